@@ -1,0 +1,1 @@
+//! Servers that run on Tidegate or on kernel sockets: DNS, echo.

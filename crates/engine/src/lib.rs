@@ -1,0 +1,1 @@
+//! One network core: the poll loop over port and stack.

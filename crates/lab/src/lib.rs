@@ -1,0 +1,1 @@
+//! Experiments, comparisons and load generators.

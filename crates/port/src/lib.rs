@@ -1,0 +1,127 @@
+//! Where packets come from and go to.
+//!
+//! A [`Port`] moves raw frames in bursts between an [`Arena`] and a wire. It
+//! knows no protocol. Ports are found in the module of their name.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use tidegate_memory::{Arena, Frame};
+use tidegate_wire::DropCounters;
+
+/// Frames on their way, first in, first out.
+pub type Burst = VecDeque<Frame>;
+
+/// What the frames of a port begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// An Ethernet header.
+    Ethernet,
+    /// An IPv4 or IPv6 header: a TUN device, or a wire between two stacks.
+    Ip,
+}
+
+/// What a port can do and what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The name of the kind of port: `mem`, `packet`, `xdp`, `tap`, `pcap`.
+    pub kind: &'static str,
+    /// How the port works right now, for people: `native, copy, busy polling`.
+    pub detail: String,
+    /// What frames begin with.
+    pub medium: Medium,
+    /// The hardware address; all zero on [`Medium::Ip`].
+    pub mac: [u8; 6],
+    /// The largest IP packet in bytes, link header not counted.
+    pub mtu: usize,
+    /// Received frames may carry `Checksum::Verified` or `Checksum::Partial`.
+    pub receive_checksum: bool,
+    /// `Checksum::Partial` may be set on frames to send; the port completes it.
+    pub transmit_checksum: bool,
+    /// Frames larger than the MTU may be sent and received (segmentation and
+    /// receive merging by the port).
+    pub segmentation: bool,
+    /// How many hardware queues the port serves.
+    pub queues: u32,
+}
+
+/// What passed through a port since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames handed to the stack.
+    pub received: u64,
+    /// Bytes of those frames.
+    pub received_bytes: u64,
+    /// Frames the wire took.
+    pub transmitted: u64,
+    /// Bytes of those frames.
+    pub transmitted_bytes: u64,
+    /// Frames dropped at the port, before they were counted as received, or
+    /// after the stack gave them away.
+    pub drops: DropCounters,
+}
+
+/// A source and sink of raw frames.
+///
+/// Every call takes the same arena that the port was opened with.
+pub trait Port: Send {
+    /// What the port can do. Constant while it is open, but for `detail`.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Takes up to `quota` frames that have arrived, appends them to `burst`
+    /// and returns how many. Never blocks. Also returns sent frames to the
+    /// arena and hands the wire new buffers, so it must be called even when
+    /// nothing is expected.
+    ///
+    /// # Errors
+    /// Only when the port is of no further use: the interface is gone.
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize>;
+
+    /// Hands frames from the front of `burst` to the wire and returns how many
+    /// it took. The rest stay for the next call. Never blocks; may be called
+    /// with an empty burst to push out what waits inside the port.
+    ///
+    /// # Errors
+    /// Only when the port is of no further use.
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize>;
+
+    /// Makes ready to sleep: after this call the descriptor of
+    /// [`Port::wake_fd`] becomes readable when a frame arrives. Returns false
+    /// when frames are waiting already, so that sleeping would be wrong.
+    ///
+    /// # Errors
+    /// Only when the port is of no further use.
+    fn prepare_sleep(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    /// The descriptor to sleep on; `None` for ports that can only be polled.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// What passed through so far. May ask the kernel, so not for every burst.
+    fn counters(&mut self) -> PortCounters;
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    fn capabilities(&self) -> &Capabilities {
+        (**self).capabilities()
+    }
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        (**self).receive(arena, burst, quota)
+    }
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        (**self).transmit(arena, burst)
+    }
+    fn prepare_sleep(&mut self) -> io::Result<bool> {
+        (**self).prepare_sleep()
+    }
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).wake_fd()
+    }
+    fn counters(&mut self) -> PortCounters {
+        (**self).counters()
+    }
+}

@@ -1,0 +1,1 @@
+//! UDP sockets in the style of std::net on the Tidegate stack.
