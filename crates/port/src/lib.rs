@@ -9,18 +9,10 @@ use std::os::fd::BorrowedFd;
 
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::DropCounters;
+pub use tidegate_wire::Medium;
 
 /// Frames on their way, first in, first out.
 pub type Burst = VecDeque<Frame>;
-
-/// What the frames of a port begin with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    /// An Ethernet header.
-    Ethernet,
-    /// An IPv4 or IPv6 header: a TUN device, or a wire between two stacks.
-    Ip,
-}
 
 /// What a port can do and what it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
