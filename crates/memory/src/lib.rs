@@ -1,9 +1,12 @@
 //! Packet buffers and rings.
 //!
-//! [`arena`] holds the frames that packets live in; [`spsc`] is the ring
-//! between one producer and one consumer.
+//! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
+//! one producer and one consumer; [`doorbell`] wakes a side that sleeps.
 
 pub mod arena;
+pub mod doorbell;
 pub mod spsc;
+mod sync;
 
+pub use doorbell::Doorbell;
 pub use arena::{Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES};
