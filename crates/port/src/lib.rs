@@ -3,6 +3,8 @@
 //! A [`Port`] moves raw frames in bursts between an [`Arena`] and a wire. It
 //! knows no protocol. Ports are found in the module of their name.
 
+pub mod mem;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
