@@ -1,10 +1,61 @@
 //! Packet headers to bytes and back, checksums, and the table of drop reasons.
+//!
+//! Every header is a plain value. `parse` takes bytes that may hold anything,
+//! checks the lengths once, and returns the value and the bytes that it
+//! carries, cut to the length that the header tells; or it returns the
+//! [`DropReason`] under which the packet is counted. `emit` writes the value to
+//! the front of a buffer and returns what is behind it, or `None` when it does
+//! not fit. Nothing here panics, allocates or loops without bound, whatever the
+//! bytes.
+//!
+//! ```
+//! use core::net::Ipv4Addr;
+//! use tidegate_wire::{Ipv4Header, Protocol, UdpHeader, checksum, udp};
+//!
+//! let (here, there) = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+//! let mut packet = [0; 33];
+//!
+//! let ip = Ipv4Header::new(here, there, Protocol::UDP, 13).unwrap();
+//! let datagram = ip.emit(&mut packet).unwrap();
+//! let payload = UdpHeader::new(4000, 53, 5).unwrap().emit(datagram).unwrap();
+//! payload.copy_from_slice(b"hello");
+//! udp::fill_checksum(checksum::pseudo_header_v4(here, there, Protocol::UDP, 13), datagram);
+//!
+//! let (ip, datagram) = Ipv4Header::parse(&packet)?;
+//! let (udp_header, payload) = UdpHeader::parse(datagram)?;
+//! udp::verify_v4(ip.source, ip.destination, datagram)?;
+//! assert_eq!((udp_header.destination_port, payload), (53, b"hello".as_slice()));
+//! # Ok::<(), tidegate_wire::DropReason>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod arp;
+pub mod checksum;
+pub mod cidr;
 pub mod drops;
+pub mod ethernet;
+mod field;
+pub mod icmpv4;
+pub mod icmpv6;
+pub mod ipv4;
+pub mod ipv6;
+pub mod mac;
+pub mod protocol;
+pub mod udp;
 
+pub use arp::{ArpOperation, ArpPacket};
+pub use checksum::Sum;
+pub use cidr::{IpCidr, ParseIpCidrError};
 pub use drops::{DropCounters, DropReason, Severity};
+pub use ethernet::{EthernetHeader, VlanTag};
+pub use icmpv4::Icmpv4Message;
+pub use icmpv6::Icmpv6Message;
+pub use ipv4::{Ipv4Header, Ipv4Option, Ipv4Options};
+pub use ipv6::Ipv6Header;
+pub use mac::{MacAddr, ParseMacAddrError};
+pub use protocol::{EtherType, Protocol};
+pub use udp::UdpHeader;
 
 /// What the frames of an interface begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,86 @@
+//! The Address Resolution Protocol for Ethernet and IPv4 (RFC 826).
+
+use core::net::Ipv4Addr;
+
+use crate::field::{ipv4_at, mac_at, put, put_u16, u16_at};
+use crate::{DropReason, EtherType, MacAddr};
+
+/// What an ARP packet asks or says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArpOperation {
+    /// Who has the target address?
+    Request,
+    /// The sender has the sender address.
+    Reply,
+}
+
+/// An ARP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArpPacket {
+    /// Whether it asks or answers.
+    pub operation: ArpOperation,
+    /// The hardware address of the sender.
+    pub sender_mac: MacAddr,
+    /// The address of the sender; unspecified in a probe (RFC 5227).
+    pub sender_ip: Ipv4Addr,
+    /// The hardware address of the target; zero in a request.
+    pub target_mac: MacAddr,
+    /// The address that is asked for, or of who asked.
+    pub target_ip: Ipv4Addr,
+}
+
+impl ArpPacket {
+    /// The length of a packet.
+    pub const BYTES: usize = 28;
+
+    const HARDWARE_ETHERNET: u16 = 1;
+
+    /// Reads a packet. The rest is the padding of the frame.
+    ///
+    /// # Errors
+    /// When it is truncated, is not for Ethernet and IPv4, or has an operation
+    /// other than request and reply.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (packet, rest) = bytes.split_first_chunk::<28>().ok_or(DropReason::ArpMalformed)?;
+        let for_ipv4_on_ethernet = u16_at(packet, 0) == Self::HARDWARE_ETHERNET
+            && u16_at(packet, 2) == EtherType::IPV4.0
+            && packet[4] == 6
+            && packet[5] == 4;
+        let operation = match u16_at(packet, 6) {
+            1 if for_ipv4_on_ethernet => ArpOperation::Request,
+            2 if for_ipv4_on_ethernet => ArpOperation::Reply,
+            _ => return Err(DropReason::ArpMalformed),
+        };
+        let parsed = Self {
+            operation,
+            sender_mac: mac_at(packet, 8),
+            sender_ip: ipv4_at(packet, 14),
+            target_mac: mac_at(packet, 18),
+            target_ip: ipv4_at(packet, 24),
+        };
+        Ok((parsed, rest))
+    }
+
+    /// Writes the packet to the front of `buf` and returns what is behind it;
+    /// `None`, with nothing written, when it does not fit.
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let (packet, rest) = buf.split_first_chunk_mut::<28>()?;
+        put_u16(packet, 0, Self::HARDWARE_ETHERNET);
+        put_u16(packet, 2, EtherType::IPV4.0);
+        (packet[4], packet[5]) = (6, 4);
+        put_u16(
+            packet,
+            6,
+            match self.operation {
+                ArpOperation::Request => 1,
+                ArpOperation::Reply => 2,
+            },
+        );
+        put(packet, 8, &self.sender_mac.0);
+        put(packet, 14, &self.sender_ip.octets());
+        put(packet, 18, &self.target_mac.0);
+        put(packet, 24, &self.target_ip.octets());
+        Some(rest)
+    }
+}

@@ -1,0 +1,174 @@
+//! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
+//!
+//! A [`Sum`] is built from pieces and asked at the end: for the field to send
+//! ([`Sum::checksum`]) or whether what arrived adds up ([`Sum::is_valid`]).
+//! What arrived is never checked by comparing its field with a recomputed one:
+//! one's complement has two zeros, and only the sum treats them alike.
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::Protocol;
+
+/// A one's complement sum in the making.
+///
+/// The value is kept modulo 2^64 - 1 in the byte order of this machine: RFC
+/// 1071 section 2 shows that neither the width nor the byte order of the
+/// addition matters until the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    value: u64,
+    /// Whether an odd number of bytes was added, so that the next byte is the
+    /// low half of its 16-bit word.
+    odd: bool,
+}
+
+impl Sum {
+    /// The sum of nothing.
+    pub const ZERO: Sum = Sum { value: 0, odd: false };
+
+    /// The sum of some bytes.
+    #[inline]
+    pub fn of(bytes: &[u8]) -> Sum {
+        Sum::ZERO.with(bytes)
+    }
+
+    /// This sum with more bytes behind those added so far.
+    #[inline]
+    #[must_use = "the sum is returned, not changed in place"]
+    pub fn with(self, bytes: &[u8]) -> Sum {
+        let piece = sum_native(bytes);
+        // A piece that begins in the middle of a word has its bytes in the
+        // other halves: times 256, which is a rotation modulo 2^64 - 1.
+        let piece = if self.odd { piece.rotate_left(8) } else { piece };
+        Sum {
+            value: add_with_end_around(self.value, piece),
+            odd: self.odd ^ (bytes.len() % 2 == 1),
+        }
+    }
+
+    /// This sum with a number of two bytes added in a word of its own, as
+    /// in a pseudo-header: it does not move the place of the next byte.
+    #[inline]
+    #[must_use = "the sum is returned, not changed in place"]
+    pub fn with_u16(self, number: u16) -> Sum {
+        Sum { value: add_with_end_around(self.value, u64::from(number.to_be())), ..self }
+    }
+
+    /// Like [`Sum::with_u16`] for a number of four bytes.
+    #[inline]
+    #[must_use = "the sum is returned, not changed in place"]
+    pub fn with_u32(self, number: u32) -> Sum {
+        Sum { value: add_with_end_around(self.value, u64::from(number.to_be())), ..self }
+    }
+
+    /// The sum folded to 16 bits, not complemented: what stands in the field
+    /// of a packet whose checksum is left to the card.
+    #[inline]
+    pub fn fold(self) -> u16 {
+        let halves = (self.value >> 32) + (self.value & 0xffff_ffff);
+        let words = (halves >> 32) + (halves >> 16 & 0xffff) + (halves & 0xffff);
+        let words = (words >> 16) + (words & 0xffff);
+        u16::from_be(((words >> 16) + words) as u16)
+    }
+
+    /// The checksum field for the bytes added, which had zero in its place.
+    #[inline]
+    pub fn checksum(self) -> u16 {
+        !self.fold()
+    }
+
+    /// The checksum field of UDP: a sum of zero is sent as all ones, because
+    /// zero means that there is no checksum (RFC 768).
+    #[inline]
+    pub fn udp_checksum(self) -> u16 {
+        match self.checksum() {
+            0 => 0xffff,
+            checksum => checksum,
+        }
+    }
+
+    /// Whether the bytes added, their checksum field included, add up.
+    #[inline]
+    pub fn is_valid(self) -> bool {
+        self.fold() == 0xffff
+    }
+}
+
+/// `a + b` modulo 2^64 - 1. Only zero plus zero gives zero.
+#[inline(always)]
+fn add_with_end_around(a: u64, b: u64) -> u64 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + u64::from(carry)
+}
+
+/// The sum of `bytes` as native words, a last odd byte padded with zero.
+#[inline]
+fn sum_native(bytes: &[u8]) -> u64 {
+    // One addition and one carry for eight bytes: the high half of the
+    // accumulator counts the carries.
+    let mut total: u128 = 0;
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    for block in blocks {
+        let (words, _) = block.as_chunks::<8>();
+        for &word in words {
+            total += u128::from(u64::from_ne_bytes(word));
+        }
+    }
+    let (words, mut rest) = rest.as_chunks::<8>();
+    for &word in words {
+        total += u128::from(u64::from_ne_bytes(word));
+    }
+    if let Some((&word, tail)) = rest.split_first_chunk::<4>() {
+        total += u128::from(u32::from_ne_bytes(word));
+        rest = tail;
+    }
+    if let Some((&word, tail)) = rest.split_first_chunk::<2>() {
+        total += u128::from(u16::from_ne_bytes(word));
+        rest = tail;
+    }
+    if let &[last] = rest {
+        total += u128::from(u16::from_ne_bytes([last, 0]));
+    }
+    add_with_end_around(total as u64, (total >> 64) as u64)
+}
+
+/// The sum of the IPv4 pseudo-header (RFC 768, RFC 9293 section 3.1) for
+/// `bytes` bytes of transport header and payload.
+#[inline]
+pub fn pseudo_header_v4(
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    protocol: Protocol,
+    bytes: u16,
+) -> Sum {
+    // Three numbers of 32 bits cannot carry out of 64.
+    let value = u64::from(u32::from_ne_bytes(source.octets()))
+        + u64::from(u32::from_ne_bytes(destination.octets()))
+        + u64::from((u32::from(protocol.0) << 16 | u32::from(bytes)).to_be());
+    Sum { value, odd: false }
+}
+
+/// The sum of the IPv6 pseudo-header (RFC 8200 section 8.1) for `bytes` bytes
+/// of transport header and payload.
+#[inline]
+pub fn pseudo_header_v6(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    protocol: Protocol,
+    bytes: u32,
+) -> Sum {
+    Sum::of(&source.octets())
+        .with(&destination.octets())
+        .with_u32(bytes)
+        .with_u32(u32::from(protocol.0))
+}
+
+/// The checksum field after a part of the packet changed from `old` to `new`
+/// (RFC 1624 equation 3). Both parts begin at an even place of the packet.
+///
+/// A UDP field of zero means that there is none and must stay zero: do not
+/// call this for it, and send a result of zero as all ones.
+#[inline]
+pub fn update(checksum: u16, old: Sum, new: Sum) -> u16 {
+    Sum::ZERO.with_u16(!checksum).with_u16(!old.fold()).with_u16(new.fold()).checksum()
+}

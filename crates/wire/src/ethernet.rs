@@ -1,0 +1,112 @@
+//! Ethernet II frames, with at most one VLAN tag (IEEE 802.1Q).
+
+use crate::field::{mac_at, put, put_u16, u16_at};
+use crate::{DropReason, EtherType, MacAddr};
+
+/// The tag of a frame that belongs to a VLAN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VlanTag(pub u16);
+
+impl VlanTag {
+    /// Bytes that a tag adds to a frame.
+    pub const BYTES: usize = 4;
+
+    /// A tag for VLAN `id` with priority 0.
+    pub const fn new(id: u16) -> Self {
+        VlanTag(id & 0x0fff)
+    }
+
+    /// The number of the VLAN; 0 means that the tag carries only a priority.
+    #[inline]
+    pub const fn id(self) -> u16 {
+        self.0 & 0x0fff
+    }
+
+    /// The priority code point, 0 to 7.
+    pub const fn priority(self) -> u8 {
+        (self.0 >> 13) as u8
+    }
+}
+
+/// An Ethernet header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EthernetHeader {
+    /// Who shall receive the frame.
+    pub destination: MacAddr,
+    /// Who sent it.
+    pub source: MacAddr,
+    /// The VLAN tag, if there is one.
+    pub vlan: Option<VlanTag>,
+    /// What the frame carries; never [`EtherType::VLAN`] in a parsed header.
+    pub ethertype: EtherType,
+}
+
+impl EthernetHeader {
+    /// The length of a header without a tag.
+    pub const BYTES: usize = 14;
+
+    /// The length of this header: 14 or 18.
+    #[inline]
+    pub const fn header_bytes(&self) -> usize {
+        match self.vlan {
+            Some(_) => Self::BYTES + VlanTag::BYTES,
+            None => Self::BYTES,
+        }
+    }
+
+    /// Reads a header. The rest is the payload, with the padding of a short
+    /// frame still behind it.
+    ///
+    /// # Errors
+    /// When the frame ends inside the header, or has more than one VLAN tag.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (head, rest) = bytes.split_first_chunk::<14>().ok_or(DropReason::EthernetTruncated)?;
+        let header = Self {
+            destination: mac_at(head, 0),
+            source: mac_at(head, 6),
+            vlan: None,
+            ethertype: EtherType(u16_at(head, 12)),
+        };
+        if header.ethertype == EtherType::VLAN {
+            header.parse_tag(rest)
+        } else {
+            Ok((header, rest))
+        }
+    }
+
+    /// Reads the tag behind an EtherType that announces one.
+    fn parse_tag(self, bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (tag, rest) = bytes.split_first_chunk::<4>().ok_or(DropReason::VlanTruncated)?;
+        let ethertype = EtherType(u16_at(tag, 2));
+        if ethertype == EtherType::VLAN {
+            return Err(DropReason::VlanNotForUs);
+        }
+        Ok((Self { vlan: Some(VlanTag(u16_at(tag, 0))), ethertype, ..self }, rest))
+    }
+
+    /// Writes the header to the front of `buf` and returns what is behind it;
+    /// `None`, with nothing written, when it does not fit.
+    #[inline]
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        if let Some(tag) = self.vlan {
+            return self.emit_tagged(tag, buf);
+        }
+        let (head, rest) = buf.split_first_chunk_mut::<14>()?;
+        put(head, 0, &self.destination.0);
+        put(head, 6, &self.source.0);
+        put_u16(head, 12, self.ethertype.0);
+        Some(rest)
+    }
+
+    fn emit_tagged<'b>(&self, tag: VlanTag, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let (head, rest) = buf.split_first_chunk_mut::<18>()?;
+        put(head, 0, &self.destination.0);
+        put(head, 6, &self.source.0);
+        put_u16(head, 12, EtherType::VLAN.0);
+        put_u16(head, 14, tag.0);
+        put_u16(head, 16, self.ethertype.0);
+        Some(rest)
+    }
+}

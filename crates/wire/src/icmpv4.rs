@@ -1,0 +1,227 @@
+//! The Internet Control Message Protocol (RFC 792).
+
+use crate::DropReason;
+use crate::checksum::Sum;
+use crate::field::{append, put_u16, u16_at};
+
+/// Codes of [`Icmpv4Message::DestinationUnreachable`].
+pub mod unreachable {
+    /// No route to the network.
+    pub const NETWORK: u8 = 0;
+    /// No way to the host.
+    pub const HOST: u8 = 1;
+    /// The host does not speak the protocol.
+    pub const PROTOCOL: u8 = 2;
+    /// Nobody listens on the port.
+    pub const PORT: u8 = 3;
+    /// The packet is too large and must not be fragmented (RFC 1191).
+    pub const FRAGMENTATION_NEEDED: u8 = 4;
+    /// A source route could not be followed.
+    pub const SOURCE_ROUTE_FAILED: u8 = 5;
+    /// Forbidden by an administrator (RFC 1812).
+    pub const ADMINISTRATIVELY_PROHIBITED: u8 = 13;
+}
+
+/// Codes of [`Icmpv4Message::TimeExceeded`].
+pub mod time_exceeded {
+    /// The time to live ran out on the way.
+    pub const IN_TRANSIT: u8 = 0;
+    /// Fragments were missing when the time was up.
+    pub const REASSEMBLY: u8 = 1;
+}
+
+/// An ICMP message.
+///
+/// `quote` is the beginning of the packet that caused an error, from its IP
+/// header on; read it with [`crate::Ipv4Header::parse_quoted`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Icmpv4Message<'a> {
+    /// An answer to an echo request.
+    EchoReply {
+        /// As in the request.
+        identifier: u16,
+        /// As in the request.
+        sequence: u16,
+        /// As in the request.
+        data: &'a [u8],
+    },
+    /// A request to send the same back.
+    EchoRequest {
+        /// Tells one sender's requests from another's.
+        identifier: u16,
+        /// Tells one request from the next.
+        sequence: u16,
+        /// Anything.
+        data: &'a [u8],
+    },
+    /// The packet could not be delivered.
+    DestinationUnreachable {
+        /// Why: see [`unreachable`].
+        code: u8,
+        /// The MTU of the next hop, when the code is
+        /// [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191); 0 from old routers
+        /// and for other codes.
+        next_hop_mtu: u16,
+        /// The packet.
+        quote: &'a [u8],
+    },
+    /// The packet was on its way for too long.
+    TimeExceeded {
+        /// Where: see [`time_exceeded`].
+        code: u8,
+        /// The packet.
+        quote: &'a [u8],
+    },
+    /// The packet's header is wrong.
+    ParameterProblem {
+        /// 0 when `pointer` says where.
+        code: u8,
+        /// The place of the first wrong byte in the packet.
+        pointer: u8,
+        /// The packet.
+        quote: &'a [u8],
+    },
+    /// Any other message.
+    Other {
+        /// Its type.
+        kind: u8,
+        /// Its code.
+        code: u8,
+        /// What stands behind the checksum.
+        body: &'a [u8],
+    },
+}
+
+impl<'a> Icmpv4Message<'a> {
+    /// The length of the header of the known messages.
+    pub const BYTES: usize = 8;
+
+    const ECHO_REPLY: u8 = 0;
+    const DESTINATION_UNREACHABLE: u8 = 3;
+    const ECHO_REQUEST: u8 = 8;
+    const TIME_EXCEEDED: u8 = 11;
+    const PARAMETER_PROBLEM: u8 = 12;
+
+    /// Reads a message, the whole payload of an IP packet, and checks its
+    /// checksum.
+    ///
+    /// # Errors
+    /// When it is shorter than its type needs or the checksum is wrong.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, DropReason> {
+        let (head, body) = bytes.split_first_chunk::<4>().ok_or(DropReason::IcmpTruncated)?;
+        if !Sum::of(bytes).is_valid() {
+            return Err(DropReason::IcmpChecksum);
+        }
+        let [kind, code, ..] = *head;
+        let known = matches!(
+            kind,
+            Self::ECHO_REPLY
+                | Self::DESTINATION_UNREACHABLE
+                | Self::ECHO_REQUEST
+                | Self::TIME_EXCEEDED
+                | Self::PARAMETER_PROBLEM
+        );
+        if !known {
+            return Ok(Self::Other { kind, code, body });
+        }
+        let (word, data) = body.split_first_chunk::<4>().ok_or(DropReason::IcmpTruncated)?;
+        let (high, low) = (u16_at(word, 0), u16_at(word, 2));
+        let quote = quote_of(data, word[1], 4);
+        Ok(match kind {
+            Self::ECHO_REPLY => Self::EchoReply { identifier: high, sequence: low, data },
+            Self::ECHO_REQUEST => Self::EchoRequest { identifier: high, sequence: low, data },
+            Self::DESTINATION_UNREACHABLE => {
+                Self::DestinationUnreachable { code, next_hop_mtu: low, quote }
+            }
+            Self::TIME_EXCEEDED => Self::TimeExceeded { code, quote },
+            _ => Self::ParameterProblem { code, pointer: word[0], quote },
+        })
+    }
+
+    /// The length of the message in bytes.
+    pub fn message_bytes(&self) -> usize {
+        let (head, body) = self.parts();
+        head.bytes().len() + body.len()
+    }
+
+    /// Writes the message with its checksum to the front of `buf` and returns
+    /// what is behind it; `None`, with nothing written, when it does not fit.
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let (mut head, body) = self.parts();
+        head.set_checksum(Sum::of(head.bytes()).with(body).checksum());
+        head.emit(body, buf)
+    }
+
+    /// The header, checksum still zero, and what follows it.
+    fn parts(&self) -> (IcmpHead, &'a [u8]) {
+        match *self {
+            Self::EchoReply { identifier, sequence, data } => {
+                (IcmpHead::halves(Self::ECHO_REPLY, 0, identifier, sequence), data)
+            }
+            Self::EchoRequest { identifier, sequence, data } => {
+                (IcmpHead::halves(Self::ECHO_REQUEST, 0, identifier, sequence), data)
+            }
+            Self::DestinationUnreachable { code, next_hop_mtu, quote } => {
+                (IcmpHead::halves(Self::DESTINATION_UNREACHABLE, code, 0, next_hop_mtu), quote)
+            }
+            Self::TimeExceeded { code, quote } => {
+                (IcmpHead::word(Self::TIME_EXCEEDED, code, 0), quote)
+            }
+            Self::ParameterProblem { code, pointer, quote } => {
+                (IcmpHead::word(Self::PARAMETER_PROBLEM, code, u32::from(pointer) << 24), quote)
+            }
+            Self::Other { kind, code, body } => (IcmpHead::short(kind, code), body),
+        }
+    }
+}
+
+/// The quoted packet in an error, without the extensions that may follow it:
+/// its length is told in units of `unit_bytes`, or is zero and the quote is all
+/// (RFC 4884 section 5.1).
+pub(crate) fn quote_of(data: &[u8], length: u8, unit_bytes: usize) -> &[u8] {
+    match usize::from(length) * unit_bytes {
+        0 => data,
+        bytes => data.get(..bytes).unwrap_or(data),
+    }
+}
+
+/// The first bytes of a message of either ICMP: type, code, checksum, and for
+/// most types one more word.
+pub(crate) struct IcmpHead {
+    bytes: [u8; 8],
+    len: usize,
+}
+
+impl IcmpHead {
+    /// A head without the word.
+    pub(crate) fn short(kind: u8, code: u8) -> Self {
+        Self { bytes: [kind, code, 0, 0, 0, 0, 0, 0], len: 4 }
+    }
+
+    /// A head with a word of 32 bits.
+    pub(crate) fn word(kind: u8, code: u8, word: u32) -> Self {
+        let [a, b, c, d] = word.to_be_bytes();
+        Self { bytes: [kind, code, 0, 0, a, b, c, d], len: 8 }
+    }
+
+    /// A head with two numbers of 16 bits.
+    pub(crate) fn halves(kind: u8, code: u8, high: u16, low: u16) -> Self {
+        Self::word(kind, code, u32::from(high) << 16 | u32::from(low))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+
+    pub(crate) fn set_checksum(&mut self, checksum: u16) {
+        put_u16(&mut self.bytes, 2, checksum);
+    }
+
+    /// Writes the head and `body` to the front of `buf`, or nothing.
+    pub(crate) fn emit<'b>(&self, body: &[u8], buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let (message, rest) = buf.split_at_mut_checked(self.len.checked_add(body.len())?)?;
+        append(append(message, self.bytes())?, body)?;
+        Some(rest)
+    }
+}

@@ -1,0 +1,290 @@
+//! Internet Protocol version 4 (RFC 791) and its options.
+
+use core::net::Ipv4Addr;
+
+use crate::checksum::Sum;
+use crate::field::{ipv4_at, put, put_u16, u16_at};
+use crate::{DropReason, Protocol};
+
+/// An IPv4 header, without the bytes of its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv4Header {
+    /// Who sent the packet.
+    pub source: Ipv4Addr,
+    /// Who shall receive it.
+    pub destination: Ipv4Addr,
+    /// What it carries.
+    pub protocol: Protocol,
+    /// How many more routers may pass it on.
+    pub ttl: u8,
+    /// Differentiated services code point and congestion notification, the
+    /// byte that was once the type of service (RFC 2474, RFC 3168).
+    pub dscp_ecn: u8,
+    /// The same in all fragments of a packet.
+    pub identification: u16,
+    /// Whether routers must not fragment it.
+    pub dont_fragment: bool,
+    /// Whether this is a fragment and not the last.
+    pub more_fragments: bool,
+    /// Where the payload belongs in the whole packet; a multiple of 8.
+    pub fragment_offset_bytes: u16,
+    /// The length of the header with its options: 20 to 60, a multiple of 4.
+    pub header_bytes: u8,
+    /// The length of the header and the payload.
+    pub total_bytes: u16,
+}
+
+impl Ipv4Header {
+    /// The length of a header without options.
+    pub const BYTES: usize = 20;
+
+    /// A header for `payload_bytes` of payload: no options, TTL 64, not to be
+    /// fragmented. `None` when the packet would be longer than 65,535 bytes.
+    #[inline]
+    pub fn new(
+        source: Ipv4Addr,
+        destination: Ipv4Addr,
+        protocol: Protocol,
+        payload_bytes: usize,
+    ) -> Option<Self> {
+        Some(Self {
+            source,
+            destination,
+            protocol,
+            ttl: 64,
+            dscp_ecn: 0,
+            identification: 0,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset_bytes: 0,
+            header_bytes: Self::BYTES as u8,
+            total_bytes: u16::try_from(payload_bytes.checked_add(Self::BYTES)?).ok()?,
+        })
+    }
+
+    /// Reads a header and checks its lengths and its checksum. The rest is the
+    /// payload, cut to the total length; the options are read by
+    /// [`Ipv4Header::options`].
+    ///
+    /// # Errors
+    /// When the header is truncated, of another version, has impossible
+    /// lengths or a wrong checksum.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let header = Self::parse_fields(bytes)?;
+        let header_bytes = usize::from(header.header_bytes);
+        let head = bytes.get(..header_bytes).ok_or(DropReason::Ipv4HeaderLength)?;
+        let payload = bytes
+            .get(header_bytes..usize::from(header.total_bytes))
+            .ok_or(DropReason::Ipv4TotalLength)?;
+        if !Sum::of(head).is_valid() {
+            return Err(DropReason::Ipv4Checksum);
+        }
+        Ok((header, payload))
+    }
+
+    /// Reads the header of a packet that an ICMP error quotes: the payload may
+    /// be cut short, and a router on the way may have changed the checksum or
+    /// the total length.
+    ///
+    /// # Errors
+    /// As [`Ipv4Header::parse`], but for the total length and the checksum.
+    pub fn parse_quoted(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let header = Self::parse_fields(bytes)?;
+        let payload =
+            bytes.get(usize::from(header.header_bytes)..).ok_or(DropReason::Ipv4HeaderLength)?;
+        let told = usize::from(header.total_bytes).saturating_sub(header.header_bytes.into());
+        Ok((header, payload.get(..told).unwrap_or(payload)))
+    }
+
+    #[inline(always)]
+    fn parse_fields(bytes: &[u8]) -> Result<Self, DropReason> {
+        let head = bytes.first_chunk::<20>().ok_or(DropReason::Ipv4Truncated)?;
+        if head[0] >> 4 != 4 {
+            return Err(DropReason::Ipv4Version);
+        }
+        let header_bytes = (head[0] & 0x0f) * 4;
+        if usize::from(header_bytes) < Self::BYTES {
+            return Err(DropReason::Ipv4HeaderLength);
+        }
+        let fragment = u16_at(head, 6);
+        Ok(Self {
+            source: ipv4_at(head, 12),
+            destination: ipv4_at(head, 16),
+            protocol: Protocol(head[9]),
+            ttl: head[8],
+            dscp_ecn: head[1],
+            identification: u16_at(head, 4),
+            dont_fragment: fragment & 0x4000 != 0,
+            more_fragments: fragment & 0x2000 != 0,
+            fragment_offset_bytes: fragment << 3,
+            header_bytes,
+            total_bytes: u16_at(head, 2),
+        })
+    }
+
+    /// Whether the packet is one fragment of a larger one.
+    #[inline]
+    pub const fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset_bytes != 0
+    }
+
+    /// The length of the payload.
+    #[inline]
+    pub const fn payload_bytes(&self) -> usize {
+        self.total_bytes.saturating_sub(self.header_bytes as u16) as usize
+    }
+
+    /// The options of this header, which was parsed from `packet`.
+    #[inline]
+    pub fn options<'a>(&self, packet: &'a [u8]) -> Ipv4Options<'a> {
+        Ipv4Options::new(packet.get(Self::BYTES..self.header_bytes.into()).unwrap_or(&[]))
+    }
+
+    /// Writes the header with its checksum to the front of `buf` and returns
+    /// what is behind it. When `header_bytes` is over 20, the options must
+    /// stand in `buf` already: they are left as they are and summed.
+    ///
+    /// `None`, with nothing written, when the header does not fit or
+    /// `header_bytes` is not a length that a header can have.
+    #[inline]
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let header_bytes = usize::from(self.header_bytes);
+        if !header_bytes.is_multiple_of(4) || header_bytes > 60 {
+            return None;
+        }
+        let (header, rest) = buf.split_at_mut_checked(header_bytes)?;
+        let (head, options) = header.split_first_chunk_mut::<20>()?;
+        head[0] = 0x40 | (self.header_bytes / 4);
+        head[1] = self.dscp_ecn;
+        put_u16(head, 2, self.total_bytes);
+        put_u16(head, 4, self.identification);
+        let flags = u16::from(self.dont_fragment) << 14 | u16::from(self.more_fragments) << 13;
+        put_u16(head, 6, flags | self.fragment_offset_bytes >> 3);
+        (head[8], head[9]) = (self.ttl, self.protocol.0);
+        put_u16(head, 10, 0);
+        put(head, 12, &self.source.octets());
+        put(head, 16, &self.destination.octets());
+        let checksum = Sum::of(head).with(options).checksum();
+        put_u16(head, 10, checksum);
+        Some(rest)
+    }
+}
+
+/// One option of an IPv4 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ipv4Option<'a> {
+    /// Routers write their addresses from `pointer` on (RFC 791).
+    RecordRoute(Ipv4Route<'a>),
+    /// Routers to pass on the way, others allowed between them (RFC 791).
+    LooseSourceRoute(Ipv4Route<'a>),
+    /// Routers to pass on the way, no others (RFC 791).
+    StrictSourceRoute(Ipv4Route<'a>),
+    /// Routers look at this packet even though it is for another host
+    /// (RFC 2113); the value is 0.
+    RouterAlert(u16),
+    /// Any other option: its type and the bytes behind its length.
+    Other(u8, &'a [u8]),
+}
+
+/// The body of the route options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv4Route<'a> {
+    /// Where the next address goes, counted from 1 at the option's type; at
+    /// least 4. Past the option's end when the route is full.
+    pub pointer: u8,
+    /// The addresses, four bytes each.
+    pub addresses: &'a [[u8; 4]],
+}
+
+/// The options of an IPv4 header, one by one.
+///
+/// Yields [`DropReason::Ipv4Options`] and ends at the first option whose
+/// length is impossible: under 2, past the header, or not what its type needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Ipv4Options<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Ipv4Options<'a> {
+    const END: u8 = 0;
+    const NO_OPERATION: u8 = 1;
+    const RECORD_ROUTE: u8 = 7;
+    const LOOSE_SOURCE_ROUTE: u8 = 131;
+    const STRICT_SOURCE_ROUTE: u8 = 137;
+    const ROUTER_ALERT: u8 = 148;
+
+    /// The options in `bytes`, which stand behind the fixed header.
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    /// Reads every option.
+    ///
+    /// # Errors
+    /// [`DropReason::Ipv4Options`] when one is malformed,
+    /// [`DropReason::Ipv4SourceRoute`] when one is a source route, complete or
+    /// not (RFC 7126 sections 4.3 and 4.4).
+    #[inline]
+    pub fn check(self) -> Result<(), DropReason> {
+        if self.bytes.is_empty() { Ok(()) } else { self.check_each() }
+    }
+
+    fn check_each(mut self) -> Result<(), DropReason> {
+        self.try_for_each(|option| match option? {
+            Ipv4Option::LooseSourceRoute(_) | Ipv4Option::StrictSourceRoute(_) => {
+                Err(DropReason::Ipv4SourceRoute)
+            }
+            _ => Ok(()),
+        })
+    }
+
+    /// Reads the option at the front, which is neither of the two of one byte.
+    fn parse_first(bytes: &'a [u8]) -> Option<(Ipv4Option<'a>, &'a [u8])> {
+        let &[kind, length, ..] = bytes else { return None };
+        let (option, rest) = bytes.split_at_checked(length.into())?;
+        let body = option.get(2..)?;
+        let option = match kind {
+            Self::RECORD_ROUTE => Ipv4Option::RecordRoute(Ipv4Route::parse(body)?),
+            Self::LOOSE_SOURCE_ROUTE => Ipv4Option::LooseSourceRoute(Ipv4Route::parse(body)?),
+            Self::STRICT_SOURCE_ROUTE => Ipv4Option::StrictSourceRoute(Ipv4Route::parse(body)?),
+            Self::ROUTER_ALERT => {
+                Ipv4Option::RouterAlert(u16::from_be_bytes(body.try_into().ok()?))
+            }
+            _ => Ipv4Option::Other(kind, body),
+        };
+        Some((option, rest))
+    }
+}
+
+impl<'a> Ipv4Route<'a> {
+    /// Reads the pointer and the addresses behind an option's length.
+    fn parse(body: &'a [u8]) -> Option<Self> {
+        let (&pointer, route) = body.split_first()?;
+        let (addresses, rest) = route.as_chunks::<4>();
+        // RFC 791: the smallest legal pointer is 4, and it moves by 4. One past
+        // the end means a full route; more is a lie.
+        let slot = pointer.checked_sub(4)?;
+        let legal = slot.is_multiple_of(4) && usize::from(slot) <= route.len();
+        (rest.is_empty() && legal).then_some(Self { pointer, addresses })
+    }
+}
+
+impl<'a> Iterator for Ipv4Options<'a> {
+    type Item = Result<Ipv4Option<'a>, DropReason>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let [Self::NO_OPERATION, rest @ ..] = self.bytes {
+            self.bytes = rest;
+        }
+        if matches!(self.bytes, [] | [Self::END, ..]) {
+            self.bytes = &[];
+            return None;
+        }
+        let parsed = Self::parse_first(self.bytes);
+        self.bytes = parsed.map_or(&[], |(_, rest)| rest);
+        Some(parsed.map(|(option, _)| option).ok_or(DropReason::Ipv4Options))
+    }
+}

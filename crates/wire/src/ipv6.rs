@@ -1,0 +1,108 @@
+//! Internet Protocol version 6 (RFC 8200): the fixed header.
+
+use core::net::Ipv6Addr;
+
+use crate::field::{ipv6_at, put, put_u16, put_u32, u16_at, u32_at};
+use crate::{DropReason, Protocol};
+
+/// An IPv6 header, without its extension headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv6Header {
+    /// Who sent the packet.
+    pub source: Ipv6Addr,
+    /// Who shall receive it.
+    pub destination: Ipv6Addr,
+    /// What follows: the first extension header, or the protocol carried.
+    pub next_header: Protocol,
+    /// How many more routers may pass it on.
+    pub hop_limit: u8,
+    /// Differentiated services code point and congestion notification
+    /// (RFC 2474, RFC 3168).
+    pub traffic_class: u8,
+    /// The same for all packets of a flow; 20 bits (RFC 6437).
+    pub flow_label: u32,
+    /// The length of everything behind this header.
+    pub payload_bytes: u16,
+}
+
+impl Ipv6Header {
+    /// The length of the header.
+    pub const BYTES: usize = 40;
+
+    /// A header for `payload_bytes` of extension headers and payload, with hop
+    /// limit 64. `None` for more than 65,535 bytes.
+    #[inline]
+    pub fn new(
+        source: Ipv6Addr,
+        destination: Ipv6Addr,
+        next_header: Protocol,
+        payload_bytes: usize,
+    ) -> Option<Self> {
+        Some(Self {
+            source,
+            destination,
+            next_header,
+            hop_limit: 64,
+            traffic_class: 0,
+            flow_label: 0,
+            payload_bytes: u16::try_from(payload_bytes).ok()?,
+        })
+    }
+
+    /// Reads a header. The rest is what follows it, cut to the payload length.
+    ///
+    /// # Errors
+    /// When the header is truncated or of another version, or the payload
+    /// length is past the packet.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (header, rest) = Self::parse_fields(bytes)?;
+        let payload =
+            rest.get(..header.payload_bytes.into()).ok_or(DropReason::Ipv6PayloadLength)?;
+        Ok((header, payload))
+    }
+
+    /// Reads the header of a packet that an ICMP error quotes and may have cut
+    /// short.
+    ///
+    /// # Errors
+    /// As [`Ipv6Header::parse`], but for the payload length.
+    pub fn parse_quoted(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (header, rest) = Self::parse_fields(bytes)?;
+        Ok((header, rest.get(..header.payload_bytes.into()).unwrap_or(rest)))
+    }
+
+    #[inline(always)]
+    fn parse_fields(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let (head, rest) = bytes.split_first_chunk::<40>().ok_or(DropReason::Ipv6Truncated)?;
+        let first = u32_at(head, 0);
+        if first >> 28 != 6 {
+            return Err(DropReason::Ipv6Version);
+        }
+        let header = Self {
+            source: ipv6_at(head, 8),
+            destination: ipv6_at(head, 24),
+            next_header: Protocol(head[6]),
+            hop_limit: head[7],
+            traffic_class: (first >> 20) as u8,
+            flow_label: first & 0x000f_ffff,
+            payload_bytes: u16_at(head, 4),
+        };
+        Ok((header, rest))
+    }
+
+    /// Writes the header to the front of `buf` and returns what is behind it;
+    /// `None`, with nothing written, when it does not fit.
+    #[inline]
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        let (head, rest) = buf.split_first_chunk_mut::<40>()?;
+        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
+        put_u32(head, 0, first);
+        put_u16(head, 4, self.payload_bytes);
+        (head[6], head[7]) = (self.next_header.0, self.hop_limit);
+        put(head, 8, &self.source.octets());
+        put(head, 24, &self.destination.octets());
+        Some(rest)
+    }
+}

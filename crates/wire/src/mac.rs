@@ -1,0 +1,114 @@
+//! Hardware addresses.
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+/// An Ethernet hardware address (EUI-48).
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl MacAddr {
+    /// All zero: no address.
+    pub const UNSPECIFIED: MacAddr = MacAddr([0; 6]);
+
+    /// All ones: every station on the link.
+    pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+
+    /// Whether this is a group address; the broadcast address is one.
+    #[inline]
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+
+    /// Whether this is the broadcast address.
+    #[inline]
+    pub const fn is_broadcast(self) -> bool {
+        let [a, b, c, d, e, f] = self.0;
+        a & b & c & d & e & f == 0xff
+    }
+
+    /// Whether one station may own this address: neither a group nor zero.
+    #[inline]
+    pub const fn is_station(self) -> bool {
+        let [a, b, c, d, e, f] = self.0;
+        !self.is_group() && a | b | c | d | e | f != 0
+    }
+
+    /// The group address that frames to an IPv4 group carry (RFC 1112
+    /// section 6.4).
+    pub const fn of_ipv4_group(group: Ipv4Addr) -> MacAddr {
+        let [_, b, c, d] = group.octets();
+        MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+    }
+
+    /// The group address that frames to an IPv6 group carry (RFC 2464
+    /// section 7).
+    pub const fn of_ipv6_group(group: Ipv6Addr) -> MacAddr {
+        let [.., a, b, c, d] = group.octets();
+        MacAddr([0x33, 0x33, a, b, c, d])
+    }
+
+    /// The link-local IPv6 address that a station makes from its hardware
+    /// address (RFC 4291 appendix A, RFC 2464 section 5).
+    pub const fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        let octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+        Ipv6Addr::from_bits(u128::from_be_bytes(octets))
+    }
+}
+
+impl From<[u8; 6]> for MacAddr {
+    fn from(octets: [u8; 6]) -> Self {
+        MacAddr(octets)
+    }
+}
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is no hardware address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseMacAddrError;
+
+impl fmt::Display for ParseMacAddrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "not a hardware address: write six bytes in hexadecimal, like 02:00:5e:10:00:01",
+        )
+    }
+}
+
+impl core::error::Error for ParseMacAddrError {}
+
+impl FromStr for MacAddr {
+    type Err = ParseMacAddrError;
+
+    /// Reads six bytes of two hexadecimal digits, parted by `:` or by `-`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let separator = if text.contains('-') { '-' } else { ':' };
+        let mut parts = text.split(separator);
+        let mut octets = [0; 6];
+        for octet in &mut octets {
+            let part = parts.next().ok_or(ParseMacAddrError)?;
+            if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(ParseMacAddrError);
+            }
+            *octet = u8::from_str_radix(part, 16).map_err(|_| ParseMacAddrError)?;
+        }
+        if parts.next().is_some() {
+            return Err(ParseMacAddrError);
+        }
+        Ok(MacAddr(octets))
+    }
+}
