@@ -1,0 +1,57 @@
+# Tidegate. `make demo` shows it, `make test` proves it, `make build` builds it.
+
+CARGO ?= cargo
+
+.PHONY: build test demo lint bpf bpf-check loom miri fuzz lab-dns clean
+
+# The program: target/release/tidegate
+build:
+	@scripts/setup build
+	$(CARGO) build --release --locked -p tidegate-cli
+
+# A DNS server on real packets, beside the same server on kernel sockets.
+demo: build
+	@scripts/setup demo
+	target/release/tidegate demo
+
+# Every test: units, packet scripts, ports and programs in network namespaces.
+test: build
+	@scripts/setup test
+	$(CARGO) test --workspace --locked
+
+# What CI checks before the tests.
+lint:
+	@scripts/setup lint
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+	$(MAKE) --no-print-directory bpf-check
+
+# The BPF program, from its C source.
+bpf:
+	@scripts/setup lint
+	$(MAKE) -C crates/port/bpf
+
+# That the checked-in BPF object is what its source gives.
+bpf-check:
+	$(MAKE) -C crates/port/bpf check
+
+# Every interleaving of the rings.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked --lib -p tidegate-memory --target-dir target/loom
+
+# Undefined behaviour in the rings (needs a nightly toolchain with Miri).
+miri:
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --lib -p tidegate-memory spsc
+
+# Two minutes of each fuzz target (needs a nightly toolchain and cargo-fuzz).
+fuzz:
+	scripts/fuzz 120
+
+# The comparison with Knot DNS, NSD and kernel sockets.
+lab-dns: build
+	@scripts/setup lab
+	target/release/tidegate lab dns
+
+clean:
+	$(CARGO) clean
