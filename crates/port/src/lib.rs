@@ -4,6 +4,9 @@
 //! knows no protocol. Ports are found in the module of their name.
 
 pub mod mem;
+pub mod netlink;
+pub mod packet;
+mod vnet;
 
 use std::collections::VecDeque;
 use std::io;
