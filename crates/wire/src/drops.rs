@@ -135,6 +135,8 @@ drop_reasons! {
     IcmpQuote, "icmp_quote", Peer, "The ICMP error quotes a packet that we did not send (RFC 5927).";
     IcmpBroadcast, "icmp_broadcast", Peer, "An echo request to a group or broadcast address was not answered.";
 
+    MldMalformed, "mld_malformed", Peer, "The multicast listener message is truncated or may come from off link (RFC 3810).";
+
     // Transport.
     ProtocolUnknown, "protocol_unknown", Normal, "No protocol above IP takes this packet; the sender was told.";
     UdpTruncated, "udp_truncated", Peer, "The packet is shorter than a UDP header.";
@@ -146,6 +148,12 @@ drop_reasons! {
     UdpNoSocket, "udp_no_socket", Normal, "No socket is bound to this UDP port; the sender was told.";
     SocketQueueFull, "socket_queue_full", Limit, "The socket's receive queue is full: the application reads too slowly.";
     SocketClosed, "socket_closed", Normal, "The socket was closed with this datagram unread.";
+    TcpTruncated, "tcp_truncated", Peer, "The packet is shorter than a TCP header.";
+    TcpHeaderLength, "tcp_header_length", Peer, "The TCP data offset is under 20 bytes or past the segment.";
+    TcpOptions, "tcp_options", Peer, "A TCP option has an impossible length.";
+    TcpChecksum, "tcp_checksum", Peer, "The TCP checksum is wrong.";
+    TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "The TCP checksum was left unfilled by a sender on this machine: run `ethtool -K DEV tx off` on the peer's device.";
+    TcpPortZero, "tcp_port_zero", Peer, "A TCP port is zero.";
     TcpUnsupported, "tcp_unsupported", Normal, "TCP is not served on this address.";
 
     // Transmit.

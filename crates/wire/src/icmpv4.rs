@@ -2,7 +2,8 @@
 
 use crate::DropReason;
 use crate::checksum::Sum;
-use crate::field::{append, put_u16, u16_at};
+use crate::field::u16_at;
+use crate::icmp::{IcmpHead, quote_of};
 
 /// Codes of [`Icmpv4Message::DestinationUnreachable`].
 pub mod unreachable {
@@ -173,55 +174,5 @@ impl<'a> Icmpv4Message<'a> {
             }
             Self::Other { kind, code, body } => (IcmpHead::short(kind, code), body),
         }
-    }
-}
-
-/// The quoted packet in an error, without the extensions that may follow it:
-/// its length is told in units of `unit_bytes`, or is zero and the quote is all
-/// (RFC 4884 section 5.1).
-pub(crate) fn quote_of(data: &[u8], length: u8, unit_bytes: usize) -> &[u8] {
-    match usize::from(length) * unit_bytes {
-        0 => data,
-        bytes => data.get(..bytes).unwrap_or(data),
-    }
-}
-
-/// The first bytes of a message of either ICMP: type, code, checksum, and for
-/// most types one more word.
-pub(crate) struct IcmpHead {
-    bytes: [u8; 8],
-    len: usize,
-}
-
-impl IcmpHead {
-    /// A head without the word.
-    pub(crate) fn short(kind: u8, code: u8) -> Self {
-        Self { bytes: [kind, code, 0, 0, 0, 0, 0, 0], len: 4 }
-    }
-
-    /// A head with a word of 32 bits.
-    pub(crate) fn word(kind: u8, code: u8, word: u32) -> Self {
-        let [a, b, c, d] = word.to_be_bytes();
-        Self { bytes: [kind, code, 0, 0, a, b, c, d], len: 8 }
-    }
-
-    /// A head with two numbers of 16 bits.
-    pub(crate) fn halves(kind: u8, code: u8, high: u16, low: u16) -> Self {
-        Self::word(kind, code, u32::from(high) << 16 | u32::from(low))
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&self.bytes)
-    }
-
-    pub(crate) fn set_checksum(&mut self, checksum: u16) {
-        put_u16(&mut self.bytes, 2, checksum);
-    }
-
-    /// Writes the head and `body` to the front of `buf`, or nothing.
-    pub(crate) fn emit<'b>(&self, body: &[u8], buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
-        let (message, rest) = buf.split_at_mut_checked(self.len.checked_add(body.len())?)?;
-        append(append(message, self.bytes())?, body)?;
-        Some(rest)
     }
 }

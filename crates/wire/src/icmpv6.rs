@@ -4,7 +4,9 @@ use core::net::Ipv6Addr;
 
 use crate::checksum::{Sum, pseudo_header_v6};
 use crate::field::{u16_at, u32_at};
-use crate::icmpv4::{IcmpHead, quote_of};
+use crate::icmp::{IcmpHead, quote_of};
+use crate::mld::MldMessage;
+use crate::ndp::NdpMessage;
 use crate::{DropReason, Ipv6Header, Protocol};
 
 /// Codes of [`Icmpv6Message::DestinationUnreachable`].
@@ -95,6 +97,10 @@ pub enum Icmpv6Message<'a> {
         /// As in the request.
         data: &'a [u8],
     },
+    /// A neighbour discovery message.
+    Ndp(NdpMessage<'a>),
+    /// A multicast listener discovery message.
+    Mld(MldMessage<'a>),
     /// Any other message.
     Other {
         /// Its type; under 128 it is an error (RFC 4443 section 2.1).
@@ -121,7 +127,8 @@ impl<'a> Icmpv6Message<'a> {
     /// checks its checksum.
     ///
     /// # Errors
-    /// When it is shorter than its type needs or the checksum is wrong.
+    /// When it is shorter than its type needs, the checksum is wrong, or it
+    /// breaks a rule of neighbour or listener discovery.
     pub fn parse(ip: &Ipv6Header, bytes: &'a [u8]) -> Result<Self, DropReason> {
         let (head, body) = bytes.split_first_chunk::<4>().ok_or(DropReason::IcmpTruncated)?;
         if !pseudo_header(ip.source, ip.destination, bytes.len()).with(bytes).is_valid() {
@@ -132,6 +139,10 @@ impl<'a> Icmpv6Message<'a> {
             Self::DESTINATION_UNREACHABLE..=Self::PARAMETER_PROBLEM
             | Self::ECHO_REQUEST
             | Self::ECHO_REPLY => Self::parse_word(kind, code, body),
+            _ if NdpMessage::has_type(kind) => {
+                NdpMessage::parse(ip, kind, code, body).map(Self::Ndp)
+            }
+            _ if MldMessage::has_type(kind) => MldMessage::parse(ip, kind, body).map(Self::Mld),
             _ => Ok(Self::Other { kind, code, body }),
         }
     }
@@ -197,6 +208,8 @@ impl<'a> Icmpv6Message<'a> {
             Self::EchoReply { identifier, sequence, data } => {
                 (IcmpHead::halves(Self::ECHO_REPLY, 0, identifier, sequence), data)
             }
+            Self::Ndp(message) => message.parts(),
+            Self::Mld(message) => message.parts(),
             Self::Other { kind, code, body } => (IcmpHead::short(kind, code), body),
         }
     }

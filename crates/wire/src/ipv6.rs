@@ -29,6 +29,9 @@ impl Ipv6Header {
     /// The length of the header.
     pub const BYTES: usize = 40;
 
+    /// The place of the Next Header field.
+    pub const NEXT_HEADER_OFFSET_BYTES: usize = 6;
+
     /// A header for `payload_bytes` of extension headers and payload, with hop
     /// limit 64. `None` for more than 65,535 bytes.
     #[inline]

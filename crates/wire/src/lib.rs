@@ -36,12 +36,17 @@ pub mod cidr;
 pub mod drops;
 pub mod ethernet;
 mod field;
+mod icmp;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
+pub mod ipv6_extension;
 pub mod mac;
+pub mod mld;
+pub mod ndp;
 pub mod protocol;
+pub mod tcp;
 pub mod udp;
 
 pub use arp::{ArpOperation, ArpPacket};
@@ -53,8 +58,12 @@ pub use icmpv4::Icmpv4Message;
 pub use icmpv6::Icmpv6Message;
 pub use ipv4::{Ipv4Header, Ipv4Option, Ipv4Options};
 pub use ipv6::Ipv6Header;
+pub use ipv6_extension::{ExtensionFault, ExtensionWalk, FragmentHeader, UpperLayer, upper_layer};
 pub use mac::{MacAddr, ParseMacAddrError};
+pub use mld::MldMessage;
+pub use ndp::{NdpMessage, NdpOption, NdpOptions, NeighbourAdvertisement};
 pub use protocol::{EtherType, Protocol};
+pub use tcp::{TcpFlags, TcpHeader, TcpOption, TcpOptions};
 pub use udp::UdpHeader;
 
 /// What the frames of an interface begin with.

@@ -1,0 +1,192 @@
+//! Multicast listener discovery for IPv6, version 2 (RFC 3810), carried in
+//! ICMPv6: how a host tells switches and routers which groups it listens to.
+
+use core::net::Ipv6Addr;
+
+use crate::field::{ipv6_at, put, put_u16, u16_at};
+use crate::icmp::IcmpHead;
+use crate::{DropReason, Ipv6Header};
+
+/// The group that reports are sent to (RFC 3810 section 5.2.14).
+pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+
+/// The hop limit of every message.
+pub const HOP_LIMIT: u8 = 1;
+
+/// A multicast listener message. It travels behind
+/// [`crate::ipv6_extension::router_alert_header`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MldMessage<'a> {
+    /// A router asks who listens.
+    Query {
+        /// How long an answer may take, as coded in RFC 3810 section 5.1.3:
+        /// milliseconds when under 32,768.
+        maximum_response_code: u16,
+        /// The group asked about; unspecified for all.
+        group: Ipv6Addr,
+    },
+    /// A host tells what it listens to.
+    Report(MldRecords<'a>),
+}
+
+impl<'a> MldMessage<'a> {
+    const QUERY: u8 = 130;
+    const REPORT_V2: u8 = 143;
+
+    /// Whether ICMPv6 messages of this type are multicast listener discovery
+    /// that is spoken here.
+    pub(crate) const fn has_type(kind: u8) -> bool {
+        matches!(kind, Self::QUERY | Self::REPORT_V2)
+    }
+
+    /// Reads the message of type `kind`, of which `body` stands behind the
+    /// checksum.
+    ///
+    /// # Errors
+    /// When it breaks a rule of RFC 3810 section 5.
+    pub(crate) fn parse(ip: &Ipv6Header, kind: u8, body: &'a [u8]) -> Result<Self, DropReason> {
+        let on_link = ip.hop_limit == HOP_LIMIT
+            && (ip.source.is_unicast_link_local()
+                || kind == Self::REPORT_V2 && ip.source.is_unspecified());
+        let message = match kind {
+            _ if !on_link => None,
+            Self::QUERY => Self::parse_query(body),
+            _ => Self::parse_report(body),
+        };
+        message.ok_or(DropReason::MldMalformed)
+    }
+
+    fn parse_query(body: &'a [u8]) -> Option<Self> {
+        let (head, _sources) = body.split_first_chunk::<20>()?;
+        let group = ipv6_at(head, 4);
+        let legal = group.is_unspecified() || group.is_multicast();
+        legal.then_some(Self::Query { maximum_response_code: u16_at(head, 0), group })
+    }
+
+    fn parse_report(body: &'a [u8]) -> Option<Self> {
+        let (head, records) = body.split_first_chunk::<4>()?;
+        Some(Self::Report(MldRecords::parse(u16_at(head, 2), records)?))
+    }
+
+    /// The header, checksum still zero, and what follows it.
+    pub(crate) fn parts(&self) -> (IcmpHead, &'a [u8]) {
+        match *self {
+            Self::Query { maximum_response_code, group } => {
+                let mut head = IcmpHead::halves(Self::QUERY, 0, maximum_response_code, 0);
+                head.push(&group.octets());
+                head.push(&[0; 4]);
+                (head, &[])
+            }
+            Self::Report(records) => {
+                (IcmpHead::halves(Self::REPORT_V2, 0, 0, records.count), records.bytes)
+            }
+        }
+    }
+}
+
+/// What a record says about its group (RFC 3810 section 5.2.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MldRecordKind {
+    /// Answer: only these sources are wanted.
+    ModeIsInclude,
+    /// Answer: all but these sources are wanted.
+    ModeIsExclude,
+    /// From now on only these sources are wanted; with none, the host left.
+    ChangeToInclude,
+    /// From now on all but these sources are wanted; with none, the host joined.
+    ChangeToExclude,
+    /// These sources are wanted too.
+    AllowNewSources,
+    /// These sources are no longer wanted.
+    BlockOldSources,
+}
+
+impl MldRecordKind {
+    const fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    const fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::ModeIsInclude,
+            2 => Self::ModeIsExclude,
+            3 => Self::ChangeToInclude,
+            4 => Self::ChangeToExclude,
+            5 => Self::AllowNewSources,
+            6 => Self::BlockOldSources,
+            _ => return None,
+        })
+    }
+}
+
+/// What a host says about one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MldRecord {
+    /// What it says.
+    pub kind: MldRecordKind,
+    /// The group.
+    pub group: Ipv6Addr,
+    /// How many sources it names.
+    pub sources: u16,
+}
+
+impl MldRecord {
+    /// The length of a record without sources.
+    pub const BYTES: usize = 20;
+
+    /// A record that names no sources.
+    pub fn of_group(kind: MldRecordKind, group: Ipv6Addr) -> [u8; Self::BYTES] {
+        let mut record = [0; Self::BYTES];
+        record[0] = kind.number();
+        put_u16(&mut record, 2, 0);
+        put(&mut record, 4, &group.octets());
+        record
+    }
+
+    /// Reads the record at the front; the kind is `None` when it is unknown and
+    /// the record to be skipped.
+    fn parse(bytes: &[u8]) -> Option<(Option<Self>, &[u8])> {
+        let (head, rest) = bytes.split_first_chunk::<20>()?;
+        let (sources, group) = (u16_at(head, 2), ipv6_at(head, 4));
+        let rest = rest.get(usize::from(sources) * 16 + usize::from(head[1]) * 4..)?;
+        let record = MldRecordKind::from_number(head[0]);
+        Some((record.map(|kind| Self { kind, group, sources }), rest))
+    }
+}
+
+/// The records of a report, one by one; those of unknown kind are skipped.
+/// Their form was checked before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MldRecords<'a> {
+    count: u16,
+    bytes: &'a [u8],
+}
+
+impl<'a> MldRecords<'a> {
+    /// Checks that `bytes` holds `count` records. `None` when one runs past the
+    /// end.
+    pub fn parse(count: u16, bytes: &'a [u8]) -> Option<Self> {
+        let mut rest = bytes;
+        for _ in 0..count {
+            (_, rest) = MldRecord::parse(rest)?;
+        }
+        // Bytes behind the last record count only for the checksum (RFC 3810
+        // section 5.2.11).
+        let bytes = bytes.get(..bytes.len() - rest.len())?;
+        Some(Self { count, bytes })
+    }
+}
+
+impl Iterator for MldRecords<'_> {
+    type Item = MldRecord;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let Some((record, rest)) = MldRecord::parse(self.bytes) {
+            self.bytes = rest;
+            if record.is_some() {
+                return record;
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,355 @@
+//! Neighbour discovery for IPv6 (RFC 4861), carried in ICMPv6.
+//!
+//! Parsing applies the rules of sections 6.1, 7.1 and 8.1 whole, so a parsed
+//! message is one that a host may believe, as far as it believes the link.
+
+use core::net::Ipv6Addr;
+
+use crate::field::{ipv6_at, mac_at, u16_at, u32_at};
+use crate::icmp::IcmpHead;
+use crate::{DropReason, Ipv6Header, MacAddr};
+
+/// The hop limit of every message: one from off the link cannot have it.
+pub const HOP_LIMIT: u8 = 255;
+
+/// The group that an address's owner listens to for solicitations (RFC 4291
+/// section 2.7.1).
+pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let low = address.to_bits() & 0x00ff_ffff;
+    Ipv6Addr::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | low)
+}
+
+/// A neighbour discovery message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NdpMessage<'a> {
+    /// A host asks routers to announce themselves.
+    RouterSolicitation {
+        /// The sender's hardware address.
+        source_link: Option<MacAddr>,
+    },
+    /// A router announces itself.
+    RouterAdvertisement(RouterAdvertisement<'a>),
+    /// Who has this address, or is it still there?
+    NeighbourSolicitation {
+        /// The address asked for.
+        target: Ipv6Addr,
+        /// The sender's hardware address; none when it has no address yet.
+        source_link: Option<MacAddr>,
+    },
+    /// The sender has this address.
+    NeighbourAdvertisement(NeighbourAdvertisement),
+    /// A router knows a better first hop.
+    Redirect {
+        /// The better hop; the destination itself when it is on the link.
+        target: Ipv6Addr,
+        /// The destination that it is for.
+        destination: Ipv6Addr,
+        /// The hardware address of the target and the packet that caused this.
+        options: NdpOptions<'a>,
+    },
+}
+
+/// A router's announcement (RFC 4861 section 4.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterAdvertisement<'a> {
+    /// The hop limit that hosts should use; 0 when not told.
+    pub hop_limit: u8,
+    /// The flags: 0x80 for addresses by DHCPv6, 0x40 for other configuration.
+    pub flags: u8,
+    /// How long the sender is a default router, in seconds; 0 for not at all.
+    pub lifetime_s: u16,
+    /// How long a neighbour counts as reachable, in milliseconds; 0 when not
+    /// told.
+    pub reachable_ms: u32,
+    /// The time between solicitations, in milliseconds; 0 when not told.
+    pub retransmit_ms: u32,
+    /// What else it tells.
+    pub options: NdpOptions<'a>,
+}
+
+/// A neighbour's answer or announcement (RFC 4861 section 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourAdvertisement {
+    /// Whether the sender is a router.
+    pub router: bool,
+    /// Whether it answers a solicitation.
+    pub solicited: bool,
+    /// Whether it replaces a hardware address known before.
+    pub overrides: bool,
+    /// The address that it is about.
+    pub target: Ipv6Addr,
+    /// The hardware address of the target.
+    pub target_link: Option<MacAddr>,
+}
+
+impl<'a> NdpMessage<'a> {
+    const ROUTER_SOLICITATION: u8 = 133;
+    const ROUTER_ADVERTISEMENT: u8 = 134;
+    const NEIGHBOUR_SOLICITATION: u8 = 135;
+    const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+    const REDIRECT: u8 = 137;
+
+    /// Whether ICMPv6 messages of this type are neighbour discovery.
+    pub(crate) const fn has_type(kind: u8) -> bool {
+        kind >= Self::ROUTER_SOLICITATION && kind <= Self::REDIRECT
+    }
+
+    /// Reads the message of type `kind`, of which `body` stands behind the
+    /// checksum.
+    ///
+    /// # Errors
+    /// When it breaks a rule of RFC 4861.
+    pub(crate) fn parse(
+        ip: &Ipv6Header,
+        kind: u8,
+        code: u8,
+        body: &'a [u8],
+    ) -> Result<Self, DropReason> {
+        if ip.hop_limit != HOP_LIMIT {
+            return Err(DropReason::NdpHopLimit);
+        }
+        if code != 0 {
+            return Err(DropReason::NdpMalformed);
+        }
+        let message = match kind {
+            Self::ROUTER_SOLICITATION => Self::parse_router_solicitation(ip, body),
+            Self::ROUTER_ADVERTISEMENT => Self::parse_router_advertisement(ip, body),
+            Self::NEIGHBOUR_SOLICITATION => Self::parse_neighbour_solicitation(ip, body),
+            Self::NEIGHBOUR_ADVERTISEMENT => Self::parse_neighbour_advertisement(ip, body),
+            _ => Self::parse_redirect(ip, body),
+        };
+        message.ok_or(DropReason::NdpMalformed)
+    }
+
+    /// RFC 4861 section 6.1.1.
+    fn parse_router_solicitation(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
+        let (_reserved, options) = body.split_first_chunk::<4>()?;
+        let source_link = NdpOptions::parse(options)?.source_link();
+        let legal = !(ip.source.is_unspecified() && source_link.is_some());
+        legal.then_some(Self::RouterSolicitation { source_link })
+    }
+
+    /// RFC 4861 section 6.1.2.
+    fn parse_router_advertisement(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
+        let (head, options) = body.split_first_chunk::<12>()?;
+        let advertisement = RouterAdvertisement {
+            hop_limit: head[0],
+            flags: head[1],
+            lifetime_s: u16_at(head, 2),
+            reachable_ms: u32_at(head, 4),
+            retransmit_ms: u32_at(head, 8),
+            options: NdpOptions::parse(options)?,
+        };
+        ip.source.is_unicast_link_local().then_some(Self::RouterAdvertisement(advertisement))
+    }
+
+    /// RFC 4861 section 7.1.1.
+    fn parse_neighbour_solicitation(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
+        let (head, options) = body.split_first_chunk::<20>()?;
+        let target = ipv6_at(head, 4);
+        let source_link = NdpOptions::parse(options)?.source_link();
+        // Without a source it is a probe for an address about to be used.
+        let legal = !ip.source.is_unspecified()
+            || (ip.destination == solicited_node(target) && source_link.is_none());
+        (legal && is_host(target)).then_some(Self::NeighbourSolicitation { target, source_link })
+    }
+
+    /// RFC 4861 section 7.1.2.
+    fn parse_neighbour_advertisement(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
+        let (head, options) = body.split_first_chunk::<20>()?;
+        let advertisement = NeighbourAdvertisement {
+            router: head[0] & 0x80 != 0,
+            solicited: head[0] & 0x40 != 0,
+            overrides: head[0] & 0x20 != 0,
+            target: ipv6_at(head, 4),
+            target_link: NdpOptions::parse(options)?.target_link(),
+        };
+        let legal = !(ip.destination.is_multicast() && advertisement.solicited)
+            && is_host(advertisement.target);
+        legal.then_some(Self::NeighbourAdvertisement(advertisement))
+    }
+
+    /// RFC 4861 section 8.1.
+    fn parse_redirect(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
+        let (head, options) = body.split_first_chunk::<36>()?;
+        let (target, destination) = (ipv6_at(head, 4), ipv6_at(head, 20));
+        let options = NdpOptions::parse(options)?;
+        let legal = ip.source.is_unicast_link_local()
+            && is_host(destination)
+            && (target == destination || target.is_unicast_link_local());
+        legal.then_some(Self::Redirect { target, destination, options })
+    }
+
+    /// The header, checksum still zero, and what follows it.
+    pub(crate) fn parts(&self) -> (IcmpHead, &'a [u8]) {
+        match *self {
+            Self::RouterSolicitation { source_link } => {
+                let mut head = IcmpHead::word(Self::ROUTER_SOLICITATION, 0, 0);
+                push_link(&mut head, NdpOption::SOURCE_LINK, source_link);
+                (head, &[])
+            }
+            Self::RouterAdvertisement(it) => {
+                let first = u32::from_be_bytes([it.hop_limit, it.flags, 0, 0]);
+                let word = first | u32::from(it.lifetime_s);
+                let mut head = IcmpHead::word(Self::ROUTER_ADVERTISEMENT, 0, word);
+                head.push(&it.reachable_ms.to_be_bytes());
+                head.push(&it.retransmit_ms.to_be_bytes());
+                (head, it.options.bytes)
+            }
+            Self::NeighbourSolicitation { target, source_link } => {
+                let mut head = IcmpHead::word(Self::NEIGHBOUR_SOLICITATION, 0, 0);
+                head.push(&target.octets());
+                push_link(&mut head, NdpOption::SOURCE_LINK, source_link);
+                (head, &[])
+            }
+            Self::NeighbourAdvertisement(it) => {
+                let flags = u32::from(it.router) << 31
+                    | u32::from(it.solicited) << 30
+                    | u32::from(it.overrides) << 29;
+                let mut head = IcmpHead::word(Self::NEIGHBOUR_ADVERTISEMENT, 0, flags);
+                head.push(&it.target.octets());
+                push_link(&mut head, NdpOption::TARGET_LINK, it.target_link);
+                (head, &[])
+            }
+            Self::Redirect { target, destination, options } => {
+                let mut head = IcmpHead::word(Self::REDIRECT, 0, 0);
+                head.push(&target.octets());
+                head.push(&destination.octets());
+                (head, options.bytes)
+            }
+        }
+    }
+}
+
+/// Whether one host may have this address.
+fn is_host(address: Ipv6Addr) -> bool {
+    !address.is_multicast() && !address.is_unspecified() && !address.is_loopback()
+}
+
+fn push_link(head: &mut IcmpHead, kind: u8, link: Option<MacAddr>) {
+    if let Some(MacAddr(link)) = link {
+        head.push(&[kind, 1]);
+        head.push(&link);
+    }
+}
+
+/// One option of a message (RFC 4861 section 4.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NdpOption<'a> {
+    /// The sender's hardware address.
+    SourceLink(MacAddr),
+    /// The target's hardware address.
+    TargetLink(MacAddr),
+    /// A prefix that is on the link or makes addresses.
+    Prefix(PrefixInformation),
+    /// The beginning of the packet that caused a redirect.
+    Redirected(&'a [u8]),
+    /// The MTU of the link in bytes.
+    Mtu(u32),
+    /// Any other option: its type and the bytes behind its length.
+    Other(u8, &'a [u8]),
+}
+
+/// A prefix that a router announces (RFC 4861 section 4.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixInformation {
+    /// The length of the prefix in bits, at most 128.
+    pub prefix_bits: u8,
+    /// The flags: 0x80 for on the link, 0x40 for making addresses.
+    pub flags: u8,
+    /// How long it is valid, in seconds; all ones for ever.
+    pub valid_s: u32,
+    /// How long addresses made from it are preferred, in seconds; all ones for
+    /// ever.
+    pub preferred_s: u32,
+    /// The prefix.
+    pub prefix: Ipv6Addr,
+}
+
+impl<'a> NdpOption<'a> {
+    const SOURCE_LINK: u8 = 1;
+    const TARGET_LINK: u8 = 2;
+    const PREFIX: u8 = 3;
+    const REDIRECTED: u8 = 4;
+    const MTU: u8 = 5;
+
+    /// Reads the option at the front.
+    fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let &[kind, units, ..] = bytes else { return None };
+        let (option, rest) = bytes.split_at_checked(usize::from(units) * 8)?;
+        // A length of zero ends here, or the walk would never end.
+        let body = option.get(2..)?;
+        let option = match kind {
+            Self::SOURCE_LINK => Self::SourceLink(parse_link(body)?),
+            Self::TARGET_LINK => Self::TargetLink(parse_link(body)?),
+            Self::PREFIX => Self::Prefix(PrefixInformation::parse(body)?),
+            Self::REDIRECTED => Self::Redirected(body.get(6..)?),
+            Self::MTU => Self::Mtu(u32_at(<&[u8; 6]>::try_from(body).ok()?, 2)),
+            _ => Self::Other(kind, body),
+        };
+        Some((option, rest))
+    }
+}
+
+/// Reads a hardware address, which must be one that a station can have.
+fn parse_link(body: &[u8]) -> Option<MacAddr> {
+    let link = mac_at(<&[u8; 6]>::try_from(body).ok()?, 0);
+    link.is_station().then_some(link)
+}
+
+impl PrefixInformation {
+    fn parse(body: &[u8]) -> Option<Self> {
+        let body = <&[u8; 30]>::try_from(body).ok()?;
+        (body[0] <= 128).then_some(Self {
+            prefix_bits: body[0],
+            flags: body[1],
+            valid_s: u32_at(body, 2),
+            preferred_s: u32_at(body, 6),
+            prefix: ipv6_at(body, 14),
+        })
+    }
+}
+
+/// The options of a message, one by one. Their form was checked before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NdpOptions<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> NdpOptions<'a> {
+    /// Checks all options: no length is zero or past the end, and the known
+    /// ones have the length of their kind. `None` when one is wrong.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            (_, rest) = NdpOption::parse(rest)?;
+        }
+        Some(Self { bytes })
+    }
+
+    /// The sender's hardware address.
+    pub fn source_link(mut self) -> Option<MacAddr> {
+        self.find_map(|option| match option {
+            NdpOption::SourceLink(link) => Some(link),
+            _ => None,
+        })
+    }
+
+    /// The target's hardware address.
+    pub fn target_link(mut self) -> Option<MacAddr> {
+        self.find_map(|option| match option {
+            NdpOption::TargetLink(link) => Some(link),
+            _ => None,
+        })
+    }
+}
+
+impl<'a> Iterator for NdpOptions<'a> {
+    type Item = NdpOption<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (option, rest) = NdpOption::parse(self.bytes)?;
+        self.bytes = rest;
+        Some(option)
+    }
+}

@@ -1,0 +1,374 @@
+//! The header of the Transmission Control Protocol (RFC 9293) and its options.
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::ops::BitOr;
+
+use crate::checksum::{Sum, pseudo_header_v4, pseudo_header_v6};
+use crate::field::{append, put_u16, put_u32, u16_at, u32_at};
+use crate::{DropReason, Protocol};
+
+/// The flags of a TCP header.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    /// The sender has no more data.
+    pub const FIN: TcpFlags = TcpFlags(0x01);
+    /// The connection begins; the sequence number is the first.
+    pub const SYN: TcpFlags = TcpFlags(0x02);
+    /// The connection is broken off.
+    pub const RST: TcpFlags = TcpFlags(0x04);
+    /// The receiver should hand the data on at once.
+    pub const PSH: TcpFlags = TcpFlags(0x08);
+    /// The acknowledgement number counts.
+    pub const ACK: TcpFlags = TcpFlags(0x10);
+    /// The urgent pointer counts.
+    pub const URG: TcpFlags = TcpFlags(0x20);
+    /// Congestion was met on the way (RFC 3168).
+    pub const ECE: TcpFlags = TcpFlags(0x40);
+    /// The sender slowed down (RFC 3168).
+    pub const CWR: TcpFlags = TcpFlags(0x80);
+
+    const NAMES: [&'static str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
+
+    /// Whether all of `flags` are set.
+    #[inline]
+    pub const fn contains(self, flags: TcpFlags) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// Whether one of `flags` is set.
+    #[inline]
+    pub const fn intersects(self, flags: TcpFlags) -> bool {
+        self.0 & flags.0 != 0
+    }
+}
+
+impl BitOr for TcpFlags {
+    type Output = TcpFlags;
+
+    fn bitor(self, other: TcpFlags) -> TcpFlags {
+        TcpFlags(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for TcpFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (bit, name) in Self::NAMES.iter().enumerate() {
+            if self.0 >> bit & 1 != 0 {
+                write!(f, "{separator}{name}")?;
+                separator = "|";
+            }
+        }
+        if separator.is_empty() { f.write_str("none") } else { Ok(()) }
+    }
+}
+
+/// A TCP header, without the bytes of its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpHeader {
+    /// The sender's port.
+    pub source_port: u16,
+    /// The receiver's port.
+    pub destination_port: u16,
+    /// The number of the first byte of the payload, or of the SYN.
+    pub sequence: u32,
+    /// The number of the next byte expected, when [`TcpFlags::ACK`] is set.
+    pub acknowledgement: u32,
+    /// The length of the header with its options: 20 to 60, a multiple of 4.
+    pub header_bytes: u8,
+    /// The flags.
+    pub flags: TcpFlags,
+    /// How much the sender would take, before scaling.
+    pub window: u16,
+    /// The checksum field as it stands.
+    pub checksum: u16,
+    /// Where urgent data ends, when [`TcpFlags::URG`] is set.
+    pub urgent_pointer: u16,
+}
+
+impl TcpHeader {
+    /// The length of a header without options.
+    pub const BYTES: usize = 20;
+
+    /// The most bytes of options that a header can have.
+    pub const MAX_OPTION_BYTES: usize = 40;
+
+    /// Reads a header. The rest is the payload; the options are read by
+    /// [`TcpHeader::options`]. The checksum is a question of its own:
+    /// [`verify_v4`] and [`verify_v6`].
+    ///
+    /// # Errors
+    /// When the segment ends inside the header, or the data offset is under 20
+    /// bytes or past the segment.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
+        let header = Self::parse_quoted(bytes)?;
+        let payload = bytes.get(header.header_bytes.into()..).ok_or(DropReason::TcpHeaderLength)?;
+        Ok((header, payload))
+    }
+
+    /// Reads the fixed header of a segment that an ICMP error quotes and may
+    /// have cut short behind it.
+    ///
+    /// # Errors
+    /// As [`TcpHeader::parse`], but for a data offset past the segment.
+    #[inline]
+    pub fn parse_quoted(bytes: &[u8]) -> Result<Self, DropReason> {
+        let head = bytes.first_chunk::<20>().ok_or(DropReason::TcpTruncated)?;
+        let header_bytes = (head[12] >> 4) * 4;
+        if usize::from(header_bytes) < Self::BYTES {
+            return Err(DropReason::TcpHeaderLength);
+        }
+        Ok(Self {
+            source_port: u16_at(head, 0),
+            destination_port: u16_at(head, 2),
+            sequence: u32_at(head, 4),
+            acknowledgement: u32_at(head, 8),
+            header_bytes,
+            flags: TcpFlags(head[13]),
+            window: u16_at(head, 14),
+            checksum: u16_at(head, 16),
+            urgent_pointer: u16_at(head, 18),
+        })
+    }
+
+    /// The options of this header, which was parsed from `segment`.
+    #[inline]
+    pub fn options<'a>(&self, segment: &'a [u8]) -> TcpOptions<'a> {
+        TcpOptions::new(segment.get(Self::BYTES..self.header_bytes.into()).unwrap_or(&[]))
+    }
+
+    /// Writes the header to the front of `buf`, the checksum field as it stands
+    /// in the value, and returns what is behind it. When `header_bytes` is over
+    /// 20, the options must stand in `buf` already: they are left as they are.
+    ///
+    /// `None`, with nothing written, when the header does not fit or
+    /// `header_bytes` is not a length that a header can have.
+    #[inline]
+    #[must_use = "None says that nothing was written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        if !self.header_bytes.is_multiple_of(4) || self.header_bytes > 60 {
+            return None;
+        }
+        let (header, rest) = buf.split_at_mut_checked(self.header_bytes.into())?;
+        let head = header.first_chunk_mut::<20>()?;
+        put_u16(head, 0, self.source_port);
+        put_u16(head, 2, self.destination_port);
+        put_u32(head, 4, self.sequence);
+        put_u32(head, 8, self.acknowledgement);
+        (head[12], head[13]) = (self.header_bytes << 2, self.flags.0);
+        put_u16(head, 14, self.window);
+        put_u16(head, 16, self.checksum);
+        put_u16(head, 18, self.urgent_pointer);
+        Some(rest)
+    }
+}
+
+/// Fills the checksum field of a segment, header and payload, whose other bytes
+/// are in place. `pseudo` is the sum of its pseudo-header. Does nothing to fewer
+/// bytes than a header.
+#[inline]
+pub fn fill_checksum(pseudo: Sum, segment: &mut [u8]) {
+    let Some((head, rest)) = segment.split_first_chunk_mut::<20>() else { return };
+    put_u16(head, 16, 0);
+    let checksum = pseudo.with(head).with(rest).checksum();
+    put_u16(head, 16, checksum);
+}
+
+/// Checks the checksum of a segment that came over IPv4.
+///
+/// # Errors
+/// [`DropReason::TcpChecksum`] when it is wrong, and
+/// [`DropReason::TcpChecksumUnfilled`] when the sender left it to a card that
+/// never saw the packet.
+#[inline]
+pub fn verify_v4(
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    segment: &[u8],
+) -> Result<(), DropReason> {
+    let bytes = u16::try_from(segment.len()).map_err(|_| DropReason::TcpChecksum)?;
+    verify(pseudo_header_v4(source, destination, Protocol::TCP, bytes), segment)
+}
+
+/// Checks the checksum of a segment that came over IPv6.
+///
+/// # Errors
+/// As [`verify_v4`].
+#[inline]
+pub fn verify_v6(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    segment: &[u8],
+) -> Result<(), DropReason> {
+    let bytes = u32::try_from(segment.len()).map_err(|_| DropReason::TcpChecksum)?;
+    verify(pseudo_header_v6(source, destination, Protocol::TCP, bytes), segment)
+}
+
+#[inline]
+fn verify(pseudo: Sum, segment: &[u8]) -> Result<(), DropReason> {
+    if pseudo.with(segment).is_valid() {
+        return Ok(());
+    }
+    let head = segment.first_chunk::<20>().ok_or(DropReason::TcpTruncated)?;
+    let unfilled = pseudo.fold() == u16_at(head, 16);
+    Err(if unfilled { DropReason::TcpChecksumUnfilled } else { DropReason::TcpChecksum })
+}
+
+/// One option of a TCP header. What a value means, a window scale over 14 for
+/// one, is for the connection to judge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpOption<'a> {
+    /// The largest segment that the sender takes, in bytes of payload
+    /// (RFC 9293 section 3.7.1).
+    MaximumSegmentSize(u16),
+    /// How many bits to shift the window field left (RFC 7323 section 2.2).
+    WindowScale(u8),
+    /// The sender understands selective acknowledgement (RFC 2018 section 2).
+    SackPermitted,
+    /// What has arrived out of order (RFC 2018 section 3).
+    Sack(SackBlocks<'a>),
+    /// Time stamps (RFC 7323 section 3.2).
+    Timestamps {
+        /// The sender's clock.
+        value: u32,
+        /// The last value that the sender got.
+        echo: u32,
+    },
+    /// Any other option: its type and the bytes behind its length.
+    Other(u8, &'a [u8]),
+}
+
+impl<'a> TcpOption<'a> {
+    const END: u8 = 0;
+    const NO_OPERATION: u8 = 1;
+    const MAXIMUM_SEGMENT_SIZE: u8 = 2;
+    const WINDOW_SCALE: u8 = 3;
+    const SACK_PERMITTED: u8 = 4;
+    const SACK: u8 = 5;
+    const TIMESTAMPS: u8 = 8;
+
+    /// Reads the option at the front, which is neither of the two of one byte.
+    fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let &[kind, length, ..] = bytes else { return None };
+        let (option, rest) = bytes.split_at_checked(length.into())?;
+        // A length of 0 or 1 ends here, or the walk would never end.
+        let body = option.get(2..)?;
+        let option = match (kind, body) {
+            (Self::MAXIMUM_SEGMENT_SIZE, &[a, b]) => {
+                Self::MaximumSegmentSize(u16::from_be_bytes([a, b]))
+            }
+            (Self::WINDOW_SCALE, &[shift]) => Self::WindowScale(shift),
+            (Self::SACK_PERMITTED, []) => Self::SackPermitted,
+            (Self::SACK, blocks) => Self::Sack(SackBlocks::parse(blocks)?),
+            (Self::TIMESTAMPS, &[a, b, c, d, e, f, g, h]) => Self::Timestamps {
+                value: u32::from_be_bytes([a, b, c, d]),
+                echo: u32::from_be_bytes([e, f, g, h]),
+            },
+            (
+                Self::MAXIMUM_SEGMENT_SIZE
+                | Self::WINDOW_SCALE
+                | Self::SACK_PERMITTED
+                | Self::TIMESTAMPS,
+                _,
+            ) => return None,
+            _ => Self::Other(kind, body),
+        };
+        Some((option, rest))
+    }
+
+    /// Writes the option to the front of `buf` and returns what is behind it;
+    /// `None` when it does not fit.
+    #[must_use = "None says that the option was not written"]
+    pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
+        match *self {
+            Self::MaximumSegmentSize(size) => {
+                emit_option(buf, Self::MAXIMUM_SEGMENT_SIZE, &size.to_be_bytes())
+            }
+            Self::WindowScale(shift) => emit_option(buf, Self::WINDOW_SCALE, &[shift]),
+            Self::SackPermitted => emit_option(buf, Self::SACK_PERMITTED, &[]),
+            Self::Sack(blocks) => emit_option(buf, Self::SACK, blocks.blocks.as_flattened()),
+            Self::Timestamps { value, echo } => {
+                let both = u64::from(value) << 32 | u64::from(echo);
+                emit_option(buf, Self::TIMESTAMPS, &both.to_be_bytes())
+            }
+            Self::Other(kind, body) => emit_option(buf, kind, body),
+        }
+    }
+}
+
+fn emit_option<'b>(buf: &'b mut [u8], kind: u8, body: &[u8]) -> Option<&'b mut [u8]> {
+    let length = u8::try_from(body.len() + 2).ok()?;
+    let (option, rest) = buf.split_at_mut_checked(length.into())?;
+    append(append(option, &[kind, length])?, body)?;
+    Some(rest)
+}
+
+/// Writes no-operation bytes over all of `buf`: what pads options to a multiple
+/// of 4 bytes.
+pub fn emit_padding(buf: &mut [u8]) {
+    buf.fill(TcpOption::NO_OPERATION);
+}
+
+/// The blocks of a selective acknowledgement, one by one: where each begins and
+/// the number behind its end. The edges are as they came and may be reversed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SackBlocks<'a> {
+    blocks: &'a [[u8; 8]],
+}
+
+impl<'a> SackBlocks<'a> {
+    /// The blocks in `bytes`, eight bytes each; `None` when there is none or a
+    /// part of one.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (blocks, rest) = bytes.as_chunks::<8>();
+        (rest.is_empty() && !blocks.is_empty()).then_some(Self { blocks })
+    }
+}
+
+impl Iterator for SackBlocks<'_> {
+    type Item = (u32, u32);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (block, rest) = self.blocks.split_first()?;
+        self.blocks = rest;
+        Some((u32_at(block, 0), u32_at(block, 4)))
+    }
+}
+
+/// The options of a TCP header, one by one.
+///
+/// Yields [`DropReason::TcpOptions`] and ends at the first option whose length
+/// is impossible: under 2, past the header, or not what its type needs.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpOptions<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> TcpOptions<'a> {
+    /// The options in `bytes`, which stand behind the fixed header.
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+}
+
+impl<'a> Iterator for TcpOptions<'a> {
+    type Item = Result<TcpOption<'a>, DropReason>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let [TcpOption::NO_OPERATION, rest @ ..] = self.bytes {
+            self.bytes = rest;
+        }
+        if matches!(self.bytes, [] | [TcpOption::END, ..]) {
+            self.bytes = &[];
+            return None;
+        }
+        let parsed = TcpOption::parse(self.bytes);
+        self.bytes = parsed.map_or(&[], |(_, rest)| rest);
+        Some(parsed.map(|(option, _)| option).ok_or(DropReason::TcpOptions))
+    }
+}
