@@ -7,6 +7,7 @@ pub mod mem;
 pub mod netlink;
 pub mod packet;
 mod vnet;
+pub mod xdp;
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,0 +1,184 @@
+//! AF_XDP: frames straight from the driver, without the kernel's stack.
+//!
+//! A BPF program at the interface takes the frames that it was told to take
+//! ([`Steering`]) and leaves the rest to the kernel. What it takes is put into
+//! the [`Arena`], whose memory is registered with the kernel as a *umem*, and
+//! is announced on the receive ring of an AF_XDP socket. There is one socket
+//! for each receive queue.
+//!
+//! The program is held by a link that the process owns: it is off the interface
+//! as soon as the process is gone, however it ended.
+//!
+//! One file for each thing of the kernel: [`umem`](self) memory, rings,
+//! sockets, the program, its rules, busy polling; all raw calls are in `sys`.
+
+mod busy_poll;
+mod config;
+mod error;
+mod open;
+mod program;
+mod queue;
+mod ring;
+mod socket;
+mod steering;
+mod sys;
+mod umem;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use tidegate_memory::Arena;
+
+use self::busy_poll::DeviceSettings;
+pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
+pub use self::error::XdpError;
+use self::program::Program;
+use self::queue::Queue;
+pub use self::steering::{Protocol, Rule, Steering};
+use crate::{Burst, Capabilities, Port, PortCounters};
+
+/// What the steering program did with the frames of the interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SteeringCounters {
+    /// Sent to the port.
+    pub taken: u64,
+    /// Left to the kernel: no rule wants it.
+    pub passed_not_steered: u64,
+    /// Left to the kernel: neither IP with UDP or TCP, nor ARP.
+    pub passed_other_protocol: u64,
+    /// Left to the kernel: of another VLAN, or with two tags.
+    pub passed_other_vlan: u64,
+    /// Left to the kernel: a fragment, to an address that is not Tidegate's own.
+    pub passed_fragment: u64,
+    /// Left to the kernel: more IPv6 extension headers than are looked through.
+    pub passed_extension: u64,
+    /// Left to the kernel: cut short or not what it says it is.
+    pub passed_malformed: u64,
+    /// Left to the kernel: wanted, but on a queue that the port does not serve.
+    pub passed_no_socket: u64,
+}
+
+/// A port on AF_XDP sockets.
+///
+/// The arena that it was opened with must be the one passed to every call, and
+/// serves this port alone. When the port is dropped, frames that the kernel
+/// held stay lent: use [`XdpPort::close`] to get them back.
+pub struct XdpPort {
+    // Dropped in this order: without sockets the program passes everything to
+    // the kernel, so nothing is lost between the two.
+    queues: Vec<Queue>,
+    program: Program,
+    _device: Option<DeviceSettings>,
+    readiness: OwnedFd,
+    steering: Steering,
+    busy_poll: bool,
+    next_receive: usize,
+    next_transmit: usize,
+    capabilities: Capabilities,
+}
+
+impl XdpPort {
+    /// Opens a port: registers the arena's memory, attaches the program, binds
+    /// a socket to each queue and begins to take what the rules say.
+    ///
+    /// The sockets belong to the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`XdpError`] names what was wrong and the next step. Nothing is left
+    /// attached or changed.
+    pub fn open(config: XdpConfig, arena: &mut Arena) -> Result<Self, XdpError> {
+        open::open(config, arena)
+    }
+
+    /// Closes the port and gives the frames that the kernel held back to the
+    /// arena.
+    pub fn close(self, arena: &mut Arena) {
+        drop(self);
+        arena.reclaim_all();
+    }
+
+    /// Takes one thing more, from now on. What is taken already stays so.
+    ///
+    /// # Errors
+    /// [`XdpError::Steering`] when there is no room for another rule.
+    pub fn steer(&mut self, rule: Rule) -> Result<(), XdpError> {
+        if self.steering.rules.contains(&rule) {
+            return Ok(());
+        }
+        self.program.insert(&rule)?;
+        self.steering.rules.push(rule);
+        Ok(self.program.apply(&self.steering)?)
+    }
+
+    /// Leaves one thing to the kernel again, from now on. Does nothing when it
+    /// was not taken.
+    ///
+    /// # Errors
+    /// [`XdpError::Steering`] when the kernel refuses.
+    pub fn unsteer(&mut self, rule: &Rule) -> Result<(), XdpError> {
+        self.steering.rules.retain(|other| other != rule);
+        self.program.apply(&self.steering)?;
+        Ok(self.program.remove(rule)?)
+    }
+
+    /// What is taken now.
+    pub fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// What the steering program did so far.
+    ///
+    /// # Errors
+    /// [`XdpError::Steering`] when the kernel refuses to say.
+    pub fn steering_counters(&self) -> Result<SteeringCounters, XdpError> {
+        Ok(self.program.counters()?)
+    }
+}
+
+impl Port for XdpPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        let count = self.queues.len();
+        let mut received = 0;
+        for turn in 0..count {
+            let queue = &mut self.queues[(self.next_receive + turn) % count];
+            received += queue.receive(arena, burst, quota - received, self.busy_poll)?;
+        }
+        self.next_receive = (self.next_receive + 1) % count;
+        Ok(received)
+    }
+
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        let count = self.queues.len();
+        let mut taken = 0;
+        for turn in 0..count {
+            let queue = &mut self.queues[(self.next_transmit + turn) % count];
+            taken += queue.transmit(arena, burst)?;
+        }
+        self.next_transmit = (self.next_transmit + 1) % count;
+        Ok(taken)
+    }
+
+    fn prepare_sleep(&mut self) -> io::Result<bool> {
+        let mut idle = true;
+        for queue in &mut self.queues {
+            idle &= queue.prepare_sleep()?;
+        }
+        Ok(idle)
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.readiness.as_fd())
+    }
+
+    fn counters(&mut self) -> PortCounters {
+        let mut counters = PortCounters::default();
+        for queue in &self.queues {
+            queue.add_counters(&mut counters);
+        }
+        counters
+    }
+}

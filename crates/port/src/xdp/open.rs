@@ -1,0 +1,215 @@
+//! Opening a port: the best way that the interface allows.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::EbpfError;
+use aya::maps::MapError;
+use aya::programs::ProgramError;
+use rustix::event::epoll;
+use tidegate_memory::Arena;
+
+use super::busy_poll::DeviceSettings;
+use super::config::Target;
+use super::program::Program;
+use super::queue::Queue;
+use super::socket::{Binding, Socket};
+use super::umem::Umem;
+use super::{Copy, Mode, XdpConfig, XdpError, XdpPort};
+use crate::{Capabilities, Medium};
+
+pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpError> {
+    config.rings.check()?;
+    let umem = Umem::of(arena);
+    let target = Target::find(&config, &umem)?;
+    let mut program = Program::load().map_err(load_error)?;
+    if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.queue_limit()) {
+        let interface = target.name;
+        return Err(XdpError::NoQueue { interface, queue, active: program.queue_limit() });
+    }
+    let native = attach(&mut program, &config, &target)?;
+    let (sockets, zero_copy) = bind(&config, &target, &umem, native)?;
+
+    let busy_poll = config.busy_poll.as_ref();
+    if let Some(settings) = busy_poll {
+        for socket in &sockets {
+            socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
+        }
+    }
+    let device = busy_poll.and_then(|settings| DeviceSettings::set(&target.name, settings).ok());
+
+    let mut detail = vec![if native { "native" } else { "generic" }.to_string()];
+    detail.push(if zero_copy { "zero-copy" } else { "copy" }.to_string());
+    if let Some(settings) = busy_poll {
+        detail.push(format!("busy polling budget {}", settings.budget));
+        if device.is_none() {
+            detail.push("interrupts not deferred".to_string());
+        }
+    }
+    let capabilities = Capabilities {
+        kind: "xdp",
+        detail: detail.join(", "),
+        medium: Medium::Ethernet,
+        mac: target.mac,
+        mtu: target.mtu as usize,
+        receive_checksum: false,
+        transmit_checksum: false,
+        segmentation: false,
+        queues: sockets.len() as u32,
+    };
+
+    // Half of the arena at most waits for packets; the rest is for those that
+    // were received and those to be sent.
+    let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
+    let queues: Vec<Queue> =
+        sockets.into_iter().map(|socket| Queue::new(socket, lent_target, arena)).collect();
+    let port = start(&config, &target, program, &queues);
+    match port {
+        Ok((program, readiness)) => Ok(XdpPort {
+            queues,
+            program,
+            _device: device,
+            readiness,
+            steering: config.steering,
+            busy_poll: config.busy_poll.is_some(),
+            next_receive: 0,
+            next_transmit: 0,
+            capabilities,
+        }),
+        Err(error) => {
+            drop(queues);
+            arena.reclaim_all();
+            Err(error)
+        }
+    }
+}
+
+/// Fills the program's maps: the rules first, the sockets last, so that nothing
+/// is taken by half of the rules.
+fn start(
+    config: &XdpConfig,
+    target: &Target,
+    mut program: Program,
+    queues: &[Queue],
+) -> Result<(Program, OwnedFd), XdpError> {
+    for rule in &config.steering.rules {
+        program.insert(rule)?;
+    }
+    program.apply(&config.steering)?;
+    for (queue, &index) in queues.iter().zip(&target.queues) {
+        program.set_socket(index, queue.socket().as_fd())?;
+    }
+    let readiness = readiness(queues)
+        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })?;
+    Ok((program, readiness))
+}
+
+/// A descriptor that is readable when any socket has received something.
+fn readiness(queues: &[Queue]) -> io::Result<OwnedFd> {
+    let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (index, queue) in queues.iter().enumerate() {
+        let data = epoll::EventData::new_u64(index as u64);
+        epoll::add(&readiness, queue.socket(), data, epoll::EventFlags::IN)?;
+    }
+    Ok(readiness)
+}
+
+/// Attaches the program; returns whether in the driver.
+fn attach(program: &mut Program, config: &XdpConfig, target: &Target) -> Result<bool, XdpError> {
+    let (modes, tried): (&[bool], _) = match config.mode {
+        Mode::Auto => (&[true, false], "neither native nor generic"),
+        Mode::Native => (&[true], "native"),
+        Mode::Generic => (&[false], "generic"),
+    };
+    let mut refusals = Vec::new();
+    for &native in modes {
+        match program.attach(target.index, native) {
+            Ok(()) => return Ok(native),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EBUSY | libc::EEXIST) => {
+                    return Err(XdpError::AlreadyAttached(target.name.clone()));
+                }
+                Some(libc::EPERM | libc::EACCES) => {
+                    return Err(XdpError::NotPermitted("attach an XDP program"));
+                }
+                Some(libc::ENODEV) => return Err(XdpError::NoInterface(target.name.clone())),
+                _ => refusals.push(error),
+            },
+        }
+    }
+    let source = refusals.pop().unwrap_or_else(|| io::Error::other("no mode was tried"));
+    let hint = match source.raw_os_error() {
+        Some(libc::ERANGE) => {
+            "; the MTU of the interface or of its veth peer is too large: `ip link set dev DEV mtu 1500`"
+        }
+        Some(libc::ENOSPC) => {
+            "; a veth needs as many receive queues as its peer has transmit queues: `ethtool -L PEER tx 1`"
+        }
+        Some(libc::EOPNOTSUPP) if config.mode == Mode::Native => {
+            "; the driver has no native XDP: use generic mode"
+        }
+        Some(libc::EINVAL) => "; links to interfaces need Linux 5.9",
+        _ => "",
+    };
+    Err(XdpError::Attach { interface: target.name.clone(), tried, source, hint })
+}
+
+/// Opens a socket for each queue; returns them and whether they are zero-copy.
+/// Everything is made anew for each attempt: a failed bind leaves a socket and
+/// its umem of no use.
+fn bind(
+    config: &XdpConfig,
+    target: &Target,
+    umem: &Umem,
+    native: bool,
+) -> Result<(Vec<Socket>, bool), XdpError> {
+    if config.copy == Copy::Zero || (config.copy == Copy::Auto && native) {
+        match bind_all(config, target, umem, true) {
+            Ok(sockets) => return Ok((sockets, true)),
+            Err(error) if config.copy == Copy::Zero => return Err(error),
+            // The next attempt says what is wrong, if it is not this.
+            Err(_) => {}
+        }
+    }
+    Ok((bind_all(config, target, umem, false)?, false))
+}
+
+fn bind_all(
+    config: &XdpConfig,
+    target: &Target,
+    umem: &Umem,
+    zero_copy: bool,
+) -> Result<Vec<Socket>, XdpError> {
+    let mut sockets: Vec<Socket> = Vec::with_capacity(target.queues.len());
+    for &queue in &target.queues {
+        let binding = Binding { interface_index: target.index, queue, zero_copy };
+        let socket = Socket::open(umem, sockets.first(), &config.rings, binding)
+            .map_err(|error| socket_error(error, target, umem, queue))?;
+        sockets.push(socket);
+    }
+    Ok(sockets)
+}
+
+fn socket_error(source: io::Error, target: &Target, umem: &Umem, queue: u32) -> XdpError {
+    let interface = target.name.clone();
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => XdpError::NotPermitted("open an AF_XDP socket"),
+        Some(libc::EBUSY) => XdpError::QueueBusy { interface, queue },
+        Some(libc::ENOBUFS | libc::ENOMEM) => XdpError::Memory { bytes: umem.len(), source },
+        _ => XdpError::Socket { interface, queue, source },
+    }
+}
+
+fn load_error(error: EbpfError) -> XdpError {
+    let refused = match &error {
+        EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
+        | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
+        EbpfError::ProgramError(ProgramError::SyscallError(error))
+        | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
+        _ => None,
+    };
+    match refused {
+        Some(libc::EPERM) => XdpError::NotPermitted("load a BPF program"),
+        _ => XdpError::Load(Box::new(error)),
+    }
+}

@@ -1,0 +1,365 @@
+//! What the kernel offers only through raw calls and shared memory. The one
+//! place of this module with `unsafe`.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::xdp::XdpRingOffset;
+
+/// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h`, since Linux 6.17.
+const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
+/// `BPF_LINK_CREATE` of `linux/bpf.h`.
+const BPF_LINK_CREATE: libc::c_int = 28;
+/// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
+const BPF_XDP: u32 = 37;
+/// `SIOCETHTOOL` of `linux/sockios.h`.
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
+/// `ETHTOOL_GCHANNELS` of `linux/ethtool.h`.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// An entry of a ring: plain bytes, any value of which is a valid `Entry`.
+///
+/// # Safety
+/// Only for types without padding, references or invalid bit patterns.
+pub(super) unsafe trait Entry: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Entry for u64 {}
+
+/// A descriptor of the receive and transmit rings (`struct xdp_desc`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Descriptor {
+    /// Bytes from the start of the umem.
+    pub address: u64,
+    /// Bytes of data.
+    pub len: u32,
+    /// `XDP_PKT_CONTD` and the like; 0 for a packet in one piece.
+    pub options: u32,
+}
+
+// SAFETY: integers, 8 + 4 + 4 bytes without padding.
+unsafe impl Entry for Descriptor {}
+
+/// The memory of one ring, shared with the kernel.
+pub(super) struct RingMemory<T> {
+    base: NonNull<u8>,
+    bytes: usize,
+    producer: NonNull<AtomicU32>,
+    consumer: NonNull<AtomicU32>,
+    flags: NonNull<AtomicU32>,
+    entries: NonNull<T>,
+    size: u32,
+}
+
+// SAFETY: the mapping belongs to this value alone and is not tied to a thread.
+unsafe impl<T: Send> Send for RingMemory<T> {}
+
+impl<T: Entry> RingMemory<T> {
+    /// Maps the ring of `size` entries that `socket` has at `page_offset`.
+    /// `size` is a power of two.
+    pub(super) fn map(
+        socket: BorrowedFd<'_>,
+        page_offset: u64,
+        offsets: &XdpRingOffset,
+        size: u32,
+    ) -> io::Result<Self> {
+        let flags = offsets.flags.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+        let bytes = offsets.desc as usize + size as usize * size_of::<T>();
+        // SAFETY: a new mapping at an address of the kernel's choice aliases
+        // nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                socket,
+                page_offset,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        Self::lay_out(base, bytes, [offsets.producer, offsets.consumer, flags, offsets.desc], size)
+    }
+
+    /// A ring in private memory, for tests that play the kernel.
+    #[cfg(test)]
+    pub(super) fn private(size: u32) -> Self {
+        let bytes = 192 + size as usize * size_of::<T>();
+        // SAFETY: as in `map`.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .unwrap();
+        Self::lay_out(NonNull::new(base.cast()).unwrap(), bytes, [0, 64, 128, 192], size).unwrap()
+    }
+
+    fn lay_out(base: NonNull<u8>, bytes: usize, offsets: [u64; 4], size: u32) -> io::Result<Self> {
+        let fits = offsets[..3].iter().all(|&o| o % 4 == 0 && o as usize + 4 <= bytes)
+            && offsets[3] % 8 == 0
+            && size.is_power_of_two();
+        let at = |offset: u64| {
+            // SAFETY: only used below, after `fits` showed the offset to be
+            // inside the mapping of `bytes` bytes.
+            unsafe { base.add(offset as usize) }
+        };
+        if !fits {
+            // SAFETY: mapped by the caller with this length, not used after.
+            let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
+            return Err(io::Error::other("the kernel laid a ring out in a way nobody knows"));
+        }
+        Ok(Self {
+            base,
+            bytes,
+            producer: at(offsets[0]).cast(),
+            consumer: at(offsets[1]).cast(),
+            flags: at(offsets[2]).cast(),
+            entries: at(offsets[3]).cast(),
+            size,
+        })
+    }
+
+    /// The number of entries, a power of two.
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The index that the producing side writes.
+    #[inline]
+    pub(super) fn producer(&self) -> &AtomicU32 {
+        // SAFETY: inside the mapping and aligned (`lay_out`); both sides use
+        // it atomically only.
+        unsafe { self.producer.as_ref() }
+    }
+
+    /// The index that the consuming side writes.
+    #[inline]
+    pub(super) fn consumer(&self) -> &AtomicU32 {
+        // SAFETY: as for `producer`.
+        unsafe { self.consumer.as_ref() }
+    }
+
+    /// The flags that the kernel writes.
+    #[inline]
+    pub(super) fn flags(&self) -> &AtomicU32 {
+        // SAFETY: as for `producer`.
+        unsafe { self.flags.as_ref() }
+    }
+
+    /// The entry at `index`, modulo the size.
+    #[inline]
+    pub(super) fn read(&self, index: u32) -> T {
+        // SAFETY: the masked index is inside the ring. The kernel may write
+        // the entry at the same time only if it breaks the protocol of the
+        // ring; the read is volatile, and any bytes are a valid `T`.
+        unsafe { self.entries.add((index & (self.size - 1)) as usize).read_volatile() }
+    }
+
+    /// Sets the entry at `index`, modulo the size.
+    #[inline]
+    pub(super) fn write(&mut self, index: u32, entry: T) {
+        // SAFETY: as in `read`; the exclusive borrow makes this the only
+        // writer on our side.
+        unsafe { self.entries.add((index & (self.size - 1)) as usize).write_volatile(entry) }
+    }
+}
+
+impl<T> Drop for RingMemory<T> {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped with this length, and no reference into
+        // it outlives `self`.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
+            debug_assert!(false, "munmap of a ring failed: {error}");
+        }
+    }
+}
+
+/// A socket option whose value is an `int`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum IntOption {
+    /// Keep interrupts off while the application polls.
+    PreferBusyPoll,
+    /// How long a blocking call polls, in microseconds; not 0 makes
+    /// non-blocking calls poll once.
+    BusyPoll,
+    /// The most packets that one poll takes from the device.
+    BusyPollBudget,
+    /// The most packets that one `sendto` moves in copy mode.
+    TransmitBudget,
+}
+
+/// Sets a socket option.
+pub(super) fn set_option(fd: BorrowedFd<'_>, option: IntOption, value: u32) -> io::Result<()> {
+    let (level, name) = match option {
+        IntOption::PreferBusyPoll => (libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL),
+        IntOption::BusyPoll => (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+        IntOption::BusyPollBudget => (libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET),
+        IntOption::TransmitBudget => (libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET),
+    };
+    // SAFETY: the pointer and the length are of a live integer, which the
+    // kernel only reads.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<u32>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The NAPI instance that feeds a socket; 0 when it is not known.
+pub(super) fn napi_id(fd: BorrowedFd<'_>) -> u32 {
+    let mut value = 0_u32;
+    let mut len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a live integer.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_NAPI_ID,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 { value } else { 0 }
+}
+
+/// Attaches an XDP program to an interface by a link. The program is detached
+/// when the descriptor is closed, so also when the process dies.
+///
+/// `flags` are `XDP_FLAGS_*` of `linux/if_link.h`.
+pub(super) fn link_xdp(
+    program: BorrowedFd<'_>,
+    interface_index: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    /// `union bpf_attr`, member `link_create`, as far as XDP needs it.
+    #[repr(C)]
+    struct LinkCreate {
+        program: u32,
+        interface_index: u32,
+        attach_type: u32,
+        flags: u32,
+    }
+    let mut create = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        interface_index,
+        attach_type: BPF_XDP,
+        flags,
+    };
+    // SAFETY: the pointer and the length are of a live structure that is laid
+    // out as the command wants it; the kernel only reads it.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_CREATE,
+            &raw mut create,
+            size_of::<LinkCreate>() as libc::c_uint,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so this is a new descriptor that nobody else
+    // owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// The hardware address, the MTU and the number of active receive queues of an
+/// interface. `socket` is any socket of the interface's network namespace.
+pub(super) struct Interface {
+    pub mac: [u8; 6],
+    pub mtu: u32,
+    pub is_ethernet: bool,
+    pub is_up: bool,
+    pub receive_queues: u32,
+}
+
+/// Asks about the interface of this name.
+pub(super) fn interface(socket: BorrowedFd<'_>, name: &str) -> io::Result<Interface> {
+    let mut request = Request::new(name)?;
+    request.call(socket, libc::SIOCGIFHWADDR)?;
+    // SAFETY: the call succeeded, so the kernel filled in this member.
+    let address = unsafe { request.0.ifr_ifru.ifru_hwaddr };
+    let mut mac = [0; 6];
+    for (to, from) in mac.iter_mut().zip(address.sa_data) {
+        *to = from as u8;
+    }
+
+    request.call(socket, libc::SIOCGIFMTU)?;
+    // SAFETY: as above.
+    let mtu = unsafe { request.0.ifr_ifru.ifru_mtu };
+
+    request.call(socket, libc::SIOCGIFFLAGS)?;
+    // SAFETY: as above.
+    let flags = unsafe { request.0.ifr_ifru.ifru_flags };
+
+    Ok(Interface {
+        mac,
+        mtu: u32::try_from(mtu).unwrap_or(0),
+        is_ethernet: address.sa_family == libc::ARPHRD_ETHER,
+        is_up: i32::from(flags) & libc::IFF_UP != 0,
+        receive_queues: receive_queues(socket, name)?,
+    })
+}
+
+/// Queues in use, not the most that the device could have: a veth pair has one
+/// and offers as many as there are processors.
+fn receive_queues(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    /// `struct ethtool_channels` of `linux/ethtool.h`.
+    #[derive(Default)]
+    #[repr(C)]
+    struct Channels {
+        command: u32,
+        most: [u32; 4],
+        receive: u32,
+        transmit: u32,
+        other: u32,
+        combined: u32,
+    }
+    let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+    let mut request = Request::new(name)?;
+    request.0.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    match request.call(socket, SIOCETHTOOL) {
+        Ok(()) => Ok((channels.receive + channels.combined).max(1)),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
+        Err(error) => Err(error),
+    }
+}
+
+/// A request to the kernel about an interface (`struct ifreq`).
+struct Request(libc::ifreq);
+
+impl Request {
+    fn new(name: &str) -> io::Result<Self> {
+        // SAFETY: all zeros are a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+        if name.len() >= request.ifr_name.len() {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        Ok(Self(request))
+    }
+
+    fn call(&mut self, socket: BorrowedFd<'_>, command: libc::c_ulong) -> io::Result<()> {
+        // SAFETY: every command used in this file reads and writes an `ifreq`,
+        // or the structure that the `ifreq` points to, which the caller keeps
+        // alive and of the size that the command wants.
+        let rc = unsafe { libc::ioctl(socket.as_raw_fd(), command, &raw mut self.0) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}

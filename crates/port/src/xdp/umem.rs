@@ -1,0 +1,58 @@
+//! The arena as the kernel sees it: a umem whose chunks are the frames.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::net::sockopt;
+use rustix::net::xdp::{XdpUmemReg, XdpUmemRegFlags};
+use tidegate_memory::Arena;
+
+/// `XDP_PACKET_HEADROOM`: the kernel puts a received frame this far into its
+/// chunk, whatever headroom is asked for on top.
+const KERNEL_HEADROOM_BYTES: usize = 256;
+
+/// Room for an Ethernet header and one VLAN tag.
+const LINK_HEADER_BYTES: usize = 14 + 4;
+
+/// The memory of an arena, ready to be registered. It must outlive the sockets
+/// that it is registered with, which [`super::XdpPort`] asks of its caller.
+#[derive(Clone, Copy)]
+pub(super) struct Umem {
+    address: u64,
+    len_bytes: u64,
+    chunk_bytes: u32,
+}
+
+impl Umem {
+    pub(super) fn of(arena: &Arena) -> Self {
+        let (base, len) = arena.region();
+        Self {
+            address: base.as_ptr() as u64,
+            len_bytes: len as u64,
+            chunk_bytes: arena.frame_bytes() as u32,
+        }
+    }
+
+    /// The size of the memory in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len_bytes as usize
+    }
+
+    /// The largest MTU whose frames fit in a chunk.
+    pub(super) fn largest_mtu(&self) -> u32 {
+        self.chunk_bytes - (KERNEL_HEADROOM_BYTES + LINK_HEADER_BYTES) as u32
+    }
+
+    /// Registers the memory with a new socket.
+    pub(super) fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let registration = XdpUmemReg {
+            addr: self.address,
+            len: self.len_bytes,
+            chunk_size: self.chunk_bytes,
+            headroom: 0,
+            flags: XdpUmemRegFlags::empty(),
+            tx_metadata_len: 0,
+        };
+        Ok(sockopt::set_xdp_umem_reg(socket, registration)?)
+    }
+}
