@@ -1,1 +1,12 @@
-//! Servers that run on Tidegate or on kernel sockets: DNS, echo.
+//! Servers that run on Tidegate or on kernel sockets by the same code.
+//!
+//! A server is a [`Responder`]: it turns one datagram into another and knows
+//! nothing of sockets. [`dns::Server`] and [`echo::Echo`] are responders.
+//! [`kernel`] runs them on the kernel's sockets.
+
+pub mod dns;
+pub mod echo;
+pub mod kernel;
+mod responder;
+
+pub use responder::Responder;

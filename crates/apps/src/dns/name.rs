@@ -1,0 +1,238 @@
+//! Domain names in wire format: labels with their lengths, ended by the root
+//! (RFC 1035 section 3.1).
+//!
+//! A length octet is at most 63 and the upper-case letters begin at 65, so a
+//! whole name can be lower-cased without looking at where its labels begin.
+
+use std::fmt;
+
+/// The longest name in octets, lengths and root included (RFC 1035 section
+/// 2.3.4).
+pub const MAX_NAME_BYTES: usize = 255;
+
+/// The longest label in octets.
+pub const MAX_LABEL_BYTES: usize = 63;
+
+/// A domain name that is known to be well formed.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Name(Box<[u8]>);
+
+impl Name {
+    /// Takes a whole uncompressed name in wire format.
+    pub fn from_wire(wire: &[u8]) -> Option<Self> {
+        (wire_len(wire)? == wire.len()).then(|| Name(wire.into()))
+    }
+
+    /// Reads a name as people write it: `www.example.com`, with or without the
+    /// last dot, `\DDD` and `\X` escapes allowed (RFC 1035 section 5.1).
+    pub fn from_text(text: &str) -> Option<Self> {
+        let mut wire = Vec::with_capacity(text.len() + 2);
+        let mut label = Vec::new();
+        let mut bytes = text.strip_suffix('.').unwrap_or(text).bytes();
+        if bytes.len() == 0 {
+            return Some(Name([0].into()));
+        }
+        loop {
+            let byte = bytes.next();
+            match byte {
+                Some(b'.') | None => {
+                    if label.is_empty() || label.len() > MAX_LABEL_BYTES {
+                        return None;
+                    }
+                    wire.push(label.len() as u8);
+                    wire.append(&mut label);
+                    if byte.is_none() {
+                        break;
+                    }
+                }
+                Some(b'\\') => label.push(unescape(&mut bytes)?),
+                Some(byte) => label.push(byte),
+            }
+        }
+        wire.push(0);
+        Name::from_wire(&wire)
+    }
+
+    /// The octets of the name.
+    pub fn wire(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The same name in lower case.
+    pub fn to_lower(&self) -> Name {
+        Name(self.0.to_ascii_lowercase().into())
+    }
+}
+
+/// What stands after a backslash: three digits, or the character itself.
+fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Option<u8> {
+    let first = bytes.next()?;
+    if !first.is_ascii_digit() {
+        return Some(first);
+    }
+    let mut value = u16::from(first - b'0');
+    for _ in 0..2 {
+        let digit = bytes.next().filter(u8::is_ascii_digit)?;
+        value = value * 10 + u16::from(digit - b'0');
+    }
+    u8::try_from(value).ok()
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_text(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_text(&self.0, f)
+    }
+}
+
+fn write_text(wire: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut rest = wire;
+    if rest.first() == Some(&0) {
+        return f.write_str(".");
+    }
+    while let Some((label, tail)) = split_label(rest) {
+        for &byte in label {
+            match byte {
+                b'.' | b'\\' | b'"' | b'(' | b')' | b';' | b'@' | b'$' => {
+                    write!(f, "\\{}", char::from(byte))?;
+                }
+                0x21..=0x7e => write!(f, "{}", char::from(byte))?,
+                _ => write!(f, "\\{byte:03}")?,
+            }
+        }
+        f.write_str(".")?;
+        rest = tail;
+    }
+    Ok(())
+}
+
+/// The length of the uncompressed name at the front of `bytes`; `None` when it
+/// is cut short, too long, or holds anything but plain labels.
+pub(super) fn wire_len(bytes: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let len = usize::from(*bytes.get(at)?);
+        at += 1;
+        match len {
+            0 => return Some(at),
+            1..=MAX_LABEL_BYTES => at += len,
+            _ => return None,
+        }
+        if at >= MAX_NAME_BYTES {
+            return None;
+        }
+    }
+}
+
+/// The first label of a well-formed name and the name that is left without it;
+/// `None` at the root.
+pub(super) fn split_label(wire: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&len, rest) = wire.split_first()?;
+    if len == 0 || usize::from(len) > rest.len() {
+        return None;
+    }
+    Some(rest.split_at(usize::from(len)))
+}
+
+/// The name without its first label; `None` at the root.
+pub(super) fn parent(wire: &[u8]) -> Option<&[u8]> {
+    split_label(wire).map(|(_, parent)| parent)
+}
+
+/// How many labels a well-formed name has, the root not counted.
+pub(super) fn label_count(wire: &[u8]) -> usize {
+    let mut rest = wire;
+    let mut count = 0;
+    while let Some(tail) = parent(rest) {
+        rest = tail;
+        count += 1;
+    }
+    count
+}
+
+/// A name from the root down, in lower case: `[3]com[7]example`. The key of a
+/// name is a prefix of the keys of all names under it, so in sorted order they
+/// stand together, right after it.
+pub(super) fn tree_key(wire: &[u8]) -> Box<[u8]> {
+    let mut key = vec![0; wire.len().saturating_sub(1)];
+    let mut end = key.len();
+    let mut rest = wire;
+    while let Some((label, tail)) = split_label(rest) {
+        let start = end - label.len();
+        key[start..end].copy_from_slice(label);
+        key[start..end].make_ascii_lowercase();
+        key[start - 1] = label.len() as u8;
+        end = start - 1;
+        rest = tail;
+    }
+    key.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn text_and_wire_agree() {
+        let name = Name::from_text("www.Example.com").unwrap();
+        assert_eq!(name.wire(), b"\x03www\x07Example\x03com\x00");
+        assert_eq!(name.to_string(), "www.Example.com.");
+        assert_eq!(Name::from_text(".").unwrap().wire(), b"\0");
+        assert_eq!(Name::from_text("").unwrap().to_string(), ".");
+        let odd = Name::from_text("a\\.b\\000.x").unwrap();
+        assert_eq!(odd.wire(), b"\x04a.b\x00\x01x\x00");
+        assert_eq!(odd.to_string(), "a\\.b\\000.x.");
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        for text in ["a..b", ".a", "a\\", "a\\25", "a\\256", &"x".repeat(64)] {
+            assert_eq!(Name::from_text(text), None, "{text}");
+        }
+        let long = "abcdefg.".repeat(32);
+        assert_eq!(Name::from_text(&long), None);
+        assert!(Name::from_text(&long[8..]).is_some());
+        for wire in [&b""[..], b"\x01", b"\x01a", b"\x40a\0", b"\xc0\x0c", b"\0\0"] {
+            assert_eq!(Name::from_wire(wire), None, "{wire:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_name_has_255_octets() {
+        let mut wire = Vec::new();
+        for _ in 0..127 {
+            wire.extend_from_slice(b"\x01a");
+        }
+        wire.push(0);
+        assert_eq!(wire.len(), MAX_NAME_BYTES);
+        let name = Name::from_wire(&wire).unwrap();
+        assert_eq!(label_count(name.wire()), 127);
+        wire.splice(0..0, *b"\x01a");
+        assert_eq!(Name::from_wire(&wire), None);
+    }
+
+    #[test]
+    fn tree_keys_put_children_behind_their_parent() {
+        let key = |text| tree_key(Name::from_text(text).unwrap().wire());
+        assert_eq!(&*key("WWW.example"), b"\x07example\x03www");
+        assert_eq!(&*key("."), b"");
+        assert!(key("a.b.example").starts_with(&key("b.example")));
+        assert!(!key("xb.example").starts_with(&key("b.example")));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_measured_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(len) = wire_len(&bytes) {
+                let name = Name::from_wire(&bytes[..len]).unwrap();
+                prop_assert_eq!(Name::from_text(&name.to_string()).unwrap(), name);
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The table of names: a keyed hash over lower-cased names, open addressing.
+
+use super::name::MAX_NAME_BYTES;
+
+/// Words of eight octets that hold the longest name.
+const WORDS: usize = MAX_NAME_BYTES.div_ceil(8);
+
+/// A name in lower case, padded with zeros to whole words. A name ends at its
+/// root, so no name is another one with padding.
+pub(super) struct LowerName {
+    words: [u64; WORDS],
+    len: usize,
+}
+
+impl LowerName {
+    /// Lower-cases a name in wire format of at most 255 octets.
+    #[inline]
+    pub(super) fn new(wire: &[u8]) -> Self {
+        let mut words = [0; WORDS];
+        let (whole, rest) = wire.as_chunks::<8>();
+        for (word, chunk) in words.iter_mut().zip(whole) {
+            *word = to_lower(u64::from_le_bytes(*chunk));
+        }
+        if !rest.is_empty()
+            && let Some(word) = words.get_mut(whole.len())
+        {
+            let mut last = [0; 8];
+            for (to, from) in last.iter_mut().zip(rest) {
+                *to = *from;
+            }
+            *word = to_lower(u64::from_le_bytes(last));
+        }
+        LowerName { words, len: wire.len() }
+    }
+
+    /// The words that hold the name.
+    #[inline]
+    fn used(&self) -> &[u64] {
+        &self.words[..self.len.div_ceil(8).min(WORDS)]
+    }
+}
+
+/// Lower-cases the ASCII letters among eight octets.
+#[inline]
+fn to_lower(word: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x80 * ONES;
+    let low_bits = word & !HIGH;
+    let from_a = low_bits + (0x80 - u64::from(b'A')) * ONES;
+    let past_z = low_bits + (0x7f - u64::from(b'Z')) * ONES;
+    let is_upper = (from_a ^ past_z) & !word & HIGH;
+    word | is_upper >> 2
+}
+
+/// A secret hash function: pair-multiply-shift, which for any two names
+/// chosen without knowing the key collides with a chance of 2^-32 (Thorup,
+/// "High speed hashing for integers and strings", 2015).
+pub(super) struct NameHash {
+    keys: Box<[[u64; 2]; WORDS]>,
+    last: u64,
+}
+
+impl NameHash {
+    /// The function that belongs to a seed.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut state = seed;
+        let mut next = || {
+            // SplitMix64: spreads the seed over the keys.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = state;
+            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ mixed >> 31
+        };
+        let mut keys = Box::new([[0; 2]; WORDS]);
+        for pair in keys.iter_mut() {
+            *pair = [next(), next()];
+        }
+        NameHash { keys, last: next() }
+    }
+
+    #[inline]
+    pub(super) fn hash(&self, name: &LowerName) -> u32 {
+        let mut sum = self.last;
+        for (word, key) in name.used().iter().zip(self.keys.iter()) {
+            let high = key[0].wrapping_add(word >> 32);
+            let low = key[1].wrapping_add(word & 0xffff_ffff);
+            sum = sum.wrapping_add(high.wrapping_mul(low));
+        }
+        (sum >> 32) as u32
+    }
+}
+
+/// One place of the hash table.
+#[derive(Clone, Copy)]
+struct Slot {
+    hash: u32,
+    /// The index of the node plus one; 0 is an empty slot.
+    node: u32,
+}
+
+/// From names to the indices of nodes.
+pub(super) struct NameTable {
+    hash: NameHash,
+    slots: Vec<Slot>,
+    mask: usize,
+    /// Where the name of each node begins in `words`; one more at the end.
+    starts: Vec<u32>,
+    /// The words of all names, in the order of their nodes.
+    words: Vec<u64>,
+}
+
+impl NameTable {
+    /// A table for `names` names. Nodes are numbered as they are added.
+    pub(super) fn with_capacity(names: usize, seed: u64) -> Self {
+        let slots = (names * 2).next_power_of_two().max(8);
+        NameTable {
+            hash: NameHash::new(seed),
+            slots: vec![Slot { hash: 0, node: 0 }; slots],
+            mask: slots - 1,
+            starts: vec![0],
+            words: Vec::with_capacity(names * 4),
+        }
+    }
+
+    /// Adds a name that is not in the table yet and returns the index of its
+    /// node. `None` when the table holds all that it was made for.
+    pub(super) fn insert(&mut self, wire: &[u8]) -> Option<u32> {
+        let name = LowerName::new(wire);
+        let node = u32::try_from(self.starts.len() - 1).ok()?;
+        if node as usize >= self.slots.len() / 2 {
+            return None;
+        }
+        self.words.extend_from_slice(name.used());
+        self.starts.push(u32::try_from(self.words.len()).ok()?);
+        let hash = self.hash.hash(&name);
+        let mut at = hash as usize & self.mask;
+        while self.slots[at].node != 0 {
+            at = (at + 1) & self.mask;
+        }
+        self.slots[at] = Slot { hash, node: node + 1 };
+        Some(node)
+    }
+
+    /// The node with this name.
+    #[inline]
+    pub(super) fn find(&self, name: &LowerName) -> Option<u32> {
+        let hash = self.hash.hash(name);
+        let mut at = hash as usize & self.mask;
+        // At most half of the slots are taken, so there is always an end.
+        loop {
+            let slot = self.slots[at];
+            let node = slot.node.checked_sub(1)?;
+            if slot.hash == hash && self.words_of(node) == name.used() {
+                return Some(node);
+            }
+            at = (at + 1) & self.mask;
+        }
+    }
+
+    /// How much memory the table takes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>()
+            + self.starts.capacity() * size_of::<u32>()
+            + self.words.capacity() * size_of::<u64>()
+    }
+
+    #[inline]
+    fn words_of(&self, node: u32) -> &[u64] {
+        let node = node as usize;
+        &self.words[self.starts[node] as usize..self.starts[node + 1] as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::name::Name;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn wire(text: &str) -> Box<[u8]> {
+        Name::from_text(text).unwrap().wire().into()
+    }
+
+    #[test]
+    fn names_are_found_in_any_case_and_only_those() {
+        let mut table = NameTable::with_capacity(300, 7);
+        for number in 0..300 {
+            assert_eq!(table.insert(&wire(&format!("host{number}.example"))), Some(number));
+        }
+        for number in 0..300 {
+            let found = table.find(&LowerName::new(&wire(&format!("HoSt{number}.EXAMPLE"))));
+            assert_eq!(found, Some(number));
+            let other = table.find(&LowerName::new(&wire(&format!("most{number}.example"))));
+            assert_eq!(other, None);
+        }
+    }
+
+    #[test]
+    fn other_seeds_are_other_functions() {
+        let name = LowerName::new(&wire("www.example"));
+        let hashes: std::collections::HashSet<u32> =
+            (0..100).map(|seed| NameHash::new(seed).hash(&name)).collect();
+        assert!(hashes.len() > 95, "{}", hashes.len());
+    }
+
+    #[test]
+    fn an_empty_table_finds_nothing() {
+        assert_eq!(NameTable::with_capacity(0, 1).find(&LowerName::new(b"\0")), None);
+    }
+
+    proptest! {
+        #[test]
+        fn lower_case_is_that_of_ascii(bytes: [u8; 8]) {
+            let lower = to_lower(u64::from_le_bytes(bytes)).to_le_bytes();
+            prop_assert_eq!(lower.to_vec(), bytes.to_ascii_lowercase());
+        }
+
+        #[test]
+        fn the_longest_and_shortest_names_fit(len in 1_usize..=255, byte: u8) {
+            let bytes = vec![byte; len];
+            let name = LowerName::new(&bytes);
+            let words: Vec<u8> = name.used().iter().flat_map(|word| word.to_le_bytes()).collect();
+            prop_assert_eq!(&words[..len], &bytes.to_ascii_lowercase()[..]);
+            prop_assert!(words[len..].iter().all(|&pad| pad == 0));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The system calls that move a batch of datagrams: `recvmmsg`, `sendmmsg`
+//! and the control messages that carry the address a datagram was sent to.
+
+use std::io;
+use std::mem;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use super::BATCH;
+
+/// Room for one control message with a packet-info structure, aligned as the
+/// kernel wants control messages to be.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// Asks the kernel to say which local address each datagram was sent to.
+pub(super) fn ask_for_destination(fd: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
+    let (level, option) = if ipv6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO)
+    };
+    let on: libc::c_int = 1;
+    // SAFETY: `on` is a c_int that lives through the call, and its size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            ptr::from_ref(&on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What is known about one received datagram.
+#[derive(Clone, Copy)]
+struct Received {
+    len: usize,
+    /// `None` when the datagram was cut or its sender cannot be read.
+    from: Option<SocketAddr>,
+}
+
+/// Buffers for one batch of requests and replies, allocated once.
+pub(super) struct Batch {
+    stride: usize,
+    max_datagram_bytes: usize,
+    requests: Box<[u8]>,
+    replies: Box<[u8]>,
+    names: Box<[libc::sockaddr_storage; BATCH]>,
+    controls: Box<[Control; BATCH]>,
+    received: Box<[Received; BATCH]>,
+    /// Which replies are to be sent: the index and the length of each.
+    queued: Vec<(usize, usize)>,
+}
+
+impl Batch {
+    pub(super) fn new(max_datagram_bytes: usize) -> Self {
+        // An odd number of cache lines, so that the first bytes of all buffers
+        // do not fall into the same sets of the cache.
+        let stride = (max_datagram_bytes.div_ceil(64) | 1) * 64;
+        // SAFETY: sockaddr_storage is plain old data, all zeros is a value of it.
+        let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        Batch {
+            stride,
+            max_datagram_bytes,
+            requests: vec![0; stride * BATCH].into_boxed_slice(),
+            replies: vec![0; stride * BATCH].into_boxed_slice(),
+            names: Box::new([name; BATCH]),
+            controls: Box::new([Control([0; 64]); BATCH]),
+            received: Box::new([Received { len: 0, from: None }; BATCH]),
+            queued: Vec::with_capacity(BATCH),
+        }
+    }
+
+    /// Takes what has arrived, at most a batch, without waiting. Returns how
+    /// many datagrams.
+    pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.queued.clear();
+        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH];
+        // SAFETY: mmsghdr is plain old data, all zeros is a value of it.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        for index in 0..BATCH {
+            vectors[index] = libc::iovec {
+                iov_base: self.requests[index * self.stride..].as_mut_ptr().cast(),
+                iov_len: self.max_datagram_bytes,
+            };
+            let header = &mut headers[index].msg_hdr;
+            header.msg_name = ptr::from_mut(&mut self.names[index]).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            header.msg_iov = &raw mut vectors[index];
+            header.msg_iovlen = 1;
+            header.msg_control = self.controls[index].0.as_mut_ptr().cast();
+            header.msg_controllen = size_of::<Control>();
+        }
+        // SAFETY: every header points to a name, a control buffer and an iovec
+        // that live through the call, with their true sizes; each iovec covers
+        // bytes of `requests` of its own (`stride` is at least
+        // `max_datagram_bytes`).
+        let count = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                // ECONNREFUSED and its kin report an earlier reply that did
+                // not arrive: not this socket's trouble.
+                Some(
+                    libc::EAGAIN
+                    | libc::EINTR
+                    | libc::ECONNREFUSED
+                    | libc::EHOSTUNREACH
+                    | libc::ENETUNREACH,
+                ) => Ok(0),
+                _ => Err(error),
+            };
+        }
+        let count = count as usize;
+        for (index, message) in headers.iter().enumerate().take(count) {
+            let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let from = if cut { None } else { read_name(&self.names[index]) };
+            self.received[index] = Received { len: message.msg_len as usize, from };
+            self.controls[index] = reply_control(&message.msg_hdr);
+        }
+        Ok(count)
+    }
+
+    /// The request with this index, its sender and the room for its reply;
+    /// `None` when the request was longer than the buffer.
+    pub(super) fn exchange(&mut self, index: usize) -> Option<(&[u8], SocketAddr, &mut [u8])> {
+        let Received { len, from } = self.received[index];
+        let start = index * self.stride;
+        let reply = &mut self.replies[start..start + self.max_datagram_bytes];
+        Some((&self.requests[start..start + len], from?, reply))
+    }
+
+    /// Notes that the reply to the request with this index is ready.
+    pub(super) fn queue_reply(&mut self, index: usize, len: usize) {
+        self.queued.push((index, len.min(self.max_datagram_bytes)));
+    }
+
+    /// Sends the queued replies. Returns how many were sent and how many were
+    /// not: the kernel's send buffer was full, or there is no way back.
+    pub(super) fn send(&mut self, fd: BorrowedFd<'_>) -> (u64, u64) {
+        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH];
+        // SAFETY: mmsghdr is plain old data, all zeros is a value of it.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        for (slot, &(index, len)) in self.queued.iter().enumerate() {
+            vectors[slot] = libc::iovec {
+                iov_base: self.replies[index * self.stride..].as_mut_ptr().cast(),
+                iov_len: len,
+            };
+            let header = &mut headers[slot].msg_hdr;
+            header.msg_name = ptr::from_mut(&mut self.names[index]).cast();
+            header.msg_namelen = name_len(&self.names[index]);
+            header.msg_iov = &raw mut vectors[slot];
+            header.msg_iovlen = 1;
+            let control_len = control_len(&self.controls[index]);
+            if control_len > 0 {
+                header.msg_control = self.controls[index].0.as_mut_ptr().cast();
+                header.msg_controllen = control_len;
+            }
+        }
+        let (mut next, mut sent) = (0, 0);
+        while next < self.queued.len() {
+            // SAFETY: every header from `next` on was filled above with
+            // pointers to parts of `self` and `vectors` that live through the
+            // call.
+            let count = unsafe {
+                libc::sendmmsg(
+                    fd.as_raw_fd(),
+                    headers[next..].as_mut_ptr(),
+                    (self.queued.len() - next) as libc::c_uint,
+                    0,
+                )
+            };
+            if count > 0 {
+                sent += count as u64;
+                next += count as usize;
+            } else if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                // The first of the rest cannot be sent: go on after it.
+                next += 1;
+            }
+        }
+        let unsent = self.queued.len() as u64 - sent;
+        self.queued.clear();
+        (sent, unsent)
+    }
+}
+
+/// The sender of a datagram.
+fn read_name(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that the kernel wrote a sockaddr_in, for
+            // which sockaddr_storage has the room and the alignment.
+            let name = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+            let address = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
+            Some(SocketAddr::from((address, u16::from_be(name.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, for sockaddr_in6.
+            let name = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+            Some(SocketAddr::V6(SocketAddrV6::new(
+                Ipv6Addr::from(name.sin6_addr.s6_addr),
+                u16::from_be(name.sin6_port),
+                name.sin6_flowinfo,
+                name.sin6_scope_id,
+            )))
+        }
+        _ => None,
+    }
+}
+
+/// The length of the address in `storage`.
+fn name_len(storage: &libc::sockaddr_storage) -> libc::socklen_t {
+    let len = match i32::from(storage.ss_family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        _ => size_of::<libc::sockaddr_in6>(),
+    };
+    len as libc::socklen_t
+}
+
+/// Turns the control message of a request into the one for its reply: the
+/// address that was asked becomes the source. Empty when there is none.
+fn reply_control(header: &libc::msghdr) -> Control {
+    // SAFETY: the kernel filled the control buffer of this header and set its
+    // length, so the first control message, if there is one, lies within it.
+    let message = unsafe { libc::CMSG_FIRSTHDR(header).as_ref() };
+    let Some(message) = message else { return Control([0; 64]) };
+    // SAFETY: `message` is a whole control message header.
+    let data = unsafe { libc::CMSG_DATA(message) };
+    match (message.cmsg_level, message.cmsg_type) {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            // SAFETY: the type says that an in_pktinfo follows; read_unaligned
+            // asks for no alignment.
+            let mut info = unsafe { data.cast::<libc::in_pktinfo>().read_unaligned() };
+            // The route back is chosen by the routing table, not by the way in.
+            info.ipi_ifindex = 0;
+            write_control(libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+            // SAFETY: as above, for in6_pktinfo.
+            let mut info = unsafe { data.cast::<libc::in6_pktinfo>().read_unaligned() };
+            let asked = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+            if asked.is_multicast() {
+                return Control([0; 64]);
+            }
+            // Only a link-local source needs its interface.
+            if !asked.is_unicast_link_local() {
+                info.ipi6_ifindex = 0;
+            }
+            write_control(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+        }
+        _ => Control([0; 64]),
+    }
+}
+
+/// A control buffer with one message.
+fn write_control<T: Copy>(level: libc::c_int, kind: libc::c_int, value: T) -> Control {
+    const { assert!(size_of::<libc::cmsghdr>() + size_of::<T>() <= 64) };
+    let mut control = Control([0; 64]);
+    let header = libc::cmsghdr {
+        cmsg_len: size_of::<libc::cmsghdr>() + size_of::<T>(),
+        cmsg_level: level,
+        cmsg_type: kind,
+    };
+    let start = control.0.as_mut_ptr();
+    // SAFETY: the header and the value fit into the 64 bytes (asserted above);
+    // on 64-bit Linux CMSG_DATA follows the header without padding, and
+    // write_unaligned asks for no alignment.
+    unsafe {
+        start.cast::<libc::cmsghdr>().write_unaligned(header);
+        start.add(size_of::<libc::cmsghdr>()).cast::<T>().write_unaligned(value);
+    }
+    control
+}
+
+/// How much of a control buffer is in use: its first field is the length.
+fn control_len(control: &Control) -> usize {
+    let (len, _) = control.0.split_at(size_of::<usize>());
+    usize::from_ne_bytes(len.try_into().unwrap_or_default())
+}
