@@ -1,1 +1,11 @@
 //! Experiments, comparisons and load generators.
+
+pub mod cpu;
+pub mod error;
+pub mod experiment;
+pub mod load;
+pub mod netns;
+mod sys;
+
+pub use error::LabError;
+pub use experiment::Experiment;

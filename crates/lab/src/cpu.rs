@@ -1,0 +1,200 @@
+//! Which core does what, and how busy it is.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::Pid;
+use rustix::thread::CpuSet;
+use serde::Serialize;
+
+use crate::error::LabError;
+
+/// Pins the calling thread to one core.
+///
+/// # Errors
+/// When there is no such core, or it is not ours to use.
+pub fn pin_this_thread(core: usize) -> Result<(), LabError> {
+    pin(None, core)
+}
+
+/// Pins the thread or process `pid` to one core.
+///
+/// # Errors
+/// When there is no such core or process, or it belongs to somebody else.
+pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
+    let pid = Pid::from_raw(pid).ok_or_else(|| LabError::Config("process 0".into()))?;
+    pin(Some(pid), core)
+}
+
+fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(LabError::Config(format!("core {core}: there are at most {}", CpuSet::MAX_CPU)));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    rustix::thread::sched_setaffinity(pid, &set)
+        .map_err(LabError::io(format!("cannot run on core {core} (cores count from 0)")))
+}
+
+/// How many cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The kernel's NAPI threads of a network device, by process id.
+///
+/// They exist while the device is in threaded mode and has a NAPI context; on
+/// veth that is while an XDP program is attached or GRO is on.
+pub fn napi_threads(device: &str) -> Vec<i32> {
+    // The kernel cuts a thread's name at 15 bytes.
+    let mut prefix = format!("napi/{device}-");
+    prefix.truncate(15);
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.starts_with(&prefix))
+        })
+        .collect()
+}
+
+/// Time that a core has spent, in ticks since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoreTicks {
+    user: u64,
+    system: u64,
+    softirq: u64,
+    idle: u64,
+    stolen: u64,
+}
+
+impl CoreTicks {
+    /// Reads the ticks of core `core` now.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read or has no such core.
+    pub fn read(core: usize) -> Result<Self, LabError> {
+        let text = fs::read_to_string("/proc/stat").map_err(LabError::file("/proc/stat"))?;
+        Self::parse(&text, core)
+            .ok_or_else(|| LabError::Config(format!("/proc/stat has no core {core}")))
+    }
+
+    fn parse(stat: &str, core: usize) -> Option<Self> {
+        let name = format!("cpu{core}");
+        let line = stat.lines().find(|line| line.split(' ').next() == Some(&name))?;
+        let t: Vec<u64> = line.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
+        let at = |i: usize| t.get(i).copied().unwrap_or(0);
+        Some(Self {
+            user: at(0) + at(1),
+            system: at(2) + at(5),
+            softirq: at(6),
+            idle: at(3) + at(4),
+            stolen: at(7),
+        })
+    }
+
+    /// How the core was used between `earlier` and now.
+    pub fn since(self, earlier: Self) -> CoreUse {
+        let total = self.total().saturating_sub(earlier.total()).max(1) as f64;
+        let part = |now: u64, then: u64| 100.0 * now.saturating_sub(then) as f64 / total;
+        CoreUse {
+            busy_percent: 100.0 - part(self.idle, earlier.idle),
+            user_percent: part(self.user, earlier.user),
+            system_percent: part(self.system, earlier.system),
+            softirq_percent: part(self.softirq, earlier.softirq),
+            stolen_percent: part(self.stolen, earlier.stolen),
+        }
+    }
+
+    fn total(self) -> u64 {
+        self.user + self.system + self.softirq + self.idle + self.stolen
+    }
+}
+
+/// How a core was used during an interval, in percent of the interval.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct CoreUse {
+    /// Everything but idle.
+    pub busy_percent: f64,
+    /// Programs.
+    pub user_percent: f64,
+    /// The kernel on behalf of programs, kernel threads, and hard interrupts.
+    pub system_percent: f64,
+    /// Softirqs: receive processing that no thread was charged for.
+    pub softirq_percent: f64,
+    /// Taken by the hypervisor.
+    pub stolen_percent: f64,
+}
+
+/// CPU time of a process with all of its threads, user and system, in ticks.
+///
+/// # Errors
+/// When there is no such process.
+pub fn process_ticks(pid: u32) -> Result<u64, LabError> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
+    parse_process_ticks(&text).ok_or_else(|| LabError::Config(format!("{path} is not as expected")))
+}
+
+fn parse_process_ticks(stat: &str) -> Option<u64> {
+    // The name in parentheses may hold anything, parentheses too: the fields
+    // begin after the last one. proc(5): utime is field 14, stime field 15.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let utime: u64 = fields.get(11)?.parse().ok()?;
+    let stime: u64 = fields.get(12)?.parse().ok()?;
+    Some(utime + stime)
+}
+
+/// Ticks per second, as `/proc` counts them.
+pub fn ticks_per_second() -> u64 {
+    rustix::param::clock_ticks_per_second()
+}
+
+/// Resident memory of a process in bytes.
+///
+/// # Errors
+/// When there is no such process.
+pub fn resident_bytes(pid: u32) -> Result<u64, LabError> {
+    let path = format!("/proc/{pid}/statm");
+    let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
+    let pages: Option<u64> = text.split_whitespace().nth(1).and_then(|w| w.parse().ok());
+    let pages = pages.ok_or_else(|| LabError::Config(format!("{path} is not as expected")))?;
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 10 0 20 60 0 1 9 0 0 0\ncpu1 1 1 1 1\n";
+
+    #[test]
+    fn a_core_is_found_by_its_whole_name() {
+        let ticks = CoreTicks::parse(STAT, 0).unwrap();
+        assert_eq!((ticks.user, ticks.system, ticks.softirq, ticks.idle), (10, 21, 9, 60));
+        assert!(CoreTicks::parse(STAT, 2).is_none());
+    }
+
+    #[test]
+    fn use_is_a_difference_in_percent() {
+        let before = CoreTicks::parse(STAT, 0).unwrap();
+        let after = CoreTicks { idle: before.idle + 50, softirq: before.softirq + 50, ..before };
+        let used = after.since(before);
+        assert_eq!((used.busy_percent, used.softirq_percent), (50.0, 50.0));
+    }
+
+    #[test]
+    fn a_process_name_may_hold_parentheses() {
+        let stat = "7 (a) b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0";
+        assert_eq!(parse_process_ticks(stat), Some(42));
+        assert_eq!(parse_process_ticks("7 nothing"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory_and_time() {
+        assert!(resident_bytes(std::process::id()).unwrap() > 0);
+        assert!(process_ticks(std::process::id()).is_ok());
+        assert!(process_ticks(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! What an experiment gives back.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// The result of one experiment: figures to compare with a target, rows to
+/// draw, notes on how it was measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Experiment {
+    /// The name that it was started by: `dns`, `echo-cost`.
+    pub experiment: String,
+    /// The figures, by name.
+    pub figures: BTreeMap<String, f64>,
+    /// One object per row of the table, keys in any order.
+    pub rows: Vec<Value>,
+    /// How it was measured: which core did what, what was left out.
+    pub notes: Vec<String>,
+}
+
+impl Experiment {
+    /// An empty result for the experiment `name`.
+    pub fn new(name: &str) -> Self {
+        Self { experiment: name.to_owned(), ..Self::default() }
+    }
+
+    /// Sets a figure.
+    pub fn figure(&mut self, name: &str, value: f64) {
+        self.figures.insert(name.to_owned(), value);
+    }
+
+    /// Adds a note.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+}
+
+impl fmt::Display for Experiment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut columns: Vec<&str> = Vec::new();
+        for row in self.rows.iter().filter_map(Value::as_object) {
+            for key in row.keys() {
+                if !columns.contains(&key.as_str()) {
+                    columns.push(key);
+                }
+            }
+        }
+        let cells = self.rows.iter().filter_map(Value::as_object).map(|row| {
+            columns.iter().map(|key| row.get(*key).map_or_else(String::new, cell)).collect()
+        });
+        let mut table = Table::new(columns.iter().copied());
+        cells.for_each(|row| table.row(row));
+        write!(f, "{table}")?;
+        for (name, value) in &self.figures {
+            writeln!(f, "{name} = {}", number(*value))?;
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), number),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// A number as people read it: no decimals when it is large or whole.
+pub(crate) fn number(value: f64) -> String {
+    if value.fract() == 0.0 || value.abs() >= 1000.0 {
+        let digits = format!("{:.0}", value.abs());
+        let grouped: Vec<&str> = digits
+            .as_bytes()
+            .rchunks(3)
+            .rev()
+            .filter_map(|chunk| std::str::from_utf8(chunk).ok())
+            .collect();
+        let sign = if value < 0.0 { "-" } else { "" };
+        format!("{sign}{}", grouped.join(","))
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+/// A table for people: a heading, rows, columns as wide as they need to be.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these column headings.
+    pub(crate) fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { rows: vec![headings.into_iter().map(|h| h.replace('_', " ")).collect()] }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows[0].len();
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
+        };
+        let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                // Names to the left, figures to the right.
+                let numeric = cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+                if numeric {
+                    line.push_str(&format!("{cell:>width$}  "));
+                } else {
+                    line.push_str(&format!("{cell:<width$}  "));
+                }
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(number(1_234_567.0), "1,234,567");
+        assert_eq!(number(-1_234.4), "-1,234");
+        assert_eq!(number(12.0), "12");
+        assert_eq!(number(1.505), "1.50");
+        assert_eq!(number(0.0), "0");
+    }
+
+    #[test]
+    fn the_table_has_every_column_and_every_figure() {
+        let mut result = Experiment::new("dns");
+        result.rows.push(json!({"server": "nsd", "qps": 1000}));
+        result.rows.push(json!({"server": "knot", "cpu": null}));
+        result.figure("qps_ratio", 1.75);
+        result.note("core 1 serves");
+        let text = result.to_string();
+        for part in ["server", "qps", "1,000", "cpu", "qps_ratio = 1.75", "note: core 1 serves"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        let json = serde_json::to_value(&result).unwrap();
+        assert_eq!(json["experiment"], "dns");
+        assert_eq!(json["figures"]["qps_ratio"], 1.75);
+    }
+}

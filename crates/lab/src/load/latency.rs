@@ -1,0 +1,115 @@
+//! Latencies, kept as a high dynamic range histogram.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// One minute: longer answers count as this.
+const HIGHEST_NS: u64 = 60_000_000_000;
+
+/// A histogram of latencies from 1 ns to one minute, to three digits.
+#[derive(Clone)]
+pub struct Latencies {
+    histogram: Histogram<u64>,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let histogram = Histogram::new_with_bounds(1, HIGHEST_NS, 3);
+        Self { histogram: histogram.expect("1 to a minute with three digits is within bounds") }
+    }
+}
+
+impl Latencies {
+    /// Adds one latency.
+    #[inline]
+    pub fn record(&mut self, latency_ns: u64) {
+        self.histogram.saturating_record(latency_ns.max(1));
+    }
+
+    /// Adds all of another histogram.
+    pub fn merge(&mut self, other: &Self) {
+        // Both have the same bounds, so there is no value that does not fit.
+        let merged = self.histogram.add(&other.histogram);
+        debug_assert!(merged.is_ok());
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.histogram.reset();
+    }
+
+    /// How many were added.
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// The latency that `percentile` percent do not exceed, in microseconds.
+    pub fn percentile_us(&self, percentile: f64) -> f64 {
+        self.histogram.value_at_percentile(percentile) as f64 / 1e3
+    }
+
+    /// The figures that are printed.
+    pub fn summary(&self) -> LatencySummary {
+        LatencySummary {
+            count: self.count(),
+            mean_us: self.histogram.mean() / 1e3,
+            p50_us: self.percentile_us(50.0),
+            p90_us: self.percentile_us(90.0),
+            p99_us: self.percentile_us(99.0),
+            p999_us: self.percentile_us(99.9),
+            max_us: self.histogram.max() as f64 / 1e3,
+        }
+    }
+}
+
+/// Percentiles of latency in microseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct LatencySummary {
+    /// How many answers.
+    pub count: u64,
+    /// The mean.
+    pub mean_us: f64,
+    /// The median.
+    pub p50_us: f64,
+    /// The 90th percentile.
+    pub p90_us: f64,
+    /// The 99th percentile.
+    pub p99_us: f64,
+    /// The 99.9th percentile.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merging_is_the_same_as_recording_in_one() {
+        let (mut one, mut two, mut all) =
+            (Latencies::default(), Latencies::default(), Latencies::default());
+        for i in 1..=1000u64 {
+            if i % 3 == 0 { one.record(i * 1000) } else { two.record(i * 1000) }
+            all.record(i * 1000);
+        }
+        one.merge(&two);
+        assert_eq!(one.count(), 1000);
+        for p in [1.0, 50.0, 99.0, 100.0] {
+            assert_eq!(one.percentile_us(p), all.percentile_us(p));
+        }
+        let p50 = one.summary().p50_us;
+        assert!((499.0..=501.0).contains(&p50), "{p50}");
+    }
+
+    #[test]
+    fn the_extremes_are_kept_within_bounds() {
+        let mut latencies = Latencies::default();
+        latencies.record(0);
+        latencies.record(u64::MAX);
+        assert_eq!(latencies.count(), 2);
+        assert!(latencies.summary().max_us >= 59e6);
+        latencies.clear();
+        assert_eq!(latencies.summary().count, 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! Open-loop load generators: DNS queries and UDP echoes at a rate or as fast
+//! as it goes, over a port or over kernel sockets.
+//!
+//! One thread sends by the clock and reads what comes back, so that sending
+//! and receiving are paid by one core. Latency is measured from the time a
+//! request was *meant* to leave: a stall of the server or of the generator
+//! itself counts for every request that it delays.
+
+mod drive;
+mod kernel;
+mod latency;
+mod line;
+mod neighbour;
+mod open;
+mod pace;
+mod query_file;
+mod raw;
+mod slots;
+mod template;
+mod workload;
+
+pub use drive::{LoadResult, Progress, Schedule, drive};
+pub use kernel::KernelLine;
+pub use latency::{Latencies, LatencySummary};
+pub use line::Line;
+pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp, over_port};
+pub use pace::Pacer;
+pub use query_file::QuerySet;
+pub use raw::RawLine;
+pub use template::Addressing;
+pub use workload::{
+    AnswerHook, DnsWorkload, EchoWorkload, Payload, Verdict, Workload, WorkloadSummary,
+};

@@ -1,0 +1,176 @@
+//! Query files as dnsperf reads them: one `name type` on each line.
+
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use domain::base::Rtype;
+use domain::base::name::Name;
+
+use super::template::sum;
+use crate::error::LabError;
+
+/// Queries, ready to send but for their id.
+#[derive(Debug, Default)]
+pub struct QuerySet {
+    bytes: Vec<u8>,
+    queries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    start: u32,
+    len: u16,
+    sum: u32,
+}
+
+/// The EDNS option record of a query: root name, type OPT, 1232 bytes
+/// (RFC 6891, 6.1.2).
+const OPT: [u8; 11] = [0, 0, 41, 0x04, 0xd0, 0, 0, 0, 0, 0, 0];
+
+/// A query is a header, a name of at most 255 bytes, type, class and OPT.
+pub const MAX_QUERY_BYTES: usize = 12 + 255 + 4 + OPT.len();
+
+impl QuerySet {
+    /// Reads a query file. With `edns` each query has an OPT record that
+    /// allows answers of 1232 bytes.
+    ///
+    /// # Errors
+    /// [`LabError::File`] when it cannot be read, [`LabError::Query`] with the
+    /// number of the first line that is not a query.
+    pub fn read(path: &Path, edns: bool) -> Result<Self, LabError> {
+        let text = fs::read_to_string(path).map_err(LabError::file(path))?;
+        Self::parse(&text, path, edns)
+    }
+
+    /// As [`QuerySet::read`], of a text; `path` is for errors.
+    ///
+    /// # Errors
+    /// [`LabError::Query`] for a line that is not a query, or when there is
+    /// none.
+    pub fn parse(text: &str, path: &Path, edns: bool) -> Result<Self, LabError> {
+        let mut set = Self::default();
+        let mut lines = 0;
+        for (index, line) in text.lines().enumerate() {
+            lines = index + 1;
+            let line = line.trim();
+            if line.is_empty() || line.starts_with([';', '#']) {
+                continue;
+            }
+            set.push_line(line, edns).map_err(|problem| LabError::Query {
+                path: path.to_path_buf(),
+                line: lines,
+                problem,
+            })?;
+        }
+        if set.queries.is_empty() {
+            let problem = "there is no query in this file".to_owned();
+            return Err(LabError::Query { path: path.to_path_buf(), line: lines, problem });
+        }
+        Ok(set)
+    }
+
+    fn push_line(&mut self, line: &str, edns: bool) -> Result<(), String> {
+        let mut words = line.split_whitespace();
+        let (Some(name), Some(kind)) = (words.next(), words.next()) else {
+            return Err(format!("{line:?} has no type"));
+        };
+        if let Some(extra) = words.next() {
+            return Err(format!("{extra:?} stands behind the type"));
+        }
+        let name = Name::<Vec<u8>>::from_str(name)
+            .map_err(|error| format!("{name:?} is not a name ({error})"))?;
+        let kind = Rtype::from_str(kind).map_err(|_| format!("{kind:?} is not a record type"))?;
+        self.push(name.as_slice(), kind.to_int(), edns);
+        Ok(())
+    }
+
+    /// Adds a query for `name` (as on the wire, uncompressed) and `kind`, class
+    /// IN, id 0, recursion not desired.
+    pub fn push(&mut self, name: &[u8], kind: u16, edns: bool) {
+        let start = self.bytes.len();
+        self.bytes.extend([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(edns)]);
+        self.bytes.extend(name);
+        self.bytes.extend(kind.to_be_bytes());
+        self.bytes.extend([0, 1]);
+        if edns {
+            self.bytes.extend(OPT);
+        }
+        let query = &self.bytes[start..];
+        let (len, sum) = (query.len() as u16, sum(query));
+        self.queries.push(Entry { start: start as u32, len, sum });
+    }
+
+    /// How many queries there are.
+    pub fn len(&self) -> usize {
+        self.queries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.queries.is_empty()
+    }
+
+    /// The query with number `index` and the sum of its 16-bit words.
+    ///
+    /// # Panics
+    /// When there is no such query.
+    #[inline]
+    pub fn get(&self, index: usize) -> (&[u8], u32) {
+        let entry = self.queries[index];
+        let start = entry.start as usize;
+        (&self.bytes[start..start + usize::from(entry.len)], entry.sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<QuerySet, LabError> {
+        QuerySet::parse(text, Path::new("queries.txt"), false)
+    }
+
+    #[test]
+    fn a_line_becomes_a_query() {
+        let set = parse("; a comment\n\nexample.org A\nwww.Example.org. TYPE65\n").unwrap();
+        assert_eq!(set.len(), 2);
+        let (first, first_sum) = set.get(0);
+        assert_eq!(first[..12], [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(&first[12..], b"\x07example\x03org\x00\x00\x01\x00\x01");
+        assert_eq!(first_sum, sum(first));
+        assert!(set.get(1).0.ends_with(b"\x03www\x07Example\x03org\x00\x00\x41\x00\x01"));
+    }
+
+    #[test]
+    fn edns_adds_one_record() {
+        let set = QuerySet::parse(". SOA", Path::new("q"), true).unwrap();
+        let (query, _) = set.get(0);
+        assert_eq!(query[11], 1);
+        assert_eq!(query.len(), 12 + 1 + 4 + 11);
+    }
+
+    #[test]
+    fn errors_name_the_line_and_the_word() {
+        let cases = [
+            ("a. A\nb.\n", 2, "has no type"),
+            ("a. A\n\nb. NOPE\n", 3, "\"NOPE\" is not a record type"),
+            ("a..b A", 1, "is not a name"),
+            ("a. A IN", 1, "\"IN\" stands behind"),
+            ("# nothing\n", 1, "no query"),
+        ];
+        for (text, line, part) in cases {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("queries.txt:{line}:")), "{error}");
+            assert!(error.contains(part), "{error}");
+        }
+        let label = "x".repeat(64);
+        assert!(parse(&format!("{label}. A")).is_err());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = QuerySet::read(Path::new("no/such/file"), false).unwrap_err();
+        assert!(error.to_string().starts_with("no/such/file:"), "{error}");
+    }
+}

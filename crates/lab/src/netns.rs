@@ -1,0 +1,436 @@
+//! Network namespaces and veth pairs for experiments.
+//!
+//! Everything is made through iproute2's `ip`, carries the prefix `tg-` and
+//! the id of this process, and is deleted on drop. Namespaces that a killed
+//! process left behind are deleted by [`remove_stale`].
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use rustix::thread::LinkNameSpaceType;
+
+use crate::cpu;
+use crate::error::LabError;
+use crate::sys;
+
+const PREFIX: &str = "tg-";
+const NETNS_FOLDER: &str = "/var/run/netns";
+
+/// Runs a program to its end and returns what it wrote on standard output.
+///
+/// # Errors
+/// [`LabError::Missing`] when it is not installed, [`LabError::Command`] when
+/// it fails.
+pub fn run(command: &mut Command, package: &'static str) -> Result<String, LabError> {
+    let output = output(command, package)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(LabError::Command {
+        command: line_of(command),
+        status: output.status.to_string(),
+        stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}
+
+/// Runs a program to its end, however it ends.
+///
+/// # Errors
+/// [`LabError::Missing`] when it is not installed.
+pub fn output(command: &mut Command, package: &'static str) -> Result<Output, LabError> {
+    command.stdin(Stdio::null()).output().map_err(|source| match source.kind() {
+        ErrorKind::NotFound => LabError::Missing {
+            program: command.get_program().to_string_lossy().into_owned(),
+            package,
+        },
+        _ => LabError::Io { what: format!("cannot start `{}`", line_of(command)), source },
+    })
+}
+
+fn line_of(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+fn ip<I: AsRef<OsStr>>(arguments: &[I]) -> Result<String, LabError> {
+    run(Command::new("ip").args(arguments), "iproute2").map_err(|error| match error {
+        LabError::Command { command, stderr, .. } if stderr.contains("not permitted") => {
+            LabError::Permission {
+                what: format!("`{command}`"),
+                hint: "run as root, or inside `unshare --user --map-root-user --net --mount`"
+                    .to_owned(),
+            }
+        }
+        other => other,
+    })
+}
+
+/// Deletes the namespaces of processes that are gone and returns their names.
+///
+/// # Errors
+/// When one of them cannot be deleted.
+pub fn remove_stale() -> Result<Vec<String>, LabError> {
+    let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return Ok(Vec::new()) };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let stale: Vec<String> =
+        names.filter(|name| owner(name).is_some_and(|pid| !process_exists(pid))).collect();
+    for name in &stale {
+        ip(&["netns", "del", name])?;
+    }
+    Ok(stale)
+}
+
+/// The process that made the namespace `name`, if one of ours.
+fn owner(name: &str) -> Option<u32> {
+    // tg-<pid>-<count>-<label>
+    let mut parts = name.strip_prefix(PREFIX)?.splitn(3, '-');
+    let pid = parts.next()?.parse().ok()?;
+    parts.next()?.parse::<u32>().ok()?;
+    parts.next()?;
+    Some(pid)
+}
+
+fn process_exists(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// A number that no other namespace or device of this process has.
+fn unique() -> u32 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    COUNT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A network namespace of our own, deleted on drop.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes an empty namespace, with the loopback up. `label` is for people.
+    ///
+    /// # Errors
+    /// [`LabError::Permission`] without root, [`LabError::Missing`] without
+    /// iproute2.
+    pub fn new(label: &str) -> Result<Self, LabError> {
+        let name = format!("{PREFIX}{}-{}-{label}", std::process::id(), unique());
+        ip(&["netns", "add", &name])?;
+        let namespace = Self { name };
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// The name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `ip` in this namespace.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn ip(&self, arguments: &[&str]) -> Result<String, LabError> {
+        let mut all = vec!["-n", self.name.as_str()];
+        all.extend_from_slice(arguments);
+        ip(&all)
+    }
+
+    /// A command that will run `program` in this namespace, with the
+    /// namespace's own `/sys`. It replaces the helper that enters the
+    /// namespace, so the child's process id is the program's.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program);
+        command
+    }
+
+    /// As [`Namespace::command`], on one core, and ended with SIGTERM when the
+    /// thread that starts it ends.
+    pub fn command_on_core(&self, core: usize, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.command("setpriv");
+        command.args(["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()]).arg(program);
+        command
+    }
+
+    /// Runs a closure in this namespace, on a thread of its own, and returns
+    /// what it returned. Sockets that it opens stay in the namespace; `/sys`
+    /// shows it.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    ///
+    /// # Panics
+    /// When the closure does.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+        let path = Path::new(NETNS_FOLDER).join(&self.name);
+        let file = File::open(&path).map_err(LabError::file(&path))?;
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                rustix::thread::move_into_link_name_space(
+                    file.as_fd(),
+                    Some(LinkNameSpaceType::Network),
+                )
+                .map_err(LabError::io(format!("cannot enter namespace {}", self.name)))?;
+                sys::own_sysfs().map_err(LabError::io("cannot mount /sys for a namespace"))?;
+                Ok(work())
+            });
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Writes a file below `/sys/class/net/DEVICE/` in this namespace.
+    ///
+    /// # Errors
+    /// When there is no such file or the kernel refuses the value.
+    pub fn write_device_file(
+        &self,
+        device: &str,
+        file: &str,
+        value: &str,
+    ) -> Result<(), LabError> {
+        // A thread that entered the namespace would still see the old /sys.
+        let script = r#"printf %s "$2" > "/sys/class/net/$1""#;
+        let target = format!("{device}/{file}");
+        let mut command = self.command("sh");
+        run(command.args(["-c", script, "sh", &target, value]), "dash").map(drop)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Devices in it go with it. A failure here has nobody to report to;
+        // `remove_stale` tries again at the next start.
+        let _ = ip(&["netns", "del", &self.name]);
+    }
+}
+
+/// One end of a [`VethPair`].
+#[derive(Debug)]
+pub struct End {
+    /// The namespace it is in.
+    pub namespace: Namespace,
+    /// The name of the device, unique on this machine while we live.
+    pub device: String,
+    /// Its hardware address.
+    pub mac: [u8; 6],
+}
+
+/// How to make a [`VethPair`].
+#[derive(Clone, Debug, Default)]
+pub struct VethConfig {
+    /// Addresses with prefix lengths of the first end, `10.9.0.1/24`; the
+    /// kernel gets them. Leave out those that Tidegate answers for.
+    pub a: Vec<String>,
+    /// The same for the second end.
+    pub b: Vec<String>,
+}
+
+/// Two namespaces joined by a veth pair with one queue, up, offloads off: what
+/// goes over it are the frames that would go over a wire.
+#[derive(Debug)]
+pub struct VethPair {
+    /// The first end: clients and load.
+    pub a: End,
+    /// The second end: servers.
+    pub b: End,
+}
+
+impl VethPair {
+    /// Makes the namespaces, the devices and their addresses.
+    ///
+    /// # Errors
+    /// As [`Namespace::new`].
+    pub fn new(config: &VethConfig) -> Result<Self, LabError> {
+        let (a, b) = (Namespace::new("a")?, Namespace::new("b")?);
+        // 15 bytes at most, and the name must survive in a NAPI thread's name,
+        // which has room for nine.
+        let stem = format!("t{:x}{:x}", std::process::id() & 0xff_ffff, unique() & 0xf);
+        let (device_a, device_b) = (format!("{stem}a"), format!("{stem}b"));
+        let queues = ["numtxqueues", "1", "numrxqueues", "1"];
+        let mut add = vec!["link", "add", &device_a];
+        add.extend(queues);
+        add.extend(["type", "veth", "peer", "name", &device_b]);
+        add.extend(queues);
+        add.extend(["netns", b.name()]);
+        a.ip(&add)?;
+        let a = End::prepare(a, device_a, &config.a)?;
+        let b = End::prepare(b, device_b, &config.b)?;
+        for end in [&a, &b] {
+            end.namespace.ip(&["link", "set", &end.device, "up"])?;
+        }
+        Ok(Self { a, b })
+    }
+}
+
+impl End {
+    fn prepare(
+        namespace: Namespace,
+        device: String,
+        addresses: &[String],
+    ) -> Result<Self, LabError> {
+        // No address that nobody asked for: router solicitations and duplicate
+        // address detection would be packets that no test sent.
+        let quiet = format!("net.ipv6.conf.{device}.accept_ra=0");
+        let _ = run(namespace.command("sysctl").args(["-qw", &quiet]), "procps");
+        namespace.ip(&["link", "set", &device, "addrgenmode", "none"])?;
+        for address in addresses {
+            let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+            let mut arguments = vec!["addr", "add", address.as_str(), "dev", device.as_str()];
+            arguments.extend(nodad);
+            namespace.ip(&arguments)?;
+        }
+        let text = namespace.ip(&["-o", "link", "show", &device])?;
+        let mac = parse_mac_of_link(&text)
+            .ok_or_else(|| LabError::Config(format!("no hardware address in {text:?}")))?;
+        let end = Self { namespace, device, mac };
+        end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+        Ok(end)
+    }
+
+    /// Sets offload features with `ethtool -K`.
+    ///
+    /// # Errors
+    /// When ethtool is missing or refuses.
+    pub fn ethtool(&self, features: &[&str]) -> Result<(), LabError> {
+        let mut command = self.namespace.command("ethtool");
+        let output = output(command.args(["-K", &self.device]).args(features), "ethtool")?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // `ip netns exec` starts and then does not find it.
+        if stderr.contains("No such file") {
+            return Err(LabError::Missing { program: "ethtool".into(), package: "ethtool" });
+        }
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(LabError::Command {
+            command: line_of(&command),
+            status: output.status.to_string(),
+            stderr: stderr.trim().to_owned(),
+        })
+    }
+
+    /// Adds an address with prefix length to the device, usable at once.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn add_address(&self, address: IpAddr, prefix: u8) -> Result<(), LabError> {
+        let text = format!("{address}/{prefix}");
+        let mut arguments = vec!["addr", "add", text.as_str(), "dev", self.device.as_str()];
+        if address.is_ipv6() {
+            arguments.push("nodad");
+        }
+        self.namespace.ip(&arguments).map(drop)
+    }
+
+    /// Sends the receive processing of this device to one core by Receive
+    /// Packet Steering, whatever core the sender runs on. `None` turns it off.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mask.
+    pub fn set_rps(&self, core: Option<usize>) -> Result<(), LabError> {
+        let mask = core.map_or_else(|| "0".to_owned(), rps_mask);
+        self.namespace.write_device_file(&self.device, "queues/rx-0/rps_cpus", &mask)
+    }
+
+    /// Gives this device's NAPI context a kernel thread of its own, on `core`.
+    /// The device needs a NAPI context: on veth, an XDP program or GRO. Returns
+    /// the threads' process ids.
+    ///
+    /// # Errors
+    /// When the device has none, or no thread appears.
+    pub fn set_threaded_napi(&self, core: usize) -> Result<Vec<i32>, LabError> {
+        self.namespace.write_device_file(&self.device, "threaded", "1")?;
+        let threads = cpu::napi_threads(&self.device);
+        if threads.is_empty() {
+            return Err(LabError::Config(format!(
+                "{} has no NAPI thread; attach an XDP program or turn GRO on first",
+                self.device
+            )));
+        }
+        for &thread in &threads {
+            cpu::pin_process(thread, core)?;
+        }
+        Ok(threads)
+    }
+
+    /// Sets how long the device's NAPI context leaves interrupts off after a
+    /// poll: what preferred busy polling builds on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_deferral(&self, defer_hard_irqs: u32, flush_ns: u64) -> Result<(), LabError> {
+        let defer = defer_hard_irqs.to_string();
+        self.namespace.write_device_file(&self.device, "napi_defer_hard_irqs", &defer)?;
+        let flush = flush_ns.to_string();
+        self.namespace.write_device_file(&self.device, "gro_flush_timeout", &flush)
+    }
+}
+
+/// The mask for one core, as sysfs wants it: hexadecimal words of 32 bits.
+fn rps_mask(core: usize) -> String {
+    let mut mask = format!("{:x}", 1u32 << (core % 32));
+    for _ in 0..core / 32 {
+        mask.push_str(",00000000");
+    }
+    mask
+}
+
+fn parse_mac_of_link(text: &str) -> Option<[u8; 6]> {
+    let mut words = text.split_whitespace().skip_while(|word| *word != "link/ether");
+    parse_mac(words.nth(1)?)
+}
+
+/// Reads `02:00:00:00:00:01`.
+pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        let hex = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
+        let part = parts.next().filter(hex).filter(|part| matches!(part.len(), 1 | 2))?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_is_in_the_name() {
+        assert_eq!(owner("tg-123-0-a"), Some(123));
+        for other in ["tg-123", "tg-x-0-a", "tg-123-y-a", "other-123-0-a", "tg-wire-b"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn masks_reach_beyond_32_cores() {
+        assert_eq!(rps_mask(0), "1");
+        assert_eq!(rps_mask(5), "20");
+        assert_eq!(rps_mask(33), "2,00000000");
+    }
+
+    #[test]
+    fn hardware_addresses_are_six_bytes() {
+        assert_eq!(parse_mac("02:0:00:00:00:ff"), Some([2, 0, 0, 0, 0, 255]));
+        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "02:00:00:00:00:zz", "+2:0:0:0:0:0"]
+        {
+            let parsed = parse_mac(bad);
+            assert!(parsed.is_none(), "{bad:?} gave {parsed:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let error = run(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
+        assert!(error.to_string().contains("apt-get install some-package"), "{error}");
+    }
+}

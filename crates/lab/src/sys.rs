@@ -1,0 +1,153 @@
+//! The system calls that no safe crate wraps: many datagrams at once, and a
+//! mount namespace for one thread.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Room for a number of datagrams on a connected socket, used again and again.
+pub(crate) struct Datagrams {
+    bytes: Vec<u8>,
+    stride: usize,
+    lengths: Vec<usize>,
+    vectors: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+}
+
+impl Datagrams {
+    /// Room for `count` datagrams of up to `stride` bytes.
+    pub(crate) fn new(count: usize, stride: usize) -> Self {
+        Self {
+            bytes: vec![0; count * stride],
+            stride,
+            lengths: vec![0; count],
+            vectors: Vec::with_capacity(count),
+            headers: Vec::with_capacity(count),
+        }
+    }
+
+    /// How many datagrams there is room for.
+    pub(crate) fn capacity(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// All the room of datagram `index`.
+    pub(crate) fn room(&mut self, index: usize) -> &mut [u8] {
+        &mut self.bytes[index * self.stride..][..self.stride]
+    }
+
+    /// Sets how many bytes of datagram `index` are to be sent.
+    pub(crate) fn set_len(&mut self, index: usize, len: usize) {
+        self.lengths[index] = len.min(self.stride);
+    }
+
+    /// The bytes of datagram `index`.
+    pub(crate) fn get(&self, index: usize) -> &[u8] {
+        &self.bytes[index * self.stride..][..self.lengths[index]]
+    }
+
+    /// Sends the datagrams of `range` without blocking; returns how many went.
+    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, range: Range<usize>) -> io::Result<usize> {
+        self.point(range);
+        let count = self.headers.len() as libc::c_uint;
+        // SAFETY: `point` made every header point to one of our vectors and
+        // every vector into `bytes`, within bounds. None of them moves or is
+        // used otherwise during the call, which only reads the bytes.
+        let sent = unsafe {
+            libc::sendmmsg(fd.as_raw_fd(), self.headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Receives up to as many datagrams as there is room for, without
+    /// blocking; returns how many came.
+    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.lengths.fill(self.stride);
+        self.point(0..self.capacity());
+        let count = self.headers.len() as libc::c_uint;
+        // SAFETY: as in `send`; the kernel writes through each vector no more
+        // than its length, and nobody else looks at the bytes meanwhile.
+        let received = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                count,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        for (length, header) in self.lengths.iter_mut().zip(&self.headers).take(received) {
+            *length = (header.msg_len as usize).min(self.stride);
+        }
+        Ok(received)
+    }
+
+    /// Makes one header and one vector for each datagram of `range`.
+    fn point(&mut self, range: Range<usize>) {
+        self.vectors.clear();
+        self.headers.clear();
+        let slots = self.bytes.chunks_exact_mut(self.stride).zip(&self.lengths);
+        for (slot, length) in slots.skip(range.start).take(range.len()) {
+            self.vectors.push(libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: *length });
+        }
+        for vector in &mut self.vectors {
+            // SAFETY: all zero is a valid header: no name, no vectors, no
+            // control data.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = vector;
+            header.msg_hdr.msg_iovlen = 1;
+            self.headers.push(header);
+        }
+    }
+}
+
+/// Gives the calling thread mounts of its own, with a `/sys` that shows the
+/// network namespace the thread is in.
+pub(crate) fn own_sysfs() -> io::Result<()> {
+    use rustix::mount::{
+        MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
+    };
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+    // SAFETY: mounts and the working directory become the thread's own; file
+    // descriptors stay shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS)? };
+    // Nothing that we mount may be seen outside.
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
+    unmount("/sys", UnmountFlags::DETACH)?;
+    mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, UdpSocket};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn datagrams_go_out_and_come_in_whole() {
+        for address in ["127.0.0.1", "::1"] {
+            let address: IpAddr = address.parse().unwrap();
+            let a = UdpSocket::bind((address, 0)).unwrap();
+            let b = UdpSocket::bind((address, 0)).unwrap();
+            a.connect(b.local_addr().unwrap()).unwrap();
+            b.connect(a.local_addr().unwrap()).unwrap();
+            let mut out = Datagrams::new(4, 16);
+            for index in 0..4 {
+                out.room(index).fill(index as u8);
+                out.set_len(index, index * 5);
+            }
+            assert_eq!(out.send(a.as_fd(), 1..4).unwrap(), 3);
+            let mut back = Datagrams::new(8, 12);
+            assert_eq!(back.receive(b.as_fd()).unwrap(), 3);
+            assert_eq!(back.get(0), [1; 5]);
+            assert_eq!(back.get(1), [2; 10]);
+            assert_eq!(back.get(2), [3; 12], "cut to the room there is");
+            let error = back.receive(b.as_fd()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        }
+    }
+}
