@@ -291,13 +291,14 @@ fn routes_from(message: &RouteMessage) -> Vec<(u32, Route)> {
         return Vec::new();
     }
     let single = index.map(|index| (index, Route { destination, gateway, source, metric }));
-    let several = hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead)).map(|hop| {
-        let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(address) => ip_from(address),
-            _ => None,
+    let several =
+        hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead)).map(|hop| {
+            let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Gateway(address) => ip_from(address),
+                _ => None,
+            });
+            (hop.interface_index, Route { destination, gateway, source, metric })
         });
-        (hop.interface_index, Route { destination, gateway, source, metric })
-    });
     single.into_iter().chain(several).collect()
 }
 

@@ -9,9 +9,7 @@ use rustix::io::Errno;
 use tidegate_wire::IpCidr;
 
 use super::socket::Socket;
-use super::{
-    Interface, Neighbour, NetlinkError, Route, address_from, neighbour_from, routes_from,
-};
+use super::{Interface, Neighbour, NetlinkError, Route, address_from, neighbour_from, routes_from};
 
 // RTMGRP_* of linux/rtnetlink.h.
 const LINK: u32 = 0x1;
@@ -101,18 +99,16 @@ fn read(message: &RouteNetlinkMessage, out: &mut VecDeque<Change>) {
         Message::NewAddress(address) => {
             out.extend(address_from(address).map(|(index, cidr)| Change::Address(index, cidr)));
         }
-        Message::DelAddress(address) => out.extend(
-            address_from(address).map(|(index, cidr)| Change::AddressRemoved(index, cidr)),
-        ),
+        Message::DelAddress(address) => out
+            .extend(address_from(address).map(|(index, cidr)| Change::AddressRemoved(index, cidr))),
         Message::NewRoute(route) => out.extend(
             routes_from(route).into_iter().map(|(index, route)| Change::Route(index, route)),
         ),
         Message::DelRoute(route) => out.extend(
             routes_from(route).into_iter().map(|(index, route)| Change::RouteRemoved(index, route)),
         ),
-        Message::NewNeighbour(neighbour) => out.extend(
-            neighbour_from(neighbour).map(|(index, host)| Change::Neighbour(index, host)),
-        ),
+        Message::NewNeighbour(neighbour) => out
+            .extend(neighbour_from(neighbour).map(|(index, host)| Change::Neighbour(index, host))),
         Message::DelNeighbour(neighbour) => out.extend(
             neighbour_from(neighbour).map(|(index, host)| Change::NeighbourRemoved(index, host)),
         ),

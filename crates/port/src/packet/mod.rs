@@ -339,9 +339,7 @@ fn connect(
     socket.bind(interface.index).map_err(step("bind a packet socket"))?;
     if let Some(group) = config.fanout {
         let value = i32::from(group) | (libc::PACKET_FANOUT_HASH as i32) << 16;
-        socket
-            .set_packet(libc::PACKET_FANOUT, value)
-            .map_err(step("join the fanout group"))?;
+        socket.set_packet(libc::PACKET_FANOUT, value).map_err(step("join the fanout group"))?;
     }
     Ok((socket, receiver))
 }

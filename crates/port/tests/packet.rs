@@ -1,0 +1,292 @@
+//! The AF_PACKET port over veth, against the kernel and against itself.
+
+mod sandbox;
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Instant;
+
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use sandbox::{
+    KERNEL_V4, KERNEL_V6, PATIENCE, PORT_MAC, PORT_V4, PORT_V6, arena, enter_namespace, free_all,
+    ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted, sleep_on,
+    transmit_all, turn_round, veth,
+};
+use tidegate_memory::{Arena, Checksum};
+use tidegate_port::packet::{PacketConfig, PacketError, PacketPort, Receive, Steering};
+use tidegate_port::{Burst, Port};
+use tidegate_wire::DropReason;
+
+const WAYS: [Receive; 2] = [Receive::Calls, Receive::Ring];
+const ECHO: u16 = 7;
+
+fn open(interface: &str, receive: Receive, arena: &mut Arena) -> PacketPort {
+    let config = PacketConfig { receive, ..PacketConfig::new(interface) };
+    PacketPort::open(&config, arena).unwrap()
+}
+
+fn client(local: &str, remote: &str) -> UdpSocket {
+    let socket = UdpSocket::bind((local, 0)).unwrap();
+    socket.connect((remote, ECHO)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+#[test]
+fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(256);
+        let mut port = open("tg0", receive, &mut arena);
+        assert_eq!(port.capabilities().mac, PORT_MAC);
+        for (local, remote, udp) in [(KERNEL_V4, PORT_V4, 34), (KERNEL_V6, PORT_V6, 54)] {
+            let client = client(local, remote);
+            client.send(b"over and back").unwrap();
+            let mut burst =
+                receive_wanted(&mut port, &mut arena, 1, |frame| is_udp_to(frame, true, ECHO));
+            let frame = &mut burst[0];
+            assert_eq!(frame.checksum, Checksum::Partial { start: udp, offset: 6 });
+            turn_round(arena.bytes_mut(frame), true);
+            transmit_all(&mut port, &mut arena, &mut burst);
+            let mut buffer = [0; 64];
+            let len = client.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], b"over and back", "{receive:?} {local}");
+        }
+        assert_eq!(arena.available(), arena.capacity(), "no frame was lost");
+        assert_eq!(port.counters().transmitted, 2);
+    }
+}
+
+#[test]
+fn a_burst_arrives_whole_and_in_order() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(4096);
+        let mut near = open("tg0", receive, &mut arena);
+        let mut far = open("tg1", receive, &mut arena);
+        let mut burst = Burst::new();
+        for number in 0..200 {
+            let mut frame = arena.alloc_from(&numbered_frame(number, 60 + number as usize * 5));
+            if number % 2 == 1 {
+                let partial = Checksum::Partial { start: 34, offset: 6 };
+                frame.as_mut().unwrap().checksum = partial;
+            }
+            burst.extend(frame);
+        }
+        transmit_all(&mut far, &mut arena, &mut burst);
+        let mut burst = receive_wanted(&mut near, &mut arena, 200, is_numbered);
+        for (number, frame) in burst.iter().enumerate() {
+            let expected = numbered_frame(number as u32, 60 + number * 5);
+            assert_eq!(arena.bytes(frame), expected, "{receive:?}");
+            let left_open = matches!(frame.checksum, Checksum::Partial { start: 34, offset: 6 });
+            assert_eq!(left_open, number % 2 == 1, "{:?}", frame.checksum);
+        }
+        let bytes: usize = burst.iter().map(|frame| frame.len()).sum();
+        free_all(&mut arena, &mut burst);
+        let (sent, received) = (far.counters(), near.counters());
+        assert_eq!((sent.transmitted, sent.transmitted_bytes), (200, bytes as u64));
+        assert!(received.received >= 200 && received.received_bytes >= bytes as u64);
+        assert_eq!(received.drops.total() + sent.drops.total(), 0);
+        assert_eq!(sent.received, 0, "what a port sends does not come back to it");
+        assert_eq!(arena.available(), arena.capacity());
+    }
+}
+
+#[test]
+fn frames_that_the_kernel_drops_are_counted() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(512);
+        let config = PacketConfig { receive, buffer_bytes: 64 << 10, ..PacketConfig::new("tg0") };
+        let mut near = PacketPort::open(&config, &mut arena).unwrap();
+        let mut far = open("tg1", receive, &mut arena);
+        let mut burst = Burst::new();
+        for number in 0..4000 {
+            burst.extend(arena.alloc_from(&numbered_frame(number, 200)));
+            if burst.len() == 256 || number == 3999 {
+                transmit_all(&mut far, &mut arena, &mut burst);
+            }
+        }
+        // The last frames may still be in a block that is not full.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            near.receive(&mut arena, &mut burst, 64).unwrap();
+            free_all(&mut arena, &mut burst);
+            let counters = near.counters();
+            let dropped = counters.drops.get(DropReason::PortRingFull);
+            if counters.received + dropped >= 4000 {
+                assert!(dropped > 0, "{receive:?}");
+                break;
+            }
+            assert!(Instant::now() < deadline, "{receive:?}: {counters:?}");
+        }
+        assert_eq!(arena.available(), arena.capacity());
+    }
+}
+
+#[test]
+fn frames_longer_than_a_buffer_are_dropped_and_counted() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    ip("link set tg0 mtu 9000");
+    ip("link set tg1 mtu 9000");
+    for receive in WAYS {
+        let mut arena = arena(64);
+        let mut port = open("tg0", receive, &mut arena);
+        for (local, remote) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+            client(local, remote).send(&[1; 4000]).unwrap();
+            client(local, remote).send(b"short").unwrap();
+            let mut burst =
+                receive_wanted(&mut port, &mut arena, 1, |frame| is_udp_to(frame, true, ECHO));
+            free_all(&mut arena, &mut burst);
+        }
+        assert_eq!(port.counters().drops.get(DropReason::FrameTooLong), 2, "{receive:?}");
+        assert_eq!(arena.available(), arena.capacity());
+    }
+}
+
+#[test]
+fn a_vlan_tag_comes_through() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(64);
+        let mut near = open("tg0", receive, &mut arena);
+        let mut far = open("tg1", receive, &mut arena);
+        let mut tagged = numbered_frame(9, 100);
+        tagged.splice(12..12, [0x81, 0x00, 0x60, 0x05]);
+        let mut burst = Burst::from_iter(arena.alloc_from(&tagged));
+        burst[0].checksum = Checksum::Partial { start: 38, offset: 8 };
+        transmit_all(&mut far, &mut arena, &mut burst);
+        let mut burst = receive_wanted(&mut near, &mut arena, 1, is_numbered);
+        assert_eq!(arena.bytes(&burst[0]), tagged, "{receive:?}");
+        assert_eq!(burst[0].checksum, Checksum::Partial { start: 38, offset: 8 });
+        free_all(&mut arena, &mut burst);
+    }
+}
+
+#[test]
+fn only_the_chosen_addresses_are_taken() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(64);
+        let wanted: Vec<IpAddr> = [PORT_V4, PORT_V6].map(|a| a.parse().unwrap()).into();
+        let steering = Steering::Addresses(wanted);
+        let config = PacketConfig { receive, steering, ..PacketConfig::new("tg0") };
+        let mut port = PacketPort::open(&config, &mut arena).unwrap();
+        let mut far = open("tg1", receive, &mut arena);
+        let mut burst = Burst::from_iter(arena.alloc_from(&numbered_frame(1, 60)));
+        transmit_all(&mut far, &mut arena, &mut burst);
+        for (local, remote) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+            client(local, remote).send(b"for us").unwrap();
+            let mut burst = receive_wanted(&mut port, &mut arena, 1, |frame| {
+                assert!(!is_numbered(frame), "{receive:?}");
+                is_udp_to(frame, true, ECHO)
+            });
+            free_all(&mut arena, &mut burst);
+        }
+    }
+}
+
+#[test]
+fn too_long_for_the_interface_is_counted_and_does_not_stop_the_rest() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    let mut arena = arena(64);
+    let mut near = open("tg0", Receive::Calls, &mut arena);
+    let mut far = open("tg1", Receive::Calls, &mut arena);
+    let mut burst = Burst::new();
+    burst.extend(arena.alloc_from(&numbered_frame(1, 60)));
+    burst.extend(arena.alloc_from(&numbered_frame(2, 1700)));
+    burst.extend(arena.alloc_from(&numbered_frame(3, 60)));
+    transmit_all(&mut far, &mut arena, &mut burst);
+    let mut burst = receive_wanted(&mut near, &mut arena, 2, is_numbered);
+    assert_eq!(arena.bytes(&burst[1]), numbered_frame(3, 60));
+    free_all(&mut arena, &mut burst);
+    let counters = far.counters();
+    assert_eq!((counters.transmitted, counters.drops.get(DropReason::TransmitFailed)), (2, 1));
+}
+
+#[test]
+fn a_port_outlives_its_interface_going_down_but_not_away() {
+    if !enter_namespace() {
+        return;
+    }
+    for receive in WAYS {
+        veth();
+        let mut arena = arena(64);
+        let mut port = open("tg0", receive, &mut arena);
+        ip("link set tg0 down");
+        ip("link set tg0 up");
+        // The kernel takes a moment to use the link again: send until it does.
+        let client = client(KERNEL_V4, PORT_V4);
+        let mut burst = Burst::new();
+        let deadline = Instant::now() + PATIENCE;
+        while !burst.iter().any(|frame| is_udp_to(arena.bytes(frame), true, ECHO)) {
+            assert!(Instant::now() < deadline, "{receive:?}");
+            free_all(&mut arena, &mut burst);
+            client.send(b"again").unwrap();
+            sleep_on(&mut port);
+            port.receive(&mut arena, &mut burst, 64).unwrap();
+        }
+        ip("link del tg0");
+        free_all(&mut arena, &mut burst);
+        let error = receive_until_error(&mut port, &mut arena);
+        assert_eq!(error.raw_os_error(), Some(libc::ENETDOWN), "{receive:?}");
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    ip("tuntap add dev tun0 mode tun");
+    ip("link set tun0 up");
+    let mut arena = arena(8);
+    let mut fail = |config: PacketConfig| PacketPort::open(&config, &mut arena).err().unwrap();
+    let said = fail(PacketConfig::new("eth7")).to_string();
+    assert!(["eth7", "tg0", "tg1"].iter().all(|name| said.contains(name)), "{said}");
+    assert!(fail(PacketConfig::new("tun0")).to_string().contains("tap port"));
+    let steering = Steering::Addresses(vec![KERNEL_V6.parse().unwrap()]);
+    let shared = fail(PacketConfig { steering, ..PacketConfig::new("tg0") });
+    assert!(matches!(&shared, PacketError::SharedAddress { interface, .. } if interface == "tg1"));
+    assert!(shared.to_string().contains("xdp"));
+    let small = PacketConfig { buffer_bytes: 1, ..PacketConfig::new("tg0") };
+    assert!(matches!(fail(small), PacketError::BufferSize(1)));
+    ip("link set tg0 down");
+    assert!(fail(PacketConfig::new("tg0")).to_string().contains("ip link set tg0 up"));
+    ip("link set tg0 up");
+    // Capabilities are this thread's, so no other test is touched.
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        },
+    )
+    .unwrap();
+    let denied = fail(PacketConfig::new("tg0"));
+    assert!(matches!(denied, PacketError::Permission), "{denied}");
+    assert!(denied.to_string().contains("unshare -rn"));
+}
