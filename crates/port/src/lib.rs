@@ -3,9 +3,11 @@
 //! A [`Port`] moves raw frames in bursts between an [`Arena`] and a wire. It
 //! knows no protocol. Ports are found in the module of their name.
 
+mod buffer;
 pub mod mem;
 pub mod netlink;
 pub mod packet;
+pub mod tap;
 mod vnet;
 pub mod xdp;
 
@@ -99,6 +101,15 @@ pub trait Port: Send {
         None
     }
 
+    /// Takes what a rule names (`take`), or leaves it to the kernel again.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] on ports that cannot take frames away
+    /// from the kernel; what the kernel says otherwise.
+    fn set_steering(&mut self, _rule: &xdp::Rule, _take: bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// What passed through so far. May ask the kernel, so not for every burst.
     fn counters(&mut self) -> PortCounters;
 }
@@ -118,6 +129,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_fd()
+    }
+    fn set_steering(&mut self, rule: &xdp::Rule, take: bool) -> io::Result<()> {
+        (**self).set_steering(rule, take)
     }
     fn counters(&mut self) -> PortCounters {
         (**self).counters()

@@ -174,6 +174,10 @@ impl Port for XdpPort {
         Some(self.readiness.as_fd())
     }
 
+    fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
+        if take { self.steer(*rule) } else { self.unsteer(rule) }.map_err(io::Error::other)
+    }
+
     fn counters(&mut self) -> PortCounters {
         let mut counters = PortCounters::default();
         for queue in &self.queues {
