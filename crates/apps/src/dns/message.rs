@@ -70,6 +70,7 @@ pub(super) mod rtype {
     pub const SOA: u16 = 6;
     pub const PTR: u16 = 12;
     pub const MX: u16 = 15;
+    pub const TXT: u16 = 16;
     pub const SIG: u16 = 24;
     pub const KEY: u16 = 25;
     pub const AAAA: u16 = 28;

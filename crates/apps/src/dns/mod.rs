@@ -13,18 +13,22 @@
 
 mod answer;
 mod catalog;
+mod compare;
 mod compile;
 mod error;
 mod lookup;
 mod message;
 mod name;
+mod random;
 mod server;
+pub mod synthetic;
 mod table;
 mod zone;
 mod zonefile;
 
 use std::path::PathBuf;
 
+pub use compare::{Difference, compare};
 pub use error::{DnsError, Place, Warning};
 pub use message::{Edns, PLAIN_UDP_BYTES, Query, Rcode, Rejection};
 pub use name::{MAX_LABEL_BYTES, MAX_NAME_BYTES, Name};

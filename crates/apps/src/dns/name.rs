@@ -18,6 +18,11 @@ pub const MAX_LABEL_BYTES: usize = 63;
 pub struct Name(Box<[u8]>);
 
 impl Name {
+    /// The name of the root.
+    pub fn root() -> Self {
+        Name([0].into())
+    }
+
     /// Takes a whole uncompressed name in wire format.
     pub fn from_wire(wire: &[u8]) -> Option<Self> {
         (wire_len(wire)? == wire.len()).then(|| Name(wire.into()))
@@ -30,7 +35,7 @@ impl Name {
         let mut label = Vec::new();
         let mut bytes = text.strip_suffix('.').unwrap_or(text).bytes();
         if bytes.len() == 0 {
-            return Some(Name([0].into()));
+            return Some(Name::root());
         }
         loop {
             let byte = bytes.next();

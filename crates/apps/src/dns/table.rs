@@ -1,6 +1,7 @@
 //! The table of names: a keyed hash over lower-cased names, open addressing.
 
 use super::name::MAX_NAME_BYTES;
+use super::random::Random;
 
 /// Words of eight octets that hold the longest name.
 const WORDS: usize = MAX_NAME_BYTES.div_ceil(8);
@@ -63,20 +64,12 @@ pub(super) struct NameHash {
 impl NameHash {
     /// The function that belongs to a seed.
     pub(super) fn new(seed: u64) -> Self {
-        let mut state = seed;
-        let mut next = || {
-            // SplitMix64: spreads the seed over the keys.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = state;
-            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ mixed >> 31
-        };
+        let mut random = Random::new(seed);
         let mut keys = Box::new([[0; 2]; WORDS]);
         for pair in keys.iter_mut() {
-            *pair = [next(), next()];
+            *pair = [random.next(), random.next()];
         }
-        NameHash { keys, last: next() }
+        NameHash { keys, last: random.next() }
     }
 
     #[inline]
