@@ -1,2 +1,37 @@
 //! Neighbours, routes, fragments, ICMP and UDP, as a pure state machine.
+//!
+//! A [`Stack`] is one interface of one host. Frames go in by
+//! [`Stack::ingest`], frames for the wire wait in [`Stack::transmit_queue`],
+//! time comes in with every call, and what the outside should know comes out
+//! of [`Stack::poll_event`]. There is no I/O, no clock and no source of
+//! randomness in here: the same calls with the same seed give the same
+//! packets.
+//!
+//! Everything that arrives is hostile until proven otherwise. Every table has
+//! a limit ([`Limits`]), every packet that is not used is counted under a
+//! [`tidegate_wire::DropReason`], and [`Counters::balance`] shows that none
+//! was lost.
 #![forbid(unsafe_code)]
+
+mod address;
+mod arp;
+mod chance;
+mod config;
+mod counters;
+mod error;
+mod ethernet;
+mod event;
+mod ipv4;
+mod neighbour;
+mod output;
+mod path;
+mod route;
+mod stack;
+mod udp;
+
+pub use config::{Config, ConfigError, Limits, Ownership, Route};
+pub use counters::Counters;
+pub use error::{SendError, SocketError};
+pub use event::Event;
+pub use stack::Stack;
+pub use udp::{Datagram, UdpId, UdpOptions};

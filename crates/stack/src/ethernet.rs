@@ -1,0 +1,111 @@
+//! The link: what came on it, and what is put on it.
+
+use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
+
+use crate::Stack;
+
+/// What the link says about a packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrival {
+    /// It was sent to a group or to everybody on the link.
+    pub(crate) group: bool,
+    /// What the port knows about its transport checksum.
+    pub(crate) checksum: Checksum,
+}
+
+impl Arrival {
+    /// For a packet that has no link header.
+    #[inline]
+    pub(crate) fn without_link(
+        packet: &[u8],
+        checksum: Checksum,
+    ) -> Result<(EtherType, Arrival), DropReason> {
+        let ethertype = match packet.first().ok_or(DropReason::Ipv4Truncated)? >> 4 {
+            4 => EtherType::IPV4,
+            6 => EtherType::IPV6,
+            _ => return Err(DropReason::EtherTypeUnknown),
+        };
+        Ok((ethertype, Arrival { group: false, checksum }))
+    }
+}
+
+impl Stack {
+    /// Decides whether a frame is for us.
+    #[inline]
+    pub(crate) fn ethernet_input(
+        &self,
+        header: &EthernetHeader,
+        checksum: Checksum,
+    ) -> Result<Arrival, DropReason> {
+        if header.vlan != None || self.vlan.is_some() {
+            self.check_vlan(header.vlan)?;
+        }
+        if header.source.is_group() {
+            return Err(DropReason::EthernetSourceInvalid);
+        }
+        let group = header.destination != self.mac;
+        if group
+            && !(header.destination.is_group() && self.addresses.listens_to(header.destination))
+        {
+            return Err(DropReason::EthernetNotForUs);
+        }
+        Ok(Arrival { group, checksum })
+    }
+
+    /// A tag with number 0 only tells a priority (IEEE 802.1Q).
+    fn check_vlan(&self, tag: Option<VlanTag>) -> Result<(), DropReason> {
+        let id = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::id);
+        if id(tag) == id(self.vlan) { Ok(()) } else { Err(DropReason::VlanNotForUs) }
+    }
+
+    /// Bytes of the link header of what we send.
+    #[inline]
+    pub(crate) fn link_bytes(&self) -> usize {
+        match (self.medium, self.vlan) {
+            (Medium::Ip, _) => 0,
+            (Medium::Ethernet, None) => EthernetHeader::BYTES,
+            (Medium::Ethernet, Some(_)) => EthernetHeader::BYTES + VlanTag::BYTES,
+        }
+    }
+
+    /// Writes the link header to the front of a frame.
+    #[inline]
+    pub(crate) fn emit_link<'b>(
+        &self,
+        destination: MacAddr,
+        ethertype: EtherType,
+        bytes: &'b mut [u8],
+    ) -> Option<&'b mut [u8]> {
+        if self.medium == Medium::Ip {
+            return Some(bytes);
+        }
+        EthernetHeader { destination, source: self.mac, vlan: self.vlan, ethertype }.emit(bytes)
+    }
+
+    /// Sends a frame that holds an IP packet to a station.
+    pub(crate) fn send_to(
+        &mut self,
+        arena: &mut Arena,
+        mac: MacAddr,
+        is_v4: bool,
+        mut frame: Frame,
+    ) {
+        frame.retreat(self.link_bytes());
+        let ethertype = if is_v4 { EtherType::IPV4 } else { EtherType::IPV6 };
+        let written = self.emit_link(mac, ethertype, arena.bytes_mut(&mut frame)).is_some();
+        debug_assert!(written, "a frame for sending has headroom");
+        self.push_transmit(arena, frame);
+    }
+
+    /// Puts a frame that is ready into the transmit queue.
+    #[inline]
+    pub(crate) fn push_transmit(&mut self, arena: &mut Arena, frame: Frame) {
+        if self.transmit.len() >= self.limits.transmit_frames {
+            self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+            return arena.free(frame);
+        }
+        self.counters.transmitted += 1;
+        self.transmit.push_back(frame);
+    }
+}

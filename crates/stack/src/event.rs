@@ -1,0 +1,22 @@
+//! What the stack tells the outside.
+
+use std::net::IpAddr;
+
+use crate::UdpId;
+
+/// What the stack tells the outside.
+///
+/// Events tell of edges, and each is queued at most once until it is taken, so
+/// the queue is no longer than there are sockets, neighbours and addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// With [`crate::Ownership::Shared`]: a frame waits for this neighbour.
+    /// Answer with [`crate::Stack::set_neighbour`].
+    NeighbourWanted(IpAddr),
+    /// The receive queue of the socket was empty and now is not.
+    Readable(UdpId),
+    /// The socket has an error to take.
+    Error(UdpId),
+    /// Another host claims this address of ours.
+    AddressConflict(IpAddr),
+}

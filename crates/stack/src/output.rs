@@ -1,0 +1,275 @@
+//! Packets on their way out: path, IP header, fragments, next hop.
+
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+
+use tidegate_memory::{Arena, Frame, HEADROOM_BYTES};
+use tidegate_wire::ipv6_extension::FragmentHeader;
+use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol};
+
+use crate::address::Kind;
+use crate::neighbour::{Action, Resolution};
+use crate::path::Path;
+use crate::{Event, Ownership, SendError, Stack};
+
+/// Counters that identifications are taken from.
+pub(crate) const IDENTIFICATIONS: usize = 256;
+
+/// What the header of a packet to send shall say.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet {
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+}
+
+impl Stack {
+    /// The most room that headers take in front of a UDP payload.
+    #[inline]
+    pub(crate) fn header_room(&self) -> usize {
+        self.link_bytes() + Ipv6Header::BYTES + 8
+    }
+
+    /// # Errors
+    /// [`SendError::WouldBlock`] when the transmit queue is full.
+    #[inline]
+    pub(crate) fn check_transmit_room(&self) -> Result<(), SendError> {
+        let room = self.transmit.len() < self.limits.transmit_frames;
+        if room { Ok(()) } else { Err(SendError::WouldBlock) }
+    }
+
+    /// The way to a destination.
+    #[inline]
+    pub(crate) fn path(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        destination: IpAddr,
+    ) -> Result<Path, SendError> {
+        match self.paths.get(now_ns, destination) {
+            Some(path) => Ok(*path),
+            None => self.find_path(now_ns, arena, destination),
+        }
+    }
+
+    #[cold]
+    fn find_path(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        destination: IpAddr,
+    ) -> Result<Path, SendError> {
+        let next_hop =
+            self.next_hop(destination).ok_or(SendError::NetworkUnreachable(destination))?;
+        let source = self
+            .addresses
+            .source_for(destination, next_hop)
+            .ok_or(SendError::NoSource(destination))?;
+        let (mac, valid_until_ns) = self.resolve(now_ns, arena, next_hop)?;
+        // A frame may hold less than the link takes.
+        let mtu = self.mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
+        let path = Path { destination, source, next_hop, mac, mtu, valid_until_ns };
+        if mac.is_some() {
+            self.paths.put(path);
+        }
+        Ok(path)
+    }
+
+    /// Where packets to `destination` go first. Groups are on the link, and
+    /// nothing leads to ourselves: there is no loopback here.
+    pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
+        match self.addresses.kind(destination) {
+            Kind::Ours | Kind::Tentative => None,
+            Kind::Broadcast | Kind::Group => Some(destination),
+            Kind::Other if destination.is_unspecified() || destination.is_loopback() => None,
+            Kind::Other if destination.is_multicast() => Some(destination),
+            Kind::Other => self.routes.next_hop(destination),
+        }
+    }
+
+    fn resolve(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        next_hop: IpAddr,
+    ) -> Result<(Option<MacAddr>, u64), SendError> {
+        let group = match next_hop {
+            _ if self.medium == Medium::Ip => Some(MacAddr::UNSPECIFIED),
+            IpAddr::V4(v4) if v4.is_multicast() => Some(MacAddr::of_ipv4_group(v4)),
+            IpAddr::V6(v6) if v6.is_multicast() => Some(MacAddr::of_ipv6_group(v6)),
+            _ if self.addresses.kind(next_hop) == Kind::Broadcast => Some(MacAddr::BROADCAST),
+            _ => None,
+        };
+        if group.is_some() {
+            return Ok((group, u64::MAX));
+        }
+        match self.neighbours.resolve(now_ns, next_hop) {
+            Ok(Resolution::Known(mac, until_ns)) => Ok((Some(mac), until_ns)),
+            Ok(Resolution::Wait(action)) => {
+                if let Some(action) = action {
+                    self.ask_neighbour(arena, action);
+                }
+                Ok((None, 0))
+            }
+            Err(reason) => {
+                self.counters.transmit_drops.count(reason);
+                Err(SendError::WouldBlock)
+            }
+        }
+    }
+
+    /// Asks for a neighbour, or lets the outside ask.
+    pub(crate) fn ask_neighbour(&mut self, arena: &mut Arena, action: Action) {
+        let (ip, mac) = match action {
+            Action::Solicit(ip) => (ip, None),
+            Action::Probe(ip, mac) => (ip, Some(mac)),
+        };
+        match ip {
+            _ if self.ownership == Ownership::Shared => {
+                self.tell_once(Event::NeighbourWanted(ip));
+            }
+            IpAddr::V4(v4) => {
+                self.send_arp_request(arena, v4, mac.unwrap_or(MacAddr::BROADCAST));
+            }
+            IpAddr::V6(_) => {}
+        }
+    }
+
+    /// Sends a frame that holds the payload of an IP packet no longer than the
+    /// path's MTU, or one fragment of it: of IPv6 with its header.
+    #[inline]
+    pub(crate) fn send_frame(
+        &mut self,
+        arena: &mut Arena,
+        packet: &Packet,
+        path: &Path,
+        fragment: Option<FragmentHeader>,
+        mut frame: Frame,
+    ) {
+        let payload_bytes = frame.len();
+        match path.mac {
+            Some(mac) => {
+                let link_bytes = self.link_bytes();
+                frame.retreat(link_bytes + packet.header_bytes());
+                let bytes = arena.bytes_mut(&mut frame);
+                let written = self
+                    .emit_link(mac, packet.ethertype(), bytes)
+                    .and_then(|rest| packet.emit(payload_bytes, fragment, rest));
+                debug_assert!(written.is_some(), "a frame for sending has headroom");
+                self.push_transmit(arena, frame);
+            }
+            None => {
+                frame.retreat(packet.header_bytes());
+                let written = packet.emit(payload_bytes, fragment, arena.bytes_mut(&mut frame));
+                debug_assert!(written.is_some(), "a frame for sending has headroom");
+                if let Some(dropped) = self.neighbours.wait(path.next_hop, frame) {
+                    self.counters.transmit_drops.count(DropReason::NeighbourQueueFull);
+                    arena.free(dropped);
+                }
+            }
+        }
+    }
+}
+
+impl Stack {
+    /// Sends the payload of an IP packet in fragments (RFC 791, RFC 8200
+    /// section 4.5): all of them or none.
+    ///
+    /// # Errors
+    /// [`SendError::WouldBlock`] when there is no room for all of them.
+    pub(crate) fn send_fragments(
+        &mut self,
+        arena: &mut Arena,
+        packet: &Packet,
+        path: &Path,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let headers = packet.header_bytes() + packet.fragment_header_bytes();
+        let piece_bytes = path.mtu.saturating_sub(headers) & !7;
+        if piece_bytes == 0 {
+            return Err(SendError::MessageTooLong { limit_bytes: 0 });
+        }
+        let count = payload.len().div_ceil(piece_bytes);
+        let room = self.limits.transmit_frames.saturating_sub(self.transmit.len());
+        if count > room.min(arena.available()) {
+            return Err(SendError::WouldBlock);
+        }
+        let identification = self.identification(packet.source, packet.destination);
+        for (index, piece) in payload.chunks(piece_bytes).enumerate() {
+            let mut frame = arena.alloc_from(piece).ok_or(SendError::WouldBlock)?;
+            let fragment = FragmentHeader {
+                offset_bytes: (index * piece_bytes) as u16,
+                more_fragments: index + 1 < count,
+                identification,
+            };
+            if packet.destination.is_ipv6() {
+                frame.retreat(FragmentHeader::BYTES);
+                let written = fragment.emit(packet.protocol, arena.bytes_mut(&mut frame));
+                debug_assert!(written.is_some(), "a frame for sending has headroom");
+            }
+            self.send_frame(arena, packet, path, Some(fragment), frame);
+        }
+        Ok(())
+    }
+
+    /// A number that no other packet between these hosts has had for long, and
+    /// that tells an observer nothing about other hosts (RFC 7739 section 5.2).
+    fn identification(&mut self, source: IpAddr, destination: IpAddr) -> u32 {
+        let at = self.hash_key.hash_one((source, destination)) as usize;
+        let counter = &mut self.identifications[at % IDENTIFICATIONS];
+        *counter = counter.wrapping_add(1);
+        *counter
+    }
+}
+
+impl Packet {
+    fn fragment_header_bytes(&self) -> usize {
+        if self.destination.is_ipv4() { 0 } else { FragmentHeader::BYTES }
+    }
+
+    #[inline]
+    fn header_bytes(&self) -> usize {
+        if self.destination.is_ipv4() { Ipv4Header::BYTES } else { Ipv6Header::BYTES }
+    }
+
+    #[inline]
+    fn ethertype(&self) -> EtherType {
+        if self.destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 }
+    }
+
+    /// Writes the header of a packet or of a fragment.
+    #[inline]
+    fn emit<'b>(
+        &self,
+        payload_bytes: usize,
+        fragment: Option<FragmentHeader>,
+        bytes: &'b mut [u8],
+    ) -> Option<&'b mut [u8]> {
+        match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let mut header =
+                    Ipv4Header::new(source, destination, self.protocol, payload_bytes)?;
+                header.ttl = self.hop_limit;
+                header.dscp_ecn = self.traffic_class;
+                if let Some(fragment) = fragment {
+                    header.dont_fragment = false;
+                    header.identification = fragment.identification as u16;
+                    header.more_fragments = fragment.more_fragments;
+                    header.fragment_offset_bytes = fragment.offset_bytes;
+                }
+                header.emit(bytes)
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let next_header =
+                    if fragment.is_some() { Protocol::FRAGMENT } else { self.protocol };
+                let mut header = Ipv6Header::new(source, destination, next_header, payload_bytes)?;
+                header.hop_limit = self.hop_limit;
+                header.traffic_class = self.traffic_class;
+                header.emit(bytes)
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Longest-prefix routes.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use tidegate_wire::IpCidr;
+
+use crate::Route;
+use crate::chance::HashKey;
+
+/// The routes of one interface.
+///
+/// One hash table for each prefix length that is in use, asked from the
+/// longest: a lookup costs as many probes as there are lengths (at most 33 or
+/// 129), however many routes there are.
+pub(crate) struct Routes {
+    v4: Vec<Length>,
+    v6: Vec<Length>,
+    key: HashKey,
+}
+
+/// The routes with one prefix length.
+struct Length {
+    prefix_bits: u8,
+    networks: HashMap<IpAddr, Option<IpAddr>, HashKey>,
+}
+
+impl Routes {
+    pub(crate) fn new(key: HashKey) -> Self {
+        Self { v4: Vec::new(), v6: Vec::new(), key }
+    }
+
+    /// Adds a route, or puts it in the place of the one with the same prefix.
+    pub(crate) fn add(&mut self, route: Route) {
+        let network = route.prefix.network();
+        let lengths = if network.address().is_ipv4() { &mut self.v4 } else { &mut self.v6 };
+        let bits = network.prefix_bits();
+        // Longest first.
+        let at = match lengths.binary_search_by(|length| bits.cmp(&length.prefix_bits)) {
+            Ok(at) => at,
+            Err(at) => {
+                let networks = HashMap::with_hasher(self.key);
+                lengths.insert(at, Length { prefix_bits: bits, networks });
+                at
+            }
+        };
+        lengths[at].networks.insert(network.address(), route.gateway);
+    }
+
+    /// Whether packets to `address` go to it without a router between.
+    pub(crate) fn is_on_link(&self, address: IpAddr) -> bool {
+        self.next_hop(address) == Some(address)
+    }
+
+    /// The next hop to `destination`: the gateway, or the destination itself
+    /// when it is on the link.
+    pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
+        let lengths = if destination.is_ipv4() { &self.v4 } else { &self.v6 };
+        lengths.iter().find_map(|length| {
+            let network = IpCidr::new(destination, length.prefix_bits).ok()?.network().address();
+            let gateway = length.networks.get(&network)?;
+            Some(gateway.unwrap_or(destination))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chance::Chance;
+
+    fn routes(list: &[(&str, Option<&str>)]) -> Routes {
+        let mut routes = Routes::new(Chance::new([0; 16]).hash_key());
+        for (prefix, gateway) in list {
+            let gateway = gateway.map(|g| g.parse().unwrap());
+            routes.add(Route { prefix: prefix.parse().unwrap(), gateway });
+        }
+        routes
+    }
+
+    #[test]
+    fn the_longest_prefix_wins_in_both_families() {
+        let routes = routes(&[
+            ("0.0.0.0/0", Some("192.0.2.254")),
+            ("192.0.2.0/24", None),
+            ("10.1.0.0/16", Some("192.0.2.2")),
+            ("10.1.2.3/32", Some("192.0.2.3")),
+            ("2001:db8::/64", None),
+            ("::/0", Some("fe80::1")),
+            ("2001:db8:1::/48", Some("fe80::2")),
+        ]);
+        for (destination, next_hop) in [
+            ("192.0.2.9", "192.0.2.9"),
+            ("10.1.2.3", "192.0.2.3"),
+            ("10.1.2.4", "192.0.2.2"),
+            ("10.2.0.1", "192.0.2.254"),
+            ("2001:db8::7", "2001:db8::7"),
+            ("2001:db8:1:2::7", "fe80::2"),
+            ("2001:db9::7", "fe80::1"),
+        ] {
+            let found = routes.next_hop(destination.parse().unwrap());
+            assert_eq!(found, Some(next_hop.parse().unwrap()), "{destination}");
+        }
+    }
+
+    #[test]
+    fn without_a_default_route_some_have_no_next_hop() {
+        let routes = routes(&[("192.0.2.0/24", None)]);
+        assert_eq!(routes.next_hop("198.51.100.1".parse().unwrap()), None);
+        assert_eq!(routes.next_hop("2001:db8::1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_route_replaces_the_one_with_its_prefix() {
+        let routes =
+            routes(&[("10.0.0.0/8", Some("192.0.2.1")), ("10.9.9.9/8", Some("192.0.2.2"))]);
+        assert_eq!(
+            routes.next_hop("10.1.1.1".parse().unwrap()),
+            Some("192.0.2.2".parse().unwrap())
+        );
+    }
+}

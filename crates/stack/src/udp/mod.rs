@@ -1,0 +1,137 @@
+//! The User Datagram Protocol (RFC 768): sockets and their datagrams.
+
+mod datagram;
+mod ports;
+mod receive;
+mod send;
+mod socket;
+mod table;
+
+pub use datagram::Datagram;
+pub(crate) use datagram::Payload;
+pub(crate) use receive::{Delivery, IpInfo};
+pub use socket::{UdpId, UdpOptions};
+pub(crate) use table::UdpTable;
+
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_memory::{Arena, Frame};
+use tidegate_wire::DropReason;
+
+use crate::address::Kind;
+use crate::{SocketError, Stack};
+
+impl Stack {
+    /// Makes a socket bound to `local`. Port 0 chooses a free one at random
+    /// (RFC 6056); the unspecified address takes what is sent to any address
+    /// of ours, of the same family, and with `options.dual_stack` of both.
+    ///
+    /// # Errors
+    /// When the address is not ours, the port is taken, or no port or socket
+    /// is left.
+    pub fn udp_bind(
+        &mut self,
+        local: SocketAddr,
+        options: UdpOptions,
+    ) -> Result<UdpId, SocketError> {
+        let ip = local.ip();
+        let bindable =
+            matches!(self.addresses.kind(ip), Kind::Ours | Kind::Broadcast | Kind::Group);
+        if !ip.is_unspecified() && !bindable {
+            return Err(SocketError::AddressNotAvailable(ip));
+        }
+        let options = options.with_defaults(&self.limits);
+        // Flow information and scope are no part of a name.
+        let local = SocketAddr::new(ip, local.port());
+        self.udp.bind(&mut self.chance, local, options)
+    }
+
+    /// Connects a socket: it then sends to `remote` unless told otherwise,
+    /// and receives from nobody else. A socket bound to the unspecified
+    /// address gets the address that packets to `remote` leave from.
+    ///
+    /// # Errors
+    /// When the socket is closed, the peer cannot be sent to from it, no route
+    /// leads there, or another socket is connected the same way.
+    pub fn udp_connect(&mut self, id: UdpId, remote: SocketAddr) -> Result<(), SocketError> {
+        let socket = self.udp.get(id).ok_or(SocketError::Closed)?;
+        let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        if peer.port() == 0 || peer.ip().is_unspecified() || !socket.speaks_to(peer.ip()) {
+            return Err(SocketError::PeerInvalid(remote));
+        }
+        let local = match socket.bound.ip() {
+            ip if !ip.is_unspecified() => ip,
+            _ => self.source_for(peer.ip()).ok_or(SocketError::NetworkUnreachable(remote))?,
+        };
+        self.udp.connect(id, local, peer)
+    }
+
+    /// Undoes [`Stack::udp_connect`]: the socket is bound as it was before.
+    ///
+    /// # Errors
+    /// When the socket is closed, or another one took its place meanwhile.
+    pub fn udp_disconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
+        self.udp.disconnect(id)
+    }
+
+    /// Closes a socket. What it had not read is dropped; closing twice does
+    /// nothing.
+    pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
+        let Some(socket) = self.udp.close(id) else { return };
+        let unread = socket.queue.len() as u64;
+        self.counters.held -= unread;
+        self.counters.drops.add(DropReason::SocketClosed, unread);
+        for datagram in socket.queue {
+            datagram.release(arena);
+        }
+    }
+
+    /// The address and port that a socket is bound to; when it is connected,
+    /// those that its packets leave from.
+    pub fn udp_local_addr(&self, id: UdpId) -> Option<SocketAddr> {
+        let socket = self.udp.get(id)?;
+        Some(match socket.remote {
+            Some(_) => socket.present(socket.local),
+            None => socket.bound,
+        })
+    }
+
+    /// The peer that a socket is connected to.
+    pub fn udp_peer_addr(&self, id: UdpId) -> Option<SocketAddr> {
+        let socket = self.udp.get(id)?;
+        socket.remote.map(|remote| socket.present(remote))
+    }
+
+    /// Takes the datagram that has waited longest. Give it back with
+    /// [`Datagram::release`].
+    #[inline]
+    pub fn udp_receive(&mut self, id: UdpId) -> Option<Datagram> {
+        let datagram = self.udp.get_mut(id)?.pop()?;
+        self.counters.held -= 1;
+        self.counters.delivered += 1;
+        Some(datagram)
+    }
+
+    /// How many datagrams wait.
+    pub fn udp_readable(&self, id: UdpId) -> usize {
+        self.udp.get(id).map_or(0, |socket| socket.queue.len())
+    }
+
+    /// Takes the error that a peer or a router reported last.
+    pub fn udp_take_error(&mut self, id: UdpId) -> Option<SocketError> {
+        self.udp.get_mut(id)?.error.take()
+    }
+
+    /// An empty frame with room in front for every header, to be filled and
+    /// handed to [`Stack::udp_send_frame`].
+    #[inline]
+    pub fn udp_alloc(&mut self, arena: &mut Arena) -> Option<Frame> {
+        arena.alloc()
+    }
+
+    /// The address that packets to `destination` leave from.
+    fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        let next_hop = self.next_hop(destination)?;
+        self.addresses.source_for(destination, next_hop)
+    }
+}

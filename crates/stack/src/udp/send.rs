@@ -1,0 +1,240 @@
+//! Datagrams on their way out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
+
+use super::UdpId;
+use crate::address::Kind;
+use crate::output::Packet;
+use crate::path::Path;
+use crate::{SendError, Stack};
+
+/// From whom to whom a datagram goes, and how.
+struct Flow {
+    source: IpAddr,
+    source_port: u16,
+    remote: SocketAddr,
+    hop_limit: u8,
+    traffic_class: u8,
+    dont_fragment: bool,
+    path: Path,
+}
+
+impl Stack {
+    /// Sends a copy of `payload`, in fragments if it must be. `to` may be left
+    /// out when the socket is connected; `from` chooses the source among our
+    /// addresses, for a socket bound to the unspecified one.
+    ///
+    /// # Errors
+    /// See [`SendError`]. Nothing was sent then.
+    #[inline]
+    pub fn udp_send(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: UdpId,
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let flow = self.udp_flow(now_ns, arena, id, to, from)?;
+        if payload.len() > flow.most_unfragmented() {
+            return self.udp_send_long(arena, &flow, payload);
+        }
+        self.check_transmit_room()?;
+        let frame = arena.alloc_from(payload).ok_or(SendError::WouldBlock)?;
+        self.udp_emit(arena, &flow, frame);
+        Ok(())
+    }
+
+    /// Sends a frame that holds the payload, without copying it when the frame
+    /// has room in front for the headers, as those of [`Stack::udp_alloc`] and
+    /// received ones have. The frame is used up whatever happens.
+    ///
+    /// # Errors
+    /// See [`SendError`]. Nothing was sent then.
+    #[inline]
+    pub fn udp_send_frame(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: UdpId,
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+        frame: Frame,
+    ) -> Result<(), SendError> {
+        let checked = self.udp_flow(now_ns, arena, id, to, from).and_then(|flow| {
+            self.check_transmit_room()?;
+            Ok(flow)
+        });
+        let flow = match checked {
+            Ok(flow) => flow,
+            Err(error) => {
+                arena.free(frame);
+                return Err(error);
+            }
+        };
+        if frame.len() <= flow.most_unfragmented() && frame.headroom() >= self.header_room() {
+            self.udp_emit(arena, &flow, frame);
+            return Ok(());
+        }
+        let payload = arena.bytes(&frame).to_vec();
+        arena.free(frame);
+        if payload.len() > flow.most_unfragmented() {
+            return self.udp_send_long(arena, &flow, &payload);
+        }
+        let frame = arena.alloc_from(&payload).ok_or(SendError::WouldBlock)?;
+        self.udp_emit(arena, &flow, frame);
+        Ok(())
+    }
+
+    /// Finds out from whom to whom and how to send.
+    #[inline]
+    fn udp_flow(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: UdpId,
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+    ) -> Result<Flow, SendError> {
+        let socket = self.udp.get(id).ok_or(SendError::Closed)?;
+        let remote = match (to, socket.remote) {
+            (Some(to), _) => {
+                let remote = match to.ip() {
+                    IpAddr::V4(_) => to,
+                    IpAddr::V6(ip) => SocketAddr::new(ip.to_canonical(), to.port()),
+                };
+                if to.port() == 0 || !socket.speaks_to(remote.ip()) {
+                    return Err(SendError::DestinationInvalid(to));
+                }
+                remote
+            }
+            (None, Some(remote)) => remote,
+            (None, None) => return Err(SendError::NotConnected),
+        };
+        let (local, options) = (socket.local, socket.options);
+        let path = self.path(now_ns, arena, remote.ip())?;
+        let source = match from {
+            Some(from) => self.check_source(from.to_canonical(), remote.ip())?,
+            None if local.ip().is_unspecified() => path.source,
+            // A socket bound to a group or broadcast address only listens there.
+            None if self.addresses.kind(local.ip()) != Kind::Ours => path.source,
+            None => local.ip(),
+        };
+        Ok(Flow {
+            source,
+            source_port: local.port(),
+            remote,
+            hop_limit: options.hop_limit.unwrap_or(self.hop_limit),
+            traffic_class: options.traffic_class,
+            dont_fragment: options.dont_fragment,
+            path,
+        })
+    }
+
+    fn check_source(&self, from: IpAddr, to: IpAddr) -> Result<IpAddr, SendError> {
+        if self.addresses.kind(from) != Kind::Ours || from.is_ipv4() != to.is_ipv4() {
+            return Err(SendError::SourceNotOurs(from));
+        }
+        Ok(from)
+    }
+
+    /// Puts the headers in front of the payload and sends the frame.
+    #[inline]
+    fn udp_emit(&mut self, arena: &mut Arena, flow: &Flow, mut frame: Frame) {
+        frame.retreat(UdpHeader::BYTES);
+        let header_at = self.link_bytes() + ip_header_bytes(flow.remote.ip());
+        let partial = self.transmit_checksum;
+        fill_udp(flow, partial, arena.bytes_mut(&mut frame));
+        if partial {
+            frame.checksum = Checksum::Partial { start: header_at as u16, offset: 6 };
+        } else {
+            frame.checksum = Checksum::Unknown;
+        }
+        self.send_frame(arena, &flow.packet(), &flow.path, None, frame);
+    }
+
+    fn udp_send_long(
+        &mut self,
+        arena: &mut Arena,
+        flow: &Flow,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let most = match (flow.dont_fragment, flow.remote.ip()) {
+            (true, _) => flow.most_unfragmented(),
+            (false, IpAddr::V4(_)) => UdpHeader::MAX_PAYLOAD_BYTES - 20,
+            (false, IpAddr::V6(_)) => UdpHeader::MAX_PAYLOAD_BYTES,
+        };
+        if payload.len() > most {
+            return Err(SendError::MessageTooLong { limit_bytes: most });
+        }
+        let mut datagram = vec![0; UdpHeader::BYTES + payload.len()];
+        datagram[UdpHeader::BYTES..].copy_from_slice(payload);
+        fill_udp(flow, false, &mut datagram);
+        self.send_fragments(arena, &flow.packet(), &flow.path, &datagram)
+    }
+}
+
+impl Flow {
+    /// The largest payload that fits in one packet on the path.
+    #[inline]
+    fn most_unfragmented(&self) -> usize {
+        let headers = ip_header_bytes(self.remote.ip()) + UdpHeader::BYTES;
+        self.path.mtu.saturating_sub(headers)
+    }
+
+    #[inline]
+    fn packet(&self) -> Packet {
+        Packet {
+            source: self.source,
+            destination: self.remote.ip(),
+            protocol: Protocol::UDP,
+            hop_limit: self.hop_limit,
+            traffic_class: self.traffic_class,
+        }
+    }
+}
+
+#[inline]
+fn ip_header_bytes(address: IpAddr) -> usize {
+    if address.is_ipv4() { 20 } else { 40 }
+}
+
+/// Writes the UDP header to the front of `datagram`, whose payload is in
+/// place; the checksum field gets the sum of the pseudo-header when the rest
+/// is left to the port.
+#[inline]
+fn fill_udp(flow: &Flow, partial: bool, datagram: &mut [u8]) {
+    let bytes = datagram.len();
+    let pseudo = pseudo_header(flow.source, flow.remote.ip(), bytes);
+    let Some(mut header) =
+        UdpHeader::new(flow.source_port, flow.remote.port(), bytes - UdpHeader::BYTES)
+    else {
+        debug_assert!(false, "the length was checked");
+        return;
+    };
+    if partial {
+        header.checksum = pseudo.fold();
+    }
+    let written = header.emit(datagram).is_some();
+    debug_assert!(written, "there is room for the header");
+    if !partial {
+        udp::fill_checksum(pseudo, datagram);
+    }
+}
+
+#[inline]
+fn pseudo_header(source: IpAddr, destination: IpAddr, bytes: usize) -> Sum {
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            checksum::pseudo_header_v4(source, destination, Protocol::UDP, bytes as u16)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            checksum::pseudo_header_v6(source, destination, Protocol::UDP, bytes as u32)
+        }
+        _ => Sum::ZERO,
+    }
+}

@@ -1,0 +1,148 @@
+//! One socket.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tidegate_wire::DropReason;
+
+use super::Datagram;
+use crate::{Limits, SocketError};
+
+/// The name of a socket. Never used again for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UdpId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// How a socket shall behave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// A socket bound to the unspecified IPv6 address takes IPv4 too; those
+    /// peers have IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
+    pub dual_stack: bool,
+    /// Other sockets may be bound to the same port if their addresses differ,
+    /// also when one of them is the unspecified address, or if the others are
+    /// connected.
+    pub reuse_address: bool,
+    /// Datagrams are never fragmented, neither here nor on the way: what is
+    /// too long for the path is refused.
+    pub dont_fragment: bool,
+    /// The hop limit of what is sent; `None` for that of the interface.
+    pub hop_limit: Option<u8>,
+    /// The differentiated services code point of what is sent, as the whole
+    /// byte (RFC 2474).
+    pub traffic_class: u8,
+    /// How many datagrams may wait to be read; `None` for that of the limits.
+    pub queue_packets: Option<usize>,
+    /// How many bytes may wait to be read; `None` for that of the limits.
+    pub queue_bytes: Option<usize>,
+}
+
+impl UdpOptions {
+    pub(crate) fn with_defaults(self, limits: &Limits) -> Self {
+        Self {
+            queue_packets: self.queue_packets.or(Some(limits.socket_queue_packets)),
+            queue_bytes: self.queue_bytes.or(Some(limits.socket_queue_bytes)),
+            ..self
+        }
+    }
+}
+
+pub(crate) struct Socket {
+    /// As asked for in `bind`, with the port that was chosen.
+    pub(crate) bound: SocketAddr,
+    /// Where packets leave from when it is connected: `bound`, or the address
+    /// chosen for the peer. Never mapped.
+    pub(crate) local: SocketAddr,
+    /// The peer, never mapped.
+    pub(crate) remote: Option<SocketAddr>,
+    pub(crate) options: UdpOptions,
+    pub(crate) queue: VecDeque<Datagram>,
+    queued_bytes: usize,
+    queue_packets: usize,
+    queue_bytes: usize,
+    pub(crate) error: Option<SocketError>,
+    /// Whether an event about an error waits to be taken.
+    pub(crate) error_told: bool,
+    /// Whether an event about readiness waits to be taken.
+    pub(crate) readable_told: bool,
+}
+
+impl Socket {
+    pub(crate) fn new(bound: SocketAddr, options: UdpOptions) -> Self {
+        Self {
+            bound,
+            local: bound,
+            remote: None,
+            options,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            queue_packets: options.queue_packets.unwrap_or(usize::MAX),
+            queue_bytes: options.queue_bytes.unwrap_or(usize::MAX),
+            error: None,
+            error_told: false,
+            readable_told: false,
+        }
+    }
+
+    /// Whether the socket is bound to the unspecified IPv6 address and takes
+    /// IPv4 as well.
+    #[inline]
+    pub(crate) fn is_dual(&self) -> bool {
+        self.options.dual_stack && self.bound.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    }
+
+    /// Whether the socket can have a peer with this address, which is not a
+    /// mapped one.
+    pub(crate) fn speaks_to(&self, peer: IpAddr) -> bool {
+        self.bound.is_ipv6() == peer.is_ipv6() || self.is_dual()
+    }
+
+    /// An address as the application shall see it: IPv4 on an IPv6 socket is
+    /// mapped.
+    #[inline]
+    pub(crate) fn present_ip(&self, ip: IpAddr) -> IpAddr {
+        match ip {
+            IpAddr::V4(v4) if self.bound.is_ipv6() => v4.to_ipv6_mapped().into(),
+            _ => ip,
+        }
+    }
+
+    /// Like [`Socket::present_ip`], with a port.
+    pub(crate) fn present(&self, address: SocketAddr) -> SocketAddr {
+        SocketAddr::new(self.present_ip(address.ip()), address.port())
+    }
+
+    /// Whether a datagram of `len` bytes fits in the queue.
+    ///
+    /// # Errors
+    /// [`DropReason::SocketQueueFull`].
+    #[inline]
+    pub(crate) fn has_room(&self, len: usize) -> Result<(), DropReason> {
+        let full =
+            self.queue.len() >= self.queue_packets || self.queued_bytes + len > self.queue_bytes;
+        if full { Err(DropReason::SocketQueueFull) } else { Ok(()) }
+    }
+
+    /// Puts a datagram at the end of the queue. Returns whether the queue was
+    /// empty.
+    #[inline]
+    pub(crate) fn push(&mut self, datagram: Datagram) -> bool {
+        self.queued_bytes += datagram.len();
+        self.queue.push_back(datagram);
+        self.queue.len() == 1
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Datagram> {
+        let datagram = self.queue.pop_front()?;
+        self.queued_bytes -= datagram.len();
+        Some(datagram)
+    }
+}
+
+/// The address that stands for every IPv4 address of ours.
+pub(crate) const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// The address that stands for every IPv6 address of ours.
+pub(crate) const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
