@@ -4,6 +4,7 @@
 //! addresses, routes and neighbours instead of its own. The functions here
 //! read them (rtnetlink(7)), and a [`Monitor`] tells when they change.
 
+mod change;
 mod monitor;
 mod socket;
 
@@ -25,6 +26,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
+pub use change::{add_address, set_mtu, set_up};
 pub use monitor::{Change, Monitor};
 use socket::Socket;
 

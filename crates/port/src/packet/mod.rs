@@ -26,7 +26,7 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::netlink::{self, Interface, NetlinkError};
-use crate::{Burst, Capabilities, Port, PortCounters, vnet};
+use crate::{Burst, Capabilities, Port, PortCounters, buffer, vnet};
 use ring::{Reader, Step};
 use sys::{BURST, Batch, Socket};
 
@@ -212,7 +212,7 @@ impl PacketPort {
         let mut looked_at = 0;
         while taken < quota && looked_at < quota + SKIP_MAX {
             let want = (quota - taken).min(BURST);
-            self.spare.extend(std::iter::from_fn(|| blank(arena)).take(want));
+            self.spare.extend(std::iter::from_fn(|| buffer::blank(arena)).take(want));
             let offered = self.spare.len();
             let outcome = match offered {
                 0 => Ok(0),
@@ -346,15 +346,6 @@ fn connect(
 
 /// Not in the `libc` crate yet.
 const PACKET_IGNORE_OUTGOING: i32 = 23;
-
-/// A frame whose whole tail is data, for the kernel to fill.
-fn blank(arena: &mut Arena) -> Option<Frame> {
-    let mut frame = arena.alloc()?;
-    let len = arena.frame_bytes() - frame.headroom();
-    let fits = arena.set_len(&mut frame, len);
-    debug_assert!(fits, "the length is what the headroom leaves");
-    Some(frame)
-}
 
 /// Makes a filled buffer a frame to hand on. `None`, and the buffer goes back,
 /// when the frame was cut off or stands for several UDP datagrams.

@@ -1,0 +1,311 @@
+//! The `tap` port: a TAP or TUN device, with the kernel as the only host at
+//! the other end.
+//!
+//! The device is a network interface of the kernel's; what the kernel sends
+//! into it, the port receives. Frames have a virtio header, so checksums need
+//! not be summed in either direction. A device that the port made goes away
+//! with it. The kernel passes one frame per system call here, so this port is
+//! for connecting to the host and for tests, not for speed.
+
+mod sys;
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use tidegate_memory::{Arena, HEADROOM_BYTES};
+use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
+
+use crate::netlink::{self, Interface, NetlinkError};
+use crate::{Burst, Capabilities, Port, PortCounters, buffer, vnet};
+
+/// How to open a [`TapPort`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapConfig {
+    /// The name of the device, made if it does not exist; `tap%d` lets the
+    /// kernel choose a number.
+    pub name: String,
+    /// TAP for [`Medium::Ethernet`], TUN for [`Medium::Ip`].
+    pub medium: Medium,
+    /// The hardware address of the port's end. `None` for the kernel end's
+    /// with another last bit. Without meaning on [`Medium::Ip`].
+    pub mac: Option<MacAddr>,
+    /// The MTU to give to the device; `None` leaves it as it is (1500 on a new
+    /// one).
+    pub mtu: Option<u32>,
+    /// Addresses to give to the kernel's end.
+    pub kernel_addresses: Vec<IpCidr>,
+    /// Whether to set the kernel's end up.
+    pub up: bool,
+}
+
+impl TapConfig {
+    /// A TAP device that is up, without addresses.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            medium: Medium::Ethernet,
+            mac: None,
+            mtu: None,
+            kernel_addresses: Vec::new(),
+            up: true,
+        }
+    }
+}
+
+/// Why a [`TapPort`] could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The name cannot be an interface's.
+    #[error("{0:?} cannot be the name of an interface: it has 1 to 15 bytes, no slash or space")]
+    Name(String),
+    /// The kernel has no TUN driver, or this container no device node.
+    #[error("cannot open /dev/net/tun: {0}; load the driver with `modprobe tun`")]
+    Driver(io::Error),
+    /// TAP devices are not allowed.
+    #[error(
+        "a TAP device needs CAP_NET_ADMIN: run as root, or inside `unshare -rn` to try it out, \
+         or have root make one for you: `ip tuntap add dev {0} mode tap vnet_hdr user $USER`"
+    )]
+    Permission(String),
+    /// Another program has the device.
+    #[error("the device {0} is in use by another program")]
+    Busy(String),
+    /// There is an interface of this name, but of another kind.
+    #[error(
+        "the interface {0} exists and is not a {1} device that this port can use (single queue, \
+         made with `vnet_hdr`): choose another name, or remove it with `ip link del {0}`"
+    )]
+    Kind(String, &'static str),
+    /// A frame of the device may not fit into a buffer.
+    #[error("the MTU of {name} is {mtu}, but a buffer has room for {room}: use larger buffers")]
+    Mtu {
+        /// The device.
+        name: String,
+        /// Its MTU in bytes.
+        mtu: usize,
+        /// The largest MTU that would do.
+        room: usize,
+    },
+    /// The kernel refused a step.
+    #[error("cannot {step} on {name}: {source}")]
+    Setup {
+        /// What was tried.
+        step: &'static str,
+        /// The device.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The device could not be looked at or set up.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+}
+
+/// Link header and VLAN tag, in front of a packet of MTU size.
+const LINK_BYTES: usize = 18;
+
+/// Frames of a TAP or TUN device.
+#[derive(Debug)]
+pub struct TapPort {
+    capabilities: Capabilities,
+    counters: PortCounters,
+    name: String,
+    index: u32,
+    device: OwnedFd,
+}
+
+impl TapPort {
+    /// Makes or attaches to the device.
+    ///
+    /// # Errors
+    /// See [`TapError`]; a device that was made is gone again.
+    pub fn open(config: &TapConfig, arena: &mut Arena) -> Result<Self, TapError> {
+        let (device, name) = attach(config)?;
+        sys::set_offload(device.as_fd(), libc::TUN_F_CSUM).map_err(|source| TapError::Setup {
+            step: "turn on checksum offload",
+            name: name.clone(),
+            source,
+        })?;
+        let index = Interface::by_name(&name)?.index;
+        if let Some(mtu) = config.mtu {
+            netlink::set_mtu(index, mtu)?;
+        }
+        if config.up {
+            netlink::set_up(index)?;
+        }
+        for &address in &config.kernel_addresses {
+            netlink::add_address(index, address)?;
+        }
+        let interface = Interface::by_index(index)?;
+        // One byte stays free, so that a frame that was cut off is known.
+        let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - LINK_BYTES - 1;
+        if interface.mtu > room {
+            return Err(TapError::Mtu { name, mtu: interface.mtu, room });
+        }
+        Ok(Self {
+            capabilities: Capabilities {
+                kind: "tap",
+                detail: format!("{} device {name}", kind_of(config.medium)),
+                medium: config.medium,
+                mac: port_mac(config, &interface).0,
+                mtu: interface.mtu,
+                receive_checksum: true,
+                transmit_checksum: true,
+                segmentation: false,
+                queues: 1,
+            },
+            counters: PortCounters::default(),
+            name,
+            index,
+            device,
+        })
+    }
+
+    /// The name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kernel's number for the device.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+fn kind_of(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Ethernet => "TAP",
+        Medium::Ip => "TUN",
+    }
+}
+
+fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
+    let name = &config.name;
+    let usable = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+    if name.is_empty() || name.len() > sys::NAME_BYTES || !name.bytes().all(usable) {
+        return Err(TapError::Name(name.clone()));
+    }
+    let kind = match config.medium {
+        Medium::Ethernet => libc::IFF_TAP,
+        Medium::Ip => libc::IFF_TUN,
+    };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
+        .map_err(|error| TapError::Driver(error.into()))?;
+    let flags = kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    let name = sys::attach(device.as_fd(), name, flags).map_err(|source| {
+        let name = name.clone();
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => TapError::Permission(name),
+            Some(libc::EBUSY) => TapError::Busy(name),
+            Some(libc::EINVAL) => TapError::Kind(name, kind_of(config.medium)),
+            _ => TapError::Setup { step: "make the device", name, source },
+        }
+    })?;
+    Ok((device, name))
+}
+
+/// The hardware address of our end. It must not be the kernel's: two hosts are
+/// on this link.
+fn port_mac(config: &TapConfig, interface: &Interface) -> MacAddr {
+    if config.medium == Medium::Ip {
+        return MacAddr::UNSPECIFIED;
+    }
+    config.mac.unwrap_or_else(|| {
+        let mut octets = interface.mac.0;
+        // Locally administered, and no group's.
+        octets[0] = octets[0] & 0xfe | 0x02;
+        octets[5] ^= 1;
+        MacAddr(octets)
+    })
+}
+
+impl Port for TapPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        let mut taken = 0;
+        for _ in 0..quota {
+            let Some(mut frame) = buffer::blank(arena) else { break };
+            let mut header: vnet::Raw = [0; vnet::BYTES];
+            let room = frame.len();
+            let read = rustix::io::readv(
+                &self.device,
+                &mut [IoSliceMut::new(&mut header), IoSliceMut::new(arena.bytes_mut(&mut frame))],
+            );
+            match read.map_err(io::Error::from) {
+                Ok(bytes) => {
+                    let len = bytes.saturating_sub(vnet::BYTES);
+                    let known = vnet::decode(&header, len);
+                    if len >= room || known.merged {
+                        arena.free(frame);
+                        self.counters.drops.count(DropReason::FrameTooLong);
+                        continue;
+                    }
+                    frame.truncate(len);
+                    frame.checksum = known.checksum;
+                    self.counters.received += 1;
+                    self.counters.received_bytes += len as u64;
+                    burst.push_back(frame);
+                    taken += 1;
+                }
+                Err(error) => {
+                    arena.free(frame);
+                    match error.kind() {
+                        io::ErrorKind::WouldBlock => break,
+                        io::ErrorKind::Interrupted => {}
+                        _ => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        let mut taken = 0;
+        while let Some(frame) = burst.pop_front() {
+            let header = vnet::encode(frame.checksum);
+            let data = arena.bytes(&frame);
+            let written =
+                rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
+            match written.map_err(io::Error::from) {
+                Ok(_) => {
+                    self.counters.transmitted += 1;
+                    self.counters.transmitted_bytes += frame.len() as u64;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {
+                        burst.push_front(frame);
+                        continue;
+                    }
+                    Some(libc::EAGAIN | libc::ENOBUFS) => {
+                        burst.push_front(frame);
+                        break;
+                    }
+                    // The device was deleted under us.
+                    Some(libc::EBADFD) => {
+                        burst.push_front(frame);
+                        return Err(error);
+                    }
+                    // Not a frame, or the device is down.
+                    _ => self.counters.drops.count(DropReason::TransmitFailed),
+                },
+            }
+            arena.free(frame);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.as_fd())
+    }
+
+    fn counters(&mut self) -> PortCounters {
+        self.counters.clone()
+    }
+}
