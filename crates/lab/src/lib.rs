@@ -1,6 +1,7 @@
 //! Experiments, comparisons and load generators.
 
 pub mod cpu;
+pub mod dns;
 pub mod error;
 pub mod experiment;
 pub mod load;

@@ -28,7 +28,7 @@ const NETNS_FOLDER: &str = "/var/run/netns";
 /// # Errors
 /// [`LabError::Missing`] when it is not installed, [`LabError::Command`] when
 /// it fails.
-pub fn run(command: &mut Command, package: &'static str) -> Result<String, LabError> {
+pub fn run_to_end(command: &mut Command, package: &'static str) -> Result<String, LabError> {
     let output = output(command, package)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -60,7 +60,7 @@ fn line_of(command: &Command) -> String {
 }
 
 fn ip<I: AsRef<OsStr>>(arguments: &[I]) -> Result<String, LabError> {
-    run(Command::new("ip").args(arguments), "iproute2").map_err(|error| match error {
+    run_to_end(Command::new("ip").args(arguments), "iproute2").map_err(|error| match error {
         LabError::Command { command, stderr, .. } if stderr.contains("not permitted") => {
             LabError::Permission {
                 what: format!("`{command}`"),
@@ -199,7 +199,7 @@ impl Namespace {
         let script = r#"printf %s "$2" > "/sys/class/net/$1""#;
         let target = format!("{device}/{file}");
         let mut command = self.command("sh");
-        run(command.args(["-c", script, "sh", &target, value]), "dash").map(drop)
+        run_to_end(command.args(["-c", script, "sh", &target, value]), "dash").map(drop)
     }
 }
 
@@ -278,7 +278,7 @@ impl End {
         // No address that nobody asked for: router solicitations and duplicate
         // address detection would be packets that no test sent.
         let quiet = format!("net.ipv6.conf.{device}.accept_ra=0");
-        let _ = run(namespace.command("sysctl").args(["-qw", &quiet]), "procps");
+        let _ = run_to_end(namespace.command("sysctl").args(["-qw", &quiet]), "procps");
         namespace.ip(&["link", "set", &device, "addrgenmode", "none"])?;
         for address in addresses {
             let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_with_its_package() {
-        let error = run(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
+        let error = run_to_end(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
         assert!(error.to_string().contains("apt-get install some-package"), "{error}");
     }
 }

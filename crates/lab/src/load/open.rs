@@ -69,6 +69,10 @@ pub struct LoadConfig {
     /// How long to send before measuring, in seconds.
     #[serde(default)]
     pub warm_up_seconds: f64,
+    /// How long to wait at the end for answers that are still missing, in
+    /// seconds; over at once when there are none.
+    #[serde(default = "drain_seconds")]
+    pub drain_seconds: f64,
     /// How many requests to send at most.
     #[serde(default)]
     pub requests: Option<u64>,
@@ -90,10 +94,12 @@ fn seconds() -> f64 {
     10.0
 }
 
+fn drain_seconds() -> f64 {
+    0.3
+}
+
 /// More source addresses would only fill tables.
 const MAX_FLOWS: u32 = 1 << 16;
-/// Answers that take longer count as lost.
-const DRAIN_NS: u64 = 300_000_000;
 /// A load always ends: a day at most.
 const MAX_SECONDS: f64 = 86_400.0;
 
@@ -112,6 +118,7 @@ impl LoadConfig {
             rate_pps: None,
             seconds: seconds(),
             warm_up_seconds: 0.0,
+            drain_seconds: drain_seconds(),
             requests: None,
             core: None,
         }
@@ -137,7 +144,7 @@ impl LoadConfig {
             rate_pps: self.rate_pps,
             warm_up_ns: nanoseconds("the warm-up", self.warm_up_seconds)?,
             measure_ns: nanoseconds("the duration", self.seconds)?,
-            drain_ns: DRAIN_NS,
+            drain_ns: nanoseconds("the wait at the end", self.drain_seconds)?,
             requests: self.requests,
         })
     }

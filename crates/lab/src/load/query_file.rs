@@ -101,6 +101,22 @@ impl QuerySet {
         self.queries.push(Entry { start: start as u32, len, sum });
     }
 
+    /// A set of some of these queries.
+    ///
+    /// # Panics
+    /// When there is no query with one of the numbers.
+    #[must_use]
+    pub fn select(&self, numbers: &[usize]) -> Self {
+        let mut set = Self::default();
+        for &number in numbers {
+            let (query, sum) = self.get(number);
+            let (start, len) = (set.bytes.len() as u32, query.len() as u16);
+            set.bytes.extend(query);
+            set.queries.push(Entry { start, len, sum });
+        }
+        set
+    }
+
     /// How many queries there are.
     pub fn len(&self) -> usize {
         self.queries.len()
@@ -140,6 +156,15 @@ mod tests {
         assert_eq!(&first[12..], b"\x07example\x03org\x00\x00\x01\x00\x01");
         assert_eq!(first_sum, sum(first));
         assert!(set.get(1).0.ends_with(b"\x03www\x07Example\x03org\x00\x00\x41\x00\x01"));
+    }
+
+    #[test]
+    fn a_selection_has_the_same_queries() {
+        let set = parse("a. A\nb. AAAA\nc. TXT\n").unwrap();
+        let some = set.select(&[2, 0]);
+        assert_eq!(some.len(), 2);
+        assert_eq!(some.get(0), set.get(2));
+        assert_eq!(some.get(1), set.get(0));
     }
 
     #[test]

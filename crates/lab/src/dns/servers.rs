@@ -1,0 +1,365 @@
+//! The servers that are compared, each as a child process on one core.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::str::FromStr;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::LabError;
+use crate::netns::End;
+
+/// A server to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServerKind {
+    /// Tidegate's DNS server on AF_XDP.
+    TidegateXdp,
+    /// Tidegate's DNS server on AF_PACKET, where AF_XDP may not be used.
+    TidegatePacket,
+    /// The same server on kernel sockets.
+    TidegateKernel,
+    /// Knot DNS in its XDP mode.
+    KnotXdp,
+    /// Knot DNS on kernel sockets.
+    Knot,
+    /// NSD on kernel sockets.
+    Nsd,
+}
+
+impl ServerKind {
+    /// The servers of the experiment, in the order of its table.
+    pub const COMPARED: [ServerKind; 5] = [
+        ServerKind::TidegateXdp,
+        ServerKind::TidegateKernel,
+        ServerKind::KnotXdp,
+        ServerKind::Knot,
+        ServerKind::Nsd,
+    ];
+
+    /// The name in tables and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            ServerKind::TidegateXdp => "tidegate-xdp",
+            ServerKind::TidegatePacket => "tidegate-packet",
+            ServerKind::TidegateKernel => "tidegate-kernel",
+            ServerKind::KnotXdp => "knot-xdp",
+            ServerKind::Knot => "knot",
+            ServerKind::Nsd => "nsd",
+        }
+    }
+
+    /// Whether the kernel receives for it in its own stack.
+    pub fn is_on_kernel_sockets(self) -> bool {
+        matches!(self, ServerKind::TidegateKernel | ServerKind::Knot | ServerKind::Nsd)
+    }
+
+    fn is_tidegate(self) -> bool {
+        matches!(
+            self,
+            ServerKind::TidegateXdp | ServerKind::TidegatePacket | ServerKind::TidegateKernel
+        )
+    }
+}
+
+impl FromStr for ServerKind {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self, LabError> {
+        let all = [ServerKind::TidegatePacket].into_iter().chain(Self::COMPARED);
+        let mut names = String::new();
+        for kind in all {
+            if kind.name() == text {
+                return Ok(kind);
+            }
+            let _ = write!(names, " {}", kind.name());
+        }
+        Err(LabError::Config(format!("{text:?} is no server; there are:{names}")))
+    }
+}
+
+/// What every server is given.
+#[derive(Debug)]
+pub struct Setup {
+    /// Where configuration files go.
+    pub folder: PathBuf,
+    /// The origin of the zone, without a dot at its end.
+    pub origin: String,
+    /// The zone file.
+    pub zone_file: PathBuf,
+    /// The address that the kernel has.
+    pub kernel_address: IpAddr,
+    /// The address that Tidegate has of its own, on the same link.
+    pub own_address: IpAddr,
+    /// Bits of the link's prefix.
+    pub prefix: u8,
+    /// The core that serves.
+    pub core: usize,
+}
+
+const PORT: u16 = 53;
+const START_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// A server that runs. It is ended on drop.
+pub struct Server {
+    kind: ServerKind,
+    child: Child,
+    output: Option<JoinHandle<String>>,
+    /// Where it answers.
+    pub target: SocketAddr,
+    /// What it said when it was ready.
+    pub detail: String,
+}
+
+impl Server {
+    /// Starts a server in the namespace of `end` and waits until it answers.
+    ///
+    /// # Errors
+    /// [`LabError::Missing`] when it is not installed, [`LabError::Server`]
+    /// when it ends or does not answer in time.
+    pub fn start(kind: ServerKind, setup: &Setup, end: &End) -> Result<Self, LabError> {
+        let own = matches!(kind, ServerKind::TidegateXdp | ServerKind::TidegatePacket);
+        let address = if own { setup.own_address } else { setup.kernel_address };
+        let target = SocketAddr::new(address, PORT);
+        let mut command = match kind {
+            ServerKind::Knot | ServerKind::KnotXdp => knot(kind, setup, end)?,
+            ServerKind::Nsd => nsd(setup, end)?,
+            _ => tidegate(kind, setup, end, address)?,
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child =
+            command.spawn().map_err(LabError::io(format!("cannot start {}", kind.name())))?;
+        let (ready, said) = mpsc::channel();
+        let stdout = child.stdout.take();
+        let output = stdout.map(|stdout| thread::spawn(move || read_output(stdout, &ready)));
+        let mut server = Self { kind, child, output, target, detail: String::new() };
+        if kind.is_tidegate() {
+            server.detail = server.wait_for_line(&said)?;
+        } else {
+            server.wait_for_answer(setup, end)?;
+        }
+        Ok(server)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the line that Tidegate's server prints when it serves.
+    fn wait_for_line(&mut self, said: &mpsc::Receiver<String>) -> Result<String, LabError> {
+        match said.recv_timeout(START_LIMIT) {
+            Ok(line) => Ok(line),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.failed("it never got ready")),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.failed("it ended")),
+        }
+    }
+
+    /// Asks from inside the server's namespace until there is a good answer.
+    fn wait_for_answer(&mut self, setup: &Setup, end: &End) -> Result<(), LabError> {
+        let mut queries = crate::load::QuerySet::default();
+        queries.push(&wire_name(&setup.origin), 6, false);
+        let query = queries.get(0).0.to_vec();
+        let bind = SocketAddr::new(setup.kernel_address, 0);
+        let socket = end.namespace.enter(|| UdpSocket::bind(bind))?;
+        let socket = socket.map_err(LabError::io("cannot open a socket to the server"))?;
+        socket
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .map_err(LabError::io("cannot wait on a socket"))?;
+        let start = Instant::now();
+        while start.elapsed() < START_LIMIT {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(self.failed(&format!("it ended ({status})")));
+            }
+            let mut answer = [0; 2048];
+            let sent = socket.send_to(&query, self.target);
+            match sent.and_then(|_| socket.recv(&mut answer)) {
+                // An answer, and no error.
+                Ok(len) if len > 12 && answer[2] & 0x80 != 0 && answer[3] & 0xf == 0 => {
+                    return Ok(());
+                }
+                Ok(_) | Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        Err(self.failed("it never answered"))
+    }
+
+    fn failed(&self, detail: &str) -> LabError {
+        LabError::Server { name: self.kind.name().to_owned(), detail: detail.to_owned() }
+    }
+
+    /// Ends the server and returns the counters that Tidegate's server prints
+    /// at its end.
+    pub fn stop(mut self) -> Option<Value> {
+        self.end();
+        let output = self.output.take()?.join().ok()?;
+        output.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    }
+
+    fn end(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // Not waited for yet, so the id is still the child's.
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let start = Instant::now();
+        while start.elapsed() < STOP_LIMIT {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Tells the first line at once and returns the rest at the end.
+fn read_output(stdout: ChildStdout, ready: &mpsc::Sender<String>) -> String {
+    let mut reader = BufReader::new(stdout);
+    let mut first = String::new();
+    if reader.read_line(&mut first).is_ok_and(|bytes| bytes > 0) {
+        // Nobody listens when the server is another's.
+        let _ = ready.send(first.trim().to_owned());
+    }
+    let mut rest = String::new();
+    let _ = reader.read_to_string(&mut rest);
+    rest
+}
+
+fn tidegate(
+    kind: ServerKind,
+    setup: &Setup,
+    end: &End,
+    address: IpAddr,
+) -> Result<Command, LabError> {
+    let program = std::env::current_exe().map_err(LabError::io("cannot find this program"))?;
+    let mut command = end.namespace.command_on_core(setup.core, program);
+    let port = match kind {
+        ServerKind::TidegateKernel => "kernel",
+        ServerKind::TidegatePacket => "packet",
+        _ => "xdp",
+    };
+    let zone = format!("{}={}", setup.origin, setup.zone_file.display());
+    let address = format!("{address}/{}", setup.prefix);
+    let core = setup.core.to_string();
+    command.args(["serve", "dns", "--port", port, "--iface", &end.device]);
+    command.args(["--address", &address, "--zone", &zone, "--cpu", &core, "--json"]);
+    Ok(command)
+}
+
+fn knot(kind: ServerKind, setup: &Setup, end: &End) -> Result<Command, LabError> {
+    installed("knotd", "knot")?;
+    let folder = setup.folder.join("knot");
+    fs::create_dir_all(&folder).map_err(LabError::file(&folder))?;
+    let here = folder.display();
+    let xdp = match kind {
+        ServerKind::KnotXdp => format!("xdp:\n    listen: {}@{PORT}\n", end.device),
+        _ => String::new(),
+    };
+    let text = format!(
+        "server:\n    rundir: \"{here}\"\n    udp-workers: 1\n    tcp-workers: 1\n    \
+         background-workers: 1\n    listen: {}@{PORT}\n{xdp}database:\n    storage: \"{here}\"\n\
+         log:\n  - target: stderr\n    any: error\n\
+         template:\n  - id: default\n    zonefile-load: whole\n    zonefile-sync: -1\n    \
+         journal-content: none\n\
+         zone:\n  - domain: {}\n    file: \"{}\"\n",
+        setup.kernel_address,
+        setup.origin,
+        setup.zone_file.display(),
+    );
+    let file = folder.join("knot.conf");
+    fs::write(&file, text).map_err(LabError::file(&file))?;
+    let mut command = end.namespace.command_on_core(setup.core, "knotd");
+    command.arg("-c").arg(file);
+    Ok(command)
+}
+
+fn nsd(setup: &Setup, end: &End) -> Result<Command, LabError> {
+    installed("nsd", "nsd")?;
+    let folder = setup.folder.join("nsd");
+    fs::create_dir_all(&folder).map_err(LabError::file(&folder))?;
+    let here = folder.display();
+    let text = format!(
+        "server:\n  server-count: 1\n  ip-address: {}\n  port: {PORT}\n  username: \"\"\n  \
+         zonesdir: \"{here}\"\n  database: \"\"\n  pidfile: \"{here}/nsd.pid\"\n  \
+         xfrdfile: \"{here}/xfrd.state\"\n  zonelistfile: \"{here}/zone.list\"\n  \
+         xfrdir: \"{here}\"\n  receive-buffer-size: 8388608\n  rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
+         remote-control:\n  control-enable: no\n\
+         zone:\n  name: {}\n  zonefile: \"{}\"\n",
+        setup.kernel_address,
+        setup.origin,
+        setup.zone_file.display(),
+    );
+    let file = folder.join("nsd.conf");
+    fs::write(&file, text).map_err(LabError::file(&file))?;
+    let mut command = end.namespace.command_on_core(setup.core, "nsd");
+    command.args(["-d", "-c"]).arg(file);
+    Ok(command)
+}
+
+/// Whether a program is there, with the package that has it when not.
+pub fn installed(program: &str, package: &'static str) -> Result<(), LabError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(Into::into));
+    if folders.map(|folder: PathBuf| folder.join(program)).any(|file| Path::is_file(&file)) {
+        return Ok(());
+    }
+    Err(LabError::Missing { program: program.to_owned(), package })
+}
+
+/// A name without escapes, as on the wire.
+fn wire_name(text: &str) -> Vec<u8> {
+    let mut wire = Vec::new();
+    for label in text.split('.').filter(|label| !label.is_empty()) {
+        wire.push(label.len() as u8);
+        wire.extend(label.bytes());
+    }
+    wire.push(0);
+    wire
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_server_is_found_by_its_name() {
+        for kind in ServerKind::COMPARED {
+            assert_eq!(kind.name().parse::<ServerKind>().unwrap(), kind);
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+        let error = "bind".parse::<ServerKind>().unwrap_err().to_string();
+        assert!(error.contains("knot-xdp") && error.contains("\"bind\""), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        assert!(installed("sh", "dash").is_ok());
+        let error = installed("tg-no-such-server", "some-package").unwrap_err();
+        assert!(error.to_string().contains("some-package"));
+    }
+
+    #[test]
+    fn names_end_with_the_root() {
+        assert_eq!(wire_name("bench.example"), b"\x05bench\x07example\0");
+        assert_eq!(wire_name("bench.example."), wire_name("bench.example"));
+    }
+}
