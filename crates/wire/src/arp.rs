@@ -84,3 +84,35 @@ impl ArpPacket {
         Some(rest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: ArpPacket = ArpPacket {
+        operation: ArpOperation::Request,
+        sender_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        sender_ip: Ipv4Addr::new(192, 0, 2, 1),
+        target_mac: MacAddr::UNSPECIFIED,
+        target_ip: Ipv4Addr::new(192, 0, 2, 2),
+    };
+
+    #[test]
+    fn a_wrong_field_or_a_cut_is_refused() {
+        let mut good = [0; 28];
+        assert!(REQUEST.emit(&mut good).unwrap().is_empty());
+        assert_eq!(ArpPacket::parse(&good), Ok((REQUEST, &[][..])));
+        // Hardware type, protocol type, both lengths, the operation.
+        for at in 0..8 {
+            let mut bad = good;
+            bad[at] ^= 0x40;
+            assert_eq!(ArpPacket::parse(&bad), Err(DropReason::ArpMalformed), "byte {at}");
+        }
+        for cut in 0..28 {
+            assert_eq!(ArpPacket::parse(&good[..cut]), Err(DropReason::ArpMalformed));
+            let mut short = [0; 28];
+            assert!(REQUEST.emit(&mut short[..cut]).is_none());
+            assert_eq!(short, [0; 28]);
+        }
+    }
+}

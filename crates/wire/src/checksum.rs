@@ -172,3 +172,119 @@ pub fn pseudo_header_v6(
 pub fn update(checksum: u16, old: Sum, new: Sum) -> u16 {
     Sum::ZERO.with_u16(!checksum).with_u16(!old.fold()).with_u16(new.fold()).checksum()
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// RFC 1071 as it is written: one word at a time.
+    fn naive_fold(bytes: &[u8]) -> u16 {
+        let mut sum = 0u64;
+        for pair in bytes.chunks(2) {
+            sum += u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
+        }
+        while sum > 0xffff {
+            sum = (sum >> 16) + (sum & 0xffff);
+        }
+        sum as u16
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_naive_sum(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert_eq!(Sum::of(&bytes).fold(), naive_fold(&bytes));
+        }
+
+        #[test]
+        fn may_be_cut_anywhere(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            a in 0usize..200,
+            b in 0usize..200,
+        ) {
+            let (a, b) = (a.min(b).min(bytes.len()), a.max(b).min(bytes.len()));
+            let pieces = Sum::of(&bytes[..a]).with(&bytes[a..b]).with(&bytes[b..]);
+            prop_assert_eq!(pieces.fold(), naive_fold(&bytes));
+        }
+
+        #[test]
+        fn update_equals_summing_again(
+            mut bytes in prop::collection::vec(any::<u8>(), 20..100),
+            at in 0usize..8,
+            new in any::<[u8; 4]>(),
+        ) {
+            let at = at * 2;
+            let before = Sum::of(&bytes).checksum();
+            let old = Sum::of(&bytes[at..at + 4]);
+            bytes[at..at + 4].copy_from_slice(&new);
+            let after = update(before, old, Sum::of(&new));
+            prop_assert!(Sum::of(&bytes).with_u16_at_even(bytes.len(), after).is_valid());
+        }
+
+        #[test]
+        fn the_pseudo_headers_are_those_of_the_rfcs(
+            v4 in any::<([u8; 4], [u8; 4])>(),
+            v6 in any::<([u8; 16], [u8; 16])>(),
+            protocol in any::<u8>(),
+            bytes in any::<u16>(),
+        ) {
+            let [high, low] = bytes.to_be_bytes();
+            let header: Vec<u8> =
+                [&v4.0[..], &v4.1, &[0, protocol, high, low]].concat();
+            let sum = pseudo_header_v4(v4.0.into(), v4.1.into(), Protocol(protocol), bytes);
+            prop_assert_eq!(sum.fold(), naive_fold(&header));
+            let header: Vec<u8> =
+                [&v6.0[..], &v6.1, &[0, 0, high, low, 0, 0, 0, protocol]].concat();
+            let sum = pseudo_header_v6(v6.0.into(), v6.1.into(), Protocol(protocol), bytes.into());
+            prop_assert_eq!(sum.fold(), naive_fold(&header));
+        }
+    }
+
+    impl Sum {
+        /// Adds a checksum field behind `len` bytes, in a word of its own.
+        fn with_u16_at_even(self, len: usize, field: u16) -> Sum {
+            let padded = if len % 2 == 1 { self.with(&[0]) } else { self };
+            padded.with(&field.to_be_bytes())
+        }
+    }
+
+    #[test]
+    fn the_example_of_rfc_1071() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::of(&bytes).fold(), 0xddf2);
+    }
+
+    #[test]
+    fn the_example_of_rfc_1624() {
+        // Section 4: equation 2 gives 0xffff here, equation 3 the right 0x0000.
+        let (old, new) = (Sum::ZERO.with_u16(0x5555), Sum::ZERO.with_u16(0x3285));
+        assert_eq!(update(0xdd2f, old, new), 0x0000);
+    }
+
+    #[test]
+    fn both_zeros_are_valid_in_the_field_when_the_data_sums_to_all_ones() {
+        let data = [0x12, 0x34, 0xed, 0xcb];
+        assert_eq!(Sum::of(&data).checksum(), 0);
+        assert_eq!(Sum::of(&data).udp_checksum(), 0xffff);
+        assert!(Sum::of(&data).with_u16(0).is_valid());
+        assert!(Sum::of(&data).with_u16(0xffff).is_valid());
+        assert!(!Sum::of(&data).with_u16(1).is_valid());
+    }
+
+    #[test]
+    fn nothing_but_zero_bytes_is_not_valid() {
+        assert!(!Sum::of(&[0; 64]).is_valid());
+        assert_eq!(Sum::of(&[0; 64]).checksum(), 0xffff);
+    }
+
+    #[test]
+    fn carries_of_a_long_run_are_not_lost() {
+        let bytes = [0xff; 65_535];
+        assert_eq!(Sum::of(&bytes).fold(), naive_fold(&bytes));
+    }
+}

@@ -156,3 +156,68 @@ impl FromStr for IpCidr {
         Self::new(address, prefix.parse().map_err(|_| ParseIpCidrError::Prefix)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+
+    fn cidr(text: &str) -> IpCidr {
+        text.parse().unwrap()
+    }
+
+    fn contains(network: &str, address: &str) -> bool {
+        cidr(network).contains(address.parse().unwrap())
+    }
+
+    #[test]
+    fn reads_what_it_writes() {
+        for text in ["192.0.2.7/24", "0.0.0.0/0", "2001:db8::7/64", "::/0", "::1/128"] {
+            assert_eq!(cidr(text).to_string(), text);
+        }
+        assert_eq!(cidr("192.0.2.7").to_string(), "192.0.2.7/32");
+        assert_eq!(cidr("2001:db8::7").to_string(), "2001:db8::7/128");
+    }
+
+    #[test]
+    fn says_which_part_of_the_text_is_wrong() {
+        for (text, error) in [
+            ("192.0.2/24", ParseIpCidrError::Address),
+            ("/24", ParseIpCidrError::Address),
+            ("192.0.2.1/", ParseIpCidrError::Prefix),
+            ("192.0.2.1/+4", ParseIpCidrError::Prefix),
+            ("192.0.2.1/256", ParseIpCidrError::Prefix),
+            ("192.0.2.1/33", ParseIpCidrError::PrefixTooLong),
+            ("2001:db8::/129", ParseIpCidrError::PrefixTooLong),
+        ] {
+            assert_eq!(text.parse::<IpCidr>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn contains_its_network_and_nothing_else() {
+        assert!(contains("192.0.2.7/24", "192.0.2.255"));
+        assert!(!contains("192.0.2.7/24", "192.0.3.0"));
+        assert!(contains("0.0.0.0/0", "255.255.255.255"));
+        assert!(contains("192.0.2.7/32", "192.0.2.7") && !contains("192.0.2.7/32", "192.0.2.6"));
+        assert!(contains("2001:db8::7/64", "2001:db8::ffff:0:0:1"));
+        assert!(!contains("2001:db8::7/64", "2001:db8:0:1::"));
+        assert!(contains("::/0", "ffff::") && !contains("::/0", "192.0.2.1"));
+        assert!(!contains("0.0.0.0/0", "::"));
+        assert!(contains("::1/128", "::1") && !contains("::1/128", "::"));
+    }
+
+    #[test]
+    fn knows_its_network_and_broadcast_address() {
+        assert_eq!(cidr("192.0.2.7/25").network(), cidr("192.0.2.0/25"));
+        assert_eq!(cidr("2001:db8::7/48").network(), cidr("2001:db8::/48"));
+        assert_eq!(cidr("192.0.2.7/25").broadcast(), Some(Ipv4Addr::new(192, 0, 2, 127)));
+        assert_eq!(cidr("0.0.0.0/0").broadcast(), Some(Ipv4Addr::BROADCAST));
+        for text in ["192.0.2.7/31", "192.0.2.7/32", "2001:db8::/64"] {
+            assert_eq!(cidr(text).broadcast(), None);
+        }
+    }
+}

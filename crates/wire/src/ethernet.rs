@@ -110,3 +110,49 @@ impl EthernetHeader {
         Some(rest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAGGED: [u8; 20] =
+        [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x81, 0x00, 0xa0, 0x07, 0x08, 0x00, 0xaa, 0xbb];
+
+    #[test]
+    fn reads_and_writes_a_tag() {
+        let (header, rest) = EthernetHeader::parse(&TAGGED).unwrap();
+        let tag = header.vlan.unwrap();
+        assert_eq!((tag.id(), tag.priority(), header.header_bytes()), (7, 5, 18));
+        assert_eq!((header.ethertype, rest), (EtherType::IPV4, &[0xaa, 0xbb][..]));
+        let mut copy = [0; 20];
+        header.emit(&mut copy).unwrap().copy_from_slice(rest);
+        assert_eq!(copy, TAGGED);
+    }
+
+    #[test]
+    fn every_cut_is_refused_by_name() {
+        for cut in 0..14 {
+            assert_eq!(EthernetHeader::parse(&TAGGED[..cut]), Err(DropReason::EthernetTruncated));
+        }
+        for cut in 14..18 {
+            assert_eq!(EthernetHeader::parse(&TAGGED[..cut]), Err(DropReason::VlanTruncated));
+        }
+        assert!(EthernetHeader::parse(&TAGGED[..18]).is_ok());
+    }
+
+    #[test]
+    fn a_second_tag_is_refused() {
+        let mut frame = TAGGED;
+        frame[16..18].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
+        assert_eq!(EthernetHeader::parse(&frame), Err(DropReason::VlanNotForUs));
+    }
+
+    #[test]
+    fn a_short_buffer_is_left_alone() {
+        let (header, _) = EthernetHeader::parse(&TAGGED).unwrap();
+        let mut short = [0; 17];
+        assert!(header.emit(&mut short).is_none());
+        assert!(EthernetHeader { vlan: None, ..header }.emit(&mut short[..13]).is_none());
+        assert_eq!(short, [0; 17]);
+    }
+}

@@ -176,3 +176,76 @@ impl<'a> Icmpv4Message<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ECHO: Icmpv4Message<'static> =
+        Icmpv4Message::EchoRequest { identifier: 0x1234, sequence: 7, data: b"abcde" };
+
+    #[test]
+    fn every_cut_and_flipped_bit_is_refused() {
+        let mut bytes = [0; 13];
+        assert_eq!(ECHO.message_bytes(), 13);
+        assert!(ECHO.emit(&mut bytes).unwrap().is_empty());
+        assert_eq!(Icmpv4Message::parse(&bytes), Ok(ECHO));
+        for cut in 0..4 {
+            assert_eq!(Icmpv4Message::parse(&bytes[..cut]), Err(DropReason::IcmpTruncated));
+        }
+        for cut in 4..13 {
+            assert_eq!(Icmpv4Message::parse(&bytes[..cut]), Err(DropReason::IcmpChecksum));
+        }
+        for bit in 0..104 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Icmpv4Message::parse(&bad), Err(DropReason::IcmpChecksum), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_message_shorter_than_its_type_needs_is_refused() {
+        for kind in [0, 3, 8, 11, 12] {
+            let mut buf = [0; 7];
+            let short = Icmpv4Message::Other { kind, code: 0, body: &[1, 2, 3] };
+            assert!(short.emit(&mut buf).unwrap().is_empty());
+            assert_eq!(Icmpv4Message::parse(&buf), Err(DropReason::IcmpTruncated));
+        }
+        // Types that hosts ignore are read as they are: source quench, redirect.
+        for kind in [4, 5, 9, 13, 40, 255] {
+            let mut buf = [0; 4];
+            let other = Icmpv4Message::Other { kind, code: 3, body: &[] };
+            assert!(other.emit(&mut buf).unwrap().is_empty());
+            assert_eq!(Icmpv4Message::parse(&buf), Ok(other));
+        }
+    }
+
+    #[test]
+    fn extensions_behind_a_quote_are_cut() {
+        let mut data = [0xee; 148];
+        data[128..].fill(0xaa);
+        let mut buf = [0; 156];
+        for (length, quote_bytes) in [(0, 148), (32, 128), (37, 148), (38, 148), (255, 148)] {
+            let error =
+                Icmpv4Message::DestinationUnreachable { code: 4, next_hop_mtu: 1400, quote: &data };
+            assert!(error.emit(&mut buf).unwrap().is_empty());
+            buf[5] = length;
+            buf[2..4].fill(0);
+            let checksum = Sum::of(&buf).checksum();
+            buf[2..4].copy_from_slice(&checksum.to_be_bytes());
+            let Ok(Icmpv4Message::DestinationUnreachable { code: 4, next_hop_mtu: 1400, quote }) =
+                Icmpv4Message::parse(&buf)
+            else {
+                panic!("another message: {:?}", Icmpv4Message::parse(&buf));
+            };
+            assert_eq!(quote.len(), quote_bytes);
+        }
+    }
+
+    #[test]
+    fn a_short_buffer_is_left_alone() {
+        let mut short = [0; 12];
+        assert!(ECHO.emit(&mut short).is_none());
+        assert_eq!(short, [0; 12]);
+    }
+}

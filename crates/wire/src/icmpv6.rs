@@ -219,3 +219,68 @@ impl<'a> Icmpv6Message<'a> {
 fn pseudo_header(source: Ipv6Addr, destination: Ipv6Addr, bytes: usize) -> Sum {
     pseudo_header_v6(source, destination, Protocol::ICMPV6, bytes as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip() -> Ipv6Header {
+        let (source, destination) =
+            ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
+        Ipv6Header::new(source, destination, Protocol::ICMPV6, 0).unwrap()
+    }
+
+    const ECHO: Icmpv6Message<'static> =
+        Icmpv6Message::EchoRequest { identifier: 0x1234, sequence: 7, data: b"abcde" };
+
+    fn emit(message: Icmpv6Message<'_>, buf: &mut [u8]) {
+        assert!(message.emit(ip().source, ip().destination, buf).unwrap().is_empty());
+    }
+
+    #[test]
+    fn every_cut_and_flipped_bit_is_refused() {
+        let mut bytes = [0; 13];
+        emit(ECHO, &mut bytes);
+        assert_eq!(Icmpv6Message::parse(&ip(), &bytes), Ok(ECHO));
+        for cut in 0..13 {
+            let reason = if cut < 4 { DropReason::IcmpTruncated } else { DropReason::IcmpChecksum };
+            assert_eq!(Icmpv6Message::parse(&ip(), &bytes[..cut]), Err(reason));
+        }
+        for bit in 0..104 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let refused = Icmpv6Message::parse(&ip(), &bad);
+            assert_eq!(refused, Err(DropReason::IcmpChecksum), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_checksum_covers_the_addresses() {
+        let mut bytes = [0; 13];
+        emit(ECHO, &mut bytes);
+        let elsewhere = Ipv6Header { destination: Ipv6Addr::LOCALHOST, ..ip() };
+        assert_eq!(Icmpv6Message::parse(&elsewhere, &bytes), Err(DropReason::IcmpChecksum));
+    }
+
+    #[test]
+    fn a_message_shorter_than_its_type_needs_is_refused() {
+        for kind in [1, 2, 3, 4, 128, 129] {
+            let mut buf = [0; 7];
+            emit(Icmpv6Message::Other { kind, code: 0, body: &[1, 2, 3] }, &mut buf);
+            assert_eq!(Icmpv6Message::parse(&ip(), &buf), Err(DropReason::IcmpTruncated));
+        }
+        for kind in [0, 100, 127, 131, 132, 138, 255] {
+            let mut buf = [0; 4];
+            let other = Icmpv6Message::Other { kind, code: 3, body: &[] };
+            emit(other, &mut buf);
+            assert_eq!(Icmpv6Message::parse(&ip(), &buf), Ok(other));
+        }
+    }
+
+    #[test]
+    fn a_short_buffer_is_left_alone() {
+        let mut short = [0; 12];
+        assert!(ECHO.emit(ip().source, ip().destination, &mut short).is_none());
+        assert_eq!(short, [0; 12]);
+    }
+}

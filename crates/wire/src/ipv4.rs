@@ -288,3 +288,176 @@ impl<'a> Iterator for Ipv4Options<'a> {
         Some(parsed.map(|(option, _)| option).ok_or(DropReason::Ipv4Options))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const HEADER: Ipv4Header = Ipv4Header {
+        source: Ipv4Addr::new(192, 0, 2, 1),
+        destination: Ipv4Addr::new(192, 0, 2, 2),
+        protocol: Protocol::UDP,
+        ttl: 63,
+        dscp_ecn: 0x2e,
+        identification: 0xbeef,
+        dont_fragment: false,
+        more_fragments: true,
+        fragment_offset_bytes: 1480,
+        header_bytes: 20,
+        total_bytes: 24,
+    };
+
+    /// A packet with these options, whatever they are, and 4 bytes of payload.
+    fn with_options(options: &[u8]) -> Vec<u8> {
+        let header_bytes = 20 + options.len();
+        let mut packet = vec![0xee; header_bytes + 4];
+        packet[20..header_bytes].copy_from_slice(options);
+        let header = Ipv4Header {
+            header_bytes: header_bytes as u8,
+            total_bytes: packet.len() as u16,
+            ..HEADER
+        };
+        assert_eq!(header.emit(&mut packet).unwrap().len(), 4);
+        packet
+    }
+
+    /// A packet with one byte set and the checksum made right again.
+    fn with_byte(at: usize, value: u8) -> Vec<u8> {
+        let mut packet = with_options(&[]);
+        packet[at] = value;
+        packet[10..12].fill(0);
+        let checksum = Sum::of(&packet[..20]).checksum();
+        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+        packet
+    }
+
+    fn check(options: &[u8]) -> Result<(), DropReason> {
+        let packet = with_options(options);
+        let (header, _) = Ipv4Header::parse(&packet).unwrap();
+        header.options(&packet).check()
+    }
+
+    #[test]
+    fn reads_what_it_writes_and_cuts_the_padding() {
+        let mut packet = with_options(&[]);
+        packet.extend([0; 22]);
+        assert_eq!(Ipv4Header::parse(&packet), Ok((HEADER, &[0xee; 4][..])));
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_by_name() {
+        for cut in 0..20 {
+            assert_eq!(
+                Ipv4Header::parse(&with_options(&[])[..cut]),
+                Err(DropReason::Ipv4Truncated)
+            );
+        }
+        for (at, value, reason) in [
+            (0, 0x65, DropReason::Ipv4Version),
+            (0, 0x44, DropReason::Ipv4HeaderLength),
+            (0, 0x40, DropReason::Ipv4HeaderLength),
+            (0, 0x4f, DropReason::Ipv4HeaderLength), // 60 bytes, past the packet
+            (0, 0x46, DropReason::Ipv4Checksum),     // takes payload for options
+            (3, 25, DropReason::Ipv4TotalLength),    // past the packet
+            (3, 19, DropReason::Ipv4TotalLength),    // shorter than the header
+            (2, 0xff, DropReason::Ipv4TotalLength),
+            (3, 0, DropReason::Ipv4TotalLength),
+        ] {
+            let packet = with_byte(at, value);
+            assert_eq!(Ipv4Header::parse(&packet), Err(reason), "byte {at} = {value:#x}");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_breaks_the_checksum() {
+        for bit in 0..160 {
+            let mut packet = with_options(&[]);
+            packet[bit / 8] ^= 1 << (bit % 8);
+            assert!(Ipv4Header::parse(&packet).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_total_length_of_only_the_header_carries_nothing() {
+        assert_eq!(Ipv4Header::parse(&with_byte(3, 20)).unwrap().1, &[] as &[u8]);
+    }
+
+    #[test]
+    fn a_quoted_packet_may_be_cut_and_changed() {
+        let mut packet = with_options(&[]);
+        packet[10] ^= 1;
+        packet[3] = 200;
+        let (header, payload) = Ipv4Header::parse_quoted(&packet).unwrap();
+        assert_eq!((header.total_bytes, payload), (200, &[0xee; 4][..]));
+        packet[3] = 22;
+        assert_eq!(Ipv4Header::parse_quoted(&packet).unwrap().1, &[0xee; 2]);
+        packet[3] = 0;
+        assert_eq!(Ipv4Header::parse_quoted(&packet).unwrap().1, &[] as &[u8]);
+    }
+
+    #[test]
+    fn options_are_read_in_order_up_to_the_end() {
+        let route = [0x01, 7, 7, 4, 0, 0, 0, 0, 148, 4, 0, 0, 68, 4, 5, 0, 0x01, 0, 0xff, 0xff];
+        let packet = with_options(&route);
+        let (header, _) = Ipv4Header::parse(&packet).unwrap();
+        let options: Vec<_> = header.options(&packet).collect();
+        assert_eq!(
+            options,
+            [
+                Ok(Ipv4Option::RecordRoute(Ipv4Route { pointer: 4, addresses: &[[0; 4]] })),
+                Ok(Ipv4Option::RouterAlert(0)),
+                Ok(Ipv4Option::Other(68, &[5, 0])),
+            ]
+        );
+        assert_eq!(header.options(&packet).check(), Ok(()));
+    }
+
+    #[test]
+    fn malformed_options_are_refused() {
+        for options in [
+            [7, 0, 0, 0],     // length 0
+            [7, 1, 0, 0],     // length 1
+            [7, 2, 0, 0],     // no pointer
+            [7, 5, 4, 0],     // past the header
+            [1, 1, 1, 7],     // no length
+            [68, 255, 5, 0],  // past the header
+            [148, 3, 0, 0],   // router alert of the wrong length
+            [7, 3, 3, 0],     // pointer before the route
+            [7, 3, 8, 0],     // pointer past the route: overflow
+            [131, 4, 4, 0],   // part of an address
+            [137, 3, 255, 0], // pointer past the route
+            [7, 3, 5, 0],     // pointer between addresses
+        ] {
+            assert_eq!(check(&options), Err(DropReason::Ipv4Options), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn source_routes_are_refused_also_when_complete() {
+        for kind in [131, 137] {
+            assert_eq!(check(&[kind, 7, 4, 198, 51, 100, 1, 0]), Err(DropReason::Ipv4SourceRoute));
+            assert_eq!(check(&[1, kind, 7, 8, 198, 51, 100, 1]), Err(DropReason::Ipv4SourceRoute));
+        }
+        // Behind the end of the list stands padding, whatever it looks like.
+        assert_eq!(check(&[0, 131, 3, 4]), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn a_header_that_cannot_be_is_not_written() {
+        let mut buf = [0; 64];
+        for header_bytes in [0, 16, 19, 21, 64] {
+            assert!(Ipv4Header { header_bytes, ..HEADER }.emit(&mut buf).is_none());
+        }
+        assert!(HEADER.emit(&mut buf[..19]).is_none());
+        assert_eq!(buf, [0; 64]);
+        let new = |bytes| Ipv4Header::new(HEADER.source, HEADER.source, Protocol::UDP, bytes);
+        assert_eq!(new(65_515).unwrap().total_bytes, 65_535);
+        assert!(new(65_516).is_none() && new(usize::MAX).is_none());
+    }
+}

@@ -109,3 +109,49 @@ impl Ipv6Header {
         Some(rest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet() -> ([u8; 44], Ipv6Header) {
+        let source = "2001:db8::1".parse().unwrap();
+        let destination = "2001:db8::2".parse().unwrap();
+        let header = Ipv6Header {
+            traffic_class: 0x2e,
+            flow_label: 0xabcde,
+            hop_limit: 3,
+            ..Ipv6Header::new(source, destination, Protocol::UDP, 4).unwrap()
+        };
+        let mut packet = [0xee; 44];
+        assert_eq!(header.emit(&mut packet).unwrap().len(), 4);
+        (packet, header)
+    }
+
+    #[test]
+    fn reads_what_it_writes_and_cuts_the_padding() {
+        let (packet, header) = packet();
+        let mut padded = [0; 64];
+        padded[..44].copy_from_slice(&packet);
+        assert_eq!(Ipv6Header::parse(&padded), Ok((header, &[0xee; 4][..])));
+        assert_eq!(packet[..4], [0x62, 0xea, 0xbc, 0xde]);
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_by_name() {
+        let (good, header) = packet();
+        for cut in 0..40 {
+            assert_eq!(Ipv6Header::parse(&good[..cut]), Err(DropReason::Ipv6Truncated));
+            assert!(header.emit(&mut [0; 40][..cut]).is_none());
+        }
+        for cut in 40..44 {
+            assert_eq!(Ipv6Header::parse(&good[..cut]), Err(DropReason::Ipv6PayloadLength));
+            assert_eq!(Ipv6Header::parse_quoted(&good[..cut]).unwrap().1.len(), cut - 40);
+        }
+        let mut bad = good;
+        bad[0] = 0x42;
+        assert_eq!(Ipv6Header::parse(&bad), Err(DropReason::Ipv6Version));
+        let new = |bytes| Ipv6Header::new(header.source, header.source, Protocol::UDP, bytes);
+        assert!(new(65_535).is_some() && new(65_536).is_none());
+    }
+}

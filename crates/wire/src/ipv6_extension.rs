@@ -479,3 +479,231 @@ fn check_chain_is_whole(mut walk: ExtensionWalk<'_>) -> Result<(), ExtensionFaul
     };
     if walk.rest.len() < needed_bytes { Err(incomplete) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const HBH: u8 = 0;
+    const UDP: u8 = 17;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const OPTIONS: u8 = 60;
+
+    /// Walks these bytes, `first` being the protocol of the first header.
+    fn walk(first: u8, bytes: &[u8]) -> Result<UpperLayer<'_>, ExtensionFault> {
+        upper_layer(Protocol(first), bytes)
+    }
+
+    fn reason(first: u8, bytes: &[u8]) -> DropReason {
+        walk(first, bytes).unwrap_err().reason
+    }
+
+    /// A header of one kind of options, padded to 8 bytes, then UDP.
+    fn options(options: &[u8]) -> Vec<u8> {
+        let bytes = (2 + options.len()).next_multiple_of(8);
+        let mut header = vec![UDP, (bytes / 8 - 1) as u8];
+        header.extend(options);
+        match bytes - header.len() {
+            0 => {}
+            1 => header.push(0),
+            n => {
+                header.extend([1, n as u8 - 2]);
+                header.resize(bytes, 0);
+            }
+        }
+        header.extend([0xee; 8]);
+        header
+    }
+
+    fn problem(code: u8, pointer: u32, even_for_group: bool) -> Option<ParameterProblem> {
+        Some(ParameterProblem { code, pointer, even_for_group })
+    }
+
+    #[test]
+    fn no_extension_header_is_no_walk() {
+        let upper = walk(UDP, &[1, 2, 3]).unwrap();
+        assert_eq!((upper.protocol, upper.payload), (Protocol::UDP, &[1, 2, 3][..]));
+        assert_eq!((upper.offset_bytes, upper.next_header_offset_bytes), (40, 6));
+        assert_eq!(walk(59, &[]).unwrap().protocol, Protocol::NO_NEXT_HEADER);
+    }
+
+    #[test]
+    fn a_whole_chain_is_walked_and_its_places_told() {
+        let mut bytes = router_alert_header(Protocol(OPTIONS)).to_vec();
+        bytes.extend([ROUTING, 1, 0x1e, 2, 0xaa, 0xbb, 1, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([FRAGMENT, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([UDP, 0, 0, 0, 1, 2, 3, 4]);
+        bytes.extend([0xee; 8]);
+        // The padding is longer than alignment needs.
+        assert_eq!(reason(HBH, &bytes), DropReason::Ipv6ExtensionLimit);
+        bytes[14..16].copy_from_slice(&[0x1f, 6]);
+        let upper = walk(HBH, &bytes).unwrap();
+        assert_eq!((upper.protocol, upper.payload), (Protocol::UDP, &[0xee; 8][..]));
+        assert_eq!((upper.offset_bytes, upper.next_header_offset_bytes), (80, 72));
+        assert!(upper.router_alert);
+        assert_eq!(upper.fragment, None, "an atomic fragment is a whole packet");
+    }
+
+    #[test]
+    fn every_cut_of_a_chain_is_refused() {
+        let mut bytes = options(&[5, 2, 0, 0, 0x1e, 3, 1, 2, 3]);
+        bytes.truncate(16);
+        for first in [HBH, OPTIONS] {
+            for cut in 1..16 {
+                assert_eq!(reason(first, &bytes[..cut]), DropReason::Ipv6ExtensionTruncated);
+            }
+        }
+        for first in [ROUTING, FRAGMENT] {
+            for cut in 0..8 {
+                assert_eq!(reason(first, &[0; 8][..cut]), DropReason::Ipv6ExtensionTruncated);
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_past_the_packet_does_not_wrap() {
+        for first in [HBH, OPTIONS, ROUTING] {
+            assert_eq!(
+                reason(first, &[UDP, 255, 0, 0, 0, 0, 0, 0]),
+                DropReason::Ipv6ExtensionTruncated
+            );
+        }
+        // The same byte is reserved in a fragment header.
+        assert!(walk(FRAGMENT, &[UDP, 255, 0, 0, 0, 0, 0, 0]).is_ok());
+    }
+
+    #[test]
+    fn hop_by_hop_stands_first_and_once() {
+        let twice = [HBH, 0, 1, 4, 0, 0, 0, 0, UDP, 0, 1, 4, 0, 0, 0, 0];
+        let fault = walk(HBH, &twice).unwrap_err();
+        assert_eq!(fault.reason, DropReason::Ipv6ExtensionOrder);
+        assert_eq!(fault.answer, problem(parameter_problem::NEXT_HEADER, 40, false));
+        assert_eq!(reason(OPTIONS, &twice), DropReason::Ipv6ExtensionOrder);
+    }
+
+    #[test]
+    fn thousands_of_headers_end_at_the_limit() {
+        let chain = |headers: usize| {
+            let mut bytes = [OPTIONS, 0, 1, 4, 0, 0, 0, 0].repeat(headers);
+            bytes[8 * (headers - 1)] = UDP;
+            bytes
+        };
+        assert!(walk(OPTIONS, &chain(MAX_HEADERS)).is_ok());
+        assert_eq!(reason(OPTIONS, &chain(MAX_HEADERS + 1)), DropReason::Ipv6ExtensionLimit);
+        assert_eq!(reason(OPTIONS, &chain(8000)), DropReason::Ipv6ExtensionLimit);
+    }
+
+    #[test]
+    fn options_and_padding_have_limits() {
+        let honest = [0x1e, 0].repeat(MAX_OPTIONS);
+        assert!(walk(HBH, &options(&honest)).is_ok());
+        assert_eq!(reason(HBH, &options(&[0x1e, 0].repeat(9))), DropReason::Ipv6ExtensionLimit);
+        assert_eq!(reason(HBH, &options(&[0; 2046])), DropReason::Ipv6ExtensionLimit);
+        assert_eq!(
+            reason(OPTIONS, &options(&[1, 6, 0, 0, 0, 0, 0, 0])),
+            DropReason::Ipv6ExtensionLimit
+        );
+    }
+
+    #[test]
+    fn an_option_past_its_header_is_refused() {
+        for bad in
+            [[5, 200, 0, 0, 0, 0], [1, 5, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0x1e], [0, 0, 0, 0, 0, 1]]
+        {
+            assert_eq!(reason(HBH, &options(&bad)), DropReason::Ipv6ExtensionTruncated, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_four_actions_for_unknown_options() {
+        use parameter_problem::OPTION;
+        for first in [HBH, OPTIONS] {
+            // The option stands behind a router alert, at 40 + 2 + 4.
+            let with = |kind: u8| options(&[5, 2, 0, 0, kind, 1, 0xee]);
+            assert!(walk(first, &with(0x1e)).is_ok());
+            for (kind, answer) in [
+                (0x5e, None),
+                (0x9e, problem(OPTION, 46, true)),
+                (0xde, problem(OPTION, 46, false)),
+            ] {
+                let bytes = with(kind);
+                let fault = walk(first, &bytes).unwrap_err();
+                assert_eq!(fault.reason, DropReason::Ipv6OptionUnknown);
+                assert_eq!(fault.answer, answer, "{kind:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn jumbograms_are_refused() {
+        assert_eq!(reason(HBH, &[]), DropReason::Ipv6Jumbogram);
+        let fault = walk(HBH, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0]).unwrap_err();
+        assert_eq!(fault.reason, DropReason::Ipv6Jumbogram);
+        assert_eq!(fault.answer, problem(parameter_problem::OPTION, 42, false));
+    }
+
+    #[test]
+    fn routing_headers_with_segments_left_are_refused() {
+        for kind in [0, 2, 4, 253] {
+            let mut bytes = vec![UDP, 2, kind, 1];
+            bytes.resize(24, 0);
+            let fault = walk(ROUTING, &bytes).unwrap_err();
+            assert_eq!(fault.reason, DropReason::Ipv6RoutingHeader);
+            assert_eq!(fault.answer, problem(parameter_problem::HEADER_FIELD, 42, false));
+            bytes[3] = 0;
+            assert_eq!(walk(ROUTING, &bytes).unwrap().protocol, Protocol::UDP);
+        }
+    }
+
+    #[test]
+    fn a_fragment_ends_the_walk() {
+        let header = FragmentHeader {
+            offset_bytes: 1448,
+            more_fragments: true,
+            identification: 0xdead_beef,
+        };
+        let mut bytes = [0xee; 24];
+        header.emit(Protocol(OPTIONS), &mut bytes).unwrap();
+        let upper = walk(FRAGMENT, &bytes).unwrap();
+        assert_eq!(upper.fragment, Some(header));
+        // What stands in a later fragment is data, whatever its protocol.
+        assert_eq!((upper.protocol, upper.payload), (Protocol(OPTIONS), &[0xee; 16][..]));
+        assert_eq!((upper.offset_bytes, upper.next_header_offset_bytes), (48, 40));
+        assert!(header.emit(Protocol::UDP, &mut bytes[..7]).is_none());
+    }
+
+    #[test]
+    fn a_first_fragment_holds_the_whole_chain() {
+        let first = |next: u8, rest: &[u8]| [&[next, 0, 0, 1, 0, 0, 0, 9], rest].concat();
+        let incomplete = |next: u8, rest: &[u8]| {
+            let bytes = first(next, rest);
+            let fault = walk(FRAGMENT, &bytes).unwrap_err();
+            assert_eq!(fault.answer, problem(parameter_problem::HEADER_CHAIN, 0, false));
+            fault.reason == DropReason::FragmentHeaderChain
+        };
+        assert!(walk(FRAGMENT, &first(UDP, &[0; 8])).unwrap().fragment.is_some());
+        assert!(incomplete(UDP, &[0; 7]));
+        assert!(incomplete(6, &[0; 16]), "half a TCP header");
+        assert!(incomplete(58, &[]));
+        assert!(incomplete(OPTIONS, &[UDP, 2, 1, 4, 0, 0, 0, 0]));
+        assert!(incomplete(OPTIONS, &[UDP, 0, 1, 4, 0, 0, 0, 0]));
+        assert!(walk(FRAGMENT, &first(253, &[])).is_ok());
+        assert_eq!(reason(FRAGMENT, &first(HBH, &[0; 8])), DropReason::Ipv6ExtensionOrder);
+    }
+
+    #[test]
+    fn a_fragment_of_a_fragment_is_refused() {
+        for field in [0, 1] {
+            let bytes = [
+                FRAGMENT, 0, 0, field, 0, 0, 0, 1, UDP, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0,
+            ];
+            assert_eq!(reason(FRAGMENT, &bytes), DropReason::FragmentInvalid);
+        }
+    }
+}

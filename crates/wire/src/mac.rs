@@ -112,3 +112,58 @@ impl FromStr for MacAddr {
         Ok(MacAddr(octets))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        let mac = MacAddr([0x02, 0, 0x5e, 0x10, 0xab, 0xff]);
+        assert_eq!(mac.to_string(), "02:00:5e:10:ab:ff");
+        assert_eq!("02:00:5e:10:ab:ff".parse(), Ok(mac));
+        assert_eq!("02-00-5E-10-AB-FF".parse(), Ok(mac));
+    }
+
+    #[test]
+    fn refuses_what_is_no_address() {
+        for text in [
+            "",
+            "02:00:5e:10:ab",
+            "02:00:5e:10:ab:ff:00",
+            "02:00:5e:10:ab:f",
+            "+2:00:5e:10:ab:ff",
+            "02:00:5e:10-ab:ff",
+            "02005e10abff",
+            "02:00:5e:10:ab:fg",
+        ] {
+            assert_eq!(text.parse::<MacAddr>(), Err(ParseMacAddrError), "{text}");
+        }
+    }
+
+    #[test]
+    fn tells_stations_from_groups() {
+        assert!(MacAddr([2, 0, 0, 0, 0, 1]).is_station());
+        for mac in [MacAddr::BROADCAST, MacAddr::UNSPECIFIED, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
+            assert!(!mac.is_station(), "{mac}");
+        }
+        assert!(MacAddr::BROADCAST.is_broadcast() && MacAddr::BROADCAST.is_group());
+        assert!(!MacAddr([0xff, 0xff, 0xff, 0xff, 0xff, 0xfe]).is_broadcast());
+    }
+
+    #[test]
+    fn makes_the_addresses_of_groups_and_of_the_link() {
+        // RFC 1112 section 6.4: the high bit of the second byte is left out.
+        let group = MacAddr::of_ipv4_group(Ipv4Addr::new(224, 129, 2, 3));
+        assert_eq!(group, MacAddr([0x01, 0x00, 0x5e, 0x01, 0x02, 0x03]));
+        let group = MacAddr::of_ipv6_group("ff02::1:ff01:203".parse().unwrap());
+        assert_eq!(group, MacAddr([0x33, 0x33, 0xff, 0x01, 0x02, 0x03]));
+        // RFC 4291 appendix A.
+        let mac = MacAddr([0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde]);
+        assert_eq!(mac.link_local().to_string(), "fe80::3656:78ff:fe9a:bcde");
+    }
+}

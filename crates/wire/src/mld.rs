@@ -190,3 +190,84 @@ impl Iterator for MldRecords<'_> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::Protocol;
+
+    const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 2);
+
+    fn ip(source: &str, hop_limit: u8) -> Ipv6Header {
+        let source = source.parse().unwrap();
+        Ipv6Header {
+            hop_limit,
+            ..Ipv6Header::new(source, ALL_ROUTERS, Protocol::ICMPV6, 0).unwrap()
+        }
+    }
+
+    #[test]
+    fn messages_from_off_link_are_refused() {
+        let parse = |ip, kind| MldMessage::parse(&ip, kind, &[0; 24]);
+        assert!(parse(ip("fe80::1", 1), 130).is_ok() && parse(ip("fe80::1", 1), 143).is_ok());
+        assert!(parse(ip("::", 1), 143).is_ok(), "a host may have no address yet");
+        for (source, hop_limit, kind) in [
+            ("::", 1, 130),
+            ("2001:db8::1", 1, 130),
+            ("2001:db8::1", 1, 143),
+            ("fe80::1", 255, 130),
+        ] {
+            assert_eq!(parse(ip(source, hop_limit), kind), Err(DropReason::MldMalformed));
+        }
+    }
+
+    #[test]
+    fn a_query_asks_for_one_group_or_all() {
+        let query = |group: Ipv6Addr, bytes: usize| {
+            let mut body = [0; 24];
+            body[..2].copy_from_slice(&[0x27, 0x10]);
+            body[4..20].copy_from_slice(&group.octets());
+            match MldMessage::parse(&ip("fe80::1", 1), 130, &body[..bytes])? {
+                MldMessage::Query { maximum_response_code, group } => {
+                    Ok((maximum_response_code, group))
+                }
+                MldMessage::Report(_) => panic!("a report"),
+            }
+        };
+        for group in [GROUP, Ipv6Addr::UNSPECIFIED] {
+            assert_eq!(query(group, 24), Ok((10_000, group)));
+            assert_eq!(query(group, 20), Ok((10_000, group)), "version 1");
+        }
+        assert_eq!(query(GROUP, 19), Err(DropReason::MldMalformed));
+        assert_eq!(query(Ipv6Addr::LOCALHOST, 24), Err(DropReason::MldMalformed));
+    }
+
+    #[test]
+    fn records_are_read_in_order_and_unknown_ones_skipped() {
+        let join = MldRecord::of_group(MldRecordKind::ChangeToExclude, GROUP);
+        let mut unknown = join;
+        unknown[0] = 99;
+        let mut with_sources = MldRecord::of_group(MldRecordKind::AllowNewSources, GROUP).to_vec();
+        (with_sources[1], with_sources[3]) = (1, 2);
+        with_sources.extend([0xaa; 36]);
+        let bytes = [&join[..], &unknown, &with_sources, &[0xee; 3]].concat();
+        let records = MldRecords::parse(3, &bytes).unwrap();
+        assert_eq!(
+            records.collect::<Vec<_>>(),
+            [
+                MldRecord { kind: MldRecordKind::ChangeToExclude, group: GROUP, sources: 0 },
+                MldRecord { kind: MldRecordKind::AllowNewSources, group: GROUP, sources: 2 },
+            ]
+        );
+        // One record more than there is, and a record that is cut.
+        assert_eq!(MldRecords::parse(4, &bytes), None);
+        for cut in 0..with_sources.len() {
+            assert_eq!(MldRecords::parse(1, &with_sources[..cut]), None);
+        }
+        assert_eq!(MldRecords::parse(u16::MAX, &[]), None);
+    }
+}

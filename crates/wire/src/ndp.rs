@@ -353,3 +353,175 @@ impl<'a> Iterator for NdpOptions<'a> {
         Some(option)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::{Icmpv6Message, Protocol};
+
+    const HOST: &str = "fe80::1";
+    const TARGET: &str = "2001:db8::2";
+    const LINK: [u8; 8] = [1, 1, 2, 0, 0, 0, 0, 1];
+    const TARGET_LINK: [u8; 8] = [2, 1, 2, 0, 0, 0, 0, 1];
+
+    fn ip(source: &str, destination: &str) -> Ipv6Header {
+        let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
+        Ipv6Header {
+            hop_limit: HOP_LIMIT,
+            ..Ipv6Header::new(source, destination, Protocol::ICMPV6, 0).unwrap()
+        }
+    }
+
+    fn octets(address: &str) -> [u8; 16] {
+        address.parse::<Ipv6Addr>().unwrap().octets()
+    }
+
+    /// Whether this body makes a message of this type.
+    fn legal(ip: &Ipv6Header, kind: u8, body: &[&[u8]]) -> bool {
+        let body: Vec<u8> = body.concat();
+        match NdpMessage::parse(ip, kind, 0, &body) {
+            Ok(message) => {
+                // Every legal message is written as it came.
+                let mut buf = [0; 200];
+                let message = Icmpv6Message::Ndp(message);
+                let bytes = message.message_bytes();
+                assert!(message.emit(ip.source, ip.destination, &mut buf).is_some());
+                assert_eq!(Icmpv6Message::parse(ip, &buf[..bytes]), Ok(message));
+                true
+            }
+            Err(reason) => {
+                assert_eq!(reason, DropReason::NdpMalformed);
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn makes_solicited_node_groups() {
+        let group = solicited_node("2001:db8::1234:5678".parse().unwrap());
+        assert_eq!(group, "ff02::1:ff34:5678".parse::<Ipv6Addr>().unwrap());
+    }
+
+    #[test]
+    fn a_message_from_off_link_is_refused() {
+        for hop_limit in [0, 1, 64, 254] {
+            let ip = Ipv6Header { hop_limit, ..ip(HOST, "ff02::1") };
+            for kind in 133..=137 {
+                let refused = NdpMessage::parse(&ip, kind, 0, &[0; 40]);
+                assert_eq!(refused, Err(DropReason::NdpHopLimit));
+            }
+        }
+        let coded = NdpMessage::parse(&ip(HOST, "ff02::2"), 133, 1, &[0; 4]);
+        assert_eq!(coded, Err(DropReason::NdpMalformed));
+    }
+
+    #[test]
+    fn neighbour_solicitations() {
+        let (target, group) = (octets(TARGET), "ff02::1:ff00:2");
+        assert!(legal(&ip(HOST, group), 135, &[&[0; 4], &target, &LINK]));
+        assert!(legal(&ip(HOST, TARGET), 135, &[&[0; 4], &target]));
+        assert!(legal(&ip("::", group), 135, &[&[0; 4], &target]));
+        assert!(!legal(&ip("::", group), 135, &[&[0; 4], &target, &LINK]));
+        assert!(!legal(&ip("::", TARGET), 135, &[&[0; 4], &target]));
+        assert!(!legal(&ip("::", "ff02::1:ff00:3"), 135, &[&[0; 4], &target]));
+        for target in ["ff02::1", "::", "::1"] {
+            assert!(!legal(&ip(HOST, group), 135, &[&[0; 4], &octets(target)]), "{target}");
+        }
+        assert!(!legal(&ip(HOST, group), 135, &[&[0; 4], &target[..15]]));
+    }
+
+    #[test]
+    fn neighbour_advertisements() {
+        let target = octets(TARGET);
+        assert!(legal(&ip(TARGET, HOST), 136, &[&[0xe0, 0, 0, 0], &target, &TARGET_LINK]));
+        assert!(legal(&ip(TARGET, "ff02::1"), 136, &[&[0x20, 0, 0, 0], &target, &TARGET_LINK]));
+        assert!(!legal(&ip(TARGET, "ff02::1"), 136, &[&[0x40, 0, 0, 0], &target, &TARGET_LINK]));
+        assert!(!legal(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &octets("ff02::1")]));
+        assert!(!legal(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &target[..15]]));
+    }
+
+    #[test]
+    fn router_messages() {
+        assert!(legal(&ip(HOST, "ff02::2"), 133, &[&[0; 4], &LINK]));
+        assert!(legal(&ip("::", "ff02::2"), 133, &[&[0; 4]]));
+        assert!(!legal(&ip("::", "ff02::2"), 133, &[&[0; 4], &LINK]));
+        assert!(!legal(&ip(HOST, "ff02::2"), 133, &[&[0; 3]]));
+        let head = [64, 0xc0, 7, 8, 0, 0, 0, 1, 0, 0, 0, 2];
+        assert!(legal(&ip(HOST, "ff02::1"), 134, &[&head, &LINK]));
+        assert!(!legal(&ip(TARGET, "ff02::1"), 134, &[&head]), "not link-local");
+        assert!(!legal(&ip(HOST, "ff02::1"), 134, &[&head[..11]]));
+    }
+
+    #[test]
+    fn redirects() {
+        let (destination, hop) = (octets(TARGET), octets("fe80::9"));
+        let redirect = |from, target: &[u8; 16], destination: &[u8; 16]| {
+            legal(&ip(from, TARGET), 137, &[&[0; 4], target, destination, &TARGET_LINK])
+        };
+        assert!(redirect(HOST, &hop, &destination));
+        assert!(redirect(HOST, &destination, &destination));
+        assert!(!redirect(TARGET, &hop, &destination), "not link-local");
+        assert!(!redirect(HOST, &octets("2001:db8::9"), &destination));
+        assert!(!redirect(HOST, &hop, &octets("ff02::1")));
+    }
+
+    #[test]
+    fn options_of_impossible_length_are_refused() {
+        for option in [
+            &[1, 0, 2, 0, 0, 0, 0, 1][..], // length 0: a walk without end
+            &[1, 2, 2, 0, 0, 0, 0, 1],     // past the message
+            &[1],                          // no length
+            &[1, 1, 2, 0],                 // cut
+            &[200, 0],                     // length 0 of an unknown type
+            &[5, 2, 0, 0, 0, 0, 5, 220, 0, 0, 0, 0, 0, 0, 0, 0], // an MTU of 16 bytes
+            &[3, 1, 64, 0, 0, 0, 0, 0],    // a prefix of 8 bytes
+        ] {
+            assert_eq!(NdpOptions::parse(option), None, "{option:?}");
+            let behind: Vec<u8> = [&LINK, option].concat();
+            assert_eq!(NdpOptions::parse(&behind), None, "{option:?}");
+        }
+    }
+
+    #[test]
+    fn hardware_addresses_of_groups_are_refused() {
+        for link in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
+            for kind in [1, 2] {
+                let option: Vec<u8> = [&[kind, 1][..], &link].concat();
+                assert_eq!(NdpOptions::parse(&option), None, "{link:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn options_are_read_in_order() {
+        let mut bytes =
+            [TARGET_LINK, LINK, [5, 1, 0, 0, 0, 0, 5, 220], [14, 1, 1, 2, 3, 4, 5, 6]].concat();
+        bytes.extend([3, 4, 64, 0xc0, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0, 0]);
+        bytes.extend(octets("2001:db8::"));
+        bytes.extend([4, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let options = NdpOptions::parse(&bytes).unwrap();
+        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+        assert_eq!((options.source_link(), options.target_link()), (Some(mac), Some(mac)));
+        assert_eq!(
+            options.collect::<Vec<_>>(),
+            [
+                NdpOption::TargetLink(mac),
+                NdpOption::SourceLink(mac),
+                NdpOption::Mtu(1500),
+                NdpOption::Other(14, &[1, 2, 3, 4, 5, 6]),
+                NdpOption::Prefix(PrefixInformation {
+                    prefix_bits: 64,
+                    flags: 0xc0,
+                    valid_s: 9,
+                    preferred_s: 8,
+                    prefix: "2001:db8::".parse().unwrap(),
+                }),
+                NdpOption::Redirected(&[1, 2, 3, 4, 5, 6, 7, 8]),
+            ]
+        );
+    }
+}

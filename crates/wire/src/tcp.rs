@@ -372,3 +372,137 @@ impl<'a> Iterator for TcpOptions<'a> {
         Some(parsed.map(|(option, _)| option).ok_or(DropReason::TcpOptions))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::format;
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const HEADER: TcpHeader = TcpHeader {
+        source_port: 4000,
+        destination_port: 80,
+        sequence: 0xdead_beef,
+        acknowledgement: 0x1234_5678,
+        header_bytes: 20,
+        flags: TcpFlags(0x12),
+        window: 64_240,
+        checksum: 0xabcd,
+        urgent_pointer: 9,
+    };
+
+    fn parse_options(bytes: &[u8]) -> Vec<Result<TcpOption<'_>, DropReason>> {
+        TcpOptions::new(bytes).collect()
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_by_name() {
+        let mut good = [0xee; 24];
+        assert_eq!(HEADER.emit(&mut good).unwrap().len(), 4);
+        assert_eq!(TcpHeader::parse(&good), Ok((HEADER, &[0xee; 4][..])));
+        for cut in 0..20 {
+            assert_eq!(TcpHeader::parse(&good[..cut]), Err(DropReason::TcpTruncated));
+        }
+        for offset in 0..16 {
+            good[12] = offset << 4;
+            let parsed = TcpHeader::parse(&good).map(|(_, payload)| payload.len());
+            let expected = match offset {
+                5 => Ok(4),
+                6 => Ok(0),
+                _ => Err(DropReason::TcpHeaderLength),
+            };
+            assert_eq!(parsed, expected, "data offset {offset}");
+        }
+    }
+
+    #[test]
+    fn every_set_of_flags_is_read_as_it_is() {
+        // Null, SYN with FIN, all: what to do with them is not for the parser.
+        for flags in 0..=255 {
+            let mut bytes = [0; 20];
+            let header = TcpHeader { flags: TcpFlags(flags), ..HEADER };
+            assert!(header.emit(&mut bytes).is_some());
+            assert_eq!(TcpHeader::parse(&bytes).unwrap().0, header);
+        }
+        let both = TcpFlags::SYN | TcpFlags::ACK;
+        assert!(both.contains(TcpFlags::SYN) && !TcpFlags::SYN.contains(both));
+        assert!(both.intersects(TcpFlags::ACK | TcpFlags::FIN));
+        assert_eq!(format!("{both:?} {:?}", TcpFlags(0)), "SYN|ACK none");
+    }
+
+    #[test]
+    fn every_option_is_written_and_read() {
+        let edges = [0, 0, 0, 1, 0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+        let options = [
+            TcpOption::MaximumSegmentSize(0),
+            TcpOption::SackPermitted,
+            TcpOption::Timestamps { value: 0xdead_beef, echo: 1 },
+            TcpOption::WindowScale(255),
+            TcpOption::Sack(SackBlocks::parse(&edges).unwrap()),
+            TcpOption::Other(253, &[1, 2, 3]),
+        ];
+        let mut bytes = vec![0xee; 80];
+        let mut rest = &mut bytes[..];
+        for option in options {
+            rest = option.emit(rest).unwrap();
+        }
+        emit_padding(rest);
+        let expected: Vec<_> = options.into_iter().map(Ok).collect();
+        assert_eq!(parse_options(&bytes), expected);
+        let TcpOption::Sack(blocks) = options[4] else { unreachable!() };
+        assert_eq!(blocks.collect::<Vec<_>>(), [(1, 2), (u32::MAX, 0)], "reversed edges stay");
+        assert!(TcpOption::SackPermitted.emit(&mut [0]).is_none());
+        assert!(TcpOption::Other(9, &[0; 254]).emit(&mut [0; 300]).is_none());
+    }
+
+    #[test]
+    fn malformed_options_end_the_list() {
+        for bad in [
+            &[2, 0, 5, 0xb4][..],         // length 0: a walk without end
+            &[2, 1, 5, 0xb4],             // length 1
+            &[2, 5, 5, 0xb4],             // past the header
+            &[2],                         // no length
+            &[2, 3, 5],                   // an MSS of one byte
+            &[3, 4, 1, 1],                // a window scale of two
+            &[4, 3, 0],                   // SACK permitted with a body
+            &[5, 2],                      // no SACK block
+            &[5, 9, 0, 0, 0, 0, 0, 0, 0], // a part of one
+            &[5, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[8, 9, 0, 0, 0, 0, 0, 0, 0], // time stamps one byte short
+            &[254, 0],
+            &[254, 255, 0, 0],
+        ] {
+            assert_eq!(parse_options(bad), [Err(DropReason::TcpOptions)], "{bad:?}");
+            let behind = [&[1, 4, 2, 1][..], bad].concat();
+            assert_eq!(
+                parse_options(&behind),
+                [Ok(TcpOption::SackPermitted), Err(DropReason::TcpOptions)]
+            );
+        }
+        assert_eq!(parse_options(&[1, 1, 0, 2, 0]), [], "behind the end stands padding");
+    }
+
+    #[test]
+    fn checksums_over_both_families() {
+        let v4 = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+        let v6 = (Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED);
+        let pseudo_v4 = pseudo_header_v4(v4.0, v4.1, Protocol::TCP, 23);
+        let pseudo_v6 = pseudo_header_v6(v6.0, v6.1, Protocol::TCP, 23);
+        let mut segment = [0xee; 23];
+        assert!(HEADER.emit(&mut segment).is_some());
+        assert_eq!(verify_v4(v4.0, v4.1, &segment), Err(DropReason::TcpChecksum));
+        assert_eq!(verify_v6(v6.0, v6.1, &segment), Err(DropReason::TcpChecksum));
+        fill_checksum(pseudo_v4, &mut segment);
+        assert_eq!(verify_v4(v4.0, v4.1, &segment), Ok(()));
+        assert_eq!(verify_v6(v6.0, v6.1, &segment), Err(DropReason::TcpChecksum));
+        fill_checksum(pseudo_v6, &mut segment);
+        assert_eq!(verify_v6(v6.0, v6.1, &segment), Ok(()));
+        segment[16..18].copy_from_slice(&pseudo_v4.fold().to_be_bytes());
+        assert_eq!(verify_v4(v4.0, v4.1, &segment), Err(DropReason::TcpChecksumUnfilled));
+        assert_eq!(verify_v4(v4.0, v4.1, &segment[..19]), Err(DropReason::TcpTruncated));
+    }
+}

@@ -144,3 +144,102 @@ fn verify(pseudo: Sum, field: u16, datagram: &[u8]) -> Result<(), DropReason> {
     let unfilled = pseudo.fold() == field;
     Err(if unfilled { DropReason::UdpChecksumUnfilled } else { DropReason::UdpChecksum })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+    const V6: (Ipv6Addr, Ipv6Addr) =
+        (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), Ipv6Addr::LOCALHOST);
+
+    fn pseudo_v4(bytes: usize) -> Sum {
+        pseudo_header_v4(V4.0, V4.1, Protocol::UDP, bytes as u16)
+    }
+
+    fn pseudo_v6(bytes: usize) -> Sum {
+        pseudo_header_v6(V6.0, V6.1, Protocol::UDP, bytes as u32)
+    }
+
+    /// A datagram with this payload and, as yet, no checksum.
+    fn datagram<const N: usize>(payload: &[u8]) -> [u8; N] {
+        let mut bytes = [0; N];
+        let header = UdpHeader::new(4000, 53, payload.len()).unwrap();
+        header.emit(&mut bytes).unwrap().copy_from_slice(payload);
+        bytes
+    }
+
+    fn with_field(mut datagram: [u8; 10], field: u16) -> [u8; 10] {
+        datagram[6..8].copy_from_slice(&field.to_be_bytes());
+        datagram
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_by_name() {
+        let good = datagram::<13>(b"hello");
+        for cut in 0..8 {
+            assert_eq!(UdpHeader::parse(&good[..cut]), Err(DropReason::UdpTruncated));
+        }
+        for cut in 8..13 {
+            assert_eq!(UdpHeader::parse(&good[..cut]), Err(DropReason::UdpLength));
+        }
+        for length in [0, 7, 14, 0xffff] {
+            let mut bad = good;
+            bad[4..6].copy_from_slice(&u16::to_be_bytes(length));
+            assert_eq!(UdpHeader::parse(&bad), Err(DropReason::UdpLength), "{length}");
+        }
+        let mut shorter = good;
+        shorter[5] = 10;
+        assert_eq!(UdpHeader::parse(&shorter).unwrap().1, b"he");
+        assert!(UdpHeader::new(1, 2, 65_527).is_some() && UdpHeader::new(1, 2, 65_528).is_none());
+    }
+
+    #[test]
+    fn a_filled_checksum_is_right_and_every_flipped_bit_wrong() {
+        for payload in [&b"hi"[..], &[0xff, 0xfe]] {
+            let (mut v4, mut v6) = (datagram::<10>(payload), datagram::<10>(payload));
+            fill_checksum(pseudo_v4(10), &mut v4);
+            fill_checksum(pseudo_v6(10), &mut v6);
+            assert_eq!(verify_v4(V4.0, V4.1, &v4), Ok(()));
+            assert_eq!(verify_v6(V6.0, V6.1, &v6), Ok(()));
+            for bit in 0..80 {
+                let flip = |mut bytes: [u8; 10]| {
+                    bytes[bit / 8] ^= 1 << (bit % 8);
+                    bytes
+                };
+                assert!(verify_v4(V4.0, V4.1, &flip(v4)).is_err(), "bit {bit}");
+                assert!(verify_v6(V6.0, V6.1, &flip(v6)).is_err(), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_checksum_is_right_only_over_ipv4() {
+        let bytes = datagram::<10>(b"hi");
+        assert_eq!(verify_v4(V4.0, V4.1, &bytes), Ok(()));
+        assert_eq!(verify_v6(V6.0, V6.1, &bytes), Err(DropReason::UdpChecksumMissing));
+    }
+
+    #[test]
+    fn an_unfilled_checksum_is_told_from_a_wrong_one() {
+        let bytes = datagram::<10>(b"hi");
+        let v4 = with_field(bytes, pseudo_v4(10).fold());
+        let v6 = with_field(bytes, pseudo_v6(10).fold());
+        assert_eq!(verify_v4(V4.0, V4.1, &v4), Err(DropReason::UdpChecksumUnfilled));
+        assert_eq!(verify_v6(V6.0, V6.1, &v6), Err(DropReason::UdpChecksumUnfilled));
+        let (v4, v6) = (with_field(bytes, 0xbad), with_field(bytes, 0xbad));
+        assert_eq!(verify_v4(V4.0, V4.1, &v4), Err(DropReason::UdpChecksum));
+        assert_eq!(verify_v6(V6.0, V6.1, &v6), Err(DropReason::UdpChecksum));
+    }
+
+    #[test]
+    fn a_checksum_of_zero_is_sent_as_all_ones() {
+        // With this payload everything but the field sums to all ones.
+        let payload =
+            (!pseudo_v4(10).with(&datagram::<8>(&[])[..4]).with_u16(10).fold()).to_be_bytes();
+        let mut bytes = datagram::<10>(&payload);
+        fill_checksum(pseudo_v4(10), &mut bytes);
+        assert_eq!(bytes[6..8], [0xff, 0xff]);
+        assert_eq!(verify_v4(V4.0, V4.1, &bytes), Ok(()));
+    }
+}
