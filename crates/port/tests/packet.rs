@@ -5,8 +5,6 @@ mod sandbox;
 use std::net::{IpAddr, UdpSocket};
 use std::time::Instant;
 
-use rustix::thread::{CapabilitySet, CapabilitySets};
-
 use sandbox::{
     KERNEL_V4, KERNEL_V6, PATIENCE, PORT_MAC, PORT_V4, PORT_V6, arena, enter_namespace, free_all,
     ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted, sleep_on,
@@ -276,16 +274,7 @@ fn errors_say_what_to_do() {
     ip("link set tg0 down");
     assert!(fail(PacketConfig::new("tg0")).to_string().contains("ip link set tg0 up"));
     ip("link set tg0 up");
-    // Capabilities are this thread's, so no other test is touched.
-    rustix::thread::set_capabilities(
-        None,
-        CapabilitySets {
-            effective: CapabilitySet::empty(),
-            permitted: CapabilitySet::empty(),
-            inheritable: CapabilitySet::empty(),
-        },
-    )
-    .unwrap();
+    sandbox::drop_capabilities();
     let denied = fail(PacketConfig::new("tg0"));
     assert!(matches!(denied, PacketError::Permission), "{denied}");
     assert!(denied.to_string().contains("unshare -rn"));

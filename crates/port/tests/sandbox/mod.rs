@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_port::{Burst, Port};
 
@@ -40,6 +40,16 @@ pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {arguments}: {said}");
+}
+
+/// Takes every capability from this thread; other tests keep theirs.
+pub fn drop_capabilities() {
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).unwrap();
 }
 
 /// The hardware address of `tg0`, the port's end of [`veth`].

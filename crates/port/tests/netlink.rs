@@ -1,0 +1,220 @@
+//! What netlink tells, beside what `ip` set up.
+
+mod sandbox;
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use sandbox::{
+    KERNEL_MAC, KERNEL_V4, KERNEL_V6, PATIENCE, PORT_MAC, PORT_V4, PORT_V6, enter_namespace, ip,
+    veth,
+};
+use tidegate_port::Medium;
+use tidegate_port::netlink::{
+    self, Change, Interface, Monitor, Neighbour, NeighbourState, NetlinkError, Route,
+};
+use tidegate_wire::{IpCidr, MacAddr};
+
+fn cidr(text: &str) -> IpCidr {
+    text.parse().unwrap()
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn an_interface_is_as_it_was_made() {
+    if !enter_namespace() {
+        return;
+    }
+    ip(
+        "link add tg0 numrxqueues 3 numtxqueues 2 type veth peer name tg1 address 02:00:00:00:00:0b",
+    );
+    ip("link set tg1 mtu 1400");
+    let near = Interface::by_name("tg0").unwrap();
+    assert_eq!((near.receive_queues, near.transmit_queues), (3, 2));
+    let far = Interface::by_name("tg1").unwrap();
+    assert_eq!((far.mac, far.mtu), (MacAddr(KERNEL_MAC), 1400));
+    assert_eq!((far.kind.as_deref(), far.medium), (Some("veth"), Some(Medium::Ethernet)));
+    assert!(!far.up && !far.carrier && !far.loopback);
+    ip("link set tg0 up");
+    ip("link set tg1 up");
+    let far = Interface::by_index(far.index).unwrap();
+    assert!(far.up && far.carrier);
+    assert!(Interface::by_name("lo").unwrap().loopback);
+}
+
+#[test]
+fn a_wrong_name_gets_the_right_ones() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    let error = Interface::by_name("eth0").unwrap_err();
+    let NetlinkError::NoSuchInterface { name, existing } = &error else { panic!("{error}") };
+    assert_eq!(name, "eth0");
+    assert!(["lo", "tg0", "tg1"].iter().all(|name| existing.iter().any(|e| e == name)));
+    assert!(error.to_string().contains("tg1"), "{error}");
+    assert!(matches!(Interface::by_index(999), Err(NetlinkError::NoSuchIndex { index: 999 })));
+}
+
+#[test]
+fn addresses_and_routes_are_of_their_interface() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    ip("route add 198.51.100.0/24 via 10.9.0.7 dev tg1 metric 5");
+    ip("route add 2001:db8::/32 via fd09::7 dev tg1 metric 5");
+    ip("route add default via 10.9.0.8");
+    ip("route add 203.0.113.0/24 nexthop via 10.9.0.5 dev tg1 nexthop via 10.9.0.6 dev tg1");
+    ip("route add blackhole 192.0.2.0/24");
+    let index = Interface::by_name("tg1").unwrap().index;
+    let mut addresses = netlink::addresses(index).unwrap();
+    addresses.sort();
+    assert_eq!(addresses, [cidr("10.9.0.1/24"), cidr("fd09::1/64")]);
+    assert!(netlink::addresses(Interface::by_name("tg0").unwrap().index).unwrap().is_empty());
+
+    let routes = netlink::routes(index).unwrap();
+    let to = |network: &str| -> Vec<&Route> {
+        routes.iter().filter(|route| route.destination == cidr(network)).collect()
+    };
+    let on_link = to("10.9.0.0/24");
+    assert_eq!(on_link[0].gateway, None);
+    assert_eq!(on_link[0].source, Some(address(KERNEL_V4)));
+    assert_eq!(to("198.51.100.0/24")[0].gateway, Some(address("10.9.0.7")));
+    assert_eq!(to("198.51.100.0/24")[0].metric, 5);
+    assert_eq!(to("2001:db8::/32")[0].gateway, Some(address("fd09::7")));
+    assert_eq!(to("0.0.0.0/0")[0].gateway, Some(address("10.9.0.8")));
+    let several: Vec<_> = to("203.0.113.0/24").iter().filter_map(|route| route.gateway).collect();
+    assert_eq!(several, [address("10.9.0.5"), address("10.9.0.6")]);
+    assert_eq!(to("fd09::/64")[0].gateway, None);
+    assert!(to("192.0.2.0/24").is_empty(), "a blackhole leads nowhere");
+    assert!(to("10.9.0.1/32").is_empty(), "the local table is not the main one");
+}
+
+#[test]
+fn addresses_links_and_mtus_can_be_set() {
+    if !enter_namespace() {
+        return;
+    }
+    ip("link add tg0 type veth peer name tg1");
+    let index = Interface::by_name("tg0").unwrap().index;
+    netlink::set_mtu(index, 1300).unwrap();
+    netlink::set_up(index).unwrap();
+    for text in ["192.0.2.9/28", "2001:db8::9/60"] {
+        netlink::add_address(index, cidr(text)).unwrap();
+        assert!(netlink::addresses(index).unwrap().contains(&cidr(text)));
+    }
+    let interface = Interface::by_index(index).unwrap();
+    assert!(interface.up);
+    assert_eq!(interface.mtu, 1300);
+    assert!(netlink::set_up(999).is_err());
+}
+
+#[test]
+fn neighbours_are_listed_with_their_state() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    let index = Interface::by_name("tg1").unwrap().index;
+    let all = netlink::neighbours(index).unwrap();
+    for neighbour in [PORT_V4, PORT_V6] {
+        assert!(all.contains(&Neighbour {
+            address: address(neighbour),
+            mac: Some(MacAddr(PORT_MAC)),
+            state: NeighbourState::Permanent,
+        }));
+    }
+}
+
+/// Waits for the first change for which `wanted` has something.
+fn wait_for<T>(monitor: &mut Monitor, mut wanted: impl FnMut(Change) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        while let Some(change) = monitor.poll_change().unwrap() {
+            if let Some(found) = wanted(change) {
+                return found;
+            }
+        }
+        assert!(Instant::now() < deadline, "the change was never told");
+        let second = Duration::from_secs(1).try_into().unwrap();
+        poll(&mut [PollFd::new(&monitor.as_fd(), PollFlags::IN)], Some(&second)).unwrap();
+    }
+}
+
+#[test]
+fn the_monitor_tells_every_kind_of_change() {
+    if !enter_namespace() {
+        return;
+    }
+    let mut monitor = Monitor::open().unwrap();
+    assert_eq!(monitor.poll_change().unwrap(), None);
+    veth();
+    let index = Interface::by_name("tg1").unwrap().index;
+    wait_for(&mut monitor, |change| match change {
+        Change::Link(link) => (link.index == index && link.up).then_some(()),
+        _ => None,
+    });
+    for (text, network) in [("192.0.2.1/24", "192.0.2.0/24"), ("2001:db8::1/64", "2001:db8::/64")] {
+        ip(&format!("addr add {text} dev tg1"));
+        let added = Change::Address(index, cidr(text));
+        wait_for(&mut monitor, |change| (change == added).then_some(()));
+        ip(&format!("addr del {text} dev tg1"));
+        let removed = Change::AddressRemoved(index, cidr(text));
+        wait_for(&mut monitor, |change| (change == removed).then_some(()));
+        ip(&format!("route add {network} dev tg1"));
+        wait_for(&mut monitor, |change| match change {
+            Change::Route(at, route) => {
+                (at == index && route.destination == cidr(network)).then_some(())
+            }
+            _ => None,
+        });
+        ip(&format!("route del {network} dev tg1"));
+        wait_for(&mut monitor, |change| match change {
+            Change::RouteRemoved(at, route) => {
+                (at == index && route.destination == cidr(network)).then_some(())
+            }
+            _ => None,
+        });
+    }
+    ip(&format!("neigh del {PORT_V4} dev tg1"));
+    ip(&format!("neigh add {PORT_V4} lladdr 02:00:00:00:00:0c dev tg1"));
+    wait_for(&mut monitor, |change| match change {
+        Change::Neighbour(at, host) => {
+            (at == index && host.mac == Some(MacAddr([2, 0, 0, 0, 0, 0xc]))).then_some(())
+        }
+        _ => None,
+    });
+    ip("link del tg1");
+    wait_for(&mut monitor, |change| (change == Change::LinkRemoved(index)).then_some(()));
+}
+
+#[test]
+fn the_kernel_resolves_a_neighbour_when_asked() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    let index = Interface::by_name("tg1").unwrap().index;
+    let mut monitor = Monitor::open().unwrap();
+    for stranger in ["10.9.0.77", "fd09::77"] {
+        netlink::resolve(index, address(stranger)).unwrap();
+        let state = wait_for(&mut monitor, |change| match change {
+            Change::Neighbour(at, host) if at == index && host.address == address(stranger) => {
+                Some(host.state)
+            }
+            _ => None,
+        });
+        // Nobody answers on this link: being asked for, or given up already.
+        assert!(!state.is_usable(), "{state}");
+    }
+    assert!(netlink::resolve(999, address(KERNEL_V6)).is_err());
+    sandbox::drop_capabilities();
+    let error = netlink::resolve(index, address("10.9.0.78")).unwrap_err();
+    assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+}
