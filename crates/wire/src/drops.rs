@@ -124,6 +124,7 @@ drop_reasons! {
     FragmentInvalid, "fragment_invalid", Peer, "The fragment's offset or length is impossible.";
     FragmentTooBig, "fragment_too_big", Peer, "The fragments add up to more than 65,535 bytes.";
     FragmentOverlap, "fragment_overlap", Peer, "Fragments overlap, so the whole packet was dropped (RFC 5722).";
+    FragmentDuplicate, "fragment_duplicate", Normal, "The same fragment had arrived before.";
     FragmentHeaderChain, "fragment_header_chain", Peer, "The first fragment does not hold the whole header chain (RFC 7112).";
     FragmentMemory, "fragment_memory", Limit, "The memory set aside for fragments is used up.";
     FragmentTimeout, "fragment_timeout", Normal, "The missing fragments did not arrive in time.";
@@ -133,6 +134,7 @@ drop_reasons! {
     IcmpChecksum, "icmp_checksum", Peer, "The ICMP checksum is wrong.";
     IcmpIgnored, "icmp_ignored", Normal, "The ICMP message is of a type that hosts ignore.";
     IcmpQuote, "icmp_quote", Peer, "The ICMP error quotes a packet that we did not send (RFC 5927).";
+    IcmpMtu, "icmp_mtu", Peer, "The ICMP error tells of a path MTU that is under the minimum or no smaller than the one in use (RFC 8201 section 4).";
     IcmpBroadcast, "icmp_broadcast", Peer, "An echo request to a group or broadcast address was not answered.";
 
     MldMalformed, "mld_malformed", Peer, "The multicast listener message is truncated or may come from off link (RFC 3810).";
