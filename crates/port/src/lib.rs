@@ -4,10 +4,15 @@
 //! knows no protocol. Ports are found in the module of their name.
 
 mod buffer;
+pub mod capture;
+pub mod fault;
 pub mod mem;
 pub mod netlink;
 pub mod packet;
+mod passed;
+pub mod pcap;
 pub mod tap;
+pub mod trace;
 mod vnet;
 pub mod xdp;
 
