@@ -30,22 +30,22 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-pub mod arp;
+mod arp;
 pub mod checksum;
-pub mod cidr;
-pub mod drops;
-pub mod ethernet;
+mod cidr;
+mod drops;
+mod ethernet;
 mod field;
 mod icmp;
 pub mod icmpv4;
 pub mod icmpv6;
-pub mod ipv4;
-pub mod ipv6;
+mod ipv4;
+mod ipv6;
 pub mod ipv6_extension;
-pub mod mac;
+mod mac;
 pub mod mld;
 pub mod ndp;
-pub mod protocol;
+mod protocol;
 pub mod tcp;
 pub mod udp;
 
@@ -56,7 +56,7 @@ pub use drops::{DropCounters, DropReason, Severity};
 pub use ethernet::{EthernetHeader, VlanTag};
 pub use icmpv4::Icmpv4Message;
 pub use icmpv6::Icmpv6Message;
-pub use ipv4::{Ipv4Header, Ipv4Option, Ipv4Options};
+pub use ipv4::{Ipv4Header, Ipv4Option, Ipv4Options, Ipv4Route};
 pub use ipv6::Ipv6Header;
 pub use ipv6_extension::{ExtensionFault, ExtensionWalk, FragmentHeader, UpperLayer, upper_layer};
 pub use mac::{MacAddr, ParseMacAddrError};
