@@ -1,1 +1,18 @@
 //! One network core: the poll loop over port and stack.
+//!
+//! An [`Engine`] owns a port, the arena its frames live in and a stack, and
+//! runs them to completion: receive a burst, let the stack take it, serve the
+//! timers, transmit. It takes no lock and starts no thread; whoever owns it
+//! calls [`Engine::poll`]. When there is nothing to do, [`Idle`] says how to
+//! wait, and [`Engine::prepare_sleep`] makes the descriptors of
+//! [`Engine::wake_fds`] good to sleep on.
+
+mod clock;
+mod engine;
+mod idle;
+mod neighbours;
+
+pub use clock::Clock;
+pub use engine::{Engine, EngineConfig, EngineCounters, Sleep};
+pub use idle::{Idle, IdleConfig, Step};
+pub use neighbours::KernelNeighbours;

@@ -1,1 +1,45 @@
-//! UDP sockets in the style of std::net on the Tidegate stack.
+//! UDP sockets in the style of `std::net` on the Tidegate stack.
+//!
+//! A [`Net`] is a network stack of its own, embedded in this program: a port,
+//! an arena and a stack, run by the calls that the program's own threads make.
+//! No thread is started. A thread that waits runs the stack for everybody.
+//!
+//! ```
+//! use tidegate::{Net, NetConfig, UdpSocket};
+//!
+//! // Two hosts in one process, joined by a wire in memory.
+//! let (port_a, port_b) = tidegate::mem::wire(&Default::default())?;
+//! let a = Net::open(NetConfig::new(port_a).address("192.0.2.1/24".parse().unwrap()))?;
+//! let b = Net::open(NetConfig::new(port_b).address("192.0.2.2/24".parse().unwrap()))?;
+//!
+//! let server = UdpSocket::bind(&a, "192.0.2.1:7")?;
+//! let client = UdpSocket::bind(&b, "192.0.2.2:0")?;
+//! # let thread = std::thread::spawn(move || -> std::io::Result<()> {
+//! # let mut buf = [0; 64];
+//! # let (len, from) = server.recv_from(&mut buf)?;
+//! # server.send_to(&buf[..len], from)?;
+//! # Ok(()) });
+//! client.send_to(b"hello", "192.0.2.1:7")?;
+//! // ... the server echoes ...
+//! let mut buf = [0; 64];
+//! let (len, from) = client.recv_from(&mut buf)?;
+//! assert_eq!((&buf[..len], from.port()), (&b"hello"[..], 7));
+//! # thread.join().unwrap()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod net;
+mod open;
+mod poll;
+mod udp;
+mod wait;
+
+pub use net::{Net, NetCounters};
+pub use open::{NetConfig, OpenError, PortConfig};
+pub use poll::{Poll, Token};
+pub use tidegate_engine::{EngineConfig, EngineCounters, IdleConfig};
+pub use tidegate_memory::FrameSize;
+pub use tidegate_port::{self as port, mem};
+pub use tidegate_stack::{Limits, Ownership, Route};
+pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
+pub use udp::{Received, Request, UdpSocket};

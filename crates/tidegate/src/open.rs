@@ -1,0 +1,368 @@
+//! From a configuration to a running engine.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, UdpSocket as KernelSocket};
+
+use tidegate_engine::{Clock, Engine, EngineConfig, KernelNeighbours};
+use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
+use tidegate_port::Port;
+use tidegate_port::mem::MemPort;
+use tidegate_port::netlink::{self, Interface, NetlinkError};
+use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
+use tidegate_port::tap::{TapConfig, TapError, TapPort};
+use tidegate_port::xdp::{Protocol, Rule, XdpConfig, XdpError, XdpPort};
+use tidegate_stack::{Config, ConfigError, Limits, Ownership, Route, Stack};
+use tidegate_wire::{IpCidr, MacAddr};
+
+/// Where packets come from.
+pub enum PortConfig {
+    /// AF_XDP on an interface. What to take is filled in from the addresses,
+    /// or, on a shared address, from the sockets that are bound.
+    Xdp(XdpConfig),
+    /// AF_PACKET on an interface. What to take is filled in likewise.
+    Packet(PacketConfig),
+    /// A TAP or TUN device.
+    Tap(TapConfig),
+    /// One end of a wire in memory.
+    Mem(MemPort),
+    /// Anything else: opened with the arena that its frames will live in.
+    Custom(Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>),
+}
+
+impl From<MemPort> for PortConfig {
+    fn from(port: MemPort) -> Self {
+        Self::Mem(port)
+    }
+}
+
+impl From<XdpConfig> for PortConfig {
+    fn from(config: XdpConfig) -> Self {
+        Self::Xdp(config)
+    }
+}
+
+impl From<PacketConfig> for PortConfig {
+    fn from(config: PacketConfig) -> Self {
+        Self::Packet(config)
+    }
+}
+
+impl From<TapConfig> for PortConfig {
+    fn from(config: TapConfig) -> Self {
+        Self::Tap(config)
+    }
+}
+
+/// Wraps a port after it was opened: faults, tracing, capture.
+pub type Wrap = Box<dyn FnOnce(Box<dyn Port>) -> io::Result<Box<dyn Port>> + Send>;
+
+/// What a [`crate::Net`] is made of.
+pub struct NetConfig {
+    port: PortConfig,
+    wraps: Vec<Wrap>,
+    addresses: Vec<IpCidr>,
+    routes: Vec<Route>,
+    ownership: Ownership,
+    mac: Option<MacAddr>,
+    vlan: Option<u16>,
+    limits: Limits,
+    arena: ArenaConfig,
+    engine: EngineConfig,
+    seed: Option<[u8; 16]>,
+}
+
+impl NetConfig {
+    /// A stack on this port, without an address yet.
+    pub fn new(port: impl Into<PortConfig>) -> Self {
+        Self {
+            port: port.into(),
+            wraps: Vec::new(),
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            ownership: Ownership::Own,
+            mac: None,
+            vlan: None,
+            limits: Limits::default(),
+            arena: ArenaConfig::default(),
+            engine: EngineConfig::default(),
+            seed: None,
+        }
+    }
+
+    /// Adds an address of its own, with the prefix of its network. The stack
+    /// answers ARP, neighbour discovery and ping for it.
+    #[must_use]
+    pub fn address(mut self, address: IpCidr) -> Self {
+        self.addresses.push(address);
+        self
+    }
+
+    /// Adds a route.
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// Lives on the kernel's addresses, routes and neighbours of the interface
+    /// instead of its own: only the ports of bound sockets are taken, all else
+    /// stays with the kernel. On AF_XDP only.
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.ownership = Ownership::Shared;
+        self
+    }
+
+    /// Uses this hardware address instead of the interface's.
+    #[must_use]
+    pub fn mac(mut self, mac: MacAddr) -> Self {
+        self.mac = Some(mac);
+        self
+    }
+
+    /// Is in this VLAN (IEEE 802.1Q).
+    #[must_use]
+    pub fn vlan(mut self, vlan: u16) -> Self {
+        self.vlan = Some(vlan);
+        self
+    }
+
+    /// Sets the limits of the stack's tables and queues.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets how many packet buffers there are, and of which size.
+    #[must_use]
+    pub fn frames(mut self, frames: u32, size: FrameSize) -> Self {
+        (self.arena.frames, self.arena.frame_size) = (frames, size);
+        self
+    }
+
+    /// Whether to try hugepages for packet buffers; ordinary pages are the
+    /// fallback.
+    #[must_use]
+    pub fn hugepages(mut self, hugepages: bool) -> Self {
+        self.arena.hugepages = hugepages;
+        self
+    }
+
+    /// Sets how the engine polls and waits.
+    #[must_use]
+    pub fn engine(mut self, engine: EngineConfig) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Keys the hash tables and port choices from this seed instead of the
+    /// system's randomness, so that a run can be repeated.
+    #[must_use]
+    pub fn seed(mut self, seed: [u8; 16]) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Wraps the port after it was opened; later wraps are further out.
+    #[must_use]
+    pub fn wrap(mut self, wrap: Wrap) -> Self {
+        self.wraps.push(wrap);
+        self
+    }
+}
+
+/// Why a [`crate::Net`] could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No memory for packet buffers.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The AF_XDP port.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
+    /// The AF_PACKET port.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
+    /// The TAP port.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// What the kernel knows could not be read.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The stack does not take the configuration.
+    #[error(transparent)]
+    Stack(#[from] ConfigError),
+    /// Neither an own nor a shared address.
+    #[error("no address: give the stack one of its own, or let it share the kernel's on AF_XDP")]
+    NoAddress,
+    /// Sharing works only where frames can be taken away from the kernel.
+    #[error(
+        "only AF_XDP can share the kernel's address: on any other port the kernel sees every \
+         packet too and answers it; use the xdp port or an own address"
+    )]
+    CannotShare,
+    /// The kernel has no address on the interface to share.
+    #[error("the kernel has no address on {0} to share: `ip address add` one, or use an own one")]
+    NothingToShare(String),
+    /// The kernel has the address that the stack was to own.
+    #[error(
+        "{address} is the kernel's address on {interface}: share it, or take one that nobody has"
+    )]
+    KernelHasAddress {
+        /// The address.
+        address: IpAddr,
+        /// The interface.
+        interface: String,
+    },
+    /// The system refused something else.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+/// Opens the port and joins it to a stack. Also gives the addresses that are
+/// shared with the kernel, if any.
+pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), OpenError> {
+    let shared = config.ownership == Ownership::Shared;
+    let mut neighbours = None;
+    if shared {
+        let PortConfig::Xdp(xdp) = &config.port else { return Err(OpenError::CannotShare) };
+        let interface = Interface::by_name(&xdp.interface)?;
+        neighbours = Some(KernelNeighbours::follow(interface.index)?);
+        config.addresses = netlink::addresses(interface.index)?;
+        if config.addresses.is_empty() {
+            return Err(OpenError::NothingToShare(interface.name));
+        }
+        let routes = netlink::routes(interface.index)?;
+        let routes =
+            routes.iter().map(|route| Route { prefix: route.destination, gateway: route.gateway });
+        config.routes.extend(routes);
+    } else if config.addresses.is_empty() {
+        return Err(OpenError::NoAddress);
+    }
+    let shared_addresses =
+        if shared { config.addresses.iter().map(IpCidr::address).collect() } else { Vec::new() };
+    let mut arena = Arena::new(config.arena)?;
+    let mut port = open_port(config.port, &config.addresses, config.vlan, shared, &mut arena)?;
+    for wrap in config.wraps {
+        port = wrap(port).map_err(OpenError::Io)?;
+    }
+    let capabilities = port.capabilities();
+    let mac = config.mac.unwrap_or(MacAddr(capabilities.mac));
+    let seed = config.seed.map_or_else(random_seed, Ok)?;
+    let stack = Config {
+        medium: capabilities.medium,
+        mtu: capabilities.mtu,
+        vlan: config.vlan,
+        addresses: config.addresses,
+        routes: config.routes,
+        ownership: config.ownership,
+        limits: config.limits,
+        transmit_checksum: capabilities.transmit_checksum,
+        ..Config::ethernet(mac, seed)
+    };
+    let clock = Clock::new();
+    let stack = Stack::new(stack, clock.now_ns())?;
+    Ok((Engine::new(port, arena, stack, clock, neighbours, config.engine), shared_addresses))
+}
+
+fn open_port(
+    port: PortConfig,
+    addresses: &[IpCidr],
+    vlan: Option<u16>,
+    shared: bool,
+    arena: &mut Arena,
+) -> Result<Box<dyn Port>, OpenError> {
+    Ok(match port {
+        PortConfig::Xdp(mut xdp) => {
+            if !shared {
+                not_the_kernels(&xdp.interface, addresses)?;
+                let own = addresses.iter().map(|address| Rule::Address(address.address()));
+                xdp.steering.rules.extend(own);
+            }
+            xdp.steering.vlan = vlan;
+            Box::new(XdpPort::open(xdp, arena)?)
+        }
+        PortConfig::Packet(mut packet) => {
+            not_the_kernels(&packet.interface, addresses)?;
+            // The filter reads untagged frames only.
+            packet.steering = match vlan {
+                Some(_) => packet::Steering::Everything,
+                None => {
+                    packet::Steering::Addresses(addresses.iter().map(IpCidr::address).collect())
+                }
+            };
+            Box::new(PacketPort::open(&packet, arena)?)
+        }
+        PortConfig::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
+        PortConfig::Mem(port) => Box::new(port),
+        PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
+    })
+}
+
+/// Refuses an own address that the kernel answers for too.
+fn not_the_kernels(interface: &str, addresses: &[IpCidr]) -> Result<(), OpenError> {
+    let interface = Interface::by_name(interface)?;
+    for kernels in netlink::addresses(interface.index)? {
+        let address = kernels.address();
+        if addresses.iter().any(|own| own.address() == address) {
+            return Err(OpenError::KernelHasAddress { address, interface: interface.name });
+        }
+    }
+    Ok(())
+}
+
+fn random_seed() -> Result<[u8; 16], OpenError> {
+    let mut seed = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut seed))
+        .map_err(OpenError::Io)?;
+    Ok(seed)
+}
+
+/// A port of a shared address that was moved from the kernel to Tidegate.
+///
+/// The kernel's own socket on it is held too: so no other program gets the
+/// port, and stray packets that the kernel still sees are not answered with
+/// "port unreachable".
+pub(crate) struct Claim {
+    rules: Vec<Rule>,
+    _kernel: KernelSocket,
+}
+
+impl Claim {
+    /// Moves `local`, which may be the unspecified address: then the port of
+    /// each of the `shared` addresses of its families moves.
+    pub(crate) fn take(
+        port: &mut dyn Port,
+        local: SocketAddr,
+        shared: &[IpAddr],
+    ) -> io::Result<Self> {
+        let kernel = KernelSocket::bind(local)?;
+        let takes = |address: IpAddr| match local.ip() {
+            IpAddr::V4(any) if any.is_unspecified() => address.is_ipv4(),
+            // An unspecified IPv6 socket takes both families.
+            IpAddr::V6(any) if any.is_unspecified() => true,
+            one => one == address,
+        };
+        let rules = shared.iter().copied().filter(|&address| takes(address)).map(|address| {
+            Rule::Port { protocol: Protocol::Udp, address: Some(address), port: local.port() }
+        });
+        let claim = Self { rules: rules.collect(), _kernel: kernel };
+        for rule in &claim.rules {
+            if let Err(error) = port.set_steering(rule, true) {
+                claim.release(port);
+                return Err(error);
+            }
+        }
+        Ok(claim)
+    }
+
+    pub(crate) fn release(&self, port: &mut dyn Port) {
+        for rule in &self.rules {
+            // The port is closing or gone when this fails, and then it takes
+            // nothing any more.
+            let _ = port.set_steering(rule, false);
+        }
+    }
+}

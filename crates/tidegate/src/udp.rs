@@ -1,0 +1,482 @@
+//! UDP sockets.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_stack::{Datagram, SendError, UdpId, UdpOptions};
+
+use crate::net::{Core, Net};
+use crate::open::Claim;
+use crate::wait::{Patience, wait_for};
+
+/// At most so many datagrams are answered before the answers are transmitted.
+const EXCHANGE_BATCH: usize = 64;
+
+/// A UDP socket on a [`Net`], in the style of `std::net::UdpSocket`.
+///
+/// It may be used from several threads at once and passed between them.
+#[derive(Clone)]
+pub struct UdpSocket {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    net: Net,
+    id: UdpId,
+    nonblocking: AtomicBool,
+    read_timeout: Mutex<Option<Duration>>,
+    write_timeout: Mutex<Option<Duration>>,
+    claim: Option<Claim>,
+}
+
+/// Where a datagram came from, and how much of it there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes written to the buffer.
+    pub len: usize,
+    /// Whether the datagram was longer than the buffer; the rest is lost.
+    pub truncated: bool,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub to: IpAddr,
+}
+
+/// A datagram that waits for its answer in [`UdpSocket::exchange`].
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The datagram.
+    pub bytes: &'a [u8],
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub to: IpAddr,
+}
+
+impl UdpSocket {
+    /// Binds a socket to the first of the addresses that it can. Port 0 lets
+    /// the stack choose; the unspecified address takes datagrams for every
+    /// address of the stack.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
+    /// address that is not of this stack, and what resolving a name gives.
+    pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
+        first_that_works(address, |address| Self::bind_one(net, address))
+    }
+
+    fn bind_one(net: &Net, address: SocketAddr) -> io::Result<Self> {
+        let mut core = net.lock();
+        let core = &mut *core;
+        let (stack, _, _) = core.engine.parts();
+        let id =
+            stack.udp_bind(address, UdpOptions { dual_stack: true, ..UdpOptions::default() })?;
+        let local = stack.udp_local_addr(id).unwrap_or(address);
+        let mut claim = None;
+        if !core.shared_addresses.is_empty() {
+            match Claim::take(core.engine.port(), local, &core.shared_addresses) {
+                Ok(taken) => claim = Some(taken),
+                Err(error) => {
+                    let (stack, arena, _) = core.engine.parts();
+                    stack.udp_close(id, arena);
+                    return Err(error);
+                }
+            }
+        }
+        let inner = Inner {
+            net: net.clone(),
+            id,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: Mutex::new(None),
+            write_timeout: Mutex::new(None),
+            claim,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Takes datagrams only from this peer from now on and sends to it by
+    /// [`UdpSocket::send`]. Errors that the peer's host reports are given to
+    /// the next call.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for the wrong address family, and what
+    /// resolving a name gives.
+    pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
+        first_that_works(address, |address| {
+            let mut core = self.inner.net.lock();
+            let (stack, _, _) = core.engine.parts();
+            Ok(stack.udp_connect(self.inner.id, address)?)
+        })
+    }
+
+    /// The address the socket is bound to.
+    ///
+    /// # Errors
+    /// None while the socket is open.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let core = self.inner.net.lock();
+        core.engine.stack().udp_local_addr(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+    }
+
+    /// The address the socket is connected to.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`].
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let core = self.inner.net.lock();
+        core.engine.stack().udp_peer_addr(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+    }
+
+    /// Receives one datagram. What does not fit in `buf` is lost.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the socket is
+    /// non-blocking and there is nothing; [`io::ErrorKind::ConnectionRefused`]
+    /// and the like when the peer's host reported an error.
+    pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.recv_meta(buf).map(|received| (received.len, received.from))
+    }
+
+    /// Receives one datagram from the connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv_meta(buf).map(|received| received.len)
+    }
+
+    /// Receives one datagram, with all that is known about it.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv_meta(&self, buf: &mut [u8]) -> io::Result<Received> {
+        self.wait_readable(|core| core.take(self.inner.id, buf))
+    }
+
+    /// Receives as many datagrams as have arrived, at least one, each into one
+    /// of `buffers`, and tells about them in `received`, which is cleared
+    /// first.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv_batch(
+        &self,
+        buffers: &mut [&mut [u8]],
+        received: &mut Vec<Received>,
+    ) -> io::Result<()> {
+        received.clear();
+        self.wait_readable(|core| {
+            for buf in buffers.iter_mut() {
+                match core.take(self.inner.id, buf) {
+                    Some(Ok(one)) => received.push(one),
+                    // An error after datagrams is told by the next call.
+                    Some(Err(error)) if received.is_empty() => return Some(Err(error)),
+                    _ => break,
+                }
+            }
+            (!received.is_empty() || buffers.is_empty()).then_some(Ok(()))
+        })
+    }
+
+    /// Sends one datagram.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the socket is
+    /// non-blocking and there is no room; `EMSGSIZE` for more than 65,507 bytes;
+    /// [`io::ErrorKind::NetworkUnreachable`] without a route; an error that the
+    /// connected peer's host reported before.
+    pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
+        let to = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
+        self.send_one(payload, Some(to))
+    }
+
+    /// Sends one datagram to the connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`], and [`io::ErrorKind::NotConnected`].
+    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        self.send_one(payload, None)
+    }
+
+    fn send_one(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+        let sent = self.wait_writable(|core| {
+            let (stack, arena, now_ns) = core.engine.parts();
+            match stack.udp_send(now_ns, arena, self.inner.id, to, None, payload) {
+                Err(SendError::WouldBlock) => None,
+                result => Some(result.map(|()| payload.len()).map_err(io::Error::from)),
+            }
+        })?;
+        self.inner.net.lock().engine.flush()?;
+        Ok(sent)
+    }
+
+    /// Sends datagrams, each to its own address, and returns how many. They go
+    /// to the wire together. An error in the middle is told by the next call;
+    /// the count says where to go on.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`], when the first datagram cannot be sent.
+    pub fn send_batch(&self, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<usize> {
+        if datagrams.is_empty() {
+            return Ok(0);
+        }
+        let sent = self.wait_writable(|core| {
+            let (stack, arena, now_ns) = core.engine.parts();
+            for (sent, &(payload, to)) in datagrams.iter().enumerate() {
+                match stack.udp_send(now_ns, arena, self.inner.id, Some(to), None, payload) {
+                    Ok(()) => {}
+                    Err(SendError::WouldBlock) if sent == 0 => return None,
+                    Err(error) if sent == 0 => return Some(Err(error.into())),
+                    Err(_) => return Some(Ok(sent)),
+                }
+            }
+            Some(Ok(datagrams.len()))
+        })?;
+        self.inner.net.lock().engine.flush()?;
+        Ok(sent)
+    }
+
+    /// Answers datagrams where they lie: waits for at least one, hands each to
+    /// `answer` together with the payload of a frame to write the answer to,
+    /// and sends as many bytes of it as `answer` says; `None` sends nothing.
+    /// Nothing is copied. Returns how many datagrams were taken, at most 64.
+    ///
+    /// An answer leaves from the address that was asked. It is lost, and
+    /// counted, when there is no room to send it.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn exchange(
+        &self,
+        mut answer: impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
+    ) -> io::Result<usize> {
+        let taken = self.wait_readable(|core| {
+            if let Some(error) = core.take_error(self.inner.id) {
+                return Some(Err(error));
+            }
+            let mut taken = 0;
+            while taken < EXCHANGE_BATCH && core.answer_one(self.inner.id, &mut answer) {
+                taken += 1;
+            }
+            if taken == 0 {
+                return None;
+            }
+            Some(core.engine.flush().map(|()| taken))
+        })?;
+        Ok(taken)
+    }
+
+    /// Whether calls return at once with [`io::ErrorKind::WouldBlock`] instead
+    /// of waiting.
+    ///
+    /// # Errors
+    /// None; the signature is that of `std::net`.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.inner.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How long receiving calls wait; `None` for ever.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.inner.read_timeout, timeout)
+    }
+
+    /// How long sending calls wait for room; `None` for ever.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.inner.write_timeout, timeout)
+    }
+
+    /// The read time-out.
+    ///
+    /// # Errors
+    /// None; the signature is that of `std::net`.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(timeout(&self.inner.read_timeout))
+    }
+
+    /// The write time-out.
+    ///
+    /// # Errors
+    /// None; the signature is that of `std::net`.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(timeout(&self.inner.write_timeout))
+    }
+
+    /// The error that the peer's host reported, if any; it is then forgotten.
+    ///
+    /// # Errors
+    /// None; the signature is that of `std::net`.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.inner.net.lock().take_error(self.inner.id))
+    }
+
+    /// A second handle on the same socket.
+    ///
+    /// # Errors
+    /// None; the signature is that of `std::net`.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(self.clone())
+    }
+
+    pub(crate) fn net(&self) -> &Net {
+        &self.inner.net
+    }
+
+    pub(crate) fn id(&self) -> UdpId {
+        self.inner.id
+    }
+
+    fn wait_readable<R>(
+        &self,
+        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        self.wait(&self.inner.read_timeout, ready)
+    }
+
+    fn wait_writable<R>(
+        &self,
+        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        self.wait(&self.inner.write_timeout, ready)
+    }
+
+    fn wait<R>(
+        &self,
+        limit: &Mutex<Option<Duration>>,
+        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        let patience = if self.inner.nonblocking.load(Ordering::Relaxed) {
+            Patience::None
+        } else {
+            Patience::timeout(timeout(limit))
+        };
+        wait_for(&self.inner.net, &[self.inner.id], patience, ready)
+    }
+}
+
+impl std::fmt::Debug for UdpSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UdpSocket")
+            .field("local", &self.local_addr().ok())
+            .field("peer", &self.peer_addr().ok())
+            .finish()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let mut core = self.net.lock();
+        if let Some(claim) = &self.claim {
+            claim.release(core.engine.port());
+        }
+        let (stack, arena, _) = core.engine.parts();
+        stack.udp_close(self.id, arena);
+    }
+}
+
+impl Core {
+    fn take_error(&mut self, id: UdpId) -> Option<io::Error> {
+        self.engine.parts().0.udp_take_error(id).map(io::Error::from)
+    }
+
+    /// The oldest datagram of a socket, if there is one. When more wait,
+    /// another thread that waits for them is woken.
+    fn next(&mut self, id: UdpId) -> Option<Datagram> {
+        let (stack, _, _) = self.engine.parts();
+        let datagram = stack.udp_receive(id)?;
+        if !self.waiters.is_empty() && self.engine.stack().udp_readable(id) > 0 {
+            self.waiters.wake(id);
+        }
+        Some(datagram)
+    }
+
+    fn take(&mut self, id: UdpId, buf: &mut [u8]) -> Option<io::Result<Received>> {
+        if let Some(error) = self.take_error(id) {
+            return Some(Err(error));
+        }
+        let datagram = self.next(id)?;
+        let (_, arena, _) = self.engine.parts();
+        let bytes = datagram.bytes(arena);
+        let len = bytes.len().min(buf.len());
+        buf[..len].copy_from_slice(&bytes[..len]);
+        let received = Received {
+            len,
+            truncated: len < bytes.len(),
+            from: datagram.remote,
+            to: datagram.local,
+        };
+        datagram.release(arena);
+        Some(Ok(received))
+    }
+
+    /// Answers the oldest datagram of a socket in place; false when there is
+    /// none.
+    fn answer_one(
+        &mut self,
+        id: UdpId,
+        answer: &mut impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
+    ) -> bool {
+        let Some(datagram) = self.next(id) else { return false };
+        let (stack, arena, now_ns) = self.engine.parts();
+        let (from, to) = (datagram.remote, datagram.local);
+        if let Some(mut frame) = stack.udp_alloc(arena) {
+            let room = arena.frame_bytes() - frame.headroom();
+            arena.set_len(&mut frame, room);
+            let len = datagram.with_reply(arena, &mut frame, |bytes, reply| {
+                answer(Request { bytes, from, to }, reply)
+            });
+            match len {
+                Some(len) => {
+                    frame.truncate(len);
+                    // A refusal is counted by the stack under its reason.
+                    let _ = stack.udp_send_frame(now_ns, arena, id, Some(from), Some(to), frame);
+                }
+                None => arena.free(frame),
+            }
+        }
+        datagram.release(arena);
+        true
+    }
+}
+
+fn timeout(cell: &Mutex<Option<Duration>>) -> Option<Duration> {
+    *cell.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io::Result<()> {
+    if timeout.is_some_and(|timeout| timeout.is_zero()) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a time-out of zero: use set_nonblocking",
+        ));
+    }
+    *cell.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    Ok(())
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
+}
+
+fn first_that_works<R>(
+    address: impl ToSocketAddrs,
+    mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
+) -> io::Result<R> {
+    let mut last = no_address();
+    for address in address.to_socket_addrs()? {
+        match attempt(address) {
+            Ok(result) => return Ok(result),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

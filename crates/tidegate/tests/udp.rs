@@ -1,0 +1,306 @@
+//! Sockets of two hosts in one process, joined by a wire in memory.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tidegate::mem::{MemConfig, wire};
+use tidegate::{Net, NetConfig, Poll, Token, UdpSocket};
+
+/// Two hosts and the addresses of each, IPv4 and IPv6.
+struct Hosts {
+    a: Net,
+    b: Net,
+}
+
+const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
+
+fn hosts() -> Hosts {
+    let (a, b) = wire(&MemConfig::default()).unwrap();
+    let open = |port, host: usize| {
+        let config = NetConfig::new(port)
+            .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
+            .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
+            .frames(512, tidegate::FrameSize::K2)
+            .hugepages(false)
+            .seed([7; 16]);
+        Net::open(config).unwrap()
+    };
+    Hosts { a: open(a, 0), b: open(b, 1) }
+}
+
+fn on_both_families(check: impl Fn(Hosts, &str, &str)) {
+    for [a, b] in FAMILIES {
+        check(hosts(), a, b);
+    }
+}
+
+fn address(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+/// Answers one datagram after the other on a thread of its own, until one is
+/// empty.
+fn echo(socket: UdpSocket) -> thread::JoinHandle<u32> {
+    thread::spawn(move || {
+        let mut buf = [0; 70_000];
+        for count in 0.. {
+            let (len, from) = socket.recv_from(&mut buf).unwrap();
+            socket.send_to(&buf[..len], from).unwrap();
+            if len == 0 {
+                return count;
+            }
+        }
+        unreachable!("the count has no end");
+    })
+}
+
+#[test]
+fn datagrams_of_every_size_come_back() {
+    on_both_families(|hosts, a, b| {
+        let server = echo(UdpSocket::bind(&hosts.b, (b, 7)).unwrap());
+        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        client.connect((b, 7)).unwrap();
+        assert_eq!(client.peer_addr().unwrap(), address(b, 7));
+        let mut buf = vec![0; 70_000];
+        for size in [1usize, 63, 1452, 1472, 1473, 4000, 65_000, 0] {
+            let payload: Vec<u8> = (0..size).map(|n| n as u8).collect();
+            assert_eq!(client.send(&payload).unwrap(), size);
+            let len = client.recv(&mut buf).unwrap();
+            assert_eq!(&buf[..len], payload);
+        }
+        assert_eq!(server.join().unwrap(), 7);
+        let balance = hosts.b.counters().stack.balance();
+        assert_eq!(balance, 0);
+    });
+}
+
+#[test]
+fn a_short_buffer_says_that_it_was() {
+    on_both_families(|hosts, a, b| {
+        let receiver = UdpSocket::bind(&hosts.b, (b, 9)).unwrap();
+        let sender = UdpSocket::bind(&hosts.a, (a, 10)).unwrap();
+        sender.send_to(b"too long", (b, 9)).unwrap();
+        sender.send_to(b"fits", (b, 9)).unwrap();
+        thread::scope(|scope| {
+            // The sender's side must run once more, to answer the resolution.
+            scope.spawn(|| {
+                sender.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                sender.recv(&mut [0]).unwrap();
+            });
+            let mut buf = [0; 4];
+            let first = receiver.recv_meta(&mut buf).unwrap();
+            assert_eq!((first.len, first.truncated, &buf), (4, true, b"too "));
+            assert_eq!((first.from, first.to), (address(a, 10), b.parse().unwrap()));
+            let second = receiver.recv_meta(&mut buf).unwrap();
+            assert_eq!((second.len, second.truncated, &buf), (4, false, b"fits"));
+            receiver.send_to(b"!", (a, 10)).unwrap();
+            settle(&hosts.b);
+        });
+    });
+}
+
+/// Runs a host until nothing arrives any more.
+fn settle(net: &Net) {
+    while net.run_once().unwrap() > 0 {}
+}
+
+#[test]
+fn nonblocking_and_time_outs_say_would_block() {
+    on_both_families(|hosts, a, _| {
+        let socket = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let error = socket.recv(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        socket.set_nonblocking(false).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let zero = socket.set_read_timeout(Some(Duration::ZERO)).unwrap_err();
+        assert_eq!(zero.kind(), ErrorKind::InvalidInput);
+        assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_millis(1)));
+    });
+}
+
+#[test]
+fn a_closed_port_refuses_a_connected_socket() {
+    on_both_families(|hosts, a, b| {
+        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        client.connect((b, 9)).unwrap();
+        client.send(b"anybody?").unwrap();
+        let other = hosts.b.clone();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    other.run_once().unwrap();
+                    thread::yield_now();
+                }
+            });
+            let error = client.recv(&mut [0; 8]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(client.take_error().unwrap().is_none(), "an error is told once");
+    });
+}
+
+#[test]
+fn addresses_are_checked() {
+    on_both_families(|hosts, a, b| {
+        let taken = UdpSocket::bind(&hosts.a, (a, 53)).unwrap();
+        assert_eq!(taken.local_addr().unwrap(), address(a, 53));
+        let again = UdpSocket::bind(&hosts.a, (a, 53)).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AddrInUse);
+        let foreign = UdpSocket::bind(&hosts.a, (b, 53)).unwrap_err();
+        assert_eq!(foreign.kind(), ErrorKind::AddrNotAvailable);
+        drop(taken);
+        UdpSocket::bind(&hosts.a, (a, 53)).unwrap();
+        let nowhere = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        assert_eq!(nowhere.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
+        assert_eq!(nowhere.send(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
+    });
+}
+
+/// One socket on the unspecified IPv6 address serves both families, and
+/// answers leave from the address that was asked.
+#[test]
+fn a_dual_stack_socket_exchanges_in_place() {
+    let hosts = hosts();
+    let server = UdpSocket::bind(&hosts.b, "[::]:7").unwrap();
+    let serving = thread::spawn(move || {
+        let mut served = 0;
+        while served < 2 {
+            served += server
+                .exchange(|request, reply| {
+                    reply[..request.bytes.len()].copy_from_slice(request.bytes);
+                    reply[request.bytes.len()] = b'!';
+                    Some(request.bytes.len() + 1)
+                })
+                .unwrap();
+        }
+    });
+    for [a, b] in FAMILIES {
+        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        client.send_to(b"hello", (b, 7)).unwrap();
+        let mut buf = [0; 16];
+        let (len, from) = client.recv_from(&mut buf).unwrap();
+        assert_eq!((&buf[..len], from), (&b"hello!"[..], address(b, 7)));
+    }
+    serving.join().unwrap();
+}
+
+#[test]
+fn batches_keep_their_order() {
+    on_both_families(|hosts, a, b| {
+        let receiver = UdpSocket::bind(&hosts.b, (b, 9)).unwrap();
+        let sending = thread::spawn({
+            let (net, to, from) = (hosts.a.clone(), address(b, 9), address(a, 0));
+            move || {
+                let sender = UdpSocket::bind(&net, from).unwrap();
+                let payloads: Vec<[u8; 2]> = (0..200u16).map(u16::to_be_bytes).collect();
+                // The first one alone: it waits for the neighbour.
+                sender.send_to(b"go", to).unwrap();
+                let mut ready = [0; 2];
+                sender.recv(&mut ready).unwrap();
+                let batch: Vec<_> = payloads.iter().map(|p| (&p[..], to)).collect();
+                let mut sent = 0;
+                while sent < batch.len() {
+                    sent += sender.send_batch(&batch[sent..]).unwrap();
+                }
+                sender.recv(&mut ready).unwrap();
+            }
+        });
+        let mut storage = vec![[0u8; 8]; 32];
+        let (_, peer) = receiver.recv_from(&mut storage[0]).unwrap();
+        receiver.send_to(b"ok", peer).unwrap();
+        let mut seen = Vec::new();
+        let mut received = Vec::new();
+        while seen.len() < 200 {
+            let mut buffers: Vec<&mut [u8]> = storage.iter_mut().map(|b| &mut b[..]).collect();
+            receiver.recv_batch(&mut buffers, &mut received).unwrap();
+            for (one, buf) in received.iter().zip(&storage) {
+                assert_eq!((one.len, one.from), (2, peer));
+                seen.push(u16::from_be_bytes([buf[0], buf[1]]));
+            }
+        }
+        receiver.send_to(b"ok", peer).unwrap();
+        sending.join().unwrap();
+        assert!(seen.iter().copied().eq(0..200), "{seen:?}");
+    });
+}
+
+/// A thread that sleeps on one socket is woken when another thread, which runs
+/// the stack for a socket of its own, receives for it.
+#[test]
+fn two_threads_wait_on_two_sockets() {
+    on_both_families(|hosts, a, b| {
+        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let ports = [101, 102];
+        let servers = ports.map(|port| echo(UdpSocket::bind(&hosts.b, (b, port)).unwrap()));
+        let mut buf = [0; 8];
+        for round in 0..50u32 {
+            for port in ports {
+                client.send_to(&round.to_be_bytes(), (b, port)).unwrap();
+                let (len, from) = client.recv_from(&mut buf).unwrap();
+                assert_eq!((len, from.port()), (4, port));
+            }
+        }
+        for port in ports {
+            client.send_to(&[], (b, port)).unwrap();
+            client.recv(&mut buf).unwrap();
+        }
+        for server in servers {
+            assert_eq!(server.join().unwrap(), 50);
+        }
+    });
+}
+
+#[test]
+fn poll_reports_the_sockets_that_can_be_read() {
+    on_both_families(|hosts, a, b| {
+        let sockets = [1, 2].map(|port| UdpSocket::bind(&hosts.b, (b, port)).unwrap());
+        let mut poll = Poll::new(&hosts.b);
+        poll.register(&sockets[0], Token(1)).unwrap();
+        poll.register(&sockets[1], Token(2)).unwrap();
+        assert!(poll.register(&sockets[1], Token(3)).is_err());
+        let foreign = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        assert!(poll.register(&foreign, Token(3)).is_err());
+
+        let mut ready = vec![Token(9)];
+        poll.wait(&mut ready, Some(Duration::from_millis(1))).unwrap();
+        assert!(ready.is_empty());
+
+        let to = address(b, 2);
+        let asking = thread::spawn(move || {
+            foreign.send_to(b"?", to).unwrap();
+            foreign.recv(&mut [0]).unwrap();
+        });
+        poll.wait(&mut ready, None).unwrap();
+        assert_eq!(ready, [Token(2)]);
+        let (_, peer) = sockets[1].recv_from(&mut [0]).unwrap();
+        poll.deregister(&sockets[1]).unwrap();
+        assert!(poll.deregister(&sockets[1]).is_err());
+        sockets[1].send_to(b"!", peer).unwrap();
+        asking.join().unwrap();
+    });
+}
+
+/// However long it runs, every frame comes back.
+#[test]
+fn no_frame_is_lost() {
+    on_both_families(|hosts, a, b| {
+        let before = (hosts.a.frames_available(), hosts.b.frames_available());
+        let server = echo(UdpSocket::bind(&hosts.b, (b, 7)).unwrap());
+        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let mut buf = [0; 4000];
+        for size in (1..500).chain([0]) {
+            client.send_to(&vec![1; size * 5], (b, 7)).unwrap();
+            assert_eq!(client.recv(&mut buf).unwrap(), size * 5);
+        }
+        server.join().unwrap();
+        drop(client);
+        assert_eq!((hosts.a.frames_available(), hosts.b.frames_available()), before);
+    });
+}
