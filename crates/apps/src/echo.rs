@@ -10,9 +10,9 @@ pub struct Echo;
 
 impl Responder for Echo {
     /// Copies the request. A request longer than `reply` is not answered:
-    /// half an echo would be a wrong one. A request from a port below 1024
-    /// that is itself a responder (echo, chargen, DNS, NTP and the like) is
-    /// not answered either, or two servers would talk to each other for ever.
+    /// half an echo would be a wrong one. A request from the port of a service
+    /// that answers anything (echo, chargen, DNS, NTP and the like) is not
+    /// answered either, or two servers would talk to each other for ever.
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         if is_answering_port(from.port()) {
             return None;

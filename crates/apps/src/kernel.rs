@@ -9,14 +9,14 @@ mod sys;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-use crate::Responder;
+use crate::{Responder, ServeCounters};
 use sys::Batch;
 
 /// How many datagrams are received or sent by one system call.
@@ -123,36 +123,12 @@ impl AsFd for KernelSocket {
     }
 }
 
-/// What a server did so far. May be read from another thread while it runs.
-#[derive(Debug, Default)]
-pub struct ServeCounters {
-    /// Datagrams handed to the responder.
-    pub requests: AtomicU64,
-    /// Datagrams that the wire took as answers.
-    pub answers: AtomicU64,
-    /// Datagrams longer than the buffers, not handed to the responder.
-    pub oversized: AtomicU64,
-    /// Answers that could not be sent: no route, a full buffer.
-    pub unsent: AtomicU64,
-}
-
-impl ServeCounters {
-    /// Counters that all stand at zero.
-    pub const fn new() -> Self {
-        ServeCounters {
-            requests: AtomicU64::new(0),
-            answers: AtomicU64::new(0),
-            oversized: AtomicU64::new(0),
-            unsent: AtomicU64::new(0),
-        }
-    }
-}
-
 /// Serves `sockets` with `responder` until `stop` is set, which is noticed
 /// within a tenth of a second. Sleeps in the kernel while nothing arrives.
 /// Replies leave from the address that was asked.
 ///
-/// `max_datagram_bytes` bounds requests and replies.
+/// `max_datagram_bytes` bounds requests and replies. Each set of counters
+/// belongs to one serving loop.
 ///
 /// # Errors
 /// When a socket can be served no longer. A reply that cannot be sent is
@@ -202,10 +178,10 @@ fn serve_batch(
         }
     }
     let (sent, unsent) = batch.send(socket.as_fd());
-    counters.requests.fetch_add(requests, Ordering::Relaxed);
-    counters.oversized.fetch_add(oversized, Ordering::Relaxed);
-    counters.answers.fetch_add(sent, Ordering::Relaxed);
-    counters.unsent.fetch_add(unsent, Ordering::Relaxed);
+    ServeCounters::add(&counters.requests, requests);
+    ServeCounters::add(&counters.oversized, oversized);
+    ServeCounters::add(&counters.answers, sent);
+    ServeCounters::add(&counters.unsent, unsent);
     Ok(received)
 }
 

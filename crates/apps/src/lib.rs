@@ -2,11 +2,12 @@
 //!
 //! A server is a [`Responder`]: it turns one datagram into another and knows
 //! nothing of sockets. [`dns::Server`] and [`echo::Echo`] are responders.
-//! [`kernel`] runs them on the kernel's sockets.
 
+mod counters;
 pub mod dns;
 pub mod echo;
 pub mod kernel;
 mod responder;
 
+pub use counters::ServeCounters;
 pub use responder::Responder;

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use tidegate_apps::ServeCounters;
 use tidegate_apps::dns::synthetic::{Question, SyntheticZone};
 use tidegate_apps::dns::{DnsConfig, Name, Server, ZoneSource, compare};
-use tidegate_apps::kernel::{KernelOptions, KernelSocket, ServeCounters, serve_kernel};
+use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 
 const LOOPBACKS: [&str; 2] = ["127.0.0.1", "::1"];
 

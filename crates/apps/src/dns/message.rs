@@ -256,3 +256,6 @@ fn options_are_whole(data: &[u8]) -> bool {
     }
     rest.is_empty()
 }
+
+#[cfg(test)]
+mod tests;

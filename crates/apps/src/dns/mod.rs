@@ -15,6 +15,7 @@ mod answer;
 mod catalog;
 mod compare;
 mod compile;
+mod entries;
 mod error;
 mod lookup;
 mod message;

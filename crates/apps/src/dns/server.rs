@@ -163,3 +163,6 @@ impl Responder for Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -268,3 +268,6 @@ fn check_company(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,16 @@
 //! Zone files to records, by the scanner of the crate `domain`.
 //!
-//! What the scanner does not do is done here: line numbers for every record,
-//! so that a later check can say where, and bounds on what is read.
+//! The scanner is given one entry at a time, so that a record that breaks a
+//! rule of its zone, or of the syntax, can be named with its line.
 
 use std::path::Path;
 
 use domain::base::iana::Class;
 use domain::base::name::ToLabelIter;
 use domain::base::rdata::ComposeRecordData;
-use domain::zonefile::inplace::{Entry, ScannedRecord, Zonefile};
+use domain::zonefile::inplace::{self, ScannedRecord, Zonefile};
 
+use super::entries::{Entries, Entry, Unfinished};
 use super::error::{DnsError, Place};
 use super::message::rtype;
 use super::name::Name;
@@ -39,34 +40,43 @@ pub(super) fn scan(
     text: &[u8],
     origin: Option<&Name>,
 ) -> Result<Vec<FileRecord>, DnsError> {
-    // The scanner wants the last line to have an end.
-    let mut file = Zonefile::with_capacity(text.len() + 1);
-    file.extend_from_slice(text);
-    if !text.ends_with(b"\n") {
-        file.extend_from_slice(b"\n");
+    // Room for all of it: the scanner hands out parts of its buffer.
+    let mut scanner = Zonefile::with_capacity(text.len() + 1);
+    scanner.set_default_class(Class::IN);
+    if let Some(origin) = origin
+        && let Ok(origin) = domain::base::Name::from_octets(origin.wire().to_vec().into())
+    {
+        scanner.set_origin(origin);
     }
-    file.set_default_class(Class::IN);
-    if let Some(origin) = origin {
-        let octets = origin.wire().to_vec().into();
-        if let Ok(origin) = domain::base::Name::from_octets(octets) {
-            file.set_origin(origin);
-        }
-    }
-    let mut lines = LineCounter { text, offset: 0, line: 1 };
+    let mut entries = Entries::new(text);
     let mut records = Vec::new();
-    loop {
-        let line = lines.entry_after(file.current_offset());
-        match file.next_entry() {
-            Ok(None) => return Ok(records),
-            Ok(Some(Entry::Record(record))) => records.push(convert(path, line, &record)?),
-            Ok(Some(Entry::Include { .. })) => {
-                let problem =
-                    "$INCLUDE is not supported: put the records into this file".to_owned();
-                return Err(DnsError::Syntax { place: Place::line(path, line), problem });
+    let mut lines_scanned = 0;
+    while let Some(entry) =
+        entries.next().map_err(|unfinished| unfinished_error(path, &unfinished))?
+    {
+        let plain = entry.plain();
+        scanner.extend_from_slice(&plain);
+        let (line, _) = entry.place(0);
+        loop {
+            match scanner.next_entry() {
+                Ok(None) => break,
+                Ok(Some(inplace::Entry::Record(record))) => {
+                    records.push(convert(path, line, &record)?);
+                }
+                Ok(Some(inplace::Entry::Include { .. })) => {
+                    let problem = "$INCLUDE is not supported: put the records into this file";
+                    return Err(syntax_error(path, &entry, 0, problem.to_owned()));
+                }
+                Err(error) => {
+                    return Err(explain(path, &entry, lines_scanned, &error.to_string()));
+                }
             }
-            Err(error) => return Err(syntax_error(path, text, &error.to_string())),
         }
+        lines_scanned += plain.iter().filter(|&&byte| byte == b'\n').count();
+        drop(plain);
+        entries.recycle(entry);
     }
+    Ok(records)
 }
 
 fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecord, DnsError> {
@@ -90,85 +100,49 @@ fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecor
     Ok(FileRecord { owner, rtype, ttl: record.ttl().as_secs(), data: data.into(), line })
 }
 
-/// Counts lines up to where the scanner is.
-struct LineCounter<'a> {
-    text: &'a [u8],
-    offset: usize,
-    line: usize,
+fn unfinished_error(path: &Path, unfinished: &Unfinished) -> DnsError {
+    let &Unfinished { line, column, expected } = unfinished;
+    let place = Place { path: path.to_owned(), line, column };
+    DnsError::Syntax { place, problem: format!("expected {expected} before the end of the file") }
 }
 
-impl LineCounter<'_> {
-    /// The line on which the next entry begins, when the scanner has read
-    /// `offset` bytes: white space and comments are passed over.
-    fn entry_after(&mut self, offset: usize) -> usize {
-        let offset = offset.clamp(self.offset, self.text.len());
-        self.line += count_lines(&self.text[self.offset..offset]);
-        self.offset = offset;
-        while let Some(&byte) = self.text.get(self.offset) {
-            match byte {
-                b'\n' => self.line += 1,
-                b';' => {
-                    let rest = &self.text[self.offset..];
-                    let len = rest.iter().position(|&byte| byte == b'\n').unwrap_or(rest.len());
-                    self.offset += len;
-                    continue;
-                }
-                byte if byte.is_ascii_whitespace() => {}
-                _ => break,
-            }
-            self.offset += 1;
-        }
-        self.line
-    }
+fn syntax_error(path: &Path, entry: &Entry<'_>, token: usize, problem: String) -> DnsError {
+    let (line, column) = entry.place(token);
+    DnsError::Syntax { place: Place { path: path.to_owned(), line, column }, problem }
 }
 
-fn count_lines(text: &[u8]) -> usize {
-    text.iter().filter(|&&byte| byte == b'\n').count()
-}
-
-/// Says where and what from the scanner's message, `line:column: what`.
-fn syntax_error(path: &Path, text: &[u8], message: &str) -> DnsError {
+/// Says where and what from the scanner's message, `line:column: what`. The
+/// scanner has read `lines_scanned` lines before this entry.
+fn explain(path: &Path, entry: &Entry<'_>, lines_scanned: usize, message: &str) -> DnsError {
     let mut parts = message.splitn(3, ':');
     let mut number = || parts.next().and_then(|part| part.trim().parse::<usize>().ok());
     let (line, column) = (number().unwrap_or(0), number().unwrap_or(0));
     let what = parts.next().unwrap_or(message).trim();
-    let token = token_at(text, line, column);
+    let line = line.saturating_sub(lines_scanned);
+    let mut token = Entry::token_before(&entry.plain(), line, column);
+    if what == "trailing tokens" {
+        // It has not read the token that it did not expect.
+        token += 1;
+    }
+    let text = String::from_utf8_lossy(entry.token(token));
+    let text: String = text.chars().take(64).collect();
     let problem = match what {
-        "expected rtype" if is_ttl_with_unit(token) => {
-            format!("`{token}` is a TTL with a unit: write it in seconds")
-        }
-        "expected rtype" => format!("expected a TTL, a class or a record type, found `{token}`"),
+        "expected rtype" => format!("expected a TTL, a class or a record type, found `{text}`"),
         "missing origin" => format!(
-            "expected $ORIGIN before the relative name `{token}`, or the zone's name given with the file"
+            "expected $ORIGIN before the relative name `{text}`, or the zone's name given with \
+             the file"
         ),
         "missing last owner" => "expected an owner: the first record cannot go without".to_owned(),
-        "unexpected end of entry" => "expected more fields before the end of the record".to_owned(),
-        "trailing tokens" => format!("expected the end of the record, found `{token}`"),
-        "short buffer" => "expected more before the end of the file".to_owned(),
-        "unbalanced parens" => "expected parentheses in pairs".to_owned(),
-        "different class" => "expected class IN".to_owned(),
-        other if token.is_empty() => other.to_owned(),
-        other => format!("{other}, at `{token}`"),
+        "unexpected end of entry" => format!("expected more fields after `{text}`"),
+        "trailing tokens" => format!("expected the end of the record, found `{text}`"),
+        "unbalanced parens" => "expected an opening parenthesis before the closing one".to_owned(),
+        other if other.starts_with("unknown control") => {
+            format!("expected $ORIGIN or $TTL, found `{text}`")
+        }
+        other if other.starts_with("different class") => {
+            "expected class IN: no other is served".to_owned()
+        }
+        other => format!("{other}, found `{text}`"),
     };
-    DnsError::Syntax { place: Place { path: path.to_owned(), line, column }, problem }
-}
-
-/// The token at a place of the text, cut to what fits a message. Near the
-/// place: the scanner may stand in the middle of it.
-fn token_at(text: &[u8], line: usize, column: usize) -> &str {
-    let mut lines = text.split(|&byte| byte == b'\n');
-    let Some(content) = lines.nth(line.saturating_sub(1)) else { return "" };
-    let at = column.saturating_sub(1).min(content.len());
-    let start =
-        content[..at].iter().rposition(u8::is_ascii_whitespace).map_or(0, |position| position + 1);
-    let rest = &content[start..];
-    let len = rest.iter().position(u8::is_ascii_whitespace).unwrap_or(rest.len()).min(64);
-    std::str::from_utf8(&rest[..len]).unwrap_or("")
-}
-
-/// Whether a token is a TTL like `1h` or `2d12h`, which other servers allow.
-fn is_ttl_with_unit(token: &str) -> bool {
-    token.starts_with(|first: char| first.is_ascii_digit())
-        && token.ends_with(['s', 'm', 'h', 'd', 'w', 'S', 'M', 'H', 'D', 'W'])
-        && token.chars().all(|c| c.is_ascii_digit() || "smhdwSMHDW".contains(c))
+    syntax_error(path, entry, token, problem)
 }
