@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use tidegate_wire::ndp::solicited_node;
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::chance::HashKey;
@@ -23,13 +24,6 @@ pub(crate) enum Kind {
     Group,
     /// Anything else.
     Other,
-}
-
-/// The group that a neighbour solicitation for `address` is sent to
-/// (RFC 4291 section 2.7.1).
-pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
-    let low = (address.to_bits() & 0x00ff_ffff) as u32;
-    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | (low >> 16) as u16, low as u16)
 }
 
 /// Whether `address` cannot leave its link.
@@ -81,6 +75,14 @@ impl Addresses {
         self.find_singles();
     }
 
+    /// Lets a tentative address be used.
+    pub(crate) fn confirm(&mut self, address: IpAddr) {
+        if let Some(kind) = self.kinds.get_mut(&address) {
+            *kind = Kind::Ours;
+        }
+        self.find_singles();
+    }
+
     /// Takes an address away; its groups stay.
     pub(crate) fn remove(&mut self, address: IpAddr) {
         self.list.retain(|known| known.address() != address);
@@ -93,9 +95,13 @@ impl Addresses {
         self.kinds.entry(group).or_insert(Kind::Group);
     }
 
-    /// Leaves a group.
+    /// Leaves a group, if our addresses do not need it.
     pub(crate) fn leave(&mut self, group: IpAddr) {
-        if self.kinds.get(&group) == Some(&Kind::Group) {
+        let needed = self.list.iter().any(|cidr| match cidr.address() {
+            IpAddr::V6(v6) => group == ALL_NODES || group == solicited_node(v6),
+            IpAddr::V4(_) => false,
+        });
+        if !needed && self.kinds.get(&group) == Some(&Kind::Group) {
             self.kinds.remove(&group);
         }
     }
@@ -176,11 +182,6 @@ impl Addresses {
                             IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
                         }
             })
-    }
-
-    /// Our addresses with their networks.
-    pub(crate) fn list(&self) -> &[IpCidr] {
-        &self.list
     }
 
     /// The IPv6 groups that routers and switches must know of: all but the

@@ -40,7 +40,7 @@ impl Stack {
             ArpOperation::Request if for_us => {
                 if !is_probe && self.routes.is_on_link(sender_ip.into()) {
                     let heard = self.neighbours.heard(now_ns, sender_ip.into(), sender_mac);
-                    self.neighbour_claimed(arena, sender_ip.into(), heard)?;
+                    self.neighbour_claimed(now_ns, arena, sender_ip.into(), heard)?;
                 }
                 self.send_arp(arena, ArpOperation::Reply, target_ip, sender_mac, sender_ip);
                 Ok(())
@@ -64,7 +64,7 @@ impl Stack {
         let asked = self.neighbours.is_asked(ip.into());
         let claim = Claim { ip: ip.into(), mac: Some(mac), solicited: asked, overrides: asked };
         let claimed = self.neighbours.claim(now_ns, &mut self.chance, claim);
-        self.neighbour_claimed(arena, ip.into(), claimed)
+        self.neighbour_claimed(now_ns, arena, ip.into(), claimed)
     }
 
     /// Asks for a neighbour's hardware address.

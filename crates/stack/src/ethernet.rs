@@ -10,11 +10,20 @@ use crate::Stack;
 pub(crate) struct Arrival {
     /// It was sent to a group or to everybody on the link.
     pub(crate) group: bool,
+    /// Who sent it, on the link.
+    pub(crate) source_mac: MacAddr,
+    /// It was put together from fragments.
+    pub(crate) rebuilt: bool,
     /// What the port knows about its transport checksum.
     pub(crate) checksum: Checksum,
 }
 
 impl Arrival {
+    /// For a packet of which the link says nothing.
+    pub(crate) fn plain(checksum: Checksum) -> Arrival {
+        Arrival { group: false, source_mac: MacAddr::UNSPECIFIED, rebuilt: false, checksum }
+    }
+
     /// For a packet that has no link header.
     #[inline]
     pub(crate) fn without_link(
@@ -26,7 +35,7 @@ impl Arrival {
             6 => EtherType::IPV6,
             _ => return Err(DropReason::EtherTypeUnknown),
         };
-        Ok((ethertype, Arrival { group: false, checksum }))
+        Ok((ethertype, Arrival::plain(checksum)))
     }
 }
 
@@ -38,7 +47,7 @@ impl Stack {
         header: &EthernetHeader,
         checksum: Checksum,
     ) -> Result<Arrival, DropReason> {
-        if header.vlan != None || self.vlan.is_some() {
+        if header.vlan.is_some() || self.vlan.is_some() {
             self.check_vlan(header.vlan)?;
         }
         if header.source.is_group() {
@@ -50,7 +59,7 @@ impl Stack {
         {
             return Err(DropReason::EthernetNotForUs);
         }
-        Ok(Arrival { group, checksum })
+        Ok(Arrival { group, source_mac: header.source, rebuilt: false, checksum })
     }
 
     /// A tag with number 0 only tells a priority (IEEE 802.1Q).

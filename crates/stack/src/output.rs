@@ -67,10 +67,19 @@ impl Stack {
             .addresses
             .source_for(destination, next_hop)
             .ok_or(SendError::NoSource(destination))?;
-        let (mac, valid_until_ns) = self.resolve(now_ns, arena, next_hop)?;
+        let (mac, resolved_until_ns) = self.resolve(now_ns, arena, next_hop)?;
+        let (mtu, routers_fragment, mtu_until_ns) = self.path_mtu(now_ns, destination);
         // A frame may hold less than the link takes.
-        let mtu = self.mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
-        let path = Path { destination, source, next_hop, mac, mtu, valid_until_ns };
+        let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
+        let path = Path {
+            destination,
+            source,
+            next_hop,
+            mac,
+            mtu,
+            routers_fragment,
+            valid_until_ns: resolved_until_ns.min(mtu_until_ns),
+        };
         if mac.is_some() {
             self.paths.put(path);
         }
@@ -109,7 +118,7 @@ impl Stack {
             Ok(Resolution::Known(mac, until_ns)) => Ok((Some(mac), until_ns)),
             Ok(Resolution::Wait(action)) => {
                 if let Some(action) = action {
-                    self.ask_neighbour(arena, action);
+                    self.ask_neighbour(now_ns, arena, action);
                 }
                 Ok((None, 0))
             }
@@ -121,7 +130,7 @@ impl Stack {
     }
 
     /// Asks for a neighbour, or lets the outside ask.
-    pub(crate) fn ask_neighbour(&mut self, arena: &mut Arena, action: Action) {
+    pub(crate) fn ask_neighbour(&mut self, now_ns: u64, arena: &mut Arena, action: Action) {
         let (ip, mac) = match action {
             Action::Solicit(ip) => (ip, None),
             Action::Probe(ip, mac) => (ip, Some(mac)),
@@ -133,7 +142,7 @@ impl Stack {
             IpAddr::V4(v4) => {
                 self.send_arp_request(arena, v4, mac.unwrap_or(MacAddr::BROADCAST));
             }
-            IpAddr::V6(_) => {}
+            IpAddr::V6(v6) => self.send_solicitation(now_ns, arena, v6, mac),
         }
     }
 
@@ -149,6 +158,16 @@ impl Stack {
         mut frame: Frame,
     ) {
         let payload_bytes = frame.len();
+        // Routers cut what has no "don't fragment" flag, so it needs a number
+        // of its own (RFC 6864 section 4).
+        let fragment = match fragment {
+            None if path.routers_fragment => Some(FragmentHeader {
+                offset_bytes: 0,
+                more_fragments: false,
+                identification: self.identification(packet.source, packet.destination),
+            }),
+            other => other,
+        };
         match path.mac {
             Some(mac) => {
                 let link_bytes = self.link_bytes();
@@ -230,7 +249,7 @@ impl Packet {
     }
 
     #[inline]
-    fn header_bytes(&self) -> usize {
+    pub(crate) fn header_bytes(&self) -> usize {
         if self.destination.is_ipv4() { Ipv4Header::BYTES } else { Ipv6Header::BYTES }
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct Path {
     pub(crate) mac: Option<MacAddr>,
     /// The largest packet that fits through.
     pub(crate) mtu: usize,
+    /// Routers on the way have to fragment: it is narrower than our least.
+    pub(crate) routers_fragment: bool,
     /// When to look everything up again.
     pub(crate) valid_until_ns: u64,
 }
@@ -44,6 +46,7 @@ impl Paths {
             next_hop: nowhere,
             mac: None,
             mtu: 0,
+            routers_fragment: false,
             valid_until_ns: 0,
         };
         Self { slots: vec![(0, none); SLOTS].into(), generation: 1, key }

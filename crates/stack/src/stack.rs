@@ -3,18 +3,28 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 
-use tidegate_memory::{Arena, Frame};
-use tidegate_wire::{ArpPacket, DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
+use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_wire::{
+    ArpPacket, DropReason, EtherType, EthernetHeader, IpCidr, MacAddr, Medium, VlanTag,
+};
 
-use crate::address::{Addresses, Kind};
+use crate::address::{Addresses, Kind, is_link_local};
 use crate::chance::{Chance, HashKey};
 use crate::ethernet::Arrival;
-use crate::neighbour::{Claimed, Expired, Lost, Neighbours};
+use crate::fragment::{Fragment, Key, Reassembly, Timeout};
+use crate::icmp::{Complaint, Reply, Report};
+use crate::icmpv4::quote_v4;
+use crate::icmpv6::quote_v6;
+use crate::mld::Reports;
+use crate::ndp::Tentative;
+use crate::neighbour::{Claim, Claimed, Expired, Lost, Neighbours};
 use crate::output::IDENTIFICATIONS;
 use crate::path::Paths;
+use crate::path_mtu::PathMtus;
+use crate::rate::{ErrorLimits, TokenBucket};
 use crate::route::Routes;
 use crate::udp::{Delivery, Payload, UdpTable};
-use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route};
+use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
 
 /// One interface of one host. See the [crate documentation](crate).
 pub struct Stack {
@@ -31,6 +41,13 @@ pub struct Stack {
     pub(crate) routes: Routes,
     pub(crate) neighbours: Neighbours,
     pub(crate) paths: Paths,
+    pub(crate) path_mtus: PathMtus,
+    pub(crate) reassembly: Reassembly,
+    pub(crate) error_limits: ErrorLimits,
+    pub(crate) echo_limit: TokenBucket,
+    pub(crate) tentative: Vec<Tentative>,
+    pub(crate) mld: Reports,
+    pub(crate) reply: Reply,
     pub(crate) udp: UdpTable,
     pub(crate) transmit: VecDeque<Frame>,
     pub(crate) events: VecDeque<Event>,
@@ -49,6 +66,14 @@ pub(crate) enum Fate {
     Handled,
     /// It is an ARP packet.
     Arp(ArpPacket),
+    /// A neighbour spoke to us and told its hardware address.
+    Heard(IpAddr, MacAddr),
+    /// A neighbour advertises.
+    Claim(Claim),
+    /// It is a fragment of a packet that is not complete yet.
+    Held,
+    /// It was the last fragment that was missing of this packet.
+    Rebuilt(Vec<u8>),
 }
 
 impl Stack {
@@ -58,25 +83,15 @@ impl Stack {
     /// When the configuration contradicts itself.
     pub fn new(config: Config, now_ns: u64) -> Result<Stack, ConfigError> {
         config.check()?;
-        let _ = now_ns;
         let limits = config.limits;
         let mut chance = Chance::new(config.seed);
-        let mut addresses = Addresses::new(chance.hash_key());
-        let mut routes = Routes::new(chance.hash_key());
-        for &cidr in &config.addresses {
-            addresses.add(cidr, Kind::Ours);
-            routes.add(Route { prefix: cidr, gateway: None });
-        }
-        for &route in &config.routes {
-            routes.add(route);
-        }
         let neighbours = Neighbours::new(
             chance.hash_key(),
             limits.neighbours,
             limits.unresolved_frames,
             limits.unresolved_frames_total,
         );
-        Ok(Stack {
+        let mut stack = Stack {
             medium: config.medium,
             mac: config.mac,
             mtu: config.mtu,
@@ -84,10 +99,26 @@ impl Stack {
             ownership: config.ownership,
             transmit_checksum: config.transmit_checksum,
             hop_limit: config.hop_limit,
-            addresses,
-            routes,
+            addresses: Addresses::new(chance.hash_key()),
+            routes: Routes::new(chance.hash_key()),
             neighbours,
             paths: Paths::new(chance.hash_key()),
+            path_mtus: PathMtus::new(
+                chance.hash_key(),
+                limits.path_mtus,
+                limits.path_mtu_timeout_ns,
+            ),
+            reassembly: Reassembly::new(chance.hash_key(), &limits),
+            error_limits: ErrorLimits::new(
+                now_ns,
+                chance.hash_key(),
+                limits.icmp_errors_pps,
+                limits.icmp_errors_per_destination_pps,
+            ),
+            echo_limit: TokenBucket::new(now_ns, limits.icmp_echo_pps),
+            tentative: Vec::new(),
+            mld: Reports::default(),
+            reply: Reply::default(),
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
             transmit: VecDeque::with_capacity(limits.transmit_frames.min(1 << 16)),
             events: VecDeque::new(),
@@ -97,7 +128,35 @@ impl Stack {
             identifications: (0..IDENTIFICATIONS).map(|_| chance.random()).collect(),
             chance,
             limits,
-        })
+        };
+        stack.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);
+        for route in config.routes {
+            stack.routes.add(route);
+        }
+        Ok(stack)
+    }
+
+    /// Takes its addresses. An interface that speaks IPv6 has a link-local
+    /// address (RFC 4291 section 2.1): one is made if none was given.
+    fn add_addresses(&mut self, now_ns: u64, addresses: &[IpCidr], detect: bool) {
+        let alone = self.ownership == Ownership::Own && self.medium == Medium::Ethernet;
+        let has_v6 = addresses.iter().any(|cidr| cidr.address().is_ipv6());
+        let has_link_local =
+            addresses.iter().any(|cidr| cidr.address().is_ipv6() && is_link_local(cidr.address()));
+        let made = (alone && has_v6 && !has_link_local)
+            .then(|| IpCidr::new(self.mac.link_local().into(), 64).ok())
+            .flatten();
+        for &cidr in addresses.iter().chain(&made) {
+            self.routes.add(Route { prefix: cidr, gateway: None });
+            match cidr.address() {
+                IpAddr::V6(address) if alone && detect => {
+                    self.addresses.add(cidr, Kind::Tentative);
+                    self.tentative.push(Tentative { address, until_ns: now_ns, asked: false });
+                }
+                _ => self.addresses.add(cidr, Kind::Ours),
+            }
+        }
+        self.report_groups(now_ns);
     }
 
     /// Takes a received frame: uses it, answers it, keeps it for a socket, or
@@ -116,15 +175,28 @@ impl Stack {
             Err(reason) => {
                 arena.free(frame);
                 self.counters.drops.count(reason);
+                self.flush_reply(now_ns, arena);
             }
         }
     }
 
+    /// Does for a packet what could not be done while it was being read.
     fn finish(&mut self, now_ns: u64, arena: &mut Arena, fate: Fate) {
         let result = match fate {
             Fate::Arp(packet) => self.arp_input(now_ns, arena, &packet),
+            Fate::Heard(ip, mac) => {
+                let heard = self.neighbours.heard(now_ns, ip, mac);
+                self.neighbour_claimed(now_ns, arena, ip, heard)
+            }
+            Fate::Claim(claim) => {
+                let claimed = self.neighbours.claim(now_ns, &mut self.chance, claim);
+                self.neighbour_claimed(now_ns, arena, claim.ip, claimed)
+            }
+            Fate::Rebuilt(packet) => return self.ingest_rebuilt(now_ns, arena, packet),
+            Fate::Held => return,
             Fate::Handled | Fate::Deliver(_) => Ok(()),
         };
+        self.flush_reply(now_ns, arena);
         match result {
             Ok(()) => self.counters.handled += 1,
             Err(reason) => self.counters.drops.count(reason),
@@ -150,6 +222,7 @@ impl Stack {
         let packet = arena.bytes(frame);
         match ethertype {
             EtherType::IPV4 => self.ipv4_input(now_ns, packet, &arrival),
+            EtherType::IPV6 => self.ipv6_input(now_ns, packet, &arrival),
             EtherType::ARP if self.medium == Medium::Ethernet => {
                 ArpPacket::parse(packet).map(|(packet, _)| Fate::Arp(packet))
             }
@@ -157,20 +230,83 @@ impl Stack {
         }
     }
 
+    /// Reads a packet that was put together from fragments.
+    fn ingest_rebuilt(&mut self, now_ns: u64, arena: &mut Arena, packet: Vec<u8>) {
+        let arrival = Arrival { rebuilt: true, ..Arrival::plain(Checksum::Unknown) };
+        let result = match packet.first().map(|first| first >> 4) {
+            Some(4) => self.ipv4_input(now_ns, &packet, &arrival),
+            _ => self.ipv6_input(now_ns, &packet, &arrival),
+        };
+        match result {
+            Ok(Fate::Deliver(delivery)) => {
+                self.udp_deliver(arena, Payload::Owned(packet.into(), 0), &delivery);
+            }
+            Ok(fate) => self.finish(now_ns, arena, fate),
+            Err(reason) => {
+                self.counters.drops.count(reason);
+                self.flush_reply(now_ns, arena);
+            }
+        }
+    }
+
+    /// Keeps a fragment until its packet is complete.
+    pub(crate) fn fragment_input(
+        &mut self,
+        now_ns: u64,
+        key: Key,
+        fragment: &Fragment<'_>,
+    ) -> Result<Fate, DropReason> {
+        let inserted = self.reassembly.insert(now_ns, key, fragment);
+        self.counters.held -= inserted.released.total();
+        self.counters.drops.merge(&inserted.released);
+        let Some(whole) = inserted.result? else {
+            self.counters.held += 1;
+            return Ok(Fate::Held);
+        };
+        self.counters.held -= whole.fragments - 1;
+        self.counters.merged += whole.fragments - 1;
+        let packet = match key.source {
+            IpAddr::V4(_) => ipv4::rebuild(&whole),
+            IpAddr::V6(_) => ipv6::rebuild(&whole),
+        };
+        packet.map(Fate::Rebuilt).ok_or(DropReason::FragmentTooBig)
+    }
+
+    fn reassembly_timed_out(&mut self, now_ns: u64, arena: &mut Arena, timeout: &Timeout) {
+        self.counters.held -= timeout.fragments;
+        self.counters.drops.add(DropReason::FragmentTimeout, timeout.fragments);
+        let Some(quote) = &timeout.quote else { return };
+        let arrival = Arrival::plain(Checksum::Unknown);
+        match quote.first().map(|first| first >> 4) {
+            Some(4) => self.complain_v4(now_ns, quote, &arrival, Complaint::Reassembly),
+            _ => self.complain_v6(now_ns, quote, &arrival, Complaint::Reassembly),
+        }
+        self.flush_reply(now_ns, arena);
+    }
+
     /// When [`Stack::handle_timeout`] wants to be called; `None` when nothing
     /// waits for time to pass.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.neighbours.next_timeout()
+        let tentative = self.tentative.iter().map(|tentative| tentative.until_ns).min();
+        [self.neighbours.next_timeout(), self.reassembly.next_timeout(), self.mld.due_ns, tentative]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Does everything that is due at `now_ns`.
     pub fn handle_timeout(&mut self, now_ns: u64, arena: &mut Arena) {
         while let Some(expired) = self.neighbours.poll_expired(now_ns) {
             match expired {
-                Expired::Ask(action) => self.ask_neighbour(arena, action),
-                Expired::Lost(lost) => self.neighbour_lost(arena, lost),
+                Expired::Ask(action) => self.ask_neighbour(now_ns, arena, action),
+                Expired::Lost(lost) => self.neighbour_lost(now_ns, arena, lost),
             }
         }
+        while let Some(timeout) = self.reassembly.poll_expired(now_ns) {
+            self.reassembly_timed_out(now_ns, arena, &timeout);
+        }
+        self.detect_duplicates(now_ns, arena);
+        self.send_reports(now_ns, arena);
     }
 
     /// The frames for the port, oldest first. Take them from the front.
@@ -197,9 +333,9 @@ impl Stack {
         match self.neighbours.tell(now_ns, &mut self.chance, ip, mac) {
             Ok(claimed) => {
                 // Whoever tells has the last word, so there is no error here.
-                let _ = self.neighbour_claimed(arena, ip, claimed);
+                let _ = self.neighbour_claimed(now_ns, arena, ip, claimed);
             }
-            Err(lost) => self.neighbour_lost(arena, lost),
+            Err(lost) => self.neighbour_lost(now_ns, arena, lost),
         }
     }
 
@@ -238,6 +374,7 @@ impl Stack {
     /// Does what the neighbour cache asks for after a claim.
     pub(crate) fn neighbour_claimed(
         &mut self,
+        now_ns: u64,
         arena: &mut Arena,
         ip: IpAddr,
         claimed: Claimed,
@@ -245,7 +382,7 @@ impl Stack {
         match claimed {
             Claimed::Noted => {}
             Claimed::Changed => self.paths.forget(),
-            Claimed::Doubted(action) => self.ask_neighbour(arena, action),
+            Claimed::Doubted(action) => self.ask_neighbour(now_ns, arena, action),
             Claimed::Resolved(mac, waiting) => {
                 for frame in waiting {
                     self.send_to(arena, mac, ip.is_ipv4(), frame);
@@ -257,9 +394,15 @@ impl Stack {
         Ok(())
     }
 
-    fn neighbour_lost(&mut self, arena: &mut Arena, lost: Lost) {
+    fn neighbour_lost(&mut self, now_ns: u64, arena: &mut Arena, lost: Lost) {
         self.paths.forget();
         for frame in lost.waiting {
+            let packet = arena.bytes(&frame);
+            let quote = if lost.ip.is_ipv4() { quote_v4(packet) } else { quote_v6(packet) };
+            if let Ok(quote) = quote {
+                // Echo replies and errors have no socket to be told.
+                let _ = self.report(now_ns, Report::Host, &quote);
+            }
             self.counters.transmit_drops.count(DropReason::NeighbourUnreachable);
             arena.free(frame);
         }

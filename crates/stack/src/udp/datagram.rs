@@ -91,6 +91,26 @@ impl Datagram {
         self.len() == 0
     }
 
+    /// Hands the bytes that were sent, and the data of the frame for the reply,
+    /// to `f`: both lie in the arena, and nothing is copied.
+    #[inline]
+    pub fn with_reply<R>(
+        &self,
+        arena: &mut Arena,
+        reply: &mut Frame,
+        f: impl FnOnce(&[u8], &mut [u8]) -> R,
+    ) -> R {
+        match &self.payload {
+            Payload::Frame(frame) => {
+                let (request, reply) = arena.pair(frame, reply);
+                f(request, reply)
+            }
+            Payload::Owned(bytes, start) => {
+                f(bytes.get(*start..).unwrap_or_default(), arena.bytes_mut(reply))
+            }
+        }
+    }
+
     /// The frame that the datagram lies in, with its bytes as data, to be
     /// changed and sent back without a copy. `Err` gives back a datagram that
     /// was put together from fragments and has no frame.

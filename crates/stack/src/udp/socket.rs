@@ -28,6 +28,9 @@ pub struct UdpOptions {
     /// Datagrams are never fragmented, neither here nor on the way: what is
     /// too long for the path is refused.
     pub dont_fragment: bool,
+    /// An unconnected socket, too, is told of errors that come back. A
+    /// connected one always is.
+    pub report_errors: bool,
     /// The hop limit of what is sent; `None` for that of the interface.
     pub hop_limit: Option<u8>,
     /// The differentiated services code point of what is sent, as the whole

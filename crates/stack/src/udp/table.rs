@@ -100,12 +100,6 @@ impl UdpTable {
         self.bound.get(&local).copied()
     }
 
-    /// The socket that sent from `local` to `remote`, whether it is connected
-    /// or not.
-    pub(crate) fn find_sender(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-        self.find(local, remote)
-    }
-
     /// The sockets that a datagram to a group or broadcast address is for: the
     /// connected one, the one bound to that address, and those bound to the
     /// unspecified address.
