@@ -25,6 +25,8 @@ fn main() -> Result<(), LabError> {
         core: Some(0),
         ..LoadConfig::new(link, ([10, 98, 0, 2], 9).into())
     };
+    // As in the experiments: the far end is another core's work.
+    pair.b.set_rps(Some(1))?;
     let report = pair.a.namespace.enter(|| load_udp(&config, 64, &mut |p| eprintln!("{p}")))??;
     print!("{report}");
     Ok(())

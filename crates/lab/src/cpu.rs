@@ -28,7 +28,10 @@ pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
 
 fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
     if core >= CpuSet::MAX_CPU {
-        return Err(LabError::Config(format!("core {core}: there are at most {}", CpuSet::MAX_CPU)));
+        return Err(LabError::Config(format!(
+            "core {core}: there are at most {}",
+            CpuSet::MAX_CPU
+        )));
     }
     let mut set = CpuSet::new();
     set.set(core);

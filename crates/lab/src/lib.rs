@@ -1,11 +1,14 @@
 //! Experiments, comparisons and load generators.
 
 pub mod cpu;
+pub mod demo;
 pub mod dns;
+pub mod echo_cost;
 pub mod error;
 pub mod experiment;
 pub mod load;
 pub mod netns;
+pub mod soak;
 mod sys;
 
 pub use error::LabError;

@@ -189,12 +189,7 @@ impl Namespace {
     ///
     /// # Errors
     /// When there is no such file or the kernel refuses the value.
-    pub fn write_device_file(
-        &self,
-        device: &str,
-        file: &str,
-        value: &str,
-    ) -> Result<(), LabError> {
+    pub fn write_device_file(&self, device: &str, file: &str, value: &str) -> Result<(), LabError> {
         // A thread that entered the namespace would still see the old /sys.
         let script = r#"printf %s "$2" > "/sys/class/net/$1""#;
         let target = format!("{device}/{file}");
@@ -421,7 +416,8 @@ mod tests {
     #[test]
     fn hardware_addresses_are_six_bytes() {
         assert_eq!(parse_mac("02:0:00:00:00:ff"), Some([2, 0, 0, 0, 0, 255]));
-        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "02:00:00:00:00:zz", "+2:0:0:0:0:0"]
+        for bad in
+            ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "02:00:00:00:00:zz", "+2:0:0:0:0:0"]
         {
             let parsed = parse_mac(bad);
             assert!(parsed.is_none(), "{bad:?} gave {parsed:?}");
@@ -430,7 +426,8 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_with_its_package() {
-        let error = run_to_end(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
+        let error =
+            run_to_end(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
         assert!(error.to_string().contains("apt-get install some-package"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tempfile::TempDir;
@@ -34,7 +34,7 @@ pub struct Bench {
     pub load_core: usize,
     /// What load is sent through.
     pub link: LinkKind,
-    folder: TempDir,
+    zone: ZoneOnDisk,
 }
 
 /// What was measured at one load.
@@ -46,6 +46,53 @@ pub struct Measured {
     pub server_core: CoreUse,
     /// The core that sends.
     pub load_core: CoreUse,
+}
+
+/// A synthetic zone in a file of its own, gone on drop.
+pub struct ZoneOnDisk {
+    zone: SyntheticZone,
+    folder: TempDir,
+}
+
+impl ZoneOnDisk {
+    /// Writes a zone of `names` names.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(names: u64) -> Result<Self, LabError> {
+        let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
+        // Servers that give up root must still read the zone.
+        open_to_all(folder.path())?;
+        let zone = SyntheticZone { origin: "bench.example".into(), names, seed: SEED };
+        let written = Self { zone, folder };
+        write(&written.file(), |out| written.zone.write_zone(out))?;
+        Ok(written)
+    }
+
+    /// The folder that it is in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The zone file.
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("zone")
+    }
+
+    /// The name of the zone.
+    pub fn origin(&self) -> &str {
+        &self.zone.origin
+    }
+
+    /// One question for each name, with EDNS.
+    pub fn queries(&self) -> QuerySet {
+        let mut queries = QuerySet::default();
+        for index in 0..self.zone.names {
+            let question = self.zone.question(index);
+            queries.push(question.name.wire(), question.rtype, true);
+        }
+        queries
+    }
 }
 
 impl Bench {
@@ -60,35 +107,31 @@ impl Bench {
         load_core: usize,
         link: LinkKind,
     ) -> Result<Self, LabError> {
-        let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
-        let zone = SyntheticZone { origin: "bench.example".into(), names, seed: SEED };
-        let zone_file = folder.path().join("zone");
-        write(&zone_file, |out| zone.write_zone(out))?;
-        let mut queries = QuerySet::default();
-        for index in 0..names {
-            let question = zone.question(index);
-            queries.push(question.name.wire(), question.rtype, true);
-        }
-        // Servers that give up root must still read the zone.
-        open_to_all(folder.path())?;
-        let config =
-            VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX}")] };
+        let zone = ZoneOnDisk::write(names)?;
+        let config = VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX}")] };
         let pair = VethPair::new(&config)?;
         let setup = Setup {
-            folder: folder.path().to_path_buf(),
-            origin: zone.origin,
-            zone_file,
+            folder: zone.folder().to_path_buf(),
+            origin: zone.origin().to_owned(),
+            zone_file: zone.file(),
             kernel_address: KERNEL_ADDRESS.into(),
             own_address: OWN_ADDRESS.into(),
+            more_own: Vec::new(),
             prefix: PREFIX,
             core: server_core,
         };
-        Ok(Self { pair, setup, queries, load_core, link, folder })
+        Ok(Self { pair, setup, queries: zone.queries(), load_core, link, zone })
     }
 
-    /// The folder of zone, queries and configurations; gone with the bench.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    /// Writes the questions as dnsperf reads them and returns where.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_query_file(&self) -> Result<PathBuf, LabError> {
+        let path = self.zone.folder().join("queries");
+        let zone = &self.zone.zone;
+        write(&path, |out| zone.write_queries(zone.names, out))?;
+        Ok(path)
     }
 
     /// Starts a server and makes its core pay for all that it receives.

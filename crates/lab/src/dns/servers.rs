@@ -100,6 +100,8 @@ pub struct Setup {
     pub kernel_address: IpAddr,
     /// The address that Tidegate has of its own, on the same link.
     pub own_address: IpAddr,
+    /// More addresses of Tidegate's own, with their prefixes.
+    pub more_own: Vec<String>,
     /// Bits of the link's prefix.
     pub prefix: u8,
     /// The core that serves.
@@ -262,6 +264,9 @@ fn tidegate(
     let core = setup.core.to_string();
     command.args(["serve", "dns", "--port", port, "--iface", &end.device]);
     command.args(["--address", &address, "--zone", &zone, "--cpu", &core, "--json"]);
+    if kind != ServerKind::TidegateKernel {
+        command.args(setup.more_own.iter().flat_map(|address| ["--address", address]));
+    }
     Ok(command)
 }
 

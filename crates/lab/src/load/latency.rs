@@ -90,7 +90,11 @@ mod tests {
         let (mut one, mut two, mut all) =
             (Latencies::default(), Latencies::default(), Latencies::default());
         for i in 1..=1000u64 {
-            if i % 3 == 0 { one.record(i * 1000) } else { two.record(i * 1000) }
+            if i % 3 == 0 {
+                one.record(i * 1000);
+            } else {
+                two.record(i * 1000);
+            }
             all.record(i * 1000);
         }
         one.merge(&two);

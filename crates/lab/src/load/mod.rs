@@ -10,13 +10,13 @@ mod drive;
 mod kernel;
 mod latency;
 mod line;
-mod neighbour;
+pub(crate) mod neighbour;
 mod open;
 mod pace;
 mod query_file;
 mod raw;
 mod slots;
-mod template;
+pub(crate) mod template;
 mod workload;
 
 pub use drive::{LoadResult, Progress, Schedule, drive};

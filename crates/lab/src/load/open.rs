@@ -387,7 +387,9 @@ mod tests {
     fn an_interface_that_is_not_there_is_an_error() {
         for link in [LinkKind::Xdp, LinkKind::Packet] {
             let mut config = LoadConfig { link, ..config() };
-            assert!(load_udp(&config, 64, &mut |_| {}).unwrap_err().to_string().contains("--iface"));
+            assert!(
+                load_udp(&config, 64, &mut |_| {}).unwrap_err().to_string().contains("--iface")
+            );
             config.interface = Some("tg-none".into());
             assert!(load_udp(&config, 64, &mut |_| {}).is_err());
         }

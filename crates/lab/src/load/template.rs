@@ -90,10 +90,7 @@ impl Template {
             let port = addressing.first_port.wrapping_add((flow / addressing.sources) as u16);
             Headers::new(addressing, source, port)
         };
-        Self {
-            flows: (0..addressing.flows()).map(flow).collect(),
-            v6: addressing.target.is_ipv6(),
-        }
+        Self { flows: (0..addressing.flows()).map(flow).collect(), v6: addressing.target.is_ipv6() }
     }
 
     /// How many bytes of headers stand in front of the payload.
