@@ -178,12 +178,16 @@ impl Lane {
 
     /// Puts a frame through, and the held ones that enough have overtaken now.
     fn put_through(&mut self, frame: Frame) {
-        self.ready.push_back(frame);
-        for (_, places) in &mut self.held {
-            *places = places.saturating_sub(1);
-        }
-        while let Some(at) = self.held.iter().position(|&(_, places)| places == 0) {
-            self.ready.extend(self.held.remove(at).map(|(frame, _)| frame));
+        let mut next = Some(frame);
+        while let Some(frame) = next {
+            self.ready.push_back(frame);
+            for (_, places) in &mut self.held {
+                *places = places.saturating_sub(1);
+            }
+            // The one that came first, so that no held frame is overtaken by
+            // more than its number.
+            let due = self.held.iter().position(|&(_, places)| places == 0);
+            next = due.and_then(|at| self.held.remove(at)).map(|(frame, _)| frame);
         }
     }
 

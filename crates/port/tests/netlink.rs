@@ -3,13 +3,10 @@
 mod sandbox;
 
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use sandbox::{
-    KERNEL_MAC, KERNEL_V4, KERNEL_V6, PATIENCE, PORT_MAC, PORT_V4, PORT_V6, enter_namespace, ip,
-    veth,
+    KERNEL_MAC, KERNEL_V4, KERNEL_V6, PORT_MAC, PORT_V4, PORT_V6, enter_namespace, ip, veth,
+    wait_for,
 };
 use tidegate_port::Medium;
 use tidegate_port::netlink::{
@@ -129,21 +126,6 @@ fn neighbours_are_listed_with_their_state() {
             mac: Some(MacAddr(PORT_MAC)),
             state: NeighbourState::Permanent,
         }));
-    }
-}
-
-/// Waits for the first change for which `wanted` has something.
-fn wait_for<T>(monitor: &mut Monitor, mut wanted: impl FnMut(Change) -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        while let Some(change) = monitor.poll_change().unwrap() {
-            if let Some(found) = wanted(change) {
-                return found;
-            }
-        }
-        assert!(Instant::now() < deadline, "the change was never told");
-        let second = Duration::from_secs(1).try_into().unwrap();
-        poll(&mut [PollFd::new(&monitor.as_fd(), PollFlags::IN)], Some(&second)).unwrap();
     }
 }
 

@@ -7,9 +7,10 @@ use std::net::UdpSocket;
 use sandbox::{
     KERNEL_V4, KERNEL_V6, PATIENCE, PORT_V4, PORT_V6, arena, enter_namespace, free_all, ip,
     is_udp_to, numbered_frame, receive_until_error, receive_wanted, transmit_all, turn_round,
+    wait_for_kernel_address,
 };
 use tidegate_memory::{Arena, Checksum};
-use tidegate_port::netlink::Interface;
+use tidegate_port::netlink::{Interface, Monitor};
 use tidegate_port::tap::{TapConfig, TapError, TapPort};
 use tidegate_port::{Burst, Medium, Port};
 use tidegate_wire::{DropReason, MacAddr};
@@ -26,7 +27,9 @@ fn open(name: &str, medium: Medium, arena: &mut Arena) -> TapPort {
         ],
         ..TapConfig::new(name)
     };
+    let mut monitor = Monitor::open().unwrap();
     let port = TapPort::open(&config, arena).unwrap();
+    wait_for_kernel_address(&mut monitor);
     if medium == Medium::Ethernet {
         let mac = MacAddr(port.capabilities().mac);
         for address in [PORT_V4, PORT_V6] {
@@ -64,7 +67,9 @@ fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
             turn_round(arena.bytes_mut(&mut burst[0]), ethernet);
             transmit_all(&mut port, &mut arena, &mut burst);
             let mut buffer = [0; 64];
-            let len = client.recv(&mut buffer).unwrap();
+            let len = client
+                .recv(&mut buffer)
+                .unwrap_or_else(|error| panic!("{medium:?} {local}: {error}, {port:?}"));
             assert_eq!(&buffer[..len], b"over and back", "{medium:?} {local}");
         }
         let counters = port.counters();

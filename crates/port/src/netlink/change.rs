@@ -33,8 +33,9 @@ pub fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
     Socket::open(0)?.command("set the MTU", RouteNetlinkMessage::SetLink(message))
 }
 
-/// Gives the kernel an address on an interface, usable at once: IPv6 addresses
-/// are not first tried for duplicates.
+/// Gives the kernel an address on an interface that is up. IPv6 addresses are
+/// not first tried for duplicates. Packets to a new IPv6 address are taken a
+/// moment later only, when a [`Monitor`](super::Monitor) tells of it.
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN, or when the interface is gone.

@@ -188,7 +188,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_end_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
-            prop_assert!(Messages { bytes: &bytes }.count() <= bytes.len() / 16 + 1);
+            let count = Messages { bytes: &bytes }.count();
+            prop_assert!(count <= bytes.len() / 16 + 1);
         }
 
         #[test]
@@ -201,7 +202,8 @@ mod tests {
             bytes.extend(kind.to_ne_bytes());
             bytes.extend([0; 10]);
             bytes.extend(&body);
-            prop_assert_eq!(Messages { bytes: &bytes }.count(), 1);
+            let count = Messages { bytes: &bytes }.count();
+            prop_assert_eq!(count, 1);
         }
     }
 }

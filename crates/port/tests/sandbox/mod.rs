@@ -6,12 +6,15 @@
 #![allow(dead_code)]
 
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_port::netlink::{Change, Monitor};
 use tidegate_port::{Burst, Port};
 
 /// A test that waits this long has failed.
@@ -74,16 +77,38 @@ pub fn veth() {
     ip("link set tg0 addrgenmode none");
     ip("link set tg1 addrgenmode none");
     ip("link set tg0 up");
-    address_kernel_side("tg1");
+    ip("link set tg1 up");
+    let mut monitor = Monitor::open().unwrap();
+    ip(&format!("addr add {KERNEL_V4}/24 dev tg1"));
+    ip(&format!("addr add {KERNEL_V6}/64 dev tg1 nodad"));
+    wait_for_kernel_address(&mut monitor);
     ip(&format!("neigh add {PORT_V4} lladdr 02:00:00:00:00:0a dev tg1"));
     ip(&format!("neigh add {PORT_V6} lladdr 02:00:00:00:00:0a dev tg1"));
 }
 
-/// Sets a device up with the kernel's addresses.
-pub fn address_kernel_side(device: &str) {
-    ip(&format!("link set {device} up"));
-    ip(&format!("addr add {KERNEL_V4}/24 dev {device}"));
-    ip(&format!("addr add {KERNEL_V6}/64 dev {device} nodad"));
+/// Waits for the first change for which `wanted` has something.
+pub fn wait_for<T>(monitor: &mut Monitor, mut wanted: impl FnMut(Change) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        while let Some(change) = monitor.poll_change().unwrap() {
+            if let Some(found) = wanted(change) {
+                return found;
+            }
+        }
+        assert!(Instant::now() < deadline, "the change was never told");
+        let second = Duration::from_secs(1).try_into().unwrap();
+        poll(&mut [PollFd::new(&monitor.as_fd(), PollFlags::IN)], Some(&second)).unwrap();
+    }
+}
+
+/// Waits until the kernel takes packets for [`KERNEL_V6`]: it tells so, a
+/// moment after the address was added.
+pub fn wait_for_kernel_address(monitor: &mut Monitor) {
+    let address: IpAddr = KERNEL_V6.parse().unwrap();
+    wait_for(monitor, |change| match change {
+        Change::Address(_, cidr) => (cidr.address() == address).then_some(()),
+        _ => None,
+    });
 }
 
 /// An arena of 2 KiB frames.
