@@ -1,3 +1,65 @@
 //! The `tidegate` program.
 
-fn main() {}
+mod config;
+mod doctor;
+mod host;
+mod lab;
+mod load;
+mod report;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What ends a command early: said once on standard error, exit code 1.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A flood-proof user-space network stack.
+///
+/// Tidegate takes the ports it was told to take straight from the network
+/// card, and leaves everything else, ssh included, to the kernel.
+///
+/// New here? `tidegate doctor` says what this machine can do, and
+/// `tidegate demo` shows a DNS server on real packets beside the same server
+/// on kernel sockets.
+#[derive(Parser)]
+#[command(name = "tidegate", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a server on Tidegate
+    #[command(subcommand)]
+    Serve(serve::Serve),
+    /// Say what this machine and its interfaces can do, and what to type for the rest
+    Doctor(doctor::Doctor),
+    /// Generate load: packets at a rate, however slowly they are answered
+    #[command(subcommand)]
+    Load(load::Load),
+    /// Run an experiment and write its figures
+    #[command(subcommand)]
+    Lab(lab::Lab),
+    /// List every reason for which a packet can be dropped
+    Drops(report::Drops),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(serve) => serve.run(),
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Load(load) => load.run(),
+        Command::Lab(lab) => lab.run(),
+        Command::Drops(drops) => drops.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! `tidegate doctor`: what this machine can do, and what to type for the rest.
+
+use std::path::Path;
+
+use clap::Args;
+use serde::Serialize;
+use tidegate::port::netlink::{self, Interface};
+
+use crate::Failure;
+
+/// Flags of `doctor`.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Look at this interface only [default: all]
+    #[arg(long, short, value_name = "NAME")]
+    iface: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How one thing stands.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Good,
+    /// It works, but not at its best.
+    Fair,
+    /// It does not work.
+    Missing,
+}
+
+/// One thing looked at.
+#[derive(Serialize)]
+struct Finding {
+    subject: String,
+    verdict: Verdict,
+    what: String,
+    /// What to type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(subject: &str, verdict: Verdict, what: impl Into<String>) -> Self {
+        Self { subject: subject.to_owned(), verdict, what: what.into(), remedy: None }
+    }
+
+    fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+impl Doctor {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let interfaces = match &self.iface {
+            Some(name) => vec![Interface::by_name(name)?],
+            None => Interface::all()?,
+        };
+        let mut findings = machine();
+        for interface in interfaces.iter().filter(|interface| !interface.loopback) {
+            look_at(interface, &mut findings)?;
+        }
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&findings)?);
+            return Ok(());
+        }
+        for finding in &findings {
+            let mark = match finding.verdict {
+                Verdict::Good => "ok  ",
+                Verdict::Fair => "fair",
+                Verdict::Missing => "NO  ",
+            };
+            println!("{mark} {:<12} {}", finding.subject, finding.what);
+            if let Some(remedy) = &finding.remedy {
+                println!("     {:<12} -> {remedy}", "");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What holds for every interface.
+fn machine() -> Vec<Finding> {
+    vec![kernel(), privileges(), hugepages(), processors()]
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (5, 11) {
+        Finding::new("kernel", Verdict::Good, format!("Linux {release}: AF_XDP and busy polling"))
+    } else {
+        Finding::new(
+            "kernel",
+            Verdict::Missing,
+            format!("Linux {release} is too old for --port xdp"),
+        )
+        .remedy("use --port packet, or Linux 5.11 or newer")
+    }
+}
+
+fn privileges() -> Finding {
+    use rustix::thread::CapabilitySet as Set;
+    let held = rustix::thread::capabilities(None).map_or(Set::empty(), |sets| sets.effective);
+    let wanted =
+        [(Set::NET_ADMIN, "CAP_NET_ADMIN"), (Set::NET_RAW, "CAP_NET_RAW"), (Set::BPF, "CAP_BPF")];
+    let missing: Vec<_> =
+        wanted.iter().filter(|(bit, _)| !held.contains(*bit)).map(|(_, name)| *name).collect();
+    if missing.is_empty() {
+        Finding::new("privileges", Verdict::Good, "enough for every port")
+    } else {
+        Finding::new("privileges", Verdict::Missing, format!("missing: {}", missing.join(", ")))
+            .remedy(
+                "sudo tidegate ..., or: sudo setcap cap_net_admin,cap_net_raw,cap_bpf+ep \
+                 $(command -v tidegate); without either: unshare -rn, then --port packet or tap",
+            )
+    }
+}
+
+fn hugepages() -> Finding {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
+    match free {
+        Some(pages) if pages > 0 => {
+            Finding::new("hugepages", Verdict::Good, format!("{pages} free, of 2 MiB"))
+        }
+        Some(_) => Finding::new("hugepages", Verdict::Fair, "none free: ordinary pages are used")
+            .remedy("echo 64 | sudo tee /proc/sys/vm/nr_hugepages"),
+        None => {
+            Finding::new("hugepages", Verdict::Fair, "not supported here: ordinary pages are used")
+        }
+    }
+}
+
+fn processors() -> Finding {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    if count > 1 {
+        Finding::new(
+            "processors",
+            Verdict::Good,
+            format!("{count}: one can be Tidegate's, by --cpu"),
+        )
+    } else {
+        Finding::new("processors", Verdict::Fair, "one: Tidegate shares it with every program")
+    }
+}
+
+fn look_at(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Failure> {
+    let name = &interface.name;
+    let kind = interface.kind.as_deref().unwrap_or("device");
+    if !interface.up || !interface.carrier {
+        let what = if interface.up { "has no link" } else { "is down" };
+        findings.push(
+            Finding::new(name, Verdict::Missing, format!("{kind} {what}"))
+                .remedy(format!("ip link set dev {name} up")),
+        );
+    }
+    if interface.medium != Some(tidegate::port::Medium::Ethernet) {
+        findings.push(Finding::new(name, Verdict::Missing, "carries no Ethernet frames"));
+        return Ok(());
+    }
+    let addresses = netlink::addresses(interface.index)?;
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let what = if addresses.is_empty() {
+        "the kernel has no address here: use --address".to_owned()
+    } else {
+        format!("--shared would serve on {}", addresses.join(", "))
+    };
+    findings.push(Finding::new(name, Verdict::Good, what));
+    findings.push(driver(interface, kind));
+    if kind == "veth" {
+        findings.push(
+            Finding::new(
+                name,
+                Verdict::Fair,
+                "veth leaves transmit checksums unfilled at the peer",
+            )
+            .remedy("ethtool -K PEER tx off, in the peer's namespace"),
+        );
+    }
+    if interface.mtu > 1500 {
+        let what =
+            format!("MTU {}: frames over 1774 bytes do not fit in 2 KiB buffers", interface.mtu);
+        findings.push(
+            Finding::new(name, Verdict::Fair, what)
+                .remedy(format!("ip link set dev {name} mtu 1500")),
+        );
+    }
+    Ok(())
+}
+
+/// What the driver is known to do. Asking the driver itself would mean to
+/// attach a program, which a doctor must not do to a card in use.
+fn driver(interface: &Interface, kind: &str) -> Finding {
+    const NATIVE: [&str; 25] = [
+        "veth",
+        "tun",
+        "virtio_net",
+        "ixgbe",
+        "ixgbevf",
+        "i40e",
+        "ice",
+        "igb",
+        "igc",
+        "iavf",
+        "mlx4_en",
+        "mlx5_core",
+        "bnxt_en",
+        "ena",
+        "gve",
+        "sfc",
+        "qede",
+        "nfp",
+        "thunder-nic",
+        "stmmac",
+        "dpaa2",
+        "mvneta",
+        "bonding",
+        "hv_netvsc",
+        "vmxnet3",
+    ];
+    let name = &interface.name;
+    let link = Path::new("/sys/class/net").join(name).join("device/driver");
+    let driver = std::fs::read_link(link).ok();
+    let driver = driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let driver = driver.unwrap_or(kind);
+    let queues = interface.receive_queues;
+    if NATIVE.contains(&driver) {
+        Finding::new(
+            name,
+            Verdict::Good,
+            format!("driver {driver}: native XDP, up to {queues} queues"),
+        )
+    } else {
+        let what = format!("driver {driver}: not known to have native XDP; generic mode works");
+        Finding::new(name, Verdict::Fair, what)
+            .remedy(format!("tidegate serve ... --iface {name} --xdp-mode generic"))
+    }
+}

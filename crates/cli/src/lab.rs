@@ -1,0 +1,108 @@
+//! `tidegate lab`: experiments that write their figures.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use tidegate_lab::{Experiment, dns, echo_cost};
+
+use crate::Failure;
+
+/// Experiments.
+#[derive(Subcommand)]
+pub(crate) enum Lab {
+    /// DNS servers on one core, each at its best: Tidegate, the same server on
+    /// kernel sockets, Knot DNS with and without XDP, NSD
+    Dns(DnsLab),
+    /// What it costs to echo a packet through port, stack and socket
+    EchoCost(EchoCostLab),
+}
+
+/// Flags of `lab dns`.
+#[derive(Args)]
+pub(crate) struct DnsLab {
+    #[command(flatten)]
+    output: Output,
+    /// Measure shortly, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Which servers [default: all]
+    #[arg(long, value_name = "SERVER", value_delimiter = ',')]
+    servers: Vec<dns::servers::ServerKind>,
+    /// Names in the zone
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
+    names: u64,
+    /// How long to measure at each load
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// How often to measure each server at its best; the median counts
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
+    /// Do not compare every answer with NSD's
+    #[arg(long)]
+    no_verify: bool,
+}
+
+/// Flags of `lab echo-cost`.
+#[derive(Args)]
+pub(crate) struct EchoCostLab {
+    #[command(flatten)]
+    output: Output,
+    /// How many packets to echo
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
+    packets: u64,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// Count instructions with valgrind's callgrind
+    #[arg(long)]
+    callgrind: bool,
+}
+
+#[derive(Args)]
+struct Output {
+    /// Write the result to this file as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Lab {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match self {
+            Lab::Dns(lab) => {
+                let mut config = dns::DnsConfig { names: lab.names, ..dns::DnsConfig::default() };
+                if lab.quick {
+                    config = config.quick();
+                }
+                if !lab.servers.is_empty() {
+                    config.servers = lab.servers;
+                }
+                config.seconds = lab.seconds.unwrap_or(config.seconds);
+                config.repeats = lab.repeats.unwrap_or(config.repeats);
+                config.verify = !lab.no_verify;
+                lab.output.write(&dns::run(&config)?)
+            }
+            Lab::EchoCost(lab) => {
+                let (packets, ipv6, callgrind) = (lab.packets, lab.ipv6, lab.callgrind);
+                let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
+                lab.output.write(&echo_cost::run(&config)?)
+            }
+        }
+    }
+}
+
+impl Output {
+    fn write(&self, result: &Experiment) -> Result<(), Failure> {
+        let Some(path) = &self.json else {
+            print!("{result}");
+            return Ok(());
+        };
+        let text = serde_json::to_string_pretty(result)? + "\n";
+        if path.as_os_str() == "-" {
+            print!("{text}");
+            return Ok(());
+        }
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        print!("{result}");
+        Ok(())
+    }
+}

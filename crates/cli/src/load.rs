@@ -1,0 +1,149 @@
+//! `tidegate load`: packets at a rate, however slowly they are answered.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use tidegate_lab::load::{
+    LinkKind, LoadConfig, LoadReport, Progress, QuerySet, load_dns, load_udp,
+};
+
+use crate::Failure;
+
+/// Load generators.
+#[derive(Subcommand)]
+pub(crate) enum Load {
+    /// DNS queries from a file
+    Dns(DnsLoad),
+    /// UDP packets to a server that echoes them
+    Udp(UdpLoad),
+}
+
+/// Flags of `load dns`.
+#[derive(Args)]
+pub(crate) struct DnsLoad {
+    #[command(flatten)]
+    common: Common,
+    /// A file with a query on each line: NAME TYPE (as dnsperf's)
+    #[arg(long, value_name = "FILE")]
+    queries: PathBuf,
+    /// Send queries without EDNS
+    #[arg(long)]
+    no_edns: bool,
+}
+
+/// Flags of `load udp`.
+#[derive(Args)]
+pub(crate) struct UdpLoad {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of payload
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    bytes: usize,
+}
+
+/// What to send through.
+#[derive(Clone, Copy, ValueEnum)]
+enum Link {
+    /// AF_XDP: fastest
+    Xdp,
+    /// AF_PACKET
+    Packet,
+    /// Kernel sockets: a core sends about 300,000 requests/s
+    Kernel,
+}
+
+#[derive(Args)]
+struct Common {
+    /// The server: ADDRESS:PORT or [ADDRESS]:PORT
+    #[arg(value_name = "SERVER")]
+    target: SocketAddr,
+    /// What to send through
+    #[arg(long, value_enum, value_name = "KIND", default_value = "kernel")]
+    port: Link,
+    /// The network interface; not for kernel sockets
+    #[arg(long, short, value_name = "NAME")]
+    iface: Option<String>,
+    /// The first source address, one that the kernel does not have
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<IpAddr>,
+    /// How many source addresses, counting up from the first
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    sources: u32,
+    /// How many source ports
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    ports: u16,
+    /// The server's hardware address [default: asked for]
+    #[arg(long, value_name = "MAC")]
+    mac: Option<String>,
+    /// Requests per second [default: as fast as it goes]
+    #[arg(long, value_name = "RATE")]
+    rate: Option<f64>,
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+    /// How long to send before measuring
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    warm_up: f64,
+    /// How many requests to send at most
+    #[arg(long, value_name = "COUNT")]
+    requests: Option<u64>,
+    /// Run on this processor only
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<usize>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Load {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match self {
+            Load::Dns(load) => {
+                let queries = QuerySet::read(&load.queries, !load.no_edns)?;
+                let config = load.common.config();
+                load.common.print(&load_dns(&config, &queries, None, &mut progress)?)
+            }
+            Load::Udp(load) => {
+                let config = load.common.config();
+                load.common.print(&load_udp(&config, load.bytes, &mut progress)?)
+            }
+        }
+    }
+}
+
+fn progress(progress: &Progress) {
+    eprintln!("{progress}");
+}
+
+impl Common {
+    fn config(&self) -> LoadConfig {
+        let link = match self.port {
+            Link::Xdp => LinkKind::Xdp,
+            Link::Packet => LinkKind::Packet,
+            Link::Kernel => LinkKind::Kernel,
+        };
+        LoadConfig {
+            interface: self.iface.clone(),
+            source: self.source,
+            sources: self.sources,
+            ports: self.ports,
+            mac: self.mac.clone(),
+            rate_pps: self.rate,
+            seconds: self.seconds,
+            warm_up_seconds: self.warm_up,
+            requests: self.requests,
+            core: self.cpu,
+            ..LoadConfig::new(link, self.target)
+        }
+    }
+
+    fn print(&self, report: &LoadReport) -> Result<(), Failure> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(report)?);
+        } else {
+            print!("{report}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,203 @@
+//! `tidegate serve`: a server on Tidegate, or on kernel sockets to compare.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+use tidegate::{Net, UdpSocket};
+use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
+use tidegate_apps::echo::Echo;
+use tidegate_apps::embedded::serve_embedded;
+use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+use tidegate_apps::{Responder, ServeCounters};
+
+use crate::Failure;
+use crate::config::{self, Section};
+use crate::host::{HostOptions, PortKind};
+use crate::report::ServeReport;
+
+/// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
+const MAX_DATAGRAM_BYTES: usize = 2048;
+
+/// Servers.
+#[derive(Subcommand)]
+pub(crate) enum Serve {
+    /// An authoritative DNS server
+    Dns(DnsCommand),
+    /// A UDP server that sends back what it gets
+    Echo(EchoCommand),
+}
+
+/// Flags of `serve dns`.
+#[derive(Args)]
+pub(crate) struct DnsCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    dns: DnsOptions,
+}
+
+/// Flags of `serve echo`.
+#[derive(Args)]
+pub(crate) struct EchoCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    echo: EchoOptions,
+}
+
+#[derive(Args)]
+struct Common {
+    #[command(flatten)]
+    host: HostOptions,
+    /// Take what the flags leave open from this TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Print the counters at the end as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Section `[dns]`.
+#[derive(Args, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct DnsOptions {
+    /// A zone file, as FILE or as ORIGIN=FILE; may be given several times
+    #[arg(long, value_name = "[ORIGIN=]FILE")]
+    zone: Vec<String>,
+    /// The UDP port to serve [default: 53]
+    #[arg(long, value_name = "PORT")]
+    listen: Option<u16>,
+    /// The largest answer in bytes, whatever the client offers [default: 1232]
+    #[arg(long, value_name = "BYTES")]
+    max_udp_bytes: Option<u16>,
+}
+
+impl Section for DnsOptions {
+    const NAME: &'static str = "dns";
+}
+
+/// Section `[echo]`.
+#[derive(Args, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct EchoOptions {
+    /// The UDP port to serve [default: 7]
+    #[arg(long, value_name = "PORT")]
+    listen: Option<u16>,
+}
+
+impl Section for EchoOptions {
+    const NAME: &'static str = "echo";
+}
+
+impl Serve {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match self {
+            Serve::Dns(DnsCommand { common, dns }) => {
+                let options = config::over(dns, common.config.as_deref())?;
+                let server = load_zones(&options)?;
+                common.serve("dns", options.listen.unwrap_or(53), server)
+            }
+            Serve::Echo(EchoCommand { common, echo }) => {
+                let options = config::over(echo, common.config.as_deref())?;
+                common.serve("echo", options.listen.unwrap_or(7), Echo)
+            }
+        }
+    }
+}
+
+fn load_zones(options: &DnsOptions) -> Result<dns::Server, Failure> {
+    if options.zone.is_empty() {
+        return Err("no zone to serve: give --zone ORIGIN=FILE".into());
+    }
+    let mut config = DnsConfig {
+        zones: options.zone.iter().map(|zone| zone_source(zone)).collect(),
+        hash_seed: RandomState::new().hash_one(std::process::id()),
+        ..DnsConfig::default()
+    };
+    if let Some(bytes) = options.max_udp_bytes {
+        config.max_udp_bytes = bytes.into();
+    }
+    let began = Instant::now();
+    let server = dns::Server::load(&config)?;
+    for warning in server.warnings() {
+        eprintln!("{warning}");
+    }
+    let (zones, names) = (server.zone_count(), server.name_count());
+    eprintln!("loaded {names} names in {zones} zones in {:.2} s", began.elapsed().as_secs_f64());
+    Ok(server)
+}
+
+/// `ORIGIN=FILE`, or `FILE` alone when the file says its origin itself.
+fn zone_source(text: &str) -> ZoneSource {
+    match text.split_once('=') {
+        Some((origin, path)) => ZoneSource { origin: Some(origin.to_owned()), path: path.into() },
+        None => ZoneSource { origin: None, path: text.into() },
+    }
+}
+
+impl Common {
+    fn serve(self, name: &str, port: u16, mut responder: impl Responder) -> Result<(), Failure> {
+        let host = config::over(self.host, self.config.as_deref())?;
+        host.pin()?;
+        let stop = stop_flag(self.duration)?;
+        let served = ServeCounters::new();
+        let report = if host.port_kind() == PortKind::Kernel {
+            let addresses = host.kernel_addresses(port);
+            let options = KernelOptions::default();
+            let bind = |&address| KernelSocket::bind(address, &options);
+            let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+            ready(name, &addresses, "kernel sockets")?;
+            serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, &served)?;
+            ServeReport::kernel(name, &served)
+        } else {
+            let net = Net::open(host.net_config()?)?;
+            let address = host.wildcard(port);
+            let socket = UdpSocket::bind(&net, address)?;
+            let capabilities = net.capabilities();
+            let path = format!("{} ({})", capabilities.kind, capabilities.detail);
+            ready(name, &[address], &path)?;
+            serve_embedded(&net, &[socket], &mut responder, &stop, &served)?;
+            ServeReport::tidegate(name, &served, &net)
+        };
+        report.print(self.json)
+    }
+}
+
+/// Tells whoever started us that datagrams are answered from now on.
+fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()> {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "ready: {name} on {} by {path}", addresses.join(", "))?;
+    out.flush()
+}
+
+/// Set when the server is to end: by SIGINT, by SIGTERM, or by time.
+fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the process at once.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    if let Some(seconds) = duration {
+        let limit = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| format!("--duration {seconds}: give a number of seconds above 0"))?;
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            std::thread::sleep(limit);
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    Ok(stop)
+}

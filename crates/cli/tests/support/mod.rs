@@ -1,0 +1,220 @@
+//! A site with a server under test on one side and the kernel on the other.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use serde_json::Value;
+use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
+
+pub const CLIENT_V4: &str = "10.9.0.1";
+pub const CLIENT_V6: &str = "fd00:9::1";
+pub const SERVER_V4: &str = "10.9.0.2";
+pub const SERVER_V6: &str = "fd00:9::2";
+
+/// Whether this test can run; says so when it cannot.
+pub fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped {test}: network namespaces need root");
+    }
+    root
+}
+
+/// Whether all of these programs are installed; says which one is not.
+pub fn have(test: &str, programs: &[&str]) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let missing = programs.iter().find(|program| {
+        !path.split(':').any(|folder| std::path::Path::new(folder).join(program).exists())
+    });
+    if let Some(program) = missing {
+        eprintln!("skipped {test}: {program} is not installed");
+    }
+    missing.is_none()
+}
+
+/// The port that a server is tested on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Xdp,
+    XdpGeneric,
+    XdpInterrupts,
+    Packet,
+    Tap,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 5] =
+        [Kind::Xdp, Kind::XdpGeneric, Kind::XdpInterrupts, Kind::Packet, Kind::Tap];
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Kind::Xdp => &["--port", "xdp", "--xdp-mode", "native"],
+            Kind::XdpGeneric => &["--port", "xdp", "--xdp-mode", "generic"],
+            Kind::XdpInterrupts => &["--port", "xdp", "--busy-poll", "0"],
+            Kind::Packet => &["--port", "packet"],
+            Kind::Tap => &["--port", "tap"],
+        }
+    }
+}
+
+/// Two hosts: the kernel with its tools, and room for a server.
+pub enum Site {
+    /// Joined by a veth pair.
+    Veth(VethPair),
+    /// The kernel on one side of a TAP device, the server on the other.
+    Tap(Namespace),
+}
+
+const TAP: &str = "tg0";
+
+impl Site {
+    /// The client has its addresses; the server's are nobody's yet.
+    pub fn new(kind: Kind) -> Self {
+        let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
+        if kind != Kind::Tap {
+            let config = VethConfig { a: client.into(), b: Vec::new() };
+            return Self::Veth(VethPair::new(&config).unwrap());
+        }
+        let host = Namespace::new("tap").unwrap();
+        host.ip(&["tuntap", "add", TAP, "mode", "tap", "vnet_hdr"]).unwrap();
+        host.ip(&["link", "set", TAP, "addrgenmode", "none", "up"]).unwrap();
+        host.ip(&["addr", "add", &client[0], "dev", TAP]).unwrap();
+        host.ip(&["addr", "add", &client[1], "dev", TAP, "nodad"]).unwrap();
+        Self::Tap(host)
+    }
+
+    /// As [`Site::new`], and the server's kernel has the server's addresses.
+    pub fn shared() -> Self {
+        let config = VethConfig {
+            a: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
+            b: vec![format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")],
+        };
+        Self::Veth(VethPair::new(&config).unwrap())
+    }
+
+    pub fn client(&self) -> &Namespace {
+        match self {
+            Self::Veth(pair) => &pair.a.namespace,
+            Self::Tap(host) => host,
+        }
+    }
+
+    pub fn server(&self) -> &Namespace {
+        match self {
+            Self::Veth(pair) => &pair.b.namespace,
+            Self::Tap(host) => host,
+        }
+    }
+
+    /// The interface that the server is to use.
+    pub fn device(&self) -> &str {
+        match self {
+            Self::Veth(pair) => &pair.b.device,
+            Self::Tap(_) => TAP,
+        }
+    }
+
+    /// The client's side of the wire.
+    pub fn client_device(&self) -> &str {
+        match self {
+            Self::Veth(pair) => &pair.a.device,
+            Self::Tap(_) => TAP,
+        }
+    }
+
+    /// Starts a server with its own addresses and waits until it is ready.
+    pub fn serve(&self, kind: Kind, arguments: &[&str]) -> Server {
+        let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+        let mut all = arguments.to_vec();
+        all.extend(kind.flags());
+        all.extend(["--iface", self.device()]);
+        all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
+        self.start(&all)
+    }
+
+    /// Starts `tidegate serve` on the server's side with exactly these
+    /// arguments and waits until it is ready.
+    pub fn start(&self, arguments: &[&str]) -> Server {
+        let mut command = self.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("serve").args(arguments).arg("--json").stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert!(line.starts_with("ready: "), "the server said {line:?}");
+        Server { child, output }
+    }
+
+    /// Runs one of the kernel's tools on the client's side and returns what it
+    /// printed.
+    pub fn tool(&self, program: &str, arguments: &[&str]) -> String {
+        let output = self.try_tool(program, arguments);
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{program} {}: {}\n{stdout}{stderr}",
+            arguments.join(" "),
+            output.status
+        );
+        stdout
+    }
+
+    /// As [`Site::tool`], however it ends.
+    pub fn try_tool(&self, program: &str, arguments: &[&str]) -> Output {
+        self.client().command(program).args(arguments).output().unwrap()
+    }
+}
+
+/// A running `tidegate serve`, killed on drop.
+pub struct Server {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Server {
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
+    /// Ends it as an operator would and returns its counters.
+    pub fn stop(mut self) -> Value {
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
+        self.wait()
+    }
+
+    /// Waits until it ends by itself and returns its counters.
+    pub fn wait(&mut self) -> Value {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).unwrap();
+        assert!(self.child.wait().unwrap().success());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+    }
+
+    /// Ends it without a chance to clean up.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // After `stop` and `kill` it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program, run to its end in this namespace.
+pub fn tidegate(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate")).args(arguments).output().unwrap()
+}
+
+/// The path of a zone file of the tests, as `--zone` wants it.
+pub fn zone() -> String {
+    format!("example.test={}/tests/zones/example.zone", env!("CARGO_MANIFEST_DIR"))
+}
