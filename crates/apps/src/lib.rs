@@ -2,10 +2,12 @@
 //!
 //! A server is a [`Responder`]: it turns one datagram into another and knows
 //! nothing of sockets. [`dns::Server`] and [`echo::Echo`] are responders.
+//! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
 
 mod counters;
 pub mod dns;
 pub mod echo;
+pub mod embedded;
 pub mod kernel;
 mod responder;
 

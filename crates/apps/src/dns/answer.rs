@@ -208,22 +208,27 @@ fn finish(
     head: Head,
     reply: &mut [u8],
 ) -> Option<Written> {
-    reply.get_mut(..front.len())?.copy_from_slice(front);
-    let header = reply.first_chunk_mut::<HEADER_BYTES>()?;
+    let (header, question) = front.split_first_chunk::<HEADER_BYTES>()?;
+    let out = reply.get_mut(..front.len())?;
+    let (out_header, out_question) = out.split_first_chunk_mut::<HEADER_BYTES>()?;
+    out_question.copy_from_slice(question);
     // RFC 1035 section 4.1.1: QR set, opcode and RD as they came, AA, TC; then
     // CD as it came (RFC 4035 section 3.1.6) and the code. RA, Z and AD: no.
-    header[2] = 0x80
+    let flags = 0x80
         | header[2] & 0x79
         | if head.authoritative { 0x04 } else { 0 }
         | if head.truncated { 0x02 } else { 0 };
-    header[3] = header[3] & 0x10 | head.rcode as u8 & 0x0f;
-    let questions = u16::from(front.len() > HEADER_BYTES);
+    let code = header[3] & 0x10 | head.rcode as u8 & 0x0f;
+    let questions = u8::from(!question.is_empty());
     let [answers, authorities, additionals] = head.counts;
     let additionals = additionals + u16::from(opt.is_some());
-    header[4..6].copy_from_slice(&questions.to_be_bytes());
-    header[6..8].copy_from_slice(&answers.to_be_bytes());
-    header[8..10].copy_from_slice(&authorities.to_be_bytes());
-    header[10..12].copy_from_slice(&additionals.to_be_bytes());
+    let [an_high, an_low] = answers.to_be_bytes();
+    let [ns_high, ns_low] = authorities.to_be_bytes();
+    let [ar_high, ar_low] = additionals.to_be_bytes();
+    *out_header = [
+        header[0], header[1], flags, code, 0, questions, an_high, an_low, ns_high, ns_low, ar_high,
+        ar_low,
+    ];
     let mut len = len;
     if let Some((edns, offered_bytes)) = opt {
         let record = reply.get_mut(len..)?.first_chunk_mut::<OPT_BYTES>()?;

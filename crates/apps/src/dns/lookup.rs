@@ -5,7 +5,7 @@ use super::compile::{CompileError, Prepared, Store};
 use super::error::{DnsError, Place, Warning};
 use super::message::{Rcode, rtype};
 use super::name::{self, Name};
-use super::table::{LowerName, NameTable};
+use super::table::NameTable;
 use super::zone::{Zone, ZoneNode};
 use super::{DnsConfig, ZoneSource};
 
@@ -221,8 +221,8 @@ impl Zones {
         for node in zone.nodes.iter().filter(|node| node.name.wire().starts_with(b"\x01*")) {
             let wire = node.name.wire();
             let Some(parent) = name::parent(wire) else { continue };
-            let wildcard = self.table.find(&LowerName::new(wire));
-            let parent = self.table.find(&LowerName::new(parent));
+            let wildcard = self.table.find(wire);
+            let parent = self.table.find(parent);
             if let (Some(wildcard), Some(parent)) = (wildcard, parent) {
                 let parent = &mut self.nodes[parent as usize];
                 if parent.kind == Kind::Plain {
@@ -236,7 +236,7 @@ impl Zones {
     /// What the zones say to a question for a name in wire format.
     #[inline]
     pub(super) fn find(&self, wire: &[u8], rtype: u16) -> Reply<'_> {
-        match self.table.find(&LowerName::new(wire)) {
+        match self.table.find(wire) {
             Some(index) => {
                 Reply::Prepared(self.store.get(self.at_node(&self.nodes[index as usize], rtype)))
             }
@@ -274,7 +274,7 @@ impl Zones {
         }
         while let Some(parent) = name::parent(rest) {
             rest = parent;
-            let Some(index) = self.table.find(&LowerName::new(rest)) else { continue };
+            let Some(index) = self.table.find(rest) else { continue };
             let node = &self.nodes[index as usize];
             let prepared = match node.kind {
                 Kind::Plain | Kind::Cut => node.below,

@@ -137,6 +137,7 @@ impl<'a> Query<'a> {
     ///
     /// # Errors
     /// When it is not a well-formed query with one question.
+    #[inline]
     pub fn parse(message: &'a [u8]) -> Result<Self, Rejection<'a>> {
         let Some(header) = message.first_chunk::<HEADER_BYTES>() else {
             return Err(Rejection::Truncated);
@@ -194,10 +195,29 @@ impl<'a> Query<'a> {
     }
 }
 
+/// The low octet of the type OPT; the high one is 0.
+const OPT_LOW: u8 = rtype::OPT as u8;
+
 /// Walks the `count` records in `rest`, the end of `message`, and returns the
 /// OPT record if there is one. `None` when the records are malformed, when
 /// there are two OPT records, or when bytes are left over.
+#[inline]
 fn read_additional(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
+    if let (1, Ok(record)) = (count, <&[u8; 11]>::try_from(rest))
+        && let [0, 0, OPT_LOW, high, low, _, version, flags, _, 0, 0] = *record
+    {
+        // What nearly every query ends with: an OPT record without options.
+        return Some(Some(Edns {
+            udp_payload_bytes: u16::from_be_bytes([high, low]),
+            version,
+            dnssec_ok: flags & 0x80 != 0,
+        }));
+    }
+    read_records(message, rest, count)
+}
+
+/// As [`read_additional`], for records of any kind.
+fn read_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
     let mut edns = None;
     let mut rest = rest;
     for _ in 0..count {

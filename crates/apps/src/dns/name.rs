@@ -118,6 +118,7 @@ fn write_text(wire: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// The length of the uncompressed name at the front of `bytes`; `None` when it
 /// is cut short, too long, or holds anything but plain labels.
+#[inline]
 pub(super) fn wire_len(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use domain::base::iana::Rtype;
 
@@ -95,8 +96,8 @@ impl SyntheticZone {
         let mut random = self.random(number);
         let kind = self.kind(number);
         let name = self.label(number);
-        let v4 = Ipv4(random.next());
-        let v6 = Ipv6(random.next());
+        let v4 = ipv4(random.next());
+        let v6 = ipv6(random.next());
         match kind {
             Kind::Address => writeln!(out, "{name} A {v4}"),
             Kind::BothAddresses => writeln!(out, "{name} A {v4}\n{name} AAAA {v6}"),
@@ -213,19 +214,73 @@ impl SyntheticZone {
 }
 
 /// An address from the block for benchmarks (RFC 2544).
-struct Ipv4(u64);
-
-impl fmt::Display for Ipv4 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "198.18.{}.{}", self.0 >> 8 & 0xff, self.0 & 0xff)
-    }
+fn ipv4(random: u64) -> Ipv4Addr {
+    let [low, high, ..] = random.to_le_bytes();
+    Ipv4Addr::new(198, 18, high, low)
 }
 
 /// An address from the block for documentation (RFC 3849).
-struct Ipv6(u64);
+fn ipv6(random: u64) -> Ipv6Addr {
+    let net = (random >> 16) as u16;
+    Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, random as u16)
+}
 
-impl fmt::Display for Ipv6 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "2001:db8:{:x}::{:x}", self.0 >> 16 & 0xffff, (self.0 & 0xffff) + 1)
+#[cfg(test)]
+mod tests {
+    use super::super::{DnsConfig, Query, Rcode, Server, ZoneSource};
+    use super::*;
+    use crate::Responder;
+
+    fn zone() -> SyntheticZone {
+        SyntheticZone { origin: "lab.test".into(), names: 2000, seed: 3 }
+    }
+
+    fn text(zone: &SyntheticZone) -> Vec<u8> {
+        let mut text = Vec::new();
+        zone.write_zone(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_zone_and_questions() {
+        assert_eq!(text(&zone()), text(&zone()));
+        let other = SyntheticZone { seed: 4, ..zone() };
+        assert_ne!(text(&zone()), text(&other));
+        let questions = |zone: &SyntheticZone| {
+            let mut lines = Vec::new();
+            zone.write_queries(3000, &mut lines).unwrap();
+            String::from_utf8(lines).unwrap()
+        };
+        assert_eq!(questions(&zone()), questions(&zone()));
+        assert_ne!(questions(&zone()), questions(&other));
+        let lines = questions(&zone());
+        assert_eq!(lines.lines().count(), 3000);
+        assert!(lines.lines().all(|line| line.contains("lab.test. ")));
+    }
+
+    #[test]
+    fn the_first_questions_have_answers_and_later_ones_are_mixed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("zone");
+        std::fs::write(&path, text(&zone())).unwrap();
+        let zones = vec![ZoneSource { origin: None, path }];
+        let server = Server::load(&DnsConfig { zones, ..DnsConfig::default() }).unwrap();
+        assert!(server.warnings().is_empty());
+        let ask = |range: std::ops::Range<u64>| {
+            let mut server = server.share();
+            for index in range {
+                let message = zone().question(index).to_message(1, Some(1232));
+                assert!(Query::parse(&message).is_ok());
+                let from = "192.0.2.1:4000".parse().unwrap();
+                server.respond(&message, from, &mut [0; 4096]).unwrap();
+            }
+            server.counters().clone()
+        };
+        let first = ask(0..2000);
+        assert_eq!(first.answers_with(Rcode::NoError), 2000);
+        let later = ask(2000..6000);
+        assert!(later.answers_with(Rcode::NxDomain) > 200);
+        assert!(later.answers_with(Rcode::NoError) > 2000);
+        assert_eq!(later.answers(), 4000);
     }
 }

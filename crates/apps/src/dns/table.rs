@@ -6,38 +6,30 @@ use super::random::Random;
 /// Words of eight octets that hold the longest name.
 const WORDS: usize = MAX_NAME_BYTES.div_ceil(8);
 
-/// A name in lower case, padded with zeros to whole words. A name ends at its
-/// root, so no name is another one with padding.
+/// A name in lower case, padded with zeros to whole words, and its hash. A
+/// name ends at its root, so no name is another one with padding.
 pub(super) struct LowerName {
     words: [u64; WORDS],
-    len: usize,
+    count: usize,
+    hash: u32,
 }
 
 impl LowerName {
-    /// Lower-cases a name in wire format of at most 255 octets.
-    #[inline]
-    pub(super) fn new(wire: &[u8]) -> Self {
-        let mut words = [0; WORDS];
-        let (whole, rest) = wire.as_chunks::<8>();
-        for (word, chunk) in words.iter_mut().zip(whole) {
-            *word = to_lower(u64::from_le_bytes(*chunk));
-        }
-        if !rest.is_empty()
-            && let Some(word) = words.get_mut(whole.len())
-        {
-            let mut last = [0; 8];
-            for (to, from) in last.iter_mut().zip(rest) {
-                *to = *from;
-            }
-            *word = to_lower(u64::from_le_bytes(last));
-        }
-        LowerName { words, len: wire.len() }
-    }
-
     /// The words that hold the name.
     #[inline]
     fn used(&self) -> &[u64] {
-        &self.words[..self.len.div_ceil(8).min(WORDS)]
+        &self.words[..self.count]
+    }
+}
+
+/// The last octets of a name that do not fill a word: fewer than eight, not
+/// none.
+#[inline]
+fn last_word(wire: &[u8], rest: &[u8]) -> u64 {
+    match wire.last_chunk::<8>() {
+        // One load, and the octets before the rest shifted out.
+        Some(chunk) => u64::from_le_bytes(*chunk) >> (64 - 8 * rest.len()),
+        None => rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
     }
 }
 
@@ -72,16 +64,34 @@ impl NameHash {
         NameHash { keys, last: random.next() }
     }
 
+    /// Lower-cases and hashes a name in wire format of at most 255 octets.
     #[inline]
-    pub(super) fn hash(&self, name: &LowerName) -> u32 {
+    pub(super) fn lower(&self, wire: &[u8]) -> LowerName {
+        let mut words = [0; WORDS];
         let mut sum = self.last;
-        for (word, key) in name.used().iter().zip(self.keys.iter()) {
-            let high = key[0].wrapping_add(word >> 32);
-            let low = key[1].wrapping_add(word & 0xffff_ffff);
-            sum = sum.wrapping_add(high.wrapping_mul(low));
+        let (whole, rest) = wire.as_chunks::<8>();
+        for ((chunk, word), key) in whole.iter().zip(&mut words).zip(self.keys.iter()) {
+            *word = to_lower(u64::from_le_bytes(*chunk));
+            sum = sum.wrapping_add(mix(*word, key));
         }
-        (sum >> 32) as u32
+        let mut count = whole.len();
+        if !rest.is_empty()
+            && let (Some(word), Some(key)) = (words.get_mut(count), self.keys.get(count))
+        {
+            *word = to_lower(last_word(wire, rest));
+            sum = sum.wrapping_add(mix(*word, key));
+            count += 1;
+        }
+        LowerName { words, count: count.min(WORDS), hash: (sum >> 32) as u32 }
     }
+}
+
+/// The part of one word in the hash of a name.
+#[inline]
+fn mix(word: u64, key: &[u64; 2]) -> u64 {
+    let high = key[0].wrapping_add(word >> 32);
+    let low = key[1].wrapping_add(word & 0xffff_ffff);
+    high.wrapping_mul(low)
 }
 
 /// One place of the hash table.
@@ -119,32 +129,31 @@ impl NameTable {
     /// Adds a name that is not in the table yet and returns the index of its
     /// node. `None` when the table holds all that it was made for.
     pub(super) fn insert(&mut self, wire: &[u8]) -> Option<u32> {
-        let name = LowerName::new(wire);
+        let name = self.hash.lower(wire);
         let node = u32::try_from(self.starts.len() - 1).ok()?;
         if node as usize >= self.slots.len() / 2 {
             return None;
         }
         self.words.extend_from_slice(name.used());
         self.starts.push(u32::try_from(self.words.len()).ok()?);
-        let hash = self.hash.hash(&name);
-        let mut at = hash as usize & self.mask;
+        let mut at = name.hash as usize & self.mask;
         while self.slots[at].node != 0 {
             at = (at + 1) & self.mask;
         }
-        self.slots[at] = Slot { hash, node: node + 1 };
+        self.slots[at] = Slot { hash: name.hash, node: node + 1 };
         Some(node)
     }
 
-    /// The node with this name.
+    /// The node with this name in wire format, of at most 255 octets.
     #[inline]
-    pub(super) fn find(&self, name: &LowerName) -> Option<u32> {
-        let hash = self.hash.hash(name);
-        let mut at = hash as usize & self.mask;
+    pub(super) fn find(&self, wire: &[u8]) -> Option<u32> {
+        let name = self.hash.lower(wire);
+        let mut at = name.hash as usize & self.mask;
         // At most half of the slots are taken, so there is always an end.
         loop {
             let slot = self.slots[at];
             let node = slot.node.checked_sub(1)?;
-            if slot.hash == hash && self.words_of(node) == name.used() {
+            if slot.hash == name.hash && self.words_of(node) == name.used() {
                 return Some(node);
             }
             at = (at + 1) & self.mask;
@@ -182,24 +191,24 @@ mod tests {
             assert_eq!(table.insert(&wire(&format!("host{number}.example"))), Some(number));
         }
         for number in 0..300 {
-            let found = table.find(&LowerName::new(&wire(&format!("HoSt{number}.EXAMPLE"))));
+            let found = table.find(&wire(&format!("HoSt{number}.EXAMPLE")));
             assert_eq!(found, Some(number));
-            let other = table.find(&LowerName::new(&wire(&format!("most{number}.example"))));
+            let other = table.find(&wire(&format!("most{number}.example")));
             assert_eq!(other, None);
         }
     }
 
     #[test]
     fn other_seeds_are_other_functions() {
-        let name = LowerName::new(&wire("www.example"));
+        let name = wire("www.example");
         let hashes: std::collections::HashSet<u32> =
-            (0..100).map(|seed| NameHash::new(seed).hash(&name)).collect();
+            (0..100).map(|seed| NameHash::new(seed).lower(&name).hash).collect();
         assert!(hashes.len() > 95, "{}", hashes.len());
     }
 
     #[test]
     fn an_empty_table_finds_nothing() {
-        assert_eq!(NameTable::with_capacity(0, 1).find(&LowerName::new(b"\0")), None);
+        assert_eq!(NameTable::with_capacity(0, 1).find(b"\0"), None);
     }
 
     proptest! {
@@ -212,7 +221,7 @@ mod tests {
         #[test]
         fn the_longest_and_shortest_names_fit(len in 1_usize..=255, byte: u8) {
             let bytes = vec![byte; len];
-            let name = LowerName::new(&bytes);
+            let name = NameHash::new(1).lower(&bytes);
             let words: Vec<u8> = name.used().iter().flat_map(|word| word.to_le_bytes()).collect();
             prop_assert_eq!(&words[..len], &bytes.to_ascii_lowercase()[..]);
             prop_assert!(words[len..].iter().all(|&pad| pad == 0));
