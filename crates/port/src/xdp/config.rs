@@ -1,7 +1,16 @@
 //! What an AF_XDP port is made of.
 
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tidegate_wire::Medium;
+
 use super::steering::Steering;
-use super::{XdpError, umem::Umem};
+use super::umem::Umem;
+use super::{XdpError, sys};
+use crate::netlink::Interface;
 
 /// Where in the kernel frames are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,32 +129,34 @@ pub(super) struct Target {
 impl Target {
     /// Finds the interface and checks that the port can serve it.
     pub(super) fn find(config: &XdpConfig, umem: &Umem) -> Result<Self, XdpError> {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
-        use std::os::fd::AsFd;
-
-        let name = config.interface.clone();
-        let asked = |source: std::io::Error| match source.raw_os_error() {
-            Some(libc::ENODEV) => XdpError::NoInterface(name.clone()),
-            _ => XdpError::Interface { interface: name.clone(), source },
-        };
-        let socket =
-            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-                .map_err(|error| asked(error.into()))?;
-        let index =
-            netdevice::name_to_index(&socket, &name).map_err(|error| asked(error.into()))?;
-        let interface = super::sys::interface(socket.as_fd(), &name).map_err(asked)?;
-        if !interface.is_ethernet {
+        let interface = Interface::by_name(&config.interface)?;
+        let name = interface.name;
+        if interface.medium != Some(Medium::Ethernet) || interface.loopback {
             return Err(XdpError::NotEthernet(name));
         }
-        let largest = umem.largest_mtu();
-        if interface.mtu > largest {
-            return Err(XdpError::MtuTooLarge { interface: name, mtu: interface.mtu, largest });
+        if !interface.up {
+            return Err(XdpError::Down(name));
         }
-        let active = interface.receive_queues;
+        let mtu = interface.mtu as u32;
+        let largest = umem.largest_mtu();
+        if mtu > largest {
+            return Err(XdpError::MtuTooLarge { interface: name, mtu, largest });
+        }
+        let active = active_receive_queues(&name)
+            .map_err(|source| XdpError::Interface { interface: name.clone(), source })?;
         let queues = config.queues.clone().unwrap_or_else(|| (0..active).collect());
         if let Some(&queue) = queues.iter().find(|&&queue| queue >= active) {
             return Err(XdpError::NoQueue { interface: name, queue, active });
         }
-        Ok(Self { name, index, mac: interface.mac, mtu: interface.mtu, queues })
+        let distinct: HashSet<u32> = queues.iter().copied().collect();
+        if distinct.len() != queues.len() || queues.is_empty() {
+            return Err(XdpError::Queues { interface: name });
+        }
+        Ok(Self { name, index: interface.index, mac: interface.mac.0, mtu, queues })
     }
+}
+
+fn active_receive_queues(interface: &str) -> io::Result<u32> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sys::active_receive_queues(socket.as_fd(), interface)
 }

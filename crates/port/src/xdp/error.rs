@@ -5,15 +5,24 @@ use std::io;
 use aya::EbpfError;
 use aya::maps::MapError;
 
+use crate::netlink::NetlinkError;
+
 /// Why an AF_XDP port could not be opened or steered. Nothing is left attached
 /// after an error.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// There is no interface of this name in the thread's network namespace.
-    #[error("no interface `{0}` here: `ip link` lists those of this network namespace")]
-    NoInterface(String),
+    /// There is no interface of this name in the thread's network namespace, or
+    /// the kernel does not tell.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The interface went away while the port was opened.
+    #[error("the interface `{0}` is gone: `ip link` lists those of this network namespace")]
+    Gone(String),
+    /// The interface is down.
+    #[error("the interface `{0}` is down: `ip link set dev {0} up`")]
+    Down(String),
     /// The interface does not carry Ethernet frames.
-    #[error("`{0}` is not an Ethernet interface: AF_XDP needs one")]
+    #[error("`{0}` is not an Ethernet interface: AF_XDP needs one, a network card or a veth")]
     NotEthernet(String),
     /// The process may not do this.
     #[error(
@@ -67,6 +76,12 @@ pub enum XdpError {
         queue: u32,
         /// How many queues are in use.
         active: u32,
+    },
+    /// No queues, or one of them twice.
+    #[error("name at least one receive queue of `{interface}`, and each only once")]
+    Queues {
+        /// The interface.
+        interface: String,
     },
     /// Another socket serves the queue.
     #[error(

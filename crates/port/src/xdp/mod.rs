@@ -15,6 +15,7 @@
 mod busy_poll;
 mod config;
 mod error;
+mod netdev;
 mod open;
 mod program;
 mod queue;

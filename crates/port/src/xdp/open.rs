@@ -36,7 +36,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
             socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
         }
     }
-    let device = busy_poll.and_then(|settings| DeviceSettings::set(&target.name, settings).ok());
+    let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
     let mut detail = vec![if native { "native" } else { "generic" }.to_string()];
     detail.push(if zero_copy { "zero-copy" } else { "copy" }.to_string());
@@ -132,7 +132,7 @@ fn attach(program: &mut Program, config: &XdpConfig, target: &Target) -> Result<
                 Some(libc::EPERM | libc::EACCES) => {
                     return Err(XdpError::NotPermitted("attach an XDP program"));
                 }
-                Some(libc::ENODEV) => return Err(XdpError::NoInterface(target.name.clone())),
+                Some(libc::ENODEV) => return Err(XdpError::Gone(target.name.clone())),
                 _ => refusals.push(error),
             },
         }

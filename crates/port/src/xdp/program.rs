@@ -63,11 +63,6 @@ impl Program {
         Ok(())
     }
 
-    /// Detaches the program.
-    pub(super) fn detach(&mut self) {
-        self.link = None;
-    }
-
     /// The most receive queues that sockets can be set for.
     pub(super) fn queue_limit(&self) -> u32 {
         self.sockets.len()

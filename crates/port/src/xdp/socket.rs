@@ -160,11 +160,6 @@ impl Socket {
         sys::set_option(fd, IntOption::BusyPollBudget, u32::from(settings.budget))
     }
 
-    /// The NAPI instance that feeds this socket; 0 when it is not known yet.
-    pub(super) fn napi_id(&self) -> u32 {
-        sys::napi_id(self.fd.as_fd())
-    }
-
     /// Runs the device's receive path once, or tells it that there are new
     /// buffers. No data is copied by this call.
     ///

@@ -104,8 +104,8 @@ impl<T: Entry> RingMemory<T> {
     }
 
     fn lay_out(base: NonNull<u8>, bytes: usize, offsets: [u64; 4], size: u32) -> io::Result<Self> {
-        let fits = offsets[..3].iter().all(|&o| o % 4 == 0 && o as usize + 4 <= bytes)
-            && offsets[3] % 8 == 0
+        let fits = offsets[..3].iter().all(|&o| o.is_multiple_of(4) && o as usize + 4 <= bytes)
+            && offsets[3].is_multiple_of(8)
             && size.is_power_of_two();
         let at = |offset: u64| {
             // SAFETY: only used below, after `fits` showed the offset to be
@@ -219,23 +219,6 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, option: IntOption, value: u32) -> i
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The NAPI instance that feeds a socket; 0 when it is not known.
-pub(super) fn napi_id(fd: BorrowedFd<'_>) -> u32 {
-    let mut value = 0_u32;
-    let mut len = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a live integer.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_INCOMING_NAPI_ID,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    if rc == 0 { value } else { 0 }
-}
-
 /// Attaches an XDP program to an interface by a link. The program is detached
 /// when the descriptor is closed, so also when the process dies.
 ///
@@ -277,47 +260,10 @@ pub(super) fn link_xdp(
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
-/// The hardware address, the MTU and the number of active receive queues of an
-/// interface. `socket` is any socket of the interface's network namespace.
-pub(super) struct Interface {
-    pub mac: [u8; 6],
-    pub mtu: u32,
-    pub is_ethernet: bool,
-    pub is_up: bool,
-    pub receive_queues: u32,
-}
-
-/// Asks about the interface of this name.
-pub(super) fn interface(socket: BorrowedFd<'_>, name: &str) -> io::Result<Interface> {
-    let mut request = Request::new(name)?;
-    request.call(socket, libc::SIOCGIFHWADDR)?;
-    // SAFETY: the call succeeded, so the kernel filled in this member.
-    let address = unsafe { request.0.ifr_ifru.ifru_hwaddr };
-    let mut mac = [0; 6];
-    for (to, from) in mac.iter_mut().zip(address.sa_data) {
-        *to = from as u8;
-    }
-
-    request.call(socket, libc::SIOCGIFMTU)?;
-    // SAFETY: as above.
-    let mtu = unsafe { request.0.ifr_ifru.ifru_mtu };
-
-    request.call(socket, libc::SIOCGIFFLAGS)?;
-    // SAFETY: as above.
-    let flags = unsafe { request.0.ifr_ifru.ifru_flags };
-
-    Ok(Interface {
-        mac,
-        mtu: u32::try_from(mtu).unwrap_or(0),
-        is_ethernet: address.sa_family == libc::ARPHRD_ETHER,
-        is_up: i32::from(flags) & libc::IFF_UP != 0,
-        receive_queues: receive_queues(socket, name)?,
-    })
-}
-
-/// Queues in use, not the most that the device could have: a veth pair has one
-/// and offers as many as there are processors.
-fn receive_queues(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+/// Receive queues in use, not the most that the device could have: a veth pair
+/// has one and offers as many as it was made with. `socket` is any socket of
+/// the interface's network namespace.
+pub(super) fn active_receive_queues(socket: BorrowedFd<'_>, interface: &str) -> io::Result<u32> {
     /// `struct ethtool_channels` of `linux/ethtool.h`.
     #[derive(Default)]
     #[repr(C)]
@@ -330,36 +276,21 @@ fn receive_queues(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
         combined: u32,
     }
     let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
-    let mut request = Request::new(name)?;
-    request.0.ifr_ifru.ifru_data = (&raw mut channels).cast();
-    match request.call(socket, SIOCETHTOOL) {
-        Ok(()) => Ok((channels.receive + channels.combined).max(1)),
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
-        Err(error) => Err(error),
+    // SAFETY: all zeros are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+    // The last byte stays zero: it ends the name.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
     }
-}
-
-/// A request to the kernel about an interface (`struct ifreq`).
-struct Request(libc::ifreq);
-
-impl Request {
-    fn new(name: &str) -> io::Result<Self> {
-        // SAFETY: all zeros are a valid `ifreq`.
-        let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
-        if name.len() >= request.ifr_name.len() {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        Ok(Self(request))
-    }
-
-    fn call(&mut self, socket: BorrowedFd<'_>, command: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: every command used in this file reads and writes an `ifreq`,
-        // or the structure that the `ifreq` points to, which the caller keeps
-        // alive and of the size that the command wants.
-        let rc = unsafe { libc::ioctl(socket.as_raw_fd(), command, &raw mut self.0) };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    // SAFETY: the command reads an `ifreq` whose data points to the live
+    // structure that the command fills in.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) } {
+        0 => Ok((channels.receive + channels.combined).max(1)),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
+            error => Err(error),
+        },
     }
 }
