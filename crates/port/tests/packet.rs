@@ -2,7 +2,10 @@
 
 mod sandbox;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::ptr;
 use std::time::Instant;
 
 use sandbox::{
@@ -10,7 +13,7 @@ use sandbox::{
     ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted, sleep_on,
     transmit_all, turn_round, veth,
 };
-use tidegate_memory::{Arena, Checksum};
+use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_port::packet::{PacketConfig, PacketError, PacketPort, Receive, Steering};
 use tidegate_port::{Burst, Port};
 use tidegate_wire::DropReason;
@@ -85,7 +88,7 @@ fn a_burst_arrives_whole_and_in_order() {
             let left_open = matches!(frame.checksum, Checksum::Partial { start: 34, offset: 6 });
             assert_eq!(left_open, number % 2 == 1, "{:?}", frame.checksum);
         }
-        let bytes: usize = burst.iter().map(|frame| frame.len()).sum();
+        let bytes: usize = burst.iter().map(Frame::len).sum();
         free_all(&mut arena, &mut burst);
         let (sent, received) = (far.counters(), near.counters());
         assert_eq!((sent.transmitted, sent.transmitted_bytes), (200, bytes as u64));
@@ -151,6 +154,82 @@ fn frames_longer_than_a_buffer_are_dropped_and_counted() {
         }
         assert_eq!(port.counters().drops.get(DropReason::FrameTooLong), 2, "{receive:?}");
         assert_eq!(arena.available(), arena.capacity());
+    }
+}
+
+#[test]
+fn datagrams_that_the_sender_never_cut_apart_are_dropped_and_counted() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(64);
+        let mut port = open("tg0", receive, &mut arena);
+        for (local, remote) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+            let client = client(local, remote);
+            segment_at(&client, 100);
+            // Four datagrams in one frame, and one in its own.
+            client.send(&[1; 400]).unwrap();
+            client.send(&[2; 100]).unwrap();
+            let mut burst =
+                receive_wanted(&mut port, &mut arena, 1, |frame| is_udp_to(frame, true, ECHO));
+            assert_eq!(arena.bytes(&burst[0]).last(), Some(&2));
+            free_all(&mut arena, &mut burst);
+        }
+        assert_eq!(port.counters().drops.get(DropReason::FrameTooLong), 2, "{receive:?}");
+    }
+}
+
+/// Has the kernel send datagrams of this size out of every longer buffer.
+fn segment_at(socket: &UdpSocket, bytes: libc::c_int) {
+    // SAFETY: UDP_SEGMENT takes an int, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            ptr::from_ref(&bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+#[test]
+fn a_fanout_group_shares_the_flows() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in WAYS {
+        let mut arena = arena(256);
+        let config = PacketConfig { receive, fanout: Some(7), ..PacketConfig::new("tg0") };
+        let mut ports = [(); 2].map(|()| PacketPort::open(&config, &mut arena).unwrap());
+        let clients: Vec<_> = (0..64).map(|_| client(KERNEL_V4, PORT_V4)).collect();
+        for client in &clients {
+            client.send(b"one").unwrap();
+            client.send(b"two").unwrap();
+        }
+        let mut burst = Burst::new();
+        let mut sources = [BTreeMap::new(), BTreeMap::new()];
+        let deadline = Instant::now() + PATIENCE;
+        while sources.iter().flat_map(BTreeMap::values).sum::<u32>() < 128 {
+            assert!(Instant::now() < deadline, "{receive:?}: {sources:?}");
+            for (port, sources) in ports.iter_mut().zip(&mut sources) {
+                port.receive(&mut arena, &mut burst, 64).unwrap();
+                for frame in burst.drain(..) {
+                    let bytes = arena.bytes(&frame);
+                    if is_udp_to(bytes, true, ECHO) {
+                        *sources.entry(bytes[34..36].to_vec()).or_insert(0) += 1;
+                    }
+                    arena.free(frame);
+                }
+            }
+        }
+        // No flow is split, and neither port goes without.
+        assert!(sources.iter().flat_map(BTreeMap::values).all(|&count| count == 2));
+        assert!(sources.iter().all(|sources| !sources.is_empty()), "{receive:?}");
     }
 }
 

@@ -31,6 +31,12 @@ use ring::{Reader, Step};
 use sys::{BURST, Batch, Socket};
 
 /// How frames come out of the kernel.
+///
+/// Over veth a lone frame goes there and back in 7 µs with calls and in 1 ms
+/// with rings; a frame of a full burst costs the reader 1.4 µs with calls and
+/// a twentieth of that with a ring, where the copy is made on the core that
+/// delivers the frame. So calls are the usual setting, and a ring is for a
+/// port that is always busy. `examples/packet_ways.rs` measures both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
     /// `recvmmsg`: a frame can be read as soon as it arrives, at the price of
@@ -38,7 +44,8 @@ pub enum Receive {
     Calls,
     /// A TPACKET_V3 ring: no call while frames come, but the kernel hands a
     /// block over only when it is full or a millisecond old (a timer tick on
-    /// kernels before 6.18), so a lone packet waits that long.
+    /// kernels before 6.18), so a lone frame waits that long. For those who
+    /// are not root it also holds more than a socket's buffer may.
     Ring,
 }
 
