@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use sandbox::{
     KERNEL_V4, KERNEL_V6, PATIENCE, PORT_MAC, PORT_V4, PORT_V6, arena, enter_namespace, free_all,
-    ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted, sleep_on,
-    transmit_all, turn_round, veth,
+    has_tun, ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted,
+    sleep_on, transmit_all, turn_round, veth,
 };
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_port::packet::{PacketConfig, PacketError, PacketPort, Receive, Steering};
@@ -337,13 +337,15 @@ fn errors_say_what_to_do() {
         return;
     }
     veth();
-    ip("tuntap add dev tun0 mode tun");
-    ip("link set tun0 up");
     let mut arena = arena(8);
     let mut fail = |config: PacketConfig| PacketPort::open(&config, &mut arena).err().unwrap();
     let said = fail(PacketConfig::new("eth7")).to_string();
     assert!(["eth7", "tg0", "tg1"].iter().all(|name| said.contains(name)), "{said}");
-    assert!(fail(PacketConfig::new("tun0")).to_string().contains("tap port"));
+    if has_tun() {
+        ip("tuntap add dev tun0 mode tun");
+        ip("link set tun0 up");
+        assert!(fail(PacketConfig::new("tun0")).to_string().contains("tap port"));
+    }
     let steering = Steering::Addresses(vec![KERNEL_V6.parse().unwrap()]);
     let shared = fail(PacketConfig { steering, ..PacketConfig::new("tg0") });
     assert!(matches!(&shared, PacketError::SharedAddress { interface, .. } if interface == "tg1"));

@@ -5,8 +5,8 @@ mod sandbox;
 use std::net::UdpSocket;
 
 use sandbox::{
-    KERNEL_V4, KERNEL_V6, PATIENCE, PORT_V4, PORT_V6, arena, enter_namespace, free_all, ip,
-    is_udp_to, numbered_frame, receive_until_error, receive_wanted, transmit_all, turn_round,
+    KERNEL_V4, KERNEL_V6, PATIENCE, PORT_V4, PORT_V6, arena, enter_namespace, free_all, has_tun,
+    ip, is_udp_to, numbered_frame, receive_until_error, receive_wanted, transmit_all, turn_round,
     wait_for_kernel_address,
 };
 use tidegate_memory::{Arena, Checksum};
@@ -48,7 +48,7 @@ fn client(local: &str, remote: &str) -> UdpSocket {
 
 #[test]
 fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     for medium in [Medium::Ethernet, Medium::Ip] {
@@ -82,7 +82,7 @@ fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
 
 #[test]
 fn a_burst_of_datagrams_arrives_whole_and_in_order() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(1024);
@@ -103,7 +103,7 @@ fn a_burst_of_datagrams_arrives_whole_and_in_order() {
 
 #[test]
 fn the_device_lives_as_long_as_the_port() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(8);
@@ -120,7 +120,7 @@ fn the_device_lives_as_long_as_the_port() {
 
 #[test]
 fn what_the_kernel_refuses_is_counted_and_does_not_stop_the_rest() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(8);
@@ -138,7 +138,7 @@ fn what_the_kernel_refuses_is_counted_and_does_not_stop_the_rest() {
 
 #[test]
 fn a_frame_that_no_longer_fits_is_dropped_and_counted() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(8);
@@ -157,7 +157,7 @@ fn a_frame_that_no_longer_fits_is_dropped_and_counted() {
 
 #[test]
 fn a_device_deleted_under_the_port_is_an_error() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(8);
@@ -173,7 +173,7 @@ fn a_device_deleted_under_the_port_is_an_error() {
 
 #[test]
 fn errors_say_what_to_do() {
-    if !enter_namespace() {
+    if !enter_namespace() || !has_tun() {
         return;
     }
     let mut arena = arena(8);

@@ -13,6 +13,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
 
@@ -62,6 +63,12 @@ pub enum TapError {
     /// The kernel has no TUN driver, or this container no device node.
     #[error("cannot open /dev/net/tun: {0}; load the driver with `modprobe tun`")]
     Driver(io::Error),
+    /// The device node is closed to this user.
+    #[error(
+        "/dev/net/tun is closed to this user; most systems open it to all, since making a \
+         device needs CAP_NET_ADMIN as well: `chmod 0666 /dev/net/tun`"
+    )]
+    DeviceNode,
     /// TAP devices are not allowed.
     #[error(
         "a TAP device needs CAP_NET_ADMIN: run as root, or inside `unshare -rn` to try it out, \
@@ -191,8 +198,11 @@ fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
         Medium::Ip => libc::IFF_TUN,
     };
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
-        .map_err(|error| TapError::Driver(error.into()))?;
+    let device =
+        rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|error| match error {
+            Errno::ACCESS | Errno::PERM => TapError::DeviceNode,
+            _ => TapError::Driver(error.into()),
+        })?;
     let flags = kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     let name = sys::attach(device.as_fd(), name, flags).map_err(|source| {
         let name = name.clone();

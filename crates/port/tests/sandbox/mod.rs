@@ -5,6 +5,7 @@
 // Every test file is a crate of its own and uses only a part of this.
 #![allow(dead_code)]
 
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -43,6 +44,15 @@ pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {arguments}: {said}");
+}
+
+/// Whether TUN and TAP devices can be made here; says so when they cannot.
+pub fn has_tun() -> bool {
+    let file = File::options().read(true).write(true).open("/dev/net/tun");
+    if let Err(error) = &file {
+        eprintln!("skipped: /dev/net/tun cannot be opened ({error})");
+    }
+    file.is_ok()
 }
 
 /// Takes every capability from this thread; other tests keep theirs.
