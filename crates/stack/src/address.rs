@@ -26,10 +26,12 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Whether `address` cannot leave its link.
+/// Whether packets to or from `address` cannot leave the link.
 pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),
+        // Groups tell their scope in the fourth nibble (RFC 4291 section 2.7).
+        IpAddr::V6(v6) if v6.is_multicast() => v6.octets()[1] & 15 <= 2,
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
@@ -40,7 +42,7 @@ pub(crate) fn is_link_local(address: IpAddr) -> bool {
 pub(crate) fn can_be_source_v4(address: Ipv4Addr) -> bool {
     // 0/8 and 127/8 never leave a host; 224/4 is groups.
     let first = address.octets()[0];
-    first != 0 && first != 127 && (first < 224 || first >= 240) && !address.is_broadcast()
+    first != 0 && first != 127 && !(224..240).contains(&first) && !address.is_broadcast()
 }
 
 /// The addresses of the interface.

@@ -164,12 +164,13 @@ impl Stack {
     }
 }
 
-/// Whether a packet is a later fragment, an ICMPv6 error or a redirect.
+/// Whether a packet is an ICMPv6 error or a redirect, as far as it shows.
 fn must_not_be_complained_about(header: &Ipv6Header, payload: &[u8]) -> bool {
     let mut walk = ExtensionWalk::new(header.next_header, payload);
     for extension in &mut walk {
         match extension {
-            Ok(Extension::Fragment(fragment)) if fragment.offset_bytes != 0 => return true,
+            // What stands behind it is no header.
+            Ok(Extension::Fragment(fragment)) if fragment.offset_bytes != 0 => return false,
             Ok(_) => {}
             Err(_) => return false,
         }

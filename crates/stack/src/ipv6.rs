@@ -152,7 +152,7 @@ fn can_be_source_v6(address: Ipv6Addr) -> bool {
     // ::1, and IPv4-mapped addresses, which must never be on a wire (RFC 4942
     // section 2.2).
     let high = address.to_bits() >> 32;
-    !address.is_multicast() && !(high == 0 && address.is_loopback()) && high != 0xffff
+    !address.is_multicast() && !address.is_loopback() && high != 0xffff
 }
 
 /// The packet that the fragments were cut from, without extension headers:

@@ -1,0 +1,242 @@
+//! ICMP: echo, errors that we send, errors that come back.
+
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_stack::{Event, Ownership, SocketError, UdpOptions};
+use tidegate_wire::{DropReason, MacAddr, Protocol};
+
+use crate::kit::packets::{
+    echo_reply_data, echo_request, frame, frame_to, ip, packet_of, port_unreachable, udp_frame,
+    udp_packet,
+};
+use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
+
+fn at(ip: IpAddr, port: u16) -> SocketAddr {
+    SocketAddr::new(ip, port)
+}
+
+#[test]
+fn echo_requests_are_answered_with_their_data() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        host.feed(&frame(&echo_request(family.host(2), family.host(1), b"ping")));
+        let reply = host.sent_one();
+        assert_eq!(echo_reply_data(packet_of(&reply)).unwrap(), b"ping");
+        assert_eq!(host.stack.counters().handled, 1);
+        host.finish();
+    });
+}
+
+#[test]
+fn large_echo_requests_are_answered_in_fragments() {
+    both(|family| {
+        let mut pair = Pair::new();
+        let data: Vec<u8> = (0..4000).map(|n| n as u8).collect();
+        let request = echo_request(family.host(2), family.host(1), &data);
+        let protocol = if family == Family::V4 { Protocol::ICMPV4 } else { Protocol::ICMPV6 };
+        for (at, piece) in request[family.header_bytes()..].chunks(1400).enumerate() {
+            let fragment = crate::kit::packets::fragment_of(
+                protocol,
+                family.host(2),
+                family.host(1),
+                5,
+                at * 1400,
+                at < 2,
+                piece,
+            );
+            pair.a.feed(&frame(&fragment));
+        }
+        // The answer is put together by the other host, which asked nobody and
+        // so ignores it: but it arrived whole.
+        pair.run();
+        assert_eq!(pair.a.stack.counters().merged, 2);
+        assert_eq!(pair.b.stack.counters().merged, 2);
+        assert_eq!(pair.b.drops(DropReason::IcmpIgnored), 1);
+        pair.finish();
+    });
+}
+
+#[test]
+fn echo_has_a_rate() {
+    both(|family| {
+        let mut settings = config(1);
+        settings.limits.icmp_echo_pps = 10;
+        let mut host = Host::quiet(settings);
+        host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
+        for _ in 0..50 {
+            host.feed(&frame(&echo_request(family.host(2), family.host(1), b"x")));
+        }
+        assert_eq!(host.sent().len(), 10);
+        assert_eq!(host.drops(DropReason::IcmpRateLimited), 40);
+        host.finish();
+    });
+}
+
+#[test]
+fn a_closed_port_is_told_to_the_sender_and_reaches_its_socket() {
+    both(|family| {
+        let mut pair = Pair::new();
+        let client = pair.a.bind(at(family.any(), 0));
+        let remote = at(family.host(2), 53);
+        pair.a.stack.udp_connect(client, remote).unwrap();
+        pair.a.send(client, None, b"question");
+        pair.run();
+        assert_eq!(pair.b.drops(DropReason::UdpNoSocket), 1);
+        assert_eq!(pair.a.events(), [Event::Error(client)]);
+        let error = pair.a.stack.udp_take_error(client);
+        assert_eq!(error, Some(SocketError::ConnectionRefused(remote)));
+        assert_eq!(pair.a.stack.udp_take_error(client), None);
+        pair.finish();
+    });
+}
+
+#[test]
+fn an_unconnected_socket_is_told_only_if_it_asked() {
+    both(|family| {
+        for report_errors in [false, true] {
+            let mut host = Host::with_neighbour(2);
+            let options = UdpOptions { report_errors, ..UdpOptions::default() };
+            let socket = host.stack.udp_bind(at(family.any(), 4000), options).unwrap();
+            host.send(socket, Some(at(family.host(2), 53)), b"x");
+            let sent = host.sent_one();
+            let error = port_unreachable(family.host(2), family.host(1), packet_of(&sent));
+            host.feed(&frame(&error));
+            assert_eq!(host.stack.udp_take_error(socket).is_some(), report_errors);
+            host.finish();
+        }
+    });
+}
+
+#[test]
+fn errors_that_quote_what_we_never_sent_are_ignored() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let socket = host.bind(at(family.any(), 4000));
+        host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
+        let (us, peer) = (family.host(1), family.host(2));
+        let quotes = [
+            udp_packet(us, peer, (4001, 53), b"another port of ours"),
+            udp_packet(us, peer, (4000, 54), b"another port of the peer"),
+            udp_packet(us, family.host(3), (4000, 53), b"another peer"),
+            udp_packet(peer, us, (53, 4000), b"the other way"),
+            ip(us, peer, Protocol::TCP, &[0; 20]),
+            udp_packet(us, peer, (4000, 53), b"")[..family.header_bytes() + 4].to_vec(),
+        ];
+        for quote in quotes {
+            let error = port_unreachable(peer, us, &quote);
+            host.feed_dropped(&frame(&error), DropReason::IcmpQuote);
+        }
+        assert_eq!(host.stack.udp_take_error(socket), None);
+        let right = udp_packet(us, peer, (4000, 53), b"");
+        host.feed(&frame(&port_unreachable(peer, us, &right)));
+        assert!(host.stack.udp_take_error(socket).is_some());
+        host.finish();
+    });
+}
+
+#[test]
+fn an_unknown_protocol_is_told_to_the_sender() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let packet = ip(family.host(2), family.host(1), Protocol(253), &[1; 20]);
+        let reason = match family {
+            Family::V4 => DropReason::ProtocolUnknown,
+            Family::V6 => DropReason::Ipv6NextHeaderUnknown,
+        };
+        host.feed_dropped(&frame(&packet), reason);
+        let sent = host.sent_one();
+        let error = &packet_of(&sent)[family.header_bytes()..];
+        // IPv4: protocol unreachable. IPv6: a parameter problem that points to
+        // the next header field.
+        match family {
+            Family::V4 => assert_eq!(error[..2], [3, 2]),
+            Family::V6 => assert_eq!((&error[..2], &error[4..8]), (&[4, 1][..], &[0, 0, 0, 6][..])),
+        }
+        assert_eq!(error[8..], packet);
+        let tcp = ip(family.host(2), family.host(1), Protocol::TCP, &[0; 20]);
+        host.feed_dropped(&frame(&tcp), DropReason::TcpUnsupported);
+        host.finish();
+    });
+}
+
+#[test]
+fn errors_are_no_longer_than_allowed() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        host.feed(&udp_frame(family, (4000, 53), &[1; 1400]));
+        let sent = host.sent_one();
+        let limit = if family == Family::V4 { 576 } else { 1280 };
+        assert_eq!(packet_of(&sent).len(), limit);
+        host.finish();
+    });
+}
+
+#[test]
+fn no_error_answers_an_error_a_group_or_a_broadcast() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let (us, peer) = (family.host(1), family.host(2));
+        let broadcast_mac = frame_to(MacAddr::BROADCAST, &udp_packet(peer, us, (1, 2), b"x"));
+        host.feed_dropped(&broadcast_mac, DropReason::UdpNoSocket);
+        let group: IpAddr = match family {
+            Family::V4 => "192.0.2.255".parse().unwrap(),
+            Family::V6 => "ff02::1".parse().unwrap(),
+        };
+        let group_mac = match group {
+            IpAddr::V4(_) => MacAddr::BROADCAST,
+            IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
+        };
+        let to_group = frame_to(group_mac, &udp_packet(peer, group, (1, 2), b"x"));
+        host.feed_dropped(&to_group, DropReason::UdpNoSocket);
+        // Even in a unicast frame.
+        let sly = frame(&udp_packet(peer, group, (1, 2), b"x"));
+        host.feed_dropped(&sly, DropReason::UdpNoSocket);
+        let echo = frame_to(group_mac, &echo_request(peer, group, b"smurf"));
+        host.feed_dropped(&echo, DropReason::IcmpBroadcast);
+        let quote = udp_packet(us, peer, (9, 9), b"");
+        let error = frame(&port_unreachable(peer, us, &quote));
+        host.feed_dropped(&error, DropReason::IcmpQuote);
+        assert!(host.sent().is_empty());
+        host.finish();
+    });
+}
+
+#[test]
+fn errors_have_a_rate_for_each_destination_and_for_all() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        for _ in 0..1000 {
+            host.feed(&udp_frame(family, (4000, 53), b"x"));
+        }
+        assert_eq!(host.sent().len(), 10);
+        assert_eq!(host.transmit_drops(DropReason::IcmpRateLimited), 990);
+        assert_eq!(host.drops(DropReason::UdpNoSocket), 1000);
+        host.pass(SECOND_NS);
+        host.feed(&udp_frame(family, (4000, 53), b"x"));
+        assert_eq!(host.sent().len(), 1, "after a second there are tokens again");
+        host.finish();
+    });
+}
+
+#[test]
+fn a_shared_address_is_answered_for_by_the_kernel() {
+    both(|family| {
+        let mut settings = config(1);
+        settings.ownership = Ownership::Shared;
+        let mut host = Host::quiet(settings);
+        host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
+        let echo = frame(&echo_request(family.host(2), family.host(1), b"x"));
+        host.feed_dropped(&echo, DropReason::IcmpIgnored);
+        host.feed_dropped(&udp_frame(family, (1, 2), b"x"), DropReason::UdpNoSocket);
+        assert!(host.sent().is_empty());
+        // Errors about what we sent come to us all the same.
+        let socket = host.bind(at(family.any(), 4000));
+        host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
+        host.send(socket, None, b"x");
+        let sent = host.sent_one();
+        let error = port_unreachable(family.host(2), family.host(1), packet_of(&sent));
+        host.feed(&frame(&error));
+        assert!(host.stack.udp_take_error(socket).is_some());
+        host.finish();
+    });
+}

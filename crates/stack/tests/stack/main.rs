@@ -1,0 +1,10 @@
+//! The stack from outside: packets in, packets out, time moved by hand.
+
+mod fragments;
+mod hostile;
+mod icmp;
+mod kit;
+mod neighbours;
+mod path_mtu;
+mod random;
+mod udp;

@@ -1,0 +1,204 @@
+//! Whatever arrives: nothing panics, nothing is lost, every packet is counted.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+use tidegate_stack::{Ownership, UdpOptions};
+use tidegate_wire::{
+    ArpOperation, Icmpv6Message, MacAddr, NdpMessage, NeighbourAdvertisement, Protocol,
+};
+
+use crate::kit::packets::{
+    arp, arp_frame, echo_request, fragment, frame, icmpv6_with_hops, ndp_frame, port_unreachable,
+    too_big, udp, udp_frame, udp_packet,
+};
+use crate::kit::{Family, Host, SECOND_NS, config};
+
+/// One good frame of every kind that the stack knows.
+fn good_frames() -> Vec<Vec<u8>> {
+    let mut frames = vec![arp_frame(MacAddr::BROADCAST, arp(ArpOperation::Request, 2, 1))];
+    frames.push(arp_frame(super::kit::mac(1), arp(ArpOperation::Reply, 2, 1)));
+    for family in [Family::V4, Family::V6] {
+        let (us, peer) = (family.host(1), family.host(2));
+        frames.push(udp_frame(family, (4000, 53), b"a datagram"));
+        frames.push(udp_frame(family, (4000, 9), b"for nobody"));
+        frames.push(frame(&echo_request(peer, us, b"ping")));
+        let ours = udp_packet(us, peer, (53, 4000), &[0; 1400]);
+        frames.push(frame(&port_unreachable(peer, us, &ours[..200])));
+        frames.push(frame(&too_big(peer, us, 1300, &ours[..200])));
+        let datagram = udp(peer, us, (4000, 53), &[3; 40]);
+        frames.push(frame(&fragment(peer, us, 1, 0, true, &datagram[..24])));
+        frames.push(frame(&fragment(peer, us, 1, 24, false, &datagram[24..])));
+        frames.push(frame(&super::kit::packets::ip(peer, us, Protocol::TCP, &[0; 20])));
+    }
+    let (us, peer) = (Family::V6.host(1), Family::V6.host(2));
+    let std::net::IpAddr::V6(target) = us else { panic!("an IPv6 host") };
+    let source_link = Some(super::kit::mac(2));
+    frames.push(ndp_frame(peer, us, NdpMessage::NeighbourSolicitation { target, source_link }));
+    let std::net::IpAddr::V6(target) = peer else { panic!("an IPv6 host") };
+    frames.push(ndp_frame(
+        peer,
+        us,
+        NdpMessage::NeighbourAdvertisement(NeighbourAdvertisement {
+            router: false,
+            solicited: true,
+            overrides: true,
+            target,
+            target_link: source_link,
+        }),
+    ));
+    let query = tidegate_wire::MldMessage::Query {
+        maximum_response_code: 1000,
+        group: std::net::Ipv6Addr::UNSPECIFIED,
+    };
+    let router = super::kit::mac(254).link_local().into();
+    frames.push(frame(&icmpv6_with_hops(router, us, 1, &Icmpv6Message::Mld(query))));
+    let options = [17, 0, 1, 4, 0, 0, 0, 0];
+    let extended = [&options[..], &udp(peer, us, (4000, 53), b"x")].concat();
+    frames.push(frame(&super::kit::packets::ip(peer, us, Protocol::HOP_BY_HOP, &extended)));
+    frames
+}
+
+/// A change to a frame.
+#[derive(Clone, Debug)]
+enum Mutation {
+    None,
+    Set(prop::sample::Index, u8),
+    Flip(prop::sample::Index, u8),
+    Cut(prop::sample::Index),
+    Grow(u8),
+}
+
+fn mutation() -> impl Strategy<Value = Mutation> {
+    prop_oneof![
+        Just(Mutation::None),
+        (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, to)| Mutation::Set(at, to)),
+        (any::<prop::sample::Index>(), 0..8u8).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
+        any::<prop::sample::Index>().prop_map(Mutation::Cut),
+        any::<u8>().prop_map(Mutation::Grow),
+    ]
+}
+
+impl Mutation {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        match self {
+            _ if bytes.is_empty() => {}
+            Mutation::None => {}
+            Mutation::Set(at, to) => {
+                let at = at.index(bytes.len());
+                bytes[at] = *to;
+            }
+            Mutation::Flip(at, bit) => {
+                let at = at.index(bytes.len());
+                bytes[at] ^= 1 << bit;
+            }
+            Mutation::Cut(at) => bytes.truncate(at.index(bytes.len())),
+            Mutation::Grow(by) => bytes.resize((bytes.len() + usize::from(*by)).min(1700), 0xaa),
+        }
+    }
+}
+
+/// What happens to the host.
+#[derive(Clone, Debug)]
+enum Step {
+    Frame(prop::sample::Index, Vec<Mutation>),
+    Noise(Vec<u8>),
+    Send(bool, u8, u16),
+    Pass(u64),
+    Read,
+    Transmit,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (any::<prop::sample::Index>(), prop::collection::vec(mutation(), 0..3))
+            .prop_map(|(at, mutations)| Step::Frame(at, mutations)),
+        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Step::Noise),
+        2 => (any::<bool>(), 1..20u8, 0..5000u16).prop_map(|(v6, to, n)| Step::Send(v6, to, n)),
+        1 => (0..70 * SECOND_NS).prop_map(Step::Pass),
+        1 => Just(Step::Read),
+        1 => Just(Step::Transmit),
+    ]
+}
+
+fn run(ownership: Ownership, bare: bool, steps: &[Step]) {
+    let mut settings = config(1);
+    settings.ownership = ownership;
+    settings.limits.neighbours = 8;
+    settings.limits.transmit_frames = 64;
+    settings.limits.socket_queue_packets = 16;
+    if bare {
+        settings.medium = tidegate_wire::Medium::Ip;
+    }
+    let mut host = Host::new(settings);
+    let options = UdpOptions { report_errors: true, ..UdpOptions::default() };
+    let sockets = [Family::V4, Family::V6]
+        .map(|family| host.stack.udp_bind(SocketAddr::new(family.any(), 53), options).unwrap());
+    let frames = good_frames();
+    for step in steps {
+        match step {
+            Step::Frame(at, mutations) => {
+                let mut bytes = frames[at.index(frames.len())].clone();
+                if bare {
+                    bytes.drain(..14);
+                }
+                mutations.iter().for_each(|mutation| mutation.apply(&mut bytes));
+                host.feed(&bytes);
+            }
+            Step::Noise(bytes) => host.feed(bytes),
+            Step::Send(v6, to, bytes) => {
+                let family = if *v6 { Family::V6 } else { Family::V4 };
+                let to = SocketAddr::new(family.host(*to), 4000);
+                let payload = vec![1; usize::from(*bytes)];
+                let socket = sockets[usize::from(*v6)];
+                let Host { stack, arena, now_ns } = &mut host;
+                // Whether it can be sent depends on what came before.
+                let _ = stack.udp_send(*now_ns, arena, socket, Some(to), None, &payload);
+            }
+            Step::Pass(ns) => host.pass(*ns),
+            Step::Read => {
+                for socket in sockets {
+                    while host.receive(socket).is_some() {}
+                    host.stack.udp_take_error(socket);
+                }
+                host.events();
+            }
+            Step::Transmit => {
+                host.sent();
+            }
+        }
+        assert!(host.stack.transmit_queue().len() <= 64);
+        assert_eq!(host.stack.counters().balance(), 0);
+    }
+    host.finish();
+}
+
+proptest! {
+    #[test]
+    fn whatever_arrives_is_counted_and_no_frame_is_lost(
+        shared in any::<bool>(),
+        bare in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        run(if shared { Ownership::Shared } else { Ownership::Own }, bare, &steps);
+    }
+}
+
+#[test]
+fn every_byte_of_every_good_frame_may_be_wrong() {
+    for (kind, good) in good_frames().iter().enumerate() {
+        let mut host = Host::with_neighbour(2);
+        host.bind(SocketAddr::new(Family::V4.any(), 53));
+        host.bind(SocketAddr::new(Family::V6.any(), 53));
+        for at in 0..good.len().min(120) {
+            for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 1] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                host.feed(&bad);
+                host.sent();
+            }
+        }
+        assert!(host.stack.counters().received > 0, "frame {kind}");
+        host.finish();
+    }
+}
