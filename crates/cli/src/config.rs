@@ -56,7 +56,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
 /// Names the file, and the line and column where it can.
 pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failure> {
     let Some(path) = file else { return Ok(flags) };
-    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let fail = |error: &dyn Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
     let file: File = toml::from_str(&text).map_err(|error| fail(&error))?;
     let section = match S::NAME {

@@ -58,8 +58,9 @@ pub(crate) struct EchoCostLab {
     callgrind: bool,
 }
 
+/// Where a result goes.
 #[derive(Args)]
-struct Output {
+pub(crate) struct Output {
     /// Write the result to this file as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -91,7 +92,8 @@ impl Lab {
 }
 
 impl Output {
-    fn write(&self, result: &Experiment) -> Result<(), Failure> {
+    /// Prints the result for people, and writes it as JSON when asked to.
+    pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
         let Some(path) = &self.json else {
             print!("{result}");
             return Ok(());

@@ -1,6 +1,7 @@
 //! The `tidegate` program.
 
 mod config;
+mod demo;
 mod doctor;
 mod host;
 mod lab;
@@ -43,6 +44,8 @@ enum Command {
     /// Run an experiment and write its figures
     #[command(subcommand)]
     Lab(lab::Lab),
+    /// Show a DNS server on real packets, beside the same server on kernel sockets
+    Demo(demo::Demo),
     /// List every reason for which a packet can be dropped
     Drops(report::Drops),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
         Command::Lab(lab) => lab.run(),
+        Command::Demo(demo) => demo.run(),
         Command::Drops(drops) => drops.run(),
     };
     match result {

@@ -9,6 +9,7 @@ use crate::passed::Copies;
 use crate::pcap::{
     PACKET_BYTES_MAX, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
+use crate::xdp::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// What a [`Capture`] writes.
@@ -142,6 +143,10 @@ impl<P: Port, W: Write + Send> Port for Capture<P, W> {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.wake_fd()
+    }
+
+    fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
+        self.port.set_steering(rule, take)
     }
 
     fn counters(&mut self) -> PortCounters {

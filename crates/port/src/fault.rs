@@ -9,6 +9,7 @@ use fastrand::Rng;
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason, Sum};
 
+use crate::xdp::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// How often each thing happens to a frame: probabilities from 0 to 1, each on
@@ -280,6 +281,10 @@ impl<P: Port> Port for Fault<P> {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.wake_fd()
+    }
+
+    fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
+        self.port.set_steering(rule, take)
     }
 
     fn counters(&mut self) -> PortCounters {

@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use tidegate_memory::Arena;
 
 use crate::passed::Copies;
+use crate::xdp::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 pub use summary::Summary;
@@ -88,6 +89,10 @@ impl<P: Port, W: Write + Send> Port for Trace<P, W> {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.port.wake_fd()
+    }
+
+    fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
+        self.port.set_steering(rule, take)
     }
 
     fn counters(&mut self) -> PortCounters {

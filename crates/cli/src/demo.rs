@@ -1,0 +1,25 @@
+//! `tidegate demo`: what it is about, in a minute.
+
+use clap::Args;
+use tidegate_lab::demo::{self, DemoConfig};
+
+use crate::Failure;
+use crate::lab::Output;
+
+/// Flags of `demo`.
+#[derive(Args)]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    output: Output,
+    /// How long each measurement takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    seconds: f64,
+}
+
+impl Demo {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let config = DemoConfig { seconds: self.seconds, ..DemoConfig::default() };
+        let result = demo::run(&config)?;
+        self.output.write(&result)
+    }
+}
