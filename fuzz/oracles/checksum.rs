@@ -43,6 +43,10 @@ fn check_update(data: &[u8], at: usize) {
     word.swap(0, 1);
     word[0] ^= 0x5a;
     let new = Sum::of(word);
+    if changed.iter().all(|&byte| byte == 0) {
+        // Not what `update` is for: see its documentation.
+        return;
+    }
     let field = update(Sum::of(data).checksum(), old, new);
     changed.resize(data.len().next_multiple_of(2), 0);
     changed.extend(field.to_be_bytes());

@@ -166,6 +166,10 @@ pub fn pseudo_header_v6(
 /// The checksum field after a part of the packet changed from `old` to `new`
 /// (RFC 1624 equation 3). Both parts begin at an even place of the packet.
 ///
+/// Part of the packet must be other than zero after the change, as every header
+/// and pseudo-header is: over nothing but zeros the right field is all ones,
+/// which only summing again can tell. An echo reply is such a case.
+///
 /// A UDP field of zero means that there is none and must stay zero: do not
 /// call this for it, and send a result of zero as all ones.
 #[inline]
