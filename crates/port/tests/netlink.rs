@@ -5,14 +5,18 @@ mod sandbox;
 use std::net::IpAddr;
 
 use sandbox::{
-    KERNEL_MAC, KERNEL_V4, KERNEL_V6, PORT_MAC, PORT_V4, PORT_V6, enter_namespace, ip, veth,
-    wait_for,
+    KERNEL_MAC, KERNEL_V4, KERNEL_V6, PORT_MAC, PORT_V4, PORT_V6, arena, enter_namespace, free_all,
+    ip, receive_wanted, transmit_all, veth, wait_for,
 };
 use tidegate_port::Medium;
 use tidegate_port::netlink::{
     self, Change, Interface, Monitor, Neighbour, NeighbourState, NetlinkError, Route,
 };
-use tidegate_wire::{IpCidr, MacAddr};
+use tidegate_port::packet::{PacketConfig, PacketPort};
+use tidegate_wire::{
+    ArpOperation, ArpPacket, EtherType, EthernetHeader, Icmpv6Message, IpCidr, Ipv6Header, MacAddr,
+    NdpMessage, NeighbourAdvertisement, Protocol,
+};
 
 fn cidr(text: &str) -> IpCidr {
     text.parse().unwrap()
@@ -176,24 +180,86 @@ fn the_monitor_tells_every_kind_of_change() {
     wait_for(&mut monitor, |change| (change == Change::LinkRemoved(index)).then_some(()));
 }
 
+/// The hardware address that [`answer`] gives.
+const STRANGER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x77]);
+
+/// Answers the kernel's question for a neighbour, as that neighbour would.
+fn answer(frame: &[u8]) -> Option<Vec<u8>> {
+    let (ethernet, packet) = EthernetHeader::parse(frame).ok()?;
+    let mut reply = vec![0; 14 + ArpPacket::BYTES];
+    let mut back = EthernetHeader {
+        destination: ethernet.source,
+        source: STRANGER_MAC,
+        vlan: None,
+        ethertype: ethernet.ethertype,
+    };
+    if ethernet.ethertype == EtherType::ARP {
+        let (request, _) = ArpPacket::parse(packet).ok()?;
+        let arp = ArpPacket {
+            operation: ArpOperation::Reply,
+            sender_mac: STRANGER_MAC,
+            sender_ip: request.target_ip,
+            target_mac: request.sender_mac,
+            target_ip: request.sender_ip,
+        };
+        arp.emit(back.emit(&mut reply)?)?;
+        return Some(reply);
+    }
+    let (ip, message) = Ipv6Header::parse(packet).ok()?;
+    let message = Icmpv6Message::parse(&ip, message).ok()?;
+    let Icmpv6Message::Ndp(NdpMessage::NeighbourSolicitation { target, .. }) = message else {
+        return None;
+    };
+    let advertisement =
+        Icmpv6Message::Ndp(NdpMessage::NeighbourAdvertisement(NeighbourAdvertisement {
+            router: false,
+            solicited: true,
+            overrides: true,
+            target,
+            target_link: Some(STRANGER_MAC),
+        }));
+    let message_bytes = advertisement.message_bytes();
+    reply.resize(14 + 40 + message_bytes, 0);
+    back.ethertype = EtherType::IPV6;
+    let mut header = Ipv6Header::new(target, ip.source, Protocol::ICMPV6, message_bytes)?;
+    // Neighbour discovery that crossed a router is refused (RFC 4861).
+    header.hop_limit = 255;
+    let room = header.emit(back.emit(&mut reply)?)?;
+    advertisement.emit(target, ip.source, room)?;
+    Some(reply)
+}
+
 #[test]
 fn the_kernel_resolves_a_neighbour_when_asked() {
     if !enter_namespace() {
         return;
     }
     veth();
-    let index = Interface::by_name("tg1").unwrap().index;
+    // The kernel asks for IPv6 neighbours from a link-local address.
     let mut monitor = Monitor::open().unwrap();
+    ip("addr add fe80::b/64 dev tg1 nodad");
+    wait_for(&mut monitor, |change| matches!(change, Change::Address(..)).then_some(()));
+    let mut arena = arena(64);
+    let mut port = PacketPort::open(&PacketConfig::new("tg0"), &mut arena).unwrap();
+    let index = Interface::by_name("tg1").unwrap().index;
     for stranger in ["10.9.0.77", "fd09::77"] {
         netlink::resolve(index, address(stranger)).unwrap();
-        let state = wait_for(&mut monitor, |change| match change {
-            Change::Neighbour(at, host) if at == index && host.address == address(stranger) => {
-                Some(host.state)
+        let mut reply = None;
+        let mut burst = receive_wanted(&mut port, &mut arena, 1, |frame| {
+            reply = reply.take().or_else(|| answer(frame));
+            reply.is_some()
+        });
+        free_all(&mut arena, &mut burst);
+        burst.extend(arena.alloc_from(&reply.unwrap()));
+        transmit_all(&mut port, &mut arena, &mut burst);
+        let found = wait_for(&mut monitor, |change| match change {
+            Change::Neighbour(at, host) if host.state.is_usable() => {
+                (at == index && host.address == address(stranger)).then_some(host)
             }
             _ => None,
         });
-        // Nobody answers on this link: being asked for, or given up already.
-        assert!(!state.is_usable(), "{state}");
+        assert_eq!((found.mac, found.state), (Some(STRANGER_MAC), NeighbourState::Reachable));
+        assert!(netlink::neighbours(index).unwrap().contains(&found));
     }
     assert!(netlink::resolve(999, address(KERNEL_V6)).is_err());
     sandbox::drop_capabilities();

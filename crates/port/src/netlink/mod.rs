@@ -413,6 +413,8 @@ fn neighbour_from(message: &NeighbourMessage) -> Option<(u32, Neighbour)> {
 
 /// Asks the kernel to find a neighbour's hardware address, as if it had a
 /// packet for it. The answer shows up in [`neighbours`] and at a [`Monitor`].
+/// For IPv6 the interface must have a link-local address: the kernel asks from
+/// there, and without one it does not ask.
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN, or when the interface is gone or down.

@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use tidegate_wire::ndp::solicited_node;
+
 /// One instruction: what to do, where to go on, and an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -46,7 +48,7 @@ pub fn for_addresses(addresses: &[IpAddr]) -> Vec<Instruction> {
     let v4: BTreeSet<_> = addresses.iter().filter_map(only_v4).collect();
     let mut v6: BTreeSet<_> = addresses.iter().filter_map(only_v6).collect();
     if !v6.is_empty() {
-        v6.extend(v6.clone().iter().map(solicited_node));
+        v6.extend(v6.clone().into_iter().map(solicited_node));
         v6.insert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
     }
     let sections = [
@@ -84,14 +86,6 @@ fn only_v6(address: &IpAddr) -> Option<Ipv6Addr> {
         IpAddr::V4(_) => None,
         IpAddr::V6(v6) => Some(*v6),
     }
-}
-
-/// The group that everybody with an address like this listens to (RFC 4291
-/// section 2.7.1).
-fn solicited_node(address: &Ipv6Addr) -> Ipv6Addr {
-    let mut octets = [0xff, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
-    octets[13..].copy_from_slice(&address.octets()[13..]);
-    octets.into()
 }
 
 /// Accepts when one of the words at `places` is one of the addresses.
@@ -223,7 +217,7 @@ mod tests {
             }
             for &bits in &v6 {
                 prop_assert!(accepts(&program, &v6_to(bits.into())));
-                prop_assert!(accepts(&program, &v6_to(solicited_node(&bits.into()))));
+                prop_assert!(accepts(&program, &v6_to(solicited_node(bits.into()))));
             }
             if v4.len() <= ADDRESSES_MAX && !v4.contains(&strangers.0) {
                 prop_assert!(!accepts(&program, &v4_to(strangers.0.into())));
