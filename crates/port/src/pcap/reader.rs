@@ -261,7 +261,8 @@ impl<R: Read> Reader<R> {
     /// without the length at its end.
     fn fill_block(&mut self, total: u32, read: usize) -> Result<(), PcapError> {
         let total_bytes = total as usize;
-        if total_bytes < read + 4 || !total_bytes.is_multiple_of(4) || total_bytes > BLOCK_BYTES_MAX {
+        if total_bytes < read + 4 || !total_bytes.is_multiple_of(4) || total_bytes > BLOCK_BYTES_MAX
+        {
             return self.bad(format!("a block cannot be {total} bytes long"));
         }
         self.fill(total_bytes - read)?;
