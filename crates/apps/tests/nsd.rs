@@ -266,3 +266,45 @@ fn a_synthetic_zone_is_the_same() {
     }
     pair.assert_same();
 }
+
+/// Queries that are not everyday ones: what to refuse is clear, too.
+#[test]
+fn odd_queries_are_refused_in_the_same_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let zones = [("varied.test", VARIED), ("child.varied.test", CHILD)];
+    let Some(mut pair) = Pair::start(folder.path(), &zones) else { return };
+    let www = Question { name: Name::from_text("www.varied.test").unwrap(), rtype: 1 };
+    let plain = www.to_message(7, None);
+    let with_edns = www.to_message(7, Some(1232));
+    let change = |message: &[u8], at: usize, value: u8| {
+        let mut message = message.to_vec();
+        message[at] = value;
+        message
+    };
+    let opt_at = plain.len();
+    let two_opts = [&with_edns[..], &with_edns[opt_at..]].concat();
+    let cases = [
+        ("EDNS version 1", change(&with_edns, opt_at + 6, 1)),
+        ("EDNS version 255", change(&with_edns, opt_at + 6, 255)),
+        ("two OPT records", change(&two_opts, 11, 2)),
+        ("no question", change(&plain[..12], 5, 0)),
+        ("two questions", change(&plain, 5, 2)),
+        ("an answer in a query", change(&plain, 7, 1)),
+        ("a question cut short", plain[..20].to_vec()),
+        ("a pointer to itself", [&plain[..12], &[0xc0, 12, 0, 1, 0, 1]].concat()),
+        ("a label of 64 octets", change(&plain, 12, 64)),
+        ("opcode status", change(&plain, 2, 2 << 3)),
+        ("opcode 3", change(&plain, 2, 3 << 3)),
+        ("opcode update", change(&plain, 2, 5 << 3)),
+        ("opcode 15", change(&plain, 2, 15 << 3)),
+        ("class CH", change(&plain, opt_at - 1, 3)),
+        ("class NONE", change(&plain, opt_at - 1, 254)),
+        ("RD and CD set", change(&change(&plain, 2, 1), 3, 0x10)),
+    ];
+    for (what, message) in cases {
+        // Once in each family.
+        pair.ask(what, &message);
+        pair.ask(what, &message);
+    }
+    pair.assert_same();
+}

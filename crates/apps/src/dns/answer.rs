@@ -68,6 +68,18 @@ pub(super) fn error(front: &[u8], rcode: Rcode, reply: &mut [u8]) -> Option<Writ
 /// Why a well-formed query is not looked up.
 #[inline]
 fn refusal(query: &Query<'_>) -> Option<Rcode> {
+    // Types from 249 on are no data (RFC 6895 section 3.1), but for ANY.
+    let is_data = query.rtype < rtype::TKEY && query.rtype != rtype::OPT && query.rtype != 0;
+    let is_version_0 = query.edns.is_none_or(|edns| edns.version == 0);
+    if is_data && is_version_0 && query.class == CLASS_IN {
+        return None;
+    }
+    refusal_of_the_unusual(query)
+}
+
+/// As [`refusal`], for all that is not an everyday query.
+#[cold]
+fn refusal_of_the_unusual(query: &Query<'_>) -> Option<Rcode> {
     if query.edns.is_some_and(|edns| edns.version != 0) {
         return Some(Rcode::BadVers);
     }

@@ -89,6 +89,7 @@ impl Server {
     /// Answers a well-formed query with at most `max_len` bytes, whatever
     /// transport it came by. Returns the length, or `None` when `reply` cannot
     /// hold even an empty answer.
+    #[inline]
     pub fn answer(&mut self, query: &Query<'_>, max_len: usize, reply: &mut [u8]) -> Option<usize> {
         let offered_bytes = self.max_udp_bytes as u16;
         let written = answer::answer(&self.zones, query, offered_bytes, max_len, reply);
@@ -97,6 +98,7 @@ impl Server {
 
     /// Answers a message that is no well-formed query, if it is to be answered
     /// at all.
+    #[cold]
     pub fn reject(&mut self, rejection: Rejection<'_>, reply: &mut [u8]) -> Option<usize> {
         match rejection {
             Rejection::Truncated => {
@@ -152,6 +154,7 @@ impl Server {
 }
 
 impl Responder for Server {
+    #[inline]
     fn respond(&mut self, request: &[u8], _from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         self.counters.queries += 1;
         match Query::parse(request) {

@@ -106,7 +106,7 @@ impl SyntheticZone {
             }
             Kind::Text => {
                 let len = 20 + random.below(180) as usize;
-                writeln!(out, "{name} TXT \"{:x>len$}\" \"v={number}\"", number)
+                writeln!(out, "{name} TXT \"{number:x>len$}\" \"v={number}\"")
             }
             Kind::Alias => writeln!(out, "{name} CNAME {}", self.label(self.alias_of(number))),
             Kind::Delegation => {

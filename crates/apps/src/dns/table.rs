@@ -45,23 +45,23 @@ fn to_lower(word: u64) -> u64 {
     word | is_upper >> 2
 }
 
-/// A secret hash function: pair-multiply-shift, which for any two names
-/// chosen without knowing the key collides with a chance of 2^-32 (Thorup,
-/// "High speed hashing for integers and strings", 2015).
+/// A secret hash function: a multilinear sum modulo 2^128 of which the top 32
+/// bits count. For any two names chosen without knowing the keys, they are the
+/// same with a chance of 2^-32 (Thorup, "High speed hashing for integers and
+/// strings", 2015: keys of at least 64 + 32 - 1 bits).
 pub(super) struct NameHash {
-    keys: Box<[[u64; 2]; WORDS]>,
-    last: u64,
+    keys: Box<[u128; WORDS]>,
+    last: u128,
 }
 
 impl NameHash {
     /// The function that belongs to a seed.
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let mut keys = Box::new([[0; 2]; WORDS]);
-        for pair in keys.iter_mut() {
-            *pair = [random.next(), random.next()];
-        }
-        NameHash { keys, last: random.next() }
+        let mut next = || u128::from(random.next()) << 64 | u128::from(random.next());
+        let mut keys = Box::new([0; WORDS]);
+        keys.fill_with(&mut next);
+        NameHash { keys, last: next() }
     }
 
     /// Lower-cases and hashes a name in wire format of at most 255 octets.
@@ -70,28 +70,26 @@ impl NameHash {
         let mut words = [0; WORDS];
         let mut sum = self.last;
         let (whole, rest) = wire.as_chunks::<8>();
-        for ((chunk, word), key) in whole.iter().zip(&mut words).zip(self.keys.iter()) {
-            *word = to_lower(u64::from_le_bytes(*chunk));
-            sum = sum.wrapping_add(mix(*word, key));
+        let mut count = whole.len().min(WORDS);
+        for at in 0..count {
+            words[at] = to_lower(u64::from_le_bytes(whole[at]));
+            sum = sum.wrapping_add(self.keys[at].wrapping_mul(words[at].into()));
         }
-        let mut count = whole.len();
         if !rest.is_empty()
             && let (Some(word), Some(key)) = (words.get_mut(count), self.keys.get(count))
         {
             *word = to_lower(last_word(wire, rest));
-            sum = sum.wrapping_add(mix(*word, key));
+            sum = sum.wrapping_add(key.wrapping_mul((*word).into()));
             count += 1;
         }
-        LowerName { words, count: count.min(WORDS), hash: (sum >> 32) as u32 }
+        LowerName { words, count, hash: (sum >> 96) as u32 }
     }
 }
 
-/// The part of one word in the hash of a name.
+/// Compares names word by word: they are too short for a call to be worth it.
 #[inline]
-fn mix(word: u64, key: &[u64; 2]) -> u64 {
-    let high = key[0].wrapping_add(word >> 32);
-    let low = key[1].wrapping_add(word & 0xffff_ffff);
-    high.wrapping_mul(low)
+fn is_same(one: &[u64], other: &[u64]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one == other)
 }
 
 /// One place of the hash table.
@@ -153,7 +151,7 @@ impl NameTable {
         loop {
             let slot = self.slots[at];
             let node = slot.node.checked_sub(1)?;
-            if slot.hash == name.hash && self.words_of(node) == name.used() {
+            if slot.hash == name.hash && is_same(self.words_of(node), name.used()) {
                 return Some(node);
             }
             at = (at + 1) & self.mask;

@@ -378,6 +378,18 @@ fn the_same_zone_twice_is_an_error() {
     assert!(matches!(Server::load(&DnsConfig::default()), Err(DnsError::NoZones)));
 }
 
+#[test]
+fn a_zone_that_cannot_be_read_is_named() {
+    let problem = |origin: Option<&str>| {
+        let path = "no/such/file.zone".into();
+        let zones = vec![super::super::ZoneSource { origin: origin.map(str::to_owned), path }];
+        let config = DnsConfig { zones, ..DnsConfig::default() };
+        Server::load(&config).err().unwrap().to_string()
+    };
+    assert!(problem(None).contains("cannot read zone file no/such/file.zone"));
+    assert!(problem(Some("a..b")).contains("`a..b` is not a domain name"));
+}
+
 fn any_name() -> impl Strategy<Value = Vec<u8>> {
     let label = prop_oneof![
         4 => Just(b"w".to_vec()), 2 => Just(b"*".to_vec()), 2 => Just(b"sub".to_vec()),
