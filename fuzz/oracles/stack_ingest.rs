@@ -64,7 +64,7 @@ pub fn check(input: &[u8]) -> Counters {
         let counters = host.finish(arena);
         assert_eq!(arena.available(), arena.capacity(), "a frame was lost");
         counters
-    });
+    })
 }
 
 struct Host {
@@ -113,9 +113,7 @@ impl Host {
             stack.udp_bind("[::]:53".parse().unwrap(), dual).expect("a free port"),
             stack.udp_bind("0.0.0.0:7".parse().unwrap(), UdpOptions::default()).unwrap(),
         ];
-        for (local, remote) in
-            [("0.0.0.0:4000", "192.0.2.1:9"), ("[::]:4001", "[2001:db8::1]:9")]
-        {
+        for (local, remote) in [("0.0.0.0:4000", "192.0.2.1:9"), ("[::]:4001", "[2001:db8::1]:9")] {
             let id = stack.udp_bind(local.parse().unwrap(), UdpOptions::default()).unwrap();
             if stack.udp_connect(id, remote.parse().unwrap()).is_ok() {
                 sockets.push(id);
@@ -316,8 +314,7 @@ fn repair_v4(packet: &mut [u8]) {
     let (start, len) = (usize::from(ip.header_bytes), payload.len());
     set_field(&mut packet[..start], 10, Sum::ZERO);
     if !ip.is_fragment() {
-        let pseudo =
-            checksum::pseudo_header_v4(ip.source, ip.destination, ip.protocol, len as u16);
+        let pseudo = checksum::pseudo_header_v4(ip.source, ip.destination, ip.protocol, len as u16);
         repair_payload(ip.protocol, pseudo, &mut packet[start..start + len]);
     }
 }
@@ -327,8 +324,7 @@ fn repair_v6(packet: &mut [u8]) {
     let Ok(upper) = upper_layer(ip.next_header, rest) else { return };
     let (start, len, protocol) = (upper.offset_bytes, upper.payload.len(), upper.protocol);
     if upper.fragment.is_none() {
-        let pseudo =
-            checksum::pseudo_header_v6(ip.source, ip.destination, protocol, len as u32);
+        let pseudo = checksum::pseudo_header_v6(ip.source, ip.destination, protocol, len as u32);
         repair_payload(protocol, pseudo, &mut packet[start..start + len]);
     }
 }
