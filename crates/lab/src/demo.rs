@@ -47,6 +47,8 @@ impl Default for DemoConfig {
 /// Set for the second run, inside a user namespace.
 const INSIDE: &str = "TIDEGATE_DEMO_IN_USER_NAMESPACE";
 
+const COLUMNS: [&str; 6] = ["server", "queries_per_s", "p50_us", "p99_us", "cpu_percent", "drops"];
+
 const TOOLS_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 9);
 const TOOLS_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 9);
 const OWN_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 3);
@@ -134,7 +136,7 @@ fn on_a_wire(config: &DemoConfig, link: LinkKind) -> Result<Experiment, LabError
     show_tools(&bench, &server)?;
     drop(server);
     println!("Measuring Tidegate and the same server on kernel sockets, same wire:");
-    let mut result = Experiment::new("demo");
+    let mut result = Experiment { columns: COLUMNS.to_vec(), ..Experiment::new("demo") };
     let mut peaks = Vec::new();
     for kind in [tidegate, ServerKind::TidegateKernel] {
         peaks.push((kind, find_peak(config, &bench, kind)?));
@@ -301,7 +303,7 @@ fn in_memory(config: &DemoConfig) -> Result<Experiment, LabError> {
         served.map_err(LabError::io("the DNS server failed"))?;
         report
     })?;
-    let mut result = Experiment::new("demo");
+    let mut result = Experiment { columns: COLUMNS.to_vec(), ..Experiment::new("demo") };
     let drops = net.counters().drops();
     let drops: Vec<_> = drops.nonzero().map(|(r, n)| format!("{} {n}", r.name())).collect();
     result.rows.push(json!({

@@ -18,6 +18,9 @@ pub struct Experiment {
     pub rows: Vec<Value>,
     /// How it was measured: which core did what, what was left out.
     pub notes: Vec<String>,
+    /// The columns of the table, for people; empty is every key there is.
+    #[serde(skip)]
+    pub columns: Vec<&'static str>,
 }
 
 impl Experiment {
@@ -39,12 +42,11 @@ impl Experiment {
 
 impl fmt::Display for Experiment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut columns: Vec<&str> = Vec::new();
-        for row in self.rows.iter().filter_map(Value::as_object) {
-            for key in row.keys() {
-                if !columns.contains(&key.as_str()) {
-                    columns.push(key);
-                }
+        let mut columns: Vec<&str> = self.columns.clone();
+        let keys = self.rows.iter().filter_map(Value::as_object).flat_map(|row| row.keys());
+        for key in keys.filter(|_| self.columns.is_empty()) {
+            if !columns.contains(&key.as_str()) {
+                columns.push(key);
             }
         }
         let cells = self.rows.iter().filter_map(Value::as_object).map(|row| {
@@ -151,6 +153,9 @@ mod tests {
         result.rows.push(json!({"server": "knot", "cpu": null}));
         result.figure("qps_ratio", 1.75);
         result.note("core 1 serves");
+        result.columns = vec!["server", "qps"];
+        assert!(!result.to_string().contains("cpu"), "only the columns asked for");
+        result.columns.clear();
         let text = result.to_string();
         for part in ["server", "qps", "1,000", "cpu", "qps_ratio = 1.75", "note: core 1 serves"] {
             assert!(text.contains(part), "{part:?} in {text}");

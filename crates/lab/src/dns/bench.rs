@@ -145,6 +145,8 @@ impl Bench {
         let core = self.setup.core;
         end.set_rps(kind.is_on_kernel_sockets().then_some(core))?;
         end.set_deferral(0, 0)?;
+        // Knot DNS leaves its XDP program behind.
+        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
         let server = Server::start(kind, &self.setup, end)?;
         if kind == ServerKind::KnotXdp {
             self.poll_on_server_core()?;

@@ -247,6 +247,18 @@ fn verify_answers(
     Ok(())
 }
 
+/// What people see; the JSON has more.
+const COLUMNS: [&str; 8] = [
+    "server",
+    "answers_per_s",
+    "lowest",
+    "highest",
+    "offered_per_s",
+    "server_core_busy_percent",
+    "half_load_p50_us",
+    "half_load_p99_us",
+];
+
 fn conclude(found: &[Found], result: &mut Experiment) {
     let peak = |kind| found.iter().find(|one| one.kind == kind).map(Found::peak);
     if let Some(tidegate) = peak(ServerKind::TidegateXdp) {
@@ -268,6 +280,7 @@ fn conclude(found: &[Found], result: &mut Experiment) {
         result.note(format!("{}: the load generator was the limit", one.kind.name()));
     }
     result.rows = found.iter().map(Found::row).collect();
+    result.columns = COLUMNS.to_vec();
 }
 
 #[cfg(test)]
