@@ -151,7 +151,12 @@ fn kernel_sockets_and_the_port_exchange_datagrams() {
     let busy_poll = Some(BusyPoll::default());
     let ways = [
         (Mode::Auto, Copy::Auto, None, "native, copy"),
-        (Mode::Native, Copy::Copy, busy_poll, "native, copy, busy polling budget 64"),
+        (
+            Mode::Native,
+            Copy::Copy,
+            busy_poll,
+            "native, copy, busy polling budget 64, interrupts deferred 50 us",
+        ),
         (Mode::Generic, Copy::Auto, None, "generic, copy"),
     ];
     let mut arena = arena(4096);
@@ -505,7 +510,10 @@ fn start_child(namespace: &Namespace) -> std::process::Child {
         .unwrap();
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let open = lines.map_while(Result::ok).find(|line| line.starts_with("open: "));
-    assert_eq!(open.as_deref(), Some("open: native, copy, busy polling budget 64"));
+    assert_eq!(
+        open.as_deref(),
+        Some("open: native, copy, busy polling budget 64, interrupts deferred 50 us")
+    );
     child
 }
 

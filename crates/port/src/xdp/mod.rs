@@ -34,7 +34,7 @@ use self::busy_poll::DeviceSettings;
 pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
 use self::program::Program;
-use self::queue::Queue;
+use self::queue::{Polling, Queue};
 pub use self::steering::{Protocol, Rule, Steering};
 use crate::{Burst, Capabilities, Port, PortCounters};
 
@@ -59,6 +59,13 @@ pub struct SteeringCounters {
     pub passed_no_socket: u64,
 }
 
+/// How a port came to be opened.
+struct Way {
+    native: bool,
+    zero_copy: bool,
+    busy_poll: Option<BusyPoll>,
+}
+
 /// A port on AF_XDP sockets.
 ///
 /// The arena that it was opened with must be the one passed to every call, and
@@ -69,10 +76,10 @@ pub struct XdpPort {
     // the kernel, so nothing is lost between the two.
     queues: Vec<Queue>,
     program: Program,
-    _device: Option<DeviceSettings>,
+    device: Option<DeviceSettings>,
     readiness: OwnedFd,
     steering: Steering,
-    busy_poll: bool,
+    way: Way,
     next_receive: usize,
     next_transmit: usize,
     capabilities: Capabilities,
@@ -146,7 +153,7 @@ impl Port for XdpPort {
         let mut received = 0;
         for turn in 0..count {
             let queue = &mut self.queues[(self.next_receive + turn) % count];
-            received += queue.receive(arena, burst, quota - received, self.busy_poll)?;
+            received += queue.receive(arena, burst, quota - received)?;
         }
         self.next_receive = (self.next_receive + 1) % count;
         Ok(received)
@@ -184,6 +191,27 @@ impl Port for XdpPort {
         for queue in &self.queues {
             queue.add_counters(&mut counters);
         }
+        self.capabilities.detail = self.detail();
         counters
+    }
+}
+
+impl XdpPort {
+    fn detail(&self) -> String {
+        let mut parts = vec![if self.way.native { "native" } else { "generic" }.to_string()];
+        parts.push(if self.way.zero_copy { "zero-copy" } else { "copy" }.to_string());
+        if let Some(settings) = &self.way.busy_poll {
+            parts.push(if self.queues.iter().all(|queue| queue.polling() != Polling::Off) {
+                format!("busy polling budget {}", settings.budget)
+            } else {
+                "no busy polling by this driver".to_string()
+            });
+            parts.push(if self.device.is_some() {
+                format!("interrupts deferred {} us", settings.flush_timeout_ns / 1000)
+            } else {
+                "interrupts not deferred".to_string()
+            });
+        }
+        parts.join(", ")
     }
 }

@@ -15,7 +15,7 @@ use super::program::Program;
 use super::queue::Queue;
 use super::socket::{Binding, Socket};
 use super::umem::Umem;
-use super::{Copy, Mode, XdpConfig, XdpError, XdpPort};
+use super::{Copy, Mode, Way, XdpConfig, XdpError, XdpPort};
 use crate::{Capabilities, Medium};
 
 pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpError> {
@@ -38,17 +38,9 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
     }
     let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
-    let mut detail = vec![if native { "native" } else { "generic" }.to_string()];
-    detail.push(if zero_copy { "zero-copy" } else { "copy" }.to_string());
-    if let Some(settings) = busy_poll {
-        detail.push(format!("busy polling budget {}", settings.budget));
-        if device.is_none() {
-            detail.push("interrupts not deferred".to_string());
-        }
-    }
     let capabilities = Capabilities {
         kind: "xdp",
-        detail: detail.join(", "),
+        detail: String::new(),
         medium: Medium::Ethernet,
         mac: target.mac,
         mtu: target.mtu as usize,
@@ -61,21 +53,27 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
     // Half of the arena at most waits for packets; the rest is for those that
     // were received and those to be sent.
     let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
-    let queues: Vec<Queue> =
-        sockets.into_iter().map(|socket| Queue::new(socket, lent_target, arena)).collect();
+    let queues: Vec<Queue> = sockets
+        .into_iter()
+        .map(|socket| Queue::new(socket, lent_target, busy_poll.is_some(), arena))
+        .collect();
     let port = start(&config, &target, program, &queues);
     match port {
-        Ok((program, readiness)) => Ok(XdpPort {
-            queues,
-            program,
-            _device: device,
-            readiness,
-            steering: config.steering,
-            busy_poll: config.busy_poll.is_some(),
-            next_receive: 0,
-            next_transmit: 0,
-            capabilities,
-        }),
+        Ok((program, readiness)) => {
+            let mut port = XdpPort {
+                queues,
+                program,
+                device,
+                readiness,
+                steering: config.steering,
+                way: Way { native, zero_copy, busy_poll: config.busy_poll },
+                next_receive: 0,
+                next_transmit: 0,
+                capabilities,
+            };
+            port.capabilities.detail = port.detail();
+            Ok(port)
+        }
         Err(error) => {
             drop(queues);
             arena.reclaim_all();

@@ -20,8 +20,21 @@ const SHORTEST_FRAME_BYTES: usize = 14;
 /// being kept waiting.
 const STALL_LIMIT: Duration = Duration::from_secs(1);
 
+/// Whether calls of the port run the device's receive path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Polling {
+    /// Not asked for, or the kernel does not know which path: some drivers,
+    /// veth among them, do not say. A call would be wasted.
+    Off,
+    /// Asked for; whether it works is known when the first packet arrives.
+    Untested,
+    /// They do.
+    On,
+}
+
 pub(super) struct Queue {
     socket: Socket,
+    polling: Polling,
     /// Frames that the kernel has to receive into, and how many it should have.
     lent: u32,
     lent_target: u32,
@@ -38,10 +51,16 @@ pub(super) struct Queue {
 impl Queue {
     /// Takes a socket into service; it will hold `lent_target` frames to
     /// receive into.
-    pub(super) fn new(socket: Socket, lent_target: u32, arena: &mut Arena) -> Self {
+    pub(super) fn new(
+        socket: Socket,
+        lent_target: u32,
+        busy_poll: bool,
+        arena: &mut Arena,
+    ) -> Self {
         let mut queue = Self {
             lent_target: lent_target.min(socket.fill.size()),
             socket,
+            polling: if busy_poll { Polling::Untested } else { Polling::Off },
             lent: 0,
             stalled_since: None,
             received: 0,
@@ -55,6 +74,10 @@ impl Queue {
         queue
     }
 
+    pub(super) fn polling(&self) -> Polling {
+        self.polling
+    }
+
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
@@ -66,18 +89,22 @@ impl Queue {
         arena: &mut Arena,
         burst: &mut Burst,
         quota: usize,
-        busy_poll: bool,
     ) -> io::Result<usize> {
         self.complete(arena);
         self.refill(arena);
         let quota = u32::try_from(quota).unwrap_or(u32::MAX);
         let mut waiting = self.socket.receive.available(quota);
-        if waiting == 0 && quota > 0 && (busy_poll || self.socket.fill.needs_wakeup()) {
+        let call_helps = self.polling != Polling::Off || self.socket.fill.needs_wakeup();
+        if waiting == 0 && quota > 0 && call_helps {
             self.socket.poll_device()?;
             waiting = self.socket.receive.available(quota);
         }
         if waiting == 0 {
             return Ok(0);
+        }
+        if self.polling == Polling::Untested {
+            let runs = self.socket.runs_device();
+            self.polling = if runs { Polling::On } else { Polling::Off };
         }
         let before = burst.len();
         for _ in 0..waiting {

@@ -160,6 +160,12 @@ impl Socket {
         sys::set_option(fd, IntOption::BusyPollBudget, u32::from(settings.budget))
     }
 
+    /// Whether this socket's calls run the device's receive path. Only certain
+    /// once a packet arrived.
+    pub(super) fn runs_device(&self) -> bool {
+        sys::napi_id(self.fd.as_fd()) != 0
+    }
+
     /// Runs the device's receive path once, or tells it that there are new
     /// buffers. No data is copied by this call.
     ///

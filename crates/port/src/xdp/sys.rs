@@ -219,6 +219,23 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, option: IntOption, value: u32) -> i
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The NAPI instance that the socket's calls run; 0 when the kernel knows none.
+pub(super) fn napi_id(fd: BorrowedFd<'_>) -> u32 {
+    let mut value = 0_u32;
+    let mut len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a live integer.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_NAPI_ID,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 { value } else { 0 }
+}
+
 /// Attaches an XDP program to an interface by a link. The program is detached
 /// when the descriptor is closed, so also when the process dies.
 ///
