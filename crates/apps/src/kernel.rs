@@ -47,6 +47,9 @@ pub enum KernelError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The kernel does not let the sockets be waited for.
+    #[error("waiting for datagrams failed: {0}")]
+    Poll(#[source] io::Error),
     /// The socket failed while it was served.
     #[error("receiving on UDP {address} failed: {source}")]
     Receive {
@@ -141,13 +144,15 @@ pub fn serve_kernel(
     counters: &ServeCounters,
 ) -> Result<(), KernelError> {
     let mut batch = Batch::new(max_datagram_bytes);
+    let mut polled: Vec<PollFd<'_>> =
+        sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     while !stop.load(Ordering::Relaxed) {
         let mut served = 0;
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;
         }
         if served == 0 {
-            wait(sockets)?;
+            wait(&mut polled)?;
         }
     }
     Ok(())
@@ -186,15 +191,10 @@ fn serve_batch(
 }
 
 /// Sleeps until a datagram arrives or the stop flag is due for a look.
-fn wait(sockets: &[KernelSocket]) -> Result<(), KernelError> {
-    let mut fds: Vec<PollFd<'_>> =
-        sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+fn wait(polled: &mut [PollFd<'_>]) -> Result<(), KernelError> {
     let timeout = Timespec { tv_sec: 0, tv_nsec: STOP_CHECK.subsec_nanos().into() };
-    match poll(&mut fds, Some(&timeout)) {
+    match poll(polled, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(KernelError::Receive {
-            address: sockets.first().map_or(SocketAddr::from(([0; 4], 0)), |s| s.address),
-            source: errno.into(),
-        }),
+        Err(errno) => Err(KernelError::Poll(errno.into())),
     }
 }
