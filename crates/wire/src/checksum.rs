@@ -65,10 +65,11 @@ impl Sum {
     /// of a packet whose checksum is left to the card.
     #[inline]
     pub fn fold(self) -> u16 {
-        let halves = (self.value >> 32) + (self.value & 0xffff_ffff);
-        let words = (halves >> 32) + (halves >> 16 & 0xffff) + (halves & 0xffff);
-        let words = (words >> 16) + (words & 0xffff);
-        u16::from_be(((words >> 16) + words) as u16)
+        // Adding the halves in both orders puts their sum, with its own carry
+        // added at the end, in the high half.
+        let sum = (self.value.wrapping_add(self.value.rotate_left(32)) >> 32) as u32;
+        let sum = (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16;
+        u16::from_be(sum)
     }
 
     /// The checksum field for the bytes added, which had zero in its place.
@@ -101,35 +102,56 @@ fn add_with_end_around(a: u64, b: u64) -> u64 {
     sum + u64::from(carry)
 }
 
+/// `total` plus some words: one addition with carry for each, with no branch.
+#[inline(always)]
+fn add_words<const N: usize>(total: u64, words: &[[u8; 8]; N]) -> u64 {
+    let (mut total, mut carry) = (total, false);
+    for &word in words {
+        let (sum, over) = total.overflowing_add(u64::from_ne_bytes(word));
+        let (sum, again) = sum.overflowing_add(u64::from(carry));
+        (total, carry) = (sum, over | again);
+    }
+    add_with_end_around(total, u64::from(carry))
+}
+
 /// The sum of `bytes` as native words, a last odd byte padded with zero.
 #[inline]
 fn sum_native(bytes: &[u8]) -> u64 {
-    // One addition and one carry for eight bytes: the high half of the
-    // accumulator counts the carries.
-    let mut total: u128 = 0;
-    let (blocks, rest) = bytes.as_chunks::<32>();
+    let (words, mut rest) = bytes.as_chunks::<8>();
+    let (blocks, words) = words.as_chunks::<8>();
+    let mut total = 0;
     for block in blocks {
-        let (words, _) = block.as_chunks::<8>();
-        for &word in words {
-            total += u128::from(u64::from_ne_bytes(word));
-        }
+        total = add_words(total, block);
     }
-    let (words, mut rest) = rest.as_chunks::<8>();
-    for &word in words {
-        total += u128::from(u64::from_ne_bytes(word));
+    // At most seven words are left: by fours, twos and ones.
+    let (fours, words) = words.as_chunks::<4>();
+    if let [block, ..] = fours {
+        total = add_words(total, block);
     }
+    let (twos, words) = words.as_chunks::<2>();
+    if let [block, ..] = twos {
+        total = add_words(total, block);
+    }
+    if let [word, ..] = words {
+        total = add_words(total, &[*word]);
+    }
+    if rest.is_empty() {
+        return total;
+    }
+    // And at most seven bytes: less than 2^34 when added up.
+    let mut last = 0;
     if let Some((&word, tail)) = rest.split_first_chunk::<4>() {
-        total += u128::from(u32::from_ne_bytes(word));
+        last += u64::from(u32::from_ne_bytes(word));
         rest = tail;
     }
     if let Some((&word, tail)) = rest.split_first_chunk::<2>() {
-        total += u128::from(u16::from_ne_bytes(word));
+        last += u64::from(u16::from_ne_bytes(word));
         rest = tail;
     }
-    if let &[last] = rest {
-        total += u128::from(u16::from_ne_bytes([last, 0]));
+    if let &[byte] = rest {
+        last += u64::from(u16::from_ne_bytes([byte, 0]));
     }
-    add_with_end_around(total as u64, (total >> 64) as u64)
+    add_with_end_around(total, last)
 }
 
 /// The sum of the IPv4 pseudo-header (RFC 768, RFC 9293 section 3.1) for
