@@ -38,7 +38,32 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
     }
     let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
-    let capabilities = Capabilities {
+    let queues = queues(sockets, &config, arena);
+    let readiness = match start(&config, &target, &mut program, &queues) {
+        Ok(readiness) => readiness,
+        Err(error) => {
+            drop(queues);
+            arena.reclaim_all();
+            return Err(error);
+        }
+    };
+    let mut port = XdpPort {
+        capabilities: capabilities(&target),
+        queues,
+        program,
+        device,
+        readiness,
+        steering: config.steering,
+        way: Way { native, zero_copy, busy_poll: config.busy_poll },
+        next_receive: 0,
+        next_transmit: 0,
+    };
+    port.capabilities.detail = port.detail();
+    Ok(port)
+}
+
+fn capabilities(target: &Target) -> Capabilities {
+    Capabilities {
         kind: "xdp",
         detail: String::new(),
         medium: Medium::Ethernet,
@@ -47,39 +72,16 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         receive_checksum: false,
         transmit_checksum: false,
         segmentation: false,
-        queues: sockets.len() as u32,
-    };
-
-    // Half of the arena at most waits for packets; the rest is for those that
-    // were received and those to be sent.
-    let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
-    let queues: Vec<Queue> = sockets
-        .into_iter()
-        .map(|socket| Queue::new(socket, lent_target, busy_poll.is_some(), arena))
-        .collect();
-    let port = start(&config, &target, program, &queues);
-    match port {
-        Ok((program, readiness)) => {
-            let mut port = XdpPort {
-                queues,
-                program,
-                device,
-                readiness,
-                steering: config.steering,
-                way: Way { native, zero_copy, busy_poll: config.busy_poll },
-                next_receive: 0,
-                next_transmit: 0,
-                capabilities,
-            };
-            port.capabilities.detail = port.detail();
-            Ok(port)
-        }
-        Err(error) => {
-            drop(queues);
-            arena.reclaim_all();
-            Err(error)
-        }
+        queues: target.queues.len() as u32,
     }
+}
+
+/// Takes sockets into service. Half of the arena at most waits for packets; the
+/// rest is for those that were received and those to be sent.
+fn queues(sockets: Vec<Socket>, config: &XdpConfig, arena: &mut Arena) -> Vec<Queue> {
+    let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
+    let busy_poll = config.busy_poll.is_some();
+    sockets.into_iter().map(|socket| Queue::new(socket, lent_target, busy_poll, arena)).collect()
 }
 
 /// Fills the program's maps: the rules first, the sockets last, so that nothing
@@ -87,9 +89,9 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
 fn start(
     config: &XdpConfig,
     target: &Target,
-    mut program: Program,
+    program: &mut Program,
     queues: &[Queue],
-) -> Result<(Program, OwnedFd), XdpError> {
+) -> Result<OwnedFd, XdpError> {
     for rule in &config.steering.rules {
         program.insert(rule)?;
     }
@@ -97,9 +99,8 @@ fn start(
     for (queue, &index) in queues.iter().zip(&target.queues) {
         program.set_socket(index, queue.socket().as_fd())?;
     }
-    let readiness = readiness(queues)
-        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })?;
-    Ok((program, readiness))
+    readiness(queues)
+        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })
 }
 
 /// A descriptor that is readable when any socket has received something.

@@ -177,6 +177,8 @@ impl Queue {
         let mut taken = self.push(arena, burst);
         if self.socket.transmit.pending() > 0 {
             self.kick()?;
+        } else {
+            self.stalled_since = None;
         }
         if self.stalled_since.is_some_and(|since| since.elapsed() > STALL_LIMIT) {
             taken += burst.len();
@@ -262,5 +264,103 @@ impl Queue {
         counters
             .drops
             .add(PortInvalidDescriptor, kernel.rx_invalid_descs + kernel.tx_invalid_descs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_memory::{ArenaConfig, FrameSize};
+
+    use super::*;
+
+    const FRAMES: u32 = 32;
+
+    /// A queue whose kernel is the test.
+    fn queue() -> (Arena, Queue) {
+        let config = ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        let queue = Queue::new(Socket::private(16), 16, true, &mut arena);
+        (arena, queue)
+    }
+
+    fn receive(queue: &mut Queue, arena: &mut Arena) -> usize {
+        let mut burst = Burst::new();
+        let received = queue.receive(arena, &mut burst, 64).unwrap();
+        assert_eq!(received, burst.len());
+        burst.drain(..).for_each(|frame| arena.free(frame));
+        received
+    }
+
+    #[test]
+    fn made_up_descriptors_are_refused_and_counted() {
+        let (mut arena, mut queue) = queue();
+        let good = queue.socket.fill.consume().unwrap();
+        let descriptor = |address, len| Descriptor { address, len, options: 0 };
+        let lies = [
+            descriptor(u64::MAX, 60),
+            descriptor(u64::from(FRAMES) << 11, 60),
+            descriptor(good, 2048),
+            descriptor(good, u32::MAX),
+            // A frame that was never lent: the last of the arena.
+            descriptor(u64::from(FRAMES - 1) << 11, 60),
+        ];
+        for lie in lies {
+            queue.socket.receive.produce(lie);
+        }
+        queue.socket.receive.produce(descriptor(good, 60));
+        queue.socket.receive.produce(descriptor(good, 60));
+        assert_eq!(receive(&mut queue, &mut arena), 1, "one of them was true, once");
+        assert_eq!(queue.drops.get(PortInvalidDescriptor), 6);
+        queue.socket.completion.produce(u64::MAX);
+        queue.socket.completion.produce(u64::from(FRAMES - 1) << 11);
+        assert_eq!(receive(&mut queue, &mut arena), 0);
+        assert_eq!(queue.drops.get(PortInvalidDescriptor), 8);
+    }
+
+    #[test]
+    fn packets_in_pieces_are_dropped() {
+        let (mut arena, mut queue) = queue();
+        let address = queue.socket.fill.consume().unwrap();
+        queue.socket.receive.produce(Descriptor { address, len: 60, options: 1 });
+        assert_eq!(receive(&mut queue, &mut arena), 0);
+        assert_eq!(queue.drops.get(FrameTooLong), 1);
+    }
+
+    #[test]
+    fn the_fill_ring_is_full_again_after_every_receive() {
+        let (mut arena, mut queue) = queue();
+        for _ in 0..100 {
+            for _ in 0..10 {
+                let address = queue.socket.fill.consume().expect("a buffer");
+                queue.socket.receive.produce(Descriptor { address, len: 60, options: 0 });
+            }
+            assert_eq!(receive(&mut queue, &mut arena), 10);
+            assert_eq!(queue.socket.fill.pending(), 16);
+        }
+        assert_eq!(arena.available(), FRAMES as usize - 16);
+    }
+
+    proptest! {
+        #[test]
+        fn any_descriptors_leave_the_arena_whole(
+            entries in proptest::collection::vec((any::<u64>(), any::<u32>(), any::<u32>()), 0..16),
+            small in any::<bool>(),
+        ) {
+            let (mut arena, mut queue) = queue();
+            for (address, len, options) in entries {
+                let (address, len) = if small {
+                    (address % (u64::from(FRAMES) << 11), len % 2048)
+                } else {
+                    (address, len)
+                };
+                queue.socket.receive.produce(Descriptor { address, len, options });
+                queue.socket.completion.produce(address);
+            }
+            receive(&mut queue, &mut arena);
+            drop(queue);
+            arena.reclaim_all();
+            prop_assert_eq!(arena.available(), FRAMES as usize);
+        }
     }
 }

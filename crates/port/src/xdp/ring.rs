@@ -119,6 +119,28 @@ impl<T: Entry> Consumer<T> {
     }
 }
 
+/// The kernel's side, for tests that play it.
+#[cfg(test)]
+impl<T: Entry> Producer<T> {
+    pub(super) fn consume(&self) -> Option<T> {
+        let tail = self.memory.consumer().load(Ordering::Relaxed);
+        (tail != self.memory.producer().load(Ordering::Relaxed)).then(|| {
+            self.memory.consumer().store(tail.wrapping_add(1), Ordering::Relaxed);
+            self.memory.read(tail)
+        })
+    }
+}
+
+/// The kernel's side, for tests that play it.
+#[cfg(test)]
+impl<T: Entry> Consumer<T> {
+    pub(super) fn produce(&mut self, entry: T) {
+        let head = self.memory.producer().load(Ordering::Relaxed);
+        self.memory.write(head, entry);
+        self.memory.producer().store(head.wrapping_add(1), Ordering::Release);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

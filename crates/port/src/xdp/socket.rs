@@ -110,6 +110,19 @@ impl Socket {
         Ok(socket)
     }
 
+    /// Rings without a kernel behind them, for tests that play it.
+    #[cfg(test)]
+    pub(super) fn private(size: u32) -> Self {
+        use rustix::event::{EventfdFlags, eventfd};
+        Self {
+            fill: Producer::new(RingMemory::private(size)),
+            completion: Consumer::new(RingMemory::private(size)),
+            receive: Consumer::new(RingMemory::private(size)),
+            transmit: Producer::new(RingMemory::private(size)),
+            fd: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+        }
+    }
+
     /// Lets one call send a whole ring. Both are improvements only: without
     /// them a call sends less, and [`Kick::Again`] asks for the next.
     fn tune(&self, rings: &RingSizes) {
