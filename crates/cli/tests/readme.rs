@@ -1,0 +1,68 @@
+//! What the README tells people to type works.
+
+use std::path::Path;
+use std::process::Command;
+
+fn readme() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::read_to_string(root.join("README.md")).unwrap()
+}
+
+/// The lines of all code blocks of a language.
+fn blocks<'a>(text: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
+    let fence = format!("```{language}");
+    let mut inside = false;
+    text.lines().filter(move |line| {
+        if line.starts_with("```") {
+            inside = *line == fence;
+            return false;
+        }
+        inside
+    })
+}
+
+/// CI runs the make targets themselves; here they must exist. The program's
+/// commands are run.
+#[test]
+fn shell_commands_work() {
+    let makefile =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile"));
+    let makefile = makefile.unwrap();
+    let text = readme();
+    let mut seen = 0;
+    for line in blocks(&text, "sh") {
+        let command = line.split('#').next().unwrap_or_default().trim();
+        if let Some(target) = command.strip_prefix("make ") {
+            assert!(makefile.contains(&format!("\n{target}:")), "no target for: {line}");
+        } else if let Some(arguments) = command.strip_prefix("target/release/tidegate ") {
+            let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+                .args(arguments.split_whitespace())
+                .output()
+                .unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{line}: {stderr}");
+        } else {
+            panic!("the README has a command that no test knows: {line}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 5, "only {seen} commands found in the README");
+}
+
+/// The configuration file of the README is one: the only thing wrong with it
+/// here is that its zone or interface does not exist.
+#[test]
+fn the_configuration_file_is_valid() {
+    let text = readme();
+    let toml: Vec<_> = blocks(&text, "toml").collect();
+    assert!(!toml.is_empty());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), toml.join("\n")).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["serve", "dns", "--config"])
+        .arg(file.path())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("/etc/zones/example.org.zone"), "{error}");
+}
