@@ -153,6 +153,9 @@ fn on_a_wire(config: &DemoConfig, link: LinkKind) -> Result<Experiment, LabError
         "core {server_core} serves, core {load_core} sends; latency and CPU at {common:.0} \
          queries/s for both; drops while overloaded"
     ));
+    if !bench.steers() {
+        result.note("without root, packets are received on the sender's core for both");
+    }
     if server_core == load_core {
         result.note("there is one core only, so the load takes from the server");
     }

@@ -105,9 +105,7 @@ impl Datagrams {
 /// Gives the calling thread mounts of its own, with a `/sys` that shows the
 /// network namespace the thread is in.
 pub(crate) fn own_sysfs() -> io::Result<()> {
-    use rustix::mount::{
-        MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
-    };
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     use rustix::thread::{UnshareFlags, unshare_unsafe};
 
     // SAFETY: mounts and the working directory become the thread's own; file
@@ -115,7 +113,7 @@ pub(crate) fn own_sysfs() -> io::Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS)? };
     // Nothing that we mount may be seen outside.
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
-    unmount("/sys", UnmountFlags::DETACH)?;
+    // Over the old one, which in a user namespace may not be taken off.
     mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
     Ok(())
 }

@@ -139,19 +139,30 @@ impl Bench {
     /// # Errors
     /// When it does not start.
     pub fn start(&self, kind: ServerKind) -> Result<Server, LabError> {
-        let end = &self.pair.b;
-        // On veth the sender's core does the receiver's work unless it is told
-        // otherwise. Kernel sockets: Receive Packet Steering.
-        let core = self.setup.core;
-        end.set_rps(kind.is_on_kernel_sockets().then_some(core))?;
-        end.set_deferral(0, 0)?;
-        // Knot DNS leaves its XDP program behind.
-        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
-        let server = Server::start(kind, &self.setup, end)?;
+        if self.steers() {
+            self.steer(kind)?;
+        }
+        let server = Server::start(kind, &self.setup, &self.pair.b)?;
         if kind == ServerKind::KnotXdp {
             self.poll_on_server_core()?;
         }
         Ok(server)
+    }
+
+    /// Whether the server's core can be made to pay for receiving: root of a
+    /// user namespace, who has AF_PACKET only, may not write these settings.
+    pub fn steers(&self) -> bool {
+        self.link == LinkKind::Xdp
+    }
+
+    fn steer(&self, kind: ServerKind) -> Result<(), LabError> {
+        let end = &self.pair.b;
+        // On veth the sender's core does the receiver's work unless it is told
+        // otherwise. Kernel sockets: Receive Packet Steering.
+        end.set_rps(kind.is_on_kernel_sockets().then_some(self.setup.core))?;
+        end.set_deferral(0, 0)?;
+        // Knot DNS leaves its XDP program behind.
+        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"]).map(drop)
     }
 
     /// Makes a timer on the server's core poll the device: what a card's
