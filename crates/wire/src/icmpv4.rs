@@ -57,7 +57,7 @@ pub enum Icmpv4Message<'a> {
     },
     /// The packet could not be delivered.
     DestinationUnreachable {
-        /// Why: see [`unreachable`].
+        /// Why: see [`mod@unreachable`].
         code: u8,
         /// The MTU of the next hop, when the code is
         /// [`unreachable::FRAGMENTATION_NEEDED`] (RFC 1191); 0 from old routers
@@ -68,7 +68,7 @@ pub enum Icmpv4Message<'a> {
     },
     /// The packet was on its way for too long.
     TimeExceeded {
-        /// Where: see [`time_exceeded`].
+        /// Where: see [`mod@time_exceeded`].
         code: u8,
         /// The packet.
         quote: &'a [u8],

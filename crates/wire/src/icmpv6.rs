@@ -51,7 +51,7 @@ pub mod parameter_problem {
 pub enum Icmpv6Message<'a> {
     /// The packet could not be delivered.
     DestinationUnreachable {
-        /// Why: see [`unreachable`].
+        /// Why: see [`mod@unreachable`].
         code: u8,
         /// The packet.
         quote: &'a [u8],
@@ -65,14 +65,14 @@ pub enum Icmpv6Message<'a> {
     },
     /// The packet was on its way for too long.
     TimeExceeded {
-        /// Where: see [`time_exceeded`].
+        /// Where: see [`mod@time_exceeded`].
         code: u8,
         /// The packet.
         quote: &'a [u8],
     },
     /// The packet's header is wrong.
     ParameterProblem {
-        /// What is wrong: see [`parameter_problem`].
+        /// What is wrong: see [`mod@parameter_problem`].
         code: u8,
         /// The place of the first wrong byte in the packet.
         pointer: u32,
