@@ -4,6 +4,7 @@
 //! names are compressed, courtesies in the authority and additional sections.
 //! What a resolver would notice is a [`Difference`].
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -63,16 +64,42 @@ impl std::error::Error for Difference {}
 
 /// A record in a form where equal means the same: names in lower case and
 /// uncompressed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug)]
 struct Canonical {
     owner: Vec<u8>,
     rtype: Rtype,
     class: Class,
     ttl: Ttl,
     data: Vec<u8>,
-    /// For people.
+    /// For people, in the case of the message: not compared.
     text: String,
 }
+
+impl Ord for Canonical {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (&self.owner, self.rtype, self.class, self.ttl, &self.data).cmp(&(
+            &other.owner,
+            other.rtype,
+            other.class,
+            other.ttl,
+            &other.data,
+        ))
+    }
+}
+
+impl PartialOrd for Canonical {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Canonical {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Canonical {}
 
 type Section = BTreeSet<Canonical>;
 
@@ -272,3 +299,6 @@ fn lower(name: &impl ToName) -> Vec<u8> {
     }
     wire
 }
+
+#[cfg(test)]
+mod tests;
