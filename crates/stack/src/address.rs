@@ -52,13 +52,25 @@ pub(crate) struct Addresses {
     /// that the common case needs no hash.
     single_v4: Option<(Ipv4Addr, Ipv4Addr)>,
     single_v6: Option<Ipv6Addr>,
+    /// Our first IPv6 address that may be used.
+    first_v6: Option<Ipv6Addr>,
+    /// All of our IPv6 addresses when there are two at most, as usual: a
+    /// global and a link-local one. A single one stands twice.
+    pair_v6: Option<[Ipv6Addr; 2]>,
     kinds: HashMap<IpAddr, Kind, HashKey>,
 }
 
 impl Addresses {
     pub(crate) fn new(key: HashKey) -> Self {
         let kinds = HashMap::with_hasher(key);
-        Self { list: Vec::new(), single_v4: None, single_v6: None, kinds }
+        Self {
+            list: Vec::new(),
+            single_v4: None,
+            single_v6: None,
+            first_v6: None,
+            pair_v6: None,
+            kinds,
+        }
     }
 
     /// Adds an address.
@@ -118,14 +130,54 @@ impl Addresses {
             },
             _ => None,
         };
-        let mut v6 = self.list.iter().filter(|c| c.address().is_ipv6());
-        self.single_v6 = match (v6.next().filter(valid), v6.next()) {
-            (Some(cidr), None) => match cidr.address() {
-                IpAddr::V6(address) => Some(address),
+        let all_v6: Vec<_> = self
+            .list
+            .iter()
+            .filter_map(|cidr| match cidr.address() {
+                IpAddr::V6(address) => Some((address, valid(&cidr))),
                 IpAddr::V4(_) => None,
-            },
+            })
+            .collect();
+        self.first_v6 = all_v6.iter().find(|(_, valid)| *valid).map(|&(address, _)| address);
+        self.single_v6 = self.first_v6.filter(|_| all_v6.len() == 1);
+        self.pair_v6 = match *all_v6 {
+            [(only, true)] => Some([only, only]),
+            [(a, true), (b, true)] => Some([a, b]),
             _ => None,
         };
+    }
+
+    /// Whether an IPv4 address is one of our own.
+    #[inline(always)]
+    pub(crate) fn is_ours_v4(&self, address: Ipv4Addr) -> bool {
+        match self.single_v4 {
+            Some((ours, _)) => address == ours,
+            None => self.kind_by_hash(address.into()) == Kind::Ours,
+        }
+    }
+
+    /// Whether an IPv4 address is neither ours nor a broadcast address.
+    #[inline(always)]
+    pub(crate) fn is_other_v4(&self, address: Ipv4Addr) -> bool {
+        match self.single_v4 {
+            Some((ours, broadcast)) => address != ours && address != broadcast,
+            None => self.kind_by_hash(address.into()) == Kind::Other,
+        }
+    }
+
+    /// Whether an IPv6 address is one of our own.
+    #[inline(always)]
+    pub(crate) fn is_ours_v6(&self, address: Ipv6Addr) -> bool {
+        self.first_v6 == Some(address) || self.kind_by_hash(address.into()) == Kind::Ours
+    }
+
+    /// Whether an IPv6 address is not one of our own.
+    #[inline(always)]
+    pub(crate) fn is_other_v6(&self, address: Ipv6Addr) -> bool {
+        match self.pair_v6 {
+            Some(pair) => !pair.contains(&address),
+            None => self.kind_by_hash(address.into()) == Kind::Other,
+        }
     }
 
     /// What an IPv4 address is to us.

@@ -87,6 +87,7 @@ impl Stack {
                 mac: Some(mac),
                 mtu: self.mtu,
                 routers_fragment: false,
+                template: None,
                 valid_until_ns: 0,
             }),
             None => self.path(now_ns, arena, packet.destination),

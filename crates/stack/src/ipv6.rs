@@ -148,7 +148,7 @@ impl Stack {
 /// Whether a packet can come from this address. The unspecified address can:
 /// neighbour discovery uses it.
 #[inline]
-fn can_be_source_v6(address: Ipv6Addr) -> bool {
+pub(crate) fn can_be_source_v6(address: Ipv6Addr) -> bool {
     // ::1, and IPv4-mapped addresses, which must never be on a wire (RFC 4942
     // section 2.2).
     let high = address.to_bits() >> 32;

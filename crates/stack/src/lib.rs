@@ -21,6 +21,7 @@ mod counters;
 mod error;
 mod ethernet;
 mod event;
+mod fast_path;
 mod fragment;
 mod icmp;
 mod icmpv4;

@@ -71,6 +71,12 @@ impl Stack {
         let (mtu, routers_fragment, mtu_until_ns) = self.path_mtu(now_ns, destination);
         // A frame may hold less than the link takes.
         let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
+        let template = match mac {
+            Some(mac) if self.plain_interface && !routers_fragment => {
+                self.template(mac, source, destination)
+            }
+            _ => None,
+        };
         let path = Path {
             destination,
             source,
@@ -78,6 +84,7 @@ impl Stack {
             mac,
             mtu,
             routers_fragment,
+            template,
             valid_until_ns: resolved_until_ns.min(mtu_until_ns),
         };
         if mac.is_some() {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use tidegate_wire::MacAddr;
 
 use crate::chance::HashKey;
+use crate::fast_path::Template;
 
 /// The way to a destination.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Path {
     pub(crate) mtu: usize,
     /// Routers on the way have to fragment: it is narrower than our least.
     pub(crate) routers_fragment: bool,
+    /// Headers made ready, where the short way can be taken.
+    pub(crate) template: Option<Template>,
     /// When to look everything up again.
     pub(crate) valid_until_ns: u64,
 }
@@ -47,6 +50,7 @@ impl Paths {
             mac: None,
             mtu: 0,
             routers_fragment: false,
+            template: None,
             valid_until_ns: 0,
         };
         Self { slots: vec![(0, none); SLOTS].into(), generation: 1, key }

@@ -48,6 +48,8 @@ pub struct Stack {
     pub(crate) tentative: Vec<Tentative>,
     pub(crate) mld: Reports,
     pub(crate) reply: Reply,
+    /// Whether frames are of the kind that [`crate::fast_path`] knows.
+    pub(crate) plain_interface: bool,
     pub(crate) udp: UdpTable,
     pub(crate) transmit: VecDeque<Frame>,
     pub(crate) events: VecDeque<Event>,
@@ -119,6 +121,7 @@ impl Stack {
             tentative: Vec::new(),
             mld: Reports::default(),
             reply: Reply::default(),
+            plain_interface: false,
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
             transmit: VecDeque::with_capacity(limits.transmit_frames.min(1 << 16)),
             events: VecDeque::new(),
@@ -129,6 +132,7 @@ impl Stack {
             chance,
             limits,
         };
+        stack.plain_interface = stack.is_plain_interface();
         stack.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);
         for route in config.routes {
             stack.routes.add(route);
@@ -162,8 +166,16 @@ impl Stack {
     /// Takes a received frame: uses it, answers it, keeps it for a socket, or
     /// drops it for a reason that is counted.
     #[inline]
-    pub fn ingest(&mut self, now_ns: u64, mut frame: Frame, arena: &mut Arena) {
+    pub fn ingest(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.counters.received += 1;
+        if let Some(frame) = self.ingest_plain(frame, arena) {
+            self.ingest_any(now_ns, frame, arena);
+        }
+    }
+
+    /// Takes a frame that may be anything.
+    #[inline(never)]
+    fn ingest_any(&mut self, now_ns: u64, mut frame: Frame, arena: &mut Arena) {
         match self.link_input(now_ns, &mut frame, arena) {
             Ok(Fate::Deliver(delivery)) => {
                 self.udp_deliver(arena, Payload::Frame(frame), &delivery);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::{DropReason, UdpHeader, udp};
 
-use super::{Datagram, Payload};
+use super::{Datagram, Payload, UdpId};
 use crate::ethernet::Arrival;
 use crate::stack::Fate;
 use crate::{Event, Stack};
@@ -124,7 +124,17 @@ impl Stack {
             traffic_class: to.info.traffic_class,
         };
         self.counters.held += 1;
-        if socket.push(datagram) && !socket.readable_told {
+        if socket.push(datagram) {
+            self.tell_readable(id);
+        }
+    }
+
+    /// Tells that a receive queue is no longer empty.
+    #[inline]
+    pub(crate) fn tell_readable(&mut self, id: UdpId) {
+        if let Some(socket) = self.udp.get_mut(id)
+            && !socket.readable_told
+        {
             socket.readable_told = true;
             self.events.push_back(Event::Readable(id));
         }

@@ -39,14 +39,16 @@ impl Stack {
         from: Option<IpAddr>,
         payload: &[u8],
     ) -> Result<(), SendError> {
+        if self.transmit.len() < self.limits.transmit_frames
+            && let Some(frame) = arena.alloc_from(payload)
+        {
+            return self.udp_send_frame(now_ns, arena, id, to, from, frame);
+        }
         let flow = self.udp_flow(now_ns, arena, id, to, from)?;
         if payload.len() > flow.most_unfragmented() {
             return self.udp_send_long(arena, &flow, payload);
         }
-        self.check_transmit_room()?;
-        let frame = arena.alloc_from(payload).ok_or(SendError::WouldBlock)?;
-        self.udp_emit(arena, &flow, frame);
-        Ok(())
+        Err(SendError::WouldBlock)
     }
 
     /// Sends a frame that holds the payload, without copying it when the frame
@@ -57,6 +59,23 @@ impl Stack {
     /// See [`SendError`]. Nothing was sent then.
     #[inline]
     pub fn udp_send_frame(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: UdpId,
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+        frame: Frame,
+    ) -> Result<(), SendError> {
+        match self.send_plain(now_ns, arena, id, to, from, frame) {
+            Some(frame) => self.udp_send_any(now_ns, arena, id, to, from, frame),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a frame that may need anything: a lookup, a copy, fragments.
+    #[inline(never)]
+    fn udp_send_any(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,

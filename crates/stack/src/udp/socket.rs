@@ -66,6 +66,8 @@ pub(crate) struct Socket {
     queue_packets: usize,
     queue_bytes: usize,
     pub(crate) error: Option<SocketError>,
+    /// No option asks for headers other than the usual.
+    pub(crate) sends_plainly: bool,
     /// Whether an event about an error waits to be taken.
     pub(crate) error_told: bool,
     /// Whether an event about readiness waits to be taken.
@@ -84,6 +86,7 @@ impl Socket {
             queue_packets: options.queue_packets.unwrap_or(usize::MAX),
             queue_bytes: options.queue_bytes.unwrap_or(usize::MAX),
             error: None,
+            sends_plainly: options.hop_limit.is_none() && options.traffic_class == 0,
             error_told: false,
             readable_told: false,
         }

@@ -80,7 +80,7 @@ impl UdpTable {
     }
 
     /// The socket that a datagram is for.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let port = self.port(local.port());
         if port.bound | port.connected != 0
@@ -91,6 +91,7 @@ impl UdpTable {
         port.any[usize::from(local.is_ipv6())]
     }
 
+    #[inline(never)]
     fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         if port.connected > 0
             && let Some(&index) = self.connected.get(&(local, remote))
