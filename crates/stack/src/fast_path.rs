@@ -53,6 +53,18 @@ fn put_u16<const N: usize>(bytes: &mut [u8; N], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
+/// The sum of an IPv4 header of 20 bytes behind a link header.
+#[inline(always)]
+fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
+    let word = |at| u32::from_be_bytes(array_at(head, at));
+    Sum::ZERO
+        .with_u32(word(14))
+        .with_u32(word(18))
+        .with_u32(word(22))
+        .with_u32(word(26))
+        .with_u32(word(30))
+}
+
 /// A datagram that passed every check.
 struct Plain {
     remote: SocketAddr,
@@ -60,6 +72,8 @@ struct Plain {
     socket: u32,
     hop_limit: u8,
     traffic_class: u8,
+    headers_bytes: usize,
+    payload_bytes: usize,
 }
 
 impl Stack {
@@ -77,37 +91,20 @@ impl Stack {
             return Some(frame);
         }
         // EtherType, version and header length.
-        match (u16_at(head, 12), head[14]) {
-            (0x0800, 0x45) => match self.recognize_v4(head, bytes, frame.checksum) {
-                Some(plain) => {
-                    let bytes = usize::from(u16_at(head, 38)) - UDP_BYTES;
-                    self.enqueue_plain(frame, &plain, HEADERS_V4_BYTES, bytes)
-                }
-                None => Some(frame),
-            },
-            (0x86dd, 0x60..=0x6f) => match self.recognize_v6(bytes, frame.checksum) {
-                Some((plain, bytes)) => self.enqueue_plain(frame, &plain, HEADERS_V6_BYTES, bytes),
-                None => Some(frame),
-            },
-            _ => Some(frame),
-        }
-    }
-
-    #[inline(always)]
-    fn enqueue_plain(
-        &mut self,
-        mut frame: Frame,
-        plain: &Plain,
-        headers_bytes: usize,
-        payload_bytes: usize,
-    ) -> Option<Frame> {
+        let plain = match (u16_at(head, 12), head[14]) {
+            (0x0800, 0x45) => self.recognize_v4(head, bytes, frame.checksum),
+            (0x86dd, 0x60..=0x6f) => self.recognize_v6(bytes, frame.checksum),
+            _ => None,
+        };
+        let Some(plain) = plain else { return Some(frame) };
         let Some((id, socket)) = self.udp.at(plain.socket) else { return Some(frame) };
         let mapped = socket.bound.is_ipv6() != plain.local.is_ipv6();
-        if mapped || socket.has_room(payload_bytes).is_err() {
+        if mapped || socket.has_room(plain.payload_bytes).is_err() {
             return Some(frame);
         }
-        frame.advance(headers_bytes);
-        frame.truncate(payload_bytes);
+        let mut frame = frame;
+        frame.advance(plain.headers_bytes);
+        frame.truncate(plain.payload_bytes);
         let was_empty = socket.push(Datagram {
             payload: Payload::Frame(frame),
             remote: plain.remote,
@@ -141,7 +138,7 @@ impl Stack {
             || !self.addresses.is_ours_v4(destination)
             || !can_be_source_v4(source)
             || !self.addresses.is_other_v4(source)
-            || !Sum::of(&array_at::<20, 42>(head, 14)).is_valid()
+            || !header_sum(head).is_valid()
         {
             return None;
         }
@@ -155,12 +152,23 @@ impl Stack {
         let (from_port, to_port) = (u16_at(head, 34), u16_at(head, 36));
         let remote = SocketAddr::new(IpAddr::V4(source), from_port);
         let local = IpAddr::V4(destination);
-        let socket = self.udp.find(SocketAddr::new(local, to_port), remote)?;
-        Some(Plain { remote, local, socket, hop_limit: head[22], traffic_class: head[15] })
+        let socket = match self.udp.find_only(to_port, false) {
+            Some(only) => only,
+            None => self.udp.find(SocketAddr::new(local, to_port), remote),
+        };
+        Some(Plain {
+            remote,
+            local,
+            socket: socket?,
+            hop_limit: head[22],
+            traffic_class: head[15],
+            headers_bytes: HEADERS_V4_BYTES,
+            payload_bytes: usize::from(udp_bytes) - UDP_BYTES,
+        })
     }
 
     #[inline(always)]
-    fn recognize_v6(&self, frame: &[u8], known: Checksum) -> Option<(Plain, usize)> {
+    fn recognize_v6(&self, frame: &[u8], known: Checksum) -> Option<Plain> {
         let head = frame.first_chunk::<HEADERS_V6_BYTES>()?;
         let udp_bytes = u16_at(head, 58);
         let source = Ipv6Addr::from(array_at::<16, 62>(head, 22));
@@ -187,10 +195,19 @@ impl Stack {
         let (from_port, to_port) = (u16_at(head, 54), u16_at(head, 56));
         let remote = SocketAddr::new(IpAddr::V6(source), from_port);
         let local = IpAddr::V6(destination);
-        let socket = self.udp.find(SocketAddr::new(local, to_port), remote)?;
-        let traffic_class = head[14] << 4 | head[15] >> 4;
-        let plain = Plain { remote, local, socket, hop_limit: head[21], traffic_class };
-        Some((plain, usize::from(udp_bytes) - UDP_BYTES))
+        let socket = match self.udp.find_only(to_port, true) {
+            Some(only) => only,
+            None => self.udp.find(SocketAddr::new(local, to_port), remote),
+        };
+        Some(Plain {
+            remote,
+            local,
+            socket: socket?,
+            hop_limit: head[21],
+            traffic_class: head[14] << 4 | head[15] >> 4,
+            headers_bytes: HEADERS_V6_BYTES,
+            payload_bytes: usize::from(udp_bytes) - UDP_BYTES,
+        })
     }
 
     /// The headers of datagrams from `source` to `destination` by way of the

@@ -79,8 +79,16 @@ impl UdpTable {
         slot.socket.as_mut().map(|socket| (id, socket))
     }
 
-    /// The socket that a datagram is for.
+    /// The socket that every datagram to a port is for, if no other is bound
+    /// there to one address or to one peer. `None` when there is more to ask.
     #[inline(always)]
+    pub(crate) fn find_only(&self, port: u16, v6: bool) -> Option<Option<u32>> {
+        let port = self.port(port);
+        (port.bound | port.connected == 0).then_some(port.any[usize::from(v6)])
+    }
+
+    /// The socket that a datagram is for.
+    #[inline(never)]
     pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let port = self.port(local.port());
         if port.bound | port.connected != 0
@@ -91,7 +99,6 @@ impl UdpTable {
         port.any[usize::from(local.is_ipv6())]
     }
 
-    #[inline(never)]
     fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         if port.connected > 0
             && let Some(&index) = self.connected.get(&(local, remote))

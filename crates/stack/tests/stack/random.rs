@@ -202,3 +202,46 @@ fn every_byte_of_every_good_frame_may_be_wrong() {
         host.finish();
     }
 }
+
+/// The same datagrams to a host that takes the short way and to one that
+/// cannot: it is in a VLAN, and so every frame goes through the parsers.
+#[test]
+fn the_short_way_and_the_long_way_agree() {
+    let mut plain = Host::with_neighbour(2);
+    let mut settings = config(1);
+    settings.vlan = Some(7);
+    let mut tagged = Host::quiet(settings);
+    for family in [Family::V4, Family::V6] {
+        let mac = Some(super::kit::mac(2));
+        tagged.stack.set_neighbour(tagged.now_ns, family.host(2), mac, &mut tagged.arena);
+        let any = SocketAddr::new(family.any(), 53);
+        let sockets = [plain.bind(any), tagged.bind(any)];
+        let good = udp_frame(family, (4000, 53), b"payload");
+        for at in 14..good.len() {
+            for bit in 0..8 {
+                let mut frame = good.clone();
+                frame[at] ^= 1 << bit;
+                plain.feed(&frame);
+                frame.splice(12..12, [0x81, 0, 0, 7]);
+                tagged.feed(&frame);
+                let (a, b) = (plain.receive(sockets[0]), tagged.receive(sockets[1]));
+                assert_eq!(a, b, "{family:?} byte {at} bit {bit}");
+                let (sent_a, sent_b) = (plain.sent(), tagged.sent());
+                let bare = |frames: &[Vec<u8>], link: usize| -> Vec<Vec<u8>> {
+                    frames.iter().map(|frame| frame[link..].to_vec()).collect()
+                };
+                assert_eq!(bare(&sent_a, 14), bare(&sent_b, 18));
+                assert_eq!(plain.stack.counters().drops, tagged.stack.counters().drops);
+            }
+        }
+        for bytes in [0, 1, 2, 63, 64, 1400] {
+            let to = Some(SocketAddr::new(family.host(2), 9));
+            let payload = vec![0xa5; bytes];
+            plain.send(sockets[0], to, &payload);
+            tagged.send(sockets[1], to, &payload);
+            assert_eq!(plain.sent_one()[14..], tagged.sent_one()[18..]);
+        }
+    }
+    plain.finish();
+    tagged.finish();
+}
