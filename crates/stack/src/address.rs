@@ -1,6 +1,6 @@
 //! Our own addresses, and the groups that they are members of.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_wire::ndp::solicited_node;
@@ -58,6 +58,8 @@ pub(crate) struct Addresses {
     /// global and a link-local one. A single one stands twice.
     pair_v6: Option<[Ipv6Addr; 2]>,
     kinds: HashMap<IpAddr, Kind, HashKey>,
+    /// The hardware addresses of our groups.
+    group_macs: HashSet<MacAddr, HashKey>,
 }
 
 impl Addresses {
@@ -70,6 +72,7 @@ impl Addresses {
             first_v6: None,
             pair_v6: None,
             kinds,
+            group_macs: HashSet::with_hasher(key),
         }
     }
 
@@ -83,8 +86,8 @@ impl Addresses {
             self.kinds.entry(broadcast.into()).or_insert(Kind::Broadcast);
         }
         if let IpAddr::V6(v6) = cidr.address() {
-            self.kinds.entry(solicited_node(v6).into()).or_insert(Kind::Group);
-            self.kinds.entry(ALL_NODES.into()).or_insert(Kind::Group);
+            self.join(solicited_node(v6).into());
+            self.join(ALL_NODES.into());
         }
         self.find_singles();
     }
@@ -107,6 +110,7 @@ impl Addresses {
     /// Becomes a member of a group.
     pub(crate) fn join(&mut self, group: IpAddr) {
         self.kinds.entry(group).or_insert(Kind::Group);
+        self.group_macs.insert(group_mac(group));
     }
 
     /// Leaves a group, if our addresses do not need it.
@@ -117,6 +121,10 @@ impl Addresses {
         });
         if !needed && self.kinds.get(&group) == Some(&Kind::Group) {
             self.kinds.remove(&group);
+            // Groups may share a hardware address.
+            let groups = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Group);
+            self.group_macs.clear();
+            self.group_macs.extend(groups.map(|(&group, _)| group_mac(group)));
         }
     }
 
@@ -227,15 +235,7 @@ impl Addresses {
 
     /// Whether frames to this hardware group are for us.
     pub(crate) fn listens_to(&self, group: MacAddr) -> bool {
-        group.is_broadcast()
-            || self.kinds.iter().any(|(address, &kind)| {
-                kind == Kind::Group
-                    && group
-                        == match *address {
-                            IpAddr::V4(v4) => MacAddr::of_ipv4_group(v4),
-                            IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
-                        }
-            })
+        group.is_broadcast() || self.group_macs.contains(&group)
     }
 
     /// The IPv6 groups that routers and switches must know of: all but the
@@ -264,6 +264,14 @@ impl Addresses {
             .filter(|c| self.kinds.get(&c.address()) == Some(&Kind::Ours))
             .max_by_key(fit)
             .map(IpCidr::address)
+    }
+}
+
+/// The hardware address that frames to a group carry.
+fn group_mac(group: IpAddr) -> MacAddr {
+    match group {
+        IpAddr::V4(v4) => MacAddr::of_ipv4_group(v4),
+        IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
     }
 }
 
