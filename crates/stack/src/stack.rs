@@ -251,7 +251,7 @@ impl Stack {
         };
         match result {
             Ok(Fate::Deliver(delivery)) => {
-                self.udp_deliver(arena, Payload::Owned(packet.into(), 0), &delivery);
+                self.udp_deliver(arena, Payload::Owned(packet.into()), &delivery);
             }
             Ok(fate) => self.finish(now_ns, arena, fate),
             Err(reason) => {

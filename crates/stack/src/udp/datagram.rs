@@ -10,8 +10,8 @@ use tidegate_memory::{Arena, Frame};
 pub(crate) enum Payload {
     /// The frame it came in.
     Frame(Frame),
-    /// Memory of its own, and how many of its bytes were taken from the front.
-    Owned(Box<[u8]>, usize),
+    /// Memory of its own.
+    Owned(Box<[u8]>),
 }
 
 impl Payload {
@@ -23,9 +23,9 @@ impl Payload {
                 frame.advance(n);
                 frame.truncate(len);
             }
-            Payload::Owned(bytes, start) => {
-                let kept: Box<[u8]> = bytes.iter().copied().skip(*start + n).take(len).collect();
-                (*bytes, *start) = (kept, 0);
+            Payload::Owned(bytes) => {
+                let rest = bytes.get(n..).unwrap_or_default();
+                *bytes = rest.get(..len).unwrap_or(rest).into();
             }
         }
     }
@@ -34,7 +34,7 @@ impl Payload {
     pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Frame(frame) => frame.len(),
-            Payload::Owned(bytes, start) => bytes.len().saturating_sub(*start),
+            Payload::Owned(bytes) => bytes.len(),
         }
     }
 
@@ -42,7 +42,7 @@ impl Payload {
     pub(crate) fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
         match self {
             Payload::Frame(frame) => arena.bytes(frame),
-            Payload::Owned(bytes, start) => bytes.get(*start..).unwrap_or_default(),
+            Payload::Owned(bytes) => bytes,
         }
     }
 
@@ -105,9 +105,7 @@ impl Datagram {
                 let (request, reply) = arena.pair(frame, reply);
                 f(request, reply)
             }
-            Payload::Owned(bytes, start) => {
-                f(bytes.get(*start..).unwrap_or_default(), arena.bytes_mut(reply))
-            }
+            Payload::Owned(bytes) => f(bytes, arena.bytes_mut(reply)),
         }
     }
 

@@ -94,7 +94,7 @@ impl Stack {
             self.counters.copied += 1;
             let copy = match &packet {
                 Payload::Frame(frame) => arena.copy_of(frame).map(Payload::Frame),
-                Payload::Owned(bytes, start) => Some(Payload::Owned(bytes.clone(), *start)),
+                Payload::Owned(bytes) => Some(Payload::Owned(bytes.clone())),
             };
             match copy {
                 Some(copy) => self.udp_enqueue(arena, copy, to, index),
