@@ -309,6 +309,16 @@ mod tests {
     }
 
     #[test]
+    fn a_carry_that_carries_again_is_not_lost() {
+        // The second word overflows; its carry makes the third overflow, which
+        // without it would just not.
+        let words = [u64::MAX, 1, u64::MAX, 7].map(u64::to_ne_bytes);
+        let bytes = words.as_flattened();
+        assert_eq!(Sum::of(bytes).fold(), naive_fold(bytes));
+        assert_eq!(Sum::of(&bytes[..24]).fold(), naive_fold(&bytes[..24]));
+    }
+
+    #[test]
     fn carries_of_a_long_run_are_not_lost() {
         let bytes = [0xff; 65_535];
         assert_eq!(Sum::of(&bytes).fold(), naive_fold(&bytes));

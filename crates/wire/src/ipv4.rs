@@ -386,6 +386,18 @@ mod tests {
     }
 
     #[test]
+    fn every_fragment_offset_is_read_back() {
+        for fragment_offset_bytes in (0..=u16::MAX).step_by(8) {
+            let header = Ipv4Header { fragment_offset_bytes, ..HEADER };
+            let mut packet = [0xee; 24];
+            assert!(header.emit(&mut packet).is_some());
+            assert_eq!(Ipv4Header::parse(&packet).unwrap().0, header);
+            let last = Ipv4Header { more_fragments: false, ..header };
+            assert_eq!(last.is_fragment(), fragment_offset_bytes != 0);
+        }
+    }
+
+    #[test]
     fn a_total_length_of_only_the_header_carries_nothing() {
         assert_eq!(Ipv4Header::parse(&with_byte(3, 20)).unwrap().1, &[] as &[u8]);
     }

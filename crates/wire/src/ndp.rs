@@ -487,6 +487,15 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_is_no_longer_than_an_address() {
+        for (prefix_bits, legal) in [(0, true), (128, true), (129, false), (255, false)] {
+            let mut option = [0; 32];
+            option[..3].copy_from_slice(&[3, 4, prefix_bits]);
+            assert_eq!(NdpOptions::parse(&option).is_some(), legal, "/{prefix_bits}");
+        }
+    }
+
+    #[test]
     fn hardware_addresses_of_groups_are_refused() {
         for link in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
             for kind in [1, 2] {
