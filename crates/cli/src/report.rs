@@ -29,8 +29,9 @@ impl ServeReport {
 
     /// A server on Tidegate.
     pub(crate) fn tidegate(name: &str, served: &ServeCounters, net: &Net) -> Self {
-        let capabilities = net.capabilities();
         let counters = net.counters();
+        // After the counters: a port learns from the kernel how it really works.
+        let capabilities = net.capabilities();
         let drops = counters.drops();
         let json = json!({
             "server": name,

@@ -26,6 +26,14 @@ pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
     pin(Some(pid), core)
 }
 
+/// Lets the thread `pid` run before every ordinary thread of its core.
+///
+/// # Errors
+/// Without root, or when there is no such thread.
+pub fn run_first(pid: i32) -> Result<(), LabError> {
+    crate::sys::run_first(pid).map_err(LabError::io("cannot give a thread real-time priority"))
+}
+
 fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
     if core >= CpuSet::MAX_CPU {
         return Err(LabError::Config(format!(

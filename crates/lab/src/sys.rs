@@ -149,3 +149,14 @@ mod tests {
         }
     }
 }
+
+/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`, the
+/// lowest priority there).
+pub(crate) fn run_first(pid: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the kernel only reads the parameters, which outlive the call.
+    match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -4,13 +4,14 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tidegate_engine::{Engine, EngineCounters};
+use tidegate_engine::{Engine, EngineCounters, Step};
 use tidegate_port::{Capabilities, PortCounters};
-use tidegate_stack::{Counters, Event};
+use tidegate_stack::{Counters, Event, UdpId};
 
 use crate::open::{self, NetConfig, OpenError};
-use crate::wait::Waiters;
+use crate::wait::{self, Patience, Waiters};
 
 /// A network stack embedded in this program. Cheap to clone: all clones are
 /// the same stack, which ends when the last clone and the last socket are gone.
@@ -99,8 +100,64 @@ impl Net {
         self.shared.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn wake_fds(&self) -> &[OwnedFd] {
-        &self.shared.wake_fds
+    /// Runs the stack until `ready` gives a value or patience ends.
+    ///
+    /// `ready` is asked first, so what has arrived already costs no system call.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when patience ends; what the port says when it
+    /// is of no further use; [`io::ErrorKind::Interrupted`] never.
+    pub(crate) fn wait_for<R>(
+        &self,
+        sockets: &[UdpId],
+        patience: Patience,
+        mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        loop {
+            let mut core = self.lock();
+            if let Some(result) = ready(&mut core) {
+                return result;
+            }
+            core.run()?;
+            if let Some(result) = ready(&mut core) {
+                return result;
+            }
+            if patience.left().is_some_and(|left| left.is_zero()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            match core.engine.idle_step() {
+                Step::Spin => {}
+                Step::Pause => {
+                    drop(core);
+                    wait::pause();
+                }
+                Step::Sleep => self.sleep(core, sockets, patience)?,
+            }
+        }
+    }
+
+    /// Sleeps until there is work for the stack, somebody else who runs it has
+    /// something for one of `sockets`, or patience ends.
+    fn sleep(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        sockets: &[UdpId],
+        patience: Patience,
+    ) -> io::Result<()> {
+        let bell = wait::thread_bell()?;
+        bell.arm();
+        core.waiters.enter(Arc::clone(&bell), sockets);
+        let sleep = core.engine.prepare_sleep();
+        drop(core);
+        let slept = sleep.and_then(|sleep| {
+            let Some(sleep) = sleep else { return Ok(()) };
+            let timer = sleep.timeout_ns.map(Duration::from_nanos);
+            let timeout = timer.into_iter().chain(patience.left()).min();
+            wait::sleep(&self.shared.wake_fds, &bell, timeout)
+        });
+        self.lock().waiters.leave(&bell);
+        bell.disarm();
+        slept
     }
 
     pub(crate) fn is_same(&self, other: &Net) -> bool {

@@ -7,7 +7,7 @@ use tidegate_stack::UdpId;
 
 use crate::net::Net;
 use crate::udp::UdpSocket;
-use crate::wait::{Patience, wait_for};
+use crate::wait::Patience;
 
 /// What a program calls a socket that it has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,7 +70,7 @@ impl Poll {
     /// When the port is of no further use.
     pub fn wait(&self, ready: &mut Vec<Token>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
-        let found = wait_for(&self.net, &self.ids, Patience::timeout(timeout), |core| {
+        let found = self.net.wait_for(&self.ids, Patience::timeout(timeout), |core| {
             let stack = core.engine.stack();
             for (&id, &token) in self.ids.iter().zip(&self.tokens) {
                 if stack.udp_readable(id) > 0 {

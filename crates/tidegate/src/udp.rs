@@ -10,7 +10,7 @@ use tidegate_stack::{Datagram, SendError, UdpId, UdpOptions};
 
 use crate::net::{Core, Net};
 use crate::open::Claim;
-use crate::wait::{Patience, wait_for};
+use crate::wait::Patience;
 
 /// At most so many datagrams are answered before the answers are transmitted.
 const EXCHANGE_BATCH: usize = 64;
@@ -359,7 +359,7 @@ impl UdpSocket {
         } else {
             Patience::timeout(timeout(limit))
         };
-        wait_for(&self.inner.net, &[self.inner.id], patience, ready)
+        self.inner.net.wait_for(&[self.inner.id], patience, ready)
     }
 }
 

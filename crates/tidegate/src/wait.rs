@@ -1,21 +1,17 @@
-//! Waiting: the thread that waits runs the stack, and sleeps when there is
-//! nothing to run.
+//! Sleeping and being woken.
 //!
-//! Several threads may wait at once. Each sleeps on the port's descriptors and
-//! on a doorbell of its own. Whoever runs the stack rings for the others.
+//! Several threads may sleep at once, each on the port's descriptors and on a
+//! doorbell of its own. Whoever runs the stack rings for the others.
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_engine::Step;
 use tidegate_memory::Doorbell;
 use tidegate_stack::UdpId;
-
-use crate::net::{Core, Net};
 
 /// How long a call may wait.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +32,8 @@ impl Patience {
         }
     }
 
-    fn left(self) -> Option<Duration> {
+    /// How long from now; `None` is for ever.
+    pub(crate) fn left(self) -> Option<Duration> {
         match self {
             Self::None => Some(Duration::ZERO),
             Self::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
@@ -66,77 +63,32 @@ impl Waiters {
         self.0.is_empty()
     }
 
-    fn enter(&mut self, bell: Arc<Doorbell>, sockets: &[UdpId]) {
+    /// Until [`Waiters::leave`], the bell is rung for these sockets.
+    pub(crate) fn enter(&mut self, bell: Arc<Doorbell>, sockets: &[UdpId]) {
         self.0.push(Waiter { bell, sockets: sockets.to_vec() });
     }
 
-    fn leave(&mut self, bell: &Arc<Doorbell>) {
+    /// The bell is rung no more.
+    pub(crate) fn leave(&mut self, bell: &Arc<Doorbell>) {
         self.0.retain(|waiter| !Arc::ptr_eq(&waiter.bell, bell));
     }
 }
 
-/// Runs the stack until `ready` gives a value or patience ends.
-///
-/// `ready` is asked first, so what has arrived already costs no system call.
-///
-/// # Errors
-/// [`io::ErrorKind::WouldBlock`] when patience ends; what the port says when it
-/// is of no further use; [`io::ErrorKind::Interrupted`] never.
-pub(crate) fn wait_for<R>(
-    net: &Net,
-    sockets: &[UdpId],
-    patience: Patience,
-    mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
-) -> io::Result<R> {
-    loop {
-        let mut core = net.lock();
-        if let Some(result) = ready(&mut core) {
-            return result;
-        }
-        core.run()?;
-        if let Some(result) = ready(&mut core) {
-            return result;
-        }
-        if patience.left().is_some_and(|left| left.is_zero()) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        match core.engine.idle_step() {
-            Step::Spin => {}
-            Step::Pause => {
-                drop(core);
-                pause();
-            }
-            Step::Sleep => {
-                let bell = thread_bell()?;
-                bell.arm();
-                core.waiters.enter(Arc::clone(&bell), sockets);
-                let sleep = core.engine.prepare_sleep();
-                drop(core);
-                let slept = match sleep {
-                    Ok(Some(sleep)) => {
-                        let timer = sleep.timeout_ns.map(Duration::from_nanos);
-                        sleep_until(net, &bell, timer.into_iter().chain(patience.left()).min())
-                    }
-                    Ok(None) => Ok(()),
-                    Err(error) => Err(error),
-                };
-                net.lock().waiters.leave(&bell);
-                bell.disarm();
-                slept?;
-            }
-        }
-    }
-}
-
-fn pause() {
+/// About a microsecond.
+pub(crate) fn pause() {
     for _ in 0..32 {
         std::hint::spin_loop();
     }
 }
 
-fn sleep_until(net: &Net, bell: &Doorbell, timeout: Option<Duration>) -> io::Result<()> {
+/// Sleeps until a descriptor is readable, the bell rings or the time is over.
+pub(crate) fn sleep(
+    descriptors: &[OwnedFd],
+    bell: &Doorbell,
+    timeout: Option<Duration>,
+) -> io::Result<()> {
     let mut fds: Vec<PollFd<'_>> =
-        net.wake_fds().iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     fds.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
@@ -150,7 +102,7 @@ fn sleep_until(net: &Net, bell: &Doorbell, timeout: Option<Duration>) -> io::Res
 }
 
 /// The doorbell of this thread, made at its first sleep.
-fn thread_bell() -> io::Result<Arc<Doorbell>> {
+pub(crate) fn thread_bell() -> io::Result<Arc<Doorbell>> {
     thread_local!(static BELL: RefCell<Option<Arc<Doorbell>>> = const { RefCell::new(None) });
     BELL.with_borrow_mut(|bell| {
         if let Some(bell) = bell {

@@ -1,7 +1,7 @@
 //! Sockets of two hosts in one process, joined by a wire in memory.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -37,6 +37,15 @@ fn on_both_families(check: impl Fn(Hosts, &str, &str)) {
     }
 }
 
+/// A socket whose calls end: a datagram that is lost fails the test instead of
+/// hanging it.
+fn bind(net: &Net, address: impl ToSocketAddrs) -> std::io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(net, address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+    socket.set_write_timeout(Some(Duration::from_secs(20)))?;
+    Ok(socket)
+}
+
 fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
@@ -60,8 +69,8 @@ fn echo(socket: UdpSocket) -> thread::JoinHandle<u32> {
 #[test]
 fn datagrams_of_every_size_come_back() {
     on_both_families(|hosts, a, b| {
-        let server = echo(UdpSocket::bind(&hosts.b, (b, 7)).unwrap());
-        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let server = echo(bind(&hosts.b, (b, 7)).unwrap());
+        let client = bind(&hosts.a, (a, 0)).unwrap();
         client.connect((b, 7)).unwrap();
         assert_eq!(client.peer_addr().unwrap(), address(b, 7));
         let mut buf = vec![0; 70_000];
@@ -80,14 +89,13 @@ fn datagrams_of_every_size_come_back() {
 #[test]
 fn a_short_buffer_says_that_it_was() {
     on_both_families(|hosts, a, b| {
-        let receiver = UdpSocket::bind(&hosts.b, (b, 9)).unwrap();
-        let sender = UdpSocket::bind(&hosts.a, (a, 10)).unwrap();
+        let receiver = bind(&hosts.b, (b, 9)).unwrap();
+        let sender = bind(&hosts.a, (a, 10)).unwrap();
         sender.send_to(b"too long", (b, 9)).unwrap();
         sender.send_to(b"fits", (b, 9)).unwrap();
         thread::scope(|scope| {
             // The sender's side must run once more, to answer the resolution.
             scope.spawn(|| {
-                sender.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 sender.recv(&mut [0]).unwrap();
             });
             let mut buf = [0; 4];
@@ -110,7 +118,7 @@ fn settle(net: &Net) {
 #[test]
 fn nonblocking_and_time_outs_say_would_block() {
     on_both_families(|hosts, a, _| {
-        let socket = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let socket = bind(&hosts.a, (a, 0)).unwrap();
         socket.set_nonblocking(true).unwrap();
         let error = socket.recv(&mut [0; 8]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -126,7 +134,7 @@ fn nonblocking_and_time_outs_say_would_block() {
 #[test]
 fn a_closed_port_refuses_a_connected_socket() {
     on_both_families(|hosts, a, b| {
-        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let client = bind(&hosts.a, (a, 0)).unwrap();
         client.connect((b, 9)).unwrap();
         client.send(b"anybody?").unwrap();
         let other = hosts.b.clone();
@@ -149,15 +157,15 @@ fn a_closed_port_refuses_a_connected_socket() {
 #[test]
 fn addresses_are_checked() {
     on_both_families(|hosts, a, b| {
-        let taken = UdpSocket::bind(&hosts.a, (a, 53)).unwrap();
+        let taken = bind(&hosts.a, (a, 53)).unwrap();
         assert_eq!(taken.local_addr().unwrap(), address(a, 53));
-        let again = UdpSocket::bind(&hosts.a, (a, 53)).unwrap_err();
+        let again = bind(&hosts.a, (a, 53)).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AddrInUse);
-        let foreign = UdpSocket::bind(&hosts.a, (b, 53)).unwrap_err();
+        let foreign = bind(&hosts.a, (b, 53)).unwrap_err();
         assert_eq!(foreign.kind(), ErrorKind::AddrNotAvailable);
         drop(taken);
-        UdpSocket::bind(&hosts.a, (a, 53)).unwrap();
-        let nowhere = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        bind(&hosts.a, (a, 53)).unwrap();
+        let nowhere = bind(&hosts.a, (a, 0)).unwrap();
         assert_eq!(nowhere.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
         assert_eq!(nowhere.send(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
     });
@@ -168,7 +176,7 @@ fn addresses_are_checked() {
 #[test]
 fn a_dual_stack_socket_exchanges_in_place() {
     let hosts = hosts();
-    let server = UdpSocket::bind(&hosts.b, "[::]:7").unwrap();
+    let server = bind(&hosts.b, "[::]:7").unwrap();
     let serving = thread::spawn(move || {
         let mut served = 0;
         while served < 2 {
@@ -182,7 +190,7 @@ fn a_dual_stack_socket_exchanges_in_place() {
         }
     });
     for [a, b] in FAMILIES {
-        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let client = bind(&hosts.a, (a, 0)).unwrap();
         client.send_to(b"hello", (b, 7)).unwrap();
         let mut buf = [0; 16];
         let (len, from) = client.recv_from(&mut buf).unwrap();
@@ -194,11 +202,11 @@ fn a_dual_stack_socket_exchanges_in_place() {
 #[test]
 fn batches_keep_their_order() {
     on_both_families(|hosts, a, b| {
-        let receiver = UdpSocket::bind(&hosts.b, (b, 9)).unwrap();
+        let receiver = bind(&hosts.b, (b, 9)).unwrap();
         let sending = thread::spawn({
             let (net, to, from) = (hosts.a.clone(), address(b, 9), address(a, 0));
             move || {
-                let sender = UdpSocket::bind(&net, from).unwrap();
+                let sender = bind(&net, from).unwrap();
                 let payloads: Vec<[u8; 2]> = (0..200u16).map(u16::to_be_bytes).collect();
                 // The first one alone: it waits for the neighbour.
                 sender.send_to(b"go", to).unwrap();
@@ -236,9 +244,9 @@ fn batches_keep_their_order() {
 #[test]
 fn two_threads_wait_on_two_sockets() {
     on_both_families(|hosts, a, b| {
-        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let client = bind(&hosts.a, (a, 0)).unwrap();
         let ports = [101, 102];
-        let servers = ports.map(|port| echo(UdpSocket::bind(&hosts.b, (b, port)).unwrap()));
+        let servers = ports.map(|port| echo(bind(&hosts.b, (b, port)).unwrap()));
         let mut buf = [0; 8];
         for round in 0..50u32 {
             for port in ports {
@@ -260,12 +268,12 @@ fn two_threads_wait_on_two_sockets() {
 #[test]
 fn poll_reports_the_sockets_that_can_be_read() {
     on_both_families(|hosts, a, b| {
-        let sockets = [1, 2].map(|port| UdpSocket::bind(&hosts.b, (b, port)).unwrap());
+        let sockets = [1, 2].map(|port| bind(&hosts.b, (b, port)).unwrap());
         let mut poll = Poll::new(&hosts.b);
         poll.register(&sockets[0], Token(1)).unwrap();
         poll.register(&sockets[1], Token(2)).unwrap();
         assert!(poll.register(&sockets[1], Token(3)).is_err());
-        let foreign = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let foreign = bind(&hosts.a, (a, 0)).unwrap();
         assert!(poll.register(&foreign, Token(3)).is_err());
 
         let mut ready = vec![Token(9)];
@@ -292,8 +300,8 @@ fn poll_reports_the_sockets_that_can_be_read() {
 fn no_frame_is_lost() {
     on_both_families(|hosts, a, b| {
         let before = (hosts.a.frames_available(), hosts.b.frames_available());
-        let server = echo(UdpSocket::bind(&hosts.b, (b, 7)).unwrap());
-        let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
+        let server = echo(bind(&hosts.b, (b, 7)).unwrap());
+        let client = bind(&hosts.a, (a, 0)).unwrap();
         let mut buf = [0; 4000];
         for size in (1..500).chain([0]) {
             client.send_to(&vec![1; size * 5], (b, 7)).unwrap();

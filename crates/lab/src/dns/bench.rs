@@ -4,13 +4,16 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use serde::Serialize;
 use tempfile::TempDir;
 use tidegate_apps::dns::synthetic::SyntheticZone;
 
 use super::servers::{Server, ServerKind, Setup};
-use crate::cpu::{CoreTicks, CoreUse};
+use crate::cpu::{self, CoreTicks, CoreUse};
 use crate::error::LabError;
 use crate::load::{LinkKind, LoadConfig, LoadReport, QuerySet, load_dns};
 use crate::netns::{VethConfig, VethPair};
@@ -143,7 +146,7 @@ impl Bench {
             self.steer(kind)?;
         }
         let server = Server::start(kind, &self.setup, &self.pair.b)?;
-        if kind == ServerKind::KnotXdp {
+        if self.steers() && !kind.is_on_kernel_sockets() {
             self.poll_on_server_core()?;
         }
         Ok(server)
@@ -166,8 +169,10 @@ impl Bench {
     }
 
     /// Makes a timer on the server's core poll the device: what a card's
-    /// interrupt with coalescing would do. For XDP programs without busy
-    /// polling, which RPS does not help: they run before it.
+    /// interrupt with coalescing would do. For XDP programs, which RPS does not
+    /// help: they run before it. (Busy polling by AF_XDP sockets would do, but
+    /// since Linux 6.13 it needs a driver that names its NAPI contexts to its
+    /// queues, and veth does not.)
     fn poll_on_server_core(&self) -> Result<(), LabError> {
         /// Far less than it takes to fill the 256 slots of a veth.
         const POLL_EVERY_NS: u64 = 20_000;
@@ -180,7 +185,7 @@ impl Bench {
         let core = self.setup.core;
         let device = self.pair.a.device.clone();
         self.pair.a.namespace.enter(|| {
-            crate::cpu::pin_this_thread(core)?;
+            cpu::pin_this_thread(core)?;
             let config = LoadConfig {
                 interface: Some(device),
                 source: Some(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 99))),
@@ -205,6 +210,38 @@ impl Bench {
         }
     }
 
+    /// Runs a load while the answers' way into the generator's device is taken
+    /// off the server's core: its NAPI context has a thread on the load's core.
+    /// The thread comes into being when the generator attaches, so somebody has
+    /// to wait for it.
+    fn answers_on_load_core<T: Send>(
+        &self,
+        load: impl FnOnce() -> Result<T, LabError>,
+    ) -> Result<T, LabError> {
+        if !self.steers() {
+            return load();
+        }
+        let end = &self.pair.a;
+        end.namespace.write_device_file(&end.device, "threaded", "1")?;
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let placing = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    for thread in cpu::napi_threads(&end.device) {
+                        cpu::pin_process(thread, self.load_core)?;
+                        return cpu::run_first(thread);
+                    }
+                    thread::sleep(Duration::from_millis(2));
+                }
+                Ok(())
+            });
+            let result = load();
+            over.store(true, Ordering::Relaxed);
+            placing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            result
+        })
+    }
+
     /// Offers a load for `seconds` and measures; `None` is as fast as it goes.
     ///
     /// # Errors
@@ -223,11 +260,10 @@ impl Bench {
         };
         let read = || Ok((CoreTicks::read(self.setup.core)?, CoreTicks::read(self.load_core)?));
         let before: (CoreTicks, CoreTicks) = read()?;
-        let load = self
-            .pair
-            .a
-            .namespace
-            .enter(|| load_dns(&config, &self.queries, None, &mut |_| {}))??;
+        let load = self.answers_on_load_core(|| {
+            let end = &self.pair.a;
+            end.namespace.enter(|| load_dns(&config, &self.queries, None, &mut |_| {}))?
+        })?;
         let after: (CoreTicks, CoreTicks) = read()?;
         Ok(Measured {
             load,

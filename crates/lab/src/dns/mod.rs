@@ -177,12 +177,12 @@ fn describe(config: &DnsConfig, result: &mut Experiment) {
     let (server, load) = (config.server_core, config.load_core);
     result.note(format!(
         "core {server} serves and pays for all receive work of the server; core {load} runs the \
-         load generator (AF_XDP, open loop) and receives the answers by busy polling"
+         load generator (AF_XDP, open loop), and a thread on it receives the answers"
     ));
     result.note(format!(
-        "tidegate-xdp: native AF_XDP, its veth is busy polled on core {server}; kernel sockets \
-         (tidegate-kernel, knot, nsd): RPS moves receiving to core {server}; knot-xdp: native XDP, \
-         a timer on core {server} polls its veth every 20 us, as a card with coalescing would"
+        "tidegate-xdp and knot-xdp: native AF_XDP, a timer on core {server} polls the veth every \
+         20 us, as a card with coalescing would; kernel sockets (tidegate-kernel, knot, nsd): RPS \
+         moves receiving to core {server}"
     ));
     result.note(format!(
         "{} names, one question each, EDNS 1232; {} measurements of {} s at each server's best \
