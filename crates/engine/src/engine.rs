@@ -56,6 +56,8 @@ pub struct Engine {
     neighbours: Option<KernelNeighbours>,
     config: EngineConfig,
     clock: Clock,
+    /// When the clock was last read.
+    now_ns: u64,
     idle: Idle,
     incoming: Burst,
     counters: EngineCounters,
@@ -73,7 +75,8 @@ impl Engine {
         neighbours: Option<KernelNeighbours>,
         config: EngineConfig,
     ) -> Self {
-        let idle = Idle::new(config.idle, clock.now_ns());
+        let now_ns = clock.now_ns();
+        let idle = Idle::new(config.idle, now_ns);
         let incoming = Burst::with_capacity(config.receive_quota);
         Self {
             port,
@@ -82,6 +85,7 @@ impl Engine {
             neighbours,
             config,
             clock,
+            now_ns,
             idle,
             incoming,
             counters: EngineCounters::default(),
@@ -94,7 +98,7 @@ impl Engine {
     /// # Errors
     /// When the port is of no further use.
     pub fn poll(&mut self) -> io::Result<usize> {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.read_clock();
         let received =
             self.port.receive(&mut self.arena, &mut self.incoming, self.config.receive_quota)?;
         for frame in self.incoming.drain(..) {
@@ -139,11 +143,17 @@ impl Engine {
         }
     }
 
-    /// The stack, the arena its frames live in, and the time, for calls on
-    /// sockets.
+    /// The stack, the arena its frames live in, and the time of the last round
+    /// or of [`Engine::read_clock`], for calls on sockets.
     #[inline]
     pub fn parts(&mut self) -> (&mut Stack, &mut Arena, u64) {
-        (&mut self.stack, &mut self.arena, self.clock.now_ns())
+        (&mut self.stack, &mut self.arena, self.now_ns)
+    }
+
+    /// Reads the clock, in nanoseconds. Once for a whole burst is enough.
+    pub fn read_clock(&mut self) -> u64 {
+        self.now_ns = self.clock.now_ns();
+        self.now_ns
     }
 
     /// The stack.
@@ -152,8 +162,9 @@ impl Engine {
     }
 
     /// How to wait after a round without work.
-    pub fn idle_step(&self) -> Step {
-        self.idle.step(self.clock.now_ns())
+    pub fn idle_step(&mut self) -> Step {
+        let now_ns = self.read_clock();
+        self.idle.step(now_ns)
     }
 
     /// Makes ready to sleep on [`Engine::wake_fds`]. `None` when there is work
@@ -169,7 +180,7 @@ impl Engine {
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.on_sleep();
         }
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.read_clock();
         let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
         let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(RETRY_TRANSMIT_NS);
         let timeout_ns = timer_ns.into_iter().chain(retry_ns).min();

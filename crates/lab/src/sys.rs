@@ -118,6 +118,17 @@ pub(crate) fn own_sysfs() -> io::Result<()> {
     Ok(())
 }
 
+/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`, the
+/// lowest priority there).
+pub(crate) fn run_first(pid: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the kernel only reads the parameters, which outlive the call.
+    match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, UdpSocket};
@@ -147,16 +158,5 @@ mod tests {
             let error = back.receive(b.as_fd()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         }
-    }
-}
-
-/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`, the
-/// lowest priority there).
-pub(crate) fn run_first(pid: i32) -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel only reads the parameters, which outlive the call.
-    match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -8,5 +8,5 @@ pub mod doorbell;
 pub mod spsc;
 mod sync;
 
-pub use doorbell::Doorbell;
 pub use arena::{Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES};
+pub use doorbell::Doorbell;

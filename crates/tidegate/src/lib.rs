@@ -35,10 +35,10 @@ mod udp;
 mod wait;
 
 pub use net::{Net, NetCounters};
-pub use open::{NetConfig, OpenError, PortConfig};
+pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use poll::{Poll, Token};
 pub use tidegate_engine::{EngineConfig, EngineCounters, IdleConfig};
-pub use tidegate_memory::FrameSize;
+pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
 pub use tidegate_stack::{Limits, Ownership, Route};
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};

@@ -24,14 +24,17 @@ pub enum PortConfig {
     /// A TAP or TUN device.
     Tap(TapConfig),
     /// One end of a wire in memory.
-    Mem(MemPort),
-    /// Anything else: opened with the arena that its frames will live in.
-    Custom(Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>),
+    Mem(Box<MemPort>),
+    /// Anything else.
+    Custom(OpenPort),
 }
+
+/// Opens a port with the arena that its frames will live in.
+pub type OpenPort = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>;
 
 impl From<MemPort> for PortConfig {
     fn from(port: MemPort) -> Self {
-        Self::Mem(port)
+        Self::Mem(Box::new(port))
     }
 }
 
@@ -295,7 +298,7 @@ fn open_port(
             Box::new(PacketPort::open(&packet, arena)?)
         }
         PortConfig::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
-        PortConfig::Mem(port) => Box::new(port),
+        PortConfig::Mem(port) => port,
         PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })
 }

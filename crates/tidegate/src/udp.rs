@@ -203,6 +203,7 @@ impl UdpSocket {
 
     fn send_one(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
         let sent = self.wait_writable(|core| {
+            core.engine.read_clock();
             let (stack, arena, now_ns) = core.engine.parts();
             match stack.udp_send(now_ns, arena, self.inner.id, to, None, payload) {
                 Err(SendError::WouldBlock) => None,
@@ -224,6 +225,7 @@ impl UdpSocket {
             return Ok(0);
         }
         let sent = self.wait_writable(|core| {
+            core.engine.read_clock();
             let (stack, arena, now_ns) = core.engine.parts();
             for (sent, &(payload, to)) in datagrams.iter().enumerate() {
                 match stack.udp_send(now_ns, arena, self.inner.id, Some(to), None, payload) {
@@ -257,10 +259,7 @@ impl UdpSocket {
             if let Some(error) = core.take_error(self.inner.id) {
                 return Some(Err(error));
             }
-            let mut taken = 0;
-            while taken < EXCHANGE_BATCH && core.answer_one(self.inner.id, &mut answer) {
-                taken += 1;
-            }
+            let taken = core.answer_batch(self.inner.id, &mut answer);
             if taken == 0 {
                 return None;
             }
@@ -388,15 +387,19 @@ impl Core {
         self.engine.parts().0.udp_take_error(id).map(io::Error::from)
     }
 
-    /// The oldest datagram of a socket, if there is one. When more wait,
-    /// another thread that waits for them is woken.
+    /// The oldest datagram of a socket, if there is one.
     fn next(&mut self, id: UdpId) -> Option<Datagram> {
         let (stack, _, _) = self.engine.parts();
         let datagram = stack.udp_receive(id)?;
+        self.pass_on(id);
+        Some(datagram)
+    }
+
+    /// When more datagrams wait, wakes another thread that waits for them.
+    fn pass_on(&self, id: UdpId) {
         if !self.waiters.is_empty() && self.engine.stack().udp_readable(id) > 0 {
             self.waiters.wake(id);
         }
-        Some(datagram)
     }
 
     fn take(&mut self, id: UdpId, buf: &mut [u8]) -> Option<io::Result<Received>> {
@@ -418,33 +421,39 @@ impl Core {
         Some(Ok(received))
     }
 
-    /// Answers the oldest datagram of a socket in place; false when there is
-    /// none.
-    fn answer_one(
+    /// Answers the datagrams of a socket in place, at most a batch of them.
+    /// Returns how many there were.
+    fn answer_batch(
         &mut self,
         id: UdpId,
         answer: &mut impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
-    ) -> bool {
-        let Some(datagram) = self.next(id) else { return false };
+    ) -> usize {
         let (stack, arena, now_ns) = self.engine.parts();
-        let (from, to) = (datagram.remote, datagram.local);
-        if let Some(mut frame) = stack.udp_alloc(arena) {
-            let room = arena.frame_bytes() - frame.headroom();
-            arena.set_len(&mut frame, room);
-            let len = datagram.with_reply(arena, &mut frame, |bytes, reply| {
-                answer(Request { bytes, from, to }, reply)
-            });
-            match len {
-                Some(len) => {
-                    frame.truncate(len);
-                    // A refusal is counted by the stack under its reason.
-                    let _ = stack.udp_send_frame(now_ns, arena, id, Some(from), Some(to), frame);
+        let mut taken = 0;
+        while taken < EXCHANGE_BATCH {
+            let Some(datagram) = stack.udp_receive(id) else { break };
+            taken += 1;
+            let (from, to) = (datagram.remote, datagram.local);
+            if let Some(mut frame) = stack.udp_alloc(arena) {
+                let room = arena.frame_bytes() - frame.headroom();
+                arena.set_len(&mut frame, room);
+                let len = datagram.with_reply(arena, &mut frame, |bytes, reply| {
+                    answer(Request { bytes, from, to }, reply)
+                });
+                match len {
+                    Some(len) => {
+                        frame.truncate(len);
+                        // A refusal is counted by the stack under its reason.
+                        let _ =
+                            stack.udp_send_frame(now_ns, arena, id, Some(from), Some(to), frame);
+                    }
+                    None => arena.free(frame),
                 }
-                None => arena.free(frame),
             }
+            datagram.release(arena);
         }
-        datagram.release(arena);
-        true
+        self.pass_on(id);
+        taken
     }
 }
 

@@ -222,14 +222,13 @@ impl Bench {
             return load();
         }
         let end = &self.pair.a;
-        end.namespace.write_device_file(&end.device, "threaded", "1")?;
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let placing = scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    for thread in cpu::napi_threads(&end.device) {
-                        cpu::pin_process(thread, self.load_core)?;
-                        return cpu::run_first(thread);
+                    // Refused as long as there is no NAPI context.
+                    if let Ok(threads) = end.set_threaded_napi(self.load_core) {
+                        return threads.into_iter().try_for_each(cpu::run_first);
                     }
                     thread::sleep(Duration::from_millis(2));
                 }
