@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::{Experiment, dns, echo_cost};
+use tidegate_lab::{Experiment, dns, echo_cost, soak};
 
 use crate::Failure;
 
@@ -15,6 +15,9 @@ pub(crate) enum Lab {
     Dns(DnsLab),
     /// What it costs to echo a packet through port, stack and socket
     EchoCost(EchoCostLab),
+    /// UDP at the maximum with faults injected: does memory grow, is every
+    /// packet accounted for
+    Soak(SoakLab),
 }
 
 /// Flags of `lab dns`.
@@ -58,6 +61,26 @@ pub(crate) struct EchoCostLab {
     callgrind: bool,
 }
 
+/// Flags of `lab soak`.
+#[derive(Args)]
+pub(crate) struct SoakLab {
+    #[command(flatten)]
+    output: Output,
+    /// How long
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+    /// Over AF_XDP on a veth pair instead of a wire in memory; needs root
+    #[arg(long)]
+    xdp: bool,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// How often each fault happens to a packet: loss, duplication, reordering
+    /// and corruption alike
+    #[arg(long, value_name = "PROBABILITY", default_value_t = 0.01)]
+    faults: f64,
+}
+
 /// Where a result goes.
 #[derive(Args)]
 pub(crate) struct Output {
@@ -86,6 +109,24 @@ impl Lab {
                 let (packets, ipv6, callgrind) = (lab.packets, lab.ipv6, lab.callgrind);
                 let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
                 lab.output.write(&echo_cost::run(&config)?)
+            }
+            Lab::Soak(lab) => {
+                let config = soak::SoakConfig {
+                    seconds: lab.seconds,
+                    link: if lab.xdp { soak::SoakLink::Xdp } else { soak::SoakLink::Mem },
+                    ipv6: lab.ipv6,
+                    loss: lab.faults,
+                    duplication: lab.faults,
+                    reordering: lab.faults,
+                    corruption: lab.faults,
+                    ..soak::SoakConfig::default()
+                };
+                let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
+                lab.output.write(&(&report).into())?;
+                if report.unaccounted != 0 || report.frames_missing != 0 {
+                    return Err("packets or buffers were lost without a reason".into());
+                }
+                Ok(())
             }
         }
     }

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tidegate::port::fault::{Fault, FaultConfig, Faults};
 use tidegate::port::mem::{MemConfig, wire};
 use tidegate::port::xdp::{BusyPoll, XdpConfig};
@@ -20,7 +21,7 @@ use tidegate_memory::{Arena, ArenaConfig};
 
 use crate::cpu;
 use crate::error::LabError;
-use crate::experiment::number;
+use crate::experiment::{Experiment, number};
 use crate::load::{EchoWorkload, LinkKind, LoadConfig, LoadReport, load_udp, over_port};
 use crate::netns::{VethConfig, VethPair};
 
@@ -102,6 +103,25 @@ impl SoakReport {
     /// How much memory grew, in bytes.
     pub fn growth_bytes(&self) -> u64 {
         self.resident_after_bytes.saturating_sub(self.resident_before_bytes)
+    }
+}
+
+impl From<&SoakReport> for Experiment {
+    fn from(report: &SoakReport) -> Self {
+        let mut result = Experiment::new("soak");
+        let load = &report.load.result;
+        result.figure("sent", load.sent as f64);
+        result.figure("answered", load.answered as f64);
+        result.figure("received", report.received as f64);
+        result.figure("delivered", report.delivered as f64);
+        result.figure("handled", report.handled as f64);
+        result.figure("unaccounted", report.unaccounted as f64);
+        result.figure("frames_missing", report.frames_missing as f64);
+        result.figure("growth_bytes", report.growth_bytes() as f64);
+        for (reason, packets) in &report.drops {
+            result.rows.push(json!({"reason": reason, "packets": packets}));
+        }
+        result
     }
 }
 

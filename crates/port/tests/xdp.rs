@@ -151,12 +151,7 @@ fn kernel_sockets_and_the_port_exchange_datagrams() {
     let busy_poll = Some(BusyPoll::default());
     let ways = [
         (Mode::Auto, Copy::Auto, None, "native, copy"),
-        (
-            Mode::Native,
-            Copy::Copy,
-            busy_poll,
-            "native, copy, busy polling budget 64, interrupts deferred 50 us",
-        ),
+        (Mode::Native, Copy::Copy, busy_poll, "native, copy, busy polling"),
         (Mode::Generic, Copy::Auto, None, "generic, copy"),
     ];
     let mut arena = arena(4096);
@@ -170,7 +165,9 @@ fn kernel_sockets_and_the_port_exchange_datagrams() {
         };
         let mut port = try_open(&pair.left, config, &mut arena).unwrap();
         let capabilities = port.capabilities().clone();
-        assert_eq!(capabilities.detail, detail);
+        assert!(capabilities.detail.starts_with(detail), "{}", capabilities.detail);
+        let deferred = capabilities.detail.ends_with(", interrupts deferred 200 us");
+        assert_eq!(deferred, busy_poll.is_some(), "{}", capabilities.detail);
         assert_eq!((capabilities.mtu, capabilities.queues), (1500, 1));
         exchange(&pair, &mut port, &mut arena);
         let counters = port.counters();
@@ -510,10 +507,7 @@ fn start_child(namespace: &Namespace) -> std::process::Child {
         .unwrap();
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let open = lines.map_while(Result::ok).find(|line| line.starts_with("open: "));
-    assert_eq!(
-        open.as_deref(),
-        Some("open: native, copy, busy polling budget 64, interrupts deferred 50 us")
-    );
+    assert!(open.as_deref().is_some_and(|line| line.starts_with("open: native, copy, busy")));
     child
 }
 

@@ -146,7 +146,7 @@ impl Bench {
             self.steer(kind)?;
         }
         let server = Server::start(kind, &self.setup, &self.pair.b)?;
-        if self.steers() && !kind.is_on_kernel_sockets() {
+        if kind == ServerKind::KnotXdp {
             self.poll_on_server_core()?;
         }
         Ok(server)
@@ -169,10 +169,8 @@ impl Bench {
     }
 
     /// Makes a timer on the server's core poll the device: what a card's
-    /// interrupt with coalescing would do. For XDP programs, which RPS does not
-    /// help: they run before it. (Busy polling by AF_XDP sockets would do, but
-    /// since Linux 6.13 it needs a driver that names its NAPI contexts to its
-    /// queues, and veth does not.)
+    /// interrupt with coalescing would do. For XDP programs without busy
+    /// polling, which RPS does not help: they run before it.
     fn poll_on_server_core(&self) -> Result<(), LabError> {
         /// Far less than it takes to fill the 256 slots of a veth.
         const POLL_EVERY_NS: u64 = 20_000;

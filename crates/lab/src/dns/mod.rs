@@ -180,9 +180,9 @@ fn describe(config: &DnsConfig, result: &mut Experiment) {
          load generator (AF_XDP, open loop), and a thread on it receives the answers"
     ));
     result.note(format!(
-        "tidegate-xdp and knot-xdp: native AF_XDP, a timer on core {server} polls the veth every \
-         20 us, as a card with coalescing would; kernel sockets (tidegate-kernel, knot, nsd): RPS \
-         moves receiving to core {server}"
+        "tidegate-xdp: native AF_XDP, busy polls its veth on core {server}; knot-xdp: native XDP, a \
+         timer on core {server} polls the veth every 20 us, as a card with coalescing would; kernel \
+         sockets (tidegate-kernel, knot, nsd): RPS moves receiving to core {server}"
     ));
     result.note(format!(
         "{} names, one question each, EDNS 1232; {} measurements of {} s at each server's best \

@@ -264,10 +264,6 @@ fn tidegate(
     let core = setup.core.to_string();
     command.args(["serve", "dns", "--port", port, "--iface", &end.device]);
     command.args(["--address", &address, "--zone", &zone, "--cpu", &core, "--json"]);
-    if kind == ServerKind::TidegateXdp {
-        // The bench polls the device.
-        command.args(["--busy-poll", "0"]);
-    }
     if kind != ServerKind::TidegateKernel {
         command.args(setup.more_own.iter().flat_map(|address| ["--address", address]));
     }

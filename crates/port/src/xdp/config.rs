@@ -46,15 +46,15 @@ pub struct BusyPoll {
     /// before it turns interrupts on (`napi_defer_hard_irqs`).
     pub defer_irqs: u32,
     /// How long the device waits for the next poll before it looks on its own,
-    /// in nanoseconds (`gro_flush_timeout`). An idle port may wake up this much
-    /// later, and a veth, whose queue holds 256 packets, loses what comes in
-    /// above that.
+    /// in nanoseconds (`gro_flush_timeout`). Longer than the time between two
+    /// polls under load, or the device works behind the port's back; a port
+    /// that has just gone idle may wake up this much later.
     pub flush_timeout_ns: u64,
 }
 
 impl Default for BusyPoll {
     fn default() -> Self {
-        Self { budget: 64, defer_irqs: 2, flush_timeout_ns: 50_000 }
+        Self { budget: 64, defer_irqs: 2, flush_timeout_ns: 200_000 }
     }
 }
 

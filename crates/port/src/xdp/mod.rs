@@ -15,6 +15,7 @@
 mod busy_poll;
 mod config;
 mod error;
+mod napi;
 mod netdev;
 mod open;
 mod program;
@@ -33,6 +34,7 @@ use tidegate_memory::Arena;
 use self::busy_poll::DeviceSettings;
 pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
+use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
 pub use self::steering::{Protocol, Rule, Steering};
@@ -76,6 +78,8 @@ pub struct XdpPort {
     // the kernel, so nothing is lost between the two.
     queues: Vec<Queue>,
     program: Program,
+    /// Polls the device when the sockets cannot.
+    poller: Option<NapiPoller>,
     device: Option<DeviceSettings>,
     readiness: OwnedFd,
     steering: Steering,
@@ -149,13 +153,15 @@ impl Port for XdpPort {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        let count = self.queues.len();
-        let mut received = 0;
-        for turn in 0..count {
-            let queue = &mut self.queues[(self.next_receive + turn) % count];
-            received += queue.receive(arena, burst, quota - received)?;
+        let mut received = self.receive_round(arena, burst, quota)?;
+        if received == 0
+            && quota > 0
+            && let Some(poller) = &self.poller
+        {
+            poller.poll()?;
+            received = self.receive_round(arena, burst, quota)?;
         }
-        self.next_receive = (self.next_receive + 1) % count;
+        self.next_receive = (self.next_receive + 1) % self.queues.len();
         Ok(received)
     }
 
@@ -197,11 +203,29 @@ impl Port for XdpPort {
 }
 
 impl XdpPort {
+    /// Takes what waits in the rings, each queue in turn.
+    fn receive_round(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        let count = self.queues.len();
+        let mut received = 0;
+        for turn in 0..count {
+            let queue = &mut self.queues[(self.next_receive + turn) % count];
+            received += queue.receive(arena, burst, quota - received)?;
+        }
+        Ok(received)
+    }
+
     fn detail(&self) -> String {
         let mut parts = vec![if self.way.native { "native" } else { "generic" }.to_string()];
         parts.push(if self.way.zero_copy { "zero-copy" } else { "copy" }.to_string());
         if let Some(settings) = &self.way.busy_poll {
-            parts.push(if self.queues.iter().all(|queue| queue.polling() != Polling::Off) {
+            parts.push(if self.poller.is_some() {
+                "busy polling by io_uring".to_string()
+            } else if self.queues.iter().all(|queue| queue.polling() != Polling::Off) {
                 format!("busy polling budget {}", settings.budget)
             } else {
                 "no busy polling by this driver".to_string()

@@ -11,6 +11,7 @@ use tidegate_memory::Arena;
 
 use super::busy_poll::DeviceSettings;
 use super::config::Target;
+use super::napi::NapiPoller;
 use super::program::Program;
 use super::queue::Queue;
 use super::socket::{Binding, Socket};
@@ -36,6 +37,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
             socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
         }
     }
+    let poller = busy_poll.and_then(|_| poller(&target, &sockets));
     let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
     let queues = queues(sockets, &config, arena);
@@ -51,6 +53,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         capabilities: capabilities(&target),
         queues,
         program,
+        poller,
         device,
         readiness,
         steering: config.steering,
@@ -60,6 +63,15 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
     };
     port.capabilities.detail = port.detail();
     Ok(port)
+}
+
+/// What polls the device when the sockets do not know how to. Since the kernel
+/// that has it, they know at once.
+fn poller(target: &Target, sockets: &[Socket]) -> Option<NapiPoller> {
+    if sockets.iter().all(Socket::runs_device) {
+        return None;
+    }
+    NapiPoller::of(target.index).ok()
 }
 
 fn capabilities(target: &Target) -> Capabilities {

@@ -16,6 +16,13 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const BPF_LINK_CREATE: libc::c_int = 28;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
 const BPF_XDP: u32 = 37;
+/// `IORING_REGISTER_NAPI` of `linux/io_uring.h`, and its operations.
+const IORING_REGISTER_NAPI: libc::c_int = 27;
+const NAPI_REGISTER: u8 = 0;
+const NAPI_STATIC_ADD_ID: u8 = 1;
+const NAPI_TRACKING_STATIC: u32 = 1;
+/// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG`.
+const ENTER_WAIT: libc::c_uint = 1 | 1 << 3;
 /// `SIOCETHTOOL` of `linux/sockios.h`.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// `ETHTOOL_GCHANNELS` of `linux/ethtool.h`.
@@ -309,5 +316,116 @@ pub(super) fn active_receive_queues(socket: BorrowedFd<'_>, interface: &str) -> 
             error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
             error => Err(error),
         },
+    }
+}
+
+/// Makes an `io_uring` that is only ever waited on: nothing is submitted, so
+/// its rings need not be mapped.
+pub(super) fn uring() -> io::Result<OwnedFd> {
+    // `struct io_uring_params`: 120 bytes, which may all be zero.
+    let mut parameters = [0_u64; 15];
+    // SAFETY: the kernel reads and writes one `io_uring_params` in the live
+    // array, which has its size and alignment.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so this is a new descriptor that nobody else
+    // owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// `struct io_uring_napi` of `linux/io_uring.h`, as of Linux 6.13.
+#[repr(C)]
+struct UringNapi {
+    busy_poll_us: u32,
+    prefer_busy_poll: u8,
+    operation: u8,
+    pad: [u8; 2],
+    parameter: u32,
+    reserved: u32,
+}
+
+/// Lets waiting on `ring` poll the NAPI instances that are named to it, for
+/// `busy_poll_us` at a time.
+pub(super) fn uring_poll_napis(ring: BorrowedFd<'_>, busy_poll_us: u32) -> io::Result<()> {
+    uring_napi(ring, NAPI_REGISTER, busy_poll_us, NAPI_TRACKING_STATIC)
+}
+
+/// Names a NAPI instance to `ring`.
+pub(super) fn uring_add_napi(ring: BorrowedFd<'_>, napi: u32) -> io::Result<()> {
+    uring_napi(ring, NAPI_STATIC_ADD_ID, 0, napi)
+}
+
+fn uring_napi(
+    ring: BorrowedFd<'_>,
+    operation: u8,
+    busy_poll_us: u32,
+    parameter: u32,
+) -> io::Result<()> {
+    let mut napi = UringNapi {
+        busy_poll_us,
+        prefer_busy_poll: 1,
+        operation,
+        pad: [0; 2],
+        parameter,
+        reserved: 0,
+    };
+    // SAFETY: the pointer is to one live `io_uring_napi`, which the kernel
+    // reads and writes.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring.as_raw_fd(),
+            IORING_REGISTER_NAPI,
+            &raw mut napi,
+            1,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Waits on `ring` for `timeout_ns`, which polls its NAPI instances.
+pub(super) fn uring_wait(ring: BorrowedFd<'_>, timeout_ns: u32) -> io::Result<()> {
+    /// `struct __kernel_timespec`.
+    #[repr(C)]
+    struct Timeout {
+        seconds: i64,
+        nanoseconds: i64,
+    }
+    /// `struct io_uring_getevents_arg`.
+    #[repr(C)]
+    struct Argument {
+        signal_mask: u64,
+        signal_mask_bytes: u32,
+        min_wait_us: u32,
+        timeout: u64,
+    }
+    let timeout = Timeout { seconds: 0, nanoseconds: timeout_ns.into() };
+    let argument = Argument {
+        signal_mask: 0,
+        signal_mask_bytes: 0,
+        min_wait_us: 0,
+        timeout: (&raw const timeout).expose_provenance() as u64,
+    };
+    // SAFETY: the kernel reads one live argument, of the size that it is told,
+    // and the live time-out that it points to.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            ring.as_raw_fd(),
+            0,
+            1,
+            ENTER_WAIT,
+            &raw const argument,
+            size_of::<Argument>(),
+        )
+    };
+    match rc {
+        -1 => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
+            error => Err(error),
+        },
+        _ => Ok(()),
     }
 }
