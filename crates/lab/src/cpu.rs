@@ -26,6 +26,18 @@ pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
     pin(Some(pid), core)
 }
 
+/// Pins every thread that the process `pid` has now to one core, whatever it
+/// chose itself.
+///
+/// # Errors
+/// When there is no such core or process, or it belongs to somebody else.
+pub fn pin_threads(pid: u32, core: usize) -> Result<(), LabError> {
+    let folder = format!("/proc/{pid}/task");
+    let threads = fs::read_dir(&folder).map_err(LabError::file(&folder))?;
+    let mut ids = threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.try_for_each(|thread| pin_process(thread, core))
+}
+
 /// Lets the thread `pid` run before every ordinary thread of its core.
 ///
 /// # Errors

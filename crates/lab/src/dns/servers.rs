@@ -149,6 +149,9 @@ impl Server {
             server.detail = server.wait_for_line(&said)?;
         } else {
             server.wait_for_answer(setup, end)?;
+            // Knot DNS puts its first worker on core 0, wherever it was
+            // started.
+            crate::cpu::pin_threads(server.pid(), setup.core)?;
         }
         Ok(server)
     }
