@@ -123,13 +123,14 @@ impl HostOptions {
         Ok(())
     }
 
-    /// What the server binds: every address of the stack.
-    pub(crate) fn wildcard(&self, port: u16) -> SocketAddr {
-        let all_v4 =
-            !self.address.is_empty() && self.address.iter().all(|own| own.0.address().is_ipv4());
-        let any =
-            if all_v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        SocketAddr::new(any, port)
+    /// What the server binds: every address of the stack, by family.
+    pub(crate) fn wildcards(&self, port: u16) -> Vec<SocketAddr> {
+        let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+        let has = |family: IpAddr| {
+            let is_family = |own: &Text<IpCidr>| own.0.address().is_ipv4() == family.is_ipv4();
+            self.shared || self.address.iter().any(is_family)
+        };
+        any.into_iter().filter(|&any| has(any)).map(|any| SocketAddr::new(any, port)).collect()
     }
 
     /// What the server binds on kernel sockets: the given addresses, else all.

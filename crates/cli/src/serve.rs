@@ -162,12 +162,13 @@ impl Common {
             ServeReport::kernel(name, &served)
         } else {
             let net = Net::open(host.net_config()?)?;
-            let address = host.wildcard(port);
-            let socket = UdpSocket::bind(&net, address)?;
+            let addresses = host.wildcards(port);
+            let bind = |&address| UdpSocket::bind_one_family(&net, address);
+            let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
-            ready(name, &[address], &path)?;
-            serve_embedded(&net, &[socket], &mut responder, &stop, &served)?;
+            ready(name, &addresses, &path)?;
+            serve_embedded(&net, &sockets, &mut responder, &stop, &served)?;
             ServeReport::tidegate(name, &served, &net)
         };
         report.print(self.json)

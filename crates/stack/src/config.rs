@@ -71,8 +71,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             neighbours: 1024,
-            unresolved_frames: 8,
-            unresolved_frames_total: 256,
+            // A datagram of 64 KiB is 45 fragments on Ethernet.
+            unresolved_frames: 64,
+            unresolved_frames_total: 512,
             fragment_bytes: 4 << 20,
             fragment_packets: 1024,
             fragments_per_packet: 64,

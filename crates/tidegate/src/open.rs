@@ -1,8 +1,10 @@
 //! From a configuration to a running engine.
 
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr, UdpSocket as KernelSocket};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_engine::{Clock, Engine, EngineConfig, KernelNeighbours};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
 use tidegate_port::Port;
@@ -330,7 +332,18 @@ fn random_seed() -> Result<[u8; 16], OpenError> {
 /// "port unreachable".
 pub(crate) struct Claim {
     rules: Vec<Rule>,
-    _kernel: KernelSocket,
+    _kernel: OwnedFd,
+}
+
+/// A socket of the kernel's that nothing is read from.
+fn reserve(local: SocketAddr, dual_stack: bool) -> io::Result<OwnedFd> {
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    if local.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(&fd, !dual_stack)?;
+    }
+    rustix::net::bind(&fd, &local)?;
+    Ok(fd)
 }
 
 impl Claim {
@@ -339,13 +352,13 @@ impl Claim {
     pub(crate) fn take(
         port: &mut dyn Port,
         local: SocketAddr,
+        dual_stack: bool,
         shared: &[IpAddr],
     ) -> io::Result<Self> {
-        let kernel = KernelSocket::bind(local)?;
+        let kernel = reserve(local, dual_stack)?;
         let takes = |address: IpAddr| match local.ip() {
             IpAddr::V4(any) if any.is_unspecified() => address.is_ipv4(),
-            // An unspecified IPv6 socket takes both families.
-            IpAddr::V6(any) if any.is_unspecified() => true,
+            IpAddr::V6(any) if any.is_unspecified() => dual_stack || address.is_ipv6(),
             one => one == address,
         };
         let rules = shared.iter().copied().filter(|&address| takes(address)).map(|address| {

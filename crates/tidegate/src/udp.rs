@@ -65,19 +65,28 @@ impl UdpSocket {
     /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
     /// address that is not of this stack, and what resolving a name gives.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address))
+        first_that_works(address, |address| Self::bind_one(net, address, true))
     }
 
-    fn bind_one(net: &Net, address: SocketAddr) -> io::Result<Self> {
+    /// As [`UdpSocket::bind`], but a socket on the unspecified IPv6 address
+    /// takes IPv6 alone, so that one for IPv4 can be bound beside it. Two such
+    /// sockets are faster than one that serves both families.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_one_family(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
+        first_that_works(address, |address| Self::bind_one(net, address, false))
+    }
+
+    fn bind_one(net: &Net, address: SocketAddr, dual_stack: bool) -> io::Result<Self> {
         let mut core = net.lock();
         let core = &mut *core;
         let (stack, _, _) = core.engine.parts();
-        let id =
-            stack.udp_bind(address, UdpOptions { dual_stack: true, ..UdpOptions::default() })?;
+        let id = stack.udp_bind(address, UdpOptions { dual_stack, ..UdpOptions::default() })?;
         let local = stack.udp_local_addr(id).unwrap_or(address);
         let mut claim = None;
         if !core.shared_addresses.is_empty() {
-            match Claim::take(core.engine.port(), local, &core.shared_addresses) {
+            match Claim::take(core.engine.port(), local, dual_stack, &core.shared_addresses) {
                 Ok(taken) => claim = Some(taken),
                 Err(error) => {
                     let (stack, arena, _) = core.engine.parts();

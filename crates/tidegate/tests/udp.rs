@@ -199,6 +199,24 @@ fn a_dual_stack_socket_exchanges_in_place() {
     serving.join().unwrap();
 }
 
+/// A socket for each family on the same port: each gets what is its own.
+#[test]
+fn one_family_leaves_room_for_the_other() {
+    let hosts = hosts();
+    let bind = |address| UdpSocket::bind_one_family(&hosts.b, address).unwrap();
+    let servers = [bind("0.0.0.0:7"), bind("[::]:7")].map(echo);
+    assert_eq!(UdpSocket::bind(&hosts.b, "[::]:7").unwrap_err().kind(), ErrorKind::AddrInUse);
+    for ([a, b], server) in FAMILIES.into_iter().zip(servers) {
+        let client = self::bind(&hosts.a, (a, 0)).unwrap();
+        for payload in [&b"hello"[..], b""] {
+            client.send_to(payload, (b, 7)).unwrap();
+            let (len, from) = client.recv_from(&mut [0; 8]).unwrap();
+            assert_eq!((len, from), (payload.len(), address(b, 7)));
+        }
+        assert_eq!(server.join().unwrap(), 1);
+    }
+}
+
 #[test]
 fn batches_keep_their_order() {
     on_both_families(|hosts, a, b| {

@@ -1,9 +1,9 @@
 //! Which socket a datagram is for.
 //!
 //! The destination port leads to a [`Port`] without any search: a table of
-//! 65,536 places. Most ports have one socket, bound to the unspecified
-//! address, and that is the end of it. Only a port that has connected sockets
-//! or sockets bound to one address costs a hash lookup for each kind.
+//! 65,536 places. Most ports have one socket, and that is the end of it. Only
+//! a port that has connected sockets, or several bound to one address each,
+//! costs a hash lookup for each kind.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +22,9 @@ struct Port {
     bound: u32,
     /// How many are connected.
     connected: u32,
+    /// The socket bound to one address last, and that address: where there is
+    /// just one, no search is needed.
+    newest: Option<(IpAddr, u32)>,
 }
 
 struct Slot {
@@ -79,12 +82,18 @@ impl UdpTable {
         slot.socket.as_mut().map(|socket| (id, socket))
     }
 
-    /// The socket that every datagram to a port is for, if no other is bound
-    /// there to one address or to one peer. `None` when there is more to ask.
+    /// The socket that a datagram to one of our addresses is for, where that
+    /// needs no search: on a port with one socket, or with sockets bound to
+    /// the unspecified addresses only. `None` when there is more to ask.
     #[inline(always)]
-    pub(crate) fn find_only(&self, port: u16, v6: bool) -> Option<Option<u32>> {
-        let port = self.port(port);
-        (port.bound | port.connected == 0).then_some(port.any[usize::from(v6)])
+    pub(crate) fn find_only(&self, number: u16, local: IpAddr) -> Option<Option<u32>> {
+        let port = self.port(number);
+        match port.newest {
+            _ if port.connected != 0 => None,
+            Some((address, index)) if address == local => Some(Some(index)),
+            _ if port.bound != 0 => None,
+            _ => Some(port.any[usize::from(local.is_ipv6())]),
+        }
     }
 
     /// The socket that a datagram is for.
@@ -255,7 +264,9 @@ impl UdpTable {
             families.for_each(|family| port.any[family] = Some(index));
         } else {
             self.bound.insert(socket.bound, index);
-            self.enter_port(socket.bound.port()).bound += 1;
+            let port = self.enter_port(socket.bound.port());
+            port.bound += 1;
+            port.newest = Some((socket.bound.ip(), index));
         }
     }
 
@@ -275,6 +286,7 @@ impl UdpTable {
         } else {
             self.bound.remove(&bound);
             port.bound -= 1;
+            port.newest = port.newest.filter(|&(_, index)| index != id.index);
         }
         if port.bound | port.connected == 0 && port.any == [None, None] {
             self.port_of[usize::from(bound.port())] = 0;
