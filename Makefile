@@ -17,7 +17,7 @@ demo: build
 # Every test: units, packet scripts, ports and programs in network namespaces.
 test: build
 	@scripts/setup test
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
 
 # What CI checks before the tests.
 lint:

@@ -112,7 +112,9 @@ fn a_neighbour_that_never_answers_is_asked_three_times() {
 #[test]
 fn the_queue_for_one_neighbour_keeps_the_newest() {
     both(|family| {
-        let mut host = Host::quiet(config(1));
+        let mut settings = config(1);
+        settings.limits.unresolved_frames = 8;
+        let mut host = Host::quiet(settings);
         let socket = host.bind(at(family.any(), 4000));
         for n in 0..20 {
             host.send(socket, Some(at(family.host(2), 53)), &[n]);
