@@ -152,10 +152,7 @@ impl Stack {
         let (from_port, to_port) = (u16_at(head, 34), u16_at(head, 36));
         let remote = SocketAddr::new(IpAddr::V4(source), from_port);
         let local = IpAddr::V4(destination);
-        let socket = match self.udp.find_only(to_port, local) {
-            Some(only) => only,
-            None => self.udp.find(SocketAddr::new(local, to_port), remote),
-        };
+        let socket = self.udp.find_plain(SocketAddr::new(local, to_port), remote);
         Some(Plain {
             remote,
             local,
@@ -195,10 +192,7 @@ impl Stack {
         let (from_port, to_port) = (u16_at(head, 54), u16_at(head, 56));
         let remote = SocketAddr::new(IpAddr::V6(source), from_port);
         let local = IpAddr::V6(destination);
-        let socket = match self.udp.find_only(to_port, local) {
-            Some(only) => only,
-            None => self.udp.find(SocketAddr::new(local, to_port), remote),
-        };
+        let socket = self.udp.find_plain(SocketAddr::new(local, to_port), remote);
         Some(Plain {
             remote,
             local,

@@ -194,7 +194,8 @@ impl UdpSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the socket is
-    /// non-blocking and there is no room; `EMSGSIZE` for more than 65,507 bytes;
+    /// non-blocking and there is no room; [`io::ErrorKind::InvalidInput`] for more
+    /// bytes than a datagram can hold, 65,507 on IPv4;
     /// [`io::ErrorKind::NetworkUnreachable`] without a route; an error that the
     /// connected peer's host reported before.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
@@ -211,16 +212,15 @@ impl UdpSocket {
     }
 
     fn send_one(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
-        let sent = self.wait_writable(|core| {
+        self.wait_writable(|core| {
             core.engine.read_clock();
             let (stack, arena, now_ns) = core.engine.parts();
             match stack.udp_send(now_ns, arena, self.inner.id, to, None, payload) {
+                Ok(()) => Some(core.engine.flush().map(|()| payload.len())),
                 Err(SendError::WouldBlock) => None,
-                result => Some(result.map(|()| payload.len()).map_err(io::Error::from)),
+                Err(error) => Some(Err(error.into())),
             }
-        })?;
-        self.inner.net.lock().engine.flush()?;
-        Ok(sent)
+        })
     }
 
     /// Sends datagrams, each to its own address, and returns how many. They go
@@ -233,21 +233,20 @@ impl UdpSocket {
         if datagrams.is_empty() {
             return Ok(0);
         }
-        let sent = self.wait_writable(|core| {
+        self.wait_writable(|core| {
             core.engine.read_clock();
             let (stack, arena, now_ns) = core.engine.parts();
-            for (sent, &(payload, to)) in datagrams.iter().enumerate() {
+            let mut sent = 0;
+            for &(payload, to) in datagrams {
                 match stack.udp_send(now_ns, arena, self.inner.id, Some(to), None, payload) {
-                    Ok(()) => {}
+                    Ok(()) => sent += 1,
                     Err(SendError::WouldBlock) if sent == 0 => return None,
                     Err(error) if sent == 0 => return Some(Err(error.into())),
-                    Err(_) => return Some(Ok(sent)),
+                    Err(_) => break,
                 }
             }
-            Some(Ok(datagrams.len()))
-        })?;
-        self.inner.net.lock().engine.flush()?;
-        Ok(sent)
+            Some(core.engine.flush().map(|()| sent))
+        })
     }
 
     /// Answers datagrams where they lie: waits for at least one, hands each to

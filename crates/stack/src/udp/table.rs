@@ -86,13 +86,23 @@ impl UdpTable {
     /// needs no search: on a port with one socket, or with sockets bound to
     /// the unspecified addresses only. `None` when there is more to ask.
     #[inline(always)]
-    pub(crate) fn find_only(&self, number: u16, local: IpAddr) -> Option<Option<u32>> {
+    fn find_only(&self, number: u16, local: IpAddr) -> Option<Option<u32>> {
         let port = self.port(number);
         match port.newest {
             _ if port.connected != 0 => None,
             Some((address, index)) if address == local => Some(Some(index)),
             _ if port.bound != 0 => None,
             _ => Some(port.any[usize::from(local.is_ipv6())]),
+        }
+    }
+
+    /// The socket that a datagram to one of our addresses is for, by the
+    /// shortest way.
+    #[inline(always)]
+    pub(crate) fn find_plain(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        match self.find_only(local.port(), local.ip()) {
+            Some(only) => only,
+            None => self.find(local, remote),
         }
     }
 
