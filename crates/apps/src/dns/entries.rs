@@ -166,19 +166,27 @@ impl Entry<'_> {
     }
 
     /// The text of the entry as the scanner wants it: TTLs with units, which
-    /// other servers allow (`1h30m`), in seconds, and a line feed at the end.
+    /// other servers allow (`1h30m`), in seconds; a space behind a quoted token
+    /// that the next one follows at once, where the scanner may want a byte to
+    /// write to; and a line feed at the end.
     pub(super) fn plain(&self) -> Cow<'_, [u8]> {
         let times = self.times();
         let has_end = self.text.ends_with(b"\n");
-        if times.is_empty() && has_end {
+        if times.is_empty() && has_end && !self.touches() {
             return Cow::Borrowed(self.text);
         }
         let mut plain = Vec::with_capacity(self.text.len() + 16);
         let mut copied = 0;
-        for (index, seconds) in times {
-            let (start, end) = self.tokens[index];
+        let mut times = times.into_iter().peekable();
+        for (index, &(start, end)) in self.tokens.iter().enumerate() {
             plain.extend_from_slice(&self.text[copied..start]);
-            plain.extend_from_slice(seconds.to_string().as_bytes());
+            if index > 0 && self.touches_before(index) {
+                plain.push(b' ');
+            }
+            match times.next_if(|&(at, _)| at == index) {
+                Some((_, seconds)) => plain.extend_from_slice(seconds.to_string().as_bytes()),
+                None => plain.extend_from_slice(&self.text[start..end]),
+            }
             copied = end;
         }
         plain.extend_from_slice(&self.text[copied..]);
@@ -186,6 +194,17 @@ impl Entry<'_> {
             plain.push(b'\n');
         }
         Cow::Owned(plain)
+    }
+
+    /// Whether any token begins right behind a quoted one.
+    fn touches(&self) -> bool {
+        (1..self.tokens.len()).any(|index| self.touches_before(index))
+    }
+
+    /// Whether a token begins right behind a quoted one.
+    fn touches_before(&self, index: usize) -> bool {
+        let ((before, end), (start, _)) = (self.tokens[index - 1], self.tokens[index]);
+        end == start && self.text[before] == b'"'
     }
 
     /// The tokens that are times with units, in seconds.

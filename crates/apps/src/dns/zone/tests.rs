@@ -233,6 +233,18 @@ fn tokens() -> impl Strategy<Value = String> {
     proptest::collection::vec(token, 0..30).prop_map(|tokens| tokens.join(" "))
 }
 
+/// The scanner wants a byte in front of every name, and a quoted token may end
+/// right where the next begins.
+#[test]
+fn a_token_may_follow_a_quotation_mark_at_once() {
+    assert_says(&problem("$INCLUDE \" \"quoted\" \"\n"), &["expected the end of the record"]);
+    assert_says(&problem("$INCLUDE \"a\"b\n"), &["$INCLUDE"]);
+    let naptr = "n NAPTR 1 1 \"u\" \"E2U+sip\" \"!^.*$!x!\"replacement\n";
+    for record in [naptr, "t TXT \"one\"\"two\"three\n"] {
+        assert!(load(&format!("{HEAD}{record}")).is_ok(), "{record}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_text_makes_the_loader_panic(text in tokens()) {
