@@ -9,7 +9,7 @@ use crate::passed::Copies;
 use crate::pcap::{
     PACKET_BYTES_MAX, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
-use crate::xdp::Rule;
+use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// What a [`Capture`] writes.

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason, Sum};
 
-use crate::xdp::Rule;
+use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// How often each thing happens to a frame: probabilities from 0 to 1, each on

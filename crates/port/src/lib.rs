@@ -11,6 +11,7 @@ pub mod netlink;
 pub mod packet;
 mod passed;
 pub mod pcap;
+pub mod steering;
 pub mod tap;
 pub mod trace;
 mod vnet;
@@ -111,7 +112,7 @@ pub trait Port: Send {
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] on ports that cannot take frames away
     /// from the kernel; what the kernel says otherwise.
-    fn set_steering(&mut self, _rule: &xdp::Rule, _take: bool) -> io::Result<()> {
+    fn set_steering(&mut self, _rule: &steering::Rule, _take: bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -135,7 +136,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_fd()
     }
-    fn set_steering(&mut self, rule: &xdp::Rule, take: bool) -> io::Result<()> {
+    fn set_steering(&mut self, rule: &steering::Rule, take: bool) -> io::Result<()> {
         (**self).set_steering(rule, take)
     }
     fn counters(&mut self) -> PortCounters {

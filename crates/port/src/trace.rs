@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use tidegate_memory::Arena;
 
 use crate::passed::Copies;
-use crate::xdp::Rule;
+use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 pub use summary::Summary;

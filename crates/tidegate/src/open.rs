@@ -11,8 +11,9 @@ use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
 use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
+use tidegate_port::steering::{Protocol, Rule};
 use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::xdp::{Protocol, Rule, XdpConfig, XdpError, XdpPort};
+use tidegate_port::xdp::{XdpConfig, XdpError, XdpPort};
 use tidegate_stack::{Config, ConfigError, Limits, Ownership, Route, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
 

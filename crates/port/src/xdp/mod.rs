@@ -37,7 +37,8 @@ pub use self::error::XdpError;
 use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
-pub use self::steering::{Protocol, Rule, Steering};
+pub use self::steering::Steering;
+pub use crate::steering::{Protocol, Rule};
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// What the steering program did with the frames of the interface.

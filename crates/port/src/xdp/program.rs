@@ -8,8 +8,9 @@ use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
-use super::steering::{Rule, Steering};
+use super::steering::Steering;
 use super::{SteeringCounters, sys};
+use crate::steering::Rule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/steer.bpf.o");

@@ -2,14 +2,7 @@
 
 use std::net::IpAddr;
 
-/// A transport protocol with ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    /// The User Datagram Protocol.
-    Udp,
-    /// The Transmission Control Protocol.
-    Tcp,
-}
+use crate::steering::{Protocol, Rule};
 
 impl Protocol {
     const fn number(self) -> u8 {
@@ -18,28 +11,6 @@ impl Protocol {
             Protocol::Udp => 17,
         }
     }
-}
-
-/// One thing to take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rule {
-    /// All packets to this address, fragments included, and the ARP and
-    /// neighbour discovery messages about it. For an address that the kernel
-    /// does not have itself.
-    Address(IpAddr),
-    /// Packets to this port, of one address or of any. Everything else to the
-    /// address stays with the kernel, and so do fragments, which have no ports.
-    Port {
-        /// The protocol of the port.
-        protocol: Protocol,
-        /// The destination address; `None` is any, IPv4 or IPv6.
-        address: Option<IpAddr>,
-        /// The destination port.
-        port: u16,
-    },
-    /// Every frame, whatever it holds. For an interface that belongs to
-    /// Tidegate alone.
-    Everything,
 }
 
 /// What to take from an interface.
