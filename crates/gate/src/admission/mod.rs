@@ -1,0 +1,1 @@
+//! What is taken when not everything can be.
