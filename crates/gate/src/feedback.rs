@@ -1,0 +1,174 @@
+//! Feedback: a queue that fills stops receiving until its reader has caught up.
+//!
+//! Mogul and Ramakrishnan, section 6.6.1: packets that would only be dropped
+//! at a full queue are better left with the card, before any work went into
+//! them. A reader that is stuck must not block the others, so a queue whose
+//! reader takes nothing for a while loses its say until it is drained.
+
+/// The queues whose fill level has a say are kept in a list of this size. Those
+/// that fill when the list is full drop what does not fit, as without feedback.
+const FILLING_MAX: usize = 256;
+
+/// A queue between the stack and an application, by a number of the caller's.
+pub type QueueId = u64;
+
+/// Which queues hold receiving back.
+#[derive(Clone, Debug)]
+pub(crate) struct Feedback {
+    high_percent: u32,
+    low_percent: u32,
+    timeout_ns: u64,
+    filling: Vec<Filling>,
+}
+
+/// A queue that went over the high mark and has not yet come down to the low one.
+#[derive(Clone, Debug)]
+struct Filling {
+    queue: QueueId,
+    /// The fill level when it was last told.
+    packets: u32,
+    /// When its reader last took something, or when it went over the mark.
+    progress_ns: u64,
+}
+
+impl Feedback {
+    pub(crate) fn new(high_percent: u32, low_percent: u32, timeout_ns: u64) -> Self {
+        Self { high_percent, low_percent, timeout_ns, filling: Vec::new() }
+    }
+
+    /// Changes the marks; what is filling stays so by the marks of before
+    /// until its level is told again.
+    pub(crate) fn set(&mut self, high_percent: u32, low_percent: u32, timeout_ns: u64) {
+        *self = Self {
+            high_percent,
+            low_percent,
+            timeout_ns,
+            filling: std::mem::take(&mut self.filling),
+        };
+    }
+
+    /// A queue holds `packets` of `capacity`.
+    pub(crate) fn on_level(&mut self, now_ns: u64, queue: QueueId, packets: u32, capacity: u32) {
+        let percent = u64::from(packets) * 100;
+        let over = |mark: u32| percent > u64::from(mark) * u64::from(capacity);
+        let reaches = |mark: u32| percent >= u64::from(mark) * u64::from(capacity);
+        let known = self.filling.iter().position(|filling| filling.queue == queue);
+        match known {
+            Some(index) if !over(self.low_percent) => {
+                self.filling.swap_remove(index);
+            }
+            Some(index) => {
+                let filling = &mut self.filling[index];
+                if packets < filling.packets || now_ns < filling.progress_ns {
+                    filling.progress_ns = now_ns;
+                }
+                filling.packets = packets;
+            }
+            None if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
+                self.filling.push(Filling { queue, packets, progress_ns: now_ns });
+            }
+            None => {}
+        }
+    }
+
+    /// The queue is gone.
+    pub(crate) fn forget(&mut self, queue: QueueId) {
+        self.filling.retain(|filling| filling.queue != queue);
+    }
+
+    /// Until when receiving is held back, if no reader does anything; `None`
+    /// when it is not.
+    #[inline]
+    pub(crate) fn held_until(&mut self, now_ns: u64) -> Option<u64> {
+        let mut until_ns = None;
+        for filling in &mut self.filling {
+            // A clock that stepped back must not hold for longer than the time-out.
+            filling.progress_ns = filling.progress_ns.min(now_ns);
+            let end_ns = filling.progress_ns.saturating_add(self.timeout_ns);
+            until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
+        }
+        until_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn feedback() -> Feedback {
+        Feedback::new(75, 25, MS)
+    }
+
+    #[test]
+    fn it_stops_at_the_high_mark_and_goes_on_at_the_low_one() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 23, 32);
+        assert_eq!(feedback.held_until(0), None);
+        feedback.on_level(0, 1, 24, 32);
+        assert_eq!(feedback.held_until(0), Some(MS));
+        feedback.on_level(10, 1, 9, 32);
+        assert_eq!(feedback.held_until(10), Some(MS + 10), "between the marks it goes on holding");
+        feedback.on_level(20, 1, 8, 32);
+        assert_eq!(feedback.held_until(20), None);
+        feedback.on_level(30, 1, 23, 32);
+        assert_eq!(feedback.held_until(30), None, "on the way up the low mark has no say");
+    }
+
+    #[test]
+    fn a_reader_that_stops_blocks_others_for_one_time_out_only() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 32, 32);
+        assert!(feedback.held_until(MS - 1).is_some());
+        assert_eq!(feedback.held_until(MS), None);
+        feedback.on_level(2 * MS, 1, 32, 32);
+        assert_eq!(feedback.held_until(2 * MS), None, "still stuck: it has lost its say");
+        feedback.on_level(3 * MS, 1, 30, 32);
+        assert!(feedback.held_until(3 * MS).is_some(), "it reads again");
+    }
+
+    #[test]
+    fn a_slow_reader_holds_as_long_as_it_reads() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 32, 32);
+        for step in 1..=20 {
+            let now_ns = step * MS / 2;
+            feedback.on_level(now_ns, 1, 32 - step as u32, 32);
+            assert!(feedback.held_until(now_ns).is_some(), "step {step}");
+        }
+        feedback.on_level(20 * MS, 1, 8, 32);
+        assert_eq!(feedback.held_until(20 * MS), None);
+    }
+
+    #[test]
+    fn a_reader_that_dies_is_forgotten() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 32, 32);
+        feedback.on_level(0, 2, 32, 32);
+        feedback.forget(1);
+        assert!(feedback.held_until(0).is_some());
+        feedback.forget(2);
+        assert_eq!(feedback.held_until(0), None);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_never_holds_for_longer_than_the_time_out() {
+        let mut feedback = feedback();
+        feedback.on_level(1000 * MS, 1, 32, 32);
+        assert_eq!(feedback.held_until(0), Some(MS), "back by a second");
+        feedback.on_level(0, 1, 32, 32);
+        assert_eq!(feedback.held_until(MS), None);
+        feedback.on_level(u64::MAX - 1, 1, 32, 32);
+        assert_eq!(feedback.held_until(u64::MAX), None, "forward by centuries");
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let mut feedback = feedback();
+        for queue in 0..10_000 {
+            feedback.on_level(0, queue, 32, 32);
+        }
+        assert_eq!(feedback.filling.len(), FILLING_MAX);
+    }
+}

@@ -1,0 +1,222 @@
+use super::*;
+use crate::config::{Config, Quota};
+
+const MS: u64 = 1_000_000;
+const ONE: Rings = Rings { receive: 1, transmit: 1, application: 1 };
+
+fn gate(rings: Rings, change: impl FnOnce(&mut Config)) -> Gate {
+    let mut config = Config::default();
+    change(&mut config);
+    Gate::new(Settings::new(config).unwrap(), rings, 0)
+}
+
+/// Asks for the next turn and serves it with `taken` packets.
+fn serve(gate: &mut Gate, now_ns: u64, taken: u32) -> Ring {
+    match gate.next(now_ns) {
+        Next::Serve(turn) => {
+            gate.on_served(turn, taken.min(turn.quota), now_ns);
+            turn.ring
+        }
+        other => panic!("{other:?} instead of a turn"),
+    }
+}
+
+#[test]
+fn rings_take_turns_until_they_are_empty() {
+    let mut gate = gate(Rings { receive: 2, transmit: 2, application: 1 }, |c| {
+        c.receive_quota = Quota::Packets(5);
+    });
+    gate.on_all_ready();
+    let full: Vec<Ring> = (0..5).map(|_| serve(&mut gate, 0, u32::MAX)).collect();
+    assert_eq!(
+        full,
+        [
+            Ring::Receive(0),
+            Ring::Transmit(0),
+            Ring::Receive(1),
+            Ring::Transmit(1),
+            Ring::Application(0)
+        ]
+    );
+    assert_eq!(serve(&mut gate, 0, 4), Ring::Receive(0), "full rings have another turn");
+    for _ in 0..4 {
+        serve(&mut gate, 0, 0);
+    }
+    assert_eq!(gate.next(0), Next::Wait { held_until_ns: None });
+    assert_eq!(gate.on_interrupt(0, 1), Interrupt::StartPolling);
+    assert_eq!(serve(&mut gate, 0, 1), Ring::Receive(1));
+}
+
+#[test]
+fn transmit_is_not_starved_by_receive() {
+    let mut gate = gate(ONE, |_| ());
+    let (mut received, mut transmitted) = (0, 0);
+    for _ in 0..1000 {
+        gate.on_ready(Ring::Transmit(0));
+        gate.on_ready(Ring::Receive(0));
+        match serve(&mut gate, 0, u32::MAX) {
+            Ring::Receive(_) => received += 1,
+            Ring::Transmit(_) => transmitted += 1,
+            Ring::Application(_) => {}
+        }
+    }
+    assert_eq!((received, transmitted), (500, 500));
+}
+
+#[test]
+fn interrupts_take_at_their_own_priority_in_the_old_modes() {
+    let mut interrupt = gate(ONE, |c| c.mode = Mode::Interrupt);
+    assert_eq!(interrupt.on_interrupt(0, 0), Interrupt::Take { limit: u32::MAX });
+    assert_eq!(interrupt.next_interrupt_ns(1), 1);
+    let mut moderated = gate(ONE, |c| c.mode = Mode::Moderated);
+    assert_eq!(moderated.on_interrupt(0, 0), Interrupt::Take { limit: 128 });
+    assert_eq!(moderated.next_interrupt_ns(1), 125_000);
+    assert_eq!(moderated.next(0), Next::Wait { held_until_ns: None }, "nothing is polled");
+}
+
+#[test]
+fn napi_yields_when_budget_or_time_is_spent() {
+    let mut gate = gate(ONE, |c| c.mode = Mode::Napi);
+    gate.on_ready(Ring::Receive(0));
+    for turn in 0..5 {
+        assert_eq!(serve(&mut gate, 0, 64), Ring::Receive(0), "turn {turn}");
+    }
+    assert_eq!(gate.next(0), Next::Yield, "320 of 300");
+    assert_eq!(serve(&mut gate, 0, 64), Ring::Receive(0), "a new round");
+    assert_eq!(gate.next(2 * MS), Next::Yield, "two milliseconds");
+    assert_eq!(serve(&mut gate, 2 * MS, 1), Ring::Receive(0));
+    assert_eq!(gate.next(2 * MS), Next::Wait { held_until_ns: None });
+    assert_eq!(gate.counters().yields, 2);
+}
+
+#[test]
+fn a_full_queue_holds_receive_but_nothing_else() {
+    let mut gate = gate(ONE, |_| ());
+    gate.on_all_ready();
+    gate.on_queue_level(0, 7, 32, 32);
+    assert_eq!(serve(&mut gate, 0, 0), Ring::Transmit(0));
+    assert_eq!(serve(&mut gate, 0, 0), Ring::Application(0));
+    assert_eq!(gate.next(0), Next::Wait { held_until_ns: Some(MS) });
+    gate.on_queue_level(10, 7, 8, 32);
+    assert_eq!(serve(&mut gate, 10, 64), Ring::Receive(0));
+    gate.on_queue_level(20, 7, 32, 32);
+    gate.on_queue_closed(7);
+    assert_eq!(serve(&mut gate, 20, 64), Ring::Receive(0), "its reader died");
+}
+
+#[test]
+fn without_feedback_a_full_queue_has_no_say() {
+    let mut gate = gate(ONE, |c| c.feedback = false);
+    gate.on_ready(Ring::Receive(0));
+    gate.on_queue_level(0, 7, 32, 32);
+    assert_eq!(serve(&mut gate, 0, 64), Ring::Receive(0));
+}
+
+#[test]
+fn the_share_is_measured_in_time_spent() {
+    let mut gate = gate(ONE, |c| c.cpu_share_percent = 25);
+    assert!(gate.measures_time());
+    let mut now_ns = 0;
+    let (mut spent_ns, mut packets) = (0, 0);
+    while now_ns < 1000 * MS {
+        gate.on_ready(Ring::Receive(0));
+        match gate.next(now_ns) {
+            Next::Serve(turn) => {
+                now_ns += 300_000;
+                spent_ns += 300_000;
+                packets += turn.quota;
+                gate.on_served(turn, turn.quota, now_ns);
+            }
+            Next::Wait { held_until_ns } => now_ns = held_until_ns.expect("held"),
+            Next::Yield => unreachable!(),
+        }
+    }
+    let percent = spent_ns * 100 / now_ns;
+    assert!((24..=26).contains(&percent), "{percent} % for {packets} packets");
+}
+
+#[test]
+fn an_idle_processor_lifts_the_share() {
+    let mut gate = gate(ONE, |c| c.cpu_share_percent = 1);
+    gate.on_ready(Ring::Receive(0));
+    let Next::Serve(turn) = gate.next(0) else { panic!("a turn") };
+    gate.on_served(turn, turn.quota, MS);
+    assert_eq!(gate.next(MS), Next::Wait { held_until_ns: Some(10 * MS) });
+    gate.on_idle_processor(MS);
+    assert!(matches!(gate.next(MS), Next::Serve(_)));
+    assert_eq!(gate.counters().lifted, 1);
+}
+
+#[test]
+fn a_dedicated_core_never_waits() {
+    let mut gate = gate(ONE, |c| c.mode = Mode::Dedicated);
+    gate.on_all_ready();
+    for _ in 0..100 {
+        assert!(matches!(gate.next(0), Next::Serve(turn) if {
+            gate.on_served(turn, 0, 0);
+            true
+        }));
+    }
+}
+
+#[test]
+fn settings_change_while_it_runs() {
+    let mut gate = gate(ONE, |_| ());
+    gate.on_ready(Ring::Receive(0));
+    let config = Config { receive_quota: Quota::Packets(7), ..Config::default() };
+    gate.set(Settings::new(config).unwrap());
+    assert_eq!(gate.next(0), Next::Serve(Turn { ring: Ring::Receive(0), quota: 7 }));
+    assert_eq!(gate.settings().config().receive_quota, Quota::Packets(7));
+}
+
+mod any_order {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever happens, and however the clock jumps, a ring with work is
+        /// served again after at most one time-out or period.
+        #[test]
+        fn nothing_is_held_for_ever(
+            events in proptest::collection::vec((0..5_u8, any::<u32>(), 0..100_u32), 0..200),
+            mode in 0..5_usize,
+            share in 1..=100_u32,
+        ) {
+            let mode = Mode::ALL[mode];
+            let share = if mode == Mode::Polled { share } else { 100 };
+            let mut gate = gate(ONE, |c| {
+                c.mode = mode;
+                c.cpu_share_percent = share;
+            });
+            let mut now_ns = 0_u64;
+            for (event, time, level) in events {
+                now_ns = u64::from(time) * 1000;
+                match event {
+                    0 => { gate.on_interrupt(now_ns, 0); }
+                    1 => gate.on_queue_level(now_ns, u64::from(level % 4), level, 100),
+                    2 => gate.on_idle_processor(now_ns),
+                    3 => gate.on_all_ready(),
+                    _ => if let Next::Serve(turn) = gate.next(now_ns) {
+                        gate.on_served(turn, level.min(turn.quota), now_ns + u64::from(level) * 1000);
+                    }
+                }
+            }
+            gate.on_ready(Ring::Receive(0));
+            // A share that was overdrawn by one turn is paid back in time.
+            for _ in 0..1000 {
+                match gate.next(now_ns) {
+                    Next::Serve(Turn { ring: Ring::Receive(0), .. }) => return Ok(()),
+                    Next::Serve(turn) => gate.on_served(turn, 0, now_ns),
+                    Next::Yield => {}
+                    Next::Wait { held_until_ns } => {
+                        let until_ns = held_until_ns.expect("a ring has work");
+                        prop_assert!(until_ns > now_ns && until_ns - now_ns <= 10 * MS);
+                        now_ns = until_ns;
+                    }
+                }
+            }
+            prop_assert!(false, "receive was never served");
+        }
+    }
+}
