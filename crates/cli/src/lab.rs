@@ -92,43 +92,55 @@ pub(crate) struct Output {
 impl Lab {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self {
-            Lab::Dns(lab) => {
-                let mut config = dns::DnsConfig { names: lab.names, ..dns::DnsConfig::default() };
-                if lab.quick {
-                    config = config.quick();
-                }
-                if !lab.servers.is_empty() {
-                    config.servers = lab.servers;
-                }
-                config.seconds = lab.seconds.unwrap_or(config.seconds);
-                config.repeats = lab.repeats.unwrap_or(config.repeats);
-                config.verify = !lab.no_verify;
-                lab.output.write(&dns::run(&config)?)
-            }
-            Lab::EchoCost(lab) => {
-                let (packets, ipv6, callgrind) = (lab.packets, lab.ipv6, lab.callgrind);
-                let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
-                lab.output.write(&echo_cost::run(&config)?)
-            }
-            Lab::Soak(lab) => {
-                let config = soak::SoakConfig {
-                    seconds: lab.seconds,
-                    link: if lab.xdp { soak::SoakLink::Xdp } else { soak::SoakLink::Mem },
-                    ipv6: lab.ipv6,
-                    loss: lab.faults,
-                    duplication: lab.faults,
-                    reordering: lab.faults,
-                    corruption: lab.faults,
-                    ..soak::SoakConfig::default()
-                };
-                let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
-                lab.output.write(&(&report).into())?;
-                if report.unaccounted != 0 || report.frames_missing != 0 {
-                    return Err("packets or buffers were lost without a reason".into());
-                }
-                Ok(())
-            }
+            Lab::Dns(lab) => lab.run(),
+            Lab::EchoCost(lab) => lab.run(),
+            Lab::Soak(lab) => lab.run(),
         }
+    }
+}
+
+impl DnsLab {
+    fn run(self) -> Result<(), Failure> {
+        let mut config = dns::DnsConfig { names: self.names, ..dns::DnsConfig::default() };
+        if self.quick {
+            config = config.quick();
+        }
+        if !self.servers.is_empty() {
+            config.servers = self.servers;
+        }
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        config.verify = !self.no_verify;
+        self.output.write(&dns::run(&config)?)
+    }
+}
+
+impl EchoCostLab {
+    fn run(self) -> Result<(), Failure> {
+        let (packets, ipv6, callgrind) = (self.packets, self.ipv6, self.callgrind);
+        let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
+        self.output.write(&echo_cost::run(&config)?)
+    }
+}
+
+impl SoakLab {
+    fn run(self) -> Result<(), Failure> {
+        let config = soak::SoakConfig {
+            seconds: self.seconds,
+            link: if self.xdp { soak::SoakLink::Xdp } else { soak::SoakLink::Mem },
+            ipv6: self.ipv6,
+            loss: self.faults,
+            duplication: self.faults,
+            reordering: self.faults,
+            corruption: self.faults,
+            ..soak::SoakConfig::default()
+        };
+        let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
+        self.output.write(&(&report).into())?;
+        if report.unaccounted != 0 || report.frames_missing != 0 {
+            return Err("packets or buffers were lost without a reason".into());
+        }
+        Ok(())
     }
 }
 

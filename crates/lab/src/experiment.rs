@@ -6,6 +6,8 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::plot::Picture;
+
 /// The result of one experiment: figures to compare with a target, rows to
 /// draw, notes on how it was measured.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -21,6 +23,9 @@ pub struct Experiment {
     /// The columns of the table, for people; empty is every key there is.
     #[serde(skip)]
     pub columns: Vec<&'static str>,
+    /// What there is to draw.
+    #[serde(skip)]
+    pub picture: Option<Picture>,
 }
 
 impl Experiment {

@@ -8,6 +8,7 @@ pub mod error;
 pub mod experiment;
 pub mod load;
 pub mod netns;
+pub mod plot;
 pub mod soak;
 mod sys;
 
