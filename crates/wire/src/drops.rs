@@ -71,6 +71,11 @@ drop_reasons! {
     FaultInjected, "fault_injected", Normal, "The fault injection wrapper dropped the frame on purpose.";
     NotSteered, "not_steered", Normal, "The frame was not for this host or for a port given to Tidegate.";
 
+    // Admission: refused while not everything could be taken.
+    AdmissionClassClosed, "admission_class_closed", Limit, "Nothing of the packet's class is let in: classes of a better rank need all that can be served.";
+    AdmissionRate, "admission_rate", Limit, "The packet's class is at the rate that is left for it.";
+    AdmissionSourceShare, "admission_source_share", Limit, "The packet's source has had its fair share of its class.";
+
     // Ethernet.
     EthernetTruncated, "ethernet_truncated", Peer, "The frame is shorter than an Ethernet header.";
     EthernetNotForUs, "ethernet_not_for_us", Normal, "The destination hardware address is neither ours nor a group we listen to.";

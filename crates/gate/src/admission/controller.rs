@@ -1,0 +1,222 @@
+//! How much is let in, and of what.
+
+use super::class::{PerClass, Terms};
+
+/// How things went since the last call of
+/// [`Admission::on_period`](super::Admission::on_period).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// Packets that were served: that an application took, that were forwarded
+    /// or answered.
+    pub served: u64,
+    /// Packets that were dropped after work was spent on them because something
+    /// was full: the port's ring, a socket's queue.
+    pub lost_late: u64,
+    /// How full the fullest queue in front of an application is, in percent.
+    pub level_percent: u32,
+}
+
+/// The least that is ever tried, so that it can be seen when things are better.
+const TOTAL_MIN_PPS: u64 = 100;
+
+/// The total rate that is let in.
+///
+/// What is served while queues are not empty is what can be served. The total
+/// is set to nine tenths of that when queues fill and go on filling, so that
+/// they drain, and to just that between the marks. It rises when queues are
+/// short: slowly when it is near what could be served before, fast when it is
+/// far below.
+#[derive(Clone, Debug)]
+pub(super) struct Total {
+    high_mark_percent: u32,
+    low_mark_percent: u32,
+    pub(super) pps: u64,
+    /// What can be served, as seen lately.
+    capacity_pps: u64,
+    /// The best capacity that was seen, slowly forgotten.
+    best_pps: u64,
+    last_level_percent: u32,
+}
+
+impl Total {
+    pub(super) fn new(low_mark_percent: u32, high_mark_percent: u32) -> Self {
+        Self {
+            high_mark_percent,
+            low_mark_percent,
+            pps: 0,
+            capacity_pps: 0,
+            best_pps: 0,
+            last_level_percent: 0,
+        }
+    }
+
+    pub(super) fn is_pressed(&self, pressure: &Pressure) -> bool {
+        pressure.lost_late > 0 || pressure.level_percent >= self.high_mark_percent
+    }
+
+    /// More came than can be served.
+    pub(super) fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+        let served_pps = rate_pps(pressure.served, elapsed_ns);
+        self.capacity_pps = served_pps;
+        self.best_pps = served_pps;
+        self.last_level_percent = pressure.level_percent;
+        self.pps = (served_pps / 10 * 9).max(TOTAL_MIN_PPS);
+    }
+
+    /// Sets the total by how things went. `wanting` says whether all of it was
+    /// used and more would have come.
+    pub(super) fn adjust(&mut self, pressure: &Pressure, elapsed_ns: u64, wanting: bool) {
+        let served_pps = rate_pps(pressure.served, elapsed_ns);
+        let pressed = self.is_pressed(pressure);
+        let short = !pressed && pressure.level_percent <= self.low_mark_percent;
+        if short {
+            self.capacity_pps = self.capacity_pps.max(served_pps);
+        } else {
+            self.capacity_pps = (self.capacity_pps * 3 + served_pps) / 4;
+        }
+        self.best_pps = (self.best_pps - self.best_pps / 128).max(self.capacity_pps);
+        let draining = pressure.lost_late == 0 && pressure.level_percent < self.last_level_percent;
+        self.last_level_percent = pressure.level_percent;
+        if pressed && !draining {
+            self.pps = self.pps.min(self.capacity_pps) / 10 * 9;
+        } else if short && wanting {
+            let far = self.pps < self.best_pps / 10 * 9;
+            let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
+            self.pps = self.pps.max(self.best_pps / 2).saturating_add(step_pps + 1);
+        } else if !short {
+            self.pps = self.pps.min(self.capacity_pps);
+        }
+        self.pps = self.pps.max(TOTAL_MIN_PPS);
+    }
+}
+
+/// Packets in a time as packets per second.
+pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
+    let pps = u128::from(packets) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
+    u64::try_from(pps).unwrap_or(u64::MAX)
+}
+
+/// Shares a total rate out between classes and returns the rate of each.
+///
+/// Guaranteed rates come first, as far as they are used. What is left goes to
+/// the classes by rank; inside a rank everyone gets what it asks for, or an
+/// equal part. A class that gets all it asks for may have more, up to what is
+/// left for those behind it: what it does not use is lent to them, and it takes
+/// it back as soon as it asks for it.
+pub(super) fn share_out(
+    total_pps: u64,
+    terms: &[Terms],
+    demand_pps: &PerClass<u64>,
+) -> PerClass<u64> {
+    let mut limits = [0; super::CLASSES_MAX];
+    let mut wanted = [0; super::CLASSES_MAX];
+    let mut left = total_pps;
+    for (class, terms) in terms.iter().enumerate() {
+        limits[class] = demand_pps[class].min(terms.guaranteed_pps);
+        wanted[class] = demand_pps[class].min(terms.ceiling_pps) - limits[class];
+        left = left.saturating_sub(limits[class]);
+    }
+    let mut next = terms.iter().map(|terms| terms.rank).min();
+    while let Some(rank) = next {
+        let members = || (0..terms.len()).filter(|&class| terms[class].rank == rank);
+        left = fill(left, members, &mut wanted, &mut limits);
+        for class in members().filter(|&class| wanted[class] == 0) {
+            limits[class] = limits[class].saturating_add(left);
+        }
+        next = terms.iter().map(|terms| terms.rank).filter(|&other| other > rank).min();
+    }
+    for (limit, terms) in limits.iter_mut().zip(terms) {
+        *limit = (*limit).clamp(terms.guaranteed_pps, terms.ceiling_pps);
+    }
+    limits
+}
+
+/// Gives the members what they want or an equal part of what there is; returns
+/// what is left.
+fn fill<I: Iterator<Item = usize>>(
+    mut left: u64,
+    members: impl Fn() -> I,
+    wanted: &mut PerClass<u64>,
+    given: &mut PerClass<u64>,
+) -> u64 {
+    loop {
+        let hungry = members().filter(|&class| wanted[class] > 0).count() as u64;
+        if hungry == 0 || left < hungry {
+            return if hungry == 0 { left } else { 0 };
+        }
+        let part = left / hungry;
+        for class in members() {
+            let more = wanted[class].min(part);
+            wanted[class] -= more;
+            given[class] += more;
+            left -= more;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::class::ClassName;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn terms(rank: u8, guaranteed_pps: u64, ceiling_pps: u64) -> Terms {
+        Terms { name: ClassName::new("x").unwrap(), rank, guaranteed_pps, ceiling_pps }
+    }
+
+    fn share(total_pps: u64, terms: &[Terms], demands: &[u64]) -> Vec<u64> {
+        let mut demand_pps = [0; super::super::CLASSES_MAX];
+        demand_pps[..demands.len()].copy_from_slice(demands);
+        share_out(total_pps, terms, &demand_pps)[..terms.len()].to_vec()
+    }
+
+    #[test]
+    fn the_last_rank_gets_what_is_left() {
+        let classes = [terms(0, 0, u64::MAX), terms(1, 0, u64::MAX)];
+        assert_eq!(share(1000, &classes, &[300, 5000]), [1000, 700]);
+        assert_eq!(share(1000, &classes, &[3000, 5000]), [1000, 0]);
+    }
+
+    #[test]
+    fn a_guaranteed_rate_goes_first_and_is_lent_when_nobody_asks() {
+        let classes = [terms(0, 0, u64::MAX), terms(1, 400, u64::MAX)];
+        assert_eq!(share(1000, &classes, &[3000, 5000]), [600, 400]);
+        assert_eq!(share(1000, &classes, &[3000, 100]), [900, 400]);
+        assert_eq!(share(1000, &classes, &[3000, 0]), [1000, 400], "lent, not given away");
+    }
+
+    #[test]
+    fn equal_ranks_share_fairly_and_ceilings_hold() {
+        let classes = [terms(3, 0, u64::MAX), terms(3, 0, u64::MAX), terms(3, 0, 200)];
+        assert_eq!(share(900, &classes, &[100, 5000, 5000]), [100, 600, 200]);
+        assert_eq!(share(900, &classes, &[5000, 5000, 0]), [450, 450, 0]);
+        assert_eq!(share(900, &classes, &[100, 100, 100]), [700, 700, 200]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_used_never_exceeds_the_total_and_the_guarantees(
+            total_pps in 0_u64..10_000,
+            classes in proptest::collection::vec((0_u8..4, 0_u64..2000, 0_u64..5000, 0_u64..9000), 1..16),
+        ) {
+            let terms: Vec<_> = classes.iter()
+                .map(|&(rank, guaranteed, above, _)| terms(rank, guaranteed, guaranteed + above + 1))
+                .collect();
+            let demands: Vec<_> = classes.iter().map(|class| class.3).collect();
+            let limits = share(total_pps, &terms, &demands);
+            let used: Vec<_> = limits.iter().zip(&demands).map(|(l, d)| *l.min(d)).collect();
+            let guaranteed: u64 =
+                terms.iter().zip(&demands).map(|(t, d)| t.guaranteed_pps.min(*d)).sum();
+            prop_assert!(used.iter().sum::<u64>() <= total_pps.max(guaranteed));
+            for (i, one) in terms.iter().enumerate() {
+                prop_assert!(limits[i] >= one.guaranteed_pps && limits[i] <= one.ceiling_pps);
+                // Nobody is refused what a later rank gets beyond its guarantee.
+                let starved = used[i] + terms.len() as u64 <= demands[i].min(one.ceiling_pps);
+                for (j, other) in terms.iter().enumerate() {
+                    let extra = used[j] > other.guaranteed_pps.min(demands[j]);
+                    prop_assert!(!(starved && other.rank > one.rank && extra), "{i} {j}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Rules: which packets belong to a class.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tidegate_wire::{IpCidr, Protocol};
+
+use super::facts::{Facts, Kind};
+
+/// Numbers from one to another, both included: `53` or `1024-65535`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub low: u32,
+    /// The last.
+    pub high: u32,
+}
+
+impl Range {
+    fn covers(self, other: Self) -> bool {
+        self.low <= other.low && other.high <= self.high
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.low == self.high {
+            true => write!(f, "{}", self.low),
+            false => write!(f, "{}-{}", self.low, self.high),
+        }
+    }
+}
+
+impl FromStr for Range {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no range of numbers: write 53 or 1024-65535");
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
+        let (low, high) = match text.split_once('-') {
+            Some((low, high)) => (number(low)?, number(high)?),
+            None => (number(text)?, number(text)?),
+        };
+        if low > high {
+            return Err(format!("the range {text:?} is empty: write the smaller number first"));
+        }
+        Ok(Self { low, high })
+    }
+}
+
+/// Which protocol: by name (`neighbour`, `icmp`, `udp`, `tcp`) or by its number
+/// above IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProtocolMatch(Kind);
+
+impl ProtocolMatch {
+    /// ARP, neighbour and router discovery.
+    pub const NEIGHBOUR: Self = Self(Kind::Neighbour);
+    /// ICMP of both families, but for neighbour discovery.
+    pub const ICMP: Self = Self(Kind::Icmp);
+    /// UDP.
+    pub const UDP: Self = Self(Kind::Ip(Protocol::UDP));
+    /// TCP.
+    pub const TCP: Self = Self(Kind::Ip(Protocol::TCP));
+
+    fn has_ports(self) -> bool {
+        self == Self::UDP || self == Self::TCP
+    }
+}
+
+impl fmt::Display for ProtocolMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NEIGHBOUR => f.write_str("neighbour"),
+            Self::ICMP => f.write_str("icmp"),
+            Self::UDP => f.write_str("udp"),
+            Self::TCP => f.write_str("tcp"),
+            Self(kind) => write!(f, "{}", kind.number()),
+        }
+    }
+}
+
+impl FromStr for ProtocolMatch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "neighbour" => Self::NEIGHBOUR,
+            "icmp" | "1" | "58" => Self::ICMP,
+            "udp" => Self::UDP,
+            "tcp" => Self::TCP,
+            _ => Self(Kind::Ip(Protocol(text.parse().map_err(|_| {
+                format!(
+                    "{text:?} is no protocol: write neighbour, icmp, udp, tcp, or the number of \
+                     a protocol above IP"
+                )
+            })?))),
+        })
+    }
+}
+
+/// Values that are written as text or as a number.
+macro_rules! written_as_text {
+    ($type:ty, $expecting:literal) => {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                #[derive(Deserialize)]
+                #[serde(untagged, expecting = $expecting)]
+                enum Either {
+                    Number(u32),
+                    Text(String),
+                }
+                let text = match Either::deserialize(deserializer)? {
+                    Either::Number(number) => number.to_string(),
+                    Either::Text(text) => text,
+                };
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+written_as_text!(Range, "a number, or a range like \"1024-65535\"");
+written_as_text!(ProtocolMatch, "the name or number of a protocol");
+
+/// Prefixes are written as text.
+mod cidr {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use tidegate_wire::IpCidr;
+
+    pub(super) fn serialize<S: Serializer>(
+        cidr: &Option<IpCidr>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match cidr {
+            Some(cidr) => serializer.collect_str(cidr),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<IpCidr>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = |error| serde::de::Error::custom(format!("{text:?}: {error}"));
+        text.parse().map(Some).map_err(wrong)
+    }
+}
+
+/// Packets that are alike. What is left out does not matter; all that is there
+/// has to hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Match {
+    /// Of this protocol.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<ProtocolMatch>,
+    /// UDP or TCP to one of these ports. A fragment has no port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<Range>,
+    /// From this network.
+    #[serde(with = "cidr", skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpCidr>,
+    /// From a source that was seen before, or from one that was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub known: Option<bool>,
+    /// With so many bytes, IP header included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<Range>,
+}
+
+impl Match {
+    /// Whether every packet of `other` is one of these.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        fn field<T: Copy>(ours: Option<T>, other: Option<T>, holds: fn(T, T) -> bool) -> bool {
+            match (ours, other) {
+                (None, _) => true,
+                (Some(ours), Some(other)) => holds(ours, other),
+                (Some(_), None) => false,
+            }
+        }
+        field(self.protocol, other.protocol, |a, b| a == b)
+            && field(self.port, other.port, Range::covers)
+            && field(self.known, other.known, |a, b| a == b)
+            && field(self.size, other.size, Range::covers)
+            && field(self.source, other.source, |a, b| {
+                a.prefix_bits() <= b.prefix_bits() && a.contains(b.address())
+            })
+    }
+
+    /// What is wrong with it, if anything is.
+    pub(super) fn fault(&self) -> Option<String> {
+        if let Some(port) = self.port {
+            if port.high > 65_535 {
+                return Some(format!("there is no port {}: the last is 65535", port.high));
+            }
+            if let Some(protocol) = self.protocol
+                && !protocol.has_ports()
+            {
+                return Some(format!("{protocol} has no ports: leave out port, or say udp or tcp"));
+            }
+        }
+        None
+    }
+
+    pub(super) fn compile(&self, class: usize) -> Rule {
+        let (family, value, mask) = match self.source.map(|cidr| (cidr.address(), cidr)) {
+            None => (0, 0, 0),
+            Some((IpAddr::V4(address), cidr)) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(cidr.prefix_bits())).unwrap_or(0);
+                (4, u128::from(address.to_bits() & mask), u128::from(mask))
+            }
+            Some((IpAddr::V6(address), cidr)) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(cidr.prefix_bits())).unwrap_or(0);
+                (6, address.to_bits() & mask, mask)
+            }
+        };
+        let ports = self.port.unwrap_or(Range { low: 0, high: Rule::NO_PORT });
+        let size = self.size.unwrap_or(Range { low: 0, high: u32::MAX });
+        Rule {
+            class: class as u8,
+            family,
+            known: self.known.map_or(0, |known| if known { 1 } else { 2 }),
+            protocol: self.protocol.map_or(Rule::ANY_PROTOCOL, |protocol| protocol.0.number()),
+            port_low: ports.low,
+            port_high: ports.high,
+            size_low: size.low,
+            size_high: size.high,
+            source: value,
+            source_mask: mask,
+        }
+    }
+}
+
+/// A [`Match`] as numbers to compare with: the form that the BPF program reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The class of packets that match.
+    pub class: u8,
+    /// 4 or 6; 0 when the source does not matter.
+    pub family: u8,
+    /// 1 for known sources, 2 for strangers; 0 when that does not matter.
+    pub known: u8,
+    /// [`Kind::number`], or [`Rule::ANY_PROTOCOL`].
+    pub protocol: u16,
+    /// The first port.
+    pub port_low: u32,
+    /// The last port.
+    pub port_high: u32,
+    /// The fewest bytes.
+    pub size_low: u32,
+    /// The most bytes.
+    pub size_high: u32,
+    /// The network's address as a number; IPv4 in the lowest 32 bits.
+    pub source: u128,
+    /// The bits of it that count.
+    pub source_mask: u128,
+}
+
+impl Rule {
+    /// The number of no protocol.
+    pub const ANY_PROTOCOL: u16 = u16::MAX;
+    /// The port of packets without one: no range of ports reaches it.
+    pub const NO_PORT: u32 = 1 << 16;
+
+    /// Whether the rule asks who was seen before.
+    #[inline]
+    pub(super) fn asks_known(&self) -> bool {
+        self.known != 0
+    }
+
+    /// Whether a packet matches; `known` says whether its source is.
+    #[inline]
+    pub fn matches(&self, facts: &Facts, known: bool) -> bool {
+        let port = facts.port.map_or(Self::NO_PORT, u32::from);
+        (self.protocol == Self::ANY_PROTOCOL || self.protocol == facts.kind.number())
+            && (self.port_low..=self.port_high).contains(&port)
+            && (self.size_low..=self.size_high).contains(&facts.packet_bytes)
+            && (self.known == 0 || (self.known == 1) == known)
+            && self.is_from(facts.source)
+    }
+
+    #[inline]
+    fn is_from(&self, source: Option<IpAddr>) -> bool {
+        let (family, bits) = match source {
+            _ if self.family == 0 => return true,
+            Some(IpAddr::V4(address)) => (4, u128::from(address.to_bits())),
+            Some(IpAddr::V6(address)) => (6, address.to_bits()),
+            None => return false,
+        };
+        family == self.family && (bits ^ self.source) & self.source_mask == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_and_protocols_read_what_they_write() {
+        for text in ["53", "1024-65535", "0-0"] {
+            let range: Range = text.parse().unwrap();
+            assert!(range.low <= range.high);
+            assert_eq!(range.to_string().parse(), Ok(range));
+        }
+        for text in ["", "-", "5-4", "a", "1-2-3", "99999999999"] {
+            assert!(text.parse::<Range>().is_err(), "{text}");
+        }
+        for text in ["neighbour", "icmp", "udp", "tcp", "132"] {
+            assert_eq!(text.parse::<ProtocolMatch>().unwrap().to_string(), text);
+        }
+        assert_eq!("58".parse(), Ok(ProtocolMatch::ICMP), "one name for both families");
+        for text in ["256", "UDP", "arp", "-1"] {
+            assert!(text.parse::<ProtocolMatch>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_condition_of_a_rule_has_to_hold() {
+        let rule = |text: &str| toml::from_str::<Match>(text).unwrap().compile(0);
+        let facts = Facts {
+            kind: Kind::Ip(Protocol::UDP),
+            source: "192.0.2.77".parse().ok(),
+            port: Some(53),
+            packet_bytes: 60,
+        };
+        let v6 = Facts { source: "2001:db8::1".parse().ok(), ..facts };
+        for (text, v4_matches, v6_matches) in [
+            ("", true, true),
+            ("protocol = 'udp'", true, true),
+            ("protocol = 'tcp'", false, false),
+            ("port = 53", true, true),
+            ("port = '54-60'", false, false),
+            ("size = '60-100'", true, true),
+            ("size = '61-100'", false, false),
+            ("source = '192.0.2.0/24'", true, false),
+            ("source = '192.0.2.64/28'", true, false),
+            ("source = '192.0.2.0/28'", false, false),
+            ("source = '0.0.0.0/0'", true, false),
+            ("source = '2001:db8::/32'", false, true),
+            ("source = '::/0'", false, true),
+            ("known = true", true, true),
+            ("known = false", false, false),
+            ("known = true\nport = 54", false, false),
+        ] {
+            assert_eq!(rule(text).matches(&facts, true), v4_matches, "{text}");
+            assert_eq!(rule(text).matches(&v6, true), v6_matches, "{text}");
+        }
+        assert!(rule("known = false").matches(&facts, false));
+        let fragment = Facts { port: None, ..facts };
+        assert!(!rule("port = '0-65535'").matches(&fragment, true), "no port at all");
+        assert!(rule("protocol = 'udp'").matches(&fragment, true));
+        let nobody = Facts { source: None, ..facts };
+        assert!(!rule("source = '0.0.0.0/0'").matches(&nobody, true));
+    }
+}
