@@ -130,7 +130,7 @@ impl Host {
                 repair_frame(arena.bytes_mut(&mut frame), self.medium);
             }
             if has(action::VERIFIED) {
-                frame.checksum = Checksum::Verified;
+                frame.set_checksum(Checksum::Verified);
             }
             let waiting = self.stack.transmit_queue().len();
             self.stack.ingest(self.now_ns, frame, arena);
@@ -169,7 +169,7 @@ impl Host {
 
     fn read(&mut self, arena: &mut Arena, reply: bool) {
         for &id in &self.sockets {
-            while let Some(datagram) = self.stack.udp_receive(id) {
+            while let Some(datagram) = self.stack.udp_receive(arena, id) {
                 assert_eq!(datagram.bytes(arena).len(), datagram.len());
                 let (to, from) = (datagram.remote, datagram.local);
                 match datagram.into_frame() {
@@ -201,7 +201,7 @@ impl Host {
     /// Asserts that a frame of ours is one that a peer would take.
     fn check_sent(&self, arena: &Arena, frame: &Frame) {
         let bytes = arena.bytes(frame);
-        let partial = matches!(frame.checksum, Checksum::Partial { .. });
+        let partial = matches!(frame.checksum(), Checksum::Partial { .. });
         assert!(!partial || self.transmit_checksum);
         let packet = match self.medium {
             Medium::Ip => bytes,

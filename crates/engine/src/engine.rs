@@ -101,7 +101,7 @@ impl Engine {
         let now_ns = self.read_clock();
         let received =
             self.port.receive(&mut self.arena, &mut self.incoming, self.config.receive_quota)?;
-        for frame in self.incoming.drain(..) {
+        while let Some(frame) = self.incoming.pop_front() {
             self.stack.ingest(now_ns, frame, &mut self.arena);
         }
         if self.stack.next_timeout().is_some_and(|timeout_ns| timeout_ns <= now_ns) {

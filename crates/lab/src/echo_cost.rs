@@ -100,10 +100,7 @@ fn echo(packets: u64, ipv6: bool) -> Result<u64, LabError> {
     let mut echoed = 0;
     while echoed < packets {
         let burst = (packets - echoed).min(BURST as u64) as usize;
-        for ahead in 0..burst {
-            bench.driver.stage(ahead, &frame);
-        }
-        bench.driver.flush(burst);
+        bench.driver.transmit_copies(burst, &frame);
         bench.serve(burst)?;
         let came = bench.take_echoes(frame.len(), &payload);
         if came != burst {
@@ -214,11 +211,7 @@ impl Bench {
     /// Receives and answers once; returns how many packets were answered.
     fn round(&mut self) -> Result<usize, LabError> {
         self.net.run_once().map_err(LabError::io("the port failed"))?;
-        let answered = self.server.exchange(|request, reply| {
-            let bytes = request.bytes;
-            reply.get_mut(..bytes.len())?.copy_from_slice(bytes);
-            Some(bytes.len())
-        });
+        let answered = self.server.exchange_in_place(|request| Some(request.len));
         match answered {
             Ok(count) => Ok(count),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),

@@ -103,67 +103,146 @@ pub enum Checksum {
     },
 }
 
+/// A [`Checksum`] in one word, for those who only pass it on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedChecksum(u64);
+
+impl PackedChecksum {
+    const VERIFIED: u64 = 1 << 16;
+    const PARTIAL: u64 = 2 << 16;
+    /// The bits of [`Frame::notes`] that are its own.
+    const BITS: u64 = !0xffff;
+
+    /// From the top: offset and start of a partial checksum, and the kind, 16
+    /// bits each.
+    #[inline(always)]
+    pub const fn new(checksum: Checksum) -> Self {
+        Self(match checksum {
+            Checksum::Unknown => 0,
+            Checksum::Verified => Self::VERIFIED,
+            Checksum::Partial { start, offset } => {
+                Self::PARTIAL | (start as u64) << 32 | (offset as u64) << 48
+            }
+        })
+    }
+
+    /// What it says.
+    #[inline(always)]
+    pub const fn unpack(self) -> Checksum {
+        match self.0 & 0xffff_0000 {
+            0 => Checksum::Unknown,
+            Self::VERIFIED => Checksum::Verified,
+            _ => Checksum::Partial { start: (self.0 >> 32) as u16, offset: (self.0 >> 48) as u16 },
+        }
+    }
+}
+
 /// A token for one frame of an arena, with the place of its data.
 ///
 /// A frame that is dropped instead of being given back is lost to its arena.
+///
+/// The token is two words, so that it moves through queues in two registers.
 #[must_use = "a frame that is not given back to its arena is lost"]
 pub struct Frame {
-    index: u32,
-    start: u16,
-    len: u16,
-    /// What is known about the transport checksum.
-    pub checksum: Checksum,
+    /// From the top: where the data begins, 48 bits, in bytes from the start
+    /// of the mapping, and its length, 16 bits.
+    place: u64,
+    /// From the top: the [`PackedChecksum`], 48 bits, and the headroom, 16
+    /// bits.
+    notes: u64,
 }
 
 impl Frame {
+    /// A token for `len` bytes of data at `at`, with `headroom` in front.
+    #[inline(always)]
+    fn new(at: usize, headroom: u16, len: u16) -> Self {
+        Self { place: (at as u64) << 16 | u64::from(len), notes: u64::from(headroom) }
+    }
+
+    /// Where the data begins, in bytes from the start of the mapping.
+    #[inline(always)]
+    fn at(&self) -> usize {
+        (self.place >> 16) as usize
+    }
+
     /// Bytes of data.
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        usize::from(self.len)
+        usize::from(self.place as u16)
     }
 
     /// Whether there is no data.
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Bytes free in front of the data.
-    #[inline]
+    #[inline(always)]
     pub fn headroom(&self) -> usize {
-        usize::from(self.start)
+        usize::from(self.notes as u16)
+    }
+
+    /// What is known about the transport checksum.
+    #[inline(always)]
+    pub fn checksum(&self) -> Checksum {
+        self.packed_checksum().unpack()
+    }
+
+    /// Notes what is known about the transport checksum.
+    #[inline(always)]
+    pub fn set_checksum(&mut self, checksum: Checksum) {
+        self.set_packed_checksum(PackedChecksum::new(checksum));
+    }
+
+    /// As [`Frame::checksum`], to be passed on.
+    #[inline(always)]
+    pub fn packed_checksum(&self) -> PackedChecksum {
+        PackedChecksum(self.notes & PackedChecksum::BITS)
+    }
+
+    /// As [`Frame::set_checksum`], of what was passed on.
+    #[inline(always)]
+    pub fn set_packed_checksum(&mut self, checksum: PackedChecksum) {
+        self.notes = self.notes & !PackedChecksum::BITS | checksum.0;
     }
 
     /// Drops `n` bytes from the front; they become headroom. At most all.
-    #[inline]
+    #[inline(always)]
     pub fn advance(&mut self, n: usize) {
-        let n = n.min(self.len()) as u16;
-        self.start += n;
-        self.len -= n;
+        let n = n.min(self.len()) as u64;
+        // The length is at least `n`, so that nothing is borrowed from the
+        // place; a frame is far smaller than the headroom's 16 bits can tell.
+        self.place = self.place + (n << 16) - n;
+        self.notes += n;
     }
 
     /// Shortens the data to `len` bytes; longer stays as it is.
-    #[inline]
+    #[inline(always)]
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(u16::try_from(len).unwrap_or(u16::MAX));
+        let len = self.len().min(len) as u64;
+        self.place = self.place & !0xffff | len;
     }
 
     /// Grows the data by `n` bytes of headroom in front of it, or by as many
     /// as there are. The bytes hold whatever was there.
-    #[inline]
+    #[inline(always)]
     pub fn retreat(&mut self, n: usize) {
-        let n = n.min(self.headroom()) as u16;
-        self.start -= n;
-        self.len += n;
+        let n = n.min(self.headroom()) as u64;
+        self.place = self.place - (n << 16) + n;
+        self.notes -= n;
     }
 }
 
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Frame#{}[{}..+{}]", self.index, self.start, self.len)
+        let start = self.at() - self.headroom();
+        write!(f, "Frame@{start:#x}[{}..+{}]", self.headroom(), self.len())
     }
 }
 
+/// Whose a frame is. `Free` and `Held` are told apart by who has a token, and
+/// here only to find mistakes when debugging.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
@@ -174,13 +253,20 @@ enum State {
 /// One mapping of memory cut into frames.
 pub struct Arena {
     base: NonNull<u8>,
+    /// The length of all frames together.
+    bytes: usize,
     shift: u32,
-    frames: u32,
     hugepages: bool,
-    free: Vec<u32>,
+    /// The places of free frames, each inside the mapping; the first
+    /// `available` count.
+    free: Box<[FreePlace]>,
+    available: usize,
     state: Box<[State]>,
     fd: OwnedFd,
 }
+
+/// Where the data of a free frame will begin, as in [`Frame::place`].
+type FreePlace = u64;
 
 // SAFETY: the mapping belongs to this value alone and moves with it; nothing in
 // it is tied to a thread.
@@ -206,13 +292,15 @@ impl Arena {
             Some(mapped) => mapped,
             None => map(bytes, false).map_err(|source| ArenaError::Map { bytes, source })?,
         };
+        let first = |index: u32| ((index as usize) << shift) + usize::from(HEADROOM_BYTES);
         Ok(Self {
             base,
+            bytes,
             shift,
-            frames: config.frames,
             hugepages,
             // The last frame freed is the next one used: it is still in cache.
-            free: (0..config.frames).rev().collect(),
+            free: (0..config.frames).rev().map(|index| (first(index) as u64) << 16).collect(),
+            available: config.frames as usize,
             state: vec![State::Free; config.frames as usize].into_boxed_slice(),
             fd,
         })
@@ -220,13 +308,13 @@ impl Arena {
 
     /// The number of frames.
     pub fn capacity(&self) -> usize {
-        self.frames as usize
+        self.bytes >> self.shift
     }
 
     /// The number of frames that [`Arena::alloc`] could still give.
     #[inline]
     pub fn available(&self) -> usize {
-        self.free.len()
+        self.available
     }
 
     /// The size of a frame in bytes, headroom included.
@@ -243,40 +331,58 @@ impl Arena {
     /// The whole mapping: its address and its length in bytes. For a port that
     /// registers it with the kernel; the address is valid as long as the arena.
     pub fn region(&self) -> (NonNull<u8>, usize) {
-        (self.base, self.capacity() << self.shift)
+        (self.base, self.bytes)
     }
 
     /// Takes a free frame, empty, with [`HEADROOM_BYTES`] in front.
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&mut self) -> Option<Frame> {
-        let index = self.free.pop()?;
-        self.state[index as usize] = State::Held;
-        Some(Frame { index, start: HEADROOM_BYTES, len: 0, checksum: Checksum::Unknown })
+        let last = self.available.wrapping_sub(1);
+        let place = *self.free.get(last)?;
+        self.available = last;
+        let frame = Frame { place, notes: u64::from(HEADROOM_BYTES) };
+        self.note(&frame, State::Held);
+        Some(frame)
     }
 
     /// Takes a free frame and fills it with `bytes`; `None` when there is no
     /// frame or the bytes do not fit.
-    #[inline]
+    #[inline(always)]
     pub fn alloc_from(&mut self, bytes: &[u8]) -> Option<Frame> {
         if bytes.len() > self.frame_bytes() - usize::from(HEADROOM_BYTES) {
             return None;
         }
         let mut frame = self.alloc()?;
-        frame.len = bytes.len() as u16;
-        self.bytes_mut(&mut frame).copy_from_slice(bytes);
+        frame.place |= bytes.len() as u64;
+        // SAFETY: a free frame's place is inside the mapping, and the bytes fit
+        // behind its headroom (checked above). The exclusive borrow of the
+        // arena means that `bytes` lies elsewhere.
+        unsafe {
+            let data = self.base.as_ptr().add(frame.at());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len());
+        }
         Some(frame)
     }
 
     /// Gives a frame back.
-    #[inline]
+    ///
+    /// # Panics
+    /// When the frame belongs to a larger arena.
+    #[inline(always)]
     pub fn free(&mut self, frame: Frame) {
-        debug_assert!(self.state[frame.index as usize] == State::Held, "{frame:?} freed twice");
-        self.state[frame.index as usize] = State::Free;
-        self.free.push(frame.index);
+        self.note(&frame, State::Free);
+        let start = frame.at() & !(self.frame_bytes() - 1);
+        match self.free.get_mut(self.available) {
+            Some(place) if start < self.bytes => {
+                *place = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16;
+                self.available += 1;
+            }
+            _ => foreign_frame(),
+        }
     }
 
     /// The frame's data.
-    #[inline]
+    #[inline(always)]
     pub fn bytes(&self, frame: &Frame) -> &[u8] {
         let offset = self.locate(frame);
         // SAFETY: `locate` checked that the range lies inside the mapping, which
@@ -286,12 +392,45 @@ impl Arena {
     }
 
     /// The frame's data, to be written.
-    #[inline]
+    #[inline(always)]
     pub fn bytes_mut(&mut self, frame: &mut Frame) -> &mut [u8] {
         let offset = self.locate(frame);
         // SAFETY: as in `bytes`; the exclusive borrow of the arena makes this
         // the only slice into the mapping.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), frame.len()) }
+    }
+
+    /// The last `N` bytes of the frame's headroom: where its headers are, or
+    /// were. `None` when there is less headroom.
+    #[inline(always)]
+    pub fn headers<const N: usize>(&self, frame: &Frame) -> Option<&[u8; N]> {
+        let start = frame.at().checked_sub(N).filter(|_| N <= frame.headroom())?;
+        if start + N > self.bytes {
+            foreign_frame();
+        }
+        // SAFETY: the range lies inside the mapping (checked just now); a
+        // shared borrow of the arena excludes whoever writes to it. An array of
+        // bytes needs no alignment.
+        Some(unsafe { &*self.base.as_ptr().add(start).cast::<[u8; N]>() })
+    }
+
+    /// The last `N` bytes of the frame's headroom, and everything behind them
+    /// to the end of the buffer: room for headers, and for the data to grow.
+    /// `None` when there is less headroom.
+    #[inline(always)]
+    pub fn headers_mut<const N: usize>(
+        &mut self,
+        frame: &mut Frame,
+    ) -> Option<(&mut [u8; N], &mut [u8])> {
+        let start = frame.at().checked_sub(N).filter(|_| N <= frame.headroom())?;
+        let len = (self.frame_bytes() + N).checked_sub(frame.headroom())?;
+        if start + len > self.bytes {
+            foreign_frame();
+        }
+        // SAFETY: the range lies inside the mapping (checked just now); the
+        // exclusive borrow of the arena makes this the only slice into it.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(start), len) };
+        all.split_first_chunk_mut()
     }
 
     /// The data of one frame to read and of another to write, at once.
@@ -301,10 +440,11 @@ impl Arena {
     /// from one arena.
     #[inline]
     pub fn pair(&mut self, read: &Frame, write: &mut Frame) -> (&[u8], &mut [u8]) {
-        assert_ne!(read.index, write.index, "one frame cannot be read and written at once");
         let (r, w) = (self.locate(read), self.locate(write));
-        // SAFETY: both ranges are inside the mapping (`locate`) and inside
-        // different frames (the assertion), so they do not overlap.
+        let apart = if r <= w { r + read.len() <= w } else { w + write.len() <= r };
+        assert!(apart, "one frame cannot be read and written at once");
+        // SAFETY: both ranges are inside the mapping (`locate`) and do not
+        // overlap (the assertion).
         unsafe {
             (
                 std::slice::from_raw_parts(self.base.as_ptr().add(r), read.len()),
@@ -315,11 +455,11 @@ impl Arena {
 
     /// Sets the length of the data, growing or shrinking at the end; new bytes
     /// hold whatever was there. Returns whether it fits in the frame.
-    #[inline]
+    #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
         let fits = frame.headroom() + len <= self.frame_bytes();
         if fits {
-            frame.len = len as u16;
+            frame.place = frame.place & !0xffff | len as u64;
         }
         fits
     }
@@ -327,7 +467,11 @@ impl Arena {
     /// Copies a frame into a new one; `None` when there is no frame left.
     pub fn copy_of(&mut self, frame: &Frame) -> Option<Frame> {
         let mut copy = self.alloc()?;
-        (copy.start, copy.len, copy.checksum) = (frame.start, frame.len, frame.checksum);
+        let start = copy.at() - copy.headroom();
+        copy = Frame {
+            place: ((start + frame.headroom()) as u64) << 16 | frame.len() as u64,
+            notes: frame.notes,
+        };
         let (from, to) = self.pair(frame, &mut copy);
         to.copy_from_slice(from);
         Some(copy)
@@ -335,47 +479,64 @@ impl Arena {
 
     /// Gives a frame to the kernel or a card. Returns the address of its data,
     /// in bytes from the start of the mapping.
-    #[inline]
+    #[inline(always)]
     pub fn lend(&mut self, frame: Frame) -> u64 {
-        self.state[frame.index as usize] = State::Lent;
-        (u64::from(frame.index) << self.shift) + u64::from(frame.start)
+        self.state[frame.at() >> self.shift] = State::Lent;
+        frame.at() as u64
     }
 
     /// Takes a lent frame back by an address inside it, with `len` bytes of
     /// data from there. `None` when the address is outside the mapping, the
     /// data does not fit in the frame, or the frame is not lent.
-    #[inline]
+    #[inline(always)]
     pub fn reclaim(&mut self, address: u64, len: u32) -> Option<Frame> {
-        let index = u32::try_from(address >> self.shift).ok()?;
-        let start = (address & (self.frame_bytes() as u64 - 1)) as u16;
-        let state = self.state.get_mut(index as usize)?;
-        if *state != State::Lent || u64::from(start) + u64::from(len) > 1 << self.shift {
+        let at = usize::try_from(address).ok()?;
+        let headroom = at & (self.frame_bytes() - 1);
+        let state = self.state.get_mut(at >> self.shift)?;
+        if *state != State::Lent || headroom as u64 + u64::from(len) > 1 << self.shift {
             return None;
         }
         *state = State::Held;
-        Some(Frame { index, start, len: len as u16, checksum: Checksum::Unknown })
+        Some(Frame::new(at, headroom as u16, len as u16))
     }
 
     /// Takes every lent frame back into the free list. Only for when the other
     /// side is gone: its socket closed, its card reset.
     pub fn reclaim_all(&mut self) {
-        for (index, state) in self.state.iter_mut().enumerate() {
-            if *state == State::Lent {
-                *state = State::Free;
-                self.free.push(index as u32);
+        for index in 0..self.state.len() {
+            if self.state[index] == State::Lent {
+                self.state[index] = State::Held;
+                self.free(Frame::new(index << self.shift, 0, 0));
             }
         }
     }
 
     /// Where the frame's data begins in the mapping, checked.
-    #[inline]
+    #[inline(always)]
     fn locate(&self, frame: &Frame) -> usize {
-        assert!(
-            frame.index < self.frames && frame.headroom() + frame.len() <= self.frame_bytes(),
-            "a frame was used with an arena that it does not belong to"
-        );
-        ((frame.index as usize) << self.shift) + frame.headroom()
+        if frame.at() + frame.len() > self.bytes {
+            foreign_frame();
+        }
+        frame.at()
     }
+
+    /// Notes whose a frame is now. Only [`State::Lent`] matters to anybody but
+    /// who looks for mistakes.
+    #[inline(always)]
+    fn note(&mut self, frame: &Frame, state: State) {
+        let index = frame.at() >> self.shift;
+        if cfg!(debug_assertions) {
+            let held = self.state[index] == State::Held;
+            assert!(held || state == State::Held, "{frame:?} freed twice");
+            self.state[index] = state;
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn foreign_frame() -> ! {
+    panic!("a frame was used with an arena that it does not belong to")
 }
 
 impl AsFd for Arena {
@@ -388,7 +549,7 @@ impl AsFd for Arena {
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena")
-            .field("frames", &self.frames)
+            .field("frames", &self.capacity())
             .field("frame_bytes", &self.frame_bytes())
             .field("hugepages", &self.hugepages)
             .field("available", &self.available())
@@ -398,7 +559,7 @@ impl fmt::Debug for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        let (base, len) = (self.base, mapped_bytes(self.capacity() << self.shift, self.hugepages));
+        let (base, len) = (self.base, mapped_bytes(self.bytes, self.hugepages));
         // SAFETY: the range was mapped by `map` with this length, and no slice
         // into it can outlive `self`.
         if let Err(error) = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) } {
@@ -499,6 +660,55 @@ mod tests {
         let _ = arena.lend(frame);
         arena.reclaim_all();
         assert_eq!(arena.available(), 2);
+    }
+
+    #[test]
+    fn headers_are_the_end_of_the_headroom() {
+        let mut arena = arena(2);
+        let mut frame = arena.alloc_from(b"headpayload").unwrap();
+        frame.advance(4);
+        assert_eq!(arena.headers::<4>(&frame), Some(b"head"));
+        let (head, room) = arena.headers_mut::<4>(&mut frame).unwrap();
+        assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
+        assert_eq!(room.len(), 2048 - usize::from(HEADROOM_BYTES) - 4);
+        frame.retreat(frame.headroom() - 3);
+        assert!(arena.headers::<4>(&frame).is_none());
+        assert!(arena.headers_mut::<4>(&mut frame).is_none());
+        arena.free(frame);
+    }
+
+    #[test]
+    fn a_checksum_is_what_was_noted() {
+        let mut arena = arena(1);
+        let mut frame = arena.alloc_from(b"headpayload").unwrap();
+        let partial = Checksum::Partial { start: 0xfedc, offset: 0xba98 };
+        for checksum in [partial, Checksum::Verified, Checksum::Unknown, partial] {
+            frame.set_checksum(checksum);
+            frame.advance(4);
+            frame.retreat(4);
+            assert_eq!((frame.checksum(), frame.len()), (checksum, 11));
+            assert_eq!(PackedChecksum::new(checksum).unpack(), checksum);
+        }
+        arena.free(frame);
+    }
+
+    #[test]
+    fn frames_of_a_larger_arena_are_refused() {
+        let (mut small, mut large) = (arena(1), arena(2));
+        let mut frames: Vec<_> = std::iter::from_fn(|| large.alloc_from(b"x")).collect();
+        let mut frame = frames.remove(0);
+        let refused = |run: &mut dyn FnMut()| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
+        };
+        if large.bytes(&frame).as_ptr() < large.bytes(&frames[0]).as_ptr() {
+            std::mem::swap(&mut frame, &mut frames[0]);
+        }
+        assert!(refused(&mut || drop(small.bytes(&frame).to_vec())));
+        assert!(refused(&mut || small.bytes_mut(&mut frame).fill(0)));
+        assert!(refused(&mut || _ = small.headers::<4>(&frame)));
+        assert!(refused(&mut || _ = small.headers_mut::<4>(&mut frame)));
+        let mut frame = Some(frame);
+        assert!(refused(&mut || small.free(frame.take().unwrap())));
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! Packet buffers and rings.
 //!
 //! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
-//! one producer and one consumer; [`doorbell`] wakes a side that sleeps.
+//! one producer and one consumer; [`fifo`] is the queue of one owner; [`doorbell`] wakes a side that sleeps.
 
 pub mod arena;
 pub mod doorbell;
+pub mod fifo;
 pub mod spsc;
 mod sync;
 
-pub use arena::{Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES};
+pub use arena::{
+    Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES, PackedChecksum,
+};
 pub use doorbell::Doorbell;
+pub use fifo::Fifo;

@@ -111,6 +111,29 @@ impl<T> Producer<T> {
         self.shared.published.0.store(self.published, Ordering::Release);
     }
 
+    /// Writes free slots one after the other, as many as there are and at most
+    /// `most`, until `write` says that it wrote none. Makes them visible
+    /// together and returns how many.
+    #[inline(always)]
+    pub fn publish_each(&mut self, most: usize, mut write: impl FnMut(&mut T) -> bool) -> usize {
+        let room = self.free(most).min(most);
+        let (slots, mask) = (&self.shared.slots[..], self.shared.mask());
+        let mut count = 0;
+        while count < room {
+            let slot = &slots[self.published.wrapping_add(count) & mask];
+            // SAFETY: the slot is free (`room`), so the consumer does not touch
+            // it before `publish`; `&mut self` excludes a second writer.
+            if !slot.with_mut(|slot| write(unsafe { &mut *slot })) {
+                break;
+            }
+            count += 1;
+        }
+        if count > 0 {
+            self.publish(count);
+        }
+        count
+    }
+
     /// Puts one value in; gives it back when the ring is full.
     ///
     /// # Errors
@@ -168,6 +191,24 @@ impl<T> Consumer<T> {
         assert!(self.ready(count) >= count, "more slots released than were ready");
         self.released = self.released.wrapping_add(count);
         self.shared.released.0.store(self.released, Ordering::Release);
+    }
+
+    /// Reads the slots that are ready from the oldest on, at most `most`. Gives
+    /// them back together and returns how many.
+    #[inline(always)]
+    pub fn release_each(&mut self, most: usize, mut read: impl FnMut(&mut T)) -> usize {
+        let count = self.ready(most).min(most);
+        let (slots, mask) = (&self.shared.slots[..], self.shared.mask());
+        for ahead in 0..count {
+            let slot = &slots[self.released.wrapping_add(ahead) & mask];
+            // SAFETY: the slot is published (`count`), so the producer does not
+            // touch it before `release`; `&mut self` excludes a second reader.
+            slot.with_mut(|slot| read(unsafe { &mut *slot }));
+        }
+        if count > 0 {
+            self.release(count);
+        }
+        count
     }
 
     /// Takes the oldest value out and leaves a default in its slot.
@@ -269,6 +310,12 @@ mod tests {
         });
     }
 
+    /// Whether to push or to take, one by one or each at once, how many, and
+    /// after how many to stop.
+    fn any_step() -> impl Strategy<Value = (bool, bool, usize, usize)> {
+        (any::<bool>(), any::<bool>(), 0usize..20, 0usize..20)
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig {
             cases: if cfg!(miri) { 8 } else { 256 },
@@ -280,13 +327,27 @@ mod tests {
         #[test]
         fn behaves_like_a_bounded_queue(
             shift in 0u32..5,
-            steps in prop::collection::vec((any::<bool>(), 0usize..20), 0..100),
+            steps in prop::collection::vec(any_step(), 0..100),
         ) {
             let capacity = 1 << shift;
             let (mut producer, mut consumer) = ring(capacity, || 0u32);
             let (mut model, mut next) = (VecDeque::new(), 0);
-            for (push, wanted) in steps {
-                if push {
+            for (push, each, wanted, stop) in steps {
+                if push && each {
+                    let mut written = 0;
+                    let batch = producer.publish_each(wanted, |slot| {
+                        if written == stop {
+                            return false;
+                        }
+                        *slot = next;
+                        model.push_back(next);
+                        next += 1;
+                        written += 1;
+                        true
+                    });
+                    prop_assert_eq!(batch, written);
+                    prop_assert!(written == wanted.min(stop) || model.len() == capacity);
+                } else if push {
                     let batch = producer.free(wanted).min(wanted);
                     prop_assert_eq!(batch, wanted.min(capacity - model.len()));
                     for ahead in 0..batch {
@@ -295,6 +356,11 @@ mod tests {
                         next += 1;
                     }
                     producer.publish(batch);
+                } else if each {
+                    let mut taken = Vec::new();
+                    let batch = consumer.release_each(wanted, |slot| taken.push(*slot));
+                    prop_assert_eq!(batch, wanted.min(model.len()));
+                    prop_assert!(taken.into_iter().eq(model.drain(..batch)));
                 } else {
                     let batch = consumer.ready(wanted).min(wanted);
                     prop_assert_eq!(batch, wanted.min(model.len()));

@@ -115,7 +115,7 @@ impl<P: Port, W: Write + Send> Port for Capture<P, W> {
         let outcome = self.port.receive(arena, burst, quota);
         if burst.len() > before {
             let time_ns = (self.recorder.config.clock)();
-            for frame in burst.range(before..) {
+            for frame in burst.iter().skip(before) {
                 let data = arena.bytes(frame);
                 self.recorder.record(Record { time_ns, data, original_bytes: data.len() });
             }

@@ -200,10 +200,10 @@ impl Lane {
     /// Turns one bit over, as if on a wire: with every checksum filled in and
     /// checked by nobody.
     fn corrupt(&mut self, arena: &mut Arena, frame: &mut Frame) {
-        if let Checksum::Partial { start, offset } = frame.checksum {
+        if let Checksum::Partial { start, offset } = frame.checksum() {
             fill_checksum(arena.bytes_mut(frame), start.into(), offset.into());
         }
-        frame.checksum = Checksum::Unknown;
+        frame.set_checksum(Checksum::Unknown);
         let bits = frame.len() * 8;
         if bits > 0 {
             let bit = self.rng.usize(..bits);

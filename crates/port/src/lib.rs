@@ -17,16 +17,15 @@ pub mod trace;
 mod vnet;
 pub mod xdp;
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use tidegate_memory::{Arena, Frame};
+use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropCounters;
 pub use tidegate_wire::Medium;
 
 /// Frames on their way, first in, first out.
-pub type Burst = VecDeque<Frame>;
+pub type Burst = Fifo<Frame>;
 
 /// What a port can do and what it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use tidegate_memory::spsc::{Consumer, Producer, ring};
-use tidegate_memory::{Arena, Checksum, Doorbell, Frame};
+use tidegate_memory::{Arena, Checksum, Doorbell, PackedChecksum};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -43,13 +43,27 @@ impl Default for MemConfig {
 
 struct Slot {
     len: usize,
-    checksum: Checksum,
+    checksum: PackedChecksum,
     bytes: [u8; MAX_FRAME_BYTES],
 }
 
 impl Slot {
     fn new() -> Self {
-        Self { len: 0, checksum: Checksum::Unknown, bytes: [0; MAX_FRAME_BYTES] }
+        Self { len: 0, checksum: PackedChecksum::default(), bytes: [0; MAX_FRAME_BYTES] }
+    }
+
+    /// Holds a frame from now on. Returns whether it fits.
+    #[inline(always)]
+    fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> bool {
+        let Some(place) = self.bytes.get_mut(..bytes.len()) else { return false };
+        place.copy_from_slice(bytes);
+        (self.len, self.checksum) = (bytes.len(), checksum);
+        true
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
     }
 }
 
@@ -123,12 +137,25 @@ impl MemPort {
     pub fn stage(&mut self, ahead: usize, bytes: &[u8]) -> bool {
         let room = self.outgoing.free(ahead + 1) > ahead;
         if room {
-            self.outgoing.slot(ahead, |slot| {
-                slot.bytes[..bytes.len()].copy_from_slice(bytes);
-                (slot.len, slot.checksum) = (bytes.len(), Checksum::Unknown);
-            });
+            let checksum = PackedChecksum::new(Checksum::Unknown);
+            let fits = self.outgoing.slot(ahead, |slot| slot.fill(bytes, checksum));
+            assert!(fits, "a frame longer than the wire carries");
         }
         room
+    }
+
+    /// Sends the same frame up to `count` times, as often as there is room,
+    /// without an arena: for generators and tests. Returns how often.
+    ///
+    /// # Panics
+    /// When the frame is longer than [`MAX_FRAME_BYTES`].
+    #[inline]
+    pub fn transmit_copies(&mut self, count: usize, bytes: &[u8]) -> usize {
+        assert!(bytes.len() <= MAX_FRAME_BYTES, "a frame longer than the wire carries");
+        let checksum = PackedChecksum::new(Checksum::Unknown);
+        let sent = self.outgoing.publish_each(count, |slot| slot.fill(bytes, checksum));
+        self.on_transmitted(sent);
+        sent
     }
 
     /// Makes `staged` frames visible to the other end and wakes it.
@@ -136,31 +163,22 @@ impl MemPort {
     pub fn flush(&mut self, staged: usize) {
         if staged > 0 {
             self.outgoing.publish(staged);
-            self.counters.transmitted += staged as u64;
-            self.peer_bell.ring();
+            self.on_transmitted(staged);
         }
+    }
+
+    fn on_transmitted(&mut self, count: usize) {
+        self.counters.transmitted += count as u64;
+        self.peer_bell.ring();
     }
 
     /// Reads up to `quota` frames in place, without an arena, and returns how
     /// many there were: for generators and tests.
     #[inline]
     pub fn receive_bytes(&mut self, quota: usize, mut read: impl FnMut(&[u8])) -> usize {
-        let count = self.incoming.ready(quota).min(quota);
-        for ahead in 0..count {
-            self.incoming.slot(ahead, |slot| read(&slot.bytes[..slot.len]));
-        }
-        self.incoming.release(count);
+        let count = self.incoming.release_each(quota, |slot| read(slot.bytes()));
         self.counters.received += count as u64;
         count
-    }
-
-    fn store(&mut self, arena: &Arena, frame: &Frame, ahead: usize) {
-        self.outgoing.slot(ahead, |slot| {
-            let bytes = arena.bytes(frame);
-            slot.bytes[..bytes.len()].copy_from_slice(bytes);
-            (slot.len, slot.checksum) = (bytes.len(), frame.checksum);
-        });
-        self.counters.transmitted_bytes += frame.len() as u64;
     }
 }
 
@@ -172,48 +190,47 @@ impl Port for MemPort {
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         // Frames for which there is no buffer stay on the wire, as on a card
         // whose ring is empty; the sender sees its ring fill.
-        let count = self.incoming.ready(quota).min(quota).min(arena.available());
-        let mut bytes = 0;
-        let mut taken = 0;
-        for ahead in 0..count {
-            let frame = self.incoming.slot(ahead, |slot| {
-                let mut frame = arena.alloc_from(&slot.bytes[..slot.len])?;
-                frame.checksum = slot.checksum;
-                Some(frame)
-            });
-            match frame {
-                Some(frame) => {
-                    bytes += frame.len() as u64;
-                    taken += 1;
-                    burst.push_back(frame);
-                }
-                None => self.counters.drops.count(DropReason::FrameTooLong),
+        let most = quota.min(arena.available());
+        let (mut bytes, before) = (0, burst.len());
+        let came = self.incoming.release_each(most, |slot| {
+            if let Some(mut frame) = arena.alloc_from(slot.bytes()) {
+                frame.set_packed_checksum(slot.checksum);
+                bytes += frame.len() as u64;
+                burst.push_back(frame);
             }
+        });
+        let taken = burst.len() - before;
+        if taken < came {
+            self.counters.drops.add(DropReason::FrameTooLong, (came - taken) as u64);
         }
-        if count > 0 {
-            self.incoming.release(count);
-            self.counters.received += taken as u64;
-            self.counters.received_bytes += bytes;
-        }
+        self.counters.received += taken as u64;
+        self.counters.received_bytes += bytes;
         Ok(taken)
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let room = self.outgoing.free(burst.len());
-        let (mut count, mut staged) = (0, 0);
-        while staged < room {
-            let Some(frame) = burst.pop_front() else { break };
-            count += 1;
-            if frame.len() <= MAX_FRAME_BYTES {
-                self.store(arena, &frame, staged);
-                staged += 1;
-            } else {
-                self.counters.drops.count(DropReason::FrameTooLong);
+        let (mut bytes, mut too_long, before) = (0, 0, burst.len());
+        let sent = self.outgoing.publish_each(before, |slot| {
+            while let Some(frame) = burst.pop_front() {
+                let fits = slot.fill(arena.bytes(&frame), frame.packed_checksum());
+                let len = frame.len() as u64;
+                arena.free(frame);
+                if fits {
+                    bytes += len;
+                    return true;
+                }
+                too_long += 1;
             }
-            arena.free(frame);
+            false
+        });
+        if too_long > 0 {
+            self.counters.drops.add(DropReason::FrameTooLong, too_long);
         }
-        self.flush(staged);
-        Ok(count)
+        if sent > 0 {
+            self.counters.transmitted_bytes += bytes;
+            self.on_transmitted(sent);
+        }
+        Ok(before - burst.len())
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
@@ -252,7 +269,7 @@ mod tests {
         let mut burst = Burst::new();
         for text in ["one", "two", "three"] {
             let mut frame = arena_a.alloc_from(text.as_bytes()).unwrap();
-            frame.checksum = Checksum::Partial { start: 1, offset: 2 };
+            frame.set_checksum(Checksum::Partial { start: 1, offset: 2 });
             burst.push_back(frame);
         }
         assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 3);
@@ -261,7 +278,7 @@ mod tests {
         assert_eq!(b.receive(&mut arena_b, &mut burst, 2).unwrap(), 1);
         let texts: Vec<_> = burst.iter().map(|frame| arena_b.bytes(frame).to_vec()).collect();
         assert_eq!(texts, [&b"one"[..], b"two", b"three"]);
-        assert_eq!(burst[0].checksum, Checksum::Partial { start: 1, offset: 2 });
+        assert_eq!(burst[0].checksum(), Checksum::Partial { start: 1, offset: 2 });
         assert_eq!(b.counters().received_bytes, 11);
         burst.drain(..).for_each(|frame| arena_b.free(frame));
     }

@@ -19,7 +19,7 @@ impl Copies {
     pub fn take(&mut self, arena: &Arena, burst: &Burst, snap_bytes: usize) {
         self.bytes.clear();
         self.frames.clear();
-        for frame in burst {
+        for frame in burst.iter() {
             let data = arena.bytes(frame);
             self.bytes.extend_from_slice(&data[..data.len().min(snap_bytes)]);
             self.frames.push((self.bytes.len(), data.len()));

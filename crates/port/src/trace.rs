@@ -66,7 +66,7 @@ impl<P: Port, W: Write + Send> Port for Trace<P, W> {
         let before = burst.len();
         let outcome = self.port.receive(arena, burst, quota);
         let medium = self.port.capabilities().medium;
-        for frame in burst.range(before..) {
+        for frame in burst.iter().skip(before) {
             self.lines.write('<', frame.len(), Summary::new(medium, arena.bytes(frame)));
         }
         outcome

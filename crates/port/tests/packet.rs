@@ -49,7 +49,7 @@ fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
             let mut burst =
                 receive_wanted(&mut port, &mut arena, 1, |frame| is_udp_to(frame, true, ECHO));
             let frame = &mut burst[0];
-            assert_eq!(frame.checksum, Checksum::Partial { start: udp, offset: 6 });
+            assert_eq!(frame.checksum(), Checksum::Partial { start: udp, offset: 6 });
             turn_round(arena.bytes_mut(frame), true);
             transmit_all(&mut port, &mut arena, &mut burst);
             let mut buffer = [0; 64];
@@ -76,7 +76,7 @@ fn a_burst_arrives_whole_and_in_order() {
             let mut frame = arena.alloc_from(&numbered_frame(number, 60 + number as usize * 5));
             if number % 2 == 1 {
                 let partial = Checksum::Partial { start: 34, offset: 6 };
-                frame.as_mut().unwrap().checksum = partial;
+                frame.as_mut().unwrap().set_checksum(partial);
             }
             burst.extend(frame);
         }
@@ -85,8 +85,8 @@ fn a_burst_arrives_whole_and_in_order() {
         for (number, frame) in burst.iter().enumerate() {
             let expected = numbered_frame(number as u32, 60 + number * 5);
             assert_eq!(arena.bytes(frame), expected, "{receive:?}");
-            let left_open = matches!(frame.checksum, Checksum::Partial { start: 34, offset: 6 });
-            assert_eq!(left_open, number % 2 == 1, "{:?}", frame.checksum);
+            let left_open = matches!(frame.checksum(), Checksum::Partial { start: 34, offset: 6 });
+            assert_eq!(left_open, number % 2 == 1, "{:?}", frame.checksum());
         }
         let bytes: usize = burst.iter().map(Frame::len).sum();
         free_all(&mut arena, &mut burst);
@@ -246,11 +246,11 @@ fn a_vlan_tag_comes_through() {
         let mut tagged = numbered_frame(9, 100);
         tagged.splice(12..12, [0x81, 0x00, 0x60, 0x05]);
         let mut burst = Burst::from_iter(arena.alloc_from(&tagged));
-        burst[0].checksum = Checksum::Partial { start: 38, offset: 8 };
+        burst[0].set_checksum(Checksum::Partial { start: 38, offset: 8 });
         transmit_all(&mut far, &mut arena, &mut burst);
         let mut burst = receive_wanted(&mut near, &mut arena, 1, is_numbered);
         assert_eq!(arena.bytes(&burst[0]), tagged, "{receive:?}");
-        assert_eq!(burst[0].checksum, Checksum::Partial { start: 38, offset: 8 });
+        assert_eq!(burst[0].checksum(), Checksum::Partial { start: 38, offset: 8 });
         free_all(&mut arena, &mut burst);
     }
 }

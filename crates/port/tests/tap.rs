@@ -63,7 +63,7 @@ fn kernel_datagrams_come_with_unfilled_checksums_and_go_back() {
             let mut burst =
                 receive_wanted(&mut port, &mut arena, 1, |frame| is_udp_to(frame, ethernet, ECHO));
             let start = link_bytes + udp;
-            assert_eq!(burst[0].checksum, Checksum::Partial { start, offset: 6 }, "{medium:?}");
+            assert_eq!(burst[0].checksum(), Checksum::Partial { start, offset: 6 }, "{medium:?}");
             turn_round(arena.bytes_mut(&mut burst[0]), ethernet);
             transmit_all(&mut port, &mut arena, &mut burst);
             let mut buffer = [0; 64];

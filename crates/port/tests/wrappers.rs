@@ -175,11 +175,11 @@ fn corruption_of_an_unfilled_checksum_is_found_by_the_receiver() {
     let mut refused = 0;
     for _ in 0..40 {
         let mut burst = Burst::from_iter(arena.alloc_from(&unfilled_udp()));
-        burst[0].checksum = Checksum::Partial { start: 20, offset: 6 };
+        burst[0].set_checksum(Checksum::Partial { start: 20, offset: 6 });
         near.transmit(&mut arena, &mut burst).unwrap();
         far.receive(&mut arena, &mut burst, 8).unwrap();
         let frame = burst.pop_front().unwrap();
-        assert_eq!(frame.checksum, Checksum::Unknown);
+        assert_eq!(frame.checksum(), Checksum::Unknown);
         let right = Ipv4Header::parse(arena.bytes(&frame)).is_ok_and(|(ip, datagram)| {
             ip.source.octets() == [192, 0, 2, 1]
                 && ip.destination.octets() == [192, 0, 2, 2]

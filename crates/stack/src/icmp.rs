@@ -7,6 +7,7 @@ use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
+use crate::fast_path::Template;
 use crate::output::Packet;
 use crate::path::Path;
 use crate::{Event, SocketError, Stack};
@@ -87,7 +88,8 @@ impl Stack {
                 mac: Some(mac),
                 mtu: self.mtu,
                 routers_fragment: false,
-                template: None,
+                template: Template::NONE,
+                plain_bytes: 0,
                 valid_until_ns: 0,
             }),
             None => self.path(now_ns, arena, packet.destination),
@@ -116,7 +118,7 @@ impl Stack {
         }
         match arena.alloc_from(payload) {
             Some(mut frame) => {
-                frame.checksum = Checksum::Unknown;
+                frame.set_checksum(Checksum::Unknown);
                 self.send_frame(arena, packet, path, None, frame);
             }
             None => self.counters.transmit_drops.count(DropReason::NoBuffer),

@@ -44,4 +44,4 @@ pub use counters::Counters;
 pub use error::{SendError, SocketError};
 pub use event::Event;
 pub use stack::Stack;
-pub use udp::{Datagram, UdpId, UdpOptions};
+pub use udp::{Datagram, InPlace, Request, UdpId, UdpOptions};

@@ -8,6 +8,7 @@ use tidegate_wire::ipv6_extension::FragmentHeader;
 use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol};
 
 use crate::address::Kind;
+use crate::fast_path::Template;
 use crate::neighbour::{Action, Resolution};
 use crate::path::Path;
 use crate::{Event, Ownership, SendError, Stack};
@@ -72,7 +73,7 @@ impl Stack {
         // A frame may hold less than the link takes.
         let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
         let template = match mac {
-            Some(mac) if self.plain_interface && !routers_fragment => {
+            Some(mac) if self.plain_link.is_plain() && !routers_fragment => {
                 self.template(mac, source, destination)
             }
             _ => None,
@@ -84,7 +85,8 @@ impl Stack {
             mac,
             mtu,
             routers_fragment,
-            template,
+            template: template.unwrap_or(Template::NONE),
+            plain_bytes: if template.is_some() { mtu + self.link_bytes() } else { 0 },
             valid_until_ns: resolved_until_ns.min(mtu_until_ns),
         };
         if mac.is_some() {

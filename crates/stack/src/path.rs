@@ -23,7 +23,9 @@ pub(crate) struct Path {
     /// Routers on the way have to fragment: it is narrower than our least.
     pub(crate) routers_fragment: bool,
     /// Headers made ready, where the short way can be taken.
-    pub(crate) template: Option<Template>,
+    pub(crate) template: Template,
+    /// The longest frame that can go the short way; 0 without a template.
+    pub(crate) plain_bytes: usize,
     /// When to look everything up again.
     pub(crate) valid_until_ns: u64,
 }
@@ -35,7 +37,7 @@ const SLOTS: usize = 256;
 /// A table that others push out of is only slower, so no limit is needed and
 /// no peer gains anything by filling it.
 pub(crate) struct Paths {
-    slots: Box<[(u32, Path)]>,
+    slots: Box<[(u32, Path); SLOTS]>,
     generation: u32,
     key: HashKey,
 }
@@ -50,10 +52,11 @@ impl Paths {
             mac: None,
             mtu: 0,
             routers_fragment: false,
-            template: None,
+            template: Template::NONE,
+            plain_bytes: 0,
             valid_until_ns: 0,
         };
-        Self { slots: vec![(0, none); SLOTS].into(), generation: 1, key }
+        Self { slots: Box::new([(0, none); SLOTS]), generation: 1, key }
     }
 
     /// The path to `destination`, if it is here and still right.

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 
-use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_memory::{Arena, Checksum, Fifo, Frame};
 use tidegate_wire::{
     ArpPacket, DropReason, EtherType, EthernetHeader, IpCidr, MacAddr, Medium, VlanTag,
 };
@@ -11,6 +11,7 @@ use tidegate_wire::{
 use crate::address::{Addresses, Kind, is_link_local};
 use crate::chance::{Chance, HashKey};
 use crate::ethernet::Arrival;
+use crate::fast_path::PlainLink;
 use crate::fragment::{Fragment, Key, Reassembly, Timeout};
 use crate::icmp::{Complaint, Reply, Report};
 use crate::icmpv4::quote_v4;
@@ -48,10 +49,10 @@ pub struct Stack {
     pub(crate) tentative: Vec<Tentative>,
     pub(crate) mld: Reports,
     pub(crate) reply: Reply,
-    /// Whether frames are of the kind that [`crate::fast_path`] knows.
-    pub(crate) plain_interface: bool,
+    /// What [`crate::fast_path`] compares the front of a frame with.
+    pub(crate) plain_link: PlainLink,
     pub(crate) udp: UdpTable,
-    pub(crate) transmit: VecDeque<Frame>,
+    pub(crate) transmit: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
     /// Neighbours and conflicts with an event in the queue.
     pub(crate) told: HashSet<(bool, IpAddr)>,
@@ -121,9 +122,9 @@ impl Stack {
             tentative: Vec::new(),
             mld: Reports::default(),
             reply: Reply::default(),
-            plain_interface: false,
+            plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
-            transmit: VecDeque::with_capacity(limits.transmit_frames.min(1 << 16)),
+            transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
             events: VecDeque::new(),
             told: HashSet::new(),
             counters: Counters::default(),
@@ -132,7 +133,6 @@ impl Stack {
             chance,
             limits,
         };
-        stack.plain_interface = stack.is_plain_interface();
         stack.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);
         for route in config.routes {
             stack.routes.add(route);
@@ -225,11 +225,11 @@ impl Stack {
         let (ethertype, arrival) = match self.medium {
             Medium::Ethernet => {
                 let (header, _) = EthernetHeader::parse(arena.bytes(frame))?;
-                let arrival = self.ethernet_input(&header, frame.checksum)?;
+                let arrival = self.ethernet_input(&header, frame.checksum())?;
                 frame.advance(header.header_bytes());
                 (header.ethertype, arrival)
             }
-            Medium::Ip => Arrival::without_link(arena.bytes(frame), frame.checksum)?,
+            Medium::Ip => Arrival::without_link(arena.bytes(frame), frame.checksum())?,
         };
         let packet = arena.bytes(frame);
         match ethertype {
@@ -323,7 +323,7 @@ impl Stack {
 
     /// The frames for the port, oldest first. Take them from the front.
     #[inline]
-    pub fn transmit_queue(&mut self) -> &mut VecDeque<Frame> {
+    pub fn transmit_queue(&mut self) -> &mut Fifo<Frame> {
         &mut self.transmit
     }
 
@@ -380,7 +380,7 @@ impl Stack {
     pub fn release(mut self, arena: &mut Arena) {
         let queued = self.neighbours.drain().chain(self.transmit.drain(..));
         queued.for_each(|frame| arena.free(frame));
-        self.udp.drain().for_each(|datagram| datagram.release(arena));
+        self.udp.release(arena);
     }
 
     /// Does what the neighbour cache asks for after a claim.

@@ -40,6 +40,6 @@ pub use poll::{Poll, Token};
 pub use tidegate_engine::{EngineConfig, EngineCounters, IdleConfig};
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
-pub use tidegate_stack::{Limits, Ownership, Route};
+pub use tidegate_stack::{InPlace, Limits, Ownership, Request, Route};
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
-pub use udp::{Received, Request, UdpSocket};
+pub use udp::{Received, UdpSocket};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_stack::{Datagram, SendError, UdpId, UdpOptions};
+use tidegate_memory::Arena;
+use tidegate_stack::{Datagram, InPlace, Request, SendError, Stack, UdpId, UdpOptions};
 
 use crate::net::{Core, Net};
 use crate::open::Claim;
@@ -39,17 +40,6 @@ pub struct Received {
     pub len: usize,
     /// Whether the datagram was longer than the buffer; the rest is lost.
     pub truncated: bool,
-    /// Who sent it.
-    pub from: SocketAddr,
-    /// The address of ours that it was sent to.
-    pub to: IpAddr,
-}
-
-/// A datagram that waits for its answer in [`UdpSocket::exchange`].
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The datagram.
-    pub bytes: &'a [u8],
     /// Who sent it.
     pub from: SocketAddr,
     /// The address of ours that it was sent to.
@@ -263,17 +253,45 @@ impl UdpSocket {
         &self,
         mut answer: impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
     ) -> io::Result<usize> {
-        let taken = self.wait_readable(|core| {
-            if let Some(error) = core.take_error(self.inner.id) {
+        self.exchange_batch(|stack, arena, now_ns, id| {
+            stack.udp_exchange(now_ns, arena, id, EXCHANGE_BATCH, &mut answer)
+        })
+    }
+
+    /// As [`UdpSocket::exchange`], but each answer is written over its
+    /// datagram, for answers that are much like their questions: no second
+    /// buffer is needed, and what stays the same need not be written.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn exchange_in_place(
+        &self,
+        mut answer: impl FnMut(InPlace<'_>) -> Option<usize>,
+    ) -> io::Result<usize> {
+        self.exchange_batch(|stack, arena, now_ns, id| {
+            stack.udp_exchange_in_place(now_ns, arena, id, EXCHANGE_BATCH, &mut answer)
+        })
+    }
+
+    /// Waits for datagrams, lets `exchange` answer a batch of them, and
+    /// transmits the answers.
+    fn exchange_batch(
+        &self,
+        mut exchange: impl FnMut(&mut Stack, &mut Arena, u64, UdpId) -> usize,
+    ) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.wait_readable(|core| {
+            if let Some(error) = core.take_error(id) {
                 return Some(Err(error));
             }
-            let taken = core.answer_batch(self.inner.id, &mut answer);
+            let (stack, arena, now_ns) = core.engine.parts();
+            let taken = exchange(stack, arena, now_ns, id);
             if taken == 0 {
                 return None;
             }
+            core.pass_on(id);
             Some(core.engine.flush().map(|()| taken))
-        })?;
-        Ok(taken)
+        })
     }
 
     /// Whether calls return at once with [`io::ErrorKind::WouldBlock`] instead
@@ -397,8 +415,8 @@ impl Core {
 
     /// The oldest datagram of a socket, if there is one.
     fn next(&mut self, id: UdpId) -> Option<Datagram> {
-        let (stack, _, _) = self.engine.parts();
-        let datagram = stack.udp_receive(id)?;
+        let (stack, arena, _) = self.engine.parts();
+        let datagram = stack.udp_receive(arena, id)?;
         self.pass_on(id);
         Some(datagram)
     }
@@ -427,41 +445,6 @@ impl Core {
         };
         datagram.release(arena);
         Some(Ok(received))
-    }
-
-    /// Answers the datagrams of a socket in place, at most a batch of them.
-    /// Returns how many there were.
-    fn answer_batch(
-        &mut self,
-        id: UdpId,
-        answer: &mut impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
-    ) -> usize {
-        let (stack, arena, now_ns) = self.engine.parts();
-        let mut taken = 0;
-        while taken < EXCHANGE_BATCH {
-            let Some(datagram) = stack.udp_receive(id) else { break };
-            taken += 1;
-            let (from, to) = (datagram.remote, datagram.local);
-            if let Some(mut frame) = stack.udp_alloc(arena) {
-                let room = arena.frame_bytes() - frame.headroom();
-                arena.set_len(&mut frame, room);
-                let len = datagram.with_reply(arena, &mut frame, |bytes, reply| {
-                    answer(Request { bytes, from, to }, reply)
-                });
-                match len {
-                    Some(len) => {
-                        frame.truncate(len);
-                        // A refusal is counted by the stack under its reason.
-                        let _ =
-                            stack.udp_send_frame(now_ns, arena, id, Some(from), Some(to), frame);
-                    }
-                    None => arena.free(frame),
-                }
-            }
-            datagram.release(arena);
-        }
-        self.pass_on(id);
-        taken
     }
 }
 

@@ -32,6 +32,12 @@ impl Sum {
         Sum::ZERO.with(bytes)
     }
 
+    /// The sum of words as they stand in memory.
+    #[inline(always)]
+    pub fn of_words<const N: usize>(words: [u64; N]) -> Sum {
+        Sum { value: add_words(0, &words.map(u64::to_ne_bytes)), odd: false }
+    }
+
     /// This sum with more bytes behind those added so far.
     #[inline]
     #[must_use = "the sum is returned, not changed in place"]
@@ -91,7 +97,9 @@ impl Sum {
     /// Whether the bytes added, their checksum field included, add up.
     #[inline]
     pub fn is_valid(self) -> bool {
-        self.fold() == 0xffff
+        // All ones is the only multiple of 65,535 that a sum folds to when it
+        // is not the sum of nothing; and so does 2^64 - 1 divide.
+        self.value != 0 && self.value.is_multiple_of(0xffff)
     }
 }
 

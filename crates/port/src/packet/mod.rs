@@ -17,7 +17,6 @@ mod filter;
 mod ring;
 mod sys;
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -369,7 +368,7 @@ fn finish(
         arena.free(frame);
         return None;
     }
-    frame.checksum = header.checksum;
+    frame.set_checksum(header.checksum);
     if let Some((protocol, tag)) = vlan {
         put_tag_back(arena, &mut frame, protocol, tag);
     }
@@ -386,8 +385,8 @@ fn put_tag_back(arena: &mut Arena, frame: &mut Frame, protocol: u16, tag: u16) {
     data.copy_within(4..16, 0);
     data[12..14].copy_from_slice(&protocol.to_be_bytes());
     data[14..16].copy_from_slice(&tag.to_be_bytes());
-    if let Checksum::Partial { start, .. } = &mut frame.checksum {
-        *start += 4;
+    if let Checksum::Partial { start, offset } = frame.checksum() {
+        frame.set_checksum(Checksum::Partial { start: start + 4, offset });
     }
 }
 
@@ -427,7 +426,7 @@ fn receive_from_ring(
                     counters.drops.count(DropReason::FrameTooLong);
                     continue;
                 };
-                frame.checksum = header.checksum;
+                frame.set_checksum(header.checksum);
                 if let Some((protocol, tag)) = slot.vlan {
                     put_tag_back(arena, &mut frame, protocol, tag);
                 }
@@ -509,7 +508,7 @@ impl Port for PacketPort {
     }
 }
 
-fn refuse(burst: &mut VecDeque<Frame>, arena: &mut Arena, counters: &mut PortCounters) {
+fn refuse(burst: &mut Burst, arena: &mut Arena, counters: &mut PortCounters) {
     if let Some(frame) = burst.pop_front() {
         arena.free(frame);
         counters.drops.count(DropReason::TransmitFailed);

@@ -361,7 +361,7 @@ impl Batch {
     ) -> io::Result<usize> {
         let mut count = 0;
         for (at, frame) in frames.take(BURST).enumerate() {
-            self.vnet[at] = vnet::encode(frame.checksum);
+            self.vnet[at] = vnet::encode(frame.checksum());
             self.aim(at, arena, frame, false);
             count += 1;
         }

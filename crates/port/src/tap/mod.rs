@@ -256,7 +256,7 @@ impl Port for TapPort {
                         continue;
                     }
                     frame.truncate(len);
-                    frame.checksum = known.checksum;
+                    frame.set_checksum(known.checksum);
                     self.counters.received += 1;
                     self.counters.received_bytes += len as u64;
                     burst.push_back(frame);
@@ -278,7 +278,7 @@ impl Port for TapPort {
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(frame) = burst.pop_front() {
-            let header = vnet::encode(frame.checksum);
+            let header = vnet::encode(frame.checksum());
             let data = arena.bytes(&frame);
             let written =
                 rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);

@@ -1,9 +1,10 @@
 //! A datagram that arrived.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tidegate_memory::{Arena, Frame};
+use tidegate_wire::{Ipv4Header, Ipv6Header, UdpHeader};
 
 /// The bytes of a packet: in the frame it came in, or in memory of its own
 /// when it was put together from fragments.
@@ -54,6 +55,21 @@ impl Payload {
     }
 }
 
+/// A datagram in the queue of a socket.
+pub(crate) enum Waiting {
+    /// A payload with a UDP header and an IPv4 header without options in front
+    /// of it in the headroom.
+    V4(Frame),
+    /// The same with an IPv6 header without extension headers.
+    V6(Frame),
+    /// The next of those that are described by themselves.
+    Described,
+}
+
+/// The headers in front of a payload that waits.
+pub(crate) const PLAIN_V4_BYTES: usize = Ipv4Header::BYTES + UdpHeader::BYTES;
+pub(crate) const PLAIN_V6_BYTES: usize = Ipv6Header::BYTES + UdpHeader::BYTES;
+
 /// A datagram that arrived.
 ///
 /// Give it back with [`Datagram::release`]: most datagrams lie in the frame
@@ -73,6 +89,52 @@ pub struct Datagram {
 }
 
 impl Datagram {
+    /// The datagram that waits as [`Waiting::V4`].
+    #[inline]
+    pub(crate) fn plain_v4(frame: Frame, arena: &Arena) -> Self {
+        let Some(head) = arena.headers::<PLAIN_V4_BYTES>(&frame) else {
+            debug_assert!(false, "a datagram lost its headers");
+            return Self::unknown(frame);
+        };
+        let address = |at| Ipv4Addr::from(array_at::<4, PLAIN_V4_BYTES>(head, at));
+        Self {
+            remote: SocketAddr::new(address(12).into(), u16::from_be_bytes(array_at(head, 20))),
+            local: address(16).into(),
+            hop_limit: head[8],
+            traffic_class: head[1],
+            payload: Payload::Frame(frame),
+        }
+    }
+
+    /// The datagram that waits as [`Waiting::V6`].
+    #[inline]
+    pub(crate) fn plain_v6(frame: Frame, arena: &Arena) -> Self {
+        let Some(head) = arena.headers::<PLAIN_V6_BYTES>(&frame) else {
+            debug_assert!(false, "a datagram lost its headers");
+            return Self::unknown(frame);
+        };
+        let address = |at| Ipv6Addr::from(array_at::<16, PLAIN_V6_BYTES>(head, at));
+        Self {
+            remote: SocketAddr::new(address(8).into(), u16::from_be_bytes(array_at(head, 40))),
+            local: address(24).into(),
+            hop_limit: head[7],
+            traffic_class: head[0] << 4 | head[1] >> 4,
+            payload: Payload::Frame(frame),
+        }
+    }
+
+    #[cold]
+    fn unknown(frame: Frame) -> Self {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self {
+            payload: Payload::Frame(frame),
+            remote: SocketAddr::new(nowhere, 0),
+            local: nowhere,
+            hop_limit: 0,
+            traffic_class: 0,
+        }
+    }
+
     /// The bytes that were sent.
     #[inline]
     pub fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
@@ -127,6 +189,14 @@ impl Datagram {
     pub fn release(self, arena: &mut Arena) {
         self.payload.release(arena);
     }
+}
+
+/// The `M` bytes at `at`.
+#[inline(always)]
+pub(crate) fn array_at<const M: usize, const N: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
+    let mut part = [0; M];
+    part.copy_from_slice(&bytes[at..at + M]);
+    part
 }
 
 impl fmt::Debug for Datagram {

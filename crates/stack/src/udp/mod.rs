@@ -1,6 +1,7 @@
 //! The User Datagram Protocol (RFC 768): sockets and their datagrams.
 
 mod datagram;
+mod exchange;
 mod ports;
 mod receive;
 mod send;
@@ -8,7 +9,8 @@ mod socket;
 mod table;
 
 pub use datagram::Datagram;
-pub(crate) use datagram::Payload;
+pub(crate) use datagram::{Payload, Waiting, array_at};
+pub use exchange::{InPlace, Request};
 pub(crate) use receive::{Delivery, IpInfo};
 pub use socket::{UdpId, UdpOptions};
 pub(crate) use table::UdpTable;
@@ -77,13 +79,10 @@ impl Stack {
     /// Closes a socket. What it had not read is dropped; closing twice does
     /// nothing.
     pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
-        let Some(socket) = self.udp.close(id) else { return };
-        let unread = socket.queue.len() as u64;
+        let Some(mut socket) = self.udp.close(id) else { return };
+        let unread = socket.release(arena) as u64;
         self.counters.held -= unread;
         self.counters.drops.add(DropReason::SocketClosed, unread);
-        for datagram in socket.queue {
-            datagram.release(arena);
-        }
     }
 
     /// The address and port that a socket is bound to; when it is connected,
@@ -105,8 +104,8 @@ impl Stack {
     /// Takes the datagram that has waited longest. Give it back with
     /// [`Datagram::release`].
     #[inline]
-    pub fn udp_receive(&mut self, id: UdpId) -> Option<Datagram> {
-        let datagram = self.udp.get_mut(id)?.pop()?;
+    pub fn udp_receive(&mut self, arena: &Arena, id: UdpId) -> Option<Datagram> {
+        let datagram = self.udp.get_mut(id)?.pop(arena)?;
         self.counters.held -= 1;
         self.counters.delivered += 1;
         Some(datagram)
@@ -114,7 +113,7 @@ impl Stack {
 
     /// How many datagrams wait.
     pub fn udp_readable(&self, id: UdpId) -> usize {
-        self.udp.get(id).map_or(0, |socket| socket.queue.len())
+        self.udp.get(id).map_or(0, socket::Socket::waiting)
     }
 
     /// Takes the error that a peer or a router reported last.

@@ -169,9 +169,9 @@ impl Stack {
         let partial = self.transmit_checksum;
         fill_udp(flow, partial, arena.bytes_mut(&mut frame));
         if partial {
-            frame.checksum = Checksum::Partial { start: header_at as u16, offset: 6 };
+            frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 6 });
         } else {
-            frame.checksum = Checksum::Unknown;
+            frame.set_checksum(Checksum::Unknown);
         }
         self.send_frame(arena, &flow.packet(), &flow.path, None, frame);
     }

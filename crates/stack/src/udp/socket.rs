@@ -3,9 +3,11 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidegate_memory::{Arena, Fifo};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
+use super::datagram::Waiting;
 use crate::{Limits, SocketError};
 
 /// The name of a socket. Never used again for another one.
@@ -61,7 +63,9 @@ pub(crate) struct Socket {
     /// The peer, never mapped.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) options: UdpOptions,
-    pub(crate) queue: VecDeque<Datagram>,
+    queue: Fifo<Waiting>,
+    /// Those of the queue that cannot tell by themselves where they came from.
+    described: VecDeque<Datagram>,
     queued_bytes: usize,
     queue_packets: usize,
     queue_bytes: usize,
@@ -81,7 +85,8 @@ impl Socket {
             local: bound,
             remote: None,
             options,
-            queue: VecDeque::new(),
+            queue: Fifo::new(),
+            described: VecDeque::new(),
             queued_bytes: 0,
             queue_packets: options.queue_packets.unwrap_or(usize::MAX),
             queue_bytes: options.queue_bytes.unwrap_or(usize::MAX),
@@ -116,6 +121,7 @@ impl Socket {
     }
 
     /// Like [`Socket::present_ip`], with a port.
+    #[inline]
     pub(crate) fn present(&self, address: SocketAddr) -> SocketAddr {
         SocketAddr::new(self.present_ip(address.ip()), address.port())
     }
@@ -131,20 +137,74 @@ impl Socket {
         if full { Err(DropReason::SocketQueueFull) } else { Ok(()) }
     }
 
-    /// Puts a datagram at the end of the queue. Returns whether the queue was
-    /// empty.
+    /// How many datagrams wait.
     #[inline]
-    pub(crate) fn push(&mut self, datagram: Datagram) -> bool {
-        self.queued_bytes += datagram.len();
-        self.queue.push_back(datagram);
-        self.queue.len() == 1
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
     }
 
+    /// Puts a datagram of `len` bytes at the end of the queue, with the headers
+    /// that tell about it. Returns whether the queue was empty.
+    #[inline(always)]
+    pub(crate) fn push_plain(&mut self, datagram: Waiting, len: usize) -> bool {
+        let was_empty = self.queue.is_empty();
+        self.queued_bytes += len;
+        self.queue.push_back(datagram);
+        was_empty
+    }
+
+    /// Puts any datagram at the end of the queue. Returns whether the queue was
+    /// empty.
+    pub(crate) fn push(&mut self, datagram: Datagram) -> bool {
+        let len = datagram.len();
+        self.described.push_back(datagram);
+        self.push_plain(Waiting::Described, len)
+    }
+
+    /// Takes the datagram at the front. For one that is described elsewhere
+    /// call [`Socket::take_described`] next.
+    #[inline(always)]
+    pub(crate) fn pop_waiting(&mut self) -> Option<Waiting> {
+        let waiting = self.queue.pop_front()?;
+        if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
+            self.queued_bytes -= frame.len();
+        }
+        Some(waiting)
+    }
+
+    #[inline(never)]
+    pub(crate) fn take_described(&mut self) -> Option<Datagram> {
+        let datagram = self.described.pop_front();
+        debug_assert!(datagram.is_some(), "a datagram without its description");
+        self.queued_bytes -= datagram.as_ref().map_or(0, Datagram::len);
+        datagram
+    }
+
+    /// Takes the datagram at the front, with all that is known about it.
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Datagram> {
-        let datagram = self.queue.pop_front()?;
-        self.queued_bytes -= datagram.len();
+    pub(crate) fn pop(&mut self, arena: &Arena) -> Option<Datagram> {
+        let mut datagram = match self.pop_waiting()? {
+            Waiting::V4(frame) => Datagram::plain_v4(frame, arena),
+            Waiting::V6(frame) => Datagram::plain_v6(frame, arena),
+            Waiting::Described => return self.take_described(),
+        };
+        datagram.remote = self.present(datagram.remote);
+        datagram.local = self.present_ip(datagram.local);
         Some(datagram)
+    }
+
+    /// Gives every frame of the queue back and returns how many datagrams
+    /// waited.
+    pub(crate) fn release(&mut self, arena: &mut Arena) -> usize {
+        let unread = self.queue.len();
+        for waiting in self.queue.drain(..) {
+            if let Waiting::V4(frame) | Waiting::V6(frame) = waiting {
+                arena.free(frame);
+            }
+        }
+        self.described.drain(..).for_each(|datagram| datagram.release(arena));
+        self.queued_bytes = 0;
+        unread
     }
 }
 

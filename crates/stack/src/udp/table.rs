@@ -7,6 +7,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Not;
+
+use tidegate_memory::Arena;
 
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions, ports};
@@ -25,6 +28,67 @@ struct Port {
     /// The socket bound to one address last, and that address: where there is
     /// just one, no search is needed.
     newest: Option<(IpAddr, u32)>,
+    /// What the above comes to for most ports.
+    only_v4: Only<u32>,
+    only_v6: Only<u128>,
+}
+
+/// The socket for datagrams to some address of ours, where that needs no
+/// search: those whose address is `address` under `mask`. Addresses are as they
+/// stand in headers.
+struct Only<A> {
+    mask: A,
+    address: A,
+    socket: u32,
+}
+
+impl<A: Default + From<u8> + Not<Output = A>> Only<A> {
+    /// There is none: no address is 1 where all is masked out.
+    fn none() -> Self {
+        Self { mask: A::default(), address: A::from(1), socket: 0 }
+    }
+
+    /// This socket is for every address.
+    fn any(socket: u32) -> Self {
+        Self { mask: A::default(), address: A::default(), socket }
+    }
+
+    /// This socket is for one address.
+    fn one(address: A, socket: u32) -> Self {
+        Self { mask: !A::default(), address, socket }
+    }
+}
+
+impl<A: Default + From<u8> + Not<Output = A>> Default for Only<A> {
+    fn default() -> Self {
+        Self::none()
+    }
+}
+
+impl Port {
+    /// Works out again who needs no search, after a change.
+    fn find_only(&mut self) {
+        let any = |family: usize| self.any[family].filter(|_| self.bound == 0);
+        (self.only_v4, self.only_v6) = match self.newest {
+            _ if self.connected != 0 => (Only::none(), Only::none()),
+            Some((IpAddr::V4(address), socket)) => {
+                (Only::one(u32::from_ne_bytes(address.octets()), socket), Only::none())
+            }
+            Some((IpAddr::V6(address), socket)) => {
+                (Only::none(), Only::one(u128::from_ne_bytes(address.octets()), socket))
+            }
+            None => (
+                any(0).map_or_else(Only::none, Only::any),
+                any(1).map_or_else(Only::none, Only::any),
+            ),
+        };
+    }
+}
+
+/// Where a port number stands in the table: it is taken as it stands in headers.
+#[inline(always)]
+fn place_of(number: u16) -> usize {
+    usize::from(number.to_be())
 }
 
 struct Slot {
@@ -40,7 +104,7 @@ pub(crate) struct UdpTable {
     free: Vec<u32>,
     limit: usize,
     /// For every port number, which of `ports` it is; 0 is none.
-    port_of: Box<[u16]>,
+    port_of: Box<[u16; 1 << 16]>,
     ports: Vec<Port>,
     free_ports: Vec<u16>,
     bound: HashMap<SocketAddr, u32, HashKey>,
@@ -53,7 +117,7 @@ impl UdpTable {
             slots: Vec::new(),
             free: Vec::new(),
             limit: limit.min(u32::MAX as usize),
-            port_of: vec![0; 1 << 16].into(),
+            port_of: boxed_zeros(),
             // Place 0 stands for no sockets, so that a lookup needs no branch.
             ports: vec![Port::default()],
             free_ports: Vec::new(),
@@ -82,28 +146,35 @@ impl UdpTable {
         slot.socket.as_mut().map(|socket| (id, socket))
     }
 
-    /// The socket that a datagram to one of our addresses is for, where that
-    /// needs no search: on a port with one socket, or with sockets bound to
-    /// the unspecified addresses only. `None` when there is more to ask.
+    /// The socket that a datagram to one of our addresses is for. `local` and
+    /// `remote` are address and port as they stand in the headers.
     #[inline(always)]
-    fn find_only(&self, number: u16, local: IpAddr) -> Option<Option<u32>> {
-        let port = self.port(number);
-        match port.newest {
-            _ if port.connected != 0 => None,
-            Some((address, index)) if address == local => Some(Some(index)),
-            _ if port.bound != 0 => None,
-            _ => Some(port.any[usize::from(local.is_ipv6())]),
+    pub(crate) fn find_plain_v4(
+        &self,
+        local: ([u8; 4], [u8; 2]),
+        remote: ([u8; 4], [u8; 2]),
+    ) -> Option<u32> {
+        let only = &self.port(u16::from_be_bytes(local.1)).only_v4;
+        if u32::from_ne_bytes(local.0) & only.mask == only.address {
+            return Some(only.socket);
         }
+        let end = |(ip, port): ([u8; 4], _)| SocketAddr::from((ip, u16::from_be_bytes(port)));
+        self.find(end(local), end(remote))
     }
 
-    /// The socket that a datagram to one of our addresses is for, by the
-    /// shortest way.
+    /// As [`UdpTable::find_plain_v4`].
     #[inline(always)]
-    pub(crate) fn find_plain(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-        match self.find_only(local.port(), local.ip()) {
-            Some(only) => only,
-            None => self.find(local, remote),
+    pub(crate) fn find_plain_v6(
+        &self,
+        local: ([u8; 16], [u8; 2]),
+        remote: ([u8; 16], [u8; 2]),
+    ) -> Option<u32> {
+        let only = &self.port(u16::from_be_bytes(local.1)).only_v6;
+        if u128::from_ne_bytes(local.0) & only.mask == only.address {
+            return Some(only.socket);
         }
+        let end = |(ip, port): ([u8; 16], _)| SocketAddr::from((ip, u16::from_be_bytes(port)));
+        self.find(end(local), end(remote))
     }
 
     /// The socket that a datagram is for.
@@ -152,7 +223,7 @@ impl UdpTable {
         }
         let mut socket = Socket::new(local, options);
         if local.port() == 0 {
-            let is_free = |number| self.port_of[usize::from(number)] == 0;
+            let is_free = |number| self.port_of[place_of(number)] == 0;
             let number =
                 ports::choose(chance, is_free).ok_or(SocketError::NoPortFree(local.ip()))?;
             socket.bound.set_port(number);
@@ -188,7 +259,9 @@ impl UdpTable {
         // Errors of the former peer say nothing about this one.
         socket.error = None;
         self.connected.insert((local, remote), id.index);
-        self.enter_port(local.port()).connected += 1;
+        let port = self.enter_port(local.port());
+        port.connected += 1;
+        port.find_only();
         Ok(())
     }
 
@@ -224,12 +297,11 @@ impl UdpTable {
         slot.socket.take()
     }
 
-    /// Every socket's queue, emptied.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = super::Datagram> + '_ {
-        self.slots
-            .iter_mut()
-            .filter_map(|slot| slot.socket.as_mut())
-            .flat_map(|socket| std::iter::from_fn(|| socket.pop()))
+    /// Gives back every frame that waits in a socket's queue.
+    pub(crate) fn release(&mut self, arena: &mut Arena) {
+        for socket in self.slots.iter_mut().filter_map(|slot| slot.socket.as_mut()) {
+            socket.release(arena);
+        }
     }
 
     /// The families whose unspecified address a socket stands for.
@@ -254,7 +326,7 @@ impl UdpTable {
         if self.unconnected_taken(socket).is_some() {
             return Err(taken);
         }
-        let place = self.port_of[usize::from(bound.port())];
+        let place = self.port_of[place_of(bound.port())];
         if place == 0 {
             return Ok(());
         }
@@ -272,11 +344,13 @@ impl UdpTable {
             let families = Self::families(socket);
             let port = self.enter_port(socket.bound.port());
             families.for_each(|family| port.any[family] = Some(index));
+            port.find_only();
         } else {
             self.bound.insert(socket.bound, index);
             let port = self.enter_port(socket.bound.port());
             port.bound += 1;
             port.newest = Some((socket.bound.ip(), index));
+            port.find_only();
         }
     }
 
@@ -284,7 +358,7 @@ impl UdpTable {
     fn leave(&mut self, id: UdpId) {
         let Some(socket) = self.get(id) else { return };
         let (bound, local, remote) = (socket.bound, socket.local, socket.remote);
-        let place = self.port_of[usize::from(bound.port())];
+        let place = self.port_of[place_of(bound.port())];
         let port = &mut self.ports[usize::from(place)];
         if let Some(remote) = remote {
             self.connected.remove(&(local, remote));
@@ -298,19 +372,20 @@ impl UdpTable {
             port.bound -= 1;
             port.newest = port.newest.filter(|&(_, index)| index != id.index);
         }
+        port.find_only();
         if port.bound | port.connected == 0 && port.any == [None, None] {
-            self.port_of[usize::from(bound.port())] = 0;
+            self.port_of[place_of(bound.port())] = 0;
             self.free_ports.push(place);
         }
     }
 
     #[inline]
     fn port(&self, number: u16) -> &Port {
-        &self.ports[usize::from(self.port_of[usize::from(number)])]
+        &self.ports[usize::from(self.port_of[place_of(number)])]
     }
 
     fn enter_port(&mut self, number: u16) -> &mut Port {
-        let place = &mut self.port_of[usize::from(number)];
+        let place = &mut self.port_of[place_of(number)];
         if *place == 0 {
             // At most 65,535 ports are ever in use: port 0 is never bound.
             *place = self.free_ports.pop().unwrap_or_else(|| {
@@ -319,6 +394,13 @@ impl UdpTable {
             });
         }
         &mut self.ports[usize::from(*place)]
+    }
+}
+
+fn boxed_zeros<const N: usize>() -> Box<[u16; N]> {
+    match vec![0; N].try_into() {
+        Ok(zeros) => zeros,
+        Err(_) => unreachable!("the length is the same"),
     }
 }
 

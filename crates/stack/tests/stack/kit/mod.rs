@@ -169,7 +169,7 @@ impl Host {
 
     /// The next datagram: who sent it, where to, and what.
     pub fn receive(&mut self, id: UdpId) -> Option<(SocketAddr, IpAddr, Vec<u8>)> {
-        let datagram = self.stack.udp_receive(id)?;
+        let datagram = self.stack.udp_receive(&self.arena, id)?;
         let bytes = datagram.bytes(&self.arena).to_vec();
         let received = (datagram.remote, datagram.local, bytes);
         datagram.release(&mut self.arena);

@@ -1,0 +1,362 @@
+//! A queue of one owner: first in, first out.
+//!
+//! It does what `std`'s `VecDeque` does, less what frames never need. Adding
+//! and taking are a dozen instructions without a call, for they happen to each
+//! packet several times.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ops::{Bound, Index, IndexMut, RangeBounds};
+
+/// A queue that grows when it must and never shrinks.
+pub struct Fifo<T> {
+    /// A power of two of them, or none. Those from `taken` to `added`, modulo
+    /// their number, hold values.
+    slots: Box<[MaybeUninit<T>]>,
+    /// Values added since the queue was made.
+    added: usize,
+    /// Values taken since the queue was made.
+    taken: usize,
+}
+
+impl<T> Fifo<T> {
+    /// An empty queue, for which no memory is taken yet.
+    pub fn new() -> Self {
+        Self { slots: Box::default(), added: 0, taken: 0 }
+    }
+
+    /// An empty queue with room for at least `capacity` values.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let mut queue = Self::new();
+        if capacity > 0 {
+            queue.grow_to(capacity);
+        }
+        queue
+    }
+
+    /// How many values wait.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.added.wrapping_sub(self.taken)
+    }
+
+    /// Whether no value waits.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.added == self.taken
+    }
+
+    /// The place of the value that is number `count` since the queue was made.
+    /// Meaningless without slots.
+    #[inline(always)]
+    fn place(&self, count: usize) -> usize {
+        count & self.slots.len().wrapping_sub(1)
+    }
+
+    /// Adds a value at the back.
+    #[inline(always)]
+    pub fn push_back(&mut self, value: T) {
+        if self.len() == self.slots.len() {
+            self.grow_to(self.slots.len() + 1);
+        }
+        let place = self.place(self.added);
+        // SAFETY: there is at least one slot, as `grow_to` made more than
+        // there are values, and `place` is less than their number.
+        unsafe { self.slots.get_unchecked_mut(place) }.write(value);
+        self.added = self.added.wrapping_add(1);
+    }
+
+    /// Puts a value back in front of all others.
+    #[inline]
+    pub fn push_front(&mut self, value: T) {
+        if self.len() == self.slots.len() {
+            self.grow_to(self.slots.len() + 1);
+        }
+        self.taken = self.taken.wrapping_sub(1);
+        let place = self.place(self.taken);
+        self.slots[place].write(value);
+    }
+
+    /// Takes the value at the front.
+    #[inline(always)]
+    pub fn pop_front(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let place = self.place(self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        // SAFETY: the queue is not empty, so there are slots, `place` is less
+        // than their number, and this one held a value. From now on it does
+        // not, so that no second value is made of it.
+        Some(unsafe { self.slots.get_unchecked(place).assume_init_read() })
+    }
+
+    /// The value that is number `index` from the front.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&T> {
+        if index >= self.len() {
+            return None;
+        }
+        let slot = &self.slots[self.place(self.taken.wrapping_add(index))];
+        // SAFETY: the slots of the values that wait hold values.
+        Some(unsafe { slot.assume_init_ref() })
+    }
+
+    /// As [`Fifo::get`], to be changed.
+    #[inline]
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        if index >= self.len() {
+            return None;
+        }
+        let place = self.place(self.taken.wrapping_add(index));
+        // SAFETY: as in `get`.
+        Some(unsafe { self.slots[place].assume_init_mut() })
+    }
+
+    /// The value at the front.
+    #[inline]
+    pub fn front(&self) -> Option<&T> {
+        self.get(0)
+    }
+
+    /// The values, from the front.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &T> {
+        (0..self.len()).map(|index| &self[index])
+    }
+
+    /// As [`Fifo::iter`], to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        let (len, first) = (self.len(), self.place(self.taken));
+        let (back, front) = self.slots.split_at_mut(first);
+        // SAFETY: the slots of the values that wait hold values: `len` of them
+        // from `first` on, in a circle.
+        front.iter_mut().chain(back).take(len).map(|slot| unsafe { slot.assume_init_mut() })
+    }
+
+    /// Takes the values of a range that begins at the front, one by one. Those
+    /// that the iterator was not asked for are dropped with it.
+    ///
+    /// # Panics
+    /// When the range does not begin at 0 or ends behind the last value.
+    #[inline]
+    pub fn drain(&mut self, range: impl RangeBounds<usize>) -> Drain<'_, T> {
+        let front = matches!(range.start_bound(), Bound::Unbounded | Bound::Included(0));
+        assert!(front, "a queue is emptied from the front");
+        let left = match range.end_bound() {
+            Bound::Unbounded => self.len(),
+            Bound::Excluded(&end) => end,
+            Bound::Included(&last) => last + 1,
+        };
+        assert!(left <= self.len(), "more values drained than there are");
+        Drain { queue: self, left }
+    }
+
+    /// Makes room for at least `capacity` values.
+    #[cold]
+    #[inline(never)]
+    fn grow_to(&mut self, capacity: usize) {
+        let capacity = capacity.next_power_of_two().max(4);
+        let mut slots: Box<[MaybeUninit<T>]> =
+            std::iter::repeat_with(MaybeUninit::uninit).take(capacity).collect();
+        let len = self.len();
+        for slot in &mut slots[..len] {
+            if let Some(value) = self.pop_front() {
+                slot.write(value);
+            }
+        }
+        (self.slots, self.taken, self.added) = (slots, 0, len);
+    }
+}
+
+/// Takes values from the front of a [`Fifo`]; made by [`Fifo::drain`].
+pub struct Drain<'a, T> {
+    queue: &'a mut Fifo<T>,
+    left: usize,
+}
+
+impl<T> Iterator for Drain<'_, T> {
+    type Item = T;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<T> {
+        self.left = self.left.checked_sub(1)?;
+        self.queue.pop_front()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T> ExactSizeIterator for Drain<'_, T> {}
+
+impl<T> Drop for Drain<'_, T> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
+}
+
+impl<T> Drop for Fifo<T> {
+    fn drop(&mut self) {
+        if std::mem::needs_drop::<T>() {
+            drop(self.drain(..));
+        }
+    }
+}
+
+impl<T> Default for Fifo<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Fifo<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<T> Index<usize> for Fifo<T> {
+    type Output = T;
+
+    /// # Panics
+    /// When there are no more than `index` values.
+    fn index(&self, index: usize) -> &T {
+        self.get(index).expect("an index behind the last value of a queue")
+    }
+}
+
+impl<T> IndexMut<usize> for Fifo<T> {
+    fn index_mut(&mut self, index: usize) -> &mut T {
+        self.get_mut(index).expect("an index behind the last value of a queue")
+    }
+}
+
+impl<T> Extend<T> for Fifo<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        values.into_iter().for_each(|value| self.push_back(value));
+    }
+}
+
+impl<T> FromIterator<T> for Fifo<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let mut queue = Self::new();
+        queue.extend(values);
+        queue
+    }
+}
+
+impl<T, const N: usize> From<[T; N]> for Fifo<T> {
+    fn from(values: [T; N]) -> Self {
+        values.into_iter().collect()
+    }
+}
+
+/// Takes the values of a [`Fifo`] that is given away.
+pub struct IntoIter<T>(Fifo<T>);
+
+impl<T> Iterator for IntoIter<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        self.0.pop_front()
+    }
+}
+
+impl<T> IntoIterator for Fifo<T> {
+    type Item = T;
+    type IntoIter = IntoIter<T>;
+
+    fn into_iter(self) -> IntoIter<T> {
+        IntoIter(self)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        PushBack,
+        PushFront,
+        Pop,
+        Drain(usize, usize),
+        Change(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => Just(Step::PushBack),
+            1 => Just(Step::PushFront),
+            4 => Just(Step::Pop),
+            1 => (0usize..9, 0usize..9).prop_map(|(n, asked)| Step::Drain(n, asked)),
+            1 => (0usize..9).prop_map(Step::Change),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// Against `VecDeque`, with values that own memory.
+        #[test]
+        fn behaves_like_a_deque(capacity in 0usize..9, steps in prop::collection::vec(step(), 0..200)) {
+            let (mut queue, mut model) = (Fifo::with_capacity(capacity), VecDeque::new());
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::PushBack => {
+                        queue.push_back(Box::new(number));
+                        model.push_back(Box::new(number));
+                    }
+                    Step::PushFront => {
+                        queue.push_front(Box::new(number));
+                        model.push_front(Box::new(number));
+                    }
+                    Step::Pop => prop_assert_eq!(queue.pop_front(), model.pop_front()),
+                    Step::Drain(n, asked) => {
+                        let n = n.min(model.len());
+                        let drained: Vec<_> = queue.drain(..n).take(asked).collect();
+                        let expected: Vec<_> = model.drain(..n).take(asked).collect();
+                        prop_assert_eq!(drained, expected);
+                    }
+                    Step::Change(index) => {
+                        prop_assert_eq!(queue.get(index), model.get(index));
+                        if let (Some(a), Some(b)) = (queue.get_mut(index), model.get_mut(index)) {
+                            (**a, **b) = (number + 1000, number + 1000);
+                        }
+                    }
+                }
+                prop_assert_eq!(queue.len(), model.len());
+                prop_assert_eq!(queue.is_empty(), model.is_empty());
+                prop_assert!(queue.iter().eq(model.iter()));
+                prop_assert!(queue.iter_mut().eq(model.iter_mut()));
+            }
+            prop_assert!(queue.into_iter().eq(model));
+        }
+    }
+
+    #[test]
+    fn what_waits_is_dropped_with_the_queue_and_with_a_drain() {
+        let value = Rc::new(());
+        let mut queue: Fifo<_> = (0..5).map(|_| Rc::clone(&value)).collect();
+        drop(queue.drain(..3));
+        assert_eq!(Rc::strong_count(&value), 3);
+        drop(queue);
+        assert_eq!(Rc::strong_count(&value), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "more values drained than there are")]
+    fn draining_past_the_end_is_refused() {
+        Fifo::from([1, 2]).drain(..3);
+    }
+}
