@@ -7,6 +7,7 @@
 //! wait, and [`Engine::prepare_sleep`] makes the descriptors of
 //! [`Engine::wake_fds`] good to sleep on.
 
+pub mod admission;
 mod clock;
 mod engine;
 mod idle;

@@ -22,7 +22,7 @@ struct xdp_md {
 	u32 egress_ifindex;
 };
 
-enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
+enum { XDP_DROP = 1, XDP_PASS = 2, XDP_REDIRECT = 4 };
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
@@ -32,6 +32,7 @@ enum {
 };
 
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static long (*bpf_redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
 
 #define SECTION(name) __attribute__((section(name), used))
@@ -42,6 +43,17 @@ static long (*bpf_redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
 #define TYPE(name, value) typeof(value) *name
 
 #define be16(x) ((u16)__builtin_bswap16(x))
+
+INLINE u32 be32(const u8 *bytes)
+{
+	return (u32)bytes[0] << 24 | bytes[1] << 16 | bytes[2] << 8 | bytes[3];
+}
+
+INLINE u64 be64(const u8 *bytes)
+{
+	return (u64)be32(bytes) << 32 | be32(bytes + 4);
+}
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "built for little-endian targets only"
 #endif

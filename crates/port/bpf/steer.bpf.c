@@ -5,7 +5,7 @@
  *
  * The maps are filled by src/xdp/steering.rs, which holds the same layouts.
  */
-#include "kernel.h"
+#include "admission.h"
 
 /* What the rules are made of; bits of settings.flags. */
 enum {
@@ -13,6 +13,7 @@ enum {
 	STEER_ADDRESSES = 1 << 1,
 	STEER_PORTS_OF_ADDRESS = 1 << 2,
 	STEER_PORTS_OF_ANY = 1 << 3,
+	STEER_ADMISSION = 1 << 4,
 };
 
 /* Why a frame went where it went; the order of SteeringCounters. */
@@ -83,98 +84,8 @@ struct {
 	TYPE(value, u64);
 } counts SECTION(".maps");
 
-enum {
-	ETHERTYPE_IPV4 = 0x0800,
-	ETHERTYPE_ARP = 0x0806,
-	ETHERTYPE_VLAN = 0x8100,
-	ETHERTYPE_SERVICE_VLAN = 0x88a8,
-	ETHERTYPE_IPV6 = 0x86dd,
-};
-
-enum {
-	PROTOCOL_HOP_BY_HOP = 0,
-	PROTOCOL_TCP = 6,
-	PROTOCOL_UDP = 17,
-	PROTOCOL_ROUTING = 43,
-	PROTOCOL_FRAGMENT = 44,
-	PROTOCOL_ICMPV6 = 58,
-	PROTOCOL_DESTINATION = 60,
-};
-
-enum { NEIGHBOUR_SOLICITATION = 135, NEIGHBOUR_ADVERTISEMENT = 136 };
-
 /* More extension headers than this are left to the kernel. */
 #define EXTENSION_LIMIT 6
-
-struct ethernet {
-	u8 destination[6];
-	u8 source[6];
-	u16 type;
-} __attribute__((packed));
-
-struct vlan {
-	u16 tag;
-	u16 type;
-} __attribute__((packed));
-
-struct arp {
-	u16 hardware_type;
-	u16 protocol_type;
-	u8 hardware_length;
-	u8 protocol_length;
-	u16 operation;
-	u8 sender_hardware[6];
-	u8 sender_protocol[4];
-	u8 target_hardware[6];
-	u8 target_protocol[4];
-} __attribute__((packed));
-
-struct ipv4 {
-	u8 version_and_length;
-	u8 traffic_class;
-	u16 total_length;
-	u16 identification;
-	u16 fragment;
-	u8 ttl;
-	u8 protocol;
-	u16 checksum;
-	u8 source[4];
-	u8 destination[4];
-} __attribute__((packed));
-
-struct ipv6 {
-	u32 version;
-	u16 payload_length;
-	u8 next_header;
-	u8 hop_limit;
-	u8 source[16];
-	u8 destination[16];
-} __attribute__((packed));
-
-struct neighbour_message {
-	u8 type;
-	u8 code;
-	u16 checksum;
-	u32 flags;
-	u8 target[16];
-} __attribute__((packed));
-
-/* The bytes of a frame that were not looked at yet. */
-struct cursor {
-	void *at;
-	void *end;
-};
-
-/* Steps over `size` bytes and returns where they begin; null past the end. */
-INLINE void *step(struct cursor *cursor, u32 size)
-{
-	void *at = cursor->at;
-
-	if (at + size > cursor->end)
-		return 0;
-	cursor->at = at + size;
-	return at;
-}
 
 INLINE void count(u32 counter)
 {
@@ -190,10 +101,13 @@ INLINE int pass(u32 counter)
 	return XDP_PASS;
 }
 
-INLINE int take(struct xdp_md *context)
+INLINE int take(struct xdp_md *context, const struct settings *rules)
 {
-	int action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
+	int action;
 
+	if (rules->flags & STEER_ADMISSION && !admit(context))
+		return XDP_DROP;
+	action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
 	count(action == XDP_REDIRECT ? TAKEN : PASSED_NO_SOCKET);
 	return action;
 }
@@ -223,12 +137,12 @@ INLINE int steer_port(struct xdp_md *context, const struct settings *rules, stru
 	key.port = header[1];
 	if (rules->flags & STEER_PORTS_OF_ANY) {
 		if (bpf_map_lookup_elem(&ports, &key))
-			return take(context);
+			return take(context, rules);
 	}
 	if (rules->flags & STEER_PORTS_OF_ADDRESS) {
 		__builtin_memcpy(key.bytes, destination, family == 4 ? 4 : 16);
 		if (bpf_map_lookup_elem(&ports, &key))
-			return take(context);
+			return take(context, rules);
 	}
 	return pass(PASSED_NOT_STEERED);
 }
@@ -244,7 +158,7 @@ INLINE int steer_arp(struct xdp_md *context, const struct settings *rules, struc
 	    arp->hardware_length != 6)
 		return pass(PASSED_OTHER_PROTOCOL);
 	if (is_own(rules, arp->target_protocol, 4) || is_own(rules, arp->sender_protocol, 4))
-		return take(context);
+		return take(context, rules);
 	return pass(PASSED_NOT_STEERED);
 }
 
@@ -256,7 +170,7 @@ INLINE int steer_ipv4(struct xdp_md *context, const struct settings *rules, stru
 	if (!ip || ip->version_and_length >> 4 != 4 || (ip->version_and_length & 15) < 5)
 		return pass(PASSED_MALFORMED);
 	if (is_own(rules, ip->destination, 4))
-		return take(context);
+		return take(context, rules);
 	/* Fragments but the first have no ports, and the first is of no use alone. */
 	if (ip->fragment & be16(0x3fff))
 		return pass(PASSED_FRAGMENT);
@@ -292,11 +206,11 @@ INLINE int steer_ipv6(struct xdp_md *context, const struct settings *rules, stru
 	if (!ip || (*(u8 *)ip >> 4) != 6)
 		return pass(PASSED_MALFORMED);
 	if (is_own(rules, ip->destination, 6))
-		return take(context);
+		return take(context, rules);
 	next = ip->next_header;
 	if (next == PROTOCOL_ICMPV6 && ip->destination[0] == 0xff) {
 		if (is_own_neighbour_message(rules, cursor))
-			return take(context);
+			return take(context, rules);
 		return pass(PASSED_NOT_STEERED);
 	}
 #pragma unroll
@@ -330,7 +244,7 @@ int steer(struct xdp_md *context)
 	if (!rules)
 		return XDP_PASS;
 	if (rules->flags & STEER_EVERYTHING)
-		return take(context);
+		return take(context, rules);
 
 	ethernet = step(&cursor, sizeof(*ethernet));
 	if (!ethernet)

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use tidegate_memory::Arena;
 
+use crate::admission::Early;
 use crate::passed::Copies;
 use crate::pcap::{
     PACKET_BYTES_MAX, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
@@ -147,6 +148,10 @@ impl<P: Port, W: Write + Send> Port for Capture<P, W> {
 
     fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
         self.port.set_steering(rule, take)
+    }
+
+    fn admission(&mut self) -> Option<&mut dyn Early> {
+        self.port.admission()
     }
 
     fn counters(&mut self) -> PortCounters {

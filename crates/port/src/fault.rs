@@ -9,6 +9,7 @@ use fastrand::Rng;
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason, Sum};
 
+use crate::admission::Early;
 use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
@@ -285,6 +286,10 @@ impl<P: Port> Port for Fault<P> {
 
     fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
         self.port.set_steering(rule, take)
+    }
+
+    fn admission(&mut self) -> Option<&mut dyn Early> {
+        self.port.admission()
     }
 
     fn counters(&mut self) -> PortCounters {

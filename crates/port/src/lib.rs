@@ -3,6 +3,7 @@
 //! A [`Port`] moves raw frames in bursts between an [`Arena`] and a wire. It
 //! knows no protocol. Ports are found in the module of their name.
 
+pub mod admission;
 mod buffer;
 pub mod capture;
 pub mod fault;
@@ -115,6 +116,12 @@ pub trait Port: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// How to drop frames before they cost anything; `None` on ports that
+    /// cannot.
+    fn admission(&mut self) -> Option<&mut dyn admission::Early> {
+        None
+    }
+
     /// What passed through so far. May ask the kernel, so not for every burst.
     fn counters(&mut self) -> PortCounters;
 }
@@ -137,6 +144,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn set_steering(&mut self, rule: &steering::Rule, take: bool) -> io::Result<()> {
         (**self).set_steering(rule, take)
+    }
+    fn admission(&mut self) -> Option<&mut dyn admission::Early> {
+        (**self).admission()
     }
     fn counters(&mut self) -> PortCounters {
         (**self).counters()

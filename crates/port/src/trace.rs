@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use tidegate_memory::Arena;
 
+use crate::admission::Early;
 use crate::passed::Copies;
 use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -93,6 +94,10 @@ impl<P: Port, W: Write + Send> Port for Trace<P, W> {
 
     fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
         self.port.set_steering(rule, take)
+    }
+
+    fn admission(&mut self) -> Option<&mut dyn Early> {
+        self.port.admission()
     }
 
     fn counters(&mut self) -> PortCounters {

@@ -12,6 +12,7 @@ use netns::{LEFT, Namespace, OWN, Pair, RIGHT, may_make_namespaces, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_port::admission::{self, ClassLimit, Pace, Program};
 use tidegate_port::xdp::{
     BusyPoll, Copy, Mode, Protocol, RingSizes, Rule, Steering, XdpConfig, XdpError, XdpPort,
 };
@@ -647,4 +648,79 @@ fn a_veth_peer_with_a_large_mtu_leaves_generic_mode() {
     assert_eq!(port.capabilities().detail, "generic, copy");
     exchange(&pair, &mut port, &mut arena);
     port.close(&mut arena);
+}
+
+/// Everything in one class.
+fn one_class() -> Program {
+    Program {
+        rules: vec![admission::Rule {
+            class: 0,
+            family: 0,
+            known: 0,
+            protocol: u16::MAX,
+            port_low: 0,
+            port_high: 1 << 16,
+            size_low: 0,
+            size_high: u32::MAX,
+            source: 0,
+            source_mask: 0,
+        }],
+        rest_class: 0,
+        key_start: 1,
+        key_factor: 1,
+    }
+}
+
+#[test]
+fn what_is_not_admitted_is_dropped_on_the_interface() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let pair = Pair::new(1);
+    let (mut near, mut far) = (arena(1024), arena(1024));
+    let mut sender = open(&pair.right, Steering::default(), &mut far);
+    let mut port = open(&pair.left, rules([udp(53)]), &mut near);
+    port.admission().unwrap().set_program(&one_class()).unwrap();
+    // An interval so long that the test is over before a second packet is due.
+    let one_packet = Pace::Limited { interval_ns: 3_000_000_000_000, burst_ns: 0 };
+    let closed = ClassLimit { class: Pace::Closed, source: Pace::Open };
+    let limited = ClassLimit { class: one_packet, source: Pace::Open };
+    let two = Pace::Limited { interval_ns: 3_000_000_000_000, burst_ns: 3_000_000_000_000 };
+    let shared = ClassLimit { class: two, source: one_packet };
+    let reasons = [
+        DropReason::AdmissionClassClosed,
+        DropReason::AdmissionRate,
+        DropReason::AdmissionSourceShare,
+    ];
+    let expected = [[3, 0, 0], [3, 2, 0], [3, 2, 2]];
+    let cases = [(closed, LEFT[0], 0), (limited, LEFT[1], 1), (shared, LEFT[0], 1)];
+    for ((limit, address, admitted), expected) in cases.into_iter().zip(expected) {
+        port.admission().unwrap().set_limits(Some(&[limit])).unwrap();
+        // Another port is left to the kernel, whatever the limits say.
+        for to in [54, 53, 53, 53] {
+            send_frame(&mut sender, &mut far, &frames::datagram(address, to, None));
+        }
+        let drops = |port: &mut XdpPort| {
+            let counters = port.counters();
+            reasons.map(|reason| counters.drops.get(reason))
+        };
+        until("the drops", || (drops(&mut port) == expected).then_some(()));
+        let mut burst = Burst::new();
+        until("what was admitted", || {
+            port.receive(&mut near, &mut burst, 64).unwrap();
+            (burst.len() >= admitted).then_some(())
+        });
+        assert_eq!(burst.len(), admitted);
+        burst.drain(..).for_each(|frame| near.free(frame));
+    }
+    // All is open again, and costs and counts nothing.
+    port.admission().unwrap().set_limits(None).unwrap();
+    for address in LEFT {
+        let frame = frames::datagram(address, 53, None);
+        send_frame(&mut sender, &mut far, &frame);
+        receive_frame(&mut port, &mut near, "a datagram", |bytes| bytes == frame);
+    }
+    assert_eq!(port.counters().drops.total(), 7);
+    port.close(&mut near);
+    sender.close(&mut far);
 }

@@ -81,18 +81,22 @@ impl Classes {
         &self.rules
     }
 
+    /// The class of what cannot be read: that of the rule which matches
+    /// everything.
+    pub fn rest(&self) -> usize {
+        self.rules.last().map_or(0, |rule| rule.class.into())
+    }
+
     /// The class of a packet. `known` tells whether its source is, and is only
-    /// asked if a rule wants to know. What cannot be read is in the class of
-    /// the rule that matches everything.
+    /// asked if a rule wants to know.
     #[inline]
     pub(super) fn classify(&self, facts: &Facts, known: impl FnOnce() -> bool) -> usize {
-        let last = self.rules.len() - 1;
         if facts.kind == Kind::Malformed {
-            return self.rules[last].class.into();
+            return self.rest();
         }
         let known = self.asks_known && known();
         let rule = self.rules.iter().find(|rule| rule.matches(facts, known));
-        rule.unwrap_or(&self.rules[last]).class.into()
+        rule.map_or_else(|| self.rest(), |rule| rule.class.into())
     }
 }
 

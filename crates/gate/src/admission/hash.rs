@@ -70,6 +70,12 @@ impl Source {
             IpAddr::V6(v6) => Self((v6.to_bits() >> 64) as u64),
         }
     }
+
+    /// The sender with this number: an IPv4 address with bit 32 set, or the
+    /// upper half of an IPv6 address.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
 }
 
 #[cfg(test)]

@@ -219,8 +219,14 @@ impl Admission {
     /// refused: those who come then are not who usually comes.
     #[inline]
     pub fn learn(&mut self, facts: &Facts) {
-        if !self.limiting && facts.source.is_some() {
-            self.known.learn(facts.source_id());
+        self.learn_source(facts.source_id());
+    }
+
+    /// Learns that a source talks to us, as [`Admission::learn`] does.
+    #[inline]
+    pub fn learn_source(&mut self, source: Source) {
+        if !self.limiting && source != Source::NONE {
+            self.known.learn(source);
         }
     }
 

@@ -12,9 +12,11 @@
 //! One file for each thing of the kernel: [`umem`](self) memory, rings,
 //! sockets, the program, its rules, busy polling; all raw calls are in `sys`.
 
+mod admission;
 mod busy_poll;
 mod config;
 mod error;
+mod guard;
 mod napi;
 mod netdev;
 mod open;
@@ -30,14 +32,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use tidegate_memory::Arena;
+use tidegate_wire::DropReason;
 
 use self::busy_poll::DeviceSettings;
 pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
+pub use self::guard::Guard;
 use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
 pub use self::steering::Steering;
+use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early};
 pub use crate::steering::{Protocol, Rule};
 use crate::{Burst, Capabilities, Port, PortCounters};
 
@@ -193,13 +198,44 @@ impl Port for XdpPort {
         if take { self.steer(*rule) } else { self.unsteer(rule) }.map_err(io::Error::other)
     }
 
+    fn admission(&mut self) -> Option<&mut dyn Early> {
+        Some(self)
+    }
+
     fn counters(&mut self) -> PortCounters {
         let mut counters = PortCounters::default();
         for queue in &self.queues {
             queue.add_counters(&mut counters);
         }
+        // Nothing can be done about a refusal here; the drops go uncounted.
+        for class in self.counts().unwrap_or_default() {
+            let drops = &mut counters.drops;
+            drops.add(DropReason::AdmissionClassClosed, class.refused_closed);
+            drops.add(DropReason::AdmissionRate, class.refused_rate);
+            drops.add(DropReason::AdmissionSourceShare, class.refused_source_share);
+        }
         self.capabilities.detail = self.detail();
         counters
+    }
+}
+
+/// Frames that are not admitted are dropped by the program on the interface,
+/// before they are copied. Only frames that the port takes are judged.
+impl Early for XdpPort {
+    fn set_program(&mut self, program: &crate::admission::Program) -> io::Result<()> {
+        self.program.admission().set_program(program)
+    }
+
+    fn set_known(&mut self, words: &[u64]) -> io::Result<()> {
+        self.program.admission().set_known(words)
+    }
+
+    fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+        self.program.set_limits(limits, &self.steering)
+    }
+
+    fn counts(&mut self) -> io::Result<[ClassCounts; CLASSES_MAX]> {
+        self.program.admission().counts()
     }
 }
 

@@ -28,7 +28,8 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         let interface = target.name;
         return Err(XdpError::NoQueue { interface, queue, active: program.queue_limit() });
     }
-    let native = attach(&mut program, &config, &target)?;
+    let link = |native| program.attach(target.index, native);
+    let native = attach(link, config.mode, &target.name)?;
     let (sockets, zero_copy) = bind(&config, &target, &umem, native)?;
 
     let busy_poll = config.busy_poll.as_ref();
@@ -125,25 +126,30 @@ fn readiness(queues: &[Queue]) -> io::Result<OwnedFd> {
     Ok(readiness)
 }
 
-/// Attaches the program; returns whether in the driver.
-fn attach(program: &mut Program, config: &XdpConfig, target: &Target) -> Result<bool, XdpError> {
-    let (modes, tried): (&[bool], _) = match config.mode {
+/// Attaches a program by `link`, which is told whether to do so in the driver;
+/// returns whether it was.
+pub(super) fn attach(
+    mut link: impl FnMut(bool) -> io::Result<()>,
+    mode: Mode,
+    interface: &str,
+) -> Result<bool, XdpError> {
+    let (modes, tried): (&[bool], _) = match mode {
         Mode::Auto => (&[true, false], "neither native nor generic"),
         Mode::Native => (&[true], "native"),
         Mode::Generic => (&[false], "generic"),
     };
     let mut refusals = Vec::new();
     for &native in modes {
-        match program.attach(target.index, native) {
+        match link(native) {
             Ok(()) => return Ok(native),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EBUSY | libc::EEXIST) => {
-                    return Err(XdpError::AlreadyAttached(target.name.clone()));
+                    return Err(XdpError::AlreadyAttached(interface.to_owned()));
                 }
                 Some(libc::EPERM | libc::EACCES) => {
                     return Err(XdpError::NotPermitted("attach an XDP program"));
                 }
-                Some(libc::ENODEV) => return Err(XdpError::Gone(target.name.clone())),
+                Some(libc::ENODEV) => return Err(XdpError::Gone(interface.to_owned())),
                 _ => refusals.push(error),
             },
         }
@@ -156,13 +162,13 @@ fn attach(program: &mut Program, config: &XdpConfig, target: &Target) -> Result<
         Some(libc::ENOSPC) => {
             "; a veth needs as many receive queues as its peer has transmit queues: `ethtool -L PEER tx 1`"
         }
-        Some(libc::EOPNOTSUPP) if config.mode == Mode::Native => {
+        Some(libc::EOPNOTSUPP) if mode == Mode::Native => {
             "; the driver has no native XDP: use generic mode"
         }
         Some(libc::EINVAL) => "; links to interfaces need Linux 5.9",
         _ => "",
     };
-    Err(XdpError::Attach { interface: target.name.clone(), tried, source, hint })
+    Err(XdpError::Attach { interface: interface.to_owned(), tried, source, hint })
 }
 
 /// Opens a socket for each queue; returns them and whether they are zero-copy.
@@ -211,7 +217,7 @@ fn socket_error(source: io::Error, target: &Target, umem: &Umem, queue: u32) -> 
     }
 }
 
-fn load_error(error: EbpfError) -> XdpError {
+pub(super) fn load_error(error: EbpfError) -> XdpError {
     let refused = match &error {
         EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
         | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),

@@ -8,8 +8,10 @@ use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
+use super::admission::{AdmissionMaps, take_map};
 use super::steering::Steering;
 use super::{SteeringCounters, sys};
+use crate::admission::ClassLimit;
 use crate::steering::Rule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
@@ -19,6 +21,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/steer.bpf.o");
 const GENERIC_FLAG: u32 = 1 << 1;
 const NATIVE_FLAG: u32 = 1 << 2;
 
+/// How to attach: in the driver, or in front of the kernel's stack.
+pub(super) const fn flags(native: bool) -> u32 {
+    if native { NATIVE_FLAG } else { GENERIC_FLAG }
+}
+
 /// The program in the kernel. Dropping it detaches it.
 pub(super) struct Program {
     link: Option<OwnedFd>,
@@ -27,6 +34,9 @@ pub(super) struct Program {
     ports: HashMap<MapData, [u8; 20], u32>,
     sockets: XskMap<MapData>,
     counts: PerCpuArray<MapData, u64>,
+    admission: AdmissionMaps,
+    /// Whether the program asks its classes at all.
+    limiting: bool,
     ebpf: Ebpf,
 }
 
@@ -37,16 +47,15 @@ impl Program {
         let program: &mut Xdp =
             ebpf.program_mut("steer").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
         program.load()?;
-        let mut map = |name: &str| {
-            ebpf.take_map(name).ok_or_else(|| MapError::InvalidName { name: name.into() })
-        };
         Ok(Self {
             link: None,
-            settings: map("settings")?.try_into()?,
-            addresses: map("addresses")?.try_into()?,
-            ports: map("ports")?.try_into()?,
-            sockets: map("sockets")?.try_into()?,
-            counts: map("counts")?.try_into()?,
+            settings: take_map(&mut ebpf, "settings")?,
+            addresses: take_map(&mut ebpf, "addresses")?,
+            ports: take_map(&mut ebpf, "ports")?,
+            sockets: take_map(&mut ebpf, "sockets")?,
+            counts: take_map(&mut ebpf, "counts")?,
+            admission: AdmissionMaps::take(&mut ebpf)?,
+            limiting: false,
             ebpf,
         })
     }
@@ -59,8 +68,7 @@ impl Program {
             .and_then(|program| program.try_into().ok())
             .ok_or_else(|| io::Error::other("the program is not loaded"))?;
         let fd = program.fd().map_err(io::Error::other)?;
-        let flags = if native { NATIVE_FLAG } else { GENERIC_FLAG };
-        self.link = Some(sys::link_xdp(fd.as_fd(), interface_index, flags)?);
+        self.link = Some(sys::link_xdp(fd.as_fd(), interface_index, flags(native))?);
         Ok(())
     }
 
@@ -92,7 +100,28 @@ impl Program {
 
     /// Tells the program which kinds of rules there are.
     pub(super) fn apply(&mut self, steering: &Steering) -> Result<(), MapError> {
-        self.settings.set(0, steering.settings(), 0)
+        self.settings.set(0, steering.settings(self.limiting), 0)
+    }
+
+    /// The maps of admission.
+    pub(super) fn admission(&mut self) -> &mut AdmissionMaps {
+        &mut self.admission
+    }
+
+    /// Sets how much of each class is let in; `None` is everything.
+    pub(super) fn set_limits(
+        &mut self,
+        limits: Option<&[ClassLimit]>,
+        steering: &Steering,
+    ) -> io::Result<()> {
+        if let Some(limits) = limits {
+            self.admission.set_limits(limits)?;
+        }
+        if self.limiting != limits.is_some() {
+            self.limiting = limits.is_some();
+            self.apply(steering).map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 
     /// What the program did so far, over all processors.

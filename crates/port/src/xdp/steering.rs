@@ -34,6 +34,7 @@ const STEER_EVERYTHING: u32 = 1 << 0;
 const STEER_ADDRESSES: u32 = 1 << 1;
 const STEER_PORTS_OF_ADDRESS: u32 = 1 << 2;
 const STEER_PORTS_OF_ANY: u32 = 1 << 3;
+const STEER_ADMISSION: u32 = 1 << 4;
 
 impl Steering {
     /// Takes every frame.
@@ -41,8 +42,10 @@ impl Steering {
         Self { rules: vec![Rule::Everything], vlan: None }
     }
 
-    pub(super) fn settings(&self) -> SettingsValue {
-        let flags = self.rules.iter().fold(0, |flags, rule| flags | rule.flag());
+    /// `limiting` says whether what is taken has to be admitted first.
+    pub(super) fn settings(&self, limiting: bool) -> SettingsValue {
+        let admission = if limiting { STEER_ADMISSION } else { 0 };
+        let flags = self.rules.iter().fold(admission, |flags, rule| flags | rule.flag());
         [flags, u32::from(self.vlan.unwrap_or(0))]
     }
 }
@@ -150,7 +153,9 @@ mod tests {
             (vec![port(None), Rule::Address(address)], STEER_PORTS_OF_ANY | STEER_ADDRESSES),
         ];
         for (rules, flags) in cases {
-            assert_eq!(Steering { rules, vlan: Some(7) }.settings(), [flags, 7]);
+            let steering = Steering { rules, vlan: Some(7) };
+            assert_eq!(steering.settings(false), [flags, 7]);
+            assert_eq!(steering.settings(true), [flags | STEER_ADMISSION, 7]);
         }
     }
 }

@@ -12,6 +12,8 @@ use rustix::net::xdp::XdpRingOffset;
 
 /// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h`, since Linux 6.17.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
+/// `BPF_PROG_TEST_RUN` of `linux/bpf.h`.
+const BPF_PROG_TEST_RUN: libc::c_int = 10;
 /// `BPF_LINK_CREATE` of `linux/bpf.h`.
 const BPF_LINK_CREATE: libc::c_int = 28;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
@@ -282,6 +284,47 @@ pub(super) fn link_xdp(
     // SAFETY: the call succeeded, so this is a new descriptor that nobody else
     // owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// What a program does with a frame that it leaves to the kernel (`XDP_PASS`).
+pub(super) const XDP_PASS: u32 = 2;
+
+/// Runs an XDP program on a frame (`BPF_PROG_TEST_RUN`) and returns its action.
+pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<u32> {
+    /// `union bpf_attr`, member `test`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Test {
+        program: u32,
+        result: u32,
+        in_bytes: u32,
+        out_bytes: u32,
+        input: u64,
+        output: u64,
+        repeat: u32,
+        duration_ns: u32,
+        context: [u64; 3],
+        flags: [u32; 2],
+        batch: [u32; 2],
+    }
+    let mut test = Test {
+        program: program.as_raw_fd() as u32,
+        in_bytes: frame.len() as u32,
+        input: frame.as_ptr().expose_provenance() as u64,
+        ..Test::default()
+    };
+    // SAFETY: the pointer and the length are of a live structure that is laid
+    // out as the command wants it; it points to `in_bytes` live bytes, which
+    // the kernel only reads, and asks for no output.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_TEST_RUN,
+            &raw mut test,
+            size_of::<Test>() as libc::c_uint,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(test.result) }
 }
 
 /// Receive queues in use, not the most that the device could have: a veth pair

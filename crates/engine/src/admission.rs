@@ -1,0 +1,216 @@
+//! Admission at work: the gate decides, the port drops early if it can.
+
+use std::io;
+
+use tidegate_gate::admission::{
+    Admission, ClassCounters, ClassLimit, Config, ConfigError, Facts, Pace, Pressure, Rate, Rule,
+    Verdict,
+};
+use tidegate_memory::Arena;
+use tidegate_port::admission::{self as early, Early};
+use tidegate_port::{Burst, Medium, Port};
+use tidegate_wire::DropCounters;
+
+/// Why admission cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum AdmissionError {
+    /// The settings are wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The port refuses the classes.
+    #[error("the port does not take the classes: {0}")]
+    Port(#[from] io::Error),
+}
+
+/// One frame of so many is looked at in calm time, beside the first of each
+/// burst.
+const SAMPLE: usize = 16;
+
+/// Admission in front of a stack.
+///
+/// The engine calls [`Admitter::on_burst`] with what it received, before the
+/// stack sees it, and [`Admitter::on_period`] about every
+/// [`Config::PERIOD_NS`].
+#[derive(Debug)]
+pub struct Admitter {
+    admission: Admission,
+    medium: Medium,
+    /// The port drops what is refused.
+    early: bool,
+    due_ns: u64,
+    drops: DropCounters,
+}
+
+impl Admitter {
+    /// Checks the settings and tells the port which classes there are. The seed
+    /// should be secret.
+    ///
+    /// # Errors
+    /// See [`AdmissionError`].
+    pub fn new(
+        config: &Config,
+        seed: [u8; 16],
+        port: &mut dyn Port,
+    ) -> Result<Self, AdmissionError> {
+        let admission = Admission::new(config, seed)?;
+        let medium = port.capabilities().medium;
+        let early = match port.admission() {
+            Some(port) => {
+                install(&admission, port)?;
+                true
+            }
+            None => false,
+        };
+        Ok(Self { admission, medium, early, due_ns: 0, drops: DropCounters::new() })
+    }
+
+    /// Looks at frames that were just received: drops those that are not
+    /// admitted, unless the port has done so, and learns from some of them in
+    /// calm time.
+    pub fn on_burst(&mut self, now_ns: u64, arena: &mut Arena, burst: &mut Burst) {
+        if !self.admission.is_limiting() {
+            for frame in burst.iter().step_by(SAMPLE) {
+                self.admission.learn(&Facts::of_frame(self.medium, arena.bytes(frame)));
+            }
+            return;
+        }
+        if self.early {
+            return;
+        }
+        // Once round the queue keeps the order.
+        for _ in 0..burst.len() {
+            let Some(frame) = burst.pop_front() else { break };
+            let facts = Facts::of_frame(self.medium, arena.bytes(&frame));
+            match self.admission.decide(now_ns, &facts) {
+                Verdict::Admit { .. } => burst.push_back(frame),
+                Verdict::Refuse { reason, .. } => {
+                    self.drops.count(reason.drop_reason());
+                    arena.free(frame);
+                }
+            }
+        }
+    }
+
+    /// Whether [`Admitter::on_period`] should be called.
+    #[inline]
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        // A clock that jumped back makes it due too.
+        now_ns >= self.due_ns || self.due_ns - now_ns > Config::PERIOD_NS
+    }
+
+    /// Sets what is admitted by how things went since the last call.
+    ///
+    /// # Errors
+    /// When the port refuses.
+    pub fn on_period(
+        &mut self,
+        now_ns: u64,
+        pressure: &Pressure,
+        port: &mut dyn Port,
+    ) -> io::Result<()> {
+        self.due_ns = now_ns.saturating_add(Config::PERIOD_NS);
+        match port.admission().filter(|_| self.early) {
+            Some(port) => update(&mut self.admission, now_ns, pressure, port)?,
+            None => _ = self.admission.on_period(now_ns, pressure),
+        }
+        Ok(())
+    }
+
+    /// What decides.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// What decides, to tell it who has proven to be there.
+    pub fn admission_mut(&mut self) -> &mut Admission {
+        &mut self.admission
+    }
+
+    /// What was dropped here. What the port dropped is among its own counters.
+    pub fn drops(&self) -> &DropCounters {
+        &self.drops
+    }
+}
+
+/// Tells a port which classes there are.
+///
+/// # Errors
+/// When the port refuses.
+pub fn install(admission: &Admission, port: &mut dyn Early) -> io::Result<()> {
+    let classes = admission.classes();
+    let rules: Vec<_> = classes.rules().iter().map(port_rule).collect();
+    let key = admission.key();
+    port.set_program(&early::Program {
+        rest_class: classes.rest() as u8,
+        rules,
+        key_start: key.start,
+        key_factor: key.factor,
+    })
+}
+
+/// Takes over what the port counted, sets the limits by how things went, and
+/// tells the port.
+///
+/// # Errors
+/// When the port refuses.
+pub fn update(
+    admission: &mut Admission,
+    now_ns: u64,
+    pressure: &Pressure,
+    port: &mut dyn Early,
+) -> io::Result<()> {
+    let was_limiting = admission.is_limiting();
+    if was_limiting {
+        admission.on_port_counters(&port.counts()?.map(|counts| ClassCounters {
+            admitted: counts.admitted,
+            refused_closed: counts.refused_closed,
+            refused_rate: counts.refused_rate,
+            refused_source_share: counts.refused_source_share,
+        }));
+    }
+    if !admission.on_period(now_ns, pressure) {
+        return Ok(());
+    }
+    if !admission.is_limiting() {
+        return port.set_limits(None);
+    }
+    if !was_limiting {
+        let words: Vec<_> = admission.known().words().collect();
+        port.set_known(&words)?;
+    }
+    let mut limits = [early::ClassLimit::default(); early::CLASSES_MAX];
+    for (to, from) in limits.iter_mut().zip(admission.limits()) {
+        *to = port_limit(from);
+    }
+    port.set_limits(Some(&limits[..admission.limits().len()]))
+}
+
+fn port_rule(rule: &Rule) -> early::Rule {
+    early::Rule {
+        class: rule.class,
+        family: rule.family,
+        known: rule.known,
+        protocol: rule.protocol,
+        port_low: rule.port_low,
+        port_high: rule.port_high,
+        size_low: rule.size_low,
+        size_high: rule.size_high,
+        source: rule.source,
+        source_mask: rule.source_mask,
+    }
+}
+
+fn port_limit(limit: &ClassLimit) -> early::ClassLimit {
+    early::ClassLimit { class: port_pace(limit.class), source: port_pace(limit.source) }
+}
+
+fn port_pace(rate: Rate) -> early::Pace {
+    match rate {
+        Rate::Open => early::Pace::Open,
+        Rate::Closed => early::Pace::Closed,
+        Rate::Limited(rate_pps) => {
+            let Pace { interval_ns, burst_ns } = Pace::of(rate_pps);
+            early::Pace::Limited { interval_ns, burst_ns }
+        }
+    }
+}

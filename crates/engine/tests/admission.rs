@@ -1,0 +1,292 @@
+//! The BPF program judges frames as the gate does.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fastrand::Rng;
+use tidegate_engine::admission::install;
+use tidegate_gate::admission::{Admission, Bucket, Config, Facts, Source, SourceShare};
+use tidegate_port::Medium;
+use tidegate_port::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early, Pace};
+use tidegate_port::xdp::{Guard, XdpError};
+
+/// The program, unless this machine does not let us load one.
+fn guard() -> Option<Guard> {
+    match Guard::load() {
+        Ok(guard) => Some(guard),
+        Err(XdpError::NotPermitted(_)) => {
+            eprintln!("skipped: loading a BPF program needs root");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+const POLICIES: [&str; 4] = [
+    "",
+    "
+    [[class]]
+    name = 'dns'
+    match = [{protocol = 'udp', port = 53, size = '0-80'}, {protocol = 'tcp', port = 53}]
+    [[class]]
+    name = 'near'
+    match = [{source = '10.0.0.0/8'}, {source = '2001:db8::/32', port = '1000-2000'}]
+    [[class]]
+    name = 'friends'
+    match = [{known = true, protocol = 'udp'}]
+    [[class]]
+    name = 'far'
+    match = [{source = '2001:db8:0:0:8000::/65'}, {source = '192.0.2.64/26', known = false}]
+    [[class]]
+    name = 'control'
+    match = [{protocol = 'neighbour'}, {protocol = 'icmp'}, {protocol = '132'}]",
+    "
+    [[class]]
+    name = 'small'
+    match = [{size = '0-60'}]
+    [[class]]
+    name = 'tcp'
+    match = [{protocol = 'tcp'}]
+    [[class]]
+    name = 'strangers'
+    match = [{known = false}]",
+    "
+    [[class]]
+    name = 'all'",
+];
+
+const PORTS: [u16; 5] = [53, 54, 1000, 2000, 65535];
+
+fn choice<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.usize(0..of.len())]
+}
+
+fn address_v4(rng: &mut Rng) -> Ipv4Addr {
+    let network = choice(rng, &[0x0a00_0000_u32, 0xc000_0240, 0xc000_0200, 0x0101_0100]);
+    Ipv4Addr::from_bits(network + rng.u32(0..4))
+}
+
+fn address_v6(rng: &mut Rng) -> Ipv6Addr {
+    let network = choice(rng, &[0x2001_0db8_u128 << 96, 0xfd00 << 112]);
+    let host = choice(rng, &[1, 1 << 63]);
+    Ipv6Addr::from_bits(network | u128::from(rng.u32(0..3)) << 64 | host)
+}
+
+fn upper(rng: &mut Rng) -> (u8, Vec<u8>) {
+    let protocol = choice(rng, &[17, 17, 6, 1, 58, 132, 44, 43, 0]);
+    let mut bytes: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
+    if let Some(port) = bytes.get_mut(2..4) {
+        port.copy_from_slice(&choice(rng, &PORTS).to_be_bytes());
+    }
+    if protocol == 58 && !bytes.is_empty() {
+        bytes[0] = rng.u8(130..140);
+    }
+    (protocol, bytes)
+}
+
+fn ipv4(rng: &mut Rng) -> Vec<u8> {
+    let (protocol, payload) = upper(rng);
+    let options = choice(rng, &[0, 0, 0, 4, 40]);
+    let total = (20 + options + payload.len()) as u16;
+    let mut packet = vec![0x45 + (options / 4) as u8, 0];
+    packet.extend(total.to_be_bytes());
+    packet.extend([0, 1]);
+    packet.extend(choice(rng, &[0_u16, 0, 0x4000, 0x2000, 0x0010]).to_be_bytes());
+    packet.extend([64, protocol, 0, 0]);
+    packet.extend(address_v4(rng).octets());
+    packet.extend([10, 0, 0, 1]);
+    packet.extend(vec![1; options]);
+    packet.extend(payload);
+    packet
+}
+
+fn ipv6(rng: &mut Rng) -> Vec<u8> {
+    let (mut next, mut payload) = upper(rng);
+    for _ in 0..choice(rng, &[0, 0, 0, 1, 2, 5, 6, 7]) {
+        let more = choice(rng, &[0, 0, 1, 3]);
+        let mut header = vec![next, more];
+        header.resize(8 + 8 * usize::from(more), 0);
+        header.extend(payload);
+        payload = header;
+        next = choice(rng, &[0, 43, 60, 60, 44]);
+    }
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend((payload.len() as u16).to_be_bytes());
+    packet.extend([next, choice(rng, &[64, 255])]);
+    packet.extend(address_v6(rng).octets());
+    packet.extend([0; 16]);
+    packet.extend(payload);
+    packet
+}
+
+fn arp(rng: &mut Rng) -> Vec<u8> {
+    let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1];
+    packet.extend(address_v4(rng).octets());
+    packet.extend([0; 10]);
+    packet
+}
+
+fn frame(rng: &mut Rng) -> Vec<u8> {
+    let (ethertype, packet) = match rng.u8(0..10) {
+        0..4 => (0x0800_u16, ipv4(rng)),
+        4..8 => (0x86dd, ipv6(rng)),
+        8 => (0x0806, arp(rng)),
+        _ => (0x88cc, vec![1; 40]),
+    };
+    let mut frame = vec![2; 12];
+    if rng.u8(0..5) == 0 {
+        frame.extend(choice(rng, &[0x8100_u16, 0x88a8]).to_be_bytes());
+        frame.extend([0, 7]);
+    }
+    frame.extend(ethertype.to_be_bytes());
+    frame.extend(packet);
+    match rng.u8(0..8) {
+        0 => frame.truncate(rng.usize(14..=frame.len())),
+        1 => frame.resize(frame.len() + rng.usize(1..40), 0),
+        2 => {
+            let at = rng.usize(12..frame.len());
+            frame[at] = rng.u8(..);
+        }
+        _ => {}
+    }
+    frame
+}
+
+/// An admission that knows some of the sources that frames come from.
+fn admission(policy: &str, seed: u8) -> Admission {
+    let config = match policy {
+        "" => Config::default(),
+        text => toml::from_str(text).unwrap(),
+    };
+    let mut admission = Admission::new(&config, [seed; 16]).unwrap();
+    let mut rng = Rng::with_seed(1);
+    for _ in 0..8 {
+        admission.confirm(Source::of(IpAddr::V4(address_v4(&mut rng))));
+    }
+    admission.confirm(Source::of(IpAddr::V6(address_v6(&mut rng))));
+    admission.confirm(Source::of(IpAddr::V6(address_v6(&mut rng))));
+    admission
+}
+
+fn set_up(guard: &mut Guard, admission: &Admission, limit: impl Fn(usize) -> ClassLimit) {
+    install(admission, guard).unwrap();
+    guard.set_known(&admission.known().words().collect::<Vec<_>>()).unwrap();
+    let limits: Vec<_> = (0..admission.classes().len()).map(limit).collect();
+    guard.set_limits(Some(&limits)).unwrap();
+}
+
+#[test]
+fn random_frames_fall_into_the_same_class() {
+    for (seed, policy) in POLICIES.into_iter().enumerate() {
+        let Some(mut guard) = guard() else { return };
+        let admission = admission(policy, seed as u8);
+        set_up(&mut guard, &admission, |_| ClassLimit::default());
+        let mut rng = Rng::with_seed(seed as u64);
+        let mut expected = [ClassCounts::default(); CLASSES_MAX];
+        for n in 0..20_000 {
+            let frame = frame(&mut rng);
+            let facts = Facts::of_frame(Medium::Ethernet, &frame);
+            expected[admission.classify(&facts)].admitted += 1;
+            assert!(guard.try_frame(&frame).unwrap());
+            // Asking after each frame would take long; a wrong one shows soon.
+            if n % 16 == 15 {
+                assert_eq!(guard.counts().unwrap(), expected, "{policy}: {facts:?} {frame:x?}");
+            }
+        }
+        let seen = expected.iter().filter(|counts| counts.admitted > 100).count();
+        assert_eq!(seen, admission.classes().len(), "every class has been tried");
+    }
+}
+
+/// So long that no bucket gets room while the test runs.
+const LONG_NS: u64 = 3_000_000_000_000;
+
+fn pace(packets: u64) -> Pace {
+    Pace::Limited { interval_ns: LONG_NS, burst_ns: (packets - 1) * LONG_NS }
+}
+
+#[test]
+fn random_frames_get_the_same_verdict() {
+    for seed in 0..20_u8 {
+        let Some(mut guard) = guard() else { return };
+        let admission = admission(POLICIES[usize::from(seed) % POLICIES.len()], seed);
+        let mut rng = Rng::with_seed(seed.into());
+        let limits: Vec<_> = (0..CLASSES_MAX)
+            .map(|_| ClassLimit {
+                class: match rng.u8(0..4) {
+                    0 => Pace::Open,
+                    1 => Pace::Closed,
+                    _ => pace(rng.u64(1..200)),
+                },
+                source: if rng.bool() { Pace::Open } else { pace(rng.u64(1..20)) },
+            })
+            .collect();
+        set_up(&mut guard, &admission, |class| limits[class]);
+        let mut model = Model::new(&admission);
+        for _ in 0..1500 {
+            let frame = frame(&mut rng);
+            let facts = Facts::of_frame(Medium::Ethernet, &frame);
+            let class = admission.classify(&facts);
+            let admitted = model.judge(class, &limits[class], facts.source_id());
+            assert_eq!(guard.try_frame(&frame).unwrap(), admitted, "{facts:?} {frame:x?}");
+        }
+        assert_eq!(guard.counts().unwrap(), model.counts);
+    }
+}
+
+/// The gate's parts, put together as the program does it.
+struct Model {
+    buckets: [Bucket; CLASSES_MAX],
+    shares: SourceShare,
+    counts: [ClassCounts; CLASSES_MAX],
+}
+
+impl Model {
+    fn new(admission: &Admission) -> Self {
+        Self {
+            buckets: [Bucket::default(); CLASSES_MAX],
+            shares: SourceShare::new(admission.key()),
+            counts: [ClassCounts::default(); CLASSES_MAX],
+        }
+    }
+
+    fn judge(&mut self, class: usize, limit: &ClassLimit, source: Source) -> bool {
+        // Any time will do, since the intervals are so long.
+        let now_ns = 1 << 60;
+        let counts = &mut self.counts[class];
+        let Pace::Limited { interval_ns, burst_ns } = limit.class else {
+            let open = limit.class == Pace::Open;
+            *(if open { &mut counts.admitted } else { &mut counts.refused_closed }) += 1;
+            return open;
+        };
+        if let Pace::Limited { interval_ns, burst_ns } = limit.source
+            && !self.shares.take(now_ns, source, class, interval_ns, burst_ns)
+        {
+            counts.refused_source_share += 1;
+            return false;
+        }
+        let taken = self.buckets[class].take(now_ns, interval_ns, burst_ns);
+        *(if taken { &mut counts.admitted } else { &mut counts.refused_rate }) += 1;
+        taken
+    }
+}
+
+#[test]
+fn a_guard_without_limits_admits_everything_and_notes_who_sends() {
+    let Some(mut guard) = guard() else { return };
+    let mut rng = Rng::with_seed(1);
+    let mut senders = Vec::new();
+    for _ in 0..20 {
+        let packet = ipv4(&mut rng);
+        let source: [u8; 4] = packet[12..16].try_into().unwrap();
+        let frame = [&[2; 12][..], &[8, 0], &packet].concat();
+        if Facts::of_frame(Medium::Ethernet, &frame).source.is_some() {
+            senders.push(1 << 32 | u64::from(u32::from_be_bytes(source)));
+        }
+        assert!(guard.try_frame(&frame).unwrap());
+    }
+    let mut seen = Vec::new();
+    guard.take_seen(|source| seen.push(source)).unwrap();
+    assert!(!seen.is_empty() && seen.iter().all(|source| senders.contains(source)));
+    guard.take_seen(|source| panic!("told twice: {source}")).unwrap();
+    assert_eq!(guard.counts().unwrap(), [ClassCounts::default(); CLASSES_MAX]);
+}
