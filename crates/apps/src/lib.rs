@@ -1,7 +1,8 @@
 //! Servers that run on Tidegate or on kernel sockets by the same code.
 //!
 //! A server is a [`Responder`]: it turns one datagram into another and knows
-//! nothing of sockets. [`dns::Server`] and [`echo::Echo`] are responders.
+//! nothing of sockets. [`dns::Server`], [`echo::Echo`] and [`work::Work`] are
+//! responders.
 //! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
 
 mod counters;
@@ -10,6 +11,7 @@ pub mod echo;
 pub mod embedded;
 pub mod kernel;
 mod responder;
+pub mod work;
 
 pub use counters::ServeCounters;
 pub use responder::Responder;

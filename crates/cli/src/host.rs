@@ -33,7 +33,7 @@ pub(crate) enum PortKind {
 }
 
 /// Section `[host]`.
-#[derive(Args, Serialize, Deserialize, Default)]
+#[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct HostOptions {
     /// Where packets come from [default: xdp]

@@ -13,9 +13,9 @@ use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use tidegate::{Net, UdpSocket};
 use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
-use tidegate_apps::echo::Echo;
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+use tidegate_apps::work::Work;
 use tidegate_apps::{Responder, ServeCounters};
 
 use crate::Failure;
@@ -66,6 +66,9 @@ struct Common {
     /// Print the counters at the end as JSON
     #[arg(long)]
     json: bool,
+    /// Keep the counters in this file: requests, answers, oversized, unsent, 64 bits each
+    #[arg(long, value_name = "FILE")]
+    counters: Option<PathBuf>,
 }
 
 /// Section `[dns]`.
@@ -94,6 +97,12 @@ struct EchoOptions {
     /// The UDP port to serve [default: 7]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
+    /// Work on each datagram for about so long; measured once at the start
+    #[arg(long, value_name = "NANOSECONDS")]
+    work_ns: Option<u64>,
+    /// Answer nothing
+    #[arg(long)]
+    sink: bool,
 }
 
 impl Section for EchoOptions {
@@ -110,7 +119,13 @@ impl Serve {
             }
             Serve::Echo(EchoCommand { common, echo }) => {
                 let options = config::over(echo, common.config.as_deref())?;
-                common.serve("echo", options.listen.unwrap_or(7), Echo)
+                // On the processor that will do the work.
+                config::over(common.host.clone(), common.config.as_deref())?.pin()?;
+                let began = Instant::now();
+                let now_ns = || began.elapsed().as_nanos() as u64;
+                let turns = Work::turns_for(options.work_ns.unwrap_or(0), now_ns);
+                let work = Work::new(turns, options.sink);
+                common.serve("echo", options.listen.unwrap_or(7), work)
             }
         }
     }
@@ -151,15 +166,20 @@ impl Common {
         let host = config::over(self.host, self.config.as_deref())?;
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let served = ServeCounters::new();
+        let own = ServeCounters::new();
+        let served = match &self.counters {
+            Some(path) => ServeCounters::in_file(path)
+                .map_err(|error| format!("{}: {error}", path.display()))?,
+            None => &own,
+        };
         let report = if host.port_kind() == PortKind::Kernel {
             let addresses = host.kernel_addresses(port);
             let options = KernelOptions::default();
             let bind = |&address| KernelSocket::bind(address, &options);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
             ready(name, &addresses, "kernel sockets")?;
-            serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, &served)?;
-            ServeReport::kernel(name, &served)
+            serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
+            ServeReport::kernel(name, served)
         } else {
             let net = Net::open(host.net_config()?)?;
             let addresses = host.wildcards(port);
@@ -168,8 +188,8 @@ impl Common {
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
             ready(name, &addresses, &path)?;
-            serve_embedded(&net, &sockets, &mut responder, &stop, &served)?;
-            ServeReport::tidegate(name, &served, &net)
+            serve_embedded(&net, &sockets, &mut responder, &stop, served)?;
+            ServeReport::tidegate(name, served, &net)
         };
         report.print(self.json)
     }
