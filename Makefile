@@ -27,14 +27,16 @@ lint:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory bpf-check
 
-# The BPF program, from its C source.
+# The BPF programs, from their C sources.
 bpf:
 	@scripts/setup lint
 	$(MAKE) -C crates/port/bpf
+	$(MAKE) -C crates/lab/bpf
 
-# That the checked-in BPF object is what its source gives.
+# That the checked-in BPF objects are what their sources give.
 bpf-check:
 	$(MAKE) -C crates/port/bpf check
+	$(MAKE) -C crates/lab/bpf check
 
 # Every interleaving of the rings.
 loom:

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::{Experiment, dns, echo_cost, soak};
+use tidegate_lab::{Experiment, dns, echo_cost, livelock, soak};
 
 use crate::Failure;
 
@@ -18,6 +18,9 @@ pub(crate) enum Lab {
     /// UDP at the maximum with faults injected: does memory grow, is every
     /// packet accounted for
     Soak(SoakLab),
+    /// Goodput against offered load, up to the most that can be offered: a
+    /// service on kernel sockets and on Tidegate in each mode, DNS servers
+    Livelock(LivelockLab),
 }
 
 /// Flags of `lab dns`.
@@ -81,6 +84,57 @@ pub(crate) struct SoakLab {
     faults: f64,
 }
 
+/// Flags of `lab livelock`.
+#[derive(Args)]
+pub(crate) struct LivelockLab {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    drawing: Drawing,
+    /// Measure everything once and shortly, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Work for each packet [default: 0,500,2000,10000]
+    #[arg(long, value_name = "NANOSECONDS", value_delimiter = ',')]
+    work_ns: Vec<u64>,
+    /// What carries the service: kernel, or a mode of Tidegate [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    carriers: Vec<String>,
+    /// Which DNS servers [default: tidegate-xdp,nsd,knot,knot-xdp]
+    #[arg(long, value_name = "SERVER", value_delimiter = ',', conflicts_with = "no_dns")]
+    dns: Vec<dns::servers::ServerKind>,
+    /// No DNS servers
+    #[arg(long)]
+    no_dns: bool,
+    /// Loads to offer besides the maximum, in packets per second
+    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    loads: Vec<f64>,
+    /// How long to measure at each load
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// How often to measure everything; the median counts
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
+}
+
+/// Where the picture goes, for experiments that draw one.
+#[derive(Args)]
+pub(crate) struct Drawing {
+    /// Draw the result into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl Drawing {
+    /// Draws the result when asked to.
+    pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
+        if let (Some(path), Some(picture)) = (&self.svg, &result.picture) {
+            picture.write(path)?;
+        }
+        Ok(())
+    }
+}
+
 /// Where a result goes.
 #[derive(Args)]
 pub(crate) struct Output {
@@ -95,6 +149,7 @@ impl Lab {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
+            Lab::Livelock(lab) => lab.run(),
         }
     }
 }
@@ -141,6 +196,30 @@ impl SoakLab {
             return Err("packets or buffers were lost without a reason".into());
         }
         Ok(())
+    }
+}
+
+impl LivelockLab {
+    fn run(self) -> Result<(), Failure> {
+        let mut config = livelock::LivelockConfig::default();
+        if self.quick {
+            config = config.quick();
+        }
+        config.carriers = self.carriers;
+        if !self.work_ns.is_empty() {
+            config.work_ns = self.work_ns;
+        }
+        if self.no_dns || !self.dns.is_empty() {
+            config.dns = self.dns;
+        }
+        if !self.loads.is_empty() {
+            config.loads_pps = self.loads;
+        }
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        let result = livelock::run(&config)?;
+        self.drawing.write(&result)?;
+        self.output.write(&result)
     }
 }
 

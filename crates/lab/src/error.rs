@@ -91,6 +91,15 @@ impl LabError {
         move |source| Self::File { path, source }
     }
 
+    /// As [`LabError::io`], for errors of other libraries.
+    pub fn io_other<E>(what: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let what = what.into();
+        move |error| Self::Io { what, source: io::Error::other(error) }
+    }
+
     /// Wraps a system error with what was being done.
     pub fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();

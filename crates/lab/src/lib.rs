@@ -6,9 +6,11 @@ pub mod dns;
 pub mod echo_cost;
 pub mod error;
 pub mod experiment;
+pub mod livelock;
 pub mod load;
 pub mod netns;
 pub mod plot;
+pub mod process;
 pub mod soak;
 mod sys;
 

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use rustix::thread::LinkNameSpaceType;
 
@@ -169,20 +169,30 @@ impl Namespace {
     /// # Panics
     /// When the closure does.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
-        let path = Path::new(NETNS_FOLDER).join(&self.name);
-        let file = File::open(&path).map_err(LabError::file(&path))?;
+        let door = self.door()?;
         thread::scope(|scope| {
-            let worker = scope.spawn(|| {
-                rustix::thread::move_into_link_name_space(
-                    file.as_fd(),
-                    Some(LinkNameSpaceType::Network),
-                )
-                .map_err(LabError::io(format!("cannot enter namespace {}", self.name)))?;
-                sys::own_sysfs().map_err(LabError::io("cannot mount /sys for a namespace"))?;
-                Ok(work())
-            });
+            let worker = scope.spawn(|| door.enter().map(|()| work()));
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// As [`Namespace::enter`], on a thread that is not waited for.
+    ///
+    /// # Errors
+    /// When there is no such namespace any more. That it cannot be entered is
+    /// an error of the thread.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, LabError> + Send + 'static,
+    ) -> Result<JoinHandle<Result<T, LabError>>, LabError> {
+        let door = self.door()?;
+        Ok(thread::spawn(move || door.enter().and_then(|()| work())))
+    }
+
+    fn door(&self) -> Result<Door, LabError> {
+        let path = Path::new(NETNS_FOLDER).join(&self.name);
+        let file = File::open(&path).map_err(LabError::file(&path))?;
+        Ok(Door { file, name: self.name.clone() })
     }
 
     /// Writes a file below `/sys/class/net/DEVICE/` in this namespace.
@@ -195,6 +205,24 @@ impl Namespace {
         let target = format!("{device}/{file}");
         let mut command = self.command("sh");
         run_to_end(command.args(["-c", script, "sh", &target, value]), "dash").map(drop)
+    }
+}
+
+/// The way into a namespace, open as long as it is held.
+struct Door {
+    file: File,
+    name: String,
+}
+
+impl Door {
+    /// Moves the calling thread into the namespace, for good.
+    fn enter(&self) -> Result<(), LabError> {
+        rustix::thread::move_into_link_name_space(
+            self.file.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )
+        .map_err(LabError::io(format!("cannot enter namespace {}", self.name)))?;
+        sys::own_sysfs().map_err(LabError::io("cannot mount /sys for a namespace"))
     }
 }
 
@@ -287,6 +315,30 @@ impl End {
         let end = Self { namespace, device, mac };
         end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
         Ok(end)
+    }
+
+    /// The index of the device.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn index(&self) -> Result<u32, LabError> {
+        self.read_device_number("ifindex").map(|index| index as u32)
+    }
+
+    /// Frames that left through the device and that its peer had room for.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn transmitted(&self) -> Result<u64, LabError> {
+        self.read_device_number("statistics/tx_packets")
+    }
+
+    fn read_device_number(&self, file: &str) -> Result<u64, LabError> {
+        let path = format!("/sys/class/net/{}/{file}", self.device);
+        let text = self.namespace.enter(|| fs::read_to_string(&path))?;
+        let text = text.map_err(LabError::file(&path))?;
+        let number = text.trim().parse();
+        number.map_err(|_| LabError::Config(format!("{path} holds {text:?} and not a number")))
     }
 
     /// Sets offload features with `ethtool -K`.

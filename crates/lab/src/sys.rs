@@ -1,9 +1,9 @@
-//! The system calls that no safe crate wraps: many datagrams at once, and a
-//! mount namespace for one thread.
+//! The system calls that no safe crate wraps: many datagrams at once, a mount
+//! namespace for one thread, a socket for ARP alone.
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Room for a number of datagrams on a connected socket, used again and again.
 pub(crate) struct Datagrams {
@@ -125,6 +125,36 @@ pub(crate) fn run_first(pid: i32) -> io::Result<()> {
     // SAFETY: the kernel only reads the parameters, which outlive the call.
     match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A socket that gets the ARP packets of an interface, whole frames, and
+/// sends frames there.
+pub(crate) fn arp_socket(interface_index: u32) -> io::Result<OwnedFd> {
+    let protocol = (libc::ETH_P_ARP as u16).to_be();
+    // SAFETY: the call reads no memory of ours.
+    let fd = unsafe {
+        libc::socket(
+            libc::AF_PACKET,
+            libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            protocol.into(),
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all zero is a valid address of this type.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol;
+    address.sll_ifindex = interface_index as i32;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address outlives the call, and its true size is given.
+    match unsafe { libc::bind(fd, (&raw const address).cast(), len) } {
+        0 => Ok(socket),
         _ => Err(io::Error::last_os_error()),
     }
 }

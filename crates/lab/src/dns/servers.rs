@@ -2,21 +2,18 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::str::FromStr;
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::LabError;
 use crate::netns::End;
+use crate::process::Process;
 
 /// A server to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,14 +106,10 @@ pub struct Setup {
 }
 
 const PORT: u16 = 53;
-const START_LIMIT: Duration = Duration::from_secs(60);
-const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// A server that runs. It is ended on drop.
 pub struct Server {
-    kind: ServerKind,
-    child: Child,
-    output: Option<JoinHandle<String>>,
+    process: Process,
     /// Where it answers.
     pub target: SocketAddr,
     /// What it said when it was ready.
@@ -138,15 +131,10 @@ impl Server {
             ServerKind::Nsd => nsd(setup, end)?,
             _ => tidegate(kind, setup, end, address)?,
         };
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child =
-            command.spawn().map_err(LabError::io(format!("cannot start {}", kind.name())))?;
-        let (ready, said) = mpsc::channel();
-        let stdout = child.stdout.take();
-        let output = stdout.map(|stdout| thread::spawn(move || read_output(stdout, &ready)));
-        let mut server = Self { kind, child, output, target, detail: String::new() };
+        let process = Process::start(kind.name(), &mut command)?;
+        let mut server = Self { process, target, detail: String::new() };
         if kind.is_tidegate() {
-            server.detail = server.wait_for_line(&said)?;
+            server.detail = server.process.wait_for_line()?;
         } else {
             server.wait_for_answer(setup, end)?;
             // Knot DNS puts its first worker on core 0, wherever it was
@@ -158,16 +146,7 @@ impl Server {
 
     /// The process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Waits for the line that Tidegate's server prints when it serves.
-    fn wait_for_line(&mut self, said: &mpsc::Receiver<String>) -> Result<String, LabError> {
-        match said.recv_timeout(START_LIMIT) {
-            Ok(line) => Ok(line),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.failed("it never got ready")),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.failed("it ended")),
-        }
+        self.process.pid()
     }
 
     /// Asks from inside the server's namespace until there is a good answer.
@@ -181,72 +160,21 @@ impl Server {
         socket
             .set_read_timeout(Some(Duration::from_millis(100)))
             .map_err(LabError::io("cannot wait on a socket"))?;
-        let start = Instant::now();
-        while start.elapsed() < START_LIMIT {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(self.failed(&format!("it ended ({status})")));
-            }
+        let target = self.target;
+        self.process.wait_until(|| {
             let mut answer = [0; 2048];
-            let sent = socket.send_to(&query, self.target);
-            match sent.and_then(|_| socket.recv(&mut answer)) {
-                // An answer, and no error.
-                Ok(len) if len > 12 && answer[2] & 0x80 != 0 && answer[3] & 0xf == 0 => {
-                    return Ok(());
-                }
-                Ok(_) | Err(_) => thread::sleep(Duration::from_millis(20)),
-            }
-        }
-        Err(self.failed("it never answered"))
-    }
-
-    fn failed(&self, detail: &str) -> LabError {
-        LabError::Server { name: self.kind.name().to_owned(), detail: detail.to_owned() }
+            let sent = socket.send_to(&query, target);
+            let received = sent.and_then(|_| socket.recv(&mut answer));
+            // An answer, and no error.
+            received.is_ok_and(|len| len > 12 && answer[2] & 0x80 != 0 && answer[3] & 0xf == 0)
+        })
     }
 
     /// Ends the server and returns the counters that Tidegate's server prints
     /// at its end.
-    pub fn stop(mut self) -> Option<Value> {
-        self.end();
-        let output = self.output.take()?.join().ok()?;
-        output.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    pub fn stop(self) -> Option<Value> {
+        self.process.stop()
     }
-
-    fn end(&mut self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        if matches!(self.child.try_wait(), Ok(Some(_))) {
-            return;
-        }
-        // Not waited for yet, so the id is still the child's.
-        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
-        let start = Instant::now();
-        while start.elapsed() < STOP_LIMIT {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Tells the first line at once and returns the rest at the end.
-fn read_output(stdout: ChildStdout, ready: &mpsc::Sender<String>) -> String {
-    let mut reader = BufReader::new(stdout);
-    let mut first = String::new();
-    if reader.read_line(&mut first).is_ok_and(|bytes| bytes > 0) {
-        // Nobody listens when the server is another's.
-        let _ = ready.send(first.trim().to_owned());
-    }
-    let mut rest = String::new();
-    let _ = reader.read_to_string(&mut rest);
-    rest
 }
 
 fn tidegate(

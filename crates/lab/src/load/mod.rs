@@ -7,6 +7,7 @@
 //! itself counts for every request that it delays.
 
 mod drive;
+pub mod flood;
 mod kernel;
 mod latency;
 mod line;
@@ -15,6 +16,7 @@ mod open;
 mod pace;
 mod query_file;
 mod raw;
+pub mod responder;
 mod slots;
 pub(crate) mod template;
 mod workload;

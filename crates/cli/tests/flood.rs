@@ -1,0 +1,67 @@
+//! The experiments of the gate, as short as they go: that they run and say all
+//! that they are to say. How fast anything was is for `tidegate lab` to judge.
+
+mod support;
+
+use serde_json::Value;
+use support::{is_root, tidegate};
+
+/// Runs an experiment with its result on standard output.
+fn lab(arguments: &[&str]) -> Value {
+    let mut all = vec!["lab"];
+    all.extend(arguments);
+    all.extend(["--json", "-"]);
+    let output = tidegate(&all);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn figure(result: &Value, name: &str) -> f64 {
+    result["figures"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {result}"))
+}
+
+#[test]
+fn livelock_sweeps_every_load_and_draws_it() {
+    if !is_root("lab livelock") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("livelock.svg");
+    let result = lab(&[
+        "livelock",
+        "--quick",
+        "--work-ns",
+        "0,500",
+        "--carriers",
+        "kernel,polled+feedback",
+        "--no-dns",
+        "--loads",
+        "5000,20000",
+        "--seconds",
+        "0.1",
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 3, "two amounts of work, two carriers, two loads and the most");
+    for row in rows {
+        // The flood arrived, and was worked on.
+        assert!(row["offered_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["goodput_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    for name in ["tidegate_floor", "kernel_floor"] {
+        assert!((0.0..=1.0).contains(&figure(&result, name)), "{name}");
+    }
+    assert!(figure(&result, "tidegate_over_kernel_at_max") > 0.0);
+    let svg = std::fs::read_to_string(&svg).unwrap();
+    assert!(svg.contains("polled+feedback") && svg.contains("0.5 us of work"), "{svg}");
+}
+
+#[test]
+fn an_unknown_carrier_is_an_error_that_names_the_known_ones() {
+    let output = tidegate(&["lab", "livelock", "--no-dns", "--carriers", "pulled"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(error.contains("pulled") && error.contains("polled+feedback"), "{error}");
+}

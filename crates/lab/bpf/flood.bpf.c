@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A flood: the kernel runs this program over and over on frames of its own
+ * (BPF_PROG_TEST_RUN with live frames), and each run sends one frame or waits.
+ *
+ * The maps are filled by src/load/flood.rs, which holds the same layouts.
+ */
+#include "kernel.h"
+
+/* The longest frame, in words of eight bytes: room for a DNS query. */
+#define FRAME_WORDS 16
+#define MAX_FRAMES 16384
+
+enum { XDP_DROP = 1 };
+
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static long (*bpf_redirect)(u32 interface, u64 flags) = (void *)23;
+
+struct settings {
+	/* The device to send through; frames arrive at its peer. */
+	u32 interface;
+	/* How many frames there are to take turns with. */
+	u32 frames;
+	/* Counts up with every change of the schedule. */
+	u64 version;
+	/* When the first frame is due, on the monotonic clock. */
+	u64 start_ns;
+	/* The time between two frames in 1/1024 ns; 0 is as fast as it goes. */
+	u64 interval;
+};
+
+struct progress {
+	/* The version that `due` belongs to. */
+	u64 version;
+	/* When the next frame is due, in 1/1024 ns after the start. */
+	u64 due;
+	/* Frames sent, taken by the peer or not. */
+	u64 sent;
+	/* The next frame. */
+	u32 frame;
+	u32 unused;
+};
+
+struct frame {
+	u64 words[FRAME_WORDS];
+};
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct settings);
+} settings SECTION(".maps");
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct progress);
+} progress SECTION(".maps");
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	NUMBER(max_entries, MAX_FRAMES);
+	TYPE(key, u32);
+	TYPE(value, struct frame);
+} frames SECTION(".maps");
+
+/* Whether a frame is due now; if so, the schedule moves on by one. */
+INLINE int is_due(const struct settings *set, struct progress *at)
+{
+	u64 elapsed;
+
+	if (at->version != set->version) {
+		at->version = set->version;
+		at->due = 0;
+	}
+	if (set->interval == 0)
+		return 1;
+	elapsed = bpf_ktime_get_ns() - set->start_ns;
+	if (elapsed << 10 < at->due)
+		return 0;
+	at->due += set->interval;
+	return 1;
+}
+
+SECTION("xdp")
+int flood(struct xdp_md *context)
+{
+	void *data = (void *)(long)context->data;
+	void *end = (void *)(long)context->data_end;
+	struct settings *set;
+	struct progress *at;
+	struct frame *frame;
+	u32 zero = 0, next;
+	int word;
+
+	set = bpf_map_lookup_elem(&settings, &zero);
+	at = bpf_map_lookup_elem(&progress, &zero);
+	if (!set || !at || !is_due(set, at))
+		return XDP_DROP;
+	next = at->frame;
+	at->frame = next + 1 < set->frames ? next + 1 : 0;
+	frame = bpf_map_lookup_elem(&frames, &next);
+	if (!frame)
+		return XDP_DROP;
+#pragma unroll
+	for (word = 0; word < FRAME_WORDS; word++) {
+		if (data + 8 * (word + 1) > end)
+			break;
+		((u64 *)data)[word] = frame->words[word];
+	}
+	at->sent++;
+	return bpf_redirect(set->interface, 0);
+}
+
+static const char license_text[] SECTION("license") = "MIT";

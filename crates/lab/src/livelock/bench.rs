@@ -1,0 +1,182 @@
+//! The wire that servers are flooded over, and who pays for what.
+//!
+//! One core sends and takes the answers off the wire. The other does all the
+//! rest: the receive work of the server's device, the softirqs, the service.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tidegate_apps::ServeCounters;
+
+use crate::cpu::{CoreTicks, CoreUse};
+use crate::error::LabError;
+use crate::load::Addressing;
+use crate::load::flood::{self, Flood};
+use crate::load::responder::Responder;
+use crate::netns::{VethConfig, VethPair};
+
+pub(crate) const LOAD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(crate) const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+pub(crate) const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
+pub(crate) const PREFIX: u8 = 24;
+/// Nobody's: the kernel drops frames to it at its first look.
+const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 1];
+const FLOWS: u16 = 64;
+const FIRST_PORT: u16 = 20_000;
+
+/// A timer polls the device so often when it has no work: what a card's
+/// interrupts with coalescing do.
+const POLL_EVERY_NS: u64 = 20_000;
+/// How many polls without work before the device asks for an interrupt again,
+/// which would come on the sender's core.
+const NEVER: u32 = i32::MAX as u32;
+
+/// Who receives for a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// The kernel's NAPI context, in softirqs of the server's core.
+    Kernel,
+    /// The server itself, through AF_XDP.
+    Server,
+}
+
+/// Two namespaces, a wire, two cores.
+pub(crate) struct Bench {
+    /// Load in `a`, servers in `b`.
+    pub(crate) pair: VethPair,
+    /// The core that serves.
+    pub(crate) server_core: usize,
+    /// The core that sends.
+    pub(crate) load_core: usize,
+    _responder: Responder,
+}
+
+/// What a server did with a load.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Measured {
+    /// Packets offered per second.
+    pub offered_pps: f64,
+    /// Packets that the application worked on per second; of a server that
+    /// cannot be asked, the answers that it sent.
+    pub goodput_pps: f64,
+    /// The core that serves.
+    pub server_core: CoreUse,
+    /// The core that sends.
+    pub load_core: CoreUse,
+}
+
+/// Where a server's goodput is read.
+#[derive(Clone, Debug)]
+pub(crate) enum Meter {
+    /// In the file where it keeps its counters.
+    Counters(PathBuf),
+    /// At its device: every frame that it sends is an answer.
+    Answers,
+}
+
+fn addressing(target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
+    Addressing {
+        source_mac: LOAD_MAC,
+        target_mac,
+        source: IpAddr::V4(LOAD_ADDRESS),
+        sources: 1,
+        first_port: FIRST_PORT,
+        ports: FLOWS,
+        target,
+    }
+}
+
+impl Bench {
+    pub(crate) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
+        let config = VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX}")] };
+        let pair = VethPair::new(&config)?;
+        // Answers are taken off the wire by the core that sends.
+        pair.a.set_rps(Some(load_core))?;
+        let nobody = SocketAddr::new(KERNEL_ADDRESS.into(), 0);
+        let responder = Responder::new(&pair.a, &addressing(nobody, pair.b.mac), load_core)?;
+        Ok(Self { pair, server_core, load_core, _responder: responder })
+    }
+
+    /// Makes ready for a server that is about to start.
+    pub(crate) fn prepare(&self, receiver: Receiver) -> Result<(), LabError> {
+        let end = &self.pair.b;
+        // Knot DNS leaves its XDP program behind.
+        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
+        end.set_deferral(0, 0)?;
+        // GRO gives a veth the NAPI context that every card has.
+        end.ethtool(&["gro", if receiver == Receiver::Kernel { "on" } else { "off" }])
+    }
+
+    /// Makes a flood of `payloads` to `target`, and the server's core pay for
+    /// receiving it. The server runs.
+    pub(crate) fn flood<'p>(
+        &self,
+        target: SocketAddr,
+        payloads: impl IntoIterator<Item = &'p [u8]>,
+        polled_by_timer: bool,
+    ) -> Result<Flood, LabError> {
+        let frames = flood::frames(&addressing(target, self.pair.b.mac), payloads);
+        if polled_by_timer {
+            self.pair.b.set_deferral(NEVER, POLL_EVERY_NS)?;
+            // The timer stays on the core of the first poll, which is the core
+            // of the first packet.
+            let mut first = Flood::new(&self.pair.a, &frames[..1], self.server_core)?;
+            first.set_rate(Some(10.0))?;
+            let began = Instant::now();
+            while first.sent()? == 0 && began.elapsed() < Duration::from_secs(5) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Flood::new(&self.pair.a, &frames, self.load_core)
+    }
+
+    /// Offers a load and measures what comes of it.
+    pub(crate) fn measure(
+        &self,
+        flood: &mut Flood,
+        meter: &Meter,
+        rate_pps: Option<f64>,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Result<Measured, LabError> {
+        flood.set_rate(rate_pps)?;
+        thread::sleep(warm_up);
+        let before = self.read(flood, meter)?;
+        thread::sleep(time);
+        let after = self.read(flood, meter)?;
+        let seconds = after.at.duration_since(before.at).as_secs_f64();
+        Ok(Measured {
+            offered_pps: (after.sent - before.sent) as f64 / seconds,
+            goodput_pps: (after.good - before.good) as f64 / seconds,
+            server_core: after.server_core.since(before.server_core),
+            load_core: after.load_core.since(before.load_core),
+        })
+    }
+
+    fn read(&self, flood: &mut Flood, meter: &Meter) -> Result<Reading, LabError> {
+        let good = match meter {
+            Meter::Counters(path) => {
+                ServeCounters::read_file(path).map_err(LabError::file(path))?[0]
+            }
+            Meter::Answers => self.pair.b.transmitted()?,
+        };
+        Ok(Reading {
+            at: Instant::now(),
+            sent: flood.sent()?,
+            good,
+            server_core: CoreTicks::read(self.server_core)?,
+            load_core: CoreTicks::read(self.load_core)?,
+        })
+    }
+}
+
+struct Reading {
+    at: Instant,
+    sent: u64,
+    good: u64,
+    server_core: CoreTicks,
+    load_core: CoreTicks,
+}

@@ -1,0 +1,270 @@
+//! What is flooded: a service with so much work per packet, or a DNS server.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use super::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver};
+use crate::dns::bench::ZoneOnDisk;
+use crate::dns::servers::{self, Server, ServerKind, Setup};
+use crate::error::LabError;
+use crate::load::QuerySet;
+use crate::load::flood::{Flood, MAX_FRAMES};
+use crate::process::Process;
+
+/// What carries a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// The kernel's sockets.
+    Kernel,
+    /// Tidegate on AF_XDP, in one of its modes: the number in [`MODES`].
+    Tidegate(usize),
+}
+
+/// A mode of Tidegate: its name in the result, the flags of `serve` for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// The name.
+    pub name: &'static str,
+    flags: &'static [&'static str],
+}
+
+/// The mode that the figures of Tidegate are about.
+pub const DEFAULT_MODE: &str = "polled+feedback";
+
+/// Tidegate's modes.
+pub const MODES: [Mode; 7] = [
+    Mode { name: "interrupt", flags: &["--mode", "interrupt"] },
+    Mode { name: "moderated", flags: &["--mode", "moderated"] },
+    Mode { name: "napi", flags: &["--mode", "napi"] },
+    Mode { name: "polled", flags: &["--mode", "polled", "--no-feedback"] },
+    Mode { name: DEFAULT_MODE, flags: &["--mode", "polled"] },
+    Mode { name: "polled+share", flags: &["--mode", "polled", "--cpu-share", "75"] },
+    Mode { name: "dedicated", flags: &["--mode", "dedicated"] },
+];
+
+impl Carrier {
+    /// The name in tables and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Tidegate(mode) => MODES[mode].name,
+        }
+    }
+
+    /// All of them that this program can run: a mode that `serve` does not
+    /// know is left out.
+    ///
+    /// # Errors
+    /// When this program cannot be run.
+    pub fn all() -> Result<Vec<Self>, LabError> {
+        let help = serve_help()?;
+        let known = |mode: &Mode| {
+            let mut flags = mode.flags.iter().filter(|flag| flag.starts_with("--"));
+            flags.all(|flag| help.contains(flag))
+        };
+        // Without modes there is one way to run.
+        let modes = MODES.iter().enumerate().filter(|(_, mode)| {
+            if help.contains("--mode") { known(mode) } else { mode.name == DEFAULT_MODE }
+        });
+        Ok(std::iter::once(Self::Kernel).chain(modes.map(|(at, _)| Self::Tidegate(at))).collect())
+    }
+
+    fn flags(self) -> Result<Vec<&'static str>, LabError> {
+        let Self::Tidegate(mode) = self else { return Ok(Vec::new()) };
+        let has_modes = serve_help()?.contains("--mode");
+        Ok(if has_modes { MODES[mode].flags.to_vec() } else { Vec::new() })
+    }
+}
+
+impl std::str::FromStr for Carrier {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self, LabError> {
+        if text == "kernel" {
+            return Ok(Self::Kernel);
+        }
+        let at = MODES.iter().position(|mode| mode.name == text);
+        at.map(Self::Tidegate).ok_or_else(|| {
+            let names = MODES.map(|mode| mode.name).join(", ");
+            LabError::Config(format!("{text:?} is neither `kernel` nor one of {names}"))
+        })
+    }
+}
+
+fn serve_help() -> Result<String, LabError> {
+    let program = this_program()?;
+    crate::netns::run_to_end(Command::new(program).args(["serve", "echo", "--help"]), "tidegate")
+}
+
+fn this_program() -> Result<PathBuf, LabError> {
+    std::env::current_exe().map_err(LabError::io("cannot find this program"))
+}
+
+/// What is flooded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A service that works so long on each packet and answers none.
+    Service {
+        /// What carries it.
+        carrier: Carrier,
+        /// The work for each packet, in nanoseconds.
+        work_ns: u64,
+    },
+    /// A DNS server.
+    Dns(ServerKind),
+}
+
+impl Subject {
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Service { carrier, .. } => carrier.name(),
+            Self::Dns(ServerKind::TidegateXdp) => "serve dns",
+            Self::Dns(kind) => kind.name(),
+        }
+    }
+
+    /// The work for each packet, in microseconds; of a DNS server it is its own.
+    pub fn work_us(self) -> Option<f64> {
+        match self {
+            Self::Service { work_ns, .. } => Some(work_ns as f64 / 1e3),
+            Self::Dns(_) => None,
+        }
+    }
+
+    fn receiver(self) -> Receiver {
+        match self {
+            Self::Service { carrier: Carrier::Kernel, .. } => Receiver::Kernel,
+            Self::Dns(kind) if kind.is_on_kernel_sockets() => Receiver::Kernel,
+            _ => Receiver::Server,
+        }
+    }
+}
+
+/// The zone that DNS servers serve, and the questions.
+pub(crate) struct Zone {
+    on_disk: ZoneOnDisk,
+    queries: QuerySet,
+}
+
+impl Zone {
+    /// A zone with as many names as there are frames.
+    pub(crate) fn write() -> Result<Self, LabError> {
+        let on_disk = ZoneOnDisk::write(MAX_FRAMES as u64 / 2)?;
+        let queries = on_disk.queries();
+        Ok(Self { on_disk, queries })
+    }
+}
+
+/// A subject that runs, and the flood that is about to hit it.
+pub(crate) struct Running {
+    // Dropped first: a server that is flooded may not hear that it is to end.
+    pub(crate) flood: Flood,
+    pub(crate) meter: Meter,
+    _server: Box<dyn std::any::Any>,
+    _folder: tempfile::TempDir,
+}
+
+impl Running {
+    /// Starts `subject` on the bench; it ends by itself after `limit`, so that
+    /// nothing that runs before all others runs for ever.
+    pub(crate) fn start(
+        subject: Subject,
+        bench: &Bench,
+        zone: Option<&Zone>,
+        limit: Duration,
+    ) -> Result<Self, LabError> {
+        let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
+        bench.prepare(subject.receiver())?;
+        let polled_by_timer =
+            subject.receiver() == Receiver::Kernel || subject == Subject::Dns(ServerKind::KnotXdp);
+        match subject {
+            Subject::Service { carrier, work_ns } => {
+                let counters = folder.path().join("counters");
+                let (server, target) = service(carrier, work_ns, &counters, bench, limit)?;
+                // With the Ethernet trailer, the shortest packet there is.
+                let payload: &[u8] = &[0x7e; 18];
+                let payloads = std::iter::repeat_n(payload, 64);
+                let flood = bench.flood(target, payloads, polled_by_timer)?;
+                let meter = Meter::Counters(counters);
+                Ok(Self { flood, meter, _server: Box::new(server), _folder: folder })
+            }
+            Subject::Dns(kind) => {
+                let zone = zone.ok_or_else(|| LabError::Config("there is no zone".into()))?;
+                let server = Server::start(kind, &zone.setup(folder.path(), bench), &bench.pair.b)?;
+                let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
+                let flood = bench.flood(server.target, payloads, polled_by_timer)?;
+                let meter = Meter::Answers;
+                Ok(Self { flood, meter, _server: Box::new(server), _folder: folder })
+            }
+        }
+    }
+}
+
+impl Zone {
+    fn setup(&self, folder: &std::path::Path, bench: &Bench) -> Setup {
+        Setup {
+            folder: folder.to_path_buf(),
+            origin: self.on_disk.origin().to_owned(),
+            zone_file: self.on_disk.file(),
+            kernel_address: KERNEL_ADDRESS.into(),
+            own_address: OWN_ADDRESS.into(),
+            more_own: Vec::new(),
+            prefix: PREFIX,
+            core: bench.server_core,
+        }
+    }
+}
+
+const SERVICE_PORT: u16 = 7;
+
+fn service(
+    carrier: Carrier,
+    work_ns: u64,
+    counters: &std::path::Path,
+    bench: &Bench,
+    limit: Duration,
+) -> Result<(Process, SocketAddr), LabError> {
+    let end = &bench.pair.b;
+    let mut command = end.namespace.command_on_core(bench.server_core, this_program()?);
+    let (port, address): (_, IpAddr) = match carrier {
+        Carrier::Kernel => ("kernel", KERNEL_ADDRESS.into()),
+        Carrier::Tidegate(_) => ("xdp", OWN_ADDRESS.into()),
+    };
+    let listen = SERVICE_PORT.to_string();
+    command.args(["serve", "echo", "--sink", "--json", "--listen", &listen, "--port", port]);
+    command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX}")]);
+    command.args(["--cpu", &bench.server_core.to_string(), "--work-ns", &work_ns.to_string()]);
+    command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
+    command.arg("--counters").arg(counters).args(carrier.flags()?);
+    let mut process = Process::start(carrier.name(), &mut command)?;
+    process.wait_for_line()?;
+    Ok((process, SocketAddr::new(address, SERVICE_PORT)))
+}
+
+/// Whether the servers of `kinds` are installed.
+pub(crate) fn check_installed(kinds: &[ServerKind]) -> Result<(), LabError> {
+    kinds.iter().try_for_each(|kind| match kind {
+        ServerKind::Knot | ServerKind::KnotXdp => servers::installed("knotd", "knot"),
+        ServerKind::Nsd => servers::installed("nsd", "nsd"),
+        _ => Ok(()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_carrier_is_found_by_its_name() {
+        let all = (0..MODES.len()).map(Carrier::Tidegate).chain([Carrier::Kernel]);
+        for carrier in all {
+            assert_eq!(carrier.name().parse::<Carrier>().unwrap(), carrier);
+        }
+        let error = "pulled".parse::<Carrier>().unwrap_err().to_string();
+        assert!(error.contains("polled+feedback") && error.contains("pulled"), "{error}");
+        assert!(MODES.iter().any(|mode| mode.name == DEFAULT_MODE));
+    }
+}

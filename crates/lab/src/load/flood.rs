@@ -1,0 +1,220 @@
+//! A flood: frames made ahead, sent by the kernel itself.
+//!
+//! The kernel runs a BPF program on frames of its own and redirects them to a
+//! device (`BPF_PROG_TEST_RUN` with live frames, Linux 5.18): several million
+//! packets a second from one core, at a rate that the program keeps by the
+//! clock. Nothing is received: what came of the flood is read from the server
+//! and from the device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use aya::maps::{Array, MapData};
+use aya::programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp};
+use aya::{Ebpf, Pod};
+
+use super::template::{Addressing, Template, sum};
+use crate::cpu;
+use crate::error::LabError;
+use crate::netns::End;
+
+/// Built from `bpf/flood.bpf.c` by `make bpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/flood.bpf.o");
+
+/// The longest frame in bytes: what the program copies.
+pub const MAX_FRAME_BYTES: usize = 128;
+/// The most frames to take turns with.
+pub const MAX_FRAMES: usize = 16_384;
+/// The shortest frame that the kernel takes: an Ethernet header, and some.
+const MIN_FRAME_BYTES: usize = 60;
+
+/// Runs of the program in one system call: some milliseconds when it waits, so
+/// that a stop is noticed soon.
+const RUNS_PER_CALL: u32 = 1 << 17;
+/// Frames that the kernel hands to the device at once.
+const BATCH: u32 = 64;
+
+/// `struct settings` of the program: the interface and the number of frames,
+/// the version, when to begin, the interval.
+type Settings = [u64; 4];
+/// `struct progress` of the program: the version, what is due, frames sent,
+/// the next frame.
+type Progress = [u64; 4];
+
+const SENT: usize = 2;
+
+/// A flood that runs on a core of its own until it is dropped.
+pub struct Flood {
+    settings: Array<MapData, Settings>,
+    progress: Array<MapData, Progress>,
+    destination: u64,
+    version: u64,
+    control: Arc<Control>,
+    thread: Option<JoinHandle<Result<(), LabError>>>,
+}
+
+/// What the flood's thread is told.
+#[derive(Default)]
+struct Control {
+    stop: AtomicBool,
+    flowing: AtomicBool,
+}
+
+impl Flood {
+    /// Makes a flood of `frames`, in turns, through the device of `end`, from
+    /// core `core`. It sends nothing until [`Flood::set_rate`]. The peer of the
+    /// device must have a NAPI context: an XDP program, or GRO on.
+    ///
+    /// # Errors
+    /// When the kernel is older than Linux 5.18, refuses the program, or there
+    /// are no frames or too long ones.
+    pub fn new(end: &End, frames: &[Vec<u8>], core: usize) -> Result<Self, LabError> {
+        let refused = |what: &str| LabError::Config(format!("a flood {what}"));
+        let longest = frames.iter().map(Vec::len).max().unwrap_or(0);
+        if frames.is_empty() || frames.len() > MAX_FRAMES || longest > MAX_FRAME_BYTES {
+            return Err(refused(&format!(
+                "has 1 to {MAX_FRAMES} frames of up to {MAX_FRAME_BYTES} bytes, not {} of up to \
+                 {longest}",
+                frames.len()
+            )));
+        }
+        let mut ebpf = Ebpf::load(OBJECT).map_err(LabError::io_other("cannot load the flood"))?;
+        let program: &mut Xdp = ebpf
+            .program_mut("flood")
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| refused("has no program"))?;
+        program.load().map_err(LabError::io_other("the kernel refuses the flood's program"))?;
+        fill(&mut ebpf, frames)?;
+        let settings = take(&mut ebpf, "settings")?;
+        let progress = take(&mut ebpf, "progress")?;
+        let data = vec![0; longest.max(MIN_FRAME_BYTES).next_multiple_of(8)];
+        let control = Arc::new(Control::default());
+        let told = Arc::clone(&control);
+        let thread = end.namespace.spawn(move || {
+            cpu::pin_this_thread(core)?;
+            run(&ebpf, &data, &told)
+        })?;
+        let destination = u64::from(end.index()?) | (frames.len() as u64) << 32;
+        Ok(Self { settings, progress, destination, version: 0, control, thread: Some(thread) })
+    }
+
+    /// Sends so many frames per second from now on: `Some(0.0)` none, `None` as
+    /// many as it can.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_rate(&mut self, rate_pps: Option<f64>) -> Result<(), LabError> {
+        if rate_pps == Some(0.0) {
+            self.control.flowing.store(false, Ordering::Relaxed);
+            // What is sent until the flow stops is due never.
+            return self.write(u64::MAX >> 12);
+        }
+        // At least 1: 0 means no limit.
+        let interval = rate_pps.map_or(0, |rate| ((1024e9 / rate) as u64).max(1));
+        self.write(interval)?;
+        self.control.flowing.store(true, Ordering::Relaxed);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, interval: u64) -> Result<(), LabError> {
+        self.version += 1;
+        let settings = [self.destination, self.version, monotonic_ns(), interval];
+        self.settings
+            .set(0, settings, 0)
+            .map_err(LabError::io_other("cannot set the rate of the flood"))
+    }
+
+    /// Frames sent so far, whether the peer had room for them or not.
+    ///
+    /// # Errors
+    /// When the flood has ended by itself, with the reason.
+    pub fn sent(&mut self) -> Result<u64, LabError> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.join()?;
+        }
+        let progress = self.progress.get(&0, 0);
+        Ok(progress.map_err(LabError::io_other("cannot read the flood's counter"))?[SENT])
+    }
+
+    fn join(&mut self) -> Result<(), LabError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.control.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        // What it failed with was told by `sent`, or nobody asked.
+        let _ = self.join();
+    }
+}
+
+/// Runs the program until told to stop.
+fn run(ebpf: &Ebpf, data: &[u8], control: &Control) -> Result<(), LabError> {
+    let program: &Xdp = ebpf
+        .program("flood")
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| LabError::Config("the flood's program is gone".into()))?;
+    while !control.stop.load(Ordering::Relaxed) {
+        if !control.flowing.load(Ordering::Relaxed) {
+            thread::park_timeout(Duration::from_millis(100));
+            continue;
+        }
+        let options = TestRunOptions {
+            data_in: Some(data),
+            repeat: RUNS_PER_CALL,
+            attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+            ..TestRunOptions::new()
+        };
+        program.test_run(options).map_err(LabError::io_other(
+            "the kernel does not run the flood (live frames need Linux 5.18)",
+        ))?;
+    }
+    Ok(())
+}
+
+fn fill(ebpf: &mut Ebpf, frames: &[Vec<u8>]) -> Result<(), LabError> {
+    let mut map: Array<MapData, [u8; MAX_FRAME_BYTES]> = take(ebpf, "frames")?;
+    for (index, frame) in frames.iter().enumerate() {
+        let mut bytes = [0; MAX_FRAME_BYTES];
+        bytes[..frame.len()].copy_from_slice(frame);
+        map.set(index as u32, bytes, 0).map_err(LabError::io_other("cannot hand over a frame"))?;
+    }
+    Ok(())
+}
+
+fn take<V: Pod>(ebpf: &mut Ebpf, name: &str) -> Result<Array<MapData, V>, LabError> {
+    ebpf.take_map(name)
+        .and_then(|map| map.try_into().ok())
+        .ok_or_else(|| LabError::Config(format!("the flood has no map `{name}`")))
+}
+
+/// The clock that the program reads, in nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Frames from the flows of `addressing`, one with each payload.
+pub fn frames<'p>(
+    addressing: &Addressing,
+    payloads: impl IntoIterator<Item = &'p [u8]>,
+) -> Vec<Vec<u8>> {
+    let template = Template::new(addressing);
+    let frame = |(number, payload): (usize, &[u8])| {
+        let mut frame = vec![0; template.header_bytes()];
+        frame.extend(payload);
+        template.write(number as u32 % addressing.flows(), &mut frame, sum(payload));
+        frame
+    };
+    payloads.into_iter().enumerate().map(frame).collect()
+}
