@@ -11,6 +11,9 @@ use crate::chance::HashKey;
 /// Every node on the link (RFC 4291 section 2.7.1).
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
+/// Every router on the link (RFC 4291 section 2.7.1).
+pub(crate) const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+
 /// What an address is to this interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -108,6 +108,9 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// Who answers for the addresses.
     pub ownership: Ownership,
+    /// Whether packets for others are handed over to be forwarded
+    /// ([`crate::Router`]) instead of dropped. Only with [`Ownership::Own`].
+    pub forwarding: bool,
     /// Whether the port completes checksums: frames to send then carry
     /// `Checksum::Partial`.
     pub transmit_checksum: bool,
@@ -134,6 +137,7 @@ impl Config {
             addresses: Vec::new(),
             routes: Vec::new(),
             ownership: Ownership::Own,
+            forwarding: false,
             transmit_checksum: false,
             duplicate_address_detection: false,
             hop_limit: 64,
@@ -160,6 +164,9 @@ impl Config {
         }
         if let Some(vlan) = self.vlan.filter(|id| !(1..=4094).contains(id)) {
             return Err(ConfigError::Vlan(vlan));
+        }
+        if self.forwarding && self.ownership == Ownership::Shared {
+            return Err(ConfigError::ForwardShared);
         }
         for cidr in &self.addresses {
             let address = cidr.address();
@@ -201,6 +208,9 @@ pub enum ConfigError {
     /// The VLAN number is out of range.
     #[error("VLAN {0} does not exist: choose a number from 1 to 4094")]
     Vlan(u16),
+    /// The kernel would forward the same packets.
+    #[error("an address shared with the kernel cannot forward: give the router its own addresses")]
+    ForwardShared,
     /// The address is none that an interface can have.
     #[error("{0} cannot be the address of an interface: give one host's own address")]
     Address(IpAddr),

@@ -6,13 +6,14 @@ use tidegate_wire::DropCounters;
 ///
 /// The invariant, which [`Counters::balance`] checks:
 ///
-/// `received + copied = delivered + handled + merged + drops.total() + held`
+/// `received + copied = delivered + handled + forwarded + merged + drops.total() + held`
 ///
 /// A frame is *received* when it is given to [`crate::Stack::ingest`]. From
 /// then on it is *held* (a fragment of an incomplete packet, or a datagram in
 /// a socket's queue) or has come to its end: *delivered* to an application,
-/// *handled* by the stack itself (ARP, neighbour discovery, ICMP), *merged*
-/// into the packet that its fragments made, or dropped for a reason. A
+/// *handled* by the stack itself (ARP, neighbour discovery, ICMP), *forwarded*
+/// when they are for others and this is a router, *merged* into the packet that
+/// its fragments made, or dropped for a reason. A
 /// datagram to a group is *copied* for each socket that listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -24,6 +25,8 @@ pub struct Counters {
     pub delivered: u64,
     /// Packets that were for the stack itself.
     pub handled: u64,
+    /// Packets for others, handed over to be forwarded.
+    pub forwarded: u64,
     /// Fragments beyond the first of packets put together again.
     pub merged: u64,
     /// Fragments and datagrams that wait, now.
@@ -42,7 +45,14 @@ impl Counters {
     /// The packets that came in less those accounted for. Zero, always.
     pub fn balance(&self) -> i64 {
         let came = self.received.wrapping_add(self.copied);
-        let known = [self.delivered, self.handled, self.merged, self.drops.total(), self.held];
+        let known = [
+            self.delivered,
+            self.handled,
+            self.forwarded,
+            self.merged,
+            self.drops.total(),
+            self.held,
+        ];
         came.wrapping_sub(known.into_iter().fold(0, u64::wrapping_add)) as i64
     }
 }

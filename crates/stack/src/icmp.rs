@@ -8,6 +8,7 @@ use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
 use crate::fast_path::Template;
+use crate::forward::Refusal;
 use crate::output::Packet;
 use crate::path::Path;
 use crate::{Event, SocketError, Stack};
@@ -35,6 +36,8 @@ pub(crate) enum Complaint {
     Reassembly,
     /// A header is wrong.
     Parameter(ParameterProblem),
+    /// We do not forward the packet.
+    Transit(Refusal),
 }
 
 /// An error that came back about a packet of ours.
@@ -80,6 +83,9 @@ impl Stack {
 
     fn send_reply(&mut self, now_ns: u64, arena: &mut Arena, packet: Packet) {
         let payload = std::mem::take(&mut self.reply.payload);
+        if self.reply.mac.is_none() && self.leaves_by_router(packet.destination) {
+            return self.hand_over_own(packet, payload);
+        }
         let path = match self.reply.mac.take() {
             Some(mac) => Ok(Path {
                 destination: packet.destination,

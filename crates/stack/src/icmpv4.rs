@@ -7,6 +7,7 @@ use tidegate_wire::{DropReason, Icmpv4Message, Ipv4Header, Protocol};
 
 use crate::address::Kind;
 use crate::ethernet::Arrival;
+use crate::forward::Refusal;
 use crate::icmp::{Complaint, Quote, Report};
 use crate::output::Packet;
 use crate::stack::Fate;
@@ -87,14 +88,21 @@ impl Stack {
         let Ok((header, payload)) = Ipv4Header::parse_quoted(packet) else { return };
         let is_error = header.protocol == Protocol::ICMPV4
             && !matches!(payload.first(), Some(0 | 8 | 13..=18));
+        let ours = self.addresses.kind_v4(header.destination) == Kind::Ours;
         let unfit = self.ownership == Ownership::Shared
             || arrival.group
             || is_error
             || header.fragment_offset_bytes != 0
-            || self.addresses.kind_v4(header.destination) != Kind::Ours;
+            || !(ours || matches!(complaint, Complaint::Transit(_)));
         if unfit || !self.allow_error(now_ns, header.source.into()) {
             return;
         }
+        let sender = IpAddr::V4(header.source);
+        let source = match ours {
+            true => Some(IpAddr::V4(header.destination)),
+            false => self.addresses.source_for(sender, sender),
+        };
+        let Some(source) = source else { return };
         let quoted = packet.len().min(MAX_ERROR_BYTES - Ipv4Header::BYTES - Icmpv4Message::BYTES);
         let quote = &packet[..quoted.min(header.total_bytes.into())];
         let unreachable =
@@ -109,10 +117,22 @@ impl Stack {
                 let pointer = problem.pointer as u8;
                 Icmpv4Message::ParameterProblem { code: 0, pointer, quote }
             }
+            Complaint::Transit(refusal) => match refusal {
+                Refusal::HopLimit => {
+                    Icmpv4Message::TimeExceeded { code: time_exceeded::IN_TRANSIT, quote }
+                }
+                Refusal::NoRoute | Refusal::Scope => unreachable(unreachable::NETWORK),
+                Refusal::Host => unreachable(unreachable::HOST),
+                Refusal::TooBig { mtu } => Icmpv4Message::DestinationUnreachable {
+                    code: unreachable::FRAGMENTATION_NEEDED,
+                    next_hop_mtu: mtu,
+                    quote,
+                },
+            },
         };
         let answer = Packet {
-            source: IpAddr::V4(header.destination),
-            destination: IpAddr::V4(header.source),
+            source,
+            destination: sender,
             protocol: Protocol::ICMPV4,
             hop_limit: self.hop_limit,
             traffic_class: 0,

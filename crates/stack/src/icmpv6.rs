@@ -8,6 +8,7 @@ use tidegate_wire::{DropReason, Icmpv6Message, Ipv6Header, MldMessage, Protocol}
 
 use crate::address::Kind;
 use crate::ethernet::Arrival;
+use crate::forward::Refusal;
 use crate::icmp::{Complaint, Quote, Report};
 use crate::output::Packet;
 use crate::stack::Fate;
@@ -152,6 +153,20 @@ impl Stack {
                 pointer: problem.pointer,
                 quote,
             },
+            Complaint::Transit(refusal) => {
+                let unreachable = |code| Icmpv6Message::DestinationUnreachable { code, quote };
+                match refusal {
+                    Refusal::HopLimit => {
+                        Icmpv6Message::TimeExceeded { code: time_exceeded::IN_TRANSIT, quote }
+                    }
+                    Refusal::NoRoute => unreachable(unreachable::NO_ROUTE),
+                    Refusal::Scope => unreachable(unreachable::BEYOND_SCOPE),
+                    Refusal::Host => unreachable(unreachable::ADDRESS),
+                    Refusal::TooBig { mtu } => {
+                        Icmpv6Message::PacketTooBig { mtu: mtu.into(), quote }
+                    }
+                }
+            }
         };
         let answer = Packet {
             source,

@@ -28,7 +28,7 @@ impl Stack {
         let (header, payload) = Ipv4Header::parse(packet)?;
         let kind = self.addresses.kind_v4(header.destination);
         if !matches!(kind, Kind::Ours | Kind::Broadcast | Kind::Group) {
-            return Err(DropReason::Ipv4NotForUs);
+            return self.ipv4_transit(now_ns, packet, arrival, &header);
         }
         let source_kind = self.addresses.kind_v4(header.source);
         if !can_be_source_v4(header.source) || source_kind != Kind::Other {

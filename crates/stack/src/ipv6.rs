@@ -29,7 +29,7 @@ impl Stack {
         let (header, payload) = Ipv6Header::parse(packet)?;
         let kind = self.addresses.kind_v6(header.destination);
         if kind == Kind::Other {
-            return Err(DropReason::Ipv6NotForUs);
+            return self.ipv6_transit(now_ns, packet, arrival, &header);
         }
         if !can_be_source_v6(header.source) || self.addresses.kind_v6(header.source) == Kind::Ours {
             return Err(DropReason::Ipv6SourceInvalid);

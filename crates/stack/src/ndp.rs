@@ -70,7 +70,7 @@ impl Stack {
         }
         let to = if from_nobody { ALL_NODES } else { header.source };
         let answer = NeighbourAdvertisement {
-            router: false,
+            router: self.forwarding.enabled,
             solicited: !from_nobody,
             overrides: true,
             target,

@@ -52,14 +52,24 @@ impl Routes {
         self.next_hop(address) == Some(address)
     }
 
+    /// How many bits of `destination` the best route to it tells.
+    pub(crate) fn prefix_bits_to(&self, destination: IpAddr) -> Option<u8> {
+        self.find(destination).map(|(bits, _)| bits)
+    }
+
     /// The next hop to `destination`: the gateway, or the destination itself
     /// when it is on the link.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
+        self.find(destination).map(|(_, gateway)| gateway.unwrap_or(destination))
+    }
+
+    /// The best route to `destination`: its prefix length and its gateway.
+    fn find(&self, destination: IpAddr) -> Option<(u8, Option<IpAddr>)> {
         let lengths = if destination.is_ipv4() { &self.v4 } else { &self.v6 };
         lengths.iter().find_map(|length| {
             let network = IpCidr::new(destination, length.prefix_bits).ok()?.network().address();
             let gateway = length.networks.get(&network)?;
-            Some(gateway.unwrap_or(destination))
+            Some((length.prefix_bits, *gateway))
         })
     }
 }

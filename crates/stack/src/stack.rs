@@ -8,10 +8,11 @@ use tidegate_wire::{
     ArpPacket, DropReason, EtherType, EthernetHeader, IpCidr, MacAddr, Medium, VlanTag,
 };
 
-use crate::address::{Addresses, Kind, is_link_local};
+use crate::address::{ALL_ROUTERS, Addresses, Kind, is_link_local};
 use crate::chance::{Chance, HashKey};
 use crate::ethernet::Arrival;
 use crate::fast_path::PlainLink;
+use crate::forward::{Forwarding, Onward, checksum_behind};
 use crate::fragment::{Fragment, Key, Reassembly, Timeout};
 use crate::icmp::{Complaint, Reply, Report};
 use crate::icmpv4::quote_v4;
@@ -51,6 +52,7 @@ pub struct Stack {
     pub(crate) reply: Reply,
     /// What [`crate::fast_path`] compares the front of a frame with.
     pub(crate) plain_link: PlainLink,
+    pub(crate) forwarding: Forwarding,
     pub(crate) udp: UdpTable,
     pub(crate) transmit: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
@@ -65,6 +67,8 @@ pub struct Stack {
 pub(crate) enum Fate {
     /// It goes to a socket.
     Deliver(Delivery),
+    /// It is for somebody else, and may be forwarded.
+    Forward(Onward),
     /// It was for the stack itself, and all is done.
     Handled,
     /// It is an ARP packet.
@@ -123,6 +127,7 @@ impl Stack {
             mld: Reports::default(),
             reply: Reply::default(),
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
+            forwarding: Forwarding::new(config.forwarding),
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
             events: VecDeque::new(),
@@ -160,6 +165,9 @@ impl Stack {
                 _ => self.addresses.add(cidr, Kind::Ours),
             }
         }
+        if self.forwarding.enabled && has_v6 {
+            self.addresses.join(ALL_ROUTERS.into());
+        }
         self.report_groups(now_ns);
     }
 
@@ -176,10 +184,23 @@ impl Stack {
     /// Takes a frame that may be anything.
     #[inline(never)]
     fn ingest_any(&mut self, now_ns: u64, mut frame: Frame, arena: &mut Arena) {
-        match self.link_input(now_ns, &mut frame, arena) {
+        let result = self.link_input(now_ns, &mut frame, arena);
+        self.settle(now_ns, frame, arena, result);
+    }
+
+    /// Brings a frame to where it was decided that it goes.
+    pub(crate) fn settle(
+        &mut self,
+        now_ns: u64,
+        frame: Frame,
+        arena: &mut Arena,
+        result: Result<Fate, DropReason>,
+    ) {
+        match result {
             Ok(Fate::Deliver(delivery)) => {
                 self.udp_deliver(arena, Payload::Frame(frame), &delivery);
             }
+            Ok(Fate::Forward(onward)) => self.hand_over(arena, frame, onward),
             Ok(fate) => {
                 arena.free(frame);
                 self.finish(now_ns, arena, fate);
@@ -206,7 +227,8 @@ impl Stack {
             }
             Fate::Rebuilt(packet) => return self.ingest_rebuilt(now_ns, arena, packet),
             Fate::Held => return,
-            Fate::Handled | Fate::Deliver(_) => Ok(()),
+            // Fragments are never put together for others.
+            Fate::Handled | Fate::Deliver(_) | Fate::Forward(_) => Ok(()),
         };
         self.flush_reply(now_ns, arena);
         match result {
@@ -227,6 +249,7 @@ impl Stack {
                 let (header, _) = EthernetHeader::parse(arena.bytes(frame))?;
                 let arrival = self.ethernet_input(&header, frame.checksum())?;
                 frame.advance(header.header_bytes());
+                frame.set_checksum(checksum_behind(frame.checksum(), header.header_bytes()));
                 (header.ethertype, arrival)
             }
             Medium::Ip => Arrival::without_link(arena.bytes(frame), frame.checksum())?,
@@ -379,6 +402,7 @@ impl Stack {
     /// dropped.
     pub fn release(mut self, arena: &mut Arena) {
         let queued = self.neighbours.drain().chain(self.transmit.drain(..));
+        let queued = queued.chain(self.forwarding.drain());
         queued.for_each(|frame| arena.free(frame));
         self.udp.release(arena);
     }
@@ -409,6 +433,9 @@ impl Stack {
     fn neighbour_lost(&mut self, now_ns: u64, arena: &mut Arena, lost: Lost) {
         self.paths.forget();
         for frame in lost.waiting {
+            if self.forwarding.enabled {
+                self.tell_unreachable(now_ns, arena, &frame);
+            }
             let packet = arena.bytes(&frame);
             let quote = if lost.ip.is_ipv4() { quote_v4(packet) } else { quote_v6(packet) };
             if let Ok(quote) = quote {

@@ -125,6 +125,16 @@ drop_reasons! {
     Ipv6NextHeaderUnknown, "ipv6_next_header_unknown", Peer, "The next header is unknown; the sender was told (RFC 8200 section 4).";
     Ipv6Jumbogram, "ipv6_jumbogram", Peer, "Jumbograms are not supported (RFC 2675).";
 
+    // Forwarding.
+    ForwardLinkGroup, "forward_link_group", Peer, "The packet was sent to a group or everybody on its link, so it was not forwarded (RFC 1812 section 5.3.4).";
+    ForwardScope, "forward_scope", Peer, "An address of the packet has no meaning off its link, so it was not forwarded (RFC 1812 section 5.3.7, RFC 4291 section 2.5.6).";
+    ForwardBroadcast, "forward_broadcast", Peer, "A broadcast to a network behind this router was not forwarded (RFC 2644).";
+    HopLimitExceeded, "hop_limit_exceeded", Normal, "The time to live or hop limit ran out here; the sender was told.";
+    ForwardQueueFull, "forward_queue_full", Limit, "The queue of packets to be forwarded was full.";
+    ScreenQueueFull, "screen_queue_full", Limit, "The queue to the packet screen was full.";
+    ScreenRefused, "screen_refused", Normal, "A rule of the packet screen refused the packet.";
+    ScreenGone, "screen_gone", Fault, "The packet screen is not running or does not answer, and nothing passes without it: start `tidegate screen`.";
+
     // Fragments.
     FragmentInvalid, "fragment_invalid", Peer, "The fragment's offset or length is impossible.";
     FragmentTooBig, "fragment_too_big", Peer, "The fragments add up to more than 65,535 bytes.";

@@ -1,5 +1,6 @@
 //! The stack from outside: packets in, packets out, time moved by hand.
 
+mod forward;
 mod fragments;
 mod hostile;
 mod icmp;
