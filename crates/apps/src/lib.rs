@@ -3,6 +3,7 @@
 //! A server is a [`Responder`]: it turns one datagram into another and knows
 //! nothing of sockets. [`dns::Server`], [`echo::Echo`] and [`work::Work`] are
 //! responders.
+//! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
 //! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
 
 mod counters;
@@ -11,6 +12,8 @@ pub mod echo;
 pub mod embedded;
 pub mod kernel;
 mod responder;
+pub mod router;
+pub mod screen;
 pub mod work;
 
 pub use counters::ServeCounters;

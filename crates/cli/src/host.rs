@@ -112,15 +112,7 @@ impl HostOptions {
 
     /// Keeps this thread on the chosen processor.
     pub(crate) fn pin(&self) -> Result<(), Failure> {
-        let Some(cpu) = self.cpu else { return Ok(()) };
-        let mut set = rustix::thread::CpuSet::new();
-        if cpu >= rustix::thread::CpuSet::MAX_CPU {
-            return Err(format!("--cpu {cpu}: there is no such processor").into());
-        }
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set)
-            .map_err(|error| format!("--cpu {cpu}: {error}; `nproc` says how many there are"))?;
-        Ok(())
+        self.cpu.map_or(Ok(()), pin_to)
     }
 
     /// What the server binds: every address of the stack, by family.
@@ -233,6 +225,18 @@ impl HostOptions {
     }
 }
 
+/// Keeps this thread, and those that it starts, on one processor.
+pub(crate) fn pin_to(cpu: usize) -> Result<(), Failure> {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(format!("--cpu {cpu}: there is no such processor").into());
+    }
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|error| format!("--cpu {cpu}: {error}; `nproc` says how many there are"))?;
+    Ok(())
+}
+
 /// `loss=0.01,corruption=0.001,seed=7`: the same faults in both directions.
 fn parse_faults(text: &str) -> Result<FaultConfig, Failure> {
     let error = |part: &str| {
@@ -260,7 +264,7 @@ fn parse_faults(text: &str) -> Result<FaultConfig, Failure> {
     Ok(FaultConfig { seed, receive: faults, transmit: faults })
 }
 
-fn parse_route(text: &str) -> Result<Route, Failure> {
+pub(crate) fn parse_route(text: &str) -> Result<Route, Failure> {
     let error = || format!("--route {text}: expected PREFIX=GATEWAY, as 10.0.0.0/8=192.0.2.1");
     let (prefix, gateway) = text.split_once('=').ok_or_else(error)?;
     let prefix = prefix.parse().map_err(|_| error())?;

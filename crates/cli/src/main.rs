@@ -7,6 +7,7 @@ mod host;
 mod lab;
 mod load;
 mod report;
+mod router;
 mod serve;
 
 use std::process::ExitCode;
@@ -36,6 +37,10 @@ enum Command {
     /// Run a server on Tidegate
     #[command(subcommand)]
     Serve(serve::Serve),
+    /// Forward IPv4 and IPv6 packets between ports
+    Route(router::RouteCommand),
+    /// Accept or refuse each packet that a router would forward
+    Screen(router::ScreenCommand),
     /// Say what this machine and its interfaces can do, and what to type for the rest
     Doctor(doctor::Doctor),
     /// Generate load: packets at a rate, however slowly they are answered
@@ -53,6 +58,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(serve) => serve.run(),
+        Command::Route(route) => route.run(),
+        Command::Screen(screen) => screen.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
         Command::Lab(lab) => lab.run(),

@@ -11,6 +11,7 @@ pub mod load;
 pub mod netns;
 pub mod plot;
 pub mod process;
+pub mod router;
 pub mod soak;
 mod sys;
 

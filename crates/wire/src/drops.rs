@@ -68,6 +68,7 @@ drop_reasons! {
     PortInvalidDescriptor, "port_invalid_descriptor", Fault, "The kernel refused or returned a descriptor that this port did not own.";
     FrameTooLong, "frame_too_long", Limit, "The frame is longer than a buffer of the arena: lower the peer's MTU or turn off its segmentation offload.";
     NoBuffer, "no_buffer", Limit, "No free frame was left in the arena.";
+    InputQueueFull, "input_queue_full", Limit, "The queue between receive work and protocol work was full: only modes `interrupt` and `moderated` have one.";
     FaultInjected, "fault_injected", Normal, "The fault injection wrapper dropped the frame on purpose.";
     NotSteered, "not_steered", Normal, "The frame was not for this host or for a port given to Tidegate.";
 
