@@ -71,7 +71,8 @@ pub struct Forwarder {
     clock: Clock,
     now_ns: u64,
     incoming: Burst,
-    outgoing: Burst,
+    /// The part of each transmit queue that has its turn.
+    outgoing: Vec<Burst>,
     /// Between receive work and protocol work, in the modes that have it.
     input: VecDeque<(usize, Frame)>,
     input_drops: DropCounters,
@@ -96,6 +97,7 @@ impl Forwarder {
             transmit: ports.len(),
             application: usize::from(screen.is_some()),
         };
+        let outgoing = ports.iter().map(|_| Burst::with_capacity(BURST)).collect();
         Self {
             gate: Gate::new(settings, rings, now_ns),
             ports,
@@ -105,7 +107,7 @@ impl Forwarder {
             clock,
             now_ns,
             incoming: Burst::with_capacity(BURST),
-            outgoing: Burst::with_capacity(BURST),
+            outgoing,
             input: VecDeque::new(),
             input_drops: DropCounters::new(),
             expire_at_ns: 0,
@@ -237,7 +239,7 @@ impl Forwarder {
 
     fn announce_transmits(&mut self) {
         for port in 0..self.ports.len() {
-            if !self.router.transmit_queue(port).is_empty() {
+            if self.has_to_send(port) {
                 self.gate.on_ready(Ring::Transmit(port));
             }
         }
@@ -266,18 +268,20 @@ impl Forwarder {
 
     /// Hands up to `quota` frames to a port; returns how many it took.
     fn transmit(&mut self, port: usize, quota: usize) -> io::Result<usize> {
-        let queue = self.router.transmit_queue(port);
-        if queue.len() <= quota {
+        let (queue, outgoing) = (self.router.transmit_queue(port), &mut self.outgoing[port]);
+        if outgoing.is_empty() && queue.len() <= quota {
             return self.ports[port].transmit(&mut self.arena, queue);
         }
-        for _ in 0..quota {
-            self.outgoing.extend(queue.pop_front());
+        while outgoing.len() < quota
+            && let Some(frame) = queue.pop_front()
+        {
+            outgoing.push_back(frame);
         }
-        let taken = self.ports[port].transmit(&mut self.arena, &mut self.outgoing)?;
-        while let Some(frame) = self.outgoing.pop_back() {
-            queue.push_front(frame);
-        }
-        Ok(taken)
+        self.ports[port].transmit(&mut self.arena, outgoing)
+    }
+
+    fn has_to_send(&mut self, port: usize) -> bool {
+        !self.outgoing[port].is_empty() || !self.router.transmit_queue(port).is_empty()
     }
 
     /// The upper half of the modes `interrupt` and `moderated`: moves up to
@@ -350,8 +354,7 @@ impl Forwarder {
         }
         self.counters.sleeps += 1;
         let now_ns = self.read_clock();
-        let full = self.router.stacks().len();
-        let unsent = (0..full).any(|port| !self.router.transmit_queue(port).is_empty());
+        let unsent = (0..self.ports.len()).any(|port| self.has_to_send(port));
         let judging = self.screen.as_ref().is_some_and(|screen| screen.waiting() > 0);
         let due = [
             self.router.next_timeout(),
@@ -368,7 +371,7 @@ impl Forwarder {
     /// # Errors
     /// When the process has no descriptor left.
     pub fn port_fds(&self) -> io::Result<Vec<OwnedFd>> {
-        let fds = self.ports.iter().filter_map(|port| port.wake_fd());
+        let fds = self.ports.iter().filter_map(Port::wake_fd);
         fds.map(|fd| fd.try_clone_to_owned()).collect()
     }
 

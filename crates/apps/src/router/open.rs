@@ -124,7 +124,9 @@ impl FromStr for PortSpec {
             }
         };
         let address = |part: &str| {
-            part.parse().map_err(|_| PortSpecError::Address {
+            // A router with no network on its link is a mistake.
+            let with_prefix = Some(part).filter(|part| part.contains('/'));
+            with_prefix.and_then(|part| part.parse().ok()).ok_or_else(|| PortSpecError::Address {
                 text: text.to_owned(),
                 address: part.to_owned(),
             })

@@ -275,12 +275,9 @@ fn ports(protocol: Protocol, payload: &[u8], fragment: bool) -> Option<Option<(u
 
 fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpCidr>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let cidr = match text.parse::<IpAddr>() {
-        Ok(address) => IpCidr::host(address),
-        Err(_) => text.parse().map_err(|error| {
-            serde::de::Error::custom(format!("{text:?}: {error}; write 10.0.0.0/8 or one address"))
-        })?,
-    };
+    let cidr = text.parse().map_err(|error| {
+        serde::de::Error::custom(format!("{text:?}: {error}; write 10.0.0.0/8 or one address"))
+    })?;
     Ok(Some(cidr))
 }
 
