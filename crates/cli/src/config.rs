@@ -17,6 +17,7 @@ struct File {
     host: toml::Table,
     dns: toml::Table,
     echo: toml::Table,
+    gate: toml::Table,
 }
 
 /// Options that a section of the file can hold.
@@ -62,6 +63,7 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
     let section = match S::NAME {
         "host" => file.host,
         "dns" => file.dns,
+        "gate" => file.gate,
         _ => file.echo,
     };
     // Checked alone first, so that an error in the file is told as one.

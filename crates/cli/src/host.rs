@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use tidegate::gate::{self, Settings};
 use tidegate::port::capture::{Capture, CaptureConfig};
 use tidegate::port::fault::{Fault, FaultConfig, Faults};
 use tidegate::port::packet::PacketConfig;
@@ -135,13 +136,14 @@ impl HostOptions {
     }
 
     /// The stack that the flags describe.
-    pub(crate) fn net_config(&self) -> Result<NetConfig, Failure> {
+    pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
         if self.address.is_empty() && !self.shared {
             return Err("no address: give --address ADDRESS/BITS for one of Tidegate's own, or \
                         --shared to serve on the kernel's"
                 .into());
         }
-        let mut config = NetConfig::new(self.port_config()?).hugepages(!self.no_hugepages);
+        let port = self.port_config(gate.config())?;
+        let mut config = NetConfig::new(port).hugepages(!self.no_hugepages).gate(gate.clone());
         if self.shared {
             config = config.shared();
         }
@@ -172,7 +174,7 @@ impl HostOptions {
         self.wrap(config)
     }
 
-    fn port_config(&self) -> Result<PortConfig, Failure> {
+    fn port_config(&self, gate: &gate::Config) -> Result<PortConfig, Failure> {
         let iface =
             || self.iface.clone().ok_or("no interface: give --iface NAME; `ip link` lists them");
         Ok(match self.port_kind() {
@@ -184,8 +186,17 @@ impl HostOptions {
                     XdpMode::Generic => Mode::Generic,
                 };
                 xdp.queues = (!self.queue.is_empty()).then(|| self.queue.clone());
+                let polls = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
+                if gate.mode == gate::Mode::Moderated {
+                    // The rings of the kernel are powers of two.
+                    let descriptors = gate.descriptors.next_power_of_two();
+                    xdp.rings.receive = descriptors;
+                    xdp.rings.fill = descriptors;
+                }
                 xdp.busy_poll = match self.busy_poll {
                     Some(0) => None,
+                    // The other modes are about the card's interrupts.
+                    _ if !polls => None,
                     Some(budget) => Some(BusyPoll { budget, ..BusyPoll::default() }),
                     None => Some(BusyPoll::default()),
                 };

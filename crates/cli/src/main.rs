@@ -3,6 +3,7 @@
 mod config;
 mod demo;
 mod doctor;
+mod gate;
 mod host;
 mod lab;
 mod load;

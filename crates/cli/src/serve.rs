@@ -20,6 +20,7 @@ use tidegate_apps::{Responder, ServeCounters};
 
 use crate::Failure;
 use crate::config::{self, Section};
+use crate::gate::GateOptions;
 use crate::host::{HostOptions, PortKind};
 use crate::report::ServeReport;
 
@@ -57,6 +58,8 @@ pub(crate) struct EchoCommand {
 struct Common {
     #[command(flatten)]
     host: HostOptions,
+    #[command(flatten)]
+    gate: GateOptions,
     /// Take what the flags leave open from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -164,6 +167,8 @@ fn zone_source(text: &str) -> ZoneSource {
 impl Common {
     fn serve(self, name: &str, port: u16, mut responder: impl Responder) -> Result<(), Failure> {
         let host = config::over(self.host, self.config.as_deref())?;
+        let gate = config::over(self.gate, self.config.as_deref())?;
+        let settings = gate.settings()?;
         host.pin()?;
         let stop = stop_flag(self.duration)?;
         let own = ServeCounters::new();
@@ -181,7 +186,8 @@ impl Common {
             serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
             ServeReport::kernel(name, served)
         } else {
-            let net = Net::open(host.net_config()?)?;
+            let config = host.net_config(&settings)?;
+            let net = Net::open(config.own_thread(gate.network_thread()))?;
             let addresses = host.wildcards(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;

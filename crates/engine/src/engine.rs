@@ -1,31 +1,29 @@
 //! The poll loop.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
-use tidegate_stack::{Counters, Event, Stack};
+use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
+use tidegate_wire::DropCounters;
 
 use crate::{Clock, Idle, IdleConfig, KernelNeighbours, Step};
 
 /// Sleep no longer than this while frames wait for a port that is full.
 const RETRY_TRANSMIT_NS: u64 = 200_000;
 
+/// The most frames that a port is asked for at once, whatever the quota.
+const BURST_MAX: usize = 256;
+
 /// How an engine runs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// At most so many frames are received before the stack's timers and its
-    /// transmit queue have their turn.
-    pub receive_quota: usize,
+    /// When to look for packets, and how many to take.
+    pub gate: Settings,
     /// How to wait when there is nothing to do.
     pub idle: IdleConfig,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self { receive_quota: 64, idle: IdleConfig::default() }
-    }
 }
 
 /// What an engine did since it was made.
@@ -39,27 +37,56 @@ pub struct EngineCounters {
     pub sleeps: u64,
 }
 
-/// How long a sleep may last.
+/// How to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleep {
     /// Until the next timer, in nanoseconds; `None` when there is none.
     pub timeout_ns: Option<u64>,
+    /// Receiving is held back: a readable port is no reason to wake up.
+    pub held: bool,
+}
+
+/// What to sleep on.
+#[derive(Debug, Default)]
+pub struct WakeFds {
+    /// Readable when a frame has arrived.
+    pub port: Option<OwnedFd>,
+    /// Readable when the kernel's neighbours have changed.
+    pub neighbours: Option<OwnedFd>,
+}
+
+/// What came of one step of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stepped {
+    /// A ring was served; so many frames were received.
+    Served(usize),
+    /// It is the application's turn to take so many datagrams.
+    Application(u32),
+    /// Work is left, but programs come first now.
+    Yield,
+    /// There is nothing to do, or receiving is held back.
+    Wait,
 }
 
 /// A port, an arena and a stack, run to completion on one core.
 pub struct Engine {
     // The port comes first: it is closed before the arena that the kernel may
     // still be writing to is unmapped.
-    port: Box<dyn Port>,
-    arena: Arena,
-    stack: Stack,
+    pub(crate) port: Box<dyn Port>,
+    pub(crate) arena: Arena,
+    pub(crate) stack: Stack,
     neighbours: Option<KernelNeighbours>,
-    config: EngineConfig,
+    gate: Gate,
+    /// Until when receiving is held back.
+    held_until_ns: Option<u64>,
     clock: Clock,
     /// When the clock was last read.
     now_ns: u64,
     idle: Idle,
-    incoming: Burst,
+    pub(crate) incoming: Burst,
+    /// Between receive work and protocol work, in the modes that have it.
+    pub(crate) input: Burst,
+    pub(crate) input_drops: DropCounters,
     counters: EngineCounters,
 }
 
@@ -77,46 +104,114 @@ impl Engine {
     ) -> Self {
         let now_ns = clock.now_ns();
         let idle = Idle::new(config.idle, now_ns);
-        let incoming = Burst::with_capacity(config.receive_quota);
+        let rings = Rings { receive: 1, transmit: 1, application: 1 };
+        let gate = Gate::new(config.gate, rings, now_ns);
+        let incoming = Burst::with_capacity(BURST_MAX);
         Self {
             port,
             arena,
             stack,
             neighbours,
-            config,
+            gate,
+            held_until_ns: None,
             clock,
             now_ns,
             idle,
             incoming,
+            input: Burst::new(),
+            input_drops: DropCounters::new(),
             counters: EngineCounters::default(),
         }
     }
 
     /// One round: receives a burst, lets the stack take it, serves timers,
-    /// transmits. Returns how many frames were received.
+    /// transmits. Returns how many frames were received. What follows until
+    /// the next call is the application's turn.
     ///
     /// # Errors
     /// When the port is of no further use.
     pub fn poll(&mut self) -> io::Result<usize> {
-        let now_ns = self.read_clock();
-        let received =
-            self.port.receive(&mut self.arena, &mut self.incoming, self.config.receive_quota)?;
-        while let Some(frame) = self.incoming.pop_front() {
-            self.stack.ingest(now_ns, frame, &mut self.arena);
+        self.read_clock();
+        self.gate.on_all_ready();
+        let mut received = 0;
+        while let Stepped::Served(frames) = self.step()? {
+            received += frames;
         }
+        self.held_until_ns = self.gate.held_until(self.now_ns);
+        self.serve_timers()?;
+        self.counters.rounds += 1;
+        if received > 0 {
+            self.counters.busy_rounds += 1;
+            self.idle.on_work(self.now_ns);
+        }
+        self.flush()?;
+        Ok(received)
+    }
+
+    /// Does what the gate says is next.
+    ///
+    /// # Errors
+    /// When the port is of no further use.
+    #[inline]
+    pub fn step(&mut self) -> io::Result<Stepped> {
+        let turn = match self.gate.next(self.now_ns) {
+            Next::Serve(turn) => turn,
+            Next::Yield => return Ok(Stepped::Yield),
+            Next::Wait { held_until_ns } => {
+                self.held_until_ns = held_until_ns;
+                return Ok(Stepped::Wait);
+            }
+        };
+        let taken = match turn.ring {
+            Ring::Receive(_) => self.receive(turn.quota as usize)?,
+            Ring::Transmit(_) => {
+                self.flush()?;
+                0
+            }
+            Ring::Application(_) => {
+                // Its time is the program's own and not charged to packets.
+                self.gate.on_served(turn, 0, self.now_ns);
+                return Ok(Stepped::Application(turn.quota));
+            }
+        };
+        if self.gate.measures_time() {
+            self.read_clock();
+        }
+        self.gate.on_served(turn, taken as u32, self.now_ns);
+        Ok(Stepped::Served(taken))
+    }
+
+    /// Receives up to `quota` frames and lets the stack take them.
+    #[inline]
+    fn receive(&mut self, quota: usize) -> io::Result<usize> {
+        let mut received = 0;
+        while received < quota {
+            let most = BURST_MAX.min(quota - received);
+            let frames = self.port.receive(&mut self.arena, &mut self.incoming, most)?;
+            while let Some(frame) = self.incoming.pop_front() {
+                self.stack.ingest(self.now_ns, frame, &mut self.arena);
+            }
+            received += frames;
+            if frames < most {
+                break;
+            }
+        }
+        Ok(received)
+    }
+
+    /// Lets the stack's timers and the kernel's neighbours have their turn.
+    ///
+    /// # Errors
+    /// When netlink is of no further use.
+    pub fn serve_timers(&mut self) -> io::Result<()> {
+        let now_ns = self.now_ns;
         if self.stack.next_timeout().is_some_and(|timeout_ns| timeout_ns <= now_ns) {
             self.stack.handle_timeout(now_ns, &mut self.arena);
         }
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.update(now_ns, &mut self.stack, &mut self.arena)?;
         }
-        self.counters.rounds += 1;
-        if received > 0 {
-            self.counters.busy_rounds += 1;
-            self.idle.on_work(now_ns);
-        }
-        self.flush()?;
-        Ok(received)
+        Ok(())
     }
 
     /// Hands what the stack has made to the port, as much as it takes.
@@ -163,6 +258,12 @@ impl Engine {
 
     /// How to wait after a round without work.
     pub fn idle_step(&mut self) -> Step {
+        if self.held_until_ns.is_some() {
+            return Step::Sleep;
+        }
+        if self.gate.settings().config().mode == Mode::Dedicated {
+            return Step::Spin;
+        }
         let now_ns = self.read_clock();
         self.idle.step(now_ns)
     }
@@ -173,7 +274,9 @@ impl Engine {
     /// # Errors
     /// When the port is of no further use.
     pub fn prepare_sleep(&mut self) -> io::Result<Option<Sleep>> {
-        if !self.port.prepare_sleep()? {
+        let held_until_ns = self.held_until_ns.take();
+        // Held back, the port is left alone: what arrives stays with the card.
+        if held_until_ns.is_none() && !self.port.prepare_sleep()? {
             return Ok(None);
         }
         self.counters.sleeps += 1;
@@ -181,10 +284,9 @@ impl Engine {
             neighbours.on_sleep();
         }
         let now_ns = self.read_clock();
-        let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
-        let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(RETRY_TRANSMIT_NS);
-        let timeout_ns = timer_ns.into_iter().chain(retry_ns).min();
-        Ok(Some(Sleep { timeout_ns }))
+        let held_ns = held_until_ns.map(|until_ns| until_ns.saturating_sub(now_ns));
+        let timeout_ns = self.timeout_ns().into_iter().chain(held_ns).min();
+        Ok(Some(Sleep { timeout_ns, held: held_until_ns.is_some() }))
     }
 
     /// Copies of the descriptors that become readable when there is work, for
@@ -192,10 +294,40 @@ impl Engine {
     ///
     /// # Errors
     /// When the process has no descriptor left.
-    pub fn wake_fds(&self) -> io::Result<Vec<OwnedFd>> {
-        let port = self.port.wake_fd();
-        let neighbours = self.neighbours.as_ref().map(AsFd::as_fd);
-        port.into_iter().chain(neighbours).map(|fd| fd.try_clone_to_owned()).collect()
+    pub fn wake_fds(&self) -> io::Result<WakeFds> {
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let port = self.port.wake_fd().map(copy).transpose()?;
+        let neighbours = self.neighbours.as_ref().map(|own| copy(own.as_fd())).transpose()?;
+        Ok(WakeFds { port, neighbours })
+    }
+
+    /// Tells the gate how full a socket's queue is.
+    pub fn tell_level(&mut self, id: UdpId) {
+        match self.stack.udp_fill(id) {
+            Some(fill) => self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL),
+            None => self.gate.on_queue_closed(id.to_bits()),
+        }
+    }
+
+    /// The card raised its interrupt: the gate's rings wait for their turns.
+    pub fn on_interrupt(&mut self) -> Interrupt {
+        let now_ns = self.read_clock();
+        self.gate.on_ready(Ring::Transmit(0));
+        self.gate.on_interrupt(now_ns, 0)
+    }
+
+    /// How long until the next timer, in nanoseconds.
+    pub fn timeout_ns(&mut self) -> Option<u64> {
+        let now_ns = self.read_clock();
+        let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(RETRY_TRANSMIT_NS);
+        let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
+        timer_ns.into_iter().chain(retry_ns).min()
+    }
+
+    /// When to look, and how much to take.
+    #[inline]
+    pub fn gate(&mut self) -> &mut Gate {
+        &mut self.gate
     }
 
     /// The port, for what only it can do.
@@ -208,9 +340,14 @@ impl Engine {
         self.port.capabilities()
     }
 
-    /// What the engine, the port and the stack counted.
+    /// What the engine, the port and the stack counted. What did not fit in
+    /// the input queue was dropped at the port.
     pub fn counters(&mut self) -> (EngineCounters, PortCounters, &Counters) {
-        (self.counters, self.port.counters(), self.stack.counters())
+        let mut port = self.port.counters();
+        let dropped = self.input_drops.total();
+        port.received -= dropped.min(port.received);
+        port.drops.merge(&self.input_drops);
+        (self.counters, port, self.stack.counters())
     }
 
     /// Frames of the arena that are neither in use nor with the port.

@@ -1,8 +1,8 @@
-//! One network core: the poll loop over port and stack.
+//! One network core: the poll loop over port, gate and stack.
 //!
 //! An [`Engine`] owns a port, the arena its frames live in and a stack, and
-//! runs them to completion: receive a burst, let the stack take it, serve the
-//! timers, transmit. It takes no lock and starts no thread; whoever owns it
+//! runs them to completion as the gate says: receive a burst, let the stack
+//! take it, serve the timers, transmit. It takes no lock and starts no thread; whoever owns it
 //! calls [`Engine::poll`]. When there is nothing to do, [`Idle`] says how to
 //! wait, and [`Engine::prepare_sleep`] makes the descriptors of
 //! [`Engine::wake_fds`] good to sleep on.
@@ -11,9 +11,15 @@ pub mod admission;
 mod clock;
 mod engine;
 mod idle;
+mod idle_watch;
+mod interrupt;
 mod neighbours;
+mod priority;
+mod sys;
 
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, EngineCounters, Sleep};
+pub use engine::{Engine, EngineConfig, EngineCounters, Sleep, Stepped, WakeFds};
 pub use idle::{Idle, IdleConfig, Step};
+pub use idle_watch::IdleWatch;
 pub use neighbours::KernelNeighbours;
+pub use priority::Priority;

@@ -76,6 +76,12 @@ impl Feedback {
         self.filling.retain(|filling| filling.queue != queue);
     }
 
+    /// Whether any queue has a say.
+    #[inline]
+    pub(crate) fn watches(&self) -> bool {
+        !self.filling.is_empty()
+    }
+
     /// Until when receiving is held back, if no reader does anything; `None`
     /// when it is not.
     #[inline]

@@ -214,6 +214,13 @@ impl Gate {
         }
     }
 
+    /// Whether a queue went over its high mark and has not come down to the low
+    /// one: then its level is to be told whenever it changes.
+    #[inline]
+    pub fn watches_queues(&self) -> bool {
+        self.feedback.watches()
+    }
+
     /// The queue is gone.
     pub fn on_queue_closed(&mut self, queue: QueueId) {
         self.feedback.forget(queue);

@@ -48,4 +48,4 @@ pub use event::Event;
 pub use forward::Transit;
 pub use router::Router;
 pub use stack::Stack;
-pub use udp::{Datagram, InPlace, Request, UdpId, UdpOptions};
+pub use udp::{Datagram, FULL, InPlace, Request, UdpId, UdpOptions};

@@ -31,13 +31,15 @@
 mod net;
 mod open;
 mod poll;
+mod threads;
 mod udp;
 mod wait;
 
 pub use net::{Net, NetCounters};
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use poll::{Poll, Token};
-pub use tidegate_engine::{EngineConfig, EngineCounters, IdleConfig};
+pub use tidegate_engine::{EngineCounters, IdleConfig};
+pub use tidegate_gate::{self as gate};
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
 pub use tidegate_stack::{InPlace, Limits, Ownership, Request, Route};

@@ -2,15 +2,18 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidegate_engine::{Engine, EngineCounters, Step};
+use tidegate_engine::{Engine, EngineCounters, IdleWatch, Step, WakeFds};
+use tidegate_gate::{GateCounters, Settings};
+use tidegate_memory::Doorbell;
 use tidegate_port::{Capabilities, PortCounters};
 use tidegate_stack::{Counters, Event, UdpId};
 
 use crate::open::{self, NetConfig, OpenError};
+use crate::threads::{self, Threads};
 use crate::wait::{self, Patience, Waiters};
 
 /// A network stack embedded in this program. Cheap to clone: all clones are
@@ -18,17 +21,28 @@ use crate::wait::{self, Patience, Waiters};
 #[derive(Clone)]
 pub struct Net {
     shared: Arc<Shared>,
+    /// Threads that run the engine; without them whoever waits runs it.
+    threads: Option<Arc<Threads>>,
 }
 
-struct Shared {
+/// What all clones and threads share.
+pub(crate) struct Shared {
     core: Mutex<Core>,
-    wake_fds: Vec<OwnedFd>,
+    pub(crate) wake_fds: WakeFds,
+    /// Tells when the processor falls idle, if there is a CPU share to lift.
+    idle: Option<IdleWatch>,
 }
 
 /// The engine, and who sleeps until it has something for them.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) waiters: Waiters,
+    /// Why the threads that ran the engine have ended.
+    pub(crate) failure: Option<io::Error>,
+    /// The sockets whose queues have a say in receiving.
+    pub(crate) sockets: Vec<UdpId>,
+    /// Who runs the engine, held back by a queue that is full.
+    pub(crate) held: Option<Arc<Doorbell>>,
     /// The kernel's addresses, when the stack lives on them.
     pub(crate) shared_addresses: Vec<IpAddr>,
 }
@@ -38,6 +52,8 @@ pub(crate) struct Core {
 pub struct NetCounters {
     /// Rounds and sleeps of the engine.
     pub engine: EngineCounters,
+    /// Turns, and how often receiving was held back.
+    pub gate: GateCounters,
     /// Frames at the port.
     pub port: PortCounters,
     /// Packets in the stack.
@@ -60,10 +76,42 @@ impl Net {
     /// # Errors
     /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
+        let form = config.form();
         let (engine, shared_addresses) = open::engine(config)?;
-        let wake_fds = engine.wake_fds().map_err(OpenError::Io)?;
-        let core = Core { engine, waiters: Waiters::default(), shared_addresses };
-        Ok(Self { shared: Arc::new(Shared { core: Mutex::new(core), wake_fds }) })
+        let shared = Shared::new(engine, shared_addresses).map_err(OpenError::Io)?;
+        let shared = Arc::new(shared);
+        let threads = threads::start(&shared, form).map_err(OpenError::Io)?;
+        Ok(Self { shared, threads: threads.map(Arc::new) })
+    }
+
+    /// The settings of receive scheduling that are in force.
+    pub fn gate(&self) -> Settings {
+        self.lock().engine.gate().settings().clone()
+    }
+
+    /// Changes the settings of receive scheduling from now on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for another mode: which threads there
+    /// are is settled when the stack is opened.
+    pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
+        let mut core = self.lock();
+        let (now, new) = (core.engine.gate().settings().config().mode, settings.config().mode);
+        if now != new {
+            let (now, new) = (now.name(), new.name());
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the mode is {now} and cannot become {new} while it runs: start again"),
+            ));
+        }
+        core.engine.gate().set(settings);
+        Ok(())
+    }
+
+    /// Whether threads of its own run the stack. If not, the calls that wait
+    /// for a socket do.
+    pub fn has_threads(&self) -> bool {
+        self.threads.is_some()
     }
 
     /// What the port can do.
@@ -74,9 +122,10 @@ impl Net {
     /// What was counted so far.
     pub fn counters(&self) -> NetCounters {
         let mut core = self.lock();
+        let gate = *core.engine.gate().counters();
         let (engine, port, stack) = core.engine.counters();
         let stack = stack.clone();
-        NetCounters { engine, port, stack }
+        NetCounters { engine, gate, port, stack }
     }
 
     /// Frames that are neither in use nor with the port.
@@ -95,9 +144,7 @@ impl Net {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        // A thread that panicked while it held the lock left the engine
-        // between two packets, where it is whole.
-        self.shared.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
     /// Runs the stack until `ready` gives a value or patience ends.
@@ -113,6 +160,9 @@ impl Net {
         patience: Patience,
         mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
+        if self.threads.is_some() {
+            return self.wait_for_threads(sockets, patience, ready);
+        }
         loop {
             let mut core = self.lock();
             if let Some(result) = ready(&mut core) {
@@ -131,33 +181,49 @@ impl Net {
                     drop(core);
                     wait::pause();
                 }
-                Step::Sleep => self.sleep(core, sockets, patience)?,
+                Step::Sleep => {
+                    let bell = wait::thread_bell()?;
+                    bell.arm();
+                    core.waiters.enter(Arc::clone(&bell), sockets);
+                    let slept = self.shared.sleep(core, &bell, patience.left());
+                    self.lock().waiters.leave(&bell);
+                    bell.disarm();
+                    slept?;
+                }
             }
         }
     }
 
-    /// Sleeps until there is work for the stack, somebody else who runs it has
-    /// something for one of `sockets`, or patience ends.
-    fn sleep(
+    /// As [`Net::wait_for`], when other threads run the stack.
+    fn wait_for_threads<R>(
         &self,
-        mut core: MutexGuard<'_, Core>,
         sockets: &[UdpId],
         patience: Patience,
-    ) -> io::Result<()> {
-        let bell = wait::thread_bell()?;
-        bell.arm();
-        core.waiters.enter(Arc::clone(&bell), sockets);
-        let sleep = core.engine.prepare_sleep();
-        drop(core);
-        let slept = sleep.and_then(|sleep| {
-            let Some(sleep) = sleep else { return Ok(()) };
-            let timer = sleep.timeout_ns.map(Duration::from_nanos);
-            let timeout = timer.into_iter().chain(patience.left()).min();
-            wait::sleep(&self.shared.wake_fds, &bell, timeout)
-        });
-        self.lock().waiters.leave(&bell);
-        bell.disarm();
-        slept
+        mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        loop {
+            let mut core = self.lock();
+            let result = ready(&mut core);
+            core.on_read(sockets);
+            if let Some(result) = result {
+                return result;
+            }
+            if let Some(failure) = &core.failure {
+                return Err(io::Error::new(failure.kind(), failure.to_string()));
+            }
+            let left = patience.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let bell = wait::thread_bell()?;
+            bell.arm();
+            core.waiters.enter(Arc::clone(&bell), sockets);
+            drop(core);
+            let slept = wait::sleep([], &bell, left);
+            self.lock().waiters.leave(&bell);
+            bell.disarm();
+            slept?;
+        }
     }
 
     pub(crate) fn is_same(&self, other: &Net) -> bool {
@@ -171,16 +237,99 @@ impl std::fmt::Debug for Net {
     }
 }
 
+impl Shared {
+    fn new(mut engine: Engine, shared_addresses: Vec<IpAddr>) -> io::Result<Self> {
+        let wake_fds = engine.wake_fds()?;
+        let has_share = engine.gate().settings().config().cpu_share_percent < 100;
+        let idle = has_share.then(IdleWatch::start).transpose()?;
+        let waiters = Waiters::default();
+        let core = Core {
+            engine,
+            waiters,
+            failure: None,
+            sockets: Vec::new(),
+            held: None,
+            shared_addresses,
+        };
+        Ok(Self { core: Mutex::new(core), wake_fds, idle })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        // A thread that panicked while it held the lock left the engine
+        // between two packets, where it is whole.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until there is work for the engine, `bell` is rung, or the time
+    /// is over. The caller has armed the bell.
+    pub(crate) fn sleep(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        bell: &Arc<Doorbell>,
+        limit: Option<Duration>,
+    ) -> io::Result<()> {
+        let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(()) };
+        core.held = sleep.held.then(|| Arc::clone(bell));
+        drop(core);
+        let timer = sleep.timeout_ns.map(Duration::from_nanos);
+        let timeout = timer.into_iter().chain(limit).min();
+        let neighbours = self.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
+        if !sleep.held {
+            let port = self.wake_fds.port.as_ref().map(AsFd::as_fd);
+            return wait::sleep(port.into_iter().chain(neighbours), bell, timeout);
+        }
+        let Some(idle) = &self.idle else { return wait::sleep(neighbours, bell, timeout) };
+        idle.ask();
+        let slept = wait::sleep(neighbours.into_iter().chain([idle.idle_fd()]), bell, timeout);
+        if idle.done() {
+            let mut core = self.lock();
+            let now_ns = core.engine.read_clock();
+            core.engine.gate().on_idle_processor(now_ns);
+        }
+        slept
+    }
+}
+
 impl Core {
     /// One round of the engine, then wakes those it has something for.
     pub(crate) fn run(&mut self) -> io::Result<usize> {
         let received = self.engine.poll()?;
+        self.tell();
+        Ok(received)
+    }
+
+    /// Wakes those that the engine has something for.
+    pub(crate) fn tell(&mut self) {
         while let Some(event) = self.engine.poll_event() {
             match event {
                 Event::Readable(id) | Event::Error(id) => self.waiters.wake(id),
                 _ => {}
             }
         }
-        Ok(received)
+    }
+
+    /// Tells the gate how full the sockets' queues are.
+    pub(crate) fn tell_levels(&mut self) {
+        for index in 0..self.sockets.len() {
+            self.engine.tell_level(self.sockets[index]);
+        }
+    }
+
+    /// Something was taken from these sockets: what was held back because of
+    /// them may go on.
+    fn on_read(&mut self, sockets: &[UdpId]) {
+        if !self.engine.gate().watches_queues() {
+            return;
+        }
+        let now_ns = self.engine.read_clock();
+        for &id in sockets {
+            self.engine.tell_level(id);
+        }
+        if self.held.is_some()
+            && self.engine.gate().held_until(now_ns).is_none()
+            && let Some(bell) = self.held.take()
+        {
+            bell.ring();
+        }
     }
 }

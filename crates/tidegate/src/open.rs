@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tidegate_engine::{Clock, Engine, EngineConfig, KernelNeighbours};
+use tidegate_engine::{Clock, Engine, EngineConfig, IdleConfig, KernelNeighbours};
+use tidegate_gate::{Mode, Settings};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
 use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
@@ -16,6 +17,8 @@ use tidegate_port::tap::{TapConfig, TapError, TapPort};
 use tidegate_port::xdp::{XdpConfig, XdpError, XdpPort};
 use tidegate_stack::{Config, ConfigError, Limits, Ownership, Route, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
+
+use crate::threads::Form;
 
 /// Where packets come from.
 pub enum PortConfig {
@@ -74,6 +77,7 @@ pub struct NetConfig {
     limits: Limits,
     arena: ArenaConfig,
     engine: EngineConfig,
+    own_thread: bool,
     seed: Option<[u8; 16]>,
 }
 
@@ -91,6 +95,7 @@ impl NetConfig {
             limits: Limits::default(),
             arena: ArenaConfig::default(),
             engine: EngineConfig::default(),
+            own_thread: false,
             seed: None,
         }
     }
@@ -155,11 +160,35 @@ impl NetConfig {
         self
     }
 
-    /// Sets how the engine polls and waits.
+    /// Sets when to look for packets and how many to take. Modes `interrupt`,
+    /// `moderated` and `napi` start threads of real-time priority on the
+    /// processors of the caller.
     #[must_use]
-    pub fn engine(mut self, engine: EngineConfig) -> Self {
-        self.engine = engine;
+    pub fn gate(mut self, settings: Settings) -> Self {
+        self.engine.gate = settings;
         self
+    }
+
+    /// Sets how to wait when there is nothing to do.
+    #[must_use]
+    pub fn idle(mut self, idle: IdleConfig) -> Self {
+        self.engine.idle = idle;
+        self
+    }
+
+    /// Lets a thread of its own run the stack in modes `polled` and
+    /// `dedicated`, instead of the calls that wait for a socket.
+    #[must_use]
+    pub fn own_thread(mut self, own_thread: bool) -> Self {
+        self.own_thread = own_thread;
+        self
+    }
+
+    /// Who runs the engine.
+    pub(crate) fn form(&self) -> Form {
+        let mode = self.engine.gate.config().mode;
+        let by_calls = matches!(mode, Mode::Polled | Mode::Dedicated) && !self.own_thread;
+        if by_calls { Form::Calls } else { Form::Threads(mode) }
     }
 
     /// Keys the hash tables and port choices from this seed instead of the

@@ -85,6 +85,7 @@ impl UdpSocket {
                 }
             }
         }
+        core.sockets.push(id);
         let inner = Inner {
             net: net.clone(),
             id,
@@ -405,6 +406,8 @@ impl Drop for Inner {
         }
         let (stack, arena, _) = core.engine.parts();
         stack.udp_close(self.id, arena);
+        core.engine.tell_level(self.id);
+        core.sockets.retain(|&id| id != self.id);
     }
 }
 

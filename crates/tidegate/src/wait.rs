@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,13 @@ impl Waiters {
         }
     }
 
+    /// Rings for everybody.
+    pub(crate) fn wake_all(&self) {
+        for waiter in &self.0 {
+            waiter.bell.ring();
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -82,14 +89,14 @@ pub(crate) fn pause() {
 }
 
 /// Sleeps until a descriptor is readable, the bell rings or the time is over.
-pub(crate) fn sleep(
-    descriptors: &[OwnedFd],
-    bell: &Doorbell,
+pub(crate) fn sleep<'a>(
+    descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
+    bell: &'a Doorbell,
     timeout: Option<Duration>,
 ) -> io::Result<()> {
+    let fds = descriptors.into_iter().chain([bell.as_fd()]);
     let mut fds: Vec<PollFd<'_>> =
-        descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    fds.push(PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN));
+        fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),

@@ -2,6 +2,7 @@
 
 mod datagram;
 mod exchange;
+mod fill;
 mod ports;
 mod receive;
 mod send;
@@ -11,6 +12,7 @@ mod table;
 pub use datagram::Datagram;
 pub(crate) use datagram::{Payload, Waiting, array_at};
 pub use exchange::{InPlace, Request};
+pub use fill::FULL;
 pub(crate) use receive::{Delivery, IpInfo};
 pub use socket::{UdpId, UdpOptions};
 pub(crate) use table::UdpTable;

@@ -137,6 +137,16 @@ impl Socket {
         if full { Err(DropReason::SocketQueueFull) } else { Ok(()) }
     }
 
+    /// The packets and bytes that wait to be read.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.queue.len(), self.queued_bytes)
+    }
+
+    /// The most packets and bytes that may wait.
+    pub(crate) fn limits(&self) -> (usize, usize) {
+        (self.queue_packets, self.queue_bytes)
+    }
+
     /// How many datagrams wait.
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
