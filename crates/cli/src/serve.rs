@@ -31,9 +31,9 @@ const MAX_DATAGRAM_BYTES: usize = 2048;
 #[derive(Subcommand)]
 pub(crate) enum Serve {
     /// An authoritative DNS server
-    Dns(DnsCommand),
+    Dns(Box<DnsCommand>),
     /// A UDP server that sends back what it gets
-    Echo(EchoCommand),
+    Echo(Box<EchoCommand>),
 }
 
 /// Flags of `serve dns`.
@@ -115,12 +115,14 @@ impl Section for EchoOptions {
 impl Serve {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self {
-            Serve::Dns(DnsCommand { common, dns }) => {
+            Serve::Dns(command) => {
+                let DnsCommand { common, dns } = *command;
                 let options = config::over(dns, common.config.as_deref())?;
                 let server = load_zones(&options)?;
                 common.serve("dns", options.listen.unwrap_or(53), server)
             }
-            Serve::Echo(EchoCommand { common, echo }) => {
+            Serve::Echo(command) => {
+                let EchoCommand { common, echo } = *command;
                 let options = config::over(echo, common.config.as_deref())?;
                 // On the processor that will do the work.
                 config::over(common.host.clone(), common.config.as_deref())?.pin()?;
