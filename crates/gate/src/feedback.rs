@@ -27,8 +27,10 @@ struct Filling {
     queue: QueueId,
     /// The fill level when it was last told.
     packets: u32,
-    /// When its reader last took something, or when it went over the mark.
-    progress_ns: u64,
+    /// Since when its reader is waited for: since it was first held back for,
+    /// or since the reader last took something. Until then the reader may not
+    /// have had the processor at all, so nothing can be said against it.
+    waited_since_ns: Option<u64>,
 }
 
 impl Feedback {
@@ -59,13 +61,15 @@ impl Feedback {
             }
             Some(index) => {
                 let filling = &mut self.filling[index];
-                if packets < filling.packets || now_ns < filling.progress_ns {
-                    filling.progress_ns = now_ns;
+                if let Some(since_ns) = &mut filling.waited_since_ns
+                    && (packets < filling.packets || now_ns < *since_ns)
+                {
+                    *since_ns = now_ns;
                 }
                 filling.packets = packets;
             }
             None if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
-                self.filling.push(Filling { queue, packets, progress_ns: now_ns });
+                self.filling.push(Filling { queue, packets, waited_since_ns: None });
             }
             None => {}
         }
@@ -89,8 +93,9 @@ impl Feedback {
         let mut until_ns = None;
         for filling in &mut self.filling {
             // A clock that stepped back must not hold for longer than the time-out.
-            filling.progress_ns = filling.progress_ns.min(now_ns);
-            let end_ns = filling.progress_ns.saturating_add(self.timeout_ns);
+            let since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
+            filling.waited_since_ns = Some(since_ns);
+            let end_ns = since_ns.saturating_add(self.timeout_ns);
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
         }
         until_ns
@@ -126,12 +131,24 @@ mod tests {
     fn a_reader_that_stops_blocks_others_for_one_time_out_only() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
+        assert_eq!(feedback.held_until(0), Some(MS));
         assert!(feedback.held_until(MS - 1).is_some());
         assert_eq!(feedback.held_until(MS), None);
         feedback.on_level(2 * MS, 1, 32, 32);
         assert_eq!(feedback.held_until(2 * MS), None, "still stuck: it has lost its say");
         feedback.on_level(3 * MS, 1, 30, 32);
         assert!(feedback.held_until(3 * MS).is_some(), "it reads again");
+    }
+
+    /// Polling may go on for longer than the time-out after the mark was
+    /// passed, and a reader on the same processor cannot read meanwhile.
+    #[test]
+    fn the_time_out_begins_with_holding_back() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 24, 32);
+        feedback.on_level(2 * MS, 1, 32, 32);
+        assert_eq!(feedback.held_until(3 * MS), Some(4 * MS));
+        assert_eq!(feedback.held_until(4 * MS), None);
     }
 
     #[test]
