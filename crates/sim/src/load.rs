@@ -1,0 +1,265 @@
+//! What comes in: packets at a rate, in a shape, of many flows.
+
+use std::net::IpAddr;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::error::SetupError;
+use crate::setup::{Family, Link};
+
+const SECOND_NS: u128 = 1_000_000_000;
+/// Times are kept in 2^-16 ns, so that a rate is right over any time.
+const FRACTION_BITS: u32 = 16;
+
+/// When packets come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// At even distances.
+    #[default]
+    Constant,
+    /// Independently of each other.
+    Poisson,
+    /// So many at once, as fast as the link carries them, at even distances.
+    Bursts(u32),
+}
+
+/// What comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Packets per second, of 64 bytes; 0 is none.
+    pub pps: u64,
+    /// When they come.
+    pub shape: Shape,
+    /// How many flows they are of. Which flow a packet is of is chance; a flow
+    /// keeps to one core.
+    pub flows: u32,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { pps: 100_000, shape: Shape::Constant, flows: 4096 }
+    }
+}
+
+const FLOWS_MAX: u32 = 1 << 16;
+const BURST_MAX: u32 = 1 << 16;
+
+impl Load {
+    pub(crate) fn check(&self, link: Link) -> Result<(), SetupError> {
+        if !(1..=FLOWS_MAX).contains(&self.flows) {
+            return Err(SetupError::Flows(self.flows));
+        }
+        if let Shape::Bursts(packets) = self.shape
+            && !(1..=BURST_MAX).contains(&packets)
+        {
+            return Err(SetupError::Burst(packets));
+        }
+        let link_pps = link.frames_pps();
+        if self.pps > link_pps {
+            return Err(SetupError::Link { pps: self.pps, link_pps });
+        }
+        Ok(())
+    }
+}
+
+/// A packet on its way in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// When it came to the card.
+    pub(crate) arrived_ns: u64,
+    /// Which flow it is of.
+    pub(crate) flow: u32,
+}
+
+/// Packets in the order of their arrival.
+pub(crate) struct Generator {
+    random: ChaCha8Rng,
+    load: Load,
+    frame_ns: u64,
+    /// When the next packet is due, before the link has its say.
+    due: u128,
+    /// What is left of the burst.
+    burst_left: u32,
+    /// When the link is free.
+    free_ns: u64,
+    next: Option<Packet>,
+}
+
+impl Generator {
+    pub(crate) fn new(load: Load, link: Link, seed: u64) -> Self {
+        let mut generator = Self {
+            random: ChaCha8Rng::seed_from_u64(seed),
+            load,
+            frame_ns: link.frame_ns(),
+            due: 0,
+            burst_left: 0,
+            free_ns: 0,
+            next: None,
+        };
+        generator.next = generator.draw();
+        generator
+    }
+
+    /// From now on the load is another one.
+    pub(crate) fn set(&mut self, now_ns: u64, load: Load) {
+        self.load = load;
+        self.due = u128::from(now_ns) << FRACTION_BITS;
+        self.burst_left = 0;
+        self.next = self.draw();
+    }
+
+    /// The next packet that arrives before `end_ns`.
+    pub(crate) fn next_before(&mut self, end_ns: u64) -> Option<Packet> {
+        let packet = self.next.filter(|packet| packet.arrived_ns < end_ns)?;
+        self.next = self.draw();
+        Some(packet)
+    }
+
+    fn draw(&mut self) -> Option<Packet> {
+        if self.load.pps == 0 {
+            return None;
+        }
+        let gap = (SECOND_NS << FRACTION_BITS) / u128::from(self.load.pps);
+        match self.load.shape {
+            Shape::Constant => self.due += gap,
+            Shape::Poisson => {
+                let factor = exponential(self.random.next_u64());
+                self.due += ((gap as f64) * factor) as u128;
+            }
+            Shape::Bursts(packets) => {
+                if self.burst_left == 0 {
+                    self.due += gap * u128::from(packets);
+                    self.burst_left = packets;
+                }
+                self.burst_left -= 1;
+            }
+        }
+        let arrived_ns = ((self.due >> FRACTION_BITS) as u64).max(self.free_ns);
+        self.free_ns = arrived_ns + self.frame_ns;
+        let flow = ((u64::from(self.random.next_u32()) * u64::from(self.load.flows)) >> 32) as u32;
+        Some(Packet { arrived_ns, flow })
+    }
+}
+
+/// A number from the exponential distribution of mean 1, from 64 random bits.
+///
+/// The logarithm is made of additions, multiplications and divisions alone:
+/// those give the same bits everywhere, which a system's `ln` does not.
+fn exponential(bits: u64) -> f64 {
+    // u = m * 2^e with m in [1, 2), of 53 random bits; -ln(u) = -(ln(m) + e ln(2)).
+    let whole = (bits >> 11) | 1;
+    let shift = whole.ilog2();
+    let m = whole as f64 / (1_u64 << shift) as f64;
+    let e = f64::from(shift) - 53.0;
+    // ln(m) = 2 atanh((m - 1) / (m + 1)), and the fraction is under 1/3.
+    let x = (m - 1.0) / (m + 1.0);
+    let square = x * x;
+    let (mut term, mut sum) = (x, 0.0);
+    let mut odd = 1.0;
+    while odd < 40.0 {
+        sum += term / odd;
+        term *= square;
+        odd += 2.0;
+    }
+    (-(2.0 * sum + e * std::f64::consts::LN_2)).max(0.0)
+}
+
+/// The hash by which cards spread flows over queues: Toeplitz, with the key
+/// that Microsoft published for receive-side scaling and every card has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowHash;
+
+const KEY: [u8; 40] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
+    0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
+    0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+];
+
+impl FlowHash {
+    /// The hash of source and destination, each an address and a port.
+    pub fn hash(self, source: (IpAddr, u16), destination: (IpAddr, u16)) -> u32 {
+        let mut input = Vec::with_capacity(36);
+        for ip in [source.0, destination.0] {
+            match ip {
+                IpAddr::V4(v4) => input.extend(v4.octets()),
+                IpAddr::V6(v6) => input.extend(v6.octets()),
+            }
+        }
+        input.extend(source.1.to_be_bytes());
+        input.extend(destination.1.to_be_bytes());
+        let mut hash = 0;
+        for bit in (0..input.len() * 8).filter(|bit| input[bit / 8] & (0x80 >> (bit % 8)) != 0) {
+            let mut word = [0; 5];
+            word.copy_from_slice(&KEY[bit / 8..bit / 8 + 5]);
+            let [a, b, c, d, e] = word;
+            let wide = u64::from(u32::from_be_bytes([a, b, c, d])) << 8 | u64::from(e);
+            hash ^= (wide >> (8 - bit % 8)) as u32;
+        }
+        hash
+    }
+}
+
+/// The ends of a flow: networks that RFC 2544 (IPv4) and RFC 5180 (IPv6) set
+/// aside for this.
+pub(crate) fn ends(family: Family, flow: u32) -> ((IpAddr, u16), (IpAddr, u16)) {
+    let (low, port) = (flow as u8, 1024 + (flow >> 8) as u16);
+    match family {
+        Family::V4 => (([198, 18, 0, low].into(), port), ([198, 19, 0, 1].into(), PORT)),
+        Family::V6 => (
+            ([0x2001, 2, 0, 0, 0, 0, 0, u16::from(low)].into(), port),
+            ([0x2001, 2, 0, 1, 0, 0, 0, 1].into(), PORT),
+        ),
+    }
+}
+
+/// The port that is served.
+pub(crate) const PORT: u16 = 4000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABIT: Link = Link { bits_per_second: 1_000_000_000 };
+
+    fn arrivals(load: Load, end_ns: u64) -> Vec<u64> {
+        let mut generator = Generator::new(load, GIGABIT, 7);
+        std::iter::from_fn(|| generator.next_before(end_ns)).map(|p| p.arrived_ns).collect()
+    }
+
+    #[test]
+    fn every_shape_keeps_its_rate_and_the_link_its_distance() {
+        for shape in [Shape::Constant, Shape::Poisson, Shape::Bursts(32)] {
+            let load = Load { pps: 300_000, shape, flows: 16 };
+            let times = arrivals(load, 1_000_000_000);
+            assert!(times.len().abs_diff(300_000) < 3_000, "{shape:?}: {}", times.len());
+            let least = times.windows(2).map(|pair| pair[1] - pair[0]).min();
+            assert!(least.unwrap() >= GIGABIT.frame_ns(), "{shape:?}: {least:?}");
+        }
+        assert!(arrivals(Load { pps: 0, ..Load::default() }, 1_000_000_000).is_empty());
+    }
+
+    #[test]
+    fn the_logarithm_is_one() {
+        for bits in [1 << 11, 1 << 40, u64::MAX / 3, u64::MAX / 2, u64::MAX] {
+            let u = ((bits >> 11) | 1) as f64 / (1_u64 << 53) as f64;
+            let (mine, theirs) = (exponential(bits), -u.ln());
+            assert!((mine - theirs).abs() < 1e-12 * theirs.max(1.0), "{mine} {theirs}");
+        }
+    }
+
+    /// The examples of Microsoft's "Verifying the RSS hash calculation".
+    #[test]
+    fn the_hash_is_that_of_the_cards() {
+        let hash = |source: &str, destination: &str| {
+            let end = |text: &str| {
+                let address: std::net::SocketAddr = text.parse().unwrap();
+                (address.ip(), address.port())
+            };
+            FlowHash.hash(end(source), end(destination))
+        };
+        assert_eq!(hash("66.9.149.187:2794", "161.142.100.80:1766"), 0x51cc_c178);
+        assert_eq!(hash("199.92.111.2:14230", "65.69.140.83:4739"), 0xc626_b0ea);
+        assert_eq!(hash("[3ffe:2501:200:1fff::7]:2794", "[3ffe:2501:200:3::1]:1766"), 0x4020_7d3d);
+    }
+}

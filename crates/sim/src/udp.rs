@@ -1,0 +1,227 @@
+//! A UDP service on the real stack: frames go in, datagrams come out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_stack::{Config, Datagram, Route, Stack, UdpId, UdpOptions};
+use tidegate_wire::{
+    DropReason, EtherType, EthernetHeader, IpCidr, Ipv4Header, Ipv6Header, MacAddr, Protocol,
+    UdpHeader, checksum, udp,
+};
+
+use crate::error::SetupError;
+use crate::load::{PORT, Packet, ends};
+use crate::setup::Family;
+
+/// Frames that wait for the card at most.
+const TRANSMIT_FRAMES: usize = 512;
+/// Frames for the stack's own packets.
+const SPARE_FRAMES: u32 = 64;
+const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+
+/// A stack with one socket, or none.
+pub(crate) struct UdpService {
+    family: Family,
+    stack: Stack,
+    arena: Arena,
+    socket: Option<UdpId>,
+    capacity: u32,
+    /// The frame that is made now.
+    frame: Vec<u8>,
+    /// What the service works on.
+    current: Option<Datagram>,
+    /// Packets that found no buffer.
+    no_buffer: u64,
+}
+
+impl UdpService {
+    /// A stack with an address of each family, and a socket whose queue holds
+    /// so many datagrams.
+    pub(crate) fn new(
+        family: Family,
+        socket_queue: Option<u32>,
+        seed: u64,
+    ) -> Result<Self, SetupError> {
+        let capacity = socket_queue.unwrap_or(1);
+        let frames = capacity + TRANSMIT_FRAMES as u32 + SPARE_FRAMES;
+        let mut arena =
+            Arena::new(ArenaConfig { frames, frame_size: FrameSize::K2, hugepages: false })?;
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        let mut config = Config::ethernet(OUR_MAC, key);
+        config.limits.transmit_frames = TRANSMIT_FRAMES;
+        let (_, (address, _)) = ends(family, 0);
+        let (gateway, everywhere, bits) = match family {
+            Family::V4 => (IpAddr::from([198, 19, 0, 254]), IpAddr::from([0; 4]), 24),
+            Family::V6 => {
+                (IpAddr::from([0x2001, 2, 0, 1, 0, 0, 0, 0xfe]), IpAddr::from([0_u16; 8]), 64)
+            }
+        };
+        let whole = |ip, bits| IpCidr::new(ip, bits).into_iter();
+        config.addresses.extend(whole(address, bits));
+        config
+            .routes
+            .extend(whole(everywhere, 0).map(|prefix| Route { prefix, gateway: Some(gateway) }));
+        let mut stack = Stack::new(config, 0)?;
+        stack.set_neighbour(0, gateway, Some(GATEWAY_MAC), &mut arena);
+        let socket = match socket_queue {
+            Some(queue) => {
+                let queue_packets = Some(queue as usize);
+                let options = UdpOptions { queue_packets, ..UdpOptions::default() };
+                Some(stack.udp_bind(SocketAddr::new(address, PORT), options)?)
+            }
+            None => None,
+        };
+        let (frame, current, no_buffer) = (Vec::with_capacity(128), None, 0);
+        Ok(Self { family, stack, arena, socket, capacity, frame, current, no_buffer })
+    }
+
+    /// Gives the stack the frame of a packet.
+    pub(crate) fn ingest(&mut self, now_ns: u64, packet: Packet) {
+        if write_frame(&mut self.frame, self.family, packet).is_none() {
+            self.no_buffer += 1;
+            return;
+        }
+        match self.arena.alloc_from(&self.frame) {
+            Some(frame) => self.stack.ingest(now_ns, frame, &mut self.arena),
+            None => self.no_buffer += 1,
+        }
+        while self.stack.poll_event().is_some() {}
+    }
+
+    /// How many datagrams wait, of how many that fit.
+    pub(crate) fn level(&self) -> (u32, u32) {
+        let waiting = self.socket.map_or(0, |socket| self.stack.udp_readable(socket));
+        (waiting as u32, self.capacity)
+    }
+
+    /// Takes the next datagram to work on. Returns whether there was one.
+    pub(crate) fn read(&mut self) -> bool {
+        self.current = self.socket.and_then(|socket| self.stack.udp_receive(socket));
+        self.current.is_some()
+    }
+
+    /// The work is done. Returns when the datagram had arrived, and whether it
+    /// was answered when it was to be.
+    pub(crate) fn finish(&mut self, now_ns: u64, answers: bool) -> Option<(u64, bool)> {
+        let datagram = self.current.take()?;
+        let stamp = datagram.bytes(&self.arena).first_chunk::<8>().copied().unwrap_or_default();
+        let answered = answers
+            && self.socket.is_some_and(|socket| {
+                let to = Some(datagram.remote);
+                self.stack.udp_send(now_ns, &mut self.arena, socket, to, None, &stamp).is_ok()
+            });
+        datagram.release(&mut self.arena);
+        Some((u64::from_be_bytes(stamp), answered))
+    }
+
+    /// Takes the next frame to be sent.
+    pub(crate) fn next_output(&mut self) -> bool {
+        let frame = self.stack.transmit_queue().pop_front();
+        let some = frame.is_some();
+        frame.into_iter().for_each(|frame| self.arena.free(frame));
+        some
+    }
+
+    /// When the stack wants to be called.
+    pub(crate) fn next_timeout_ns(&self) -> Option<u64> {
+        self.stack.next_timeout()
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(&mut self, now_ns: u64) {
+        self.stack.handle_timeout(now_ns, &mut self.arena);
+        while self.stack.poll_event().is_some() {}
+    }
+
+    /// Packets that wait in the socket or are worked on.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.stack.counters().held + u64::from(self.current.is_some())
+    }
+
+    /// Packets that the socket's queue had no room for.
+    pub(crate) fn socket_drops(&self) -> u64 {
+        self.stack.counters().drops.get(DropReason::SocketQueueFull)
+    }
+
+    /// Packets that the stack dropped for any other reason.
+    pub(crate) fn other_drops(&self) -> u64 {
+        self.stack.counters().drops.total() - self.socket_drops() + self.no_buffer
+    }
+}
+
+/// Writes the frame of a packet: UDP with the time of its arrival as payload.
+/// `None` would mean that the headers do not fit, which they do.
+fn write_frame(frame: &mut Vec<u8>, family: Family, packet: Packet) -> Option<()> {
+    let (from, to) = ends(family, packet.flow);
+    // The least frame of Ethernet without its check sequence is 60 bytes.
+    let payload_bytes = match family {
+        Family::V4 => 60 - EthernetHeader::BYTES - 20 - 8,
+        Family::V6 => 8,
+    };
+    let (udp_bytes, ip_bytes) = match family {
+        Family::V4 => (8 + payload_bytes, 20),
+        Family::V6 => (8 + payload_bytes, 40),
+    };
+    frame.clear();
+    frame.resize(EthernetHeader::BYTES + ip_bytes + udp_bytes, 0);
+    let ethertype = match family {
+        Family::V4 => EtherType::IPV4,
+        Family::V6 => EtherType::IPV6,
+    };
+    let ethernet =
+        EthernetHeader { destination: OUR_MAC, source: GATEWAY_MAC, vlan: None, ethertype };
+    let ip = ethernet.emit(frame)?;
+    let (segment, pseudo) = match (from.0, to.0) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let header = Ipv4Header::new(source, destination, Protocol::UDP, udp_bytes)?;
+            let sum =
+                checksum::pseudo_header_v4(source, destination, Protocol::UDP, udp_bytes as u16);
+            (header.emit(ip)?, sum)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let header = Ipv6Header::new(source, destination, Protocol::UDP, udp_bytes)?;
+            let sum =
+                checksum::pseudo_header_v6(source, destination, Protocol::UDP, udp_bytes as u32);
+            (header.emit(ip)?, sum)
+        }
+        _ => return None,
+    };
+    let header = UdpHeader::new(from.1, to.1, payload_bytes)?;
+    let payload = header.emit(segment)?;
+    payload.get_mut(..8)?.copy_from_slice(&packet.arrived_ns.to_be_bytes());
+    udp::fill_checksum(pseudo, segment);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stack_takes_the_frames_and_tells_when_they_came() {
+        for family in [Family::V4, Family::V6] {
+            let mut service = UdpService::new(family, Some(2), 1).unwrap();
+            for flow in [3, 700, 65_535] {
+                let packet = Packet { arrived_ns: 1_000_000 + u64::from(flow), flow };
+                service.ingest(2_000_000, packet);
+            }
+            assert_eq!(service.level(), (2, 2), "{family:?}");
+            assert_eq!((service.socket_drops(), service.other_drops()), (1, 0));
+            for flow in [3, 700] {
+                assert!(service.read());
+                assert_eq!(service.finish(3_000_000, true), Some((1_000_000 + flow, true)));
+            }
+            assert!(!service.read());
+            assert!(service.next_output(), "answers wait for the card");
+        }
+    }
+
+    #[test]
+    fn without_a_socket_everything_is_refused() {
+        let mut service = UdpService::new(Family::V4, None, 1).unwrap();
+        service.ingest(1, Packet { arrived_ns: 0, flow: 1 });
+        assert_eq!((service.in_flight(), service.other_drops()), (0, 1));
+    }
+}
