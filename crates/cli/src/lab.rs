@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::{Experiment, dns, echo_cost, livelock, soak};
+use tidegate_lab::{Experiment, dns, echo_cost, livelock, soak, sweep};
 
 use crate::Failure;
 
@@ -21,6 +21,9 @@ pub(crate) enum Lab {
     /// Goodput against offered load, up to the most that can be offered: a
     /// service on kernel sockets and on Tidegate in each mode, DNS servers
     Livelock(LivelockLab),
+    /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
+    /// 64 cores
+    Sweep(SweepLab),
 }
 
 /// Flags of `lab dns`.
@@ -135,6 +138,24 @@ impl Drawing {
     }
 }
 
+/// Flags of `lab sweep`.
+#[derive(Args)]
+pub(crate) struct SweepLab {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    drawing: Drawing,
+    /// Fewer cores and loads, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// The numbers of cores [default: 1,2,4,8,16,32,64]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',')]
+    cores: Vec<u32>,
+    /// What all chance comes from: the same seed gives the same bytes
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+}
+
 /// Where a result goes.
 #[derive(Args)]
 pub(crate) struct Output {
@@ -150,6 +171,7 @@ impl Lab {
             Lab::EchoCost(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
+            Lab::Sweep(lab) => lab.run(),
         }
     }
 }
@@ -218,6 +240,21 @@ impl LivelockLab {
         config.seconds = self.seconds.unwrap_or(config.seconds);
         config.repeats = self.repeats.unwrap_or(config.repeats);
         let result = livelock::run(&config)?;
+        self.drawing.write(&result)?;
+        self.output.write(&result)
+    }
+}
+
+impl SweepLab {
+    fn run(self) -> Result<(), Failure> {
+        let mut config = sweep::SweepConfig { seed: self.seed, ..Default::default() };
+        if self.quick {
+            config = config.quick();
+        }
+        if !self.cores.is_empty() {
+            config.cores = self.cores;
+        }
+        let result = sweep::run(&config)?;
         self.drawing.write(&result)?;
         self.output.write(&result)
     }

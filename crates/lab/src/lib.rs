@@ -13,6 +13,7 @@ pub mod plot;
 pub mod process;
 pub mod router;
 pub mod soak;
+pub mod sweep;
 mod sys;
 
 pub use error::LabError;

@@ -98,7 +98,7 @@ impl UdpService {
 
     /// Takes the next datagram to work on. Returns whether there was one.
     pub(crate) fn read(&mut self) -> bool {
-        self.current = self.socket.and_then(|socket| self.stack.udp_receive(socket));
+        self.current = self.socket.and_then(|socket| self.stack.udp_receive(&self.arena, socket));
         self.current.is_some()
     }
 

@@ -1,0 +1,308 @@
+//! `tidegate lab sweep`: every mode of the gate in the simulator, from a tenth
+//! of the capacity to ten times of it, on 1 to 64 cores.
+//!
+//! The same seed gives the same bytes.
+
+use serde_json::{Value, json};
+use tidegate_gate::{Config, Mode, Settings};
+use tidegate_sim::{
+    Beside, Costs, Level, Load, Machine, Place, Placement, Report, Role, Setup, Shape,
+};
+
+use crate::plot::{Axis, Panel, Picture, Series};
+use crate::{Experiment, LabError};
+
+const MS: u64 = 1_000_000;
+
+/// A mode of the gate with what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SweepMode {
+    /// Mode `interrupt`.
+    Interrupt,
+    /// Mode `moderated`.
+    Moderated,
+    /// Mode `napi`.
+    Napi,
+    /// Mode `polled` without feedback.
+    Polled,
+    /// Mode `polled` with feedback.
+    PolledFeedback,
+    /// Mode `polled` with feedback and a CPU share of half, beside a program
+    /// that computes.
+    PolledShare,
+    /// Mode `dedicated`, with the service in the polling loop.
+    Dedicated,
+}
+
+impl SweepMode {
+    /// Every mode, in the order of the papers.
+    pub const ALL: [Self; 7] = [
+        Self::Interrupt,
+        Self::Moderated,
+        Self::Napi,
+        Self::Polled,
+        Self::PolledFeedback,
+        Self::PolledShare,
+        Self::Dedicated,
+    ];
+
+    /// The name in rows and figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "interrupt",
+            Self::Moderated => "moderated",
+            Self::Napi => "napi",
+            Self::Polled => "polled",
+            Self::PolledFeedback => "polled-feedback",
+            Self::PolledShare => "polled-share",
+            Self::Dedicated => "dedicated",
+        }
+    }
+
+    fn setup(self) -> Result<Setup, LabError> {
+        let mode = match self {
+            Self::Interrupt => Mode::Interrupt,
+            Self::Moderated => Mode::Moderated,
+            Self::Napi => Mode::Napi,
+            Self::Polled | Self::PolledFeedback | Self::PolledShare => Mode::Polled,
+            Self::Dedicated => Mode::Dedicated,
+        };
+        let share = self == Self::PolledShare;
+        let config = Config {
+            mode,
+            feedback: matches!(self, Self::PolledFeedback | Self::PolledShare),
+            cpu_share_percent: if share { 50 } else { 100 },
+            ..Config::default()
+        };
+        let mut setup = Setup { gate: settings(config)?, ..Setup::default() };
+        if self == Self::Dedicated {
+            setup.role = Role::Udp {
+                family: Default::default(),
+                socket_queue: 256,
+                answers: false,
+                placement: Placement::Inline,
+            };
+        }
+        setup.beside = if share { vec![Beside::Compute] } else { Vec::new() };
+        Ok(setup)
+    }
+}
+
+/// What is swept over.
+#[derive(Clone, Debug)]
+pub struct SweepConfig {
+    /// What all chance comes from.
+    pub seed: u64,
+    /// The numbers of cores.
+    pub cores: Vec<u32>,
+    /// The loads, in percent of the capacity of all cores.
+    pub loads_percent: Vec<u64>,
+    /// How long each load is measured, in milliseconds of virtual time.
+    pub window_ms: u64,
+}
+
+impl Default for SweepConfig {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            cores: vec![1, 2, 4, 8, 16, 32, 64],
+            loads_percent: vec![10, 25, 50, 75, 100, 150, 200, 300, 500, 1000],
+            window_ms: 20,
+        }
+    }
+}
+
+impl SweepConfig {
+    /// Fewer cores and loads, for a first look.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { cores: vec![1, 4], loads_percent: vec![50, 100, 300, 1000], ..self }
+    }
+}
+
+/// One machine at one load.
+struct Point {
+    mode: SweepMode,
+    cores: u32,
+    load_percent: u64,
+    report: Report,
+}
+
+/// Runs every mode on every number of cores at every load.
+///
+/// # Errors
+/// When a machine cannot be built: too many cores, or a load beyond its link.
+pub fn run(config: &SweepConfig) -> Result<Experiment, LabError> {
+    let mut points = Vec::new();
+    for mode in SweepMode::ALL {
+        for &cores in &config.cores {
+            for &load_percent in &config.loads_percent {
+                let report = measure(config, mode, cores, load_percent)?;
+                points.push(Point { mode, cores, load_percent, report });
+            }
+        }
+    }
+    Ok(experiment(config, &points))
+}
+
+fn measure(
+    config: &SweepConfig,
+    mode: SweepMode,
+    cores: u32,
+    load_percent: u64,
+) -> Result<Report, LabError> {
+    let capacity_pps = Costs::default().capacity_pps() * u64::from(cores);
+    let load =
+        Load { pps: capacity_pps * load_percent / 100, shape: Shape::Poisson, ..Load::default() };
+    let setup = Setup { cores, load, seed: config.seed, ..mode.setup()? };
+    let mut machine = Machine::new(&setup).map_err(|error| LabError::Config(error.to_string()))?;
+    machine.run(10 * MS);
+    Ok(machine.run(config.window_ms * MS))
+}
+
+fn experiment(config: &SweepConfig, points: &[Point]) -> Experiment {
+    let mut result = Experiment::new("sweep");
+    result.rows = points.iter().map(row).collect();
+    for mode in SweepMode::ALL {
+        let name = match mode {
+            SweepMode::PolledFeedback => "sweep_floor".to_owned(),
+            _ => format!("{}_floor", mode.name().replace('-', "_")),
+        };
+        let floors = config.cores.iter().map(|&cores| floor(points, mode, cores));
+        result.figure(&name, floors.fold(1.0, f64::min));
+    }
+    result.columns = vec![
+        "mode",
+        "cores",
+        "load_percent",
+        "offered_pps",
+        "goodput_pps",
+        "card_drops_pps",
+        "late_drops_pps",
+        "latency_p50_us",
+        "latency_p99_us",
+    ];
+    result.note(format!(
+        "virtual time, seed {}; UDP over IPv4 on the real gate and stack, one gate and queue per \
+         core, 4,096 flows spread by the cards' hash, Poisson arrivals; {} ms after 10 ms",
+        config.seed, config.window_ms
+    ));
+    result.note(
+        "a floor is the worst goodput at any load above that of the peak, over the peak, worst \
+         number of cores; sweep_floor is that of polled with feedback",
+    );
+    result.picture = Some(picture(&result));
+    result.note("polled-share runs beside a program that computes, with a CPU share of 50 %");
+    result
+}
+
+/// The worst goodput at any load above that of the peak, over the peak.
+fn floor(points: &[Point], mode: SweepMode, cores: u32) -> f64 {
+    let goodput: Vec<f64> = points
+        .iter()
+        .filter(|point| point.mode == mode && point.cores == cores)
+        .map(|point| point.report.delivered_pps())
+        .collect();
+    let peak = goodput.iter().copied().fold(0.0, f64::max);
+    let at = goodput.iter().position(|&pps| pps == peak).unwrap_or(0);
+    let worst = goodput[at..].iter().copied().fold(peak, f64::min);
+    if peak > 0.0 { worst / peak } else { 0.0 }
+}
+
+fn row(point: &Point) -> Value {
+    let report = &point.report;
+    let pps = |count| report.per_second(count).round();
+    let us = |quantile| report.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
+    let drops: u64 = report.drops.iter().sum();
+    let mut row = json!({
+        "mode": point.mode.name(),
+        "cores": point.cores,
+        "load_percent": point.load_percent,
+        "offered_pps": pps(report.offered),
+        "goodput_pps": pps(report.delivered),
+        "late_drops_pps": pps(drops - report.dropped(Place::Card)),
+        "idle_percent": hundredths(report.idle_percent()),
+        "interrupts_per_second": pps(report.interrupts),
+        "switches_per_second": pps(report.switches),
+        "latency_p50_us": us(0.5),
+        "latency_p99_us": us(0.99),
+    });
+    for place in Place::ALL {
+        row[format!("{}_drops_pps", place.name())] = json!(pps(report.dropped(place)));
+    }
+    for (level, name) in Level::ALL.into_iter().zip(["device", "software", "kernel", "program"]) {
+        row[format!("{name}_percent")] = json!(hundredths(report.level_percent(level)));
+    }
+    let beside_ns: u64 = report.beside.iter().map(|beside| beside.spent_ns).sum();
+    row["beside_percent"] = json!(hundredths(report.percent(beside_ns)));
+    row
+}
+
+/// Rounded to hundredths, as people read it.
+pub(crate) fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+pub(crate) fn settings(config: Config) -> Result<Settings, LabError> {
+    Settings::new(config).map_err(|error| LabError::Config(error.to_string()))
+}
+
+/// Goodput against offered load on the fewest and on
+/// the most cores.
+fn picture(result: &Experiment) -> Picture {
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or(0.0);
+    let mut cores: Vec<u64> = result.rows.iter().filter_map(|row| row["cores"].as_u64()).collect();
+    cores.sort_unstable();
+    cores.dedup();
+    let ends = cores.first().into_iter().chain(cores.last().filter(|_| cores.len() > 1));
+    let panels = ends.map(|&cores| {
+        let series = SweepMode::ALL.map(|mode| {
+            let rows = result
+                .rows
+                .iter()
+                .filter(|row| row["mode"] == mode.name() && row["cores"].as_u64() == Some(cores));
+            let points = rows.map(|row| (number(row, "offered_pps"), number(row, "goodput_pps")));
+            Series::new(mode.name(), points)
+        });
+        Panel {
+            title: format!("{cores} core{}", if cores == 1 { "" } else { "s" }),
+            x: Axis::new("offered", "packets/s").log(),
+            y: Axis::new("served", "packets/s"),
+            series: series.to_vec(),
+            ..Panel::default()
+        }
+    });
+    Picture {
+        title: "Goodput against offered load, simulated".to_owned(),
+        panels: panels.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes() {
+        let config = SweepConfig { window_ms: 5, ..SweepConfig::default() }.quick();
+        let text = |config: &SweepConfig| serde_json::to_string(&run(config).unwrap()).unwrap();
+        let first = text(&config);
+        assert_eq!(first, text(&config));
+        assert_ne!(first, text(&SweepConfig { seed: 2, ..config }), "chance comes from the seed");
+    }
+
+    #[test]
+    fn feedback_holds_the_peak_and_interrupts_do_not() {
+        let result = run(&SweepConfig::default().quick()).unwrap();
+        assert!(result.figures["sweep_floor"] >= 0.95, "{:?}", result.figures);
+        assert!(result.figures["interrupt_floor"] < 0.05, "{:?}", result.figures);
+        let picture = result.picture.expect("a picture");
+        assert!(picture.to_svg().contains("polled-feedback"));
+    }
+
+    #[test]
+    fn too_many_cores_are_refused() {
+        let config = SweepConfig { cores: vec![0], ..SweepConfig::default() };
+        assert!(run(&config).unwrap_err().to_string().contains("0 cores"));
+    }
+}
