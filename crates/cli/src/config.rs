@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use tidegate::gate::admission;
 
 use crate::Failure;
 
@@ -18,6 +19,7 @@ struct File {
     dns: toml::Table,
     echo: toml::Table,
     gate: toml::Table,
+    admission: Option<admission::Config>,
 }
 
 /// Options that a section of the file can hold.
@@ -58,8 +60,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
 pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failure> {
     let Some(path) = file else { return Ok(flags) };
     let fail = |error: &dyn Display| format!("{}: {error}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
-    let file: File = toml::from_str(&text).map_err(|error| fail(&error))?;
+    let file = read(path)?;
     let section = match S::NAME {
         "host" => file.host,
         "dns" => file.dns,
@@ -78,6 +79,23 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
         merged.extend(flags.into_iter().filter(|(_, value)| !is_unset(value)));
     }
     Ok(serde_json::from_value(merged)?)
+}
+
+/// Section `[admission]` of the file, if it has one.
+///
+/// # Errors
+/// Names the file, and the line and column where it can.
+pub(crate) fn admission(file: Option<&Path>) -> Result<Option<admission::Config>, Failure> {
+    match file {
+        Some(path) => Ok(read(path)?.admission),
+        None => Ok(None),
+    }
+}
+
+fn read(path: &Path) -> Result<File, Failure> {
+    let fail = |error: &dyn Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+    Ok(toml::from_str(&text).map_err(|error| fail(&error))?)
 }
 
 /// Whether a flag was not given.

@@ -1,6 +1,7 @@
 //! The `tidegate` program.
 
 mod config;
+mod control;
 mod demo;
 mod doctor;
 mod gate;
@@ -38,6 +39,8 @@ enum Command {
     /// Run a server on Tidegate
     #[command(subcommand)]
     Serve(serve::Serve),
+    /// Show or change the receive scheduling of a server that runs
+    Ctl(control::Ctl),
     /// Forward IPv4 and IPv6 packets between ports
     Route(router::RouteCommand),
     /// Accept or refuse each packet that a router would forward
@@ -59,6 +62,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(serve) => serve.run(),
+        Command::Ctl(ctl) => ctl.run(),
         Command::Route(route) => route.run(),
         Command::Screen(screen) => screen.run(),
         Command::Doctor(doctor) => doctor.run(),

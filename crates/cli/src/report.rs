@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
+use tidegate::gate::GateCounters;
+use tidegate::gate::admission::ClassCounters;
 use tidegate::{DropCounters, DropReason, Net};
 use tidegate_apps::ServeCounters;
 
@@ -46,6 +48,8 @@ impl ServeReport {
             "rounds": counters.engine.rounds,
             "busy_rounds": counters.engine.busy_rounds,
             "sleeps": counters.engine.sleeps,
+            "gate": gate_json(&counters.gate),
+            "classes": classes_json(&counters.classes),
             "drops": drops_json(&drops),
         });
         Self { json, drops }
@@ -67,6 +71,32 @@ impl ServeReport {
         }
         Ok(())
     }
+}
+
+/// What the gate did.
+pub(crate) fn gate_json(gate: &GateCounters) -> Value {
+    json!({
+        "interrupts": gate.interrupts,
+        "receive_turns": gate.receive_turns,
+        "yields": gate.yields,
+        "held_by_feedback": gate.held_by_feedback,
+        "held_by_share": gate.held_by_share,
+        "lifted": gate.lifted,
+    })
+}
+
+/// What was admitted and refused of each class.
+pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
+    let rows = classes.iter().map(|(name, class)| {
+        let row = json!({
+            "admitted": class.admitted,
+            "refused_closed": class.refused_closed,
+            "refused_rate": class.refused_rate,
+            "refused_source_share": class.refused_source_share,
+        });
+        (name.clone(), row)
+    });
+    Value::Object(rows.collect())
 }
 
 /// The drops that happened, by name.

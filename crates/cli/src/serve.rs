@@ -20,6 +20,7 @@ use tidegate_apps::{Responder, ServeCounters};
 
 use crate::Failure;
 use crate::config::{self, Section};
+use crate::control::Control;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, PortKind};
 use crate::report::ServeReport;
@@ -60,9 +61,16 @@ struct Common {
     host: HostOptions,
     #[command(flatten)]
     gate: GateOptions,
+    /// When not everything can be taken, known sources go before strangers; section
+    /// [admission] of the configuration file says more
+    #[arg(long, help_heading = "Receive scheduling")]
+    admission: bool,
     /// Take what the flags leave open from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Listen on this Unix socket for `tidegate ctl`
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
     /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -188,11 +196,17 @@ impl Common {
             serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
             ServeReport::kernel(name, served)
         } else {
-            let config = host.net_config(&settings)?;
+            let mut config = host.net_config(&settings)?;
+            let classes = config::admission(self.config.as_deref())?;
+            if self.admission || classes.is_some() {
+                config = config.admission(classes.unwrap_or_default());
+            }
             let net = Net::open(config.own_thread(gate.network_thread()))?;
             let addresses = host.wildcards(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+            let control = self.control.as_deref().map(|path| Control::listen(path, &net));
+            let _control = control.transpose()?;
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
             ready(name, &addresses, &path)?;

@@ -3,12 +3,15 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use tidegate_gate::admission::{self, Admission};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
 use tidegate_wire::DropCounters;
 
+use crate::admission::{AdmissionError, Admitter};
+use crate::pressure::PressureMeter;
 use crate::{Clock, Idle, IdleConfig, KernelNeighbours, Step};
 
 /// Sleep no longer than this while frames wait for a port that is full.
@@ -77,6 +80,8 @@ pub struct Engine {
     pub(crate) stack: Stack,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
+    admitter: Option<Admitter>,
+    pressure: PressureMeter,
     /// Until when receiving is held back.
     held_until_ns: Option<u64>,
     clock: Clock,
@@ -113,6 +118,8 @@ impl Engine {
             stack,
             neighbours,
             gate,
+            admitter: None,
+            pressure: PressureMeter::default(),
             held_until_ns: None,
             clock,
             now_ns,
@@ -122,6 +129,25 @@ impl Engine {
             input_drops: DropCounters::new(),
             counters: EngineCounters::default(),
         }
+    }
+
+    /// From now on, when not everything can be taken, admission says what is.
+    /// The seed should be secret.
+    ///
+    /// # Errors
+    /// When the settings make no sense or the port does not take them.
+    pub fn set_admission(
+        &mut self,
+        config: &admission::Config,
+        seed: [u8; 16],
+    ) -> Result<(), AdmissionError> {
+        self.admitter = Some(Admitter::new(config, seed, &mut *self.port)?);
+        Ok(())
+    }
+
+    /// Admission, if there is any.
+    pub fn admission(&self) -> Option<&Admission> {
+        self.admitter.as_ref().map(Admitter::admission)
     }
 
     /// One round: receives a burst, lets the stack take it, serves timers,
@@ -143,7 +169,10 @@ impl Engine {
         if received > 0 {
             self.counters.busy_rounds += 1;
             self.idle.on_work(self.now_ns);
+        } else {
+            self.pressure.on_idle_round();
         }
+        self.admit_by_pressure()?;
         self.flush()?;
         Ok(received)
     }
@@ -188,6 +217,9 @@ impl Engine {
         while received < quota {
             let most = BURST_MAX.min(quota - received);
             let frames = self.port.receive(&mut self.arena, &mut self.incoming, most)?;
+            if let Some(admitter) = &mut self.admitter {
+                admitter.on_burst(self.now_ns, &mut self.arena, &mut self.incoming);
+            }
             while let Some(frame) = self.incoming.pop_front() {
                 self.stack.ingest(self.now_ns, frame, &mut self.arena);
             }
@@ -197,6 +229,17 @@ impl Engine {
             }
         }
         Ok(received)
+    }
+
+    /// Sets what is admitted by how things go, when that is due.
+    #[inline]
+    fn admit_by_pressure(&mut self) -> io::Result<()> {
+        let Some(admitter) = &mut self.admitter else { return Ok(()) };
+        if !admitter.is_due(self.now_ns) {
+            return Ok(());
+        }
+        let pressure = self.pressure.take(self.stack.counters());
+        admitter.on_period(self.now_ns, &pressure, &mut *self.port)
     }
 
     /// Lets the stack's timers and the kernel's neighbours have their turn.
@@ -304,7 +347,10 @@ impl Engine {
     /// Tells the gate how full a socket's queue is.
     pub fn tell_level(&mut self, id: UdpId) {
         match self.stack.udp_fill(id) {
-            Some(fill) => self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL),
+            Some(fill) => {
+                self.pressure.on_level(fill * 100 / FULL);
+                self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL);
+            }
             None => self.gate.on_queue_closed(id.to_bits()),
         }
     }
@@ -341,12 +387,14 @@ impl Engine {
     }
 
     /// What the engine, the port and the stack counted. What did not fit in
-    /// the input queue was dropped at the port.
+    /// the input queue or was not admitted was dropped at the port.
     pub fn counters(&mut self) -> (EngineCounters, PortCounters, &Counters) {
         let mut port = self.port.counters();
-        let dropped = self.input_drops.total();
-        port.received -= dropped.min(port.received);
-        port.drops.merge(&self.input_drops);
+        let admitter_drops = self.admitter.as_ref().map(Admitter::drops);
+        for drops in admitter_drops.into_iter().chain([&self.input_drops]) {
+            port.received -= drops.total().min(port.received);
+            port.drops.merge(drops);
+        }
         (self.counters, port, self.stack.counters())
     }
 

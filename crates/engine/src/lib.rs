@@ -14,6 +14,7 @@ mod idle;
 mod idle_watch;
 mod interrupt;
 mod neighbours;
+mod pressure;
 mod priority;
 mod sys;
 

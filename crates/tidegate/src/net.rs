@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidegate_engine::{Engine, EngineCounters, IdleWatch, Step, WakeFds};
+use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
 use tidegate_port::{Capabilities, PortCounters};
@@ -54,6 +55,8 @@ pub struct NetCounters {
     pub engine: EngineCounters,
     /// Turns, and how often receiving was held back.
     pub gate: GateCounters,
+    /// What was admitted and refused of each class; empty without admission.
+    pub classes: Vec<(String, ClassCounters)>,
     /// Frames at the port.
     pub port: PortCounters,
     /// Packets in the stack.
@@ -123,9 +126,13 @@ impl Net {
     pub fn counters(&self) -> NetCounters {
         let mut core = self.lock();
         let gate = *core.engine.gate().counters();
+        let classes = core.engine.admission().map_or_else(Vec::new, |admission| {
+            let names = admission.classes().names().map(str::to_owned);
+            names.zip(admission.counters().iter().copied()).collect()
+        });
         let (engine, port, stack) = core.engine.counters();
         let stack = stack.clone();
-        NetCounters { engine, gate, port, stack }
+        NetCounters { engine, gate, classes, port, stack }
     }
 
     /// Frames that are neither in use nor with the port.

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tidegate_engine::admission::AdmissionError;
 use tidegate_engine::{Clock, Engine, EngineConfig, IdleConfig, KernelNeighbours};
-use tidegate_gate::{Mode, Settings};
+use tidegate_gate::{Mode, Settings, admission};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
 use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
@@ -78,6 +79,7 @@ pub struct NetConfig {
     arena: ArenaConfig,
     engine: EngineConfig,
     own_thread: bool,
+    admission: Option<admission::Config>,
     seed: Option<[u8; 16]>,
 }
 
@@ -96,6 +98,7 @@ impl NetConfig {
             arena: ArenaConfig::default(),
             engine: EngineConfig::default(),
             own_thread: false,
+            admission: None,
             seed: None,
         }
     }
@@ -169,6 +172,13 @@ impl NetConfig {
         self
     }
 
+    /// Sets what is taken when not everything can be.
+    #[must_use]
+    pub fn admission(mut self, admission: admission::Config) -> Self {
+        self.admission = Some(admission);
+        self
+    }
+
     /// Sets how to wait when there is nothing to do.
     #[must_use]
     pub fn idle(mut self, idle: IdleConfig) -> Self {
@@ -228,6 +238,15 @@ pub enum OpenError {
     /// The stack does not take the configuration.
     #[error(transparent)]
     Stack(#[from] ConfigError),
+    /// The settings of admission, or a port that does not take them.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// Admission in a mode that does not know how things go.
+    #[error(
+        "admission needs a mode that polls, and {} is none: choose mode polled or dedicated",
+        .0.name()
+    )]
+    AdmissionNeedsPolling(Mode),
     /// Neither an own nor a shared address.
     #[error("no address: give the stack one of its own, or let it share the kernel's on AF_XDP")]
     NoAddress,
@@ -259,6 +278,10 @@ pub enum OpenError {
 /// shared with the kernel, if any.
 pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), OpenError> {
     let shared = config.ownership == Ownership::Shared;
+    let mode = config.engine.gate.config().mode;
+    if config.admission.is_some() && !matches!(mode, Mode::Polled | Mode::Dedicated) {
+        return Err(OpenError::AdmissionNeedsPolling(mode));
+    }
     let mut neighbours = None;
     if shared {
         let PortConfig::Xdp(xdp) = &config.port else { return Err(OpenError::CannotShare) };
@@ -298,7 +321,11 @@ pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), Ope
     };
     let clock = Clock::new();
     let stack = Stack::new(stack, clock.now_ns())?;
-    Ok((Engine::new(port, arena, stack, clock, neighbours, config.engine), shared_addresses))
+    let mut engine = Engine::new(port, arena, stack, clock, neighbours, config.engine);
+    if let Some(admission) = &config.admission {
+        engine.set_admission(admission, seed)?;
+    }
+    Ok((engine, shared_addresses))
 }
 
 fn open_port(
