@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::{Experiment, dns, echo_cost, livelock, soak, sweep};
+use tidegate_lab::{Experiment, dns, echo_cost, livelock, mlfrr, protect, soak, sweep};
 
 use crate::Failure;
 
@@ -24,6 +24,11 @@ pub(crate) enum Lab {
     /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
     /// 64 cores
     Sweep(SweepLab),
+    /// What a flood does to the rest of the machine: a steady flow out, ping,
+    /// system time at eight levels, and how soon a server recovers
+    Protect(ProtectLab),
+    /// The maximum loss-free receive rate of a server, beside the kernel's
+    Mlfrr(MlfrrLab),
 }
 
 /// Flags of `lab dns`.
@@ -120,6 +125,70 @@ pub(crate) struct LivelockLab {
     repeats: Option<usize>,
 }
 
+/// Flags of `lab protect`.
+#[derive(Args)]
+pub(crate) struct ProtectLab {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    drawing: Drawing,
+    /// Measure everything once and shortly, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// What carries the flooded service: kernel, or a mode of Tidegate
+    /// [default: kernel,moderated,napi,polled+feedback]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    carriers: Vec<String>,
+    /// How long to measure at each level
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// A third of the time line
+    #[arg(long, value_name = "SECONDS")]
+    third: Option<f64>,
+    /// How often to measure everything; the median counts
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
+}
+
+/// Flags of `lab mlfrr`.
+#[derive(Args)]
+pub(crate) struct MlfrrLab {
+    #[command(flatten)]
+    output: Output,
+    /// One short search each, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// The server: a command line that prints a line when it is ready, with {iface}, {own} or
+    /// {kernel} (addresses), {core}, {port}, {counters} [default: `serve echo` as a sink, 500 ns
+    /// of work]
+    #[arg(long, value_name = "COMMAND")]
+    target: Option<String>,
+    /// What it is compared with [default: the same on kernel sockets]
+    #[arg(long, value_name = "COMMAND")]
+    baseline: Option<String>,
+    /// The share of packets that a good trial may lose [default: 0]
+    #[arg(long, value_name = "SHARE")]
+    loss_ratio: Option<f64>,
+    /// The share of the trials' time that may be bad [default: 0.5]
+    #[arg(long, value_name = "SHARE")]
+    exceed_ratio: Option<f64>,
+    /// How long a trial lasts [default: 0.5]
+    #[arg(long, value_name = "SECONDS")]
+    trial: Option<f64>,
+    /// How long all trials at a load last [default: 2.5]
+    #[arg(long, value_name = "SECONDS")]
+    duration_sum: Option<f64>,
+    /// How close the bounds are at the end [default: 0.05]
+    #[arg(long, value_name = "SHARE")]
+    width: Option<f64>,
+    /// The largest load [default: what the generator can send]
+    #[arg(long, value_name = "RATE")]
+    max: Option<f64>,
+    /// How often to search for both; the median of the ratios counts [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
+}
+
 /// Where the picture goes, for experiments that draw one.
 #[derive(Args)]
 pub(crate) struct Drawing {
@@ -172,6 +241,8 @@ impl Lab {
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
+            Lab::Protect(lab) => lab.run(),
+            Lab::Mlfrr(lab) => lab.run(),
         }
     }
 }
@@ -257,6 +328,42 @@ impl SweepLab {
         let result = sweep::run(&config)?;
         self.drawing.write(&result)?;
         self.output.write(&result)
+    }
+}
+
+impl ProtectLab {
+    fn run(self) -> Result<(), Failure> {
+        let mut config = protect::ProtectConfig::default();
+        if self.quick {
+            config = config.quick();
+        }
+        config.carriers = self.carriers;
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        config.third_seconds = self.third.unwrap_or(config.third_seconds);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        let result = protect::run(&config)?;
+        self.drawing.write(&result)?;
+        self.output.write(&result)
+    }
+}
+
+impl MlfrrLab {
+    fn run(self) -> Result<(), Failure> {
+        let mut config = mlfrr::MlfrrConfig::default();
+        if self.quick {
+            config = config.quick();
+        }
+        let goal = &mut config.goal;
+        goal.loss_ratio = self.loss_ratio.unwrap_or(goal.loss_ratio);
+        goal.exceed_ratio = self.exceed_ratio.unwrap_or(goal.exceed_ratio);
+        goal.trial_s = self.trial.unwrap_or(goal.trial_s);
+        goal.duration_sum_s = self.duration_sum.unwrap_or(goal.duration_sum_s);
+        goal.width = self.width.unwrap_or(goal.width);
+        config.target = self.target.unwrap_or(config.target);
+        config.baseline = self.baseline.unwrap_or(config.baseline);
+        config.max_pps = self.max;
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        self.output.write(&mlfrr::run(&config)?)
     }
 }
 

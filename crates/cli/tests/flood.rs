@@ -65,3 +65,70 @@ fn an_unknown_carrier_is_an_error_that_names_the_known_ones() {
     assert!(!output.status.success());
     assert!(error.contains("pulled") && error.contains("polled+feedback"), "{error}");
 }
+
+#[test]
+fn protect_measures_every_level_and_draws_it() {
+    if !is_root("lab protect") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("protect.svg");
+    let result = lab(&[
+        "protect",
+        "--quick",
+        "--carriers",
+        "kernel,polled+feedback",
+        "--seconds",
+        "0.1",
+        "--third",
+        "0.3",
+        "--svg",
+        svg.to_str().unwrap(),
+    ]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 9 + 2, "without a flood and eight levels, a time line, each twice");
+    for row in rows.iter().filter(|row| row["test"] == "levels") {
+        let flooded = row["offered_per_s"].as_f64().unwrap() > 0.0;
+        assert_eq!(flooded, row["level"] != "none", "{row}");
+    }
+    for row in rows.iter().filter(|row| row["test"] == "time line") {
+        assert!(row["answered_before"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    // The machine sends and answers when nobody floods it.
+    for row in rows.iter().filter(|row| row["level"] == "none") {
+        assert!(row["flow_mbps"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["ping_ms"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    for name in ["flow_kept_min", "recovery_ms", "kernel_flow_kept_min", "kernel_recovery_ms"] {
+        assert!(figure(&result, name) >= 0.0, "{name}");
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("a steady flow out"));
+}
+
+#[test]
+fn mlfrr_searches_target_and_baseline_in_turn() {
+    if !is_root("lab mlfrr") {
+        return;
+    }
+    let result = lab(&[
+        "mlfrr",
+        "--quick",
+        // Answers are counted at the device when there are no counters.
+        "--target",
+        "tidegate serve echo --iface {iface} --address {own} --listen {port} --cpu {core}",
+        // So that also a busy machine has a result.
+        "--loss-ratio",
+        "0.9",
+        "--max",
+        "20000",
+        "--trial",
+        "0.05",
+        "--duration-sum",
+        "0.05",
+    ]);
+    let rows = result["rows"].as_array().unwrap();
+    let servers: Vec<_> = rows.iter().map(|row| row["server"].as_str().unwrap()).collect();
+    assert_eq!(servers, ["baseline", "target"]);
+    assert!((0.0..=20_000.0).contains(&figure(&result, "mlfrr_pps")));
+    assert!(result["notes"][0].as_str().unwrap().contains("serve echo --iface"), "{result}");
+}

@@ -18,6 +18,8 @@ use crate::load::flood::{self, Flood};
 use crate::load::responder::Responder;
 use crate::netns::{VethConfig, VethPair};
 
+/// The kernel's, at the flood's end of the wire: for clients.
+pub(crate) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
 pub(crate) const LOAD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub(crate) const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
@@ -91,7 +93,10 @@ fn addressing(target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
 
 impl Bench {
     pub(crate) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
-        let config = VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX}")] };
+        let config = VethConfig {
+            a: vec![format!("{CLIENT_ADDRESS}/{PREFIX}")],
+            b: vec![format!("{KERNEL_ADDRESS}/{PREFIX}")],
+        };
         let pair = VethPair::new(&config)?;
         // Answers are taken off the wire by the core that sends.
         pair.a.set_rps(Some(load_core))?;
@@ -156,17 +161,21 @@ impl Bench {
         })
     }
 
-    fn read(&self, flood: &mut Flood, meter: &Meter) -> Result<Reading, LabError> {
-        let good = match meter {
+    /// What the server has done so far.
+    pub(crate) fn good(&self, meter: &Meter) -> Result<u64, LabError> {
+        match meter {
             Meter::Counters(path) => {
-                ServeCounters::read_file(path).map_err(LabError::file(path))?[0]
+                Ok(ServeCounters::read_file(path).map_err(LabError::file(path))?[0])
             }
-            Meter::Answers => self.pair.b.transmitted()?,
-        };
+            Meter::Answers => self.pair.b.transmitted(),
+        }
+    }
+
+    fn read(&self, flood: &mut Flood, meter: &Meter) -> Result<Reading, LabError> {
         Ok(Reading {
             at: Instant::now(),
             sent: flood.sent()?,
-            good,
+            good: self.good(meter)?,
             server_core: CoreTicks::read(self.server_core)?,
             load_core: CoreTicks::read(self.load_core)?,
         })

@@ -98,7 +98,7 @@ impl LivelockConfig {
     /// Every subject, in the order of the table.
     fn subjects(&self) -> Result<Vec<Subject>, LabError> {
         let carriers: Vec<Carrier> = if self.carriers.is_empty() {
-            Carrier::all()?
+            Carrier::all().collect()
         } else {
             self.carriers.iter().map(|name| name.parse()).collect::<Result<_, _>>()?
         };

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use super::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver};
 use crate::dns::bench::ZoneOnDisk;
@@ -33,14 +34,21 @@ pub struct Mode {
 /// The mode that the figures of Tidegate are about.
 pub const DEFAULT_MODE: &str = "polled+feedback";
 
-/// Tidegate's modes.
+/// Tidegate's modes. Without feedback and with a share, a thread of its own
+/// runs the stack: in the program's own calls neither would make a difference.
 pub const MODES: [Mode; 7] = [
     Mode { name: "interrupt", flags: &["--mode", "interrupt"] },
     Mode { name: "moderated", flags: &["--mode", "moderated"] },
     Mode { name: "napi", flags: &["--mode", "napi"] },
-    Mode { name: "polled", flags: &["--mode", "polled", "--no-feedback"] },
-    Mode { name: DEFAULT_MODE, flags: &["--mode", "polled"] },
-    Mode { name: "polled+share", flags: &["--mode", "polled", "--cpu-share", "75"] },
+    Mode {
+        name: "polled",
+        flags: &["--mode", "polled", "--feedback", "false", "--network-thread"],
+    },
+    Mode { name: DEFAULT_MODE, flags: &["--mode", "polled", "--feedback", "true"] },
+    Mode {
+        name: "polled+share",
+        flags: &["--mode", "polled", "--cpu-share-percent", "50", "--network-thread"],
+    },
     Mode { name: "dedicated", flags: &["--mode", "dedicated"] },
 ];
 
@@ -53,28 +61,16 @@ impl Carrier {
         }
     }
 
-    /// All of them that this program can run: a mode that `serve` does not
-    /// know is left out.
-    ///
-    /// # Errors
-    /// When this program cannot be run.
-    pub fn all() -> Result<Vec<Self>, LabError> {
-        let help = serve_help()?;
-        let known = |mode: &Mode| {
-            let mut flags = mode.flags.iter().filter(|flag| flag.starts_with("--"));
-            flags.all(|flag| help.contains(flag))
-        };
-        // Without modes there is one way to run.
-        let modes = MODES.iter().enumerate().filter(|(_, mode)| {
-            if help.contains("--mode") { known(mode) } else { mode.name == DEFAULT_MODE }
-        });
-        Ok(std::iter::once(Self::Kernel).chain(modes.map(|(at, _)| Self::Tidegate(at))).collect())
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::Kernel).chain((0..MODES.len()).map(Self::Tidegate))
     }
 
-    fn flags(self) -> Result<Vec<&'static str>, LabError> {
-        let Self::Tidegate(mode) = self else { return Ok(Vec::new()) };
-        let has_modes = serve_help()?.contains("--mode");
-        Ok(if has_modes { MODES[mode].flags.to_vec() } else { Vec::new() })
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Kernel => &[],
+            Self::Tidegate(mode) => MODES[mode].flags,
+        }
     }
 }
 
@@ -91,11 +87,6 @@ impl std::str::FromStr for Carrier {
             LabError::Config(format!("{text:?} is neither `kernel` nor one of {names}"))
         })
     }
-}
-
-fn serve_help() -> Result<String, LabError> {
-    let program = this_program()?;
-    crate::netns::run_to_end(Command::new(program).args(["serve", "echo", "--help"]), "tidegate")
 }
 
 fn this_program() -> Result<PathBuf, LabError> {
@@ -163,8 +154,9 @@ pub(crate) struct Running {
     // Dropped first: a server that is flooded may not hear that it is to end.
     pub(crate) flood: Flood,
     pub(crate) meter: Meter,
+    pub(crate) target: SocketAddr,
     _server: Box<dyn std::any::Any>,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Running {
@@ -176,31 +168,32 @@ impl Running {
         zone: Option<&Zone>,
         limit: Duration,
     ) -> Result<Self, LabError> {
-        let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
-        bench.prepare(subject.receiver())?;
-        let polled_by_timer =
-            subject.receiver() == Receiver::Kernel || subject == Subject::Dns(ServerKind::KnotXdp);
-        match subject {
+        let kind = match subject {
             Subject::Service { carrier, work_ns } => {
-                let counters = folder.path().join("counters");
-                let (server, target) = service(carrier, work_ns, &counters, bench, limit)?;
-                // With the Ethernet trailer, the shortest packet there is.
-                let payload: &[u8] = &[0x7e; 18];
-                let payloads = std::iter::repeat_n(payload, 64);
-                let flood = bench.flood(target, payloads, polled_by_timer)?;
-                let meter = Meter::Counters(counters);
-                Ok(Self { flood, meter, _server: Box::new(server), _folder: folder })
+                return Service { carrier, work_ns, sink: true, flags: &[] }.start(bench, limit);
             }
-            Subject::Dns(kind) => {
-                let zone = zone.ok_or_else(|| LabError::Config("there is no zone".into()))?;
-                let server = Server::start(kind, &zone.setup(folder.path(), bench), &bench.pair.b)?;
-                let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
-                let flood = bench.flood(server.target, payloads, polled_by_timer)?;
-                let meter = Meter::Answers;
-                Ok(Self { flood, meter, _server: Box::new(server), _folder: folder })
-            }
-        }
+            Subject::Dns(kind) => kind,
+        };
+        let zone = zone.ok_or_else(|| LabError::Config("there is no zone".into()))?;
+        let folder = new_folder()?;
+        bench.prepare(subject.receiver())?;
+        let server = Server::start(kind, &zone.setup(folder.path(), bench), &bench.pair.b)?;
+        let target = server.target;
+        let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
+        let polled_by_timer = subject.receiver() == Receiver::Kernel || kind == ServerKind::KnotXdp;
+        let flood = bench.flood(target, payloads, polled_by_timer)?;
+        Ok(Self {
+            flood,
+            meter: Meter::Answers,
+            target,
+            _server: Box::new(server),
+            _folder: folder,
+        })
     }
+}
+
+fn new_folder() -> Result<TempDir, LabError> {
+    tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))
 }
 
 impl Zone {
@@ -218,30 +211,50 @@ impl Zone {
     }
 }
 
-const SERVICE_PORT: u16 = 7;
+/// The port that services are on.
+pub(crate) const SERVICE_PORT: u16 = 7;
 
-fn service(
-    carrier: Carrier,
-    work_ns: u64,
-    counters: &std::path::Path,
-    bench: &Bench,
-    limit: Duration,
-) -> Result<(Process, SocketAddr), LabError> {
-    let end = &bench.pair.b;
-    let mut command = end.namespace.command_on_core(bench.server_core, this_program()?);
-    let (port, address): (_, IpAddr) = match carrier {
-        Carrier::Kernel => ("kernel", KERNEL_ADDRESS.into()),
-        Carrier::Tidegate(_) => ("xdp", OWN_ADDRESS.into()),
-    };
-    let listen = SERVICE_PORT.to_string();
-    command.args(["serve", "echo", "--sink", "--json", "--listen", &listen, "--port", port]);
-    command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX}")]);
-    command.args(["--cpu", &bench.server_core.to_string(), "--work-ns", &work_ns.to_string()]);
-    command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
-    command.arg("--counters").arg(counters).args(carrier.flags()?);
-    let mut process = Process::start(carrier.name(), &mut command)?;
-    process.wait_for_line()?;
-    Ok((process, SocketAddr::new(address, SERVICE_PORT)))
+/// An echo service, or a sink, with work for each packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Service<'a> {
+    pub(crate) carrier: Carrier,
+    pub(crate) work_ns: u64,
+    /// Whether it answers nothing.
+    pub(crate) sink: bool,
+    /// More flags of `serve`.
+    pub(crate) flags: &'a [&'a str],
+}
+
+impl Service<'_> {
+    /// Starts it with a flood of the shortest packets that there are.
+    pub(crate) fn start(&self, bench: &Bench, limit: Duration) -> Result<Running, LabError> {
+        let folder = new_folder()?;
+        let kernel = self.carrier == Carrier::Kernel;
+        bench.prepare(if kernel { Receiver::Kernel } else { Receiver::Server })?;
+        let counters = folder.path().join("counters");
+        let end = &bench.pair.b;
+        let mut command = end.namespace.command_on_core(bench.server_core, this_program()?);
+        let (port, address): (_, IpAddr) =
+            if kernel { ("kernel", KERNEL_ADDRESS.into()) } else { ("xdp", OWN_ADDRESS.into()) };
+        let listen = SERVICE_PORT.to_string();
+        command.args(["serve", "echo", "--json", "--listen", &listen, "--port", port]);
+        command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX}")]);
+        command.args(["--cpu", &bench.server_core.to_string()]);
+        command.args(["--work-ns", &self.work_ns.to_string()]);
+        command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
+        command.arg("--counters").arg(&counters).args(self.carrier.flags()).args(self.flags);
+        if self.sink {
+            command.arg("--sink");
+        }
+        let mut process = Process::start(self.carrier.name(), &mut command)?;
+        process.wait_for_line()?;
+        let target = SocketAddr::new(address, SERVICE_PORT);
+        // With its headers and trailer, 64 bytes.
+        let payload: &[u8] = &[0x7e; 18];
+        let flood = bench.flood(target, std::iter::repeat_n(payload, 64), kernel)?;
+        let meter = Meter::Counters(counters);
+        Ok(Running { flood, meter, target, _server: Box::new(process), _folder: folder })
+    }
 }
 
 /// Whether the servers of `kinds` are installed.
@@ -259,8 +272,7 @@ mod tests {
 
     #[test]
     fn every_carrier_is_found_by_its_name() {
-        let all = (0..MODES.len()).map(Carrier::Tidegate).chain([Carrier::Kernel]);
-        for carrier in all {
+        for carrier in Carrier::all() {
             assert_eq!(carrier.name().parse::<Carrier>().unwrap(), carrier);
         }
         let error = "pulled".parse::<Carrier>().unwrap_err().to_string();
