@@ -12,7 +12,7 @@ use crate::{Responder, ServeCounters};
 const BATCH: usize = 64;
 
 /// The longest datagram that is taken from or given to such a stack.
-const MAX_DATAGRAM_BYTES: usize = 2048;
+const MAX_DATAGRAM_BYTES: usize = 65_535;
 
 /// How often an idle server looks at its stop flag.
 const STOP_CHECK: Duration = Duration::from_millis(100);

@@ -44,6 +44,23 @@ fn wrong_flags_name_the_flag() {
 }
 
 #[test]
+fn settings_of_the_gate_that_make_no_sense_say_why() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["--low-mark-percent", "80"], "low mark must be below"),
+        (&["--cpu-share-percent", "0"], "cpu-share-percent is 0"),
+        (&["--receive-quota", "0"], "receive-quota is 0"),
+        (&["--receive-quota", "some"], "unlimited"),
+        (&["--mode", "napi", "--cpu-share-percent", "50"], "choose mode polled"),
+        (&["--mode", "napi", "--budget", "10"], "at least the weight"),
+        (&["--mode", "fast"], "interrupt"),
+    ];
+    for (flags, words) in cases {
+        let server = ["serve", "echo", "--iface", "lo", "--address", "10.9.8.7/24"];
+        fails_with(&[&server, flags].concat(), &[words]);
+    }
+}
+
+#[test]
 fn a_missing_interface_is_named_with_those_that_exist() {
     for port in ["xdp", "packet"] {
         let arguments = ["serve", "echo", "--port", port, "--iface", "nope0"];
