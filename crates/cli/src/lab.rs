@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::{Experiment, dns, echo_cost, livelock, mlfrr, protect, soak, sweep};
+use tidegate_lab::{Experiment, dns, echo_cost, livelock, mlfrr, papers, protect, soak, sweep};
 
 use crate::Failure;
 
@@ -24,6 +24,8 @@ pub(crate) enum Lab {
     /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
     /// 64 cores
     Sweep(SweepLab),
+    /// The papers' own machines, simulated, beside their published numbers
+    PapersLivelock(PapersLivelockLab),
     /// What a flood does to the rest of the machine: a steady flow out, ping,
     /// system time at eight levels, and how soon a server recovers
     Protect(ProtectLab),
@@ -225,6 +227,15 @@ pub(crate) struct SweepLab {
     seed: u64,
 }
 
+/// Flags of `lab papers-livelock`.
+#[derive(Args)]
+pub(crate) struct PapersLivelockLab {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    drawing: Drawing,
+}
+
 /// Where a result goes.
 #[derive(Args)]
 pub(crate) struct Output {
@@ -241,6 +252,7 @@ impl Lab {
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
+            Lab::PapersLivelock(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
         }
@@ -364,6 +376,14 @@ impl MlfrrLab {
         config.max_pps = self.max;
         config.repeats = self.repeats.unwrap_or(config.repeats);
         self.output.write(&mlfrr::run(&config)?)
+    }
+}
+
+impl PapersLivelockLab {
+    fn run(self) -> Result<(), Failure> {
+        let result = papers::run()?;
+        self.drawing.write(&result)?;
+        self.output.write(&result)
     }
 }
 

@@ -10,6 +10,7 @@ pub mod livelock;
 pub mod load;
 pub mod mlfrr;
 pub mod netns;
+pub mod papers;
 pub mod plot;
 pub mod process;
 pub mod protect;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::load::Packet;
+use crate::setup::Setup;
 
 /// One queue of a card.
 pub(crate) struct Card {
@@ -14,6 +15,9 @@ pub(crate) struct Card {
     sent: u32,
     transmit_ring: usize,
     frame_ns: u64,
+    interrupt_gap_ns: u64,
+    /// The earliest time of the next interrupt.
+    next_interrupt_ns: u64,
     /// Whether the interrupt may be raised at all.
     pub(crate) enabled: bool,
     /// Whether it is raised and its handler has not returned.
@@ -21,17 +25,33 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    pub(crate) fn new(receive_ring: u32, transmit_ring: u32, frame_ns: u64) -> Self {
+    pub(crate) fn new(setup: &Setup, receive_ring: u32) -> Self {
+        let transmit_ring = setup.transmit_ring;
         Self {
             received: VecDeque::with_capacity(receive_ring as usize),
             receive_ring: receive_ring as usize,
             sending: VecDeque::with_capacity(transmit_ring as usize),
             sent: 0,
             transmit_ring: transmit_ring as usize,
-            frame_ns,
+            frame_ns: setup.link.frame_ns(),
+            interrupt_gap_ns: setup.interrupt_gap_ns,
+            next_interrupt_ns: 0,
             enabled: true,
             raised: false,
         }
+    }
+
+    /// The earliest time at which the card raises its next interrupt.
+    #[inline]
+    pub(crate) fn next_interrupt_ns(&self) -> u64 {
+        self.next_interrupt_ns
+    }
+
+    /// The interrupt is raised.
+    #[inline]
+    pub(crate) fn on_raised(&mut self, now_ns: u64) {
+        self.raised = true;
+        self.next_interrupt_ns = now_ns + self.interrupt_gap_ns;
     }
 
     /// A packet comes in. Returns whether there was a descriptor for it.

@@ -124,7 +124,10 @@ impl Core {
         let mut processor = Processor::new(setup.costs.switch_ns, setup.quantum_ns);
         let tasks = Tasks {
             interrupt: processor.add(Level::Device),
-            software: processor.add(Level::Software),
+            software: processor.add(match setup.protocol_thread {
+                true => Level::Kernel,
+                false => Level::Software,
+            }),
             poller: processor.add(poller_level(config.mode)),
             tick: processor.add(Level::Device),
             application: processor.add(Level::Program),
@@ -148,11 +151,11 @@ impl Core {
         let inline = matches!(service, Service::Udp { inline: true, .. });
         let rings = Rings { receive: 1, transmit: 1, application: usize::from(inline) };
         let mut gate = Gate::new(setup.gate.clone(), rings, 0);
-        let mut card = Card::new(setup.receive_ring, setup.transmit_ring, setup.link.frame_ns());
-        if config.mode == Mode::Moderated {
-            let ring = setup.receive_ring.min(config.descriptors);
-            card = Card::new(ring, setup.transmit_ring, setup.link.frame_ns());
-        }
+        let receive_ring = match config.mode {
+            Mode::Moderated => setup.receive_ring.min(config.descriptors),
+            _ => setup.receive_ring,
+        };
+        let mut card = Card::new(setup, receive_ring);
         if config.mode == Mode::Dedicated {
             card.enabled = false;
             gate.on_all_ready();
@@ -293,9 +296,9 @@ impl Core {
             return;
         }
         let now_ns = self.now_ns();
-        let at_ns = self.gate.next_interrupt_ns(now_ns);
+        let at_ns = self.gate.next_interrupt_ns(now_ns).max(self.card.next_interrupt_ns());
         if at_ns <= now_ns {
-            self.card.raised = true;
+            self.card.on_raised(now_ns);
             self.processor.wake(self.tasks.interrupt);
         } else {
             self.set_timer(Timer::Interrupt, at_ns);

@@ -18,19 +18,29 @@ impl Core {
     /// Gives the polling loop its next piece of work, or lets it sleep.
     pub(crate) fn poll(&mut self) {
         loop {
-            let cost_ns = match self.polling.turn {
-                None => return self.ask_gate(),
-                Some((turn, taken)) if taken < turn.quota => self.begin_packet(turn.ring),
-                Some(_) => None,
-            };
+            let Some((turn, taken)) = self.polling.turn else { return self.ask_gate() };
+            let goes_on = taken < turn.quota && !self.is_held_in(turn);
+            let cost_ns = if goes_on { self.begin_packet(turn.ring) } else { None };
             if let Some(cost_ns) = cost_ns {
                 return self.processor.give(self.tasks.poller, cost_ns);
             }
-            if let Some((turn, taken)) = self.polling.turn.take() {
-                let now_ns = self.now_ns();
-                self.gate.on_served(turn, taken, now_ns);
+            self.polling.turn = None;
+            let now_ns = self.now_ns();
+            self.gate.on_served(turn, taken, now_ns);
+            if self.has_work(turn.ring) {
+                self.gate.on_ready(turn.ring);
             }
         }
+    }
+
+    /// A queue that fills ends the turn: a quota may be longer than the queue.
+    fn is_held_in(&mut self, turn: Turn) -> bool {
+        let now_ns = self.now_ns();
+        matches!(turn.ring, Ring::Receive(_)) && self.gate.held_until(now_ns).is_some()
+    }
+
+    fn has_work(&self, ring: Ring) -> bool {
+        matches!(ring, Ring::Receive(_)) && self.card.waiting() > 0
     }
 
     fn ask_gate(&mut self) {

@@ -178,6 +178,12 @@ pub struct Setup {
     pub receive_ring: u32,
     /// Transmit descriptors of each queue of the card.
     pub transmit_ring: u32,
+    /// The least time between two interrupts that the card keeps by itself,
+    /// whatever the gate says; 0 is none.
+    pub interrupt_gap_ns: u64,
+    /// Modes with an input queue: the protocols run in a thread of the kernel
+    /// instead of a software interrupt, as in Digital UNIX.
+    pub protocol_thread: bool,
     /// What the host does.
     pub role: Role,
     /// Programs beside it, on every core.
@@ -202,6 +208,8 @@ impl Default for Setup {
             link: Link { bits_per_second: 400_000_000_000 },
             receive_ring: 512,
             transmit_ring: 512,
+            interrupt_gap_ns: 0,
+            protocol_thread: false,
             role: Role::Udp {
                 family: Family::V4,
                 socket_queue: 256,
@@ -282,6 +290,7 @@ impl Setup {
             ("read-ns", costs.read_ns),
             ("transmit-ns", costs.transmit_ns),
             ("transmit-done-ns", costs.transmit_done_ns),
+            ("interrupt-gap-ns", self.interrupt_gap_ns),
         ];
         let timers = self.beside.iter().filter_map(|beside| match *beside {
             Beside::Compute => None,

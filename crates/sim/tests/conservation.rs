@@ -29,6 +29,7 @@ prop_compose! {
         (cores, rings) in (1..5_u32, 1..600_u32),
         (pps, shape) in (0..3_000_000_u64, 0..3_u8),
         beside in 0..4_u8,
+        (gap_us, thread) in (0..200_u64, any::<bool>()),
         seed in any::<u64>(),
     ) -> Setup {
         let mode = Mode::ALL[mode];
@@ -46,6 +47,8 @@ prop_compose! {
             cores,
             receive_ring: rings,
             transmit_ring: rings,
+            interrupt_gap_ns: gap_us * 1000,
+            protocol_thread: thread,
             role: role(which, answers, mode, queue),
             beside: if mode == Mode::Dedicated { vec![] } else { all[..usize::from(beside % 3)].to_vec() },
             tick: (beside == 3).then_some(Tick { period_ns: 1_000_000, cost_ns: 50_000 }),
