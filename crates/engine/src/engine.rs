@@ -220,9 +220,7 @@ impl Engine {
             if let Some(admitter) = &mut self.admitter {
                 admitter.on_burst(self.now_ns, &mut self.arena, &mut self.incoming);
             }
-            while let Some(frame) = self.incoming.pop_front() {
-                self.stack.ingest(self.now_ns, frame, &mut self.arena);
-            }
+            self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
             if frames < most {
                 break;

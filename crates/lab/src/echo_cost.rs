@@ -18,7 +18,7 @@ use tidegate::{Net, NetConfig, UdpSocket};
 
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::template::{Addressing, Template, sum};
+use crate::load::template::{Addressing, Template, fold, sum};
 use crate::load::{neighbour, neighbour::Event};
 use crate::netns::output;
 
@@ -97,12 +97,13 @@ fn echo(packets: u64, ipv6: bool) -> Result<u64, LabError> {
     let mut frame = vec![0; template.header_bytes()];
     frame.extend(&payload);
     template.write(0, &mut frame, sum(&payload));
+    let expected = bench.expected_echo(&payload);
     let mut echoed = 0;
     while echoed < packets {
         let burst = (packets - echoed).min(BURST as u64) as usize;
         bench.driver.transmit_copies(burst, &frame);
         bench.serve(burst)?;
-        let came = bench.take_echoes(frame.len(), &payload);
+        let came = bench.take_echoes(&expected);
         if came != burst {
             return Err(LabError::Config(format!("sent {burst} packets, got {came} right echoes")));
         }
@@ -173,13 +174,36 @@ impl Bench {
         Err(LabError::Config("the echo server did not answer the first packet".into()))
     }
 
+    /// The frame that comes back, to the last byte. The server's stack leaves
+    /// the UDP checksum to the port, which is none: the field holds the sum of
+    /// the pseudo-header.
+    fn expected_echo(&self, payload: &[u8]) -> Vec<u8> {
+        let Addressing { source, first_port, target, .. } = self.addressing;
+        let template = Template::new(&Addressing {
+            source_mac: SERVER_MAC,
+            target_mac: DRIVER_MAC,
+            source: target.ip(),
+            first_port: target.port(),
+            target: SocketAddr::new(source, first_port),
+            ..self.addressing
+        });
+        let mut frame = vec![0; template.header_bytes()];
+        frame.extend(payload);
+        template.write(0, &mut frame, sum(payload));
+        let udp = template.header_bytes() - 8;
+        let addresses = if target.is_ipv6() { 22..54 } else { 26..34 };
+        let pseudo = sum(&frame[addresses]) + 17 + (payload.len() + 8) as u32;
+        frame[udp + 6..udp + 8].copy_from_slice(&fold(pseudo).to_be_bytes());
+        frame
+    }
+
     /// Takes what came back and returns how many are right echoes. The server
     /// asks again who the driver is from time to time, which is answered.
-    fn take_echoes(&mut self, frame_bytes: usize, payload: &[u8]) -> usize {
+    fn take_echoes(&mut self, expected: &[u8]) -> usize {
         let (mut echoes, mut reply) = (0, None);
         let addressing = &self.addressing;
         self.driver.receive_bytes(2 * BURST, |bytes| {
-            if bytes.len() == frame_bytes && bytes.ends_with(payload) {
+            if bytes == expected {
                 echoes += 1;
             } else if let Some(Event::Reply(frame)) =
                 neighbour::read(bytes, addressing, addressing.target.ip())

@@ -16,9 +16,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::slice;
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::copy_packet;
 
 /// Bytes kept free in front of a new frame's data, for headers to be put there.
 ///
@@ -195,6 +198,12 @@ impl Frame {
         self.set_packed_checksum(PackedChecksum::new(checksum));
     }
 
+    /// Whether nothing is known about the transport checksum.
+    #[inline(always)]
+    pub fn is_unchecked(&self) -> bool {
+        self.notes & 0xffff_0000 == 0
+    }
+
     /// As [`Frame::checksum`], to be passed on.
     #[inline(always)]
     pub fn packed_checksum(&self) -> PackedChecksum {
@@ -256,6 +265,7 @@ pub struct Arena {
     /// The length of all frames together.
     bytes: usize,
     shift: u32,
+    frame_bytes: usize,
     hugepages: bool,
     /// The places of free frames, each inside the mapping; the first
     /// `available` count.
@@ -297,6 +307,7 @@ impl Arena {
             base,
             bytes,
             shift,
+            frame_bytes: config.frame_size.bytes(),
             hugepages,
             // The last frame freed is the next one used: it is still in cache.
             free: (0..config.frames).rev().map(|index| (first(index) as u64) << 16).collect(),
@@ -320,7 +331,7 @@ impl Arena {
     /// The size of a frame in bytes, headroom included.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
-        1 << self.shift
+        self.frame_bytes
     }
 
     /// Whether the memory is in hugepages.
@@ -355,12 +366,11 @@ impl Arena {
         let mut frame = self.alloc()?;
         frame.place |= bytes.len() as u64;
         // SAFETY: a free frame's place is inside the mapping, and the bytes fit
-        // behind its headroom (checked above). The exclusive borrow of the
-        // arena means that `bytes` lies elsewhere.
-        unsafe {
-            let data = self.base.as_ptr().add(frame.at());
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len());
-        }
+        // behind its headroom (checked above); the exclusive borrow of the
+        // arena makes this the only slice into it.
+        let data =
+            unsafe { slice::from_raw_parts_mut(self.base.as_ptr().add(frame.at()), bytes.len()) };
+        copy_packet(data, bytes);
         Some(frame)
     }
 
@@ -388,7 +398,7 @@ impl Arena {
         // SAFETY: `locate` checked that the range lies inside the mapping, which
         // lives as long as `self`; a shared borrow of the arena excludes
         // `bytes_mut`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), frame.len()) }
+        unsafe { slice::from_raw_parts(self.base.as_ptr().add(offset), frame.len()) }
     }
 
     /// The frame's data, to be written.
@@ -397,21 +407,24 @@ impl Arena {
         let offset = self.locate(frame);
         // SAFETY: as in `bytes`; the exclusive borrow of the arena makes this
         // the only slice into the mapping.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), frame.len()) }
+        unsafe { slice::from_raw_parts_mut(self.base.as_ptr().add(offset), frame.len()) }
     }
 
     /// The last `N` bytes of the frame's headroom: where its headers are, or
     /// were. `None` when there is less headroom.
     #[inline(always)]
     pub fn headers<const N: usize>(&self, frame: &Frame) -> Option<&[u8; N]> {
-        let start = frame.at().checked_sub(N).filter(|_| N <= frame.headroom())?;
-        if start + N > self.bytes {
+        if frame.headroom() < N {
+            return None;
+        }
+        if frame.at() > self.bytes {
             foreign_frame();
         }
-        // SAFETY: the range lies inside the mapping (checked just now); a
-        // shared borrow of the arena excludes whoever writes to it. An array of
-        // bytes needs no alignment.
-        Some(unsafe { &*self.base.as_ptr().add(start).cast::<[u8; N]>() })
+        // SAFETY: the data begins at least `N` bytes behind the start of a
+        // frame and ends inside the mapping (checked just now); a shared borrow
+        // of the arena excludes whoever writes to it. An array of bytes needs
+        // no alignment.
+        Some(unsafe { &*self.base.as_ptr().add(frame.at()).sub(N).cast::<[u8; N]>() })
     }
 
     /// The last `N` bytes of the frame's headroom, and everything behind them
@@ -422,15 +435,23 @@ impl Arena {
         &mut self,
         frame: &mut Frame,
     ) -> Option<(&mut [u8; N], &mut [u8])> {
-        let start = frame.at().checked_sub(N).filter(|_| N <= frame.headroom())?;
-        let len = (self.frame_bytes() + N).checked_sub(frame.headroom())?;
-        if start + len > self.bytes {
+        let headroom = frame.headroom();
+        if headroom < N {
+            return None;
+        }
+        let room = self.frame_bytes.checked_sub(headroom)?;
+        if frame.at() + room > self.bytes {
             foreign_frame();
         }
-        // SAFETY: the range lies inside the mapping (checked just now); the
-        // exclusive borrow of the arena makes this the only slice into it.
-        let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(start), len) };
-        all.split_first_chunk_mut()
+        // SAFETY: the data begins `headroom` bytes behind the start of a frame,
+        // so that there are `N` bytes in front of it, and `room` bytes are
+        // inside the mapping (checked just now). The two slices are apart, and
+        // the exclusive borrow of the arena makes them the only ones.
+        unsafe {
+            let data = self.base.as_ptr().add(frame.at());
+            let head = &mut *data.sub(N).cast::<[u8; N]>();
+            Some((head, slice::from_raw_parts_mut(data, room)))
+        }
     }
 
     /// The data of one frame to read and of another to write, at once.
@@ -447,8 +468,8 @@ impl Arena {
         // overlap (the assertion).
         unsafe {
             (
-                std::slice::from_raw_parts(self.base.as_ptr().add(r), read.len()),
-                std::slice::from_raw_parts_mut(self.base.as_ptr().add(w), write.len()),
+                slice::from_raw_parts(self.base.as_ptr().add(r), read.len()),
+                slice::from_raw_parts_mut(self.base.as_ptr().add(w), write.len()),
             )
         }
     }
@@ -457,11 +478,34 @@ impl Arena {
     /// hold whatever was there. Returns whether it fits in the frame.
     #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        let fits = frame.headroom() + len <= self.frame_bytes();
+        let room = self.frame_bytes.checked_sub(frame.headroom());
+        let fits = room.is_some_and(|room| len <= room);
         if fits {
             frame.place = frame.place & !0xffff | len as u64;
         }
         fits
+    }
+
+    /// Makes `before` bytes of the headroom part of the data, and the data
+    /// `len` bytes long in all. Returns whether it fits in the frame; if not,
+    /// the frame is as it was.
+    #[inline(always)]
+    pub fn prepend(&self, frame: &mut Frame, before: usize, len: usize) -> bool {
+        let headroom = frame.headroom();
+        let fits = headroom >= before && headroom - before + len <= self.frame_bytes;
+        if fits {
+            frame.place = ((frame.at() - before) as u64) << 16 | len as u64;
+            frame.notes -= before as u64;
+        }
+        fits
+    }
+
+    /// Gives a frame back when `read` has seen its data.
+    #[inline(always)]
+    pub fn consume<R>(&mut self, frame: Frame, read: impl FnOnce(&[u8]) -> R) -> R {
+        let result = read(self.bytes(&frame));
+        self.free(frame);
+        result
     }
 
     /// Copies a frame into a new one; `None` when there is no frame left.
@@ -671,7 +715,11 @@ mod tests {
         let (head, room) = arena.headers_mut::<4>(&mut frame).unwrap();
         assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
         assert_eq!(room.len(), 2048 - usize::from(HEADROOM_BYTES) - 4);
+        assert!(!arena.prepend(&mut frame, 1, 2048));
+        assert!(arena.prepend(&mut frame, 2, 5));
+        assert_eq!((arena.bytes(&frame), frame.headroom()), (&b"adpay"[..], 258));
         frame.retreat(frame.headroom() - 3);
+        assert!(!arena.prepend(&mut frame, 4, 4));
         assert!(arena.headers::<4>(&frame).is_none());
         assert!(arena.headers_mut::<4>(&mut frame).is_none());
         arena.free(frame);

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::{Bound, Index, IndexMut, RangeBounds};
+use std::slice;
 
 /// A queue that grows when it must and never shrinks.
 pub struct Fifo<T> {
@@ -151,6 +152,39 @@ impl<T> Fifo<T> {
         Drain { queue: self, left }
     }
 
+    /// Takes values from the front as long as they lie side by side: many cost
+    /// less so than one by one. When it ends, there may be more. Those that it
+    /// was not asked for stay.
+    #[inline(always)]
+    pub fn run(&mut self) -> Run<'_, T> {
+        let first = self.place(self.taken).min(self.slots.len());
+        let len = self.len().min(self.slots.len() - first);
+        // All are taken until `Run` says otherwise, so that none could be
+        // taken twice if that were never said.
+        self.taken = self.taken.wrapping_add(len);
+        Run { values: self.slots[first..first + len].iter(), taken: &mut self.taken }
+    }
+
+    /// Places for new values at the back, as many as lie side by side, and at
+    /// most so many that `limit` values wait. Some, unless the queue is at its
+    /// limit: room is made for `wanted` where there is none.
+    #[inline(always)]
+    pub fn spare(&mut self, limit: usize, wanted: usize) -> Spare<'_, T> {
+        if self.is_empty() {
+            (self.added, self.taken) = (0, 0);
+        }
+        let len = self.len();
+        let short = len == self.slots.len() || len == 0 && self.slots.len() < wanted;
+        if short && len < limit {
+            self.grow_to(limit.min(len + wanted.max(1)));
+        }
+        let first = self.place(self.added);
+        let most = (self.slots.len() - len).min(limit.saturating_sub(len));
+        let last = self.slots.len().min(first + most);
+        let places = self.slots[first..last].iter_mut();
+        Spare { unused: places.len(), places, added: &mut self.added }
+    }
+
     /// Makes room for at least `capacity` values.
     #[cold]
     #[inline(never)]
@@ -165,6 +199,93 @@ impl<T> Fifo<T> {
             }
         }
         (self.slots, self.taken, self.added) = (slots, 0, len);
+    }
+}
+
+/// Takes values from the front of a [`Fifo`]; made by [`Fifo::run`].
+pub struct Run<'a, T> {
+    values: slice::Iter<'a, MaybeUninit<T>>,
+    taken: &'a mut usize,
+}
+
+impl<T> Run<'_, T> {
+    /// The next value, if it is such a one; otherwise it stays.
+    #[inline(always)]
+    pub fn next_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+        let slot = self.values.as_slice().first()?;
+        // SAFETY: the slots of the run hold values until they are read.
+        if wanted(unsafe { slot.assume_init_ref() }) { self.next() } else { None }
+    }
+}
+
+impl<T> Iterator for Run<'_, T> {
+    type Item = T;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<T> {
+        let slot = self.values.next()?;
+        // SAFETY: the slots of the run held values, and each is read once: the
+        // queue counts them as taken.
+        Some(unsafe { slot.assume_init_read() })
+    }
+
+    #[inline(always)]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.values.size_hint()
+    }
+}
+
+impl<T> ExactSizeIterator for Run<'_, T> {}
+
+impl<T> Drop for Run<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.taken = self.taken.wrapping_sub(self.values.len());
+    }
+}
+
+/// Places for new values at the back of a [`Fifo`]; made by [`Fifo::spare`].
+pub struct Spare<'a, T> {
+    places: slice::IterMut<'a, MaybeUninit<T>>,
+    /// The places there were, less those whose values are counted in `added`.
+    unused: usize,
+    added: &'a mut usize,
+}
+
+impl<T> Spare<'_, T> {
+    /// Whether there is no place left.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.places.len() == 0
+    }
+
+    /// How many places are left.
+    #[inline(always)]
+    pub fn left(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Adds a value at the back of the queue.
+    ///
+    /// # Errors
+    /// The value itself when there is no place left.
+    #[inline(always)]
+    pub fn push(&mut self, value: T) -> Result<(), T> {
+        match self.places.next() {
+            Some(place) => {
+                place.write(value);
+                Ok(())
+            }
+            None => Err(value),
+        }
+    }
+}
+
+impl<T> Drop for Spare<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // The first places hold values now.
+        *self.added = self.added.wrapping_add(self.unused - self.places.len());
     }
 }
 
@@ -288,6 +409,8 @@ mod tests {
         Pop,
         Drain(usize, usize),
         Change(usize),
+        Run(usize),
+        Spare(usize, usize, usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -297,6 +420,8 @@ mod tests {
             4 => Just(Step::Pop),
             1 => (0usize..9, 0usize..9).prop_map(|(n, asked)| Step::Drain(n, asked)),
             1 => (0usize..9).prop_map(Step::Change),
+            2 => (0usize..9).prop_map(Step::Run),
+            2 => (0usize..20, 0usize..9, 0usize..9).prop_map(|(a, b, c)| Step::Spare(a, b, c)),
         ]
     }
 
@@ -327,6 +452,34 @@ mod tests {
                         let drained: Vec<_> = queue.drain(..n).take(asked).collect();
                         let expected: Vec<_> = model.drain(..n).take(asked).collect();
                         prop_assert_eq!(drained, expected);
+                    }
+                    Step::Run(asked) => {
+                        let run = queue.run();
+                        prop_assert!(run.len() > 0 || model.is_empty());
+                        let mut run = run;
+                        prop_assert_eq!(run.next_if(|_| false), None);
+                        if asked > 5 {
+                            prop_assert_eq!(run.next_if(|_| true), model.pop_front());
+                        }
+                        let taken: Vec<_> = run.take(asked).collect();
+                        let expected: Vec<_> = model.drain(..taken.len()).collect();
+                        prop_assert_eq!(taken, expected);
+                    }
+                    Step::Spare(limit, wanted, asked) => {
+                        let mut spare = queue.spare(limit, wanted);
+                        let left = spare.left();
+                        prop_assert!(left > 0 || model.len() >= limit);
+                        prop_assert!(left + model.len() <= limit.max(model.len()));
+                        let whole = model.is_empty();
+                        prop_assert!(!whole || left >= wanted.min(limit));
+                        for more in 0..asked {
+                            let value = Box::new(number * 100 + more);
+                            prop_assert_eq!(spare.is_full(), more >= left);
+                            match spare.push(value.clone()) {
+                                Ok(()) => model.push_back(value),
+                                Err(back) => prop_assert_eq!(back, value),
+                            }
+                        }
                     }
                     Step::Change(index) => {
                         prop_assert_eq!(queue.get(index), model.get(index));

@@ -4,6 +4,7 @@
 //! one producer and one consumer; [`fifo`] is the queue of one owner; [`doorbell`] wakes a side that sleeps.
 
 pub mod arena;
+mod copy;
 pub mod doorbell;
 pub mod fifo;
 pub mod spsc;
@@ -12,5 +13,6 @@ mod sync;
 pub use arena::{
     Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES, PackedChecksum,
 };
+pub use copy::copy_packet;
 pub use doorbell::Doorbell;
 pub use fifo::Fifo;

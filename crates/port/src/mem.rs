@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use tidegate_memory::spsc::{Consumer, Producer, ring};
-use tidegate_memory::{Arena, Checksum, Doorbell, PackedChecksum};
+use tidegate_memory::{Arena, Checksum, Doorbell, PackedChecksum, copy_packet};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -56,14 +56,14 @@ impl Slot {
     #[inline(always)]
     fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> bool {
         let Some(place) = self.bytes.get_mut(..bytes.len()) else { return false };
-        place.copy_from_slice(bytes);
+        copy_packet(place, bytes);
         (self.len, self.checksum) = (bytes.len(), checksum);
         true
     }
 
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
+        &self.bytes[..self.len]
     }
 }
 
@@ -191,14 +191,24 @@ impl Port for MemPort {
         // Frames for which there is no buffer stay on the wire, as on a card
         // whose ring is empty; the sender sees its ring fill.
         let most = quota.min(arena.available());
-        let (mut bytes, before) = (0, burst.len());
-        let came = self.incoming.release_each(most, |slot| {
-            if let Some(mut frame) = arena.alloc_from(slot.bytes()) {
-                frame.set_packed_checksum(slot.checksum);
-                bytes += frame.len() as u64;
-                burst.push_back(frame);
+        let (mut bytes, mut came, before) = (0, 0, burst.len());
+        loop {
+            let mut spare = burst.spare(usize::MAX, most);
+            let wanted = spare.left().min(most - came);
+            let read = self.incoming.release_each(wanted, |slot| {
+                let data = slot.bytes();
+                if let Some(mut frame) = arena.alloc_from(data) {
+                    frame.set_packed_checksum(slot.checksum);
+                    bytes += data.len() as u64;
+                    let full = spare.push(frame).is_err();
+                    debug_assert!(!full, "no more than there is place for");
+                }
+            });
+            came += read;
+            if read < wanted || came == most {
+                break;
             }
-        });
+        }
         let taken = burst.len() - before;
         if taken < came {
             self.counters.drops.add(DropReason::FrameTooLong, (came - taken) as u64);
@@ -209,20 +219,24 @@ impl Port for MemPort {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let (mut bytes, mut too_long, before) = (0, 0, burst.len());
-        let sent = self.outgoing.publish_each(before, |slot| {
-            while let Some(frame) = burst.pop_front() {
-                let fits = slot.fill(arena.bytes(&frame), frame.packed_checksum());
-                let len = frame.len() as u64;
-                arena.free(frame);
-                if fits {
-                    bytes += len;
-                    return true;
+        let (mut bytes, mut too_long, mut sent, before) = (0, 0, 0, burst.len());
+        while !burst.is_empty() {
+            let mut run = burst.run();
+            sent += self.outgoing.publish_each(run.len(), |slot| {
+                let Some(frame) = run.next() else { return false };
+                let (len, checksum) = (frame.len(), frame.packed_checksum());
+                if len > MAX_FRAME_BYTES {
+                    too_long += 1;
+                    arena.free(frame);
+                    return false;
                 }
-                too_long += 1;
+                bytes += len as u64;
+                arena.consume(frame, |bytes| slot.fill(bytes, checksum))
+            });
+            if self.outgoing.free(1) == 0 {
+                break;
             }
-            false
-        });
+        }
         if too_long > 0 {
             self.counters.drops.add(DropReason::FrameTooLong, too_long);
         }

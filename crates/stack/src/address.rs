@@ -48,12 +48,18 @@ pub(crate) fn can_be_source_v4(address: Ipv4Addr) -> bool {
     first != 0 && first != 127 && !(224..240).contains(&first) && !address.is_broadcast()
 }
 
+/// More than any IPv4 address is.
+const NO_ADDRESSES: [u64; 2] = [u64::MAX; 2];
+
 /// The addresses of the interface.
 pub(crate) struct Addresses {
     list: Vec<IpCidr>,
     /// The one address and broadcast address of a host that has just one, so
     /// that the common case needs no hash.
     single_v4: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// The same as numbers, as they stand in headers; otherwise numbers that
+    /// no address is.
+    only_v4: [u64; 2],
     single_v6: Option<Ipv6Addr>,
     /// Our first IPv6 address that may be used.
     first_v6: Option<Ipv6Addr>,
@@ -71,6 +77,7 @@ impl Addresses {
         Self {
             list: Vec::new(),
             single_v4: None,
+            only_v4: NO_ADDRESSES,
             single_v6: None,
             first_v6: None,
             pair_v6: None,
@@ -141,6 +148,9 @@ impl Addresses {
             },
             _ => None,
         };
+        let number = |v4: Ipv4Addr| u64::from(u32::from_ne_bytes(v4.octets()));
+        self.only_v4 =
+            self.single_v4.map_or(NO_ADDRESSES, |(ours, all)| [number(ours), number(all)]);
         let all_v6: Vec<_> = self
             .list
             .iter()
@@ -158,21 +168,17 @@ impl Addresses {
         };
     }
 
-    /// Whether an IPv4 address is one of our own.
+    /// Whether an IPv4 address is one of our own, and another one neither that
+    /// nor a broadcast address. They are taken as they stand in headers.
     #[inline(always)]
-    pub(crate) fn is_ours_v4(&self, address: Ipv4Addr) -> bool {
-        match self.single_v4 {
-            Some((ours, _)) => address == ours,
-            None => self.kind_by_hash(address.into()) == Kind::Ours,
-        }
-    }
-
-    /// Whether an IPv4 address is neither ours nor a broadcast address.
-    #[inline(always)]
-    pub(crate) fn is_other_v4(&self, address: Ipv4Addr) -> bool {
-        match self.single_v4 {
-            Some((ours, broadcast)) => address != ours && address != broadcast,
-            None => self.kind_by_hash(address.into()) == Kind::Other,
+    pub(crate) fn is_for_us_v4(&self, source: [u8; 4], destination: [u8; 4]) -> bool {
+        let number = |octets| u64::from(u32::from_ne_bytes(octets));
+        if number(destination) == self.only_v4[0] {
+            !self.only_v4.contains(&number(source))
+        } else {
+            self.single_v4.is_none()
+                && self.kind_by_hash(Ipv4Addr::from(destination).into()) == Kind::Ours
+                && self.kind_by_hash(Ipv4Addr::from(source).into()) == Kind::Other
         }
     }
 

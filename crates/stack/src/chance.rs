@@ -30,9 +30,12 @@ impl HashKey {
     #[inline(always)]
     pub(crate) fn address(&self, address: IpAddr) -> u64 {
         match address {
-            IpAddr::V4(v4) => fold(u64::from(v4.to_bits()) ^ self.start, self.factor),
+            IpAddr::V4(v4) => {
+                let bits = u32::from_ne_bytes(v4.octets());
+                fold(u64::from(bits) ^ self.start, self.factor)
+            }
             IpAddr::V6(v6) => {
-                let bits = v6.to_bits();
+                let bits = u128::from_ne_bytes(v6.octets());
                 let high = fold((bits >> 64) as u64 ^ self.start, self.factor);
                 fold(high ^ bits as u64, self.factor)
             }

@@ -1,11 +1,11 @@
 //! What is known about the way to a destination, kept close at hand.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_wire::MacAddr;
 
 use crate::chance::HashKey;
-use crate::fast_path::Template;
+use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, Template};
 
 /// The way to a destination.
 #[derive(Clone, Copy, Debug)]
@@ -60,13 +60,38 @@ impl Paths {
     }
 
     /// The path to `destination`, if it is here and still right.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, now_ns: u64, destination: IpAddr) -> Option<&Path> {
         let (generation, path) = &self.slots[self.slot(destination)];
         let right = *generation == self.generation
             && now_ns < path.valid_until_ns
             && path.destination == destination;
         right.then_some(path)
+    }
+
+    /// The headers for datagrams of `len` bytes to `destination`, if they can go
+    /// the short way.
+    #[inline(always)]
+    pub(crate) fn plain_v4(
+        &self,
+        now_ns: u64,
+        destination: Ipv4Addr,
+        len: usize,
+    ) -> Option<&Template> {
+        let path = self.get(now_ns, destination.into())?;
+        (len + HEADERS_V4_BYTES <= path.plain_bytes).then_some(&path.template)
+    }
+
+    /// As [`Paths::plain_v4`].
+    #[inline(always)]
+    pub(crate) fn plain_v6(
+        &self,
+        now_ns: u64,
+        destination: Ipv6Addr,
+        len: usize,
+    ) -> Option<&Template> {
+        let path = self.get(now_ns, destination.into())?;
+        (len + HEADERS_V6_BYTES <= path.plain_bytes).then_some(&path.template)
     }
 
     /// Keeps a path.

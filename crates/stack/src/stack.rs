@@ -172,11 +172,29 @@ impl Stack {
     }
 
     /// Takes a received frame: uses it, answers it, keeps it for a socket, or
-    /// drops it for a reason that is counted.
-    #[inline]
+    /// drops it for a reason that is counted. [`Stack::ingest_burst`] does so
+    /// with many for less.
     pub fn ingest(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.counters.received += 1;
-        if let Some(frame) = self.ingest_plain(frame, arena) {
+        self.ingest_one(now_ns, frame, arena);
+    }
+
+    /// Takes all frames of a burst, as [`Stack::ingest`] does.
+    #[inline]
+    pub fn ingest_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
+        while !burst.is_empty() {
+            let mut run = burst.run();
+            self.counters.received += run.len() as u64;
+            loop {
+                self.ingest_plain(&mut run, arena);
+                let Some(frame) = run.next() else { break };
+                self.ingest_one(now_ns, frame, arena);
+            }
+        }
+    }
+
+    fn ingest_one(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
+        if let Some(frame) = self.ingest_padded(frame, arena) {
             self.ingest_any(now_ns, frame, arena);
         }
     }
@@ -375,8 +393,15 @@ impl Stack {
     }
 
     /// The next thing that the outside should know.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
+        self.on_taken(event);
+        Some(event)
+    }
+
+    /// Lets the same thing be told again.
+    fn on_taken(&mut self, event: Event) {
         match event {
             Event::NeighbourWanted(ip) => {
                 self.told.remove(&(false, ip));
@@ -395,7 +420,6 @@ impl Stack {
                 }
             }
         }
-        Some(event)
     }
 
     /// Gives every frame that the stack holds back to the arena: before it is

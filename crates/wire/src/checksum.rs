@@ -27,7 +27,7 @@ impl Sum {
     pub const ZERO: Sum = Sum { value: 0, odd: false };
 
     /// The sum of some bytes.
-    #[inline]
+    #[inline(always)]
     pub fn of(bytes: &[u8]) -> Sum {
         Sum::ZERO.with(bytes)
     }
@@ -39,7 +39,7 @@ impl Sum {
     }
 
     /// This sum with more bytes behind those added so far.
-    #[inline]
+    #[inline(always)]
     #[must_use = "the sum is returned, not changed in place"]
     pub fn with(self, bytes: &[u8]) -> Sum {
         let piece = sum_native(bytes);
@@ -97,9 +97,13 @@ impl Sum {
     /// Whether the bytes added, their checksum field included, add up.
     #[inline]
     pub fn is_valid(self) -> bool {
-        // All ones is the only multiple of 65,535 that a sum folds to when it
-        // is not the sum of nothing; and so does 2^64 - 1 divide.
-        self.value != 0 && self.value.is_multiple_of(0xffff)
+        // The sum folds to all ones if it is a multiple of 65,535 other than
+        // zero: folding takes away multiples of it, and so does the carry that
+        // was added at the end. Multiplying by the inverse of 65,535 modulo
+        // 2^64 divides if that leaves no rest, and gives more than any quotient
+        // otherwise.
+        const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
+        self.value.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
     }
 }
 
@@ -122,32 +126,40 @@ fn add_words<const N: usize>(total: u64, words: &[[u8; 8]; N]) -> u64 {
     add_with_end_around(total, u64::from(carry))
 }
 
+/// The sum of the words of a short packet, each number of them with a way of
+/// its own that has no loop: floods are made of short packets.
+macro_rules! short_sum {
+    ($words:ident, $($count:literal)*) => {
+        match $words.len() {
+            $($count => $words.first_chunk::<$count>().map(|words| add_words(0, words)),)*
+            _ => None,
+        }
+    };
+}
+
 /// The sum of `bytes` as native words, a last odd byte padded with zero.
-#[inline]
+#[inline(always)]
 fn sum_native(bytes: &[u8]) -> u64 {
-    let (words, mut rest) = bytes.as_chunks::<8>();
+    let (words, rest) = bytes.as_chunks::<8>();
+    let total = match short_sum!(words, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16) {
+        Some(total) => total,
+        None => long_sum(words),
+    };
+    if rest.is_empty() { total } else { add_with_end_around(total, last_word(rest)) }
+}
+
+#[inline(never)]
+fn long_sum(words: &[[u8; 8]]) -> u64 {
     let (blocks, words) = words.as_chunks::<8>();
-    let mut total = 0;
-    for block in blocks {
-        total = add_words(total, block);
-    }
-    // At most seven words are left: by fours, twos and ones.
-    let (fours, words) = words.as_chunks::<4>();
-    if let [block, ..] = fours {
-        total = add_words(total, block);
-    }
-    let (twos, words) = words.as_chunks::<2>();
-    if let [block, ..] = twos {
-        total = add_words(total, block);
-    }
-    if let [word, ..] = words {
-        total = add_words(total, &[*word]);
-    }
-    if rest.is_empty() {
-        return total;
-    }
-    // And at most seven bytes: less than 2^34 when added up.
-    let mut last = 0;
+    let total = blocks.iter().fold(0, add_words);
+    words.iter().fold(total, |total, &word| add_words(total, &[word]))
+}
+
+/// Up to seven bytes, padded with zeros.
+#[inline]
+fn last_word(bytes: &[u8]) -> u64 {
+    // Less than 2^34 when added up.
+    let (mut last, mut rest) = (0, bytes);
     if let Some((&word, tail)) = rest.split_first_chunk::<4>() {
         last += u64::from(u32::from_ne_bytes(word));
         rest = tail;
@@ -159,7 +171,7 @@ fn sum_native(bytes: &[u8]) -> u64 {
     if let &[byte] = rest {
         last += u64::from(u16::from_ne_bytes([byte, 0]));
     }
-    add_with_end_around(total, last)
+    last
 }
 
 /// The sum of the IPv4 pseudo-header (RFC 768, RFC 9293 section 3.1) for
@@ -233,6 +245,14 @@ mod tests {
         #[test]
         fn equals_the_naive_sum(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert_eq!(Sum::of(&bytes).fold(), naive_fold(&bytes));
+        }
+
+        #[test]
+        fn is_valid_exactly_when_it_folds_to_all_ones(value: u64, multiple in 0..=u64::MAX / 0xffff) {
+            for value in [value, multiple * 0xffff, multiple * 0xffff + 1, 0, u64::MAX] {
+                let sum = Sum { value, odd: false };
+                prop_assert_eq!(sum.is_valid(), sum.fold() == 0xffff);
+            }
         }
 
         #[test]

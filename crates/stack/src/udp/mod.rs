@@ -15,7 +15,7 @@ pub use exchange::{InPlace, Request};
 pub use fill::FULL;
 pub(crate) use receive::{Delivery, IpInfo};
 pub use socket::{UdpId, UdpOptions};
-pub(crate) use table::UdpTable;
+pub(crate) use table::{NO_SOCKET, UdpTable};
 
 use std::net::{IpAddr, SocketAddr};
 

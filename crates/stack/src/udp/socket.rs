@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidegate_memory::fifo::Run;
 use tidegate_memory::{Arena, Fifo};
 use tidegate_wire::DropReason;
 
@@ -66,9 +67,9 @@ pub(crate) struct Socket {
     queue: Fifo<Waiting>,
     /// Those of the queue that cannot tell by themselves where they came from.
     described: VecDeque<Datagram>,
-    queued_bytes: usize,
-    queue_packets: usize,
-    queue_bytes: usize,
+    /// How many more datagrams, and bytes of them, may wait.
+    free_packets: usize,
+    free_bytes: usize,
     pub(crate) error: Option<SocketError>,
     /// No option asks for headers other than the usual.
     pub(crate) sends_plainly: bool,
@@ -87,9 +88,8 @@ impl Socket {
             options,
             queue: Fifo::new(),
             described: VecDeque::new(),
-            queued_bytes: 0,
-            queue_packets: options.queue_packets.unwrap_or(usize::MAX),
-            queue_bytes: options.queue_bytes.unwrap_or(usize::MAX),
+            free_packets: options.queue_packets.unwrap_or(usize::MAX),
+            free_bytes: options.queue_bytes.unwrap_or(usize::MAX),
             error: None,
             sends_plainly: options.hop_limit.is_none() && options.traffic_class == 0,
             error_told: false,
@@ -130,21 +130,22 @@ impl Socket {
     ///
     /// # Errors
     /// [`DropReason::SocketQueueFull`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_room(&self, len: usize) -> Result<(), DropReason> {
-        let full =
-            self.queue.len() >= self.queue_packets || self.queued_bytes + len > self.queue_bytes;
-        if full { Err(DropReason::SocketQueueFull) } else { Ok(()) }
+        let room = self.free_packets > 0 && len <= self.free_bytes;
+        if room { Ok(()) } else { Err(DropReason::SocketQueueFull) }
     }
 
     /// The packets and bytes that wait to be read.
     pub(crate) fn held(&self) -> (usize, usize) {
-        (self.queue.len(), self.queued_bytes)
+        let (_, limit_bytes) = self.limits();
+        (self.queue.len(), limit_bytes - self.free_bytes)
     }
 
     /// The most packets and bytes that may wait.
     pub(crate) fn limits(&self) -> (usize, usize) {
-        (self.queue_packets, self.queue_bytes)
+        let UdpOptions { queue_packets, queue_bytes, .. } = self.options;
+        (queue_packets.unwrap_or(usize::MAX), queue_bytes.unwrap_or(usize::MAX))
     }
 
     /// How many datagrams wait.
@@ -158,7 +159,7 @@ impl Socket {
     #[inline(always)]
     pub(crate) fn push_plain(&mut self, datagram: Waiting, len: usize) -> bool {
         let was_empty = self.queue.is_empty();
-        self.queued_bytes += len;
+        self.take_room(len);
         self.queue.push_back(datagram);
         was_empty
     }
@@ -177,16 +178,44 @@ impl Socket {
     pub(crate) fn pop_waiting(&mut self) -> Option<Waiting> {
         let waiting = self.queue.pop_front()?;
         if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
-            self.queued_bytes -= frame.len();
+            self.give_room(frame.len());
         }
         Some(waiting)
     }
 
+    /// The datagrams at the front, as many as lie side by side, and where to
+    /// count the room that each leaves.
+    #[inline(always)]
+    pub(crate) fn run(&mut self) -> (Run<'_, Waiting>, Room<'_>) {
+        let Self { queue, free_packets, free_bytes, .. } = self;
+        (queue.run(), Room { free_packets, free_bytes })
+    }
+
+    /// What waits at the front.
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&Waiting> {
+        self.queue.front()
+    }
+
+    #[inline(always)]
+    fn take_room(&mut self, len: usize) {
+        self.free_packets -= 1;
+        self.free_bytes -= len;
+    }
+
+    #[inline(always)]
+    fn give_room(&mut self, len: usize) {
+        self.free_packets += 1;
+        self.free_bytes += len;
+    }
+
+    /// Takes the description of the datagram at the front, which waits as
+    /// [`Waiting::Described`].
     #[inline(never)]
     pub(crate) fn take_described(&mut self) -> Option<Datagram> {
         let datagram = self.described.pop_front();
         debug_assert!(datagram.is_some(), "a datagram without its description");
-        self.queued_bytes -= datagram.as_ref().map_or(0, Datagram::len);
+        self.give_room(datagram.as_ref().map_or(0, Datagram::len));
         datagram
     }
 
@@ -207,14 +236,31 @@ impl Socket {
     /// waited.
     pub(crate) fn release(&mut self, arena: &mut Arena) -> usize {
         let unread = self.queue.len();
-        for waiting in self.queue.drain(..) {
-            if let Waiting::V4(frame) | Waiting::V6(frame) = waiting {
-                arena.free(frame);
+        while let Some(waiting) = self.pop_waiting() {
+            match waiting {
+                Waiting::V4(frame) | Waiting::V6(frame) => arena.free(frame),
+                Waiting::Described => {
+                    let described = self.take_described();
+                    described.into_iter().for_each(|datagram| datagram.release(arena));
+                }
             }
         }
-        self.described.drain(..).for_each(|datagram| datagram.release(arena));
-        self.queued_bytes = 0;
         unread
+    }
+}
+
+/// Counts the room that datagrams leave when they are taken.
+pub(crate) struct Room<'a> {
+    free_packets: &'a mut usize,
+    free_bytes: &'a mut usize,
+}
+
+impl Room<'_> {
+    /// A datagram of `len` bytes was taken.
+    #[inline(always)]
+    pub(crate) fn give(&mut self, len: usize) {
+        *self.free_packets += 1;
+        *self.free_bytes += len;
     }
 }
 

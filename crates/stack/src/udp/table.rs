@@ -85,6 +85,9 @@ impl Port {
     }
 }
 
+/// A place where no socket is: there cannot be as many.
+pub(crate) const NO_SOCKET: u32 = u32::MAX;
+
 /// Where a port number stands in the table: it is taken as it stands in headers.
 #[inline(always)]
 fn place_of(number: u16) -> usize {
@@ -138,28 +141,35 @@ impl UdpTable {
         if slot.generation == id.generation { slot.socket.as_mut() } else { None }
     }
 
+    /// The socket at a place that a lookup gave, to look at.
+    #[inline(always)]
+    pub(crate) fn look_at(&self, index: u32) -> Option<&Socket> {
+        self.slots.get(index as usize)?.socket.as_ref()
+    }
+
     /// The socket at a place that a lookup gave.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&mut self, index: u32) -> Option<(UdpId, &mut Socket)> {
         let slot = self.slots.get_mut(index as usize)?;
         let id = UdpId { index, generation: slot.generation };
         slot.socket.as_mut().map(|socket| (id, socket))
     }
 
-    /// The socket that a datagram to one of our addresses is for. `local` and
+    /// The socket that a datagram to one of our addresses is for, or a place
+    /// where none is. `local` and
     /// `remote` are address and port as they stand in the headers.
     #[inline(always)]
     pub(crate) fn find_plain_v4(
         &self,
         local: ([u8; 4], [u8; 2]),
         remote: ([u8; 4], [u8; 2]),
-    ) -> Option<u32> {
+    ) -> u32 {
         let only = &self.port(u16::from_be_bytes(local.1)).only_v4;
         if u32::from_ne_bytes(local.0) & only.mask == only.address {
-            return Some(only.socket);
+            return only.socket;
         }
         let end = |(ip, port): ([u8; 4], _)| SocketAddr::from((ip, u16::from_be_bytes(port)));
-        self.find(end(local), end(remote))
+        self.find(end(local), end(remote)).unwrap_or(NO_SOCKET)
     }
 
     /// As [`UdpTable::find_plain_v4`].
@@ -168,13 +178,13 @@ impl UdpTable {
         &self,
         local: ([u8; 16], [u8; 2]),
         remote: ([u8; 16], [u8; 2]),
-    ) -> Option<u32> {
+    ) -> u32 {
         let only = &self.port(u16::from_be_bytes(local.1)).only_v6;
         if u128::from_ne_bytes(local.0) & only.mask == only.address {
-            return Some(only.socket);
+            return only.socket;
         }
         let end = |(ip, port): ([u8; 16], _)| SocketAddr::from((ip, u16::from_be_bytes(port)));
-        self.find(end(local), end(remote))
+        self.find(end(local), end(remote)).unwrap_or(NO_SOCKET)
     }
 
     /// The socket that a datagram is for.
@@ -379,7 +389,7 @@ impl UdpTable {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn port(&self, number: u16) -> &Port {
         &self.ports[usize::from(self.port_of[place_of(number)])]
     }
