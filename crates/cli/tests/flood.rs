@@ -86,7 +86,11 @@ fn protect_measures_every_level_and_draws_it() {
         svg.to_str().unwrap(),
     ]);
     let rows = result["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * 9 + 2, "without a flood and eight levels, a time line, each twice");
+    assert_eq!(
+        rows.len(),
+        2 * 9 + 2 + 2,
+        "each carrier at nine levels and over time, two policies"
+    );
     for row in rows.iter().filter(|row| row["test"] == "levels") {
         let flooded = row["offered_per_s"].as_f64().unwrap() > 0.0;
         assert_eq!(flooded, row["level"] != "none", "{row}");
@@ -99,7 +103,14 @@ fn protect_measures_every_level_and_draws_it() {
         assert!(row["flow_mbps"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["ping_ms"].as_f64().unwrap() > 0.0, "{row}");
     }
-    for name in ["flow_kept_min", "recovery_ms", "kernel_flow_kept_min", "kernel_recovery_ms"] {
+    for name in [
+        "flow_kept_min",
+        "recovery_ms",
+        "kernel_flow_kept_min",
+        "kernel_recovery_ms",
+        "known_peer_answered",
+        "known_peer_answered_droptail",
+    ] {
         assert!(figure(&result, name) >= 0.0, "{name}");
     }
     assert!(std::fs::read_to_string(&svg).unwrap().contains("a steady flow out"));

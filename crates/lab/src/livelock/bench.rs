@@ -79,15 +79,44 @@ pub(crate) enum Meter {
     Answers,
 }
 
-fn addressing(target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
-    Addressing {
-        source_mac: LOAD_MAC,
-        target_mac,
-        source: IpAddr::V4(LOAD_ADDRESS),
-        sources: 1,
-        first_port: FIRST_PORT,
-        ports: FLOWS,
-        target,
+/// Who a flood comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// One host, with some ports.
+    #[default]
+    OneHost,
+    /// As many hosts as there are frames, from elsewhere (RFC 2544's
+    /// addresses).
+    Strangers,
+}
+
+/// How many strangers there are.
+const STRANGERS: u32 = 8192;
+const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+
+impl Source {
+    fn addressing(self, target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
+        let (source, sources, ports) = match self {
+            Self::OneHost => (LOAD_ADDRESS, 1, FLOWS),
+            Self::Strangers => (FIRST_STRANGER, STRANGERS, 1),
+        };
+        Addressing {
+            source_mac: LOAD_MAC,
+            target_mac,
+            source: IpAddr::V4(source),
+            sources,
+            first_port: FIRST_PORT,
+            ports,
+            target,
+        }
+    }
+
+    /// How many different senders a frame can have.
+    pub(crate) fn flows(self) -> usize {
+        match self {
+            Self::OneHost => FLOWS.into(),
+            Self::Strangers => STRANGERS as usize,
+        }
     }
 }
 
@@ -101,7 +130,8 @@ impl Bench {
         // Answers are taken off the wire by the core that sends.
         pair.a.set_rps(Some(load_core))?;
         let nobody = SocketAddr::new(KERNEL_ADDRESS.into(), 0);
-        let responder = Responder::new(&pair.a, &addressing(nobody, pair.b.mac), load_core)?;
+        let addressing = Source::OneHost.addressing(nobody, pair.b.mac);
+        let responder = Responder::new(&pair.a, &addressing, load_core)?;
         Ok(Self { pair, server_core, load_core, _responder: responder })
     }
 
@@ -115,15 +145,16 @@ impl Bench {
         end.ethtool(&["gro", if receiver == Receiver::Kernel { "on" } else { "off" }])
     }
 
-    /// Makes a flood of `payloads` to `target`, and the server's core pay for
+    /// Makes a flood of `payloads` from `source` to `target`, and the server's core pay for
     /// receiving it. The server runs.
     pub(crate) fn flood<'p>(
         &self,
+        source: Source,
         target: SocketAddr,
         payloads: impl IntoIterator<Item = &'p [u8]>,
         polled_by_timer: bool,
     ) -> Result<Flood, LabError> {
-        let frames = flood::frames(&addressing(target, self.pair.b.mac), payloads);
+        let frames = flood::frames(&source.addressing(target, self.pair.b.mac), payloads);
         if polled_by_timer {
             self.pair.b.set_deferral(NEVER, POLL_EVERY_NS)?;
             // The timer stays on the core of the first poll, which is the core

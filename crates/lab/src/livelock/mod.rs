@@ -250,9 +250,8 @@ fn over_kernel_at_maximum(found: &[Found], work_ns: u64) -> Option<f64> {
         let subject = Subject::Service { carrier, work_ns };
         found.iter().find(|one| one.subject == subject).map(|one| one.curve.at_maximum_pps())
     };
-    let default = MODES.iter().position(|mode| mode.name == DEFAULT_MODE)?;
     let kernel = of(Carrier::Kernel).filter(|kernel| *kernel > 0.0)?;
-    Some(of(Carrier::Tidegate(default))? / kernel)
+    Some(of(Carrier::tidegate())? / kernel)
 }
 
 fn dns(found: &[Found], kind: ServerKind) -> Option<&Curve> {

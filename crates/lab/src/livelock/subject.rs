@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver};
+use super::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver, Source};
 use crate::dns::bench::ZoneOnDisk;
 use crate::dns::servers::{self, Server, ServerKind, Setup};
 use crate::error::LabError;
@@ -64,6 +64,12 @@ impl Carrier {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
         std::iter::once(Self::Kernel).chain((0..MODES.len()).map(Self::Tidegate))
+    }
+
+    /// Tidegate as it is by default.
+    pub fn tidegate() -> Self {
+        let at = MODES.iter().position(|mode| mode.name == DEFAULT_MODE);
+        at.map_or(Self::Kernel, Self::Tidegate)
     }
 
     fn flags(self) -> &'static [&'static str] {
@@ -170,7 +176,9 @@ impl Running {
     ) -> Result<Self, LabError> {
         let kind = match subject {
             Subject::Service { carrier, work_ns } => {
-                return Service { carrier, work_ns, sink: true, flags: &[] }.start(bench, limit);
+                let flooded_by = Source::OneHost;
+                let service = Service { carrier, work_ns, sink: true, flags: &[], flooded_by };
+                return service.start(bench, limit);
             }
             Subject::Dns(kind) => kind,
         };
@@ -181,7 +189,7 @@ impl Running {
         let target = server.target;
         let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
         let polled_by_timer = subject.receiver() == Receiver::Kernel || kind == ServerKind::KnotXdp;
-        let flood = bench.flood(target, payloads, polled_by_timer)?;
+        let flood = bench.flood(Source::OneHost, target, payloads, polled_by_timer)?;
         Ok(Self {
             flood,
             meter: Meter::Answers,
@@ -223,6 +231,8 @@ pub(crate) struct Service<'a> {
     pub(crate) sink: bool,
     /// More flags of `serve`.
     pub(crate) flags: &'a [&'a str],
+    /// Who floods it.
+    pub(crate) flooded_by: Source,
 }
 
 impl Service<'_> {
@@ -251,7 +261,8 @@ impl Service<'_> {
         let target = SocketAddr::new(address, SERVICE_PORT);
         // With its headers and trailer, 64 bytes.
         let payload: &[u8] = &[0x7e; 18];
-        let flood = bench.flood(target, std::iter::repeat_n(payload, 64), kernel)?;
+        let payloads = std::iter::repeat_n(payload, self.flooded_by.flows());
+        let flood = bench.flood(self.flooded_by, target, payloads, kernel)?;
         let meter = Meter::Counters(counters);
         Ok(Running { flood, meter, target, _server: Box::new(process), _folder: folder })
     }

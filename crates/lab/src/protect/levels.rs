@@ -8,7 +8,7 @@ use super::ProtectConfig;
 use super::side::{Ping, Side};
 use crate::dns::sweep::median;
 use crate::error::LabError;
-use crate::livelock::bench::{Bench, Measured};
+use crate::livelock::bench::{Bench, Measured, Source};
 use crate::livelock::subject::{Carrier, Service};
 use crate::plot::{Axis, Panel, Series};
 
@@ -65,7 +65,13 @@ fn measure(
     let time = Duration::from_secs_f64(config.seconds);
     let settle = Duration::from_secs_f64((config.seconds / 4.0).min(0.2));
     let limit = 3 * (time + settle) * one.seen.len() as u32 + Duration::from_secs(30);
-    let service = Service { carrier: one.carrier, work_ns: 0, sink: true, flags: &[] };
+    let service = Service {
+        carrier: one.carrier,
+        work_ns: 0,
+        sink: true,
+        flags: &[],
+        flooded_by: Source::OneHost,
+    };
     let mut running = service.start(bench, limit)?;
     // The machine's own maximum, with this server at the other end.
     let flood = &mut running.flood;

@@ -2,8 +2,10 @@
 //!
 //! Jonack and Murta's tests on the live machine: a steady flow out, system
 //! time, ping and the flood's losses at eight levels; a server with the flood
-//! on in the middle third of the time.
+//! on in the middle third of the time. And the question that they left open,
+//! which packets to drop: a known client among strangers.
 
+mod admission;
 mod client;
 mod levels;
 mod side;
@@ -18,6 +20,7 @@ use crate::livelock::bench::Bench;
 use crate::livelock::subject::{Carrier, DEFAULT_MODE};
 use crate::netns;
 use crate::plot::Picture;
+use admission::Policy;
 use levels::Levels;
 use timeline::TimeLine;
 
@@ -100,9 +103,10 @@ pub fn run(config: &ProtectConfig) -> Result<Experiment, LabError> {
     let bench = Bench::new(config.server_core, config.load_core)?;
     let levels = levels::run(config, &bench)?;
     let lines = timeline::run(config, &bench)?;
+    let policies = admission::run(config, &bench)?;
     let mut result = Experiment::new("protect");
     describe(config, &mut result);
-    conclude(&levels, &lines, &mut result);
+    conclude(&levels, &lines, &policies, &mut result);
     Ok(result)
 }
 
@@ -121,6 +125,10 @@ fn describe(config: &ProtectConfig, result: &mut Experiment) {
         "time line: a client asks 1,000 times a second by the flooded interface, with drop-tail \
          there; the flood is on in the middle third, at the maximum; recovered is who answers 95 % \
          of 100 questions within 5 ms (or ten times what it took before)",
+    );
+    result.note(
+        "admission: a client that has been seen for 3.5 s asks 5,000 times a second while 8,192 \
+         strangers flood the service at the maximum; drop-tail is the same without admission",
     );
     result.note(format!(
         "{} repeats of {} s at each level, carriers taking turns; medians count",
@@ -141,7 +149,7 @@ const COLUMNS: [&str; 9] = [
     "recovery_ms",
 ];
 
-fn conclude(levels: &[Levels], lines: &[TimeLine], result: &mut Experiment) {
+fn conclude(levels: &[Levels], lines: &[TimeLine], policies: &[Policy], result: &mut Experiment) {
     let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
     for one in levels {
         let prefix = prefix(one.carrier);
@@ -155,8 +163,13 @@ fn conclude(levels: &[Levels], lines: &[TimeLine], result: &mut Experiment) {
     for one in lines {
         result.figure(&format!("{}recovery_ms", prefix(one.carrier)), rounded(one.recovery_ms()));
     }
+    for policy in policies {
+        let (name, answered) = policy.figure();
+        result.figure(name, (answered * 1e4).round() / 1e4);
+    }
     result.rows = levels.iter().flat_map(Levels::rows).collect();
     result.rows.extend(lines.iter().map(TimeLine::row));
+    result.rows.extend(policies.iter().map(Policy::row));
     result.columns = COLUMNS.to_vec();
     let mut panels = levels::panels(levels);
     panels.push(timeline::panel(lines));

@@ -10,7 +10,7 @@ use super::ProtectConfig;
 use super::client::{Asked, Client, answered_share, median_latency_s, recovery_s};
 use crate::dns::sweep::median;
 use crate::error::LabError;
-use crate::livelock::bench::Bench;
+use crate::livelock::bench::{Bench, Source};
 use crate::livelock::subject::{Carrier, Service};
 use crate::plot::{Axis, Panel, Series, Span};
 
@@ -58,7 +58,8 @@ pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<TimeLine>
 fn line(config: &ProtectConfig, bench: &Bench, carrier: Carrier) -> Result<Line, LabError> {
     let third = Duration::from_secs_f64(config.third_seconds);
     let limit = 3 * third + Duration::from_secs(30);
-    let service = Service { carrier, work_ns: WORK_NS, sink: false, flags: &[] };
+    let service =
+        Service { carrier, work_ns: WORK_NS, sink: false, flags: &[], flooded_by: Source::OneHost };
     let mut running = service.start(bench, limit)?;
     let namespace = &bench.pair.a.namespace;
     let client = Client::start(namespace, running.target, CLIENT_PPS, config.load_core)?;

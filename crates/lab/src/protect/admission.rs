@@ -1,0 +1,116 @@
+//! A known client among strangers: who is answered when not everybody can be.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::ProtectConfig;
+use super::client::{Client, answered_share, median_latency_s};
+use crate::dns::sweep::median;
+use crate::error::LabError;
+use crate::livelock::bench::{Bench, LOAD_ADDRESS, Source};
+use crate::livelock::subject::{Carrier, Service};
+
+/// Questions per second of the known client.
+const CLIENT_PPS: f64 = 5_000.0;
+/// Work for each question: about that of a DNS server.
+const WORK_NS: u64 = 2_000;
+/// A source is known when it was seen in two periods of a second in a row, and
+/// the first one is not whole.
+const LEARNING: Duration = Duration::from_millis(3_500);
+
+/// What became of the known client's questions during the flood.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    answered: f64,
+    median_ms: f64,
+    offered_pps: f64,
+}
+
+/// The runs with one policy.
+pub(super) struct Policy {
+    name: &'static str,
+    figure: &'static str,
+    flags: &'static [&'static str],
+    runs: Vec<Run>,
+}
+
+/// Measures both policies, in turn.
+pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<Policy>, LabError> {
+    let policy = |name, figure, flags| Policy { name, figure, flags, runs: Vec::new() };
+    let mut all = vec![
+        policy("admission", "known_peer_answered", &["--admission"] as &[&str]),
+        policy("drop-tail", "known_peer_answered_droptail", &[]),
+    ];
+    for repeat in 1..=config.repeats {
+        for one in &mut all {
+            let run = known_among_strangers(config, bench, one.flags)?;
+            eprintln!(
+                "{repeat} {:<16} {:.1} % of the known client's questions answered, {:.0} k/s offered",
+                one.name,
+                100.0 * run.answered,
+                run.offered_pps / 1e3
+            );
+            one.runs.push(run);
+        }
+    }
+    Ok(all)
+}
+
+fn known_among_strangers(
+    config: &ProtectConfig,
+    bench: &Bench,
+    policy: &[&str],
+) -> Result<Run, LabError> {
+    let carrier = Carrier::tidegate();
+    // So that answers to strangers find a way out.
+    let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
+    let mut flags = vec!["--route", &route];
+    flags.extend(policy);
+    let service = Service {
+        carrier,
+        work_ns: WORK_NS,
+        sink: false,
+        flags: &flags,
+        flooded_by: Source::Strangers,
+    };
+    let flooded = Duration::from_secs_f64(config.third_seconds);
+    let mut running = service.start(bench, LEARNING + flooded + Duration::from_secs(30))?;
+    let namespace = &bench.pair.a.namespace;
+    let client = Client::start(namespace, running.target, CLIENT_PPS, config.load_core)?;
+    thread::sleep(LEARNING);
+    let from_s = client.now_s();
+    let flood = &mut running.flood;
+    let load = bench.measure(flood, &running.meter, None, Duration::ZERO, flooded)?;
+    let to_s = client.now_s();
+    running.flood.set_rate(Some(0.0))?;
+    let asked = client.stop()?;
+    Ok(Run {
+        answered: answered_share(&asked, from_s, to_s),
+        median_ms: 1e3 * median_latency_s(&asked, from_s, to_s),
+        offered_pps: load.offered_pps,
+    })
+}
+
+impl Policy {
+    fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        median(&self.runs.iter().map(figure).collect::<Vec<_>>())
+    }
+
+    /// The figure's name, and the share of questions answered.
+    pub(super) fn figure(&self) -> (&'static str, f64) {
+        (self.figure, self.median(|run| run.answered))
+    }
+
+    pub(super) fn row(&self) -> Value {
+        let latency_ms = self.median(|run| run.median_ms);
+        json!({
+            "test": "known client among strangers",
+            "carrier": self.name,
+            "offered_per_s": self.median(|run| run.offered_pps).round(),
+            "answered_during": (self.median(|run| run.answered) * 1e4).round() / 1e4,
+            "latency_during_ms": latency_ms.is_finite().then_some(latency_ms),
+        })
+    }
+}
