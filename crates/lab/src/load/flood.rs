@@ -30,9 +30,9 @@ pub const MAX_FRAMES: usize = 16_384;
 /// The shortest frame that the kernel takes: an Ethernet header, and some.
 const MIN_FRAME_BYTES: usize = 60;
 
-/// Runs of the program in one system call: some milliseconds when it waits, so
-/// that a stop is noticed soon.
-const RUNS_PER_CALL: u32 = 1 << 17;
+/// Runs of the program in one system call: some 20 ms when it waits, so that a
+/// stop is noticed soon.
+const RUNS_PER_CALL: u32 = 1 << 19;
 /// Frames that the kernel hands to the device at once.
 const BATCH: u32 = 64;
 
