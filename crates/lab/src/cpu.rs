@@ -43,7 +43,21 @@ pub fn pin_threads(pid: u32, core: usize) -> Result<(), LabError> {
 /// # Errors
 /// Without root, or when there is no such thread.
 pub fn run_first(pid: i32) -> Result<(), LabError> {
-    crate::sys::run_first(pid).map_err(LabError::io("cannot give a thread real-time priority"))
+    real_time(pid, 1)
+}
+
+/// Lets the thread `pid` run as an interrupt does: before every ordinary thread
+/// of its core, and before protocol work.
+///
+/// # Errors
+/// Without root, or when there is no such thread.
+pub fn run_as_interrupt(pid: i32) -> Result<(), LabError> {
+    real_time(pid, 50)
+}
+
+fn real_time(pid: i32, priority: i32) -> Result<(), LabError> {
+    let what = "cannot give a thread real-time priority";
+    crate::sys::run_first(pid, priority).map_err(LabError::io(what))
 }
 
 fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {

@@ -407,6 +407,15 @@ impl End {
         Ok(threads)
     }
 
+    /// Gives up the kernel thread of [`Device::set_threaded_napi`], now or when
+    /// the device gets its next NAPI context.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_softirq_napi(&self) -> Result<(), LabError> {
+        self.namespace.write_device_file(&self.device, "threaded", "0")
+    }
+
     /// Sets how long the device's NAPI context leaves interrupts off after a
     /// poll: what preferred busy polling builds on.
     ///

@@ -118,10 +118,10 @@ pub(crate) fn own_sysfs() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`, the
-/// lowest priority there).
-pub(crate) fn run_first(pid: i32) -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
+/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`), and
+/// before those of a lower `priority` from 1 to 99.
+pub(crate) fn run_first(pid: i32, priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the kernel only reads the parameters, which outlive the call.
     match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
         0 => Ok(()),

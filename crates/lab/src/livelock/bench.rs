@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tidegate_apps::ServeCounters;
 
-use crate::cpu::{CoreTicks, CoreUse};
+use crate::cpu::{self, CoreTicks, CoreUse};
 use crate::error::LabError;
 use crate::load::Addressing;
 use crate::load::flood::{self, Flood};
@@ -43,6 +43,18 @@ pub(crate) enum Receiver {
     Kernel,
     /// The server itself, through AF_XDP.
     Server,
+}
+
+/// What makes the receive work of the server's device run on its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReceiveWork {
+    /// The server polls the device itself.
+    Server,
+    /// A timer polls it in softirqs, as a card with coalescing would be.
+    Timer,
+    /// Each arrival wakes a thread that runs before everything but the handler
+    /// of the interrupt: a card without coalescing.
+    Interrupt,
 }
 
 /// Two namespaces, a wire, two cores.
@@ -141,6 +153,8 @@ impl Bench {
         // Knot DNS leaves its XDP program behind.
         end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
         end.set_deferral(0, 0)?;
+        // Fails where there was no thread.
+        let _ = end.set_softirq_napi();
         // GRO gives a veth the NAPI context that every card has.
         end.ethtool(&["gro", if receiver == Receiver::Kernel { "on" } else { "off" }])
     }
@@ -152,10 +166,14 @@ impl Bench {
         source: Source,
         target: SocketAddr,
         payloads: impl IntoIterator<Item = &'p [u8]>,
-        polled_by_timer: bool,
+        receive_work: ReceiveWork,
     ) -> Result<Flood, LabError> {
         let frames = flood::frames(&source.addressing(target, self.pair.b.mac), payloads);
-        if polled_by_timer {
+        if receive_work == ReceiveWork::Interrupt {
+            let threads = self.pair.b.set_threaded_napi(self.server_core)?;
+            threads.into_iter().try_for_each(cpu::run_as_interrupt)?;
+        }
+        if receive_work == ReceiveWork::Timer {
             self.pair.b.set_deferral(NEVER, POLL_EVERY_NS)?;
             // The timer stays on the core of the first poll, which is the core
             // of the first packet.

@@ -186,8 +186,10 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
          {server} does all the rest: receive work, softirqs, service"
     ));
     result.note(format!(
-        "kernel sockets and knot-xdp: a timer on core {server} polls the veth's NAPI every 20 us \
-         while it is idle, as a card with coalescing would; Tidegate polls it itself"
+        "kernel sockets, knot-xdp and modes moderated and napi: a timer on core {server} polls the \
+         veth's NAPI every 20 us while it is idle, as a card with coalescing would; in mode \
+         interrupt each arrival wakes a thread of real-time priority; the other modes poll it \
+         themselves"
     ));
     result.note(
         "goodput: packets that the service has worked on, read from its counters; of DNS servers, \

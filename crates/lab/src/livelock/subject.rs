@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver, Source};
+use super::bench::{
+    Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, ReceiveWork, Receiver, Source,
+};
 use crate::dns::bench::ZoneOnDisk;
 use crate::dns::servers::{self, Server, ServerKind, Setup};
 use crate::error::LabError;
@@ -70,6 +72,17 @@ impl Carrier {
     pub fn tidegate() -> Self {
         let at = MODES.iter().position(|mode| mode.name == DEFAULT_MODE);
         at.map_or(Self::Kernel, Self::Tidegate)
+    }
+
+    fn receive_work(self) -> ReceiveWork {
+        match self {
+            Self::Kernel => ReceiveWork::Timer,
+            Self::Tidegate(mode) => match MODES[mode].name {
+                "interrupt" => ReceiveWork::Interrupt,
+                "moderated" | "napi" => ReceiveWork::Timer,
+                _ => ReceiveWork::Server,
+            },
+        }
     }
 
     fn flags(self) -> &'static [&'static str] {
@@ -188,8 +201,9 @@ impl Running {
         let server = Server::start(kind, &zone.setup(folder.path(), bench), &bench.pair.b)?;
         let target = server.target;
         let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
-        let polled_by_timer = subject.receiver() == Receiver::Kernel || kind == ServerKind::KnotXdp;
-        let flood = bench.flood(Source::OneHost, target, payloads, polled_by_timer)?;
+        let by_timer = subject.receiver() == Receiver::Kernel || kind == ServerKind::KnotXdp;
+        let receive_work = if by_timer { ReceiveWork::Timer } else { ReceiveWork::Server };
+        let flood = bench.flood(Source::OneHost, target, payloads, receive_work)?;
         Ok(Self {
             flood,
             meter: Meter::Answers,
@@ -262,7 +276,8 @@ impl Service<'_> {
         // With its headers and trailer, 64 bytes.
         let payload: &[u8] = &[0x7e; 18];
         let payloads = std::iter::repeat_n(payload, self.flooded_by.flows());
-        let flood = bench.flood(self.flooded_by, target, payloads, kernel)?;
+        let receive_work = self.carrier.receive_work();
+        let flood = bench.flood(self.flooded_by, target, payloads, receive_work)?;
         let meter = Meter::Counters(counters);
         Ok(Running { flood, meter, target, _server: Box::new(process), _folder: folder })
     }

@@ -16,7 +16,9 @@ use crate::cpu;
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
-use crate::livelock::bench::{Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, Receiver, Source};
+use crate::livelock::bench::{
+    Bench, KERNEL_ADDRESS, Meter, OWN_ADDRESS, PREFIX, ReceiveWork, Receiver, Source,
+};
 use crate::livelock::subject::SERVICE_PORT;
 use crate::load::flood::Flood;
 use crate::netns;
@@ -260,7 +262,8 @@ fn start(config: &MlfrrConfig, bench: &Bench, line: &str) -> Result<Target, LabE
     let payload: &[u8] = &[0x7e; 18];
     let destination = SocketAddr::new(address.into(), SERVICE_PORT);
     let payloads = std::iter::repeat_n(payload, Source::OneHost.flows());
-    let flood = bench.flood(Source::OneHost, destination, payloads, on_kernel)?;
+    let receive_work = if on_kernel { ReceiveWork::Timer } else { ReceiveWork::Server };
+    let flood = bench.flood(Source::OneHost, destination, payloads, receive_work)?;
     let meter =
         if line.contains("{counters}") { Meter::Counters(counters) } else { Meter::Answers };
     Ok(Target { flood, meter, _process: process, _folder: folder })
