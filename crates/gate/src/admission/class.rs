@@ -27,6 +27,7 @@ pub(super) struct Terms {
     pub(super) rank: u8,
     pub(super) guaranteed_pps: u64,
     pub(super) ceiling_pps: u64,
+    pub(super) exempt: bool,
 }
 
 /// Classes in the order in which they are tried.
@@ -40,8 +41,8 @@ pub struct Classes {
 impl Classes {
     pub(super) fn push(&mut self, name: ClassName, class: &Class) {
         let ceiling_pps = class.ceiling_pps.unwrap_or(u64::MAX);
-        let terms =
-            Terms { name, rank: class.rank, guaranteed_pps: class.guaranteed_pps, ceiling_pps };
+        let (rank, guaranteed_pps, exempt) = (class.rank, class.guaranteed_pps, class.exempt);
+        let terms = Terms { name, rank, guaranteed_pps, ceiling_pps, exempt };
         self.push_terms(terms, class.all_rules());
     }
 
@@ -49,7 +50,7 @@ impl Classes {
         let last = self.terms.iter().map(|terms| terms.rank).max().unwrap_or(0);
         let name = ClassName(OTHERS.to_owned());
         let rank = last.saturating_add(1);
-        let terms = Terms { name, rank, guaranteed_pps: 0, ceiling_pps: u64::MAX };
+        let terms = Terms { name, rank, guaranteed_pps: 0, ceiling_pps: u64::MAX, exempt: false };
         self.push_terms(terms, &[Match::default()]);
     }
 

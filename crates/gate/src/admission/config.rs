@@ -34,6 +34,9 @@ pub struct Class {
     /// can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_pps: Option<u64>,
+    /// Is left alone: always let in, and no part of what is shared out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exempt: bool,
 }
 
 /// The settings of admission as they stand in a configuration file, section
@@ -77,6 +80,7 @@ impl Default for Config {
             rank,
             guaranteed_pps,
             ceiling_pps,
+            exempt: false,
         };
         let known = vec![Match { known: Some(true), ..Match::default() }];
         Self {
@@ -138,6 +142,12 @@ pub enum ConfigError {
     /// A ceiling of nothing.
     #[error("class `{0}`: ceiling-pps 0 would never let anything in: give at least 1")]
     ZeroCeiling(String),
+    /// A class that is left alone and yet has rates.
+    #[error(
+        "class `{0}` is exempt, so rank, guaranteed-pps and ceiling-pps have no meaning: leave \
+         them out"
+    )]
+    ExemptWithRates(String),
     /// A class that says the same as another, or can never match.
     #[error(
         "class `{class}` can never match: `{covered_by}` before it takes all of it; put \
@@ -241,6 +251,9 @@ impl Class {
     }
 
     fn check_rates(&self) -> Result<(), ConfigError> {
+        if self.exempt && (self.rank, self.guaranteed_pps, self.ceiling_pps) != (0, 0, None) {
+            return Err(ConfigError::ExemptWithRates(self.name.clone()));
+        }
         match self.ceiling_pps {
             Some(0) => Err(ConfigError::ZeroCeiling(self.name.clone())),
             Some(ceiling_pps) if self.guaranteed_pps > ceiling_pps => {

@@ -102,7 +102,7 @@ pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
 /// the classes by rank; inside a rank everyone gets what it asks for, or an
 /// equal part. A class that gets all it asks for may have more, up to what is
 /// left for those behind it: what it does not use is lent to them, and it takes
-/// it back as soon as it asks for it.
+/// it back as soon as it asks for it. Exempt classes have no part in it.
 pub(super) fn share_out(
     total_pps: u64,
     terms: &[Terms],
@@ -111,7 +111,7 @@ pub(super) fn share_out(
     let mut limits = [0; super::CLASSES_MAX];
     let mut wanted = [0; super::CLASSES_MAX];
     let mut left = total_pps;
-    for (class, terms) in terms.iter().enumerate() {
+    for (class, terms) in terms.iter().enumerate().filter(|(_, terms)| !terms.exempt) {
         limits[class] = demand_pps[class].min(terms.guaranteed_pps);
         wanted[class] = demand_pps[class].min(terms.ceiling_pps) - limits[class];
         left = left.saturating_sub(limits[class]);
@@ -161,7 +161,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms(rank: u8, guaranteed_pps: u64, ceiling_pps: u64) -> Terms {
-        Terms { name: ClassName::new("x").unwrap(), rank, guaranteed_pps, ceiling_pps }
+        let name = ClassName::new("x").unwrap();
+        Terms { name, rank, guaranteed_pps, ceiling_pps, exempt: false }
     }
 
     fn share(total_pps: u64, terms: &[Terms], demands: &[u64]) -> Vec<u64> {

@@ -9,7 +9,8 @@ use tidegate_wire::{IpCidr, Protocol};
 
 use super::facts::{Facts, Kind};
 
-/// Numbers from one to another, both included: `53` or `1024-65535`.
+/// Numbers from one to another, both included: `53` or `1024-65535`; for ports
+/// also `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The first.
@@ -19,6 +20,9 @@ pub struct Range {
 }
 
 impl Range {
+    /// No port at all: fragments, and protocols without ports.
+    pub const NONE: Self = Self { low: Rule::NO_PORT, high: Rule::NO_PORT };
+
     fn covers(self, other: Self) -> bool {
         self.low <= other.low && other.high <= self.high
     }
@@ -26,9 +30,10 @@ impl Range {
 
 impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.low == self.high {
-            true => write!(f, "{}", self.low),
-            false => write!(f, "{}-{}", self.low, self.high),
+        match *self {
+            Self::NONE => f.write_str("none"),
+            Self { low, high } if low == high => write!(f, "{low}"),
+            Self { low, high } => write!(f, "{low}-{high}"),
         }
     }
 }
@@ -38,6 +43,9 @@ impl FromStr for Range {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is no range of numbers: write 53 or 1024-65535");
+        if text == "none" {
+            return Ok(Self::NONE);
+        }
         let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
         let (low, high) = match text.split_once('-') {
             Some((low, high)) => (number(low)?, number(high)?),
@@ -163,7 +171,8 @@ pub struct Match {
     /// Of this protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<ProtocolMatch>,
-    /// UDP or TCP to one of these ports. A fragment has no port.
+    /// UDP or TCP to one of these ports; or `none`, for packets without one:
+    /// fragments have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<Range>,
     /// From this network.
@@ -199,14 +208,18 @@ impl Match {
     /// What is wrong with it, if anything is.
     pub(super) fn fault(&self) -> Option<String> {
         if let Some(port) = self.port {
-            if port.high > 65_535 {
+            if port.high > 65_535 && port != Range::NONE {
                 return Some(format!("there is no port {}: the last is 65535", port.high));
             }
             if let Some(protocol) = self.protocol
                 && !protocol.has_ports()
+                && port != Range::NONE
             {
                 return Some(format!("{protocol} has no ports: leave out port, or say udp or tcp"));
             }
+        }
+        if self.size == Some(Range::NONE) {
+            return Some("size none is no size: leave it out, or write a range of bytes".into());
         }
         None
     }
@@ -306,7 +319,7 @@ mod tests {
 
     #[test]
     fn ranges_and_protocols_read_what_they_write() {
-        for text in ["53", "1024-65535", "0-0"] {
+        for text in ["53", "1024-65535", "0-0", "none"] {
             let range: Range = text.parse().unwrap();
             assert!(range.low <= range.high);
             assert_eq!(range.to_string().parse(), Ok(range));
@@ -358,6 +371,8 @@ mod tests {
         let fragment = Facts { port: None, ..facts };
         assert!(!rule("port = '0-65535'").matches(&fragment, true), "no port at all");
         assert!(rule("protocol = 'udp'").matches(&fragment, true));
+        assert!(rule("protocol = 'udp'\nport = 'none'").matches(&fragment, true));
+        assert!(!rule("port = 'none'").matches(&facts, true));
         let nobody = Facts { source: None, ..facts };
         assert!(!rule("source = '0.0.0.0/0'").matches(&nobody, true));
     }

@@ -342,7 +342,8 @@ impl Admission {
         for (class, before) in before.iter().enumerate() {
             let period = self.counters[class].since(before);
             refused += period.refused();
-            admitted += period.admitted;
+            let exempt = self.classes.terms().get(class).is_some_and(|terms| terms.exempt);
+            admitted += if exempt { 0 } else { period.admitted };
             // Demand is believed at once and forgotten slowly.
             let faded_pps = self.demand_pps[class] / 8 * 7;
             self.demand_pps[class] = rate_pps(period.arrived(), elapsed_ns).max(faded_pps);
@@ -373,6 +374,7 @@ impl Admission {
         let rates = share_out(self.total.pps, self.classes.terms(), &self.demand_pps);
         for (class, &rate_pps) in rates.iter().enumerate().take(self.classes.len()) {
             self.limits[class].class = match rate_pps {
+                _ if self.classes.terms()[class].exempt => Rate::Open,
                 0 => Rate::Closed,
                 rate_pps => Rate::Limited(rate_pps),
             };

@@ -191,6 +191,7 @@ fn wrong_settings_are_refused_with_the_reason() {
             "guaranteed-pps 5 is above ceiling-pps 4",
         ),
         (class("a", "ceiling-pps = 0"), "ceiling-pps 0 would never"),
+        (class("a", "exempt = true\nrank = 1"), "class `a` is exempt"),
         (everything() + &class("b", ""), "class `b` can never match: `all`"),
         (everything() + &class("b", "match = [{known = true}]"), "put `b` first"),
         (
@@ -204,6 +205,7 @@ fn wrong_settings_are_refused_with_the_reason() {
             "class `b` can never match",
         ),
         (class("a", "match = [{protocol = 'icmp', port = 53}]"), "icmp has no ports"),
+        (class("a", "match = [{size = 'none'}]"), "size none is no size"),
         (class("a", "match = [{port = 70000}]"), "there is no port 70000"),
         ("low-mark-percent = 80".into(), "the low mark must be under"),
         ("high-mark-percent = 101".into(), "at most 100"),
@@ -344,6 +346,28 @@ fn a_guaranteed_rate_is_there_when_it_is_asked_for() {
     server.run(S, &mut crowds);
     assert!(kept(&crowds[1]) > 0.97, "{}", kept(&crowds[1]));
     assert!(server.served > 90_000, "{}", server.served);
+}
+
+#[test]
+fn an_exempt_class_is_left_alone_and_takes_nothing_from_the_others() {
+    let text = "
+        [[class]]
+        name = 'dns'
+        match = [{port = 53}]
+        [[class]]
+        name = 'rest'
+        exempt = true";
+    let mut server = Server::new(&config(text), 100_000);
+    let mut crowd = [Crowd::new(1, 1 << 20, 500_000)];
+    server.run(S, &mut crowd);
+    // Five times what can be served, of something that is not served here.
+    let rest = Facts { port: Some(22), ..udp_from(7) };
+    server.run(0, &mut crowd);
+    for _ in 0..1_000_000 {
+        assert_eq!(server.admission.decide(server.now_ns, &rest), Verdict::Admit { class: 1 });
+        server.step(&mut crowd);
+    }
+    assert!(server.served > 95_000, "{}", server.served);
 }
 
 #[test]
