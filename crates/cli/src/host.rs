@@ -106,6 +106,16 @@ pub(crate) enum XdpMode {
     Generic,
 }
 
+impl From<XdpMode> for Mode {
+    fn from(mode: XdpMode) -> Self {
+        match mode {
+            XdpMode::Auto => Mode::Auto,
+            XdpMode::Native => Mode::Native,
+            XdpMode::Generic => Mode::Generic,
+        }
+    }
+}
+
 impl HostOptions {
     pub(crate) fn port_kind(&self) -> PortKind {
         self.port.unwrap_or(PortKind::Xdp)
@@ -180,11 +190,7 @@ impl HostOptions {
         Ok(match self.port_kind() {
             PortKind::Xdp => {
                 let mut xdp = XdpConfig::new(iface()?);
-                xdp.mode = match self.xdp_mode.unwrap_or(XdpMode::Auto) {
-                    XdpMode::Auto => Mode::Auto,
-                    XdpMode::Native => Mode::Native,
-                    XdpMode::Generic => Mode::Generic,
-                };
+                xdp.mode = self.xdp_mode.map(Mode::from).unwrap_or_default();
                 xdp.queues = (!self.queue.is_empty()).then(|| self.queue.clone());
                 let polls = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
                 if gate.mode == gate::Mode::Moderated {

@@ -5,6 +5,7 @@ mod control;
 mod demo;
 mod doctor;
 mod gate;
+mod guard;
 mod host;
 mod lab;
 mod load;
@@ -45,6 +46,8 @@ enum Command {
     Route(router::RouteCommand),
     /// Accept or refuse each packet that a router would forward
     Screen(router::ScreenCommand),
+    /// Guard a server on the kernel's stack: under a flood, say which packets go first
+    Guard(guard::Guard),
     /// Say what this machine and its interfaces can do, and what to type for the rest
     Doctor(doctor::Doctor),
     /// Generate load: packets at a rate, however slowly they are answered
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Ctl(ctl) => ctl.run(),
         Command::Route(route) => route.run(),
         Command::Screen(screen) => screen.run(),
+        Command::Guard(guard) => guard.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
         Command::Lab(lab) => lab.run(),

@@ -225,7 +225,7 @@ fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()
     out.flush()
 }
 
-/// Set when the server is to end: by SIGINT, by SIGTERM, or by time.
+/// Set when the command is to end: by SIGINT, by SIGTERM, or by time.
 pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

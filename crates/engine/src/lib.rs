@@ -10,6 +10,7 @@
 pub mod admission;
 mod clock;
 mod engine;
+pub mod guard;
 mod idle;
 mod idle_watch;
 mod interrupt;
