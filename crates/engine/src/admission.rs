@@ -208,8 +208,7 @@ fn port_pace(rate: Rate) -> early::Pace {
     match rate {
         Rate::Open => early::Pace::Open,
         Rate::Closed => early::Pace::Closed,
-        Rate::Limited(rate_pps) => {
-            let Pace { interval_ns, burst_ns } = Pace::of(rate_pps);
+        Rate::Limited(Pace { interval_ns, burst_ns }) => {
             early::Pace::Limited { interval_ns, burst_ns }
         }
     }

@@ -6,6 +6,7 @@ pub mod dns;
 pub mod echo_cost;
 pub mod error;
 pub mod experiment;
+pub mod guard;
 pub mod livelock;
 pub mod load;
 pub mod mlfrr;

@@ -106,8 +106,8 @@ impl Classes {
 pub enum Rate {
     /// Everything.
     Open,
-    /// So many packets per second, at least 1.
-    Limited(u64),
+    /// So much.
+    Limited(Pace),
     /// Nothing.
     Closed,
 }
@@ -136,16 +136,33 @@ pub struct Pace {
     pub burst_ns: u64,
 }
 
-/// Packets may come so far before their time.
+/// Who gets less than it asks for may come so far before its time...
 const BURST_NS: u64 = 2_000_000;
+/// ... and who gets all that it asks for, so far: packets come in clumps when
+/// the receiving side is busy.
+const PATIENT_BURST_NS: u64 = 50_000_000;
 /// And so many packets at once, where that is longer.
 const BURST_PACKETS: u64 = 4;
 
 impl Pace {
     /// The pace of a rate above zero.
     pub fn of(rate_pps: u64) -> Self {
+        Self::with_burst(rate_pps, BURST_NS)
+    }
+
+    /// The pace of a rate that is more than what is asked for.
+    pub(super) fn patient(rate_pps: u64) -> Self {
+        Self::with_burst(rate_pps, PATIENT_BURST_NS)
+    }
+
+    fn with_burst(rate_pps: u64, burst_ns: u64) -> Self {
         let interval_ns = 1_000_000_000_u64.div_ceil(rate_pps.max(1));
-        Self { interval_ns, burst_ns: BURST_NS.max(interval_ns * BURST_PACKETS) }
+        Self { interval_ns, burst_ns: burst_ns.max(interval_ns * BURST_PACKETS) }
+    }
+
+    /// The rate in packets per second.
+    pub fn rate_pps(self) -> u64 {
+        1_000_000_000 / self.interval_ns.max(1)
     }
 }
 

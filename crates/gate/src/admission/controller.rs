@@ -54,18 +54,30 @@ impl Total {
         pressure.lost_late > 0 || pressure.level_percent >= self.high_mark_percent
     }
 
-    /// More came than can be served.
-    pub(super) fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+    /// All that came was served.
+    pub(super) fn on_calm(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
+        self.best_pps = (self.best_pps - self.best_pps / 128).max(served_pps);
+    }
+
+    /// More came than can be served. What is served now may be less than could
+    /// be: a flood takes the processor away from those who serve.
+    pub(super) fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+        let served_pps = rate_pps(pressure.served, elapsed_ns).max(self.best_pps);
         self.capacity_pps = served_pps;
         self.best_pps = served_pps;
         self.last_level_percent = pressure.level_percent;
         self.pps = (served_pps / 10 * 9).max(TOTAL_MIN_PPS);
     }
 
-    /// Sets the total by how things went. `wanting` says whether all of it was
-    /// used and more would have come.
-    pub(super) fn adjust(&mut self, pressure: &Pressure, elapsed_ns: u64, wanting: bool) {
+    /// Sets the total by how things went. `refused_beyond_pps` is what was let
+    /// in, if more would have come.
+    pub(super) fn adjust(
+        &mut self,
+        pressure: &Pressure,
+        elapsed_ns: u64,
+        refused_beyond_pps: Option<u64>,
+    ) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         let pressed = self.is_pressed(pressure);
         let short = !pressed && pressure.level_percent <= self.low_mark_percent;
@@ -79,7 +91,9 @@ impl Total {
         self.last_level_percent = pressure.level_percent;
         if pressed && !draining {
             self.pps = self.pps.min(self.capacity_pps) / 10 * 9;
-        } else if short && wanting {
+        } else if short && refused_beyond_pps.is_some_and(|pps| pps >= self.pps / 3) {
+            // More is tried only while some of it is used: sources that are
+            // held to their shares leave something over.
             let far = self.pps < self.best_pps / 10 * 9;
             let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
             self.pps = self.pps.max(self.best_pps / 2).saturating_add(step_pps + 1);

@@ -119,9 +119,8 @@ pub struct Admission {
     shares: SourceShare,
     buckets: PerClass<Bucket>,
     limits: PerClass<ClassLimit>,
-    /// The limits as the buckets take them.
-    class_pace: PerClass<Pace>,
-    source_pace: PerClass<Pace>,
+    /// What a source may have, of classes that get less than they ask for.
+    source_pps: PerClass<Option<u64>>,
     counters: PerClass<ClassCounters>,
     port_counters: PerClass<ClassCounters>,
     total: Total,
@@ -159,8 +158,7 @@ impl Admission {
             shares: SourceShare::new(key),
             buckets: [Bucket::default(); CLASSES_MAX],
             limits: [ClassLimit::OPEN; CLASSES_MAX],
-            class_pace: [Pace::default(); CLASSES_MAX],
-            source_pace: [Pace::default(); CLASSES_MAX],
+            source_pps: [None; CLASSES_MAX],
             counters: [ClassCounters::default(); CLASSES_MAX],
             port_counters: [ClassCounters::default(); CLASSES_MAX],
             total: Total::new(config.low_mark_percent, config.high_mark_percent),
@@ -263,18 +261,17 @@ impl Admission {
     #[inline]
     fn refusal(&mut self, now_ns: u64, class: usize, source: Source) -> Option<Refusal> {
         let limit = self.limits[class];
-        match limit.class {
+        let class_pace = match limit.class {
             Rate::Open => return None,
             Rate::Closed => return Some(Refusal::Closed),
-            Rate::Limited(_) => {}
+            Rate::Limited(pace) => pace,
+        };
+        if let Rate::Limited(Pace { interval_ns, burst_ns }) = limit.source
+            && !self.shares.take(now_ns, source, class, interval_ns, burst_ns)
+        {
+            return Some(Refusal::SourceShare);
         }
-        if limit.source != Rate::Open {
-            let Pace { interval_ns, burst_ns } = self.source_pace[class];
-            if !self.shares.take(now_ns, source, class, interval_ns, burst_ns) {
-                return Some(Refusal::SourceShare);
-            }
-        }
-        let Pace { interval_ns, burst_ns } = self.class_pace[class];
+        let Pace { interval_ns, burst_ns } = class_pace;
         let taken = self.buckets[class].take(now_ns, interval_ns, burst_ns);
         (!taken).then_some(Refusal::Rate)
     }
@@ -319,6 +316,7 @@ impl Admission {
         } else if self.total.is_pressed(&pressure) {
             self.start(&pressure, elapsed_ns);
         } else {
+            self.total.on_calm(&pressure, elapsed_ns);
             self.known.on_calm(elapsed_ns);
         }
         self.limits != old_limits
@@ -344,9 +342,12 @@ impl Admission {
             refused += period.refused();
             let exempt = self.classes.terms().get(class).is_some_and(|terms| terms.exempt);
             admitted += if exempt { 0 } else { period.admitted };
-            // Demand is believed at once and forgotten slowly.
-            let faded_pps = self.demand_pps[class] / 8 * 7;
-            self.demand_pps[class] = rate_pps(period.arrived(), elapsed_ns).max(faded_pps);
+            // More demand is believed sooner than less. Packets come in clumps,
+            // so a single period says little.
+            let now_pps = rate_pps(period.arrived(), elapsed_ns);
+            let demand_pps = &mut self.demand_pps[class];
+            let parts = if now_pps > *demand_pps { 3 } else { 15 };
+            *demand_pps = (*demand_pps * parts + now_pps) / (parts + 1);
         }
         let quiet = refused == 0 && !self.total.is_pressed(pressure);
         self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
@@ -355,9 +356,8 @@ impl Admission {
             self.limits = [ClassLimit::OPEN; CLASSES_MAX];
             return;
         }
-        // More is tried only if what is let in is used.
-        let used = rate_pps(admitted, elapsed_ns) >= self.total.pps / 10 * 9;
-        self.total.adjust(pressure, elapsed_ns, used && refused > 0);
+        let admitted_pps = rate_pps(admitted, elapsed_ns);
+        self.total.adjust(pressure, elapsed_ns, (refused > 0).then_some(admitted_pps));
         for class in 0..self.classes.len() {
             self.update_source_limit(class, elapsed_ns);
         }
@@ -372,19 +372,27 @@ impl Admission {
 
     fn set_class_limits(&mut self) {
         let rates = share_out(self.total.pps, self.classes.terms(), &self.demand_pps);
-        for (class, &rate_pps) in rates.iter().enumerate().take(self.classes.len()) {
-            self.limits[class].class = match rate_pps {
-                _ if self.classes.terms()[class].exempt => Rate::Open,
+        for (class, terms) in self.classes.terms().iter().enumerate() {
+            let rate_pps = rates[class];
+            let satisfied = self.demand_pps[class] <= rate_pps / 8 * 7;
+            let limit = &mut self.limits[class];
+            limit.class = match rate_pps {
+                _ if terms.exempt => Rate::Open,
                 0 => Rate::Closed,
-                rate_pps => Rate::Limited(rate_pps),
+                rate_pps if satisfied => Rate::Limited(Pace::patient(rate_pps)),
+                rate_pps => Rate::Limited(Pace::of(rate_pps)),
             };
-            self.class_pace[class] = Pace::of(rate_pps);
+            limit.source = match self.source_pps[class] {
+                Some(source_pps) if !satisfied => Rate::Limited(Pace::of(source_pps)),
+                _ => Rate::Open,
+            };
         }
     }
 
     /// Moves the limit of sources when enough was seen to tell how.
     fn update_source_limit(&mut self, class: usize, elapsed_ns: u64) {
-        let Rate::Limited(class_pps) = self.limits[class].class else { return };
+        let Rate::Limited(pace) = self.limits[class].class else { return };
+        let class_pps = pace.rate_pps();
         self.share_elapsed_ns[class] += elapsed_ns;
         self.share_target[class] += packets_in(class_pps, elapsed_ns);
         let target = self.share_target[class];
@@ -394,15 +402,8 @@ impl Admission {
         let period = self.counters[class].since(&self.share_start[class]);
         self.share_start[class] = self.counters[class];
         (self.share_elapsed_ns[class], self.share_target[class]) = (0, 0);
-        let now_pps = match self.limits[class].source {
-            Rate::Limited(now_pps) => now_pps,
-            _ => class_pps,
-        };
-        let source = next_source_rate(class_pps, now_pps, target.max(1), &period);
-        self.limits[class].source = source;
-        if let Rate::Limited(source_pps) = source {
-            self.source_pace[class] = Pace::of(source_pps);
-        }
+        let now_pps = self.source_pps[class].unwrap_or(class_pps);
+        self.source_pps[class] = next_source_rate(class_pps, now_pps, target.max(1), &period);
     }
 }
 
@@ -413,11 +414,16 @@ impl Admission {
 /// proportion to the limit, so one step hits it. There is no use in a limit at
 /// which all buckets together let through less than the class may have: then
 /// there are more sources than buckets, and the class's rate has to do.
-fn next_source_rate(class_pps: u64, now_pps: u64, target: u64, period: &ClassCounters) -> Rate {
+fn next_source_rate(
+    class_pps: u64,
+    now_pps: u64,
+    target: u64,
+    period: &ClassCounters,
+) -> Option<u64> {
     let passed = period.admitted + period.refused_rate;
     let short = period.admitted < target - target / 32;
     let scaled_pps = if period.refused() == 0 {
-        return Rate::Open;
+        return None;
     } else if period.refused_source_share > 0 && short {
         let most_pps = now_pps.saturating_mul(2);
         (scale(now_pps, target, period.admitted) + 1).min(most_pps)
@@ -427,7 +433,7 @@ fn next_source_rate(class_pps: u64, now_pps: u64, target: u64, period: &ClassCou
         now_pps
     };
     let least_pps = class_pps.div_ceil(SOURCE_CELLS as u64 / 2);
-    Rate::Limited(scaled_pps.clamp(least_pps, class_pps.max(least_pps)))
+    Some(scaled_pps.clamp(least_pps, class_pps.max(least_pps)))
 }
 
 fn scale(pps: u64, to: u64, from: u64) -> u64 {

@@ -442,7 +442,8 @@ fn a_port_that_decides_by_itself_is_believed() {
         admission.on_period(S + (1 + period) * 5 * MS, &pressure);
     }
     assert_eq!(admission.counters(), totals);
-    let Rate::Limited(strangers) = admission.limits()[3].class else { panic!("not limited") };
+    let Rate::Limited(pace) = admission.limits()[3].class else { panic!("not limited") };
+    let strangers = pace.rate_pps();
     assert!(strangers > 185_000, "queues are short, so more is tried: {strangers}");
     assert_eq!(admission.limits()[2].source, Rate::Open, "nobody known was refused");
 }

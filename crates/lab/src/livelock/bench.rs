@@ -25,7 +25,7 @@ pub(crate) const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub(crate) const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
 pub(crate) const PREFIX: u8 = 24;
 /// Nobody's: the kernel drops frames to it at its first look.
-const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 1];
+pub(crate) const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 1];
 const FLOWS: u16 = 64;
 const FIRST_PORT: u16 = 20_000;
 
@@ -169,6 +169,15 @@ impl Bench {
         receive_work: ReceiveWork,
     ) -> Result<Flood, LabError> {
         let frames = flood::frames(&source.addressing(target, self.pair.b.mac), payloads);
+        self.flood_frames(&frames, receive_work)
+    }
+
+    /// As [`Bench::flood`], with frames that are made already.
+    pub(crate) fn flood_frames(
+        &self,
+        frames: &[Vec<u8>],
+        receive_work: ReceiveWork,
+    ) -> Result<Flood, LabError> {
         if receive_work == ReceiveWork::Interrupt {
             let threads = self.pair.b.set_threaded_napi(self.server_core)?;
             threads.into_iter().try_for_each(cpu::run_as_interrupt)?;
@@ -184,7 +193,7 @@ impl Bench {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        Flood::new(&self.pair.a, &frames, self.load_core)
+        Flood::new(&self.pair.a, frames, self.load_core)
     }
 
     /// Offers a load and measures what comes of it.

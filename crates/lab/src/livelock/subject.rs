@@ -156,7 +156,7 @@ impl Subject {
 /// The zone that DNS servers serve, and the questions.
 pub(crate) struct Zone {
     on_disk: ZoneOnDisk,
-    queries: QuerySet,
+    pub(crate) queries: QuerySet,
 }
 
 impl Zone {
@@ -219,7 +219,7 @@ fn new_folder() -> Result<TempDir, LabError> {
 }
 
 impl Zone {
-    fn setup(&self, folder: &std::path::Path, bench: &Bench) -> Setup {
+    pub(crate) fn setup(&self, folder: &std::path::Path, bench: &Bench) -> Setup {
         Setup {
             folder: folder.to_path_buf(),
             origin: self.on_disk.origin().to_owned(),
