@@ -43,8 +43,11 @@ pub fn pin_threads(pid: u32, core: usize) -> Result<(), LabError> {
 /// # Errors
 /// Without root, or when there is no such thread.
 pub fn run_first(pid: i32) -> Result<(), LabError> {
-    real_time(pid, 1)
+    run_at_real_time_priority(pid, 1)
 }
+
+/// Above every thread of the engine: see `tidegate_engine::priority`.
+const INTERRUPT_PRIORITY: i32 = 70;
 
 /// Lets the thread `pid` run as an interrupt does: before every ordinary thread
 /// of its core, and before protocol work.
@@ -52,12 +55,12 @@ pub fn run_first(pid: i32) -> Result<(), LabError> {
 /// # Errors
 /// Without root, or when there is no such thread.
 pub fn run_as_interrupt(pid: i32) -> Result<(), LabError> {
-    real_time(pid, 50)
+    run_at_real_time_priority(pid, INTERRUPT_PRIORITY)
 }
 
-fn real_time(pid: i32, priority: i32) -> Result<(), LabError> {
-    let what = "cannot give a thread real-time priority";
-    crate::sys::run_first(pid, priority).map_err(LabError::io(what))
+fn run_at_real_time_priority(pid: i32, priority: i32) -> Result<(), LabError> {
+    crate::sys::run_at_real_time_priority(pid, priority)
+        .map_err(LabError::io("cannot give a thread real-time priority"))
 }
 
 fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {

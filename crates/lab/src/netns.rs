@@ -333,6 +333,14 @@ impl End {
         self.read_device_number("statistics/tx_packets")
     }
 
+    /// Frames received by the device so far.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn received(&self) -> Result<u64, LabError> {
+        self.read_device_number("statistics/rx_packets")
+    }
+
     fn read_device_number(&self, file: &str) -> Result<u64, LabError> {
         let path = format!("/sys/class/net/{}/{file}", self.device);
         let text = self.namespace.enter(|| fs::read_to_string(&path))?;

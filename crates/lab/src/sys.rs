@@ -118,9 +118,9 @@ pub(crate) fn own_sysfs() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a thread run before every ordinary one of its core (`SCHED_FIFO`), and
-/// before those of a lower `priority` from 1 to 99.
-pub(crate) fn run_first(pid: i32, priority: i32) -> io::Result<()> {
+/// Lets a thread run before every ordinary one of its core, and before those of
+/// a lower priority (`SCHED_FIFO`, 1 to 99).
+pub(crate) fn run_at_real_time_priority(pid: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the kernel only reads the parameters, which outlive the call.
     match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {

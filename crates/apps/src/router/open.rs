@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use tidegate::{Arena, FrameSize, IpCidr, Limits, MacAddr, Route};
 use tidegate_engine::Clock;
-use tidegate_gate::{Mode, Quota, Settings};
+use tidegate_gate::{Quota, Settings};
 use tidegate_memory::{ArenaConfig, ArenaError};
 use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
@@ -285,10 +285,10 @@ fn open_port(
     })
 }
 
-/// Polling with the gate's quota; the old modes leave the card to interrupts.
+/// Polls the card with the gate's quota. The old modes leave it to interrupts.
 fn busy_poll(asked: Option<BusyPoll>, settings: &Settings) -> Option<BusyPoll> {
     let config = settings.config();
-    if matches!(config.mode, Mode::Interrupt | Mode::Moderated) {
+    if config.mode.has_input_queue() {
         return None;
     }
     let quota = match config.receive_quota {

@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tidegate_engine::{Idle, IdleConfig, Step as IdleStep};
+use tidegate_engine::{Clock, Idle, IdleConfig, Step as IdleStep};
 use tidegate_gate::{Interrupt, Mode};
 use tidegate_memory::Doorbell;
 
@@ -18,6 +18,8 @@ use super::sys;
 
 /// How often the stop flag is looked at while nothing comes.
 const STOP_CHECK_NS: u64 = 100_000_000;
+/// A thread that runs so soon after it was woken had nobody before it.
+const AT_ONCE_NS: u64 = 200_000;
 /// The packets of one turn of the lower half.
 const LOWER_HALF_PACKETS: usize = 16;
 
@@ -153,8 +155,13 @@ fn wait_for(mut fds: Vec<PollFd<'_>>, timeout_ns: u64) -> io::Result<()> {
 }
 
 /// Finds out whether anybody else wants the processor: a thread that the
-/// scheduler runs only when nobody does.
+/// scheduler runs only when nobody does. Since it gives such threads a little
+/// time all the same, only one that comes to run at once has found an idle
+/// processor.
 struct IdleWatch {
+    clock: Clock,
+    /// When receiving began to be held back.
+    since_ns: AtomicU64,
     /// Rung while receiving is held back, so that the thread wants to run.
     held: Doorbell,
     /// Rung by the thread when it came to run.
@@ -167,6 +174,8 @@ struct IdleWatch {
 impl IdleWatch {
     fn new() -> io::Result<Self> {
         Ok(Self {
+            clock: Clock::new(),
+            since_ns: AtomicU64::new(0),
             held: Doorbell::new()?,
             lifted: Doorbell::new()?,
             wanted: AtomicBool::new(false),
@@ -178,6 +187,7 @@ impl IdleWatch {
     /// Receiving is held back from now on.
     fn begin(&self) {
         self.lifted.arm();
+        self.since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
         self.wanted.store(true, Ordering::Release);
         self.held.ring();
     }
@@ -203,8 +213,11 @@ impl IdleWatch {
         while !stop.load(Ordering::Relaxed) && !self.ended.load(Ordering::Acquire) {
             self.held.arm();
             if self.wanted.swap(false, Ordering::AcqRel) {
-                self.found.store(true, Ordering::Release);
-                self.lifted.ring();
+                let waited_ns = self.clock.now_ns() - self.since_ns.load(Ordering::Relaxed);
+                if waited_ns < AT_ONCE_NS {
+                    self.found.store(true, Ordering::Release);
+                    self.lifted.ring();
+                }
             } else {
                 let fds = vec![PollFd::new(&self.held, PollFlags::IN)];
                 if wait_for(fds, STOP_CHECK_NS).is_err() {

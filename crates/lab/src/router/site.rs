@@ -28,8 +28,12 @@ pub struct RouterSite {
     pub router: Namespace,
     /// The router's device to the left.
     pub left_device: String,
+    /// Its hardware address.
+    pub left_mac: [u8; 6],
     /// The router's device to the right.
     pub right_device: String,
+    /// Its hardware address.
+    pub right_mac: [u8; 6],
     _other: Namespace,
 }
 
@@ -53,7 +57,9 @@ impl RouterSite {
             right: right.a,
             router: near.namespace,
             left_device: near.device,
+            left_mac: near.mac,
             right_device: far.device,
+            right_mac: far.mac,
             _other: far.namespace,
         };
         for (host, [v4, v6]) in [(&site.left, ROUTER_LEFT), (&site.right, ROUTER_RIGHT)] {

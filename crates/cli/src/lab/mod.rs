@@ -1,0 +1,116 @@
+//! `tidegate lab`: experiments that write their figures.
+
+mod dns;
+mod echo_cost;
+mod guard;
+mod livelock;
+mod mlfrr;
+mod papers_livelock;
+mod protect;
+mod router;
+mod share;
+mod soak;
+mod sweep;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use tidegate_lab::Experiment;
+
+use crate::Failure;
+
+/// Experiments.
+#[derive(Subcommand)]
+pub(crate) enum Lab {
+    /// DNS servers on one core, each at its best: Tidegate, the same server on
+    /// kernel sockets, Knot DNS with and without XDP, NSD
+    Dns(dns::DnsLab),
+    /// What it costs to echo a packet through port, stack and socket
+    EchoCost(echo_cost::EchoCostLab),
+    /// UDP at the maximum with faults injected: does memory grow, is every
+    /// packet accounted for
+    Soak(soak::SoakLab),
+    /// Goodput against offered load, up to the most that can be offered: a
+    /// service on kernel sockets and on Tidegate in each mode, DNS servers
+    Livelock(livelock::LivelockLab),
+    /// Packets forwarded against packets offered, with and without a packet
+    /// screen, in each shape and with each quota of Mogul and Ramakrishnan
+    Router(router::RouterLab),
+    /// What a program beside the router gets of the processor
+    Share(share::ShareLab),
+    /// What a flood does to the rest of the machine: a steady flow out, ping,
+    /// system time at eight levels, and how soon a server recovers
+    Protect(protect::ProtectLab),
+    /// NSD under a flood of strangers, with `tidegate guard` in front of it and
+    /// without: how much a known peer is answered
+    Guard(guard::GuardLab),
+    /// The maximum loss-free receive rate of a server, beside the kernel's
+    Mlfrr(mlfrr::MlfrrLab),
+    /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
+    /// 64 cores
+    Sweep(sweep::SweepLab),
+    /// The papers' own machines, simulated, beside their published numbers
+    PapersLivelock(papers_livelock::PapersLivelockLab),
+}
+
+impl Lab {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match self {
+            Lab::Dns(lab) => lab.run(),
+            Lab::EchoCost(lab) => lab.run(),
+            Lab::Soak(lab) => lab.run(),
+            Lab::Livelock(lab) => lab.run(),
+            Lab::Router(lab) => lab.run(),
+            Lab::Share(lab) => lab.run(),
+            Lab::Protect(lab) => lab.run(),
+            Lab::Guard(lab) => lab.run(),
+            Lab::Mlfrr(lab) => lab.run(),
+            Lab::Sweep(lab) => lab.run(),
+            Lab::PapersLivelock(lab) => lab.run(),
+        }
+    }
+}
+
+/// Where the picture goes, for experiments that draw one.
+#[derive(Args)]
+pub(crate) struct Drawing {
+    /// Draw the result into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl Drawing {
+    /// Draws the result when asked to.
+    pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
+        if let (Some(path), Some(picture)) = (&self.svg, &result.picture) {
+            picture.write(path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a result goes.
+#[derive(Args)]
+pub(crate) struct Output {
+    /// Write the result to this file as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Output {
+    /// Prints the result for people, and writes it as JSON when asked to.
+    pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
+        let Some(path) = &self.json else {
+            print!("{result}");
+            return Ok(());
+        };
+        let text = serde_json::to_string_pretty(result)? + "\n";
+        if path.as_os_str() == "-" {
+            print!("{text}");
+            return Ok(());
+        }
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        print!("{result}");
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! `tidegate lab soak`.
+
+use clap::Args;
+use tidegate_lab::soak;
+
+use super::Output;
+use crate::Failure;
+
+/// Flags of `lab soak`.
+#[derive(Args)]
+pub(crate) struct SoakLab {
+    #[command(flatten)]
+    output: Output,
+    /// How long
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+    /// Over AF_XDP on a veth pair instead of a wire in memory; needs root
+    #[arg(long)]
+    xdp: bool,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// How often each fault happens to a packet: loss, duplication, reordering
+    /// and corruption alike
+    #[arg(long, value_name = "PROBABILITY", default_value_t = 0.01)]
+    faults: f64,
+}
+
+impl SoakLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let config = soak::SoakConfig {
+            seconds: self.seconds,
+            link: if self.xdp { soak::SoakLink::Xdp } else { soak::SoakLink::Mem },
+            ipv6: self.ipv6,
+            loss: self.faults,
+            duplication: self.faults,
+            reordering: self.faults,
+            corruption: self.faults,
+            ..soak::SoakConfig::default()
+        };
+        let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
+        self.output.write(&(&report).into())?;
+        if report.unaccounted != 0 || report.frames_missing != 0 {
+            return Err("packets or buffers were lost without a reason".into());
+        }
+        Ok(())
+    }
+}
