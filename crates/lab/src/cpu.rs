@@ -46,6 +46,14 @@ pub fn run_first(pid: i32) -> Result<(), LabError> {
     run_at_real_time_priority(pid, 1)
 }
 
+/// Lets every other thread of its core run before the calling one.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn run_last() -> Result<(), LabError> {
+    rustix::process::nice(19).map(drop).map_err(LabError::io("cannot lower a thread's priority"))
+}
+
 /// Above every thread of the engine: see `tidegate_engine::priority`.
 const INTERRUPT_PRIORITY: i32 = 70;
 

@@ -33,6 +33,10 @@ const MIN_FRAME_BYTES: usize = 60;
 /// Runs of the program in one system call: some 20 ms when it waits, so that a
 /// stop is noticed soon.
 const RUNS_PER_CALL: u32 = 1 << 19;
+/// Threads that send in turns. At the end of a call the kernel waits until every
+/// core was seen outside of read sections, 10 ms and more. Another thread sends
+/// meanwhile.
+const THREADS: usize = 3;
 /// Frames that the kernel hands to the device at once.
 const BATCH: u32 = 64;
 
@@ -52,10 +56,10 @@ pub struct Flood {
     destination: u64,
     version: u64,
     control: Arc<Control>,
-    thread: Option<JoinHandle<Result<(), LabError>>>,
+    threads: Vec<JoinHandle<Result<(), LabError>>>,
 }
 
-/// What the flood's thread is told.
+/// What the flood's threads are told.
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,
@@ -64,7 +68,7 @@ struct Control {
 
 impl Flood {
     /// Makes a flood of `frames`, in turns, through the device of `end`, from
-    /// core `core`. It sends nothing until [`Flood::set_rate`]. The peer of the
+    /// core `core`, where every other thread comes first. It sends nothing until [`Flood::set_rate`]. The peer of the
     /// device must have a NAPI context: an XDP program, or GRO on.
     ///
     /// # Errors
@@ -91,13 +95,18 @@ impl Flood {
         let progress = take(&mut ebpf, "progress")?;
         let data = vec![0; longest.max(MIN_FRAME_BYTES).next_multiple_of(8)];
         let control = Arc::new(Control::default());
-        let told = Arc::clone(&control);
-        let thread = end.namespace.spawn(move || {
-            cpu::pin_this_thread(core)?;
-            run(&ebpf, &data, &told)
-        })?;
+        let ebpf = Arc::new(ebpf);
+        let mut threads = Vec::new();
+        for _ in 0..THREADS {
+            let (ebpf, data, told) = (Arc::clone(&ebpf), data.clone(), Arc::clone(&control));
+            threads.push(end.namespace.spawn(move || {
+                cpu::pin_this_thread(core)?;
+                cpu::run_last()?;
+                run(&ebpf, &data, &told)
+            })?);
+        }
         let destination = u64::from(end.index()?) | (frames.len() as u64) << 32;
-        Ok(Self { settings, progress, destination, version: 0, control, thread: Some(thread) })
+        Ok(Self { settings, progress, destination, version: 0, control, threads })
     }
 
     /// Sends so many frames per second from now on: `Some(0.0)` none, `None` as
@@ -115,9 +124,7 @@ impl Flood {
         let interval = rate_pps.map_or(0, |rate| ((1024e9 / rate) as u64).max(1));
         self.write(interval)?;
         self.control.flowing.store(true, Ordering::Relaxed);
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
+        self.unpark();
         Ok(())
     }
 
@@ -134,25 +141,33 @@ impl Flood {
     /// # Errors
     /// When the flood has ended by itself, with the reason.
     pub fn sent(&mut self) -> Result<u64, LabError> {
-        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+        if self.threads.iter().any(JoinHandle::is_finished) {
+            self.control.stop.store(true, Ordering::Relaxed);
+            self.unpark();
             self.join()?;
         }
         let progress = self.progress.get(&0, 0);
         Ok(progress.map_err(LabError::io_other("cannot read the flood's counter"))?[SENT])
     }
 
+    fn unpark(&self) {
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+    }
+
+    /// The first error of the threads, when all have ended.
     fn join(&mut self) -> Result<(), LabError> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let join = |thread: JoinHandle<_>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let ends: Vec<_> = self.threads.drain(..).map(join).collect();
+        ends.into_iter().collect()
     }
 }
 
 impl Drop for Flood {
     fn drop(&mut self) {
         self.control.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
+        self.unpark();
         // What it failed with was told by `sent`, or nobody asked.
         let _ = self.join();
     }
