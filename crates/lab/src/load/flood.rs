@@ -7,7 +7,7 @@
 //! and from the device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -30,15 +30,21 @@ pub const MAX_FRAMES: usize = 16_384;
 /// The shortest frame that the kernel takes: an Ethernet header, and some.
 const MIN_FRAME_BYTES: usize = 60;
 
-/// Runs of the program in one system call: some 20 ms when it waits, so that a
-/// stop is noticed soon.
-const RUNS_PER_CALL: u32 = 1 << 19;
+/// How long the runs of one system call take about, in seconds: a stop is
+/// noticed so soon.
+const CALL_S: f64 = 0.05;
+/// A run takes so long at most, in seconds, when it waits for a frame to be due.
+const RUN_MAX_S: f64 = 10e-6;
+/// What no flood exceeds, in frames per second.
+const RATE_MAX: f64 = 10e6;
 /// Threads that send in turns. At the end of a call the kernel waits until every
 /// core was seen outside of read sections, 10 ms and more. Another thread sends
 /// meanwhile.
 const THREADS: usize = 3;
-/// Frames that the kernel hands to the device at once.
+/// Frames that the kernel hands to the device at once, at full speed. Slower
+/// floods come in smaller batches.
 const BATCH: u32 = 64;
+const SMALL_BATCH: u32 = 8;
 
 /// `struct settings` of the program: the interface and the number of frames,
 /// the version, when to begin, the interval.
@@ -63,7 +69,22 @@ pub struct Flood {
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,
-    flowing: AtomicBool,
+    /// Runs of the program in one system call; 0 when nothing is to be sent.
+    runs: AtomicU32,
+    batch: AtomicU32,
+}
+
+impl Control {
+    fn set_rate(&self, rate_pps: Option<f64>) {
+        let batch = if rate_pps.is_none() { BATCH } else { SMALL_BATCH };
+        let runs = match rate_pps {
+            Some(0.0) => 0,
+            Some(rate_pps) => (rate_pps.clamp(1.0 / RUN_MAX_S, RATE_MAX) * CALL_S) as u32,
+            None => (RATE_MAX * CALL_S) as u32,
+        };
+        self.batch.store(batch, Ordering::Relaxed);
+        self.runs.store(runs, Ordering::Relaxed);
+    }
 }
 
 impl Flood {
@@ -116,14 +137,14 @@ impl Flood {
     /// When the kernel refuses.
     pub fn set_rate(&mut self, rate_pps: Option<f64>) -> Result<(), LabError> {
         if rate_pps == Some(0.0) {
-            self.control.flowing.store(false, Ordering::Relaxed);
+            self.control.set_rate(rate_pps);
             // What is sent until the flow stops is due never.
             return self.write(u64::MAX >> 12);
         }
         // At least 1: 0 means no limit.
         let interval = rate_pps.map_or(0, |rate| ((1024e9 / rate) as u64).max(1));
         self.write(interval)?;
-        self.control.flowing.store(true, Ordering::Relaxed);
+        self.control.set_rate(rate_pps);
         self.unpark();
         Ok(())
     }
@@ -180,14 +201,15 @@ fn run(ebpf: &Ebpf, data: &[u8], control: &Control) -> Result<(), LabError> {
         .and_then(|program| program.try_into().ok())
         .ok_or_else(|| LabError::Config("the flood's program is gone".into()))?;
     while !control.stop.load(Ordering::Relaxed) {
-        if !control.flowing.load(Ordering::Relaxed) {
+        let runs = control.runs.load(Ordering::Relaxed);
+        if runs == 0 {
             thread::park_timeout(Duration::from_millis(100));
             continue;
         }
         let options = TestRunOptions {
             data_in: Some(data),
-            repeat: RUNS_PER_CALL,
-            attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+            repeat: runs,
+            attrs: TestRunAttrs::new().xdp_live_frames(control.batch.load(Ordering::Relaxed)),
             ..TestRunOptions::new()
         };
         program.test_run(options).map_err(LabError::io_other(
