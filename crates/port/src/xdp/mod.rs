@@ -160,12 +160,19 @@ impl Port for XdpPort {
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         let mut received = self.receive_round(arena, burst, quota)?;
-        if received == 0
+        if let Some(poller) = &mut self.poller
             && quota > 0
-            && let Some(poller) = &self.poller
+            && poller.is_due(received, quota)
         {
             poller.poll()?;
-            received = self.receive_round(arena, burst, quota)?;
+            let room = quota - received;
+            let more = self.receive_round(arena, burst, room)?;
+            if let Some(poller) = &mut self.poller
+                && room > 0
+            {
+                poller.on_frames(more);
+            }
+            received += more;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
         Ok(received)

@@ -12,14 +12,31 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::netdev::Netdev;
 use super::sys;
 
-/// How long one call polls. The kernel takes eight packets at a time and looks
-/// at the time in between, so this is a quota of about 40 packets on a busy
-/// device, and what an idle one costs.
-const POLL_US: u32 = 10;
+/// How long a look at the device takes: what an idle one costs.
+const LOOK_US: u32 = 10;
+/// How long a turn takes when there is much to do. The kernel takes eight
+/// packets at a time and looks at the time in between; a call costs two timers
+/// and a change of context besides, more than a look.
+const TURN_US: u32 = 60;
+/// So many frames from one call are much to do.
+const MUCH: usize = 16;
+/// So many full bursts without a call mean that another core feeds the socket.
+const FED_BURSTS: u32 = 4;
 
 /// Runs the receive path of a device inside its own calls.
 pub(super) struct NapiPoller {
-    ring: OwnedFd,
+    look: OwnedFd,
+    turn: OwnedFd,
+    pace: Pace,
+}
+
+/// When to poll, and for how long.
+#[derive(Debug, Default)]
+struct Pace {
+    /// The last call brought much.
+    busy: bool,
+    /// Full bursts since the last call.
+    bursts: u32,
 }
 
 impl NapiPoller {
@@ -33,19 +50,76 @@ impl NapiPoller {
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let ring = sys::uring()?;
-        sys::uring_poll_napis(ring.as_fd(), POLL_US)?;
-        for napi in napis {
-            sys::uring_add_napi(ring.as_fd(), napi.id)?;
-        }
-        Ok(Self { ring })
+        let ring = |us| {
+            let ring = sys::uring()?;
+            sys::uring_poll_napis(ring.as_fd(), us)?;
+            napis.iter().try_for_each(|napi| sys::uring_add_napi(ring.as_fd(), napi.id))?;
+            io::Result::Ok(ring)
+        };
+        Ok(Self { look: ring(LOOK_US)?, turn: ring(TURN_US)?, pace: Pace::default() })
     }
 
-    /// Polls for a moment.
+    /// Whether to poll, when a burst of `frames` has been taken of up to
+    /// `quota`.
+    pub(super) fn is_due(&mut self, frames: usize, quota: usize) -> bool {
+        self.pace.is_due(frames, quota)
+    }
+
+    /// Polls for a moment, longer if there was much to do the last time.
     ///
     /// # Errors
-    /// Never in practice: the ring is ours alone.
-    pub(super) fn poll(&self) -> io::Result<()> {
-        sys::uring_wait(self.ring.as_fd(), POLL_US * 1000)
+    /// Never in practice: the rings are ours alone.
+    pub(super) fn poll(&mut self) -> io::Result<()> {
+        if self.pace.busy {
+            sys::uring_wait(self.turn.as_fd(), TURN_US * 1000)
+        } else {
+            sys::uring_wait(self.look.as_fd(), LOOK_US * 1000)
+        }
+    }
+
+    /// The last call brought so many frames.
+    pub(super) fn on_frames(&mut self, frames: usize) {
+        self.pace.busy = frames >= MUCH;
+    }
+}
+
+impl Pace {
+    fn is_due(&mut self, frames: usize, quota: usize) -> bool {
+        if frames == quota {
+            // Frames come without us: the softirq of another core polls the
+            // device, and will as long as it never runs empty. It gives way
+            // to whoever asks.
+            self.bursts += 1;
+            let fed = self.bursts >= FED_BURSTS;
+            self.bursts %= FED_BURSTS;
+            return fed;
+        }
+        self.bursts = 0;
+        frames == 0 || self.busy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_socket_is_a_reason_to_poll() {
+        let mut pace = Pace::default();
+        assert!(pace.is_due(0, 64));
+        assert!(!pace.is_due(1, 64), "a lone frame does not wait for more");
+        pace.busy = true;
+        assert!(pace.is_due(1, 64), "more have come since");
+    }
+
+    #[test]
+    fn a_socket_that_others_feed_is_taken_over() {
+        let mut pace = Pace::default();
+        let due: Vec<bool> = (0..8).map(|_| pace.is_due(64, 64)).collect();
+        assert_eq!(due, [false, false, false, true, false, false, false, true]);
+        assert!(!pace.is_due(64, 64));
+        pace.is_due(0, 64);
+        assert!(!pace.is_due(64, 64) && !pace.is_due(64, 64) && !pace.is_due(64, 64));
+        assert!(pace.is_due(64, 64));
     }
 }
