@@ -246,14 +246,14 @@ fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Tidegate's goodput at the most load over the kernel's, with so much work.
+/// Tidegate's goodput at the most load over the kernel's, with so much work. A
+/// kernel that delivers nothing counts as one that delivers a packet a second.
 fn over_kernel_at_maximum(found: &[Found], work_ns: u64) -> Option<f64> {
     let of = |carrier: Carrier| {
         let subject = Subject::Service { carrier, work_ns };
         found.iter().find(|one| one.subject == subject).map(|one| one.curve.at_maximum_pps())
     };
-    let kernel = of(Carrier::Kernel).filter(|kernel| *kernel > 0.0)?;
-    Some(of(Carrier::tidegate())? / kernel)
+    Some(of(Carrier::tidegate())? / of(Carrier::Kernel)?.max(1.0))
 }
 
 fn dns(found: &[Found], kind: ServerKind) -> Option<&Curve> {
