@@ -6,6 +6,10 @@
 //! the period ends. A processor that falls idle lifts the limit, since nobody
 //! wants what it would save.
 
+/// No turn takes longer, or as long as the period where that is more: then the
+/// clock jumped, or the machine stood still, and packets are not to blame.
+const TURN_MAX_NS: u64 = 100_000_000;
+
 /// What is left of this period's share.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuShare {
@@ -37,7 +41,8 @@ impl CpuShare {
     #[inline]
     pub(crate) fn charge(&mut self, now_ns: u64, spent_ns: u64) {
         self.roll(now_ns);
-        self.spent_ns = self.spent_ns.saturating_add(spent_ns);
+        let turn_max_ns = self.period_ns.max(TURN_MAX_NS);
+        self.spent_ns = self.spent_ns.saturating_add(spent_ns.min(turn_max_ns));
     }
 
     /// Nobody else wants the processor: the rest of the period is free.
@@ -140,5 +145,20 @@ mod tests {
         assert_eq!(share.held_until(0), None, "back");
         share.charge(MS, 9 * MS);
         assert_eq!(share.held_until(u64::MAX / 2), None, "forward");
+    }
+
+    /// A machine that stood still for an hour in the middle of a turn must not
+    /// pay that hour back.
+    #[test]
+    fn a_jump_inside_a_turn_is_not_paid_back() {
+        const HOUR_NS: u64 = 3600 * 1000 * MS;
+        let mut share = CpuShare::new(25, 10 * MS, 0);
+        share.charge(HOUR_NS, HOUR_NS);
+        let mut now_ns = HOUR_NS;
+        while let Some(until_ns) = share.held_until(now_ns) {
+            assert!(until_ns > now_ns && until_ns - now_ns <= 10 * MS);
+            now_ns = until_ns;
+        }
+        assert!(now_ns - HOUR_NS <= 400 * MS, "held for {} ms", (now_ns - HOUR_NS) / MS);
     }
 }

@@ -159,6 +159,55 @@ fn a_dedicated_core_never_waits() {
     }
 }
 
+/// Takes turns of 0.1 ms as often as it may; the clock jumps by `jump_ns` in
+/// the middle of one. Returns how long receiving was held back after that.
+fn held_after_jump(gate: &mut Gate, start_ns: u64, jump_ns: i64) -> u64 {
+    let mut now_ns = start_ns;
+    let mut turn_at = |now_ns: &mut u64, spent_ns: i64| {
+        gate.on_ready(Ring::Receive(0));
+        gate.on_queue_level(*now_ns, 7, 32, 32);
+        match gate.next(*now_ns) {
+            Next::Serve(turn) => {
+                *now_ns = now_ns.strict_add_signed(spent_ns);
+                gate.on_served(turn, turn.quota, *now_ns);
+                0
+            }
+            Next::Wait { held_until_ns } => {
+                let held_ns = held_until_ns.expect("held") - *now_ns;
+                *now_ns += held_ns;
+                held_ns
+            }
+            Next::Yield => 0,
+        }
+    };
+    for _ in 0..1000 {
+        turn_at(&mut now_ns, 100_000);
+    }
+    while turn_at(&mut now_ns, jump_ns) > 0 {}
+    let mut held_ns = 0;
+    loop {
+        match turn_at(&mut now_ns, 100_000) {
+            0 => return held_ns,
+            more_ns => held_ns += more_ns,
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_inside_a_turn_holds_nothing_for_long() {
+    const HOUR_NS: u64 = 3600 * 1000 * MS;
+    for mode in Mode::ALL.into_iter().filter(|mode| !mode.has_input_queue()) {
+        for jump_ns in [-(HOUR_NS as i64), -(MS as i64), MS as i64, 5 * HOUR_NS as i64] {
+            let mut gate = gate(ONE, |c| {
+                c.mode = mode;
+                c.cpu_share_percent = if mode == Mode::Polled { 25 } else { 100 };
+            });
+            let held_ns = held_after_jump(&mut gate, 2 * HOUR_NS, jump_ns);
+            assert!(held_ns <= 450 * MS, "{mode:?} {jump_ns}: {} ms", held_ns / MS);
+        }
+    }
+}
+
 #[test]
 fn settings_change_while_it_runs() {
     let mut gate = gate(ONE, |_| ());
