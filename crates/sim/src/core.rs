@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 use hdrhistogram::Histogram;
 use tidegate_gate::{Gate, Interrupt, Mode, Ring, Rings};
 
+use crate::admission::Gatekeeper;
+use crate::application::Program;
 use crate::card::Card;
 use crate::error::SetupError;
 use crate::load::Packet;
@@ -19,9 +21,6 @@ use crate::report::{Place, Report, latency_histogram};
 use crate::router::Router;
 use crate::setup::{Beside, Costs, Placement, Role, Setup, Tick};
 use crate::udp::UdpService;
-
-/// The gate's name for the one queue before the application.
-const QUEUE: u64 = 0;
 
 /// What the host does with a packet.
 pub(crate) enum Service {
@@ -56,7 +55,6 @@ pub(crate) struct Tasks {
     pub(crate) software: TaskId,
     pub(crate) poller: TaskId,
     pub(crate) tick: TaskId,
-    pub(crate) application: TaskId,
 }
 
 /// When something happens by itself. Those of programs come after these.
@@ -67,6 +65,7 @@ pub(crate) enum Timer {
     Transmitted,
     Tick,
     Stack,
+    Admission,
     Beside,
 }
 
@@ -77,12 +76,17 @@ pub(crate) struct Core {
     pub(crate) mode: Mode,
     pub(crate) processor: Processor,
     pub(crate) tasks: Tasks,
+    /// Who reads: the service's programs, or the screen.
+    pub(crate) programs: Vec<Program>,
     timers: Vec<u64>,
     /// The earliest of the timers.
     next_timer_ns: u64,
     pub(crate) gate: Gate,
     pub(crate) card: Card,
     pub(crate) service: Service,
+    pub(crate) gatekeeper: Option<Gatekeeper>,
+    /// How far the clock that the gate and the stack are told is from the time.
+    skew_ns: i64,
     handler: Handler,
     input: VecDeque<Packet>,
     input_queue: usize,
@@ -95,10 +99,10 @@ pub(crate) struct Core {
     told_idle: bool,
     tick: Option<Tick>,
     beside: Vec<BesideState>,
-    offered: u64,
-    delivered: u64,
-    answered: u64,
-    drops: [u64; 6],
+    pub(crate) offered: u64,
+    pub(crate) delivered: u64,
+    pub(crate) answered: u64,
+    pub(crate) drops: [u64; Place::ALL.len()],
     latency_ns: Histogram<u64>,
 }
 
@@ -107,12 +111,12 @@ impl Core {
         let seed = setup.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(index));
         let service = match setup.role {
             Role::Udp { family, socket_queue, answers, placement } => Service::Udp {
-                udp: Box::new(UdpService::new(family, Some(socket_queue), seed)?),
+                udp: Box::new(UdpService::new(family, setup.readers, socket_queue, seed)?),
                 answers,
                 inline: placement == Placement::Inline,
             },
             Role::Closed { family } => Service::Udp {
-                udp: Box::new(UdpService::new(family, None, seed)?),
+                udp: Box::new(UdpService::new(family, 0, 1, seed)?),
                 answers: false,
                 inline: false,
             },
@@ -130,8 +134,9 @@ impl Core {
             }),
             poller: processor.add(poller_level(config.mode)),
             tick: processor.add(Level::Device),
-            application: processor.add(Level::Program),
         };
+        let programs =
+            (0..setup.readers).map(|_| Program::new(processor.add(Level::Program))).collect();
         let mut timers = vec![NEVER; Timer::Beside as usize];
         let beside: Vec<BesideState> = setup
             .beside
@@ -169,6 +174,7 @@ impl Core {
             mode: config.mode,
             processor,
             tasks,
+            programs,
             timers,
             next_timer_ns: 0,
             input: VecDeque::with_capacity(config.input_queue as usize),
@@ -176,6 +182,8 @@ impl Core {
             gate,
             card,
             service,
+            gatekeeper: Gatekeeper::new(setup, seed)?,
+            skew_ns: 0,
             handler: Handler::Enter,
             software_runs: false,
             polling: Polling::default(),
@@ -186,10 +194,11 @@ impl Core {
             offered: 0,
             delivered: 0,
             answered: 0,
-            drops: [0; 6],
+            drops: [0; Place::ALL.len()],
             latency_ns: latency_histogram(),
         };
         core.set_stack_timer();
+        core.set_admission_timer();
         core.find_next_timer();
         Ok(core)
     }
@@ -199,11 +208,32 @@ impl Core {
         self.processor.now_ns()
     }
 
+    /// What the clock says to the gate and to the stack.
+    #[inline]
+    pub(crate) fn clock_ns(&self) -> u64 {
+        self.now_ns().saturating_add_signed(self.skew_ns)
+    }
+
+    /// When the clock will say so; now, if it is past that.
+    #[inline]
+    pub(crate) fn when_ns(&self, clock_ns: u64) -> u64 {
+        self.now_ns().saturating_add(clock_ns.saturating_sub(self.clock_ns()))
+    }
+
+    /// The clock jumps. Back beyond its beginning it begins anew.
+    pub(crate) fn jump_clock(&mut self, by_ns: i64) {
+        let earliest_ns = -(i64::try_from(self.now_ns()).unwrap_or(i64::MAX));
+        self.skew_ns = self.skew_ns.saturating_add(by_ns).max(earliest_ns);
+        self.set_stack_timer();
+    }
+
     /// A packet comes to the card, now.
     #[inline]
     pub(crate) fn arrive(&mut self, packet: Packet) {
         self.offered += 1;
-        if self.card.arrive(packet) {
+        if !self.is_admitted(packet) {
+            self.drop_at(Place::Admission);
+        } else if self.card.arrive(packet) {
             self.raise();
         } else {
             self.drop_at(Place::Card);
@@ -240,21 +270,21 @@ impl Core {
     fn on_idle(&mut self) {
         if !self.told_idle {
             self.told_idle = true;
-            let now_ns = self.now_ns();
-            self.gate.on_idle_processor(now_ns);
+            let clock_ns = self.clock_ns();
+            self.gate.on_idle_processor(clock_ns);
             self.release_if_not_held();
         }
     }
 
     fn begin(&mut self, task: TaskId) -> Option<u64> {
-        if task == self.tasks.application {
-            self.begin_application()
-        } else if task == self.tasks.interrupt {
+        if task == self.tasks.interrupt {
             self.begin_interrupt()
         } else if task == self.tasks.software {
             self.begin_software()
         } else if task == self.tasks.tick {
             None
+        } else if let Some(reader) = self.reader_of(task) {
+            self.begin_application(reader)
         } else {
             self.begin_beside(task)
         }
@@ -263,12 +293,12 @@ impl Core {
     fn finish(&mut self, task: TaskId) {
         if task == self.tasks.poller {
             self.finish_poller();
-        } else if task == self.tasks.application {
-            self.finish_application();
         } else if task == self.tasks.interrupt {
             self.finish_interrupt();
         } else if task == self.tasks.software {
             self.finish_software();
+        } else if let Some(reader) = self.reader_of(task) {
+            self.finish_application(reader);
         } else if task != self.tasks.tick {
             self.finish_beside(task);
         }
@@ -296,7 +326,8 @@ impl Core {
             return;
         }
         let now_ns = self.now_ns();
-        let at_ns = self.gate.next_interrupt_ns(now_ns).max(self.card.next_interrupt_ns());
+        let allowed_ns = self.when_ns(self.gate.next_interrupt_ns(self.clock_ns()));
+        let at_ns = allowed_ns.max(self.card.next_interrupt_ns());
         if at_ns <= now_ns {
             self.card.on_raised(now_ns);
             self.processor.wake(self.tasks.interrupt);
@@ -324,8 +355,8 @@ impl Core {
     fn finish_interrupt(&mut self) {
         match self.handler {
             Handler::Enter => {
-                let now_ns = self.now_ns();
-                match self.gate.on_interrupt(now_ns, 0) {
+                let clock_ns = self.clock_ns();
+                match self.gate.on_interrupt(clock_ns, 0) {
                     Interrupt::Take { limit } => self.handler = Handler::Take(limit),
                     Interrupt::StartPolling => {
                         self.card.enabled = false;
@@ -385,16 +416,17 @@ impl Core {
     /// A packet comes out of the protocols, or into them: the stack is real,
     /// and what it costs has been paid.
     pub(crate) fn deliver(&mut self, packet: Packet) {
-        let now_ns = self.now_ns();
+        let clock_ns = self.clock_ns();
         match &mut self.service {
             Service::Udp { udp, inline, .. } => {
-                udp.ingest(now_ns, packet);
-                let (level, capacity) = udp.level();
-                self.gate.on_queue_level(now_ns, QUEUE, level, capacity);
+                let inline = *inline;
+                let reader = udp.ingest(clock_ns, packet);
+                let (level, capacity) = udp.level(reader);
+                self.gate.on_queue_level(clock_ns, reader as u64, level, capacity);
                 match level {
                     0 => {}
-                    _ if *inline => self.gate.on_ready(Ring::Application(0)),
-                    _ => self.processor.wake(self.tasks.application),
+                    _ if inline => self.gate.on_ready(Ring::Application(0)),
+                    _ => self.wake_reader(reader),
                 }
                 self.set_stack_timer();
                 self.start_output();
@@ -406,65 +438,19 @@ impl Core {
                         return;
                     }
                     let level = screen.waiting.len() as u32;
-                    self.gate.on_queue_level(now_ns, QUEUE, level, screen.capacity);
-                    self.processor.wake(self.tasks.application);
+                    self.gate.on_queue_level(clock_ns, 0, level, screen.capacity);
+                    self.wake_reader(0);
                 }
                 None => self.forward(packet),
             },
         }
     }
 
-    // The application: the UDP service, or the screen.
-
-    pub(crate) fn begin_application(&mut self) -> Option<u64> {
-        let now_ns = self.now_ns();
-        let read_ns = self.costs.read_ns;
-        let (level, capacity, cost_ns) = match &mut self.service {
-            Service::Udp { udp, answers, inline } => {
-                if !udp.read() {
-                    return None;
-                }
-                let (level, capacity) = udp.level();
-                let read_ns = if *inline { 0 } else { read_ns };
-                let answer_ns = if *answers { self.costs.transmit_ns } else { 0 };
-                (level, capacity, read_ns + self.costs.work_ns + answer_ns)
-            }
-            Service::Router(router) => {
-                let screen = router.screen.as_mut()?;
-                screen.current = Some(screen.waiting.pop_front()?);
-                let level = screen.waiting.len() as u32;
-                let cost_ns = read_ns + self.costs.work_ns + self.costs.transmit_ns;
-                (level, screen.capacity, cost_ns)
-            }
-        };
-        self.gate.on_queue_level(now_ns, QUEUE, level, capacity);
-        self.release_if_not_held();
-        Some(cost_ns)
-    }
-
-    pub(crate) fn finish_application(&mut self) {
-        let now_ns = self.now_ns();
-        match &mut self.service {
-            Service::Udp { udp, answers, .. } => {
-                let Some((arrived_ns, answered)) = udp.finish(now_ns, *answers) else { return };
-                self.answered += u64::from(answered);
-                self.count_delivered(arrived_ns);
-                self.start_output();
-            }
-            Service::Router(router) => {
-                let screen = router.screen.as_mut();
-                if let Some(packet) = screen.and_then(|screen| screen.current.take()) {
-                    self.forward(packet);
-                }
-            }
-        }
-    }
-
     /// Receiving goes on if nothing holds it back any more.
     #[inline]
-    fn release_if_not_held(&mut self) {
-        let now_ns = self.now_ns();
-        if self.held && self.gate.held_until(now_ns).is_none() {
+    pub(crate) fn release_if_not_held(&mut self) {
+        let clock_ns = self.clock_ns();
+        if self.held && self.gate.held_until(clock_ns).is_none() {
             self.release();
         }
     }
@@ -478,7 +464,7 @@ impl Core {
     // The way out.
 
     /// Puts a packet into the output queue of a router.
-    fn forward(&mut self, packet: Packet) {
+    pub(crate) fn forward(&mut self, packet: Packet) {
         let Service::Router(router) = &mut self.service else { return };
         if router.push_output(packet) {
             self.start_output();
@@ -557,9 +543,9 @@ impl Core {
         self.next_timer_ns = self.timers.iter().copied().min().unwrap_or(NEVER);
     }
 
-    fn set_stack_timer(&mut self) {
+    pub(crate) fn set_stack_timer(&mut self) {
         if let Service::Udp { udp, .. } = &self.service {
-            let at_ns = udp.next_timeout_ns().unwrap_or(NEVER);
+            let at_ns = udp.next_timeout_ns().map_or(NEVER, |at_ns| self.when_ns(at_ns));
             if at_ns != self.timers[Timer::Stack as usize] {
                 self.set_timer(Timer::Stack, at_ns);
             }
@@ -589,11 +575,15 @@ impl Core {
             self.processor.wake(self.tasks.tick);
         }
         if self.is_due(Timer::Stack) {
+            let clock_ns = self.clock_ns();
             if let Service::Udp { udp, .. } = &mut self.service {
-                udp.handle_timeout(now_ns);
+                udp.handle_timeout(clock_ns);
             }
             self.start_output();
             self.set_stack_timer();
+        }
+        if self.is_due(Timer::Admission) {
+            self.on_admission_period();
         }
         for index in 0..self.beside.len() {
             let timer = Timer::Beside as usize + index;
@@ -615,7 +605,7 @@ impl Core {
         self.drops[place as usize] += 1;
     }
 
-    fn count_delivered(&mut self, arrived_ns: u64) {
+    pub(crate) fn count_delivered(&mut self, arrived_ns: u64) {
         self.delivered += 1;
         let latency_ns = self.now_ns().saturating_sub(arrived_ns);
         self.latency_ns.saturating_record(latency_ns.max(1));
@@ -630,6 +620,9 @@ impl Core {
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.offered += self.offered;
         report.delivered += self.delivered;
+        for (sum, program) in report.delivered_by_reader.iter_mut().zip(&self.programs) {
+            *sum += program.delivered;
+        }
         report.answered += self.answered;
         for (sum, drops) in report.drops.iter_mut().zip(self.drops) {
             *sum += drops;

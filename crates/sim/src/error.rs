@@ -2,7 +2,7 @@
 
 use tidegate_gate::Mode;
 
-use crate::setup::{CORES_MAX, COST_MAX_NS, QUEUE_MAX};
+use crate::setup::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
 
 /// Why a machine cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +50,21 @@ pub enum SetupError {
         /// What the link carries.
         link_pps: u64,
     },
+    /// The service has no readers, or too many for its ports.
+    #[error("{0} readers: give 1 to {READERS_MAX}; only a UDP service of programs has more than 1")]
+    Readers(u32),
+    /// There is no program to stop.
+    #[error("there is no reader {0} that is a program: give one that the setup has")]
+    Reader(u32),
     /// The load has no flows, or too many.
     #[error("{0} flows: give 1 to 65536")]
     Flows(u32),
     /// A burst has no packets, or too many.
     #[error("a burst of {0} packets: give 1 to 65536")]
     Burst(u32),
+    /// Admission refuses its configuration.
+    #[error(transparent)]
+    Admission(#[from] tidegate_gate::admission::ConfigError),
     /// There is no memory for frames.
     #[error(transparent)]
     Memory(#[from] tidegate_memory::ArenaError),

@@ -16,6 +16,8 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
+mod application;
 mod card;
 mod core;
 mod error;
@@ -28,6 +30,7 @@ mod router;
 mod setup;
 mod udp;
 
+pub use application::ReaderState;
 pub use error::SetupError;
 pub use load::{FlowHash, Load, Shape};
 pub use machine::Machine;

@@ -201,19 +201,25 @@ impl FlowHash {
 }
 
 /// The ends of a flow: networks that RFC 2544 (IPv4) and RFC 5180 (IPv6) set
-/// aside for this.
-pub(crate) fn ends(family: Family, flow: u32) -> ((IpAddr, u16), (IpAddr, u16)) {
+/// aside for this. Each reader has a port of its own.
+pub(crate) fn ends(family: Family, flow: u32, readers: u32) -> ((IpAddr, u16), (IpAddr, u16)) {
     let (low, port) = (flow as u8, 1024 + (flow >> 8) as u16);
+    let served = PORT + reader_of(flow, readers) as u16;
     match family {
-        Family::V4 => (([198, 18, 0, low].into(), port), ([198, 19, 0, 1].into(), PORT)),
+        Family::V4 => (([198, 18, 0, low].into(), port), ([198, 19, 0, 1].into(), served)),
         Family::V6 => (
             ([0x2001, 2, 0, 0, 0, 0, 0, u16::from(low)].into(), port),
-            ([0x2001, 2, 0, 1, 0, 0, 0, 1].into(), PORT),
+            ([0x2001, 2, 0, 1, 0, 0, 0, 1].into(), served),
         ),
     }
 }
 
-/// The port that is served.
+/// Which reader a flow is for.
+pub(crate) fn reader_of(flow: u32, readers: u32) -> usize {
+    (flow % readers.max(1)) as usize
+}
+
+/// The port of the first reader.
 pub(crate) const PORT: u16 = 4000;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The machine as a whole: cores, and packets spread over them.
 
+use crate::application::ReaderState;
 use crate::core::Core;
 use crate::error::SetupError;
 use crate::load::{FlowHash, Generator, Load, ends};
@@ -33,11 +34,11 @@ impl Machine {
         };
         let core_of = (0..setup.load.flows)
             .map(|flow| {
-                let (source, destination) = ends(family, flow);
+                let (source, destination) = ends(family, flow, setup.readers);
                 FlowHash.hash(source, destination) % setup.cores
             })
             .collect();
-        let before = Report::new(setup.cores, setup.beside.len());
+        let before = Report::new(setup.cores, setup.readers as usize, setup.beside.len());
         let generator = Generator::new(setup.load, setup.link, setup.seed);
         Ok(Self { cores, generator, link: setup.link, core_of, now_ns: 0, before })
     }
@@ -51,6 +52,21 @@ impl Machine {
         load.check(self.link)?;
         self.generator.set(self.now_ns, load);
         Ok(())
+    }
+
+    /// Stops a reader of the service on every core, lets it read again, or ends
+    /// it. Whoever is dead stays so.
+    ///
+    /// # Errors
+    /// [`SetupError::Reader`] when there is no such program.
+    pub fn set_reader(&mut self, reader: u32, state: ReaderState) -> Result<(), SetupError> {
+        self.cores.iter_mut().try_for_each(|core| core.set_reader(reader, state))
+    }
+
+    /// Lets the clock jump that the gate and the stack are told, on every core.
+    /// It begins at 0 and cannot be before that.
+    pub fn jump_clock(&mut self, by_ns: i64) {
+        self.cores.iter_mut().for_each(|core| core.jump_clock(by_ns));
     }
 
     /// The time.
@@ -79,7 +95,8 @@ impl Machine {
     /// What came of everything since the beginning; the latency is that of the
     /// last [`Machine::run`].
     pub fn total(&self) -> Report {
-        let mut report = Report::new(self.cores.len() as u32, self.before.beside.len());
+        let (readers, beside) = (self.before.delivered_by_reader.len(), self.before.beside.len());
+        let mut report = Report::new(self.cores.len() as u32, readers, beside);
         report.duration_ns = self.now_ns;
         self.cores.iter().for_each(|core| core.add_to(&mut report));
         report

@@ -25,8 +25,8 @@ impl Core {
                 return self.processor.give(self.tasks.poller, cost_ns);
             }
             self.polling.turn = None;
-            let now_ns = self.now_ns();
-            self.gate.on_served(turn, taken, now_ns);
+            let clock_ns = self.clock_ns();
+            self.gate.on_served(turn, taken, clock_ns);
             if self.has_work(turn.ring) {
                 self.gate.on_ready(turn.ring);
             }
@@ -35,8 +35,8 @@ impl Core {
 
     /// A queue that fills ends the turn: a quota may be longer than the queue.
     fn is_held_in(&mut self, turn: Turn) -> bool {
-        let now_ns = self.now_ns();
-        matches!(turn.ring, Ring::Receive(_)) && self.gate.held_until(now_ns).is_some()
+        let clock_ns = self.clock_ns();
+        matches!(turn.ring, Ring::Receive(_)) && self.gate.held_until(clock_ns).is_some()
     }
 
     fn has_work(&self, ring: Ring) -> bool {
@@ -44,8 +44,8 @@ impl Core {
     }
 
     fn ask_gate(&mut self) {
-        let now_ns = self.now_ns();
-        match self.gate.next(now_ns) {
+        let clock_ns = self.clock_ns();
+        match self.gate.next(clock_ns) {
             Next::Serve(turn) => {
                 self.polling = Polling { turn: Some((turn, 0)), looks: true };
                 self.processor.give(self.tasks.poller, self.costs.poll_ns);
@@ -63,9 +63,9 @@ impl Core {
         self.processor.block(poller);
         self.processor.set_level(poller, poller_level(self.mode));
         match held_until_ns {
-            Some(at_ns) => {
+            Some(clock_ns) => {
                 self.held = true;
-                self.set_timer(Timer::Held, at_ns);
+                self.set_timer(Timer::Held, self.when_ns(clock_ns));
             }
             None if self.mode == Mode::Dedicated => self.processor.wake(poller),
             None => {
@@ -82,7 +82,7 @@ impl Core {
                 (self.card.waiting() > 0).then(|| self.costs.poll_receive_ns + self.protocol_ns())
             }
             Ring::Transmit(_) => (self.card.sent() > 0).then_some(self.costs.transmit_done_ns),
-            Ring::Application(_) => self.begin_application(),
+            Ring::Application(_) => self.begin_application(0),
         }
     }
 
@@ -103,7 +103,7 @@ impl Core {
                 self.card.reclaim(1);
                 self.start_output();
             }
-            Ring::Application(_) => self.finish_application(),
+            Ring::Application(_) => self.finish_application(0),
         }
     }
 }

@@ -7,6 +7,8 @@ use crate::processor::Level;
 /// Where a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
+    /// The gate's admission refused it, before any work was spent on it.
+    Admission,
     /// The card had no descriptor for it: it cost nothing.
     Card,
     /// The queue between the interrupt handler and the protocols.
@@ -23,7 +25,8 @@ pub enum Place {
 
 impl Place {
     /// Every place, in the order of a packet's way.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
+        Self::Admission,
         Self::Card,
         Self::InputQueue,
         Self::Stack,
@@ -35,6 +38,7 @@ impl Place {
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Admission => "admission",
             Self::Card => "card",
             Self::InputQueue => "input_queue",
             Self::Stack => "stack",
@@ -66,10 +70,12 @@ pub struct Report {
     /// Packets that were served: worked on by the service, or out on the link
     /// of the router.
     pub delivered: u64,
+    /// The same by reader, of a UDP service.
+    pub delivered_by_reader: Vec<u64>,
     /// Packets that the service answered.
     pub answered: u64,
     /// Packets dropped, by place.
-    pub drops: [u64; 6],
+    pub drops: [u64; Place::ALL.len()],
     /// Packets somewhere on their way, at the end.
     pub in_flight: u64,
     /// Processor time by level of priority, changes of context included.
@@ -87,14 +93,15 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(cores: u32, beside: usize) -> Self {
+    pub(crate) fn new(cores: u32, readers: usize, beside: usize) -> Self {
         Self {
             duration_ns: 0,
             cores,
             offered: 0,
             delivered: 0,
+            delivered_by_reader: vec![0; readers],
             answered: 0,
-            drops: [0; 6],
+            drops: [0; Place::ALL.len()],
             in_flight: 0,
             level_ns: [0; 4],
             idle_ns: 0,
@@ -153,6 +160,11 @@ impl Report {
         self.duration_ns -= earlier.duration_ns;
         self.offered -= earlier.offered;
         self.delivered -= earlier.delivered;
+        for (delivered, before) in
+            self.delivered_by_reader.iter_mut().zip(&earlier.delivered_by_reader)
+        {
+            *delivered -= before;
+        }
         self.answered -= earlier.answered;
         for (drops, before) in self.drops.iter_mut().zip(earlier.drops) {
             *drops -= before;

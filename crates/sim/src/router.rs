@@ -54,6 +54,15 @@ impl Router {
 }
 
 impl ScreenQueue {
+    /// The screen is gone, and nothing fits any more. Returns how many packets
+    /// are lost.
+    pub(crate) fn close(&mut self) -> u64 {
+        let lost = self.waiting.len() + usize::from(self.current.take().is_some());
+        self.waiting.clear();
+        self.capacity = 0;
+        lost as u64
+    }
+
     /// Puts a packet into the queue. Returns whether there was room.
     pub(crate) fn push(&mut self, packet: Packet) -> bool {
         let room = self.waiting.len() < self.capacity as usize;

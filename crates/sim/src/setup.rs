@@ -1,6 +1,6 @@
 //! What is simulated.
 
-use tidegate_gate::{Mode, Settings};
+use tidegate_gate::{Mode, Settings, admission};
 
 use crate::error::SetupError;
 use crate::load::Load;
@@ -186,6 +186,11 @@ pub struct Setup {
     pub protocol_thread: bool,
     /// What the host does.
     pub role: Role,
+    /// The programs of a UDP service, each with a socket of its own; flows are
+    /// dealt out to them in turn.
+    pub readers: u32,
+    /// What the card refuses when not everything can be taken; `None`: nothing.
+    pub admission: Option<admission::Config>,
     /// Programs beside it, on every core.
     pub beside: Vec<Beside>,
     /// Work of the system that is always there.
@@ -216,6 +221,8 @@ impl Default for Setup {
                 answers: false,
                 placement: Placement::Program,
             },
+            readers: 1,
+            admission: None,
             beside: Vec::new(),
             tick: None,
             quantum_ns: 4_000_000,
@@ -227,6 +234,8 @@ impl Default for Setup {
 
 /// The most cores of a machine.
 pub(crate) const CORES_MAX: u32 = 1024;
+/// The most programs of a service.
+pub(crate) const READERS_MAX: u32 = 64;
 /// The most entries of a ring or queue.
 pub(crate) const QUEUE_MAX: u32 = 1 << 16;
 /// The longest single step.
@@ -237,6 +246,10 @@ impl Setup {
     pub(crate) fn check(&self) -> Result<(), SetupError> {
         if !(1..=CORES_MAX).contains(&self.cores) {
             return Err(SetupError::Cores(self.cores));
+        }
+        let many = matches!(self.role, Role::Udp { placement: Placement::Program, .. });
+        if !(1..=if many { READERS_MAX } else { 1 }).contains(&self.readers) {
+            return Err(SetupError::Readers(self.readers));
         }
         self.check_sizes()?;
         self.check_costs()?;

@@ -10,7 +10,7 @@ use tidegate_wire::{
 };
 
 use crate::error::SetupError;
-use crate::load::{PORT, Packet, ends};
+use crate::load::{PORT, Packet, ends, reader_of};
 use crate::setup::Family;
 
 /// Frames that wait for the card at most.
@@ -20,38 +20,47 @@ const SPARE_FRAMES: u32 = 64;
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
-/// A stack with one socket, or none.
+/// A stack with a socket for each reader.
 pub(crate) struct UdpService {
     family: Family,
     stack: Stack,
     arena: Arena,
-    socket: Option<UdpId>,
+    /// One for each reader.
+    readers: Vec<Reader>,
     capacity: u32,
     /// The frame that is made now.
     frame: Vec<u8>,
-    /// What the service works on.
+    /// Packets that found no buffer, or whose reader died over them.
+    lost: u64,
+}
+
+/// A program that reads.
+struct Reader {
+    /// Until it dies.
+    socket: Option<UdpId>,
+    /// What it works on.
     current: Option<Datagram>,
-    /// Packets that found no buffer.
-    no_buffer: u64,
 }
 
 impl UdpService {
-    /// A stack with an address of each family, and a socket whose queue holds
-    /// so many datagrams.
+    /// A stack with an address, and sockets whose queues hold so many datagrams
+    /// each.
     pub(crate) fn new(
         family: Family,
-        socket_queue: Option<u32>,
+        readers: u32,
+        socket_queue: u32,
         seed: u64,
     ) -> Result<Self, SetupError> {
-        let capacity = socket_queue.unwrap_or(1);
-        let frames = capacity + TRANSMIT_FRAMES as u32 + SPARE_FRAMES;
+        let waiting = u64::from(socket_queue) * u64::from(readers.max(1));
+        let waiting = u32::try_from(waiting).unwrap_or(u32::MAX / 2);
+        let frames = waiting + TRANSMIT_FRAMES as u32 + SPARE_FRAMES;
         let mut arena =
             Arena::new(ArenaConfig { frames, frame_size: FrameSize::K2, hugepages: false })?;
         let mut key = [0; 16];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         let mut config = Config::ethernet(OUR_MAC, key);
         config.limits.transmit_frames = TRANSMIT_FRAMES;
-        let (_, (address, _)) = ends(family, 0);
+        let (_, (address, _)) = ends(family, 0, 1);
         let (gateway, everywhere, bits) = match family {
             Family::V4 => (IpAddr::from([198, 19, 0, 254]), IpAddr::from([0; 4]), 24),
             Family::V6 => {
@@ -65,50 +74,83 @@ impl UdpService {
             .extend(whole(everywhere, 0).map(|prefix| Route { prefix, gateway: Some(gateway) }));
         let mut stack = Stack::new(config, 0)?;
         stack.set_neighbour(0, gateway, Some(GATEWAY_MAC), &mut arena);
-        let socket = match socket_queue {
-            Some(queue) => {
-                let queue_packets = Some(queue as usize);
-                let options = UdpOptions { queue_packets, ..UdpOptions::default() };
-                Some(stack.udp_bind(SocketAddr::new(address, PORT), options)?)
-            }
-            None => None,
+        let bind = |reader: u32| {
+            let queue_packets = Some(socket_queue as usize);
+            let options = UdpOptions { queue_packets, ..UdpOptions::default() };
+            let at = SocketAddr::new(address, PORT + reader as u16);
+            let socket = Some(stack.udp_bind(at, options)?);
+            Ok::<_, SetupError>(Reader { socket, current: None })
         };
-        let (frame, current, no_buffer) = (Vec::with_capacity(128), None, 0);
-        Ok(Self { family, stack, arena, socket, capacity, frame, current, no_buffer })
+        let readers = (0..readers).map(bind).collect::<Result<_, _>>()?;
+        let (frame, capacity) = (Vec::with_capacity(128), socket_queue);
+        Ok(Self { family, stack, arena, readers, capacity, frame, lost: 0 })
     }
 
-    /// Gives the stack the frame of a packet.
-    pub(crate) fn ingest(&mut self, now_ns: u64, packet: Packet) {
-        if write_frame(&mut self.frame, self.family, packet).is_none() {
-            self.no_buffer += 1;
-            return;
+    /// Gives the stack the frame of a packet. Returns whose it is.
+    pub(crate) fn ingest(&mut self, now_ns: u64, packet: Packet) -> usize {
+        let readers = self.readers.len() as u32;
+        let reader = reader_of(packet.flow, readers);
+        if write_frame(&mut self.frame, self.family, packet, readers).is_none() {
+            self.lost += 1;
+            return reader;
         }
         match self.arena.alloc_from(&self.frame) {
             Some(frame) => self.stack.ingest(now_ns, frame, &mut self.arena),
-            None => self.no_buffer += 1,
+            None => self.lost += 1,
         }
         while self.stack.poll_event().is_some() {}
+        reader
     }
 
-    /// How many datagrams wait, of how many that fit.
-    pub(crate) fn level(&self) -> (u32, u32) {
-        let waiting = self.socket.map_or(0, |socket| self.stack.udp_readable(socket));
+    fn socket(&self, reader: usize) -> Option<UdpId> {
+        self.readers.get(reader)?.socket
+    }
+
+    /// How many readers there are.
+    pub(crate) fn readers(&self) -> usize {
+        self.readers.len()
+    }
+
+    /// How many datagrams wait for a reader, of how many that fit.
+    pub(crate) fn level(&self, reader: usize) -> (u32, u32) {
+        let waiting = self.socket(reader).map_or(0, |socket| self.stack.udp_readable(socket));
         (waiting as u32, self.capacity)
     }
 
     /// Takes the next datagram to work on. Returns whether there was one.
-    pub(crate) fn read(&mut self) -> bool {
-        self.current = self.socket.and_then(|socket| self.stack.udp_receive(&self.arena, socket));
-        self.current.is_some()
+    pub(crate) fn read(&mut self, reader: usize) -> bool {
+        let Some(socket) = self.socket(reader) else { return false };
+        let datagram = self.stack.udp_receive(&self.arena, socket);
+        let some = datagram.is_some();
+        self.readers[reader].current = datagram;
+        some
+    }
+
+    /// A reader dies: its socket is closed, and what it had is lost.
+    pub(crate) fn close(&mut self, reader: usize) {
+        let Some(reader) = self.readers.get_mut(reader) else { return };
+        if let Some(datagram) = reader.current.take() {
+            datagram.release(&mut self.arena);
+            self.lost += 1;
+        }
+        if let Some(socket) = reader.socket.take() {
+            self.stack.udp_close(socket, &mut self.arena);
+        }
     }
 
     /// The work is done. Returns when the datagram had arrived, and whether it
     /// was answered when it was to be.
-    pub(crate) fn finish(&mut self, now_ns: u64, answers: bool) -> Option<(u64, bool)> {
-        let datagram = self.current.take()?;
+    pub(crate) fn finish(
+        &mut self,
+        now_ns: u64,
+        reader: usize,
+        answers: bool,
+    ) -> Option<(u64, bool)> {
+        let reader = self.readers.get_mut(reader)?;
+        let datagram = reader.current.take()?;
         let stamp = datagram.bytes(&self.arena).first_chunk::<8>().copied().unwrap_or_default();
         let answered = answers
-            && self.socket.is_some_and(|socket| {
+            && reader.socket.is_some_and(|socket| {
                 let to = Some(datagram.remote);
                 self.stack.udp_send(now_ns, &mut self.arena, socket, to, None, &stamp).is_ok()
             });
@@ -137,7 +179,8 @@ impl UdpService {
 
     /// Packets that wait in the socket or are worked on.
     pub(crate) fn in_flight(&self) -> u64 {
-        self.stack.counters().held + u64::from(self.current.is_some())
+        let current = self.readers.iter().filter(|reader| reader.current.is_some()).count();
+        self.stack.counters().held + current as u64
     }
 
     /// Packets that the socket's queue had no room for.
@@ -147,14 +190,14 @@ impl UdpService {
 
     /// Packets that the stack dropped for any other reason.
     pub(crate) fn other_drops(&self) -> u64 {
-        self.stack.counters().drops.total() - self.socket_drops() + self.no_buffer
+        self.stack.counters().drops.total() - self.socket_drops() + self.lost
     }
 }
 
 /// Writes the frame of a packet: UDP with the time of its arrival as payload.
 /// `None` would mean that the headers do not fit, which they do.
-fn write_frame(frame: &mut Vec<u8>, family: Family, packet: Packet) -> Option<()> {
-    let (from, to) = ends(family, packet.flow);
+fn write_frame(frame: &mut Vec<u8>, family: Family, packet: Packet, readers: u32) -> Option<()> {
+    let (from, to) = ends(family, packet.flow, readers);
     // The least frame of Ethernet without its check sequence is 60 bytes.
     let payload_bytes = match family {
         Family::V4 => 60 - EthernetHeader::BYTES - 20 - 8,
@@ -202,25 +245,25 @@ mod tests {
     #[test]
     fn the_stack_takes_the_frames_and_tells_when_they_came() {
         for family in [Family::V4, Family::V6] {
-            let mut service = UdpService::new(family, Some(2), 1).unwrap();
+            let mut service = UdpService::new(family, 1, 2, 1).unwrap();
             for flow in [3, 700, 65_535] {
                 let packet = Packet { arrived_ns: 1_000_000 + u64::from(flow), flow };
                 service.ingest(2_000_000, packet);
             }
-            assert_eq!(service.level(), (2, 2), "{family:?}");
+            assert_eq!(service.level(0), (2, 2), "{family:?}");
             assert_eq!((service.socket_drops(), service.other_drops()), (1, 0));
             for flow in [3, 700] {
-                assert!(service.read());
-                assert_eq!(service.finish(3_000_000, true), Some((1_000_000 + flow, true)));
+                assert!(service.read(0));
+                assert_eq!(service.finish(3_000_000, 0, true), Some((1_000_000 + flow, true)));
             }
-            assert!(!service.read());
+            assert!(!service.read(0));
             assert!(service.next_output(), "answers wait for the card");
         }
     }
 
     #[test]
     fn without_a_socket_everything_is_refused() {
-        let mut service = UdpService::new(Family::V4, None, 1).unwrap();
+        let mut service = UdpService::new(Family::V4, 0, 1, 1).unwrap();
         service.ingest(1, Packet { arrived_ns: 0, flow: 1 });
         assert_eq!((service.in_flight(), service.other_drops()), (0, 1));
     }

@@ -1,8 +1,11 @@
 //! Whatever the load and the mode: every packet is somewhere.
 
 use proptest::prelude::*;
+use tidegate_gate::admission;
 use tidegate_gate::{Config, Mode, Quota, Settings};
-use tidegate_sim::{Beside, Family, Load, Machine, Placement, Role, Screen, Setup, Shape, Tick};
+use tidegate_sim::{
+    Beside, Family, Load, Machine, Placement, ReaderState, Role, Screen, Setup, Shape, Tick,
+};
 
 fn role(which: u8, answers: bool, mode: Mode, queue: u32) -> Role {
     // A dedicated core has no programs.
@@ -29,7 +32,7 @@ prop_compose! {
         (cores, rings) in (1..5_u32, 1..600_u32),
         (pps, shape) in (0..3_000_000_u64, 0..3_u8),
         beside in 0..4_u8,
-        (gap_us, thread) in (0..200_u64, any::<bool>()),
+        (gap_us, thread, admits) in (0..200_u64, any::<bool>(), any::<bool>()),
         seed in any::<u64>(),
     ) -> Setup {
         let mode = Mode::ALL[mode];
@@ -51,6 +54,7 @@ prop_compose! {
             protocol_thread: thread,
             role: role(which, answers, mode, queue),
             beside: if mode == Mode::Dedicated { vec![] } else { all[..usize::from(beside % 3)].to_vec() },
+            admission: admits.then(admission::Config::default),
             tick: (beside == 3).then_some(Tick { period_ns: 1_000_000, cost_ns: 50_000 }),
             load: Load { pps, shape, flows: 300 },
             seed,
@@ -79,6 +83,33 @@ proptest! {
         let total = machine.total();
         let hogged = setup.beside.contains(&Beside::Compute);
         prop_assert!(hogged || total.in_flight == 0, "everything comes to rest: {} are not", total.in_flight);
+    }
+
+    /// Readers that stop and die and a clock that jumps lose nothing either.
+    #[test]
+    fn nothing_is_lost_to_faults(
+        setup in setups(),
+        readers in 1..5_u32,
+        faults in proptest::collection::vec((0..4_u8, 0..4_u32, any::<i64>()), 1..6),
+    ) {
+        let many = matches!(setup.role, Role::Udp { placement: Placement::Program, .. });
+        let setup = Setup { readers: if many { readers } else { 1 }, ..setup };
+        let mut machine = Machine::new(&setup).unwrap();
+        for (fault, reader, jump_ns) in faults {
+            machine.run(2_000_000);
+            // Not every machine has the reader.
+            let _ = match fault {
+                0 => machine.set_reader(reader, ReaderState::Stopped),
+                1 => machine.set_reader(reader, ReaderState::Reads),
+                2 => machine.set_reader(reader, ReaderState::Dead),
+                _ => Ok(machine.jump_clock(jump_ns >> (reader * 8))),
+            };
+            machine.run(1_000_000);
+            let total = machine.total();
+            prop_assert_eq!(total.unaccounted(), 0, "{:?}", total.drops);
+            let spent: u64 = total.level_ns.iter().sum::<u64>() + total.idle_ns;
+            prop_assert_eq!(spent, total.duration_ns * u64::from(setup.cores));
+        }
     }
 
     /// The same seed gives the same figures, however the time is cut.
