@@ -4,6 +4,7 @@ use crate::core::{Core, Service};
 use crate::error::SetupError;
 use crate::processor::TaskId;
 use crate::report::Place;
+use crate::router::ScreenQueue;
 
 /// What a reader does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Core {
         match &mut self.service {
             Service::Udp { udp, .. } => udp.close(reader),
             Service::Router(router) => {
-                let lost = router.screen.as_mut().map_or(0, |screen| screen.close());
+                let lost = router.screen.as_mut().map_or(0, ScreenQueue::close);
                 self.drops[Place::ScreenQueue as usize] += lost;
             }
         }

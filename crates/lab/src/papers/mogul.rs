@@ -190,8 +190,8 @@ pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), 
     let router = fit(&mogul)?;
     let mut judged = Vec::new();
     judge_unmodified(&mut judged, &mogul, router)?;
-    let (plain, plain_panel) = courses(router, false, result)?;
-    let (screened, screened_panel) = courses(router, true, result)?;
+    let (plain, plain_panel) = courses(&mogul, router, false, result)?;
+    let (screened, screened_panel) = courses(&mogul, router, true, result)?;
     judge_plain(&mut judged, &mogul, &plain);
     judge_screened(&mut judged, &mogul, router, &screened)?;
     judge_quotas(&mut judged, router)?;
@@ -212,7 +212,12 @@ pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), 
     );
     result.note(
         "shapes are the paper's words, read as: flat is a floor of at least 0.95, livelock one \
-         under 0.05, slightly above is up to 20 %, much higher is at least 10 %",
+         under 0.05, slightly above is up to 20 %, much higher is at least 10 %, slightly below is \
+         0.1 to 10 %",
+    );
+    result.note(
+        "known difference: a quota of 5 costs the paper's router with the screen about 5 %, and \
+         the simulated one less than 1 %",
     );
     Ok((judged, vec![plain_panel, screened_panel]))
 }
@@ -252,6 +257,7 @@ struct Courses {
 }
 
 fn courses(
+    mogul: &Mogul,
     router: Router,
     screen: bool,
     result: &mut Experiment,
@@ -281,11 +287,15 @@ fn courses(
             })
         }));
     }
+    let published_pps = if screen { mogul.screen_peak_pps } else { mogul.peak_pps };
+    let published = [(0.0, published_pps), (LOADS_PPS[LOADS_PPS.len() - 1] as f64, published_pps)];
+    let mut series = named.map(|(name, points)| Series::new(name, points.clone())).to_vec();
+    series.push(Series::new("peak of the unmodified, published", published).dashed());
     let panel = Panel {
         title: format!("{MACHINE}{}", if screen { " with the screen" } else { "" }),
         x: Axis::new("offered", "packets/s"),
         y: Axis::new("forwarded", "packets/s"),
-        series: named.map(|(name, points)| Series::new(name, points.clone())).to_vec(),
+        series,
         ..Panel::default()
     };
     Ok((courses, panel))
@@ -365,8 +375,8 @@ fn judge_quotas(judged: &mut Vec<Judged>, router: Router) -> Result<(), LabError
     shape(judged, "screen, feedback: quotas 5 to none", words, list(&fed), holds);
     let below = (1.0 - fed[0] / best) * 100.0;
     let got = format!("{below:.1} % below the best");
-    let words = "about 5 % below the best";
-    shape(judged, "screen, feedback: quota 5", words, got, (0.0..=10.0).contains(&below));
+    let words = "slightly below the best, about 5 %";
+    shape(judged, "screen, feedback: quota 5", words, got, (0.1..=10.0).contains(&below));
     Ok(())
 }
 
