@@ -324,7 +324,7 @@ mod tests {
         let result = run(&SweepConfig::default().quick()).unwrap();
         assert!(result.figures["sweep_floor"] >= 0.95, "{:?}", result.figures);
         assert!(result.figures["interrupt_floor"] < 0.05, "{:?}", result.figures);
-        assert!(result.figures["napi_floor"] < 0.5, "a dip counts: {:?}", result.figures);
+        assert!(result.figures["napi_floor"] < 0.7, "a dip counts: {:?}", result.figures);
         let picture = result.picture.expect("a picture");
         assert!(picture.to_svg().contains("polled-feedback"));
     }
