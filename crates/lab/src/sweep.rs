@@ -333,7 +333,8 @@ mod tests {
     /// cores.
     #[test]
     fn the_floor_holds_from_1_to_64_cores() {
-        let config = SweepConfig { window_ms: 10, ..SweepConfig::default() };
+        let loads_percent = vec![100, 200, 1000];
+        let config = SweepConfig { window_ms: 5, loads_percent, ..SweepConfig::default() };
         let mut points = Vec::new();
         for &cores in &config.cores {
             for &load_percent in &config.loads_percent {
