@@ -272,6 +272,10 @@ impl<P: Port> Port for Fault<P> {
         Ok(taken)
     }
 
+    fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
+        self.port.hold(wait_ns)
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         let waits = |lane: &Lane| !lane.held.is_empty() || !lane.ready.is_empty();
         if waits(&self.receive) || waits(&self.transmit) {

@@ -92,6 +92,16 @@ pub trait Port: Send {
     /// Only when the port is of no further use.
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize>;
 
+    /// Receiving pauses for up to `wait_ns` nanoseconds: what arrives until
+    /// the next [`Port::receive`] stays with the card and costs nothing. The
+    /// last frames that the card has handed over by now are kept.
+    ///
+    /// # Errors
+    /// Only when the port is of no further use.
+    fn hold(&mut self, _wait_ns: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes ready to sleep: after this call the descriptor of
     /// [`Port::wake_fd`] becomes readable when a frame arrives. Returns false
     /// when frames are waiting already, so that sleeping would be wrong.
@@ -135,6 +145,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         (**self).transmit(arena, burst)
+    }
+    fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
+        (**self).hold(wait_ns)
     }
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         (**self).prepare_sleep()

@@ -84,6 +84,10 @@ impl<P: Port, W: Write + Send> Port for Trace<P, W> {
         outcome
     }
 
+    fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
+        self.port.hold(wait_ns)
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.port.prepare_sleep()
     }

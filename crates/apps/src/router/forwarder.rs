@@ -20,6 +20,11 @@ const BURST: usize = 64;
 const TURN_MAX_NS: u64 = 100_000_000;
 /// How long to wait with frames for a port that takes none.
 const RETRY_TRANSMIT_NS: u64 = 200_000;
+/// Receive turns with frames since the last sleep, from which on there is a
+/// load that does not let the router sleep.
+const LOADED_TURNS: u32 = 32;
+/// The longest time between two looks at a port under load, in nanoseconds.
+const LOADED_LOOK_NS: u64 = 10_000_000;
 /// How often to look for packets that the screen has forgotten.
 const EXPIRE_NS: u64 = 100_000_000;
 /// The gate's name for the queue to the screen.
@@ -77,6 +82,8 @@ pub struct Forwarder {
     input: VecDeque<(usize, Frame)>,
     input_drops: DropCounters,
     expire_at_ns: u64,
+    /// Receive turns with frames since the last sleep.
+    awake_turns: u32,
     counters: ForwarderCounters,
 }
 
@@ -111,6 +118,7 @@ impl Forwarder {
             input: VecDeque::new(),
             input_drops: DropCounters::new(),
             expire_at_ns: 0,
+            awake_turns: 0,
             counters: ForwarderCounters::default(),
         }
     }
@@ -193,11 +201,23 @@ impl Forwarder {
                 break;
             }
         }
-        self.counters.busy_turns += u64::from(received > 0);
         if received > 0 {
+            self.counters.busy_turns += 1;
             self.finish_burst();
+            self.tell_ports_of_load()?;
         }
         Ok(received)
+    }
+
+    /// Under load the cards are to wait for the router, however long its
+    /// protocol work takes: one that lost patience would receive on its own,
+    /// before all else that this core has to do.
+    fn tell_ports_of_load(&mut self) -> io::Result<()> {
+        self.awake_turns = self.awake_turns.saturating_add(1);
+        if self.awake_turns == LOADED_TURNS {
+            self.ports.iter_mut().try_for_each(|port| port.hold(LOADED_LOOK_NS))?;
+        }
+        Ok(())
     }
 
     /// Forwards what may be forwarded, or shows it to the screen.
@@ -339,18 +359,21 @@ impl Forwarder {
     }
 
     /// Makes ready to sleep; `None` when there is work already. Else how long
-    /// at most, in nanoseconds; `u64::MAX` is as long as nothing comes. `held`
-    /// leaves the ports alone: what arrives stays with the card.
+    /// at most, in nanoseconds; `u64::MAX` is as long as nothing comes. Held
+    /// back, what arrives stays with the card.
     ///
     /// # Errors
     /// When a port is of no further use.
     pub fn prepare_sleep(&mut self, held_until_ns: Option<u64>) -> io::Result<Option<u64>> {
-        if held_until_ns.is_none() {
-            for port in &mut self.ports {
-                if !port.prepare_sleep()? {
-                    return Ok(None);
-                }
+        for port in &mut self.ports {
+            match held_until_ns {
+                Some(until_ns) => port.hold(until_ns.saturating_sub(self.now_ns))?,
+                None if port.prepare_sleep()? => {}
+                None => return Ok(None),
             }
+        }
+        if held_until_ns.is_none() {
+            self.awake_turns = 0;
         }
         self.counters.sleeps += 1;
         let now_ns = self.read_clock();

@@ -1,20 +1,36 @@
 //! The device's part of preferred busy polling: how long it waits for a poll
 //! before it falls back to interrupts.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::BusyPoll;
 use super::config::Target;
 use super::netdev::{Napi, Netdev};
 
-/// Settings of the device that were changed, as they were; put back when
-/// dropped. A process that is killed leaves them changed: interrupts then come
-/// later than before by the time-out, and nothing is lost.
-pub(super) enum DeviceSettings {
-    /// Of the whole interface: files of `/sys` and what was in them.
-    Files(Vec<(PathBuf, String)>),
+/// The least time that a device waits for a port that is held back, in
+/// nanoseconds: more than the period of a CPU share, so that it is told once
+/// and not in every period.
+const HELD_NS: u64 = 20_000_000;
+
+/// Settings of the device that were changed; put back when dropped. A process
+/// that is killed leaves them changed: interrupts then come later than before
+/// by the time-out, and nothing is lost.
+pub(super) struct DeviceSettings {
+    before: Before,
+    /// How long the device waits for a poll while the port works.
+    working_ns: u64,
+    /// How long it waits now.
+    flush_timeout_ns: u64,
+}
+
+/// The settings as they were.
+enum Before {
+    /// Of the whole interface: files of `/sys` and what was in them, and the
+    /// one that holds the time-out.
+    Files(Vec<(PathBuf, String)>, File),
     /// Of its NAPI instances, through netlink.
     Napis(Netdev, Vec<Napi>),
 }
@@ -27,57 +43,104 @@ impl DeviceSettings {
     /// Neither way works. Nothing is changed then.
     pub(super) fn set(target: &Target, settings: &BusyPoll) -> io::Result<Self> {
         let folder = Path::new("/sys/class/net").join(&target.name);
-        if shows(&folder, target) {
-            Self::by_files(&folder, settings)
+        let before = if shows(&folder, target) {
+            by_files(&folder, settings)?
         } else {
-            Self::by_netlink(target.index, settings)
-        }
+            by_netlink(target.index, settings)?
+        };
+        let working_ns = settings.flush_timeout_ns;
+        Ok(Self { before, working_ns, flush_timeout_ns: working_ns })
     }
 
-    fn by_files(folder: &Path, settings: &BusyPoll) -> io::Result<Self> {
-        let mut changed = Self::Files(Vec::new());
-        let values = [
-            ("napi_defer_hard_irqs", u64::from(settings.defer_irqs)),
-            ("gro_flush_timeout", settings.flush_timeout_ns),
-        ];
-        for (name, value) in values {
-            let path = folder.join(name);
-            let before = fs::read_to_string(&path)?;
-            fs::write(&path, value.to_string())?;
-            if let Self::Files(files) = &mut changed {
-                files.push((path, before));
-            }
+    /// The port will not poll for `wait_ns`. Returns whether the device was
+    /// told to wait longer than before: it counts from the next poll on.
+    ///
+    /// # Errors
+    /// The kernel refuses; then the device works behind the port's back.
+    pub(super) fn hold(&mut self, wait_ns: u64) -> io::Result<bool> {
+        // Polls were not needed while frames waited, so the last one may be
+        // a while ago.
+        let wait_ns = wait_ns.saturating_mul(2);
+        if wait_ns <= self.flush_timeout_ns {
+            return Ok(false);
         }
-        Ok(changed)
+        self.wait(wait_ns.max(HELD_NS))?;
+        Ok(true)
     }
 
-    fn by_netlink(interface_index: u32, settings: &BusyPoll) -> io::Result<Self> {
-        let netdev = Netdev::open()?;
-        let napis = netdev.napis(interface_index)?;
-        if napis.is_empty() {
-            return Err(io::ErrorKind::Unsupported.into());
+    /// The port may sleep until a frame comes. Returns whether the device
+    /// waited longer before: it counts from the next poll on.
+    ///
+    /// # Errors
+    /// The kernel refuses; then the port wakes up late.
+    pub(super) fn release(&mut self) -> io::Result<bool> {
+        if self.flush_timeout_ns == self.working_ns {
+            return Ok(false);
         }
-        let mut changed = Self::Napis(netdev, Vec::new());
-        for napi in napis {
-            if let Self::Napis(netdev, before) = &mut changed {
-                netdev.set(&Napi {
-                    defer_hard_irqs: settings.defer_irqs,
-                    gro_flush_timeout_ns: settings.flush_timeout_ns,
-                    ..napi
-                })?;
-                before.push(napi);
+        self.wait(self.working_ns)?;
+        Ok(true)
+    }
+
+    fn wait(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
+        match &self.before {
+            Before::Files(_, file) => {
+                file.write_all_at(flush_timeout_ns.to_string().as_bytes(), 0)?;
+            }
+            Before::Napis(netdev, napis) => {
+                for &before in napis {
+                    netdev.set_flush_timeout(before.id, flush_timeout_ns)?;
+                }
             }
         }
-        Ok(changed)
+        self.flush_timeout_ns = flush_timeout_ns;
+        Ok(())
     }
 }
 
-impl Drop for DeviceSettings {
+fn by_files(folder: &Path, settings: &BusyPoll) -> io::Result<Before> {
+    let values = [
+        ("napi_defer_hard_irqs", u64::from(settings.defer_irqs)),
+        ("gro_flush_timeout", settings.flush_timeout_ns),
+    ];
+    let file = File::options().write(true).open(folder.join(values[1].0))?;
+    let mut before = Before::Files(Vec::new(), file);
+    for (name, value) in values {
+        let path = folder.join(name);
+        let was = fs::read_to_string(&path)?;
+        fs::write(&path, value.to_string())?;
+        if let Before::Files(files, _) = &mut before {
+            files.push((path, was));
+        }
+    }
+    Ok(before)
+}
+
+fn by_netlink(interface_index: u32, settings: &BusyPoll) -> io::Result<Before> {
+    let netdev = Netdev::open()?;
+    let napis = netdev.napis(interface_index)?;
+    if napis.is_empty() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let mut before = Before::Napis(netdev, Vec::new());
+    for napi in napis {
+        if let Before::Napis(netdev, done) = &mut before {
+            netdev.set(&Napi {
+                defer_hard_irqs: settings.defer_irqs,
+                gro_flush_timeout_ns: settings.flush_timeout_ns,
+                ..napi
+            })?;
+            done.push(napi);
+        }
+    }
+    Ok(before)
+}
+
+impl Drop for Before {
     fn drop(&mut self) {
         // Errors are let go: the interface may be gone, and its settings with
         // it.
         match self {
-            Self::Files(files) => {
+            Self::Files(files, _) => {
                 for (path, before) in files {
                     let _ = fs::write(path, before.trim());
                 }
@@ -144,13 +207,26 @@ mod tests {
         };
         let target = Target { name: interface.name, index, mac, mtu: 1500, queues: vec![0, 1] };
         let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
-        let changed = DeviceSettings::set(&target, &settings).unwrap();
-        assert!(matches!(changed, DeviceSettings::Napis(..)), "/sys is not of this namespace");
-        let during = napis(index).unwrap();
-        assert_eq!(during.len(), 2);
-        for napi in during {
-            assert_eq!((napi.defer_hard_irqs, napi.gro_flush_timeout_ns), (7, 123_456));
-        }
+        let mut changed = DeviceSettings::set(&target, &settings).unwrap();
+        assert!(matches!(changed.before, Before::Napis(..)), "/sys is not of this namespace");
+        let waits = |wanted_ns: u64| {
+            let during = napis(index).unwrap();
+            assert_eq!(during.len(), 2);
+            for napi in during {
+                assert_eq!((napi.defer_hard_irqs, napi.gro_flush_timeout_ns), (7, wanted_ns));
+            }
+        };
+        waits(123_456);
+        assert!(!changed.hold(60_000).unwrap(), "the device waits longer anyway");
+        waits(123_456);
+        assert!(changed.hold(9_000_000).unwrap());
+        waits(HELD_NS);
+        assert!(!changed.hold(10_000_000).unwrap(), "told already");
+        assert!(changed.hold(50_000_000).unwrap());
+        waits(100_000_000);
+        assert!(changed.release().unwrap());
+        waits(123_456);
+        assert!(!changed.release().unwrap());
         drop(changed);
         assert_eq!(napis(index).unwrap(), before);
     }

@@ -189,7 +189,20 @@ impl Port for XdpPort {
         Ok(taken)
     }
 
+    fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
+        // Where the kernel refuses, the device works meanwhile.
+        let device = self.device.as_mut();
+        if device.is_some_and(|device| device.hold(wait_ns).unwrap_or(false)) {
+            self.run_device()?;
+        }
+        Ok(())
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
+        let device = self.device.as_mut();
+        if device.is_some_and(|device| device.release().unwrap_or(false)) {
+            self.run_device()?;
+        }
         let mut idle = true;
         for queue in &mut self.queues {
             idle &= queue.prepare_sleep()?;
@@ -247,6 +260,14 @@ impl Early for XdpPort {
 }
 
 impl XdpPort {
+    /// Runs the device's receive path once.
+    fn run_device(&mut self) -> io::Result<()> {
+        if let Some(poller) = &self.poller {
+            return poller.poll();
+        }
+        self.queues.iter().try_for_each(|queue| queue.socket().poll_device())
+    }
+
     /// Takes what waits in the rings, each queue in turn.
     fn receive_round(
         &mut self,

@@ -110,6 +110,14 @@ impl Netdev {
         self.ask(request, |_| {})
     }
 
+    /// Changes how long an instance waits for a poll.
+    pub(super) fn set_flush_timeout(&self, id: u32, flush_timeout_ns: u64) -> io::Result<()> {
+        let mut request = self.request(COMMAND_NAPI_SET, ACK);
+        request.attribute(NAPI_ID, &id.to_ne_bytes());
+        request.attribute(NAPI_GRO_FLUSH_TIMEOUT, &flush_timeout_ns.to_ne_bytes());
+        self.ask(request, |_| {})
+    }
+
     fn request(&self, command: u8, flags: u16) -> Request {
         Request::new(self.family, command, REQUEST | flags)
     }
