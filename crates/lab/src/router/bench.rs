@@ -97,9 +97,11 @@ impl Bench {
     /// the sender's core. Instead a timer looks after it, on the core that
     /// polled it last. The router runs, and puts the setting back at its end.
     fn never_interrupt_load_core(&self) -> Result<(), LabError> {
-        [&self.site.left_device, &self.site.right_device].into_iter().try_for_each(|device| {
-            self.site.router.write_device_file(device, "napi_defer_hard_irqs", NEVER)
-        })
+        for device in [&self.site.left_device, &self.site.right_device] {
+            self.site.router.write_device_file(device, "threaded", "0")?;
+            self.site.router.write_device_file(device, "napi_defer_hard_irqs", NEVER)?;
+        }
+        Ok(())
     }
 
     fn flood(&self) -> Result<Flood, LabError> {
@@ -160,8 +162,9 @@ impl<'a> Running<'a> {
         }
         let mut router = Process::start("route", &mut command)?;
         router.wait_for_line()?;
-        bench.interrupt_on_server_core()?;
-        if !shape.interrupts {
+        if shape.interrupts {
+            bench.interrupt_on_server_core()?;
+        } else {
             bench.never_interrupt_load_core()?;
         }
         let flood = bench.flood()?;
