@@ -263,7 +263,7 @@ impl XdpPort {
     /// Runs the device's receive path once.
     fn run_device(&mut self) -> io::Result<()> {
         if let Some(poller) = &self.poller {
-            return poller.poll();
+            return poller.look();
         }
         self.queues.iter().try_for_each(|queue| queue.socket().poll_device())
     }

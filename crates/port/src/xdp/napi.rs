@@ -20,8 +20,9 @@ const LOOK_US: u32 = 10;
 const TURN_US: u32 = 60;
 /// So many frames from one call are much to do.
 const MUCH: usize = 16;
-/// So many full bursts without a call mean that another core feeds the socket.
-const FED_BURSTS: u32 = 4;
+/// So many frames in full bursts without a call mean that another core feeds the
+/// socket: more than a call brings.
+const FED_FRAMES: usize = 256;
 
 /// Runs the receive path of a device inside its own calls.
 pub(super) struct NapiPoller {
@@ -35,8 +36,8 @@ pub(super) struct NapiPoller {
 struct Pace {
     /// The last call brought much.
     busy: bool,
-    /// Full bursts since the last call.
-    bursts: u32,
+    /// Frames that came in full bursts since the last call.
+    fed: usize,
 }
 
 impl NapiPoller {
@@ -73,8 +74,16 @@ impl NapiPoller {
         if self.pace.busy {
             sys::uring_wait(self.turn.as_fd(), TURN_US * 1000)
         } else {
-            sys::uring_wait(self.look.as_fd(), LOOK_US * 1000)
+            self.look()
         }
+    }
+
+    /// Polls as shortly as can be.
+    ///
+    /// # Errors
+    /// As [`NapiPoller::poll`].
+    pub(super) fn look(&self) -> io::Result<()> {
+        sys::uring_wait(self.look.as_fd(), LOOK_US * 1000)
     }
 
     /// The last call brought so many frames.
@@ -89,12 +98,12 @@ impl Pace {
             // Frames come without us: the softirq of another core polls the
             // device, and will as long as it never runs empty. It gives way
             // to whoever asks.
-            self.bursts += 1;
-            let fed = self.bursts >= FED_BURSTS;
-            self.bursts %= FED_BURSTS;
-            return fed;
+            self.fed += frames;
+            let due = self.fed >= FED_FRAMES;
+            self.fed %= FED_FRAMES;
+            return due;
         }
-        self.bursts = 0;
+        self.fed = 0;
         frames == 0 || self.busy
     }
 }
@@ -121,5 +130,7 @@ mod tests {
         pace.is_due(0, 64);
         assert!(!pace.is_due(64, 64) && !pace.is_due(64, 64) && !pace.is_due(64, 64));
         assert!(pace.is_due(64, 64));
+        let small = (0..512).filter(|_| pace.is_due(5, 5)).count();
+        assert_eq!(small, 10, "by frames, however few a burst has");
     }
 }
