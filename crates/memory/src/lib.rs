@@ -1,12 +1,14 @@
 //! Packet buffers and rings.
 //!
 //! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
-//! one producer and one consumer; [`fifo`] is the queue of one owner; [`doorbell`] wakes a side that sleeps.
+//! one producer and one consumer; [`queues`] are for several of both; [`fifo`] is the queue of one owner;
+//! [`doorbell`] wakes a side that sleeps.
 
 pub mod arena;
 mod copy;
 pub mod doorbell;
 pub mod fifo;
+pub mod queues;
 pub mod spsc;
 mod sync;
 
