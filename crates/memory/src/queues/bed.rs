@@ -233,12 +233,8 @@ mod model {
         /// As `Reader::pop_wait` does it.
         fn take_wait(&self) {
             let mut searching = false;
-            loop {
-                if self.take() {
-                    break;
-                }
+            while !self.take() {
                 self.bed.enter(searching);
-                searching = false;
                 if self.take() {
                     searching = self.bed.leave() && ONE;
                     break;

@@ -43,8 +43,11 @@ impl<T: Packet, K: LockKind> Structure for Single<T, K> {
 
 /// A list for each reader, round robin on both sides.
 pub struct Multi<T: Packet, K: LockKind> {
-    lists: Box<[Padded<K::Lock<List<T>>>]>,
+    lists: Box<[Lane<T, K>]>,
 }
+
+/// One list under a lock of its own.
+type Lane<T, K> = Padded<<K as LockKind>::Lock<List<T>>>;
 
 /// The list where a producer or a reader goes on.
 pub struct Place(usize);

@@ -34,6 +34,14 @@ impl Drop for Release<'_> {
 }
 
 impl<T> SpinLock<T> {
+    /// Test and set. The processor gets hold of the line either way, as with
+    /// an exchange.
+    #[inline(always)]
+    fn take(&self) -> bool {
+        let (ok, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        self.taken.compare_exchange(false, true, ok, failed).is_ok()
+    }
+
     #[inline(always)]
     fn taken_by_us<R>(&self, using: impl FnOnce(&mut T) -> R) -> R {
         let _release = Release(&self.taken);
@@ -49,7 +57,7 @@ impl<T: Send> Lock<T> for SpinLock<T> {
 
     #[inline]
     fn with<R>(&self, using: impl FnOnce(&mut T) -> R) -> R {
-        while self.taken.swap(true, Ordering::Acquire) {
+        while !self.take() {
             relax();
         }
         self.taken_by_us(using)
@@ -57,7 +65,7 @@ impl<T: Send> Lock<T> for SpinLock<T> {
 
     #[inline]
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, using: F) -> Result<R, F> {
-        if self.taken.swap(true, Ordering::Acquire) {
+        if !self.take() {
             return Err(using);
         }
         Ok(self.taken_by_us(using))
