@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test demo lint bpf bpf-check loom miri fuzz lab-dns clean
+.PHONY: build test demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
 
 # The program: target/release/tidegate
 build:
@@ -44,7 +44,13 @@ loom:
 
 # Undefined behaviour in the rings (needs a nightly toolchain with Miri).
 miri:
-	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --lib -p tidegate-memory spsc
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --lib -p tidegate-memory spsc queues
+
+# The receive queues under the thread sanitizer (needs a nightly toolchain with
+# rust-src).
+tsan:
+	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test --release -Zbuild-std \
+		--target x86_64-unknown-linux-gnu --target-dir target/tsan --lib -p tidegate-memory queues
 
 # Two minutes of each fuzz target (needs a nightly toolchain and cargo-fuzz).
 fuzz:

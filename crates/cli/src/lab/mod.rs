@@ -4,9 +4,11 @@ mod dns;
 mod echo_cost;
 mod guard;
 mod livelock;
+mod locks;
 mod mlfrr;
 mod papers_livelock;
 mod protect;
+mod queues;
 mod router;
 mod share;
 mod soak;
@@ -33,6 +35,12 @@ pub(crate) enum Lab {
     /// Goodput against offered load, up to the most that can be offered: a
     /// service on kernel sockets and on Tidegate in each mode, DNS servers
     Livelock(livelock::LivelockLab),
+    /// Receive queues with several producers and several readers, after
+    /// Rivera's thesis: which structure scales
+    Queues(queues::QueuesLab),
+    /// How the locks of a receive queue are used, with and without memory
+    /// accounting, after Rivera's thesis
+    Locks(locks::LocksLab),
     /// Packets forwarded against packets offered, with and without a packet
     /// screen, in each shape and with each quota of Mogul and Ramakrishnan
     Router(router::RouterLab),
@@ -60,6 +68,8 @@ impl Lab {
             Lab::EchoCost(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
+            Lab::Queues(lab) => lab.run(),
+            Lab::Locks(lab) => lab.run(),
             Lab::Router(lab) => lab.run(),
             Lab::Share(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),

@@ -14,6 +14,13 @@ pub struct Limits {
     bytes: u64,
 }
 
+/// The highest limits.
+impl Default for Limits {
+    fn default() -> Self {
+        Self { packets: Self::MOST_PACKETS, bytes: Self::MOST_BYTES }
+    }
+}
+
 /// Limits that cannot be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
