@@ -61,6 +61,20 @@ pub struct Limits {
     pub transmit_frames: usize,
     /// Sockets.
     pub sockets: usize,
+    /// TCP connections, in whatever state.
+    pub tcp_connections: usize,
+    /// Connections of one listener that may be half open before it answers
+    /// with SYN cookies (RFC 4987).
+    pub tcp_half_open: usize,
+    /// Memory for the data of all TCP connections together.
+    pub tcp_buffer_bytes: usize,
+    /// Connections that may be remembered after their end.
+    pub tcp_time_waits: usize,
+    /// How long they are: twice the time that a segment may be on its way
+    /// (RFC 9293 section 3.4.2).
+    pub tcp_time_wait_ns: u64,
+    /// Resets a second that answer segments for no connection.
+    pub tcp_resets_pps: u32,
     /// Datagrams in a socket's receive queue, unless its options say otherwise.
     pub socket_queue_packets: usize,
     /// Bytes in a socket's receive queue, unless its options say otherwise.
@@ -85,6 +99,12 @@ impl Default for Limits {
             path_mtu_timeout_ns: 600_000_000_000,
             transmit_frames: 4096,
             sockets: 65_536,
+            tcp_connections: 1 << 20,
+            tcp_half_open: 1024,
+            tcp_buffer_bytes: 256 << 20,
+            tcp_time_waits: 65_536,
+            tcp_time_wait_ns: 60_000_000_000,
+            tcp_resets_pps: 1000,
             socket_queue_packets: 4096,
             socket_queue_bytes: 8 << 20,
         }

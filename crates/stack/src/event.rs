@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::UdpId;
+use crate::{TcpId, TcpListenerId, UdpId};
 
 /// What the stack tells the outside.
 ///
@@ -17,6 +17,12 @@ pub enum Event {
     Readable(UdpId),
     /// The socket has an error to take.
     Error(UdpId),
+    /// The connection has data, its end or an error to read, where it had none.
+    TcpReadable(TcpId),
+    /// The connection is established, has room again, or has ended.
+    TcpWritable(TcpId),
+    /// A connection waits to be accepted where none did.
+    TcpAcceptable(TcpListenerId),
     /// Another host claims this address of ours.
     AddressConflict(IpAddr),
 }

@@ -156,6 +156,9 @@ impl Stack {
         report: Report,
         quote: &Quote<'_>,
     ) -> Result<(), DropReason> {
+        if quote.protocol == Protocol::TCP {
+            return self.tcp_report(now_ns, report, quote);
+        }
         if quote.protocol != Protocol::UDP {
             return Err(DropReason::IcmpQuote);
         }
@@ -193,7 +196,7 @@ impl Stack {
         Ok(())
     }
 
-    fn path_mtu_told(
+    pub(crate) fn path_mtu_told(
         &mut self,
         now_ns: u64,
         told: usize,

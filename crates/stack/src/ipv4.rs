@@ -50,14 +50,23 @@ impl Stack {
                 self.udp_input(info, arrival, payload, header.header_bytes.into())
             }
             Protocol::ICMPV4 => return self.icmpv4_input(now_ns, &header, payload, arrival),
-            Protocol::TCP => Err(DropReason::TcpUnsupported),
+            Protocol::TCP => {
+                let info = IpInfo {
+                    source: IpAddr::V4(header.source),
+                    destination: IpAddr::V4(header.destination),
+                    hop_limit: header.ttl,
+                    traffic_class: header.dscp_ecn,
+                    unicast: kind == Kind::Ours,
+                };
+                return self.tcp_input(now_ns, &info, arrival, payload);
+            }
             _ => Err(DropReason::ProtocolUnknown),
         };
         match result {
             Err(DropReason::UdpNoSocket) => {
                 self.complain_v4(now_ns, packet, arrival, Complaint::Port);
             }
-            Err(DropReason::ProtocolUnknown | DropReason::TcpUnsupported) => {
+            Err(DropReason::ProtocolUnknown) => {
                 self.complain_v4(now_ns, packet, arrival, Complaint::Protocol(0));
             }
             _ => {}

@@ -55,12 +55,12 @@ impl Stack {
         if header.source.is_unspecified() {
             return Err(DropReason::Ipv6SourceInvalid);
         }
-        let result = self.ipv6_transport_input(&header, kind, arrival, &upper);
+        let result = self.ipv6_transport_input(now_ns, &header, kind, arrival, &upper);
         match result {
             Err(DropReason::UdpNoSocket) => {
                 self.complain_v6(now_ns, packet, arrival, Complaint::Port);
             }
-            Err(DropReason::Ipv6NextHeaderUnknown | DropReason::TcpUnsupported) => {
+            Err(DropReason::Ipv6NextHeaderUnknown) => {
                 let pointer = upper.next_header_offset_bytes as u32;
                 self.complain_v6(now_ns, packet, arrival, Complaint::Protocol(pointer));
             }
@@ -72,6 +72,7 @@ impl Stack {
     #[inline]
     fn ipv6_transport_input(
         &mut self,
+        now_ns: u64,
         header: &Ipv6Header,
         kind: Kind,
         arrival: &Arrival,
@@ -86,7 +87,7 @@ impl Stack {
         };
         match upper.protocol {
             Protocol::UDP => self.udp_input(info, arrival, upper.payload, upper.offset_bytes),
-            Protocol::TCP => Err(DropReason::TcpUnsupported),
+            Protocol::TCP => self.tcp_input(now_ns, &info, arrival, upper.payload),
             Protocol::NO_NEXT_HEADER => Ok(Fate::Handled),
             _ => Err(DropReason::Ipv6NextHeaderUnknown),
         }

@@ -1,4 +1,4 @@
-//! Neighbours, routes, fragments, ICMP and UDP, as a pure state machine.
+//! Neighbours, routes, fragments, ICMP, UDP and TCP, as a pure state machine.
 //!
 //! A [`Stack`] is one interface of one host. Frames go in by
 //! [`Stack::ingest`], frames for the wire wait in [`Stack::transmit_queue`],
@@ -39,6 +39,7 @@ mod rate;
 mod route;
 mod router;
 mod stack;
+mod tcp;
 mod udp;
 
 pub use config::{Config, ConfigError, Limits, Ownership, Route};
@@ -48,4 +49,8 @@ pub use event::Event;
 pub use forward::Transit;
 pub use router::Router;
 pub use stack::Stack;
+pub use tcp::{
+    CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
+    TcpReadiness, TcpState,
+};
 pub use udp::{Datagram, FULL, InPlace, Request, UdpId, UdpOptions};

@@ -25,6 +25,7 @@ use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
 use crate::route::Routes;
+use crate::tcp::TcpTable;
 use crate::udp::{Delivery, Payload, UdpTable};
 use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
 
@@ -54,6 +55,7 @@ pub struct Stack {
     pub(crate) plain_link: PlainLink,
     pub(crate) forwarding: Forwarding,
     pub(crate) udp: UdpTable,
+    pub(crate) tcp: TcpTable,
     pub(crate) transmit: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
     /// Neighbours and conflicts with an event in the queue.
@@ -129,6 +131,7 @@ impl Stack {
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
             forwarding: Forwarding::new(config.forwarding),
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
+            tcp: TcpTable::new(&mut chance, &limits, config.mtu, now_ns),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
             events: VecDeque::new(),
             told: HashSet::new(),
@@ -177,6 +180,7 @@ impl Stack {
     pub fn ingest(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.counters.received += 1;
         self.ingest_one(now_ns, frame, arena);
+        self.tcp_flush(now_ns, arena);
     }
 
     /// Takes all frames of a burst, as [`Stack::ingest`] does.
@@ -191,6 +195,7 @@ impl Stack {
                 self.ingest_one(now_ns, frame, arena);
             }
         }
+        self.tcp_flush(now_ns, arena);
     }
 
     fn ingest_one(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
@@ -341,10 +346,16 @@ impl Stack {
     /// waits for time to pass.
     pub fn next_timeout(&self) -> Option<u64> {
         let tentative = self.tentative.iter().map(|tentative| tentative.until_ns).min();
-        [self.neighbours.next_timeout(), self.reassembly.next_timeout(), self.mld.due_ns, tentative]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.neighbours.next_timeout(),
+            self.reassembly.next_timeout(),
+            self.mld.due_ns,
+            self.tcp.next_timeout(),
+            tentative,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Does everything that is due at `now_ns`.
@@ -360,6 +371,8 @@ impl Stack {
         }
         self.detect_duplicates(now_ns, arena);
         self.send_reports(now_ns, arena);
+        self.tcp.expire(now_ns);
+        self.tcp_flush(now_ns, arena);
     }
 
     /// The frames for the port, oldest first. Take them from the front.
@@ -395,7 +408,7 @@ impl Stack {
     /// The next thing that the outside should know.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
-        let event = self.events.pop_front()?;
+        let event = self.events.pop_front().or_else(|| self.tcp.events.pop_front())?;
         self.on_taken(event);
         Some(event)
     }
@@ -418,6 +431,9 @@ impl Stack {
                 if let Some(socket) = self.udp.get_mut(id) {
                     socket.error_told = false;
                 }
+            }
+            Event::TcpReadable(_) | Event::TcpWritable(_) | Event::TcpAcceptable(_) => {
+                self.tcp.on_taken(event);
             }
         }
     }
@@ -476,7 +492,7 @@ impl Stack {
         let key = match event {
             Event::NeighbourWanted(ip) => (false, ip),
             Event::AddressConflict(ip) => (true, ip),
-            Event::Readable(_) | Event::Error(_) => return,
+            _ => return,
         };
         // Addresses come from the wire, so even the events about them need a
         // bound: a lost event is asked for again with the next packet.

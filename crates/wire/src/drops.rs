@@ -172,7 +172,18 @@ drop_reasons! {
     TcpChecksum, "tcp_checksum", Peer, "The TCP checksum is wrong.";
     TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "The TCP checksum was left unfilled by a sender on this machine: run `ethtool -K DEV tx off` on the peer's device.";
     TcpPortZero, "tcp_port_zero", Peer, "A TCP port is zero.";
-    TcpUnsupported, "tcp_unsupported", Normal, "TCP is not served on this address.";
+    TcpGroup, "tcp_group", Peer, "A TCP segment was sent to a group or to everybody on the link.";
+    TcpNoSocket, "tcp_no_socket", Normal, "No socket has this TCP connection or port; the sender was told by a reset.";
+    TcpFlags, "tcp_flags", Peer, "The flags of the TCP segment make no sense in the state of its connection.";
+    TcpSequence, "tcp_sequence", Peer, "The TCP segment lies outside the receive window.";
+    TcpDuplicate, "tcp_duplicate", Normal, "All of the TCP segment had arrived before.";
+    TcpAckInvalid, "tcp_ack_invalid", Peer, "The TCP segment acknowledges what was never sent, or is far too old (RFC 5961).";
+    TcpReset, "tcp_reset", Peer, "A TCP reset was ignored: its number is not exactly the next one (RFC 5961).";
+    TcpPaws, "tcp_paws", Peer, "The time stamp of the TCP segment is older than that of an earlier one (RFC 7323).";
+    TcpTimestampMissing, "tcp_timestamp_missing", Peer, "The TCP segment has no time stamp, though both sides agreed on them (RFC 7323).";
+    TcpAcceptQueueFull, "tcp_accept_queue_full", Limit, "The listener's accept queue is full: the application accepts too slowly.";
+    TcpTableFull, "tcp_table_full", Limit, "There are as many TCP connections as the limits allow.";
+    TcpMemory, "tcp_memory", Limit, "The memory set aside for TCP data is used up, or a connection has too many gaps.";
 
     // Transmit.
     NoRoute, "no_route", Fault, "No route leads to the destination.";

@@ -13,6 +13,7 @@ pub use datagram::Datagram;
 pub(crate) use datagram::{Payload, Waiting, array_at};
 pub use exchange::{InPlace, Request};
 pub use fill::FULL;
+pub(crate) use ports::choose as choose_port;
 pub(crate) use receive::{Delivery, IpInfo};
 pub use socket::{UdpId, UdpOptions};
 pub(crate) use table::{NO_SOCKET, UdpTable};

@@ -153,8 +153,6 @@ fn an_unknown_protocol_is_told_to_the_sender() {
             Family::V6 => assert_eq!((&error[..2], &error[4..8]), (&[4, 1][..], &[0, 0, 0, 6][..])),
         }
         assert_eq!(error[8..], packet);
-        let tcp = ip(family.host(2), family.host(1), Protocol::TCP, &[0; 20]);
-        host.feed_dropped(&frame(&tcp), DropReason::TcpUnsupported);
         host.finish();
     });
 }

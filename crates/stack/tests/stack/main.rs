@@ -8,4 +8,6 @@ mod kit;
 mod neighbours;
 mod path_mtu;
 mod random;
+mod tcp_pair;
+mod tcp_script;
 mod udp;

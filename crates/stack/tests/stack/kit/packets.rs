@@ -69,13 +69,62 @@ pub fn udp(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: &[u8
     datagram
 }
 
-pub fn pseudo(source: IpAddr, destination: IpAddr, bytes: usize) -> tidegate_wire::Sum {
+/// An IP packet of either family with a traffic class.
+pub fn ip_with_class(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: Protocol,
+    class: u8,
+    payload: &[u8],
+) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            checksum::pseudo_header_v4(source, destination, Protocol::UDP, bytes as u16)
+            let mut header = Ipv4Header::new(source, destination, protocol, payload.len()).unwrap();
+            header.dscp_ecn = class;
+            let mut bytes = vec![0; 20 + payload.len()];
+            header.emit(&mut bytes).unwrap().copy_from_slice(payload);
+            bytes
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            checksum::pseudo_header_v6(source, destination, Protocol::UDP, bytes as u32)
+            let mut header = Ipv6Header::new(source, destination, protocol, payload.len()).unwrap();
+            header.traffic_class = class;
+            let mut bytes = vec![0; 40 + payload.len()];
+            header.emit(&mut bytes).unwrap().copy_from_slice(payload);
+            bytes
+        }
+        _ => panic!("addresses of two families"),
+    }
+}
+
+/// "The host cannot be reached", from the host that `packet` was sent to.
+pub fn host_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
+    match from {
+        IpAddr::V4(_) => {
+            let message = Icmpv4Message::DestinationUnreachable { code: 1, next_hop_mtu: 0, quote };
+            icmpv4(from, to, &message)
+        }
+        IpAddr::V6(_) => {
+            icmpv6(from, to, &Icmpv6Message::DestinationUnreachable { code: 3, quote })
+        }
+    }
+}
+
+pub fn pseudo(source: IpAddr, destination: IpAddr, bytes: usize) -> tidegate_wire::Sum {
+    transport_pseudo(Protocol::UDP, source, destination, bytes)
+}
+
+pub fn transport_pseudo(
+    protocol: Protocol,
+    source: IpAddr,
+    destination: IpAddr,
+    bytes: usize,
+) -> tidegate_wire::Sum {
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            checksum::pseudo_header_v4(source, destination, protocol, bytes as u16)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            checksum::pseudo_header_v6(source, destination, protocol, bytes as u32)
         }
         _ => panic!("addresses of two families"),
     }

@@ -1,0 +1,278 @@
+//! Memory for payload: chunks of one size from a common pool, strung together.
+//!
+//! A connection holds chunks only while it holds data. The pool has a limit, so
+//! all connections together hold no more than was set aside for them.
+
+/// The payload that one chunk holds.
+pub(crate) const CHUNK_BYTES: usize = 2048;
+
+const NONE: u32 = u32::MAX;
+
+/// Chunks without data that keep their memory, at least; beyond that, as many
+/// as are in use.
+const SPARE_CHUNKS: usize = 256;
+
+/// All chunks.
+pub(crate) struct Chunks {
+    /// The memory of each; `None` when it was given back.
+    memory: Vec<Option<Box<[u8; CHUNK_BYTES]>>>,
+    /// The one behind each.
+    next: Vec<u32>,
+    /// Free ones that have memory.
+    spare: Vec<u32>,
+    /// Free ones that have none.
+    hollow: Vec<u32>,
+    limit: usize,
+}
+
+impl Chunks {
+    pub(crate) fn new(limit_bytes: usize) -> Self {
+        let limit = (limit_bytes / CHUNK_BYTES).clamp(1, NONE as usize - 1);
+        Self { memory: Vec::new(), next: Vec::new(), spare: Vec::new(), hollow: Vec::new(), limit }
+    }
+
+    /// How many are in use.
+    pub(crate) fn used(&self) -> usize {
+        self.memory.len() - self.spare.len() - self.hollow.len()
+    }
+
+    /// How many may still be taken.
+    pub(crate) fn left(&self) -> usize {
+        self.limit - self.used()
+    }
+
+    /// Whether so little is left that what can be had again (segments out of
+    /// order) must do without.
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.left() < self.limit / 4
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        if let Some(chunk) = self.spare.pop() {
+            return Some(chunk);
+        }
+        let memory = || Some(Box::new([0; CHUNK_BYTES]));
+        if let Some(chunk) = self.hollow.pop() {
+            self.memory[chunk as usize] = memory();
+            return Some(chunk);
+        }
+        if self.memory.len() >= self.limit {
+            return None;
+        }
+        self.memory.push(memory());
+        self.next.push(NONE);
+        Some((self.memory.len() - 1) as u32)
+    }
+
+    fn give(&mut self, chunk: u32) {
+        self.next[chunk as usize] = NONE;
+        if self.spare.len() >= SPARE_CHUNKS.max(self.used()) {
+            self.memory[chunk as usize] = None;
+            self.hollow.push(chunk);
+        } else {
+            self.spare.push(chunk);
+        }
+    }
+
+    fn bytes(&self, chunk: u32) -> &[u8] {
+        self.memory.get(chunk as usize).and_then(|memory| memory.as_deref()).map_or(&[], |m| &m[..])
+    }
+
+    fn bytes_mut(&mut self, chunk: u32) -> &mut [u8] {
+        let memory = self.memory.get_mut(chunk as usize).and_then(|memory| memory.as_deref_mut());
+        memory.map_or(&mut [], |m| &mut m[..])
+    }
+}
+
+/// A string of chunks: bytes in order, written anywhere, taken from the front.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strand {
+    head: u32,
+    tail: u32,
+    count: u32,
+    /// Where the first byte is in the first chunk.
+    start: u32,
+    /// The chunk that was used last, and which one it is: most of what comes
+    /// next is there or right behind.
+    cursor: u32,
+    cursor_at: u32,
+}
+
+impl Strand {
+    pub(crate) const EMPTY: Strand =
+        Strand { head: NONE, tail: NONE, count: 0, start: 0, cursor: NONE, cursor_at: 0 };
+
+    /// Bytes that there is room for without another chunk.
+    fn room(&self) -> usize {
+        self.count as usize * CHUNK_BYTES - self.start as usize
+    }
+
+    /// Makes room for bytes up to `end`. Takes nothing when the pool is short.
+    #[must_use = "the pool may be empty"]
+    pub(crate) fn grow(&mut self, chunks: &mut Chunks, end: usize) -> bool {
+        let missing = end.saturating_sub(self.room()).div_ceil(CHUNK_BYTES);
+        if missing > chunks.left() {
+            return false;
+        }
+        for _ in 0..missing {
+            let Some(chunk) = chunks.take() else { return false };
+            if self.count == 0 {
+                self.head = chunk;
+            } else {
+                chunks.next[self.tail as usize] = chunk;
+            }
+            self.tail = chunk;
+            self.count += 1;
+        }
+        true
+    }
+
+    /// The chunk that holds byte `at`, and where in it. There must be room.
+    fn locate(&mut self, chunks: &Chunks, at: usize) -> (u32, usize) {
+        let place = self.start as usize + at;
+        let wanted = (place / CHUNK_BYTES) as u32;
+        let (mut chunk, mut index) = match () {
+            () if wanted + 1 == self.count => (self.tail, wanted),
+            () if self.cursor != NONE && self.cursor_at <= wanted => (self.cursor, self.cursor_at),
+            () => (self.head, 0),
+        };
+        while index < wanted {
+            chunk = chunks.next.get(chunk as usize).copied().unwrap_or(NONE);
+            index += 1;
+        }
+        (self.cursor, self.cursor_at) = (chunk, index);
+        (chunk, place % CHUNK_BYTES)
+    }
+
+    /// Writes `data` from byte `at` on, where [`Strand::grow`] made room.
+    pub(crate) fn write(&mut self, chunks: &mut Chunks, mut at: usize, mut data: &[u8]) {
+        debug_assert!(at + data.len() <= self.room(), "room was made");
+        while !data.is_empty() {
+            let (chunk, within) = self.locate(chunks, at);
+            let Some(place) = chunks.bytes_mut(chunk).get_mut(within..) else { return };
+            let piece = place.len().min(data.len());
+            place[..piece].copy_from_slice(&data[..piece]);
+            at += piece;
+            data = &data[piece..];
+        }
+    }
+
+    /// Reads from byte `at` on, as many as `buf` takes. They must be there.
+    pub(crate) fn read(&mut self, chunks: &Chunks, mut at: usize, mut buf: &mut [u8]) {
+        debug_assert!(at + buf.len() <= self.room(), "only what is there is read");
+        while !buf.is_empty() {
+            let (chunk, within) = self.locate(chunks, at);
+            let Some(place) = chunks.bytes(chunk).get(within..) else { return };
+            let piece = place.len().min(buf.len());
+            buf[..piece].copy_from_slice(&place[..piece]);
+            at += piece;
+            buf = &mut std::mem::take(&mut buf)[piece..];
+        }
+    }
+
+    /// The first bytes that lie together, at most `limit`.
+    pub(crate) fn front<'c>(&self, chunks: &'c Chunks, limit: usize) -> &'c [u8] {
+        if self.count == 0 {
+            return &[];
+        }
+        let bytes = chunks.bytes(self.head).get(self.start as usize..).unwrap_or(&[]);
+        &bytes[..limit.min(bytes.len())]
+    }
+
+    /// Drops `n` bytes from the front. When nothing is left of interest, call
+    /// [`Strand::clear`].
+    pub(crate) fn consume(&mut self, chunks: &mut Chunks, n: usize) {
+        let place = self.start as usize + n;
+        let whole = ((place / CHUNK_BYTES) as u32).min(self.count);
+        for _ in 0..whole {
+            let next = chunks.next.get(self.head as usize).copied().unwrap_or(NONE);
+            chunks.give(self.head);
+            self.head = next;
+        }
+        self.count -= whole;
+        self.start = (place % CHUNK_BYTES) as u32;
+        if self.count == 0 {
+            *self = Self::EMPTY;
+        } else if self.cursor_at < whole {
+            (self.cursor, self.cursor_at) = (self.head, 0);
+        } else {
+            self.cursor_at -= whole;
+        }
+    }
+
+    /// Gives every chunk back.
+    pub(crate) fn clear(&mut self, chunks: &mut Chunks) {
+        let bytes = self.count as usize * CHUNK_BYTES;
+        self.start = 0;
+        self.consume(chunks, bytes);
+        *self = Self::EMPTY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_pool_has_a_limit_and_takes_all_or_nothing() {
+        let mut chunks = Chunks::new(3 * CHUNK_BYTES);
+        let (mut a, mut b) = (Strand::EMPTY, Strand::EMPTY);
+        assert!(a.grow(&mut chunks, 2 * CHUNK_BYTES));
+        assert!(!b.grow(&mut chunks, CHUNK_BYTES + 1));
+        assert_eq!(chunks.left(), 1);
+        assert!(b.grow(&mut chunks, CHUNK_BYTES));
+        a.clear(&mut chunks);
+        b.clear(&mut chunks);
+        assert_eq!((chunks.used(), chunks.left()), (0, 3));
+    }
+
+    #[test]
+    fn memory_beyond_a_reserve_is_given_back() {
+        let mut chunks = Chunks::new(4 * SPARE_CHUNKS * CHUNK_BYTES);
+        let mut strand = Strand::EMPTY;
+        assert!(strand.grow(&mut chunks, 4 * SPARE_CHUNKS * CHUNK_BYTES));
+        strand.clear(&mut chunks);
+        assert_eq!(chunks.used(), 0);
+        assert!(chunks.memory.iter().flatten().count() <= 2 * SPARE_CHUNKS + 1);
+        assert!(strand.grow(&mut chunks, 4 * SPARE_CHUNKS * CHUNK_BYTES), "hollow ones come back");
+        strand.clear(&mut chunks);
+    }
+
+    proptest! {
+        #[test]
+        fn a_strand_is_a_queue_that_is_written_anywhere(
+            steps in prop::collection::vec((0usize..9000, 0usize..6000, 0usize..9000), 1..40),
+        ) {
+            let mut chunks = Chunks::new(1 << 20);
+            let mut strand = Strand::EMPTY;
+            let mut model: Vec<u8> = Vec::new();
+            for (step, (at, len, consumed)) in steps.into_iter().enumerate() {
+                let data: Vec<u8> = (0..len).map(|n| (n * 7 + step) as u8).collect();
+                let at = at.min(model.len());
+                prop_assert!(strand.grow(&mut chunks, at + len));
+                strand.write(&mut chunks, at, &data);
+                if model.len() < at + len {
+                    model.resize(at + len, 0);
+                }
+                model[at..at + len].copy_from_slice(&data);
+                let half = model.len() / 2;
+                let mut read = vec![0; model.len() - half];
+                strand.read(&chunks, half, &mut read);
+                prop_assert_eq!(&read, &model[half..]);
+                let consumed = consumed.min(model.len());
+                model.drain(..consumed);
+                if model.is_empty() {
+                    strand.clear(&mut chunks);
+                } else {
+                    strand.consume(&mut chunks, consumed);
+                }
+                let front = strand.front(&chunks, model.len().min(5000));
+                prop_assert_eq!(front, &model[..front.len()]);
+                prop_assert!(model.is_empty() || !front.is_empty());
+            }
+            strand.clear(&mut chunks);
+            prop_assert_eq!(chunks.used(), 0);
+        }
+    }
+}

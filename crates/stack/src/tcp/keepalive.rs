@@ -1,0 +1,50 @@
+//! The timers of a connection, and keep-alive (RFC 9293 section 3.8.4).
+
+use super::connection::{Connection, NEVER, Shared};
+use super::socket::{Failure, TcpState};
+
+impl Connection {
+    /// Does what is due.
+    pub(crate) fn on_timers(&mut self, now_ns: u64, shared: &mut Shared) {
+        if self.ack_at_ns <= now_ns {
+            self.ack_at_ns = NEVER;
+            self.acknowledge_now();
+        }
+        if self.wait_until_ns <= now_ns {
+            self.on_wait_over(now_ns, shared);
+        }
+        if self.idle_at_ns <= now_ns {
+            self.on_idle(now_ns, shared);
+        }
+    }
+
+    fn on_idle(&mut self, now_ns: u64, shared: &mut Shared) {
+        self.idle_at_ns = NEVER;
+        match self.state {
+            TcpState::TimeWait => self.abort(shared, None, false),
+            TcpState::FinWait2 if self.is.orphan => self.abort(shared, None, false),
+            TcpState::Closed | TcpState::SynSent | TcpState::SynReceived => {}
+            _ => self.keep_alive(now_ns, shared),
+        }
+    }
+
+    fn keep_alive(&mut self, now_ns: u64, shared: &mut Shared) {
+        let Some(keepalive) = self.options.keepalive else { return };
+        let due_ns = self.heard_ns.saturating_add(keepalive.idle_ns);
+        if due_ns > now_ns {
+            // It spoke since the timer was set.
+            self.idle_at_ns = due_ns;
+            return;
+        }
+        // Data on its way asks by itself.
+        if self.flight.is_none() {
+            if self.keepalives >= keepalive.probes {
+                return self.abort(shared, Some(Failure::TimedOut), true);
+            }
+            self.keepalives += 1;
+            self.is.keepalive_now = true;
+            self.is.wants_output = true;
+        }
+        self.idle_at_ns = now_ns.saturating_add(keepalive.interval_ns);
+    }
+}

@@ -1,0 +1,304 @@
+//! Listeners: SYN queue, accept queue, and SYN cookies when the first is full
+//! (RFC 9293 section 3.10.7.2, RFC 4987).
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tidegate_wire::DropReason;
+use tidegate_wire::tcp::TcpFlags;
+
+use super::connection::Connection;
+use super::cookie;
+use super::isn;
+use super::segment::{Ends, Out, Segment};
+use super::seq::Seq;
+use super::socket::{TcpError, TcpListenerId, TcpOptions, TcpState};
+use super::table::TcpTable;
+use crate::chance::HashKey;
+
+/// For so long after the last cookie went out, acknowledgements may bring one.
+const COOKIES_NS: u64 = 2 << 36;
+
+/// What the answer with a cookie offers as a window.
+const COOKIE_WINDOW: u16 = u16::MAX;
+
+/// A listener.
+pub(crate) struct Listener {
+    pub(crate) local: SocketAddr,
+    pub(crate) options: TcpOptions,
+    backlog: usize,
+    /// Established and not accepted.
+    queue: VecDeque<u32>,
+    /// How many are being established.
+    pub(crate) half_open: usize,
+    cookies_until_ns: u64,
+    pub(crate) told: bool,
+}
+
+impl Listener {
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue.len() >= self.backlog
+    }
+
+    pub(crate) fn push(&mut self, index: u32) {
+        self.queue.push_back(index);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<u32> {
+        self.queue.pop_front()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+/// All listeners.
+pub(crate) struct Listeners {
+    slots: Vec<(u32, Option<Listener>)>,
+    free: Vec<u32>,
+    by_address: HashMap<SocketAddr, u32, HashKey>,
+    limit: usize,
+}
+
+impl Listeners {
+    pub(crate) fn new(key: HashKey, limit: usize) -> Self {
+        let by_address = HashMap::with_hasher(key);
+        Self { slots: Vec::new(), free: Vec::new(), by_address, limit }
+    }
+
+    pub(crate) fn at(&self, index: u32) -> Option<&Listener> {
+        self.slots.get(index as usize)?.1.as_ref()
+    }
+
+    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut Listener> {
+        self.slots.get_mut(index as usize)?.1.as_mut()
+    }
+
+    pub(crate) fn id(&self, index: u32) -> TcpListenerId {
+        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.0);
+        TcpListenerId { index, generation }
+    }
+
+    pub(crate) fn get(&self, id: TcpListenerId) -> Option<&Listener> {
+        self.at(id.index).filter(|_| self.id(id.index) == id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: TcpListenerId) -> Option<&mut Listener> {
+        if self.id(id.index) == id { self.at_mut(id.index) } else { None }
+    }
+
+    /// The listener for a segment to `local`.
+    pub(crate) fn find(&self, local: SocketAddr) -> Option<u32> {
+        let any: IpAddr = match local {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let exact = self.by_address.get(&local);
+        exact.or_else(|| self.by_address.get(&SocketAddr::new(any, local.port()))).copied()
+    }
+
+    /// Whether a listener has this port.
+    pub(crate) fn has_port(&self, local: SocketAddr) -> bool {
+        self.find(local).is_some()
+    }
+
+    /// The addresses that a listener is found by.
+    fn keys(local: SocketAddr, options: &TcpOptions) -> impl Iterator<Item = SocketAddr> + use<> {
+        let is_dual = options.dual_stack && local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port());
+        [Some(local), is_dual.then_some(v4)].into_iter().flatten()
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+        options: TcpOptions,
+    ) -> Result<TcpListenerId, TcpError> {
+        if Self::keys(local, &options).any(|key| self.by_address.contains_key(&key)) {
+            return Err(TcpError::AddressInUse(local));
+        }
+        if self.slots.len() - self.free.len() >= self.limit {
+            return Err(TcpError::TooMany("listeners"));
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            (self.slots.len() - 1) as u32
+        });
+        self.slots[index as usize].1 = Some(Listener {
+            local,
+            options,
+            backlog: backlog.max(1),
+            queue: VecDeque::new(),
+            half_open: 0,
+            cookies_until_ns: 0,
+            told: false,
+        });
+        for key in Self::keys(local, &options) {
+            self.by_address.insert(key, index);
+        }
+        Ok(self.id(index))
+    }
+
+    pub(crate) fn remove(&mut self, id: TcpListenerId) -> Option<Listener> {
+        self.get(id)?;
+        let slot = &mut self.slots[id.index as usize];
+        let listener = slot.1.take()?;
+        slot.0 = slot.0.wrapping_add(1);
+        self.free.push(id.index);
+        for key in Self::keys(listener.local, &listener.options) {
+            self.by_address.remove(&key);
+        }
+        Some(listener)
+    }
+}
+
+impl TcpTable {
+    /// A segment for a listener (RFC 9293 section 3.10.7.2). `replaces` is the
+    /// first number that may be used when an old connection gave way.
+    ///
+    /// # Errors
+    /// Why it is of no use.
+    pub(crate) fn listen_arrival(
+        &mut self,
+        now_ns: u64,
+        ends: Ends,
+        segment: &Segment<'_>,
+        listener_index: u32,
+        replaces: Option<Seq>,
+    ) -> Result<(), DropReason> {
+        if segment.is_rst() {
+            return Err(DropReason::TcpReset);
+        }
+        if segment.is_ack() {
+            return self.cookie_arrival(now_ns, ends, segment, listener_index);
+        }
+        if !segment.is_syn() || segment.is_fin() {
+            return Err(DropReason::TcpFlags);
+        }
+        let id = self.listeners.id(listener_index);
+        let is_full = self.connections.is_full();
+        let half_open_limit = self.half_open_limit;
+        let Some(listener) = self.listeners.at_mut(listener_index) else {
+            return Err(DropReason::TcpNoSocket);
+        };
+        if listener.is_full() {
+            return Err(DropReason::TcpAcceptQueueFull);
+        }
+        if listener.half_open >= half_open_limit {
+            listener.cookies_until_ns = now_ns.saturating_add(COOKIES_NS);
+            let options = listener.options;
+            self.answer_with_cookie(now_ns, ends, segment, &options);
+            return Ok(());
+        }
+        if is_full {
+            return Err(DropReason::TcpTableFull);
+        }
+        listener.half_open += 1;
+        let options = listener.options;
+        let iss = replaces.unwrap_or_else(|| isn::initial(&self.secret, now_ns, &ends));
+        let offset = isn::timestamp_offset(&self.secret, &ends);
+        let mut connection = Connection::new(now_ns, ends, options, iss, offset);
+        connection.state = TcpState::SynReceived;
+        connection.listener = Some(id);
+        connection.is.passive = true;
+        connection.is.orphan = true;
+        connection.is.in_syn_queue = true;
+        connection.begin_receiving(segment.seq);
+        connection.learn_options(now_ns, segment);
+        // RFC 3168 section 6.1.1: a SYN that offers it has both bits.
+        let offer = TcpFlags::ECE | TcpFlags::CWR;
+        connection.is.ecn = segment.flags.contains(offer) && !segment.congestion_experienced;
+        connection.window = segment.window.into();
+        connection.max_window = connection.window;
+        (connection.window_seq, connection.window_ack) = (segment.seq, iss);
+        connection.is.wants_output = true;
+        self.enter(now_ns, connection);
+        Ok(())
+    }
+
+    /// Answers a SYN without remembering it.
+    fn answer_with_cookie(
+        &mut self,
+        now_ns: u64,
+        ends: Ends,
+        segment: &Segment<'_>,
+        options: &TcpOptions,
+    ) {
+        let mut out = Out::bare(ends, TcpFlags::SYN | TcpFlags::ACK);
+        out.seq = cookie::make(&self.secret, now_ns, &ends, segment);
+        out.ack = segment.seq + 1;
+        out.window = COOKIE_WINDOW.min(options.receive_buffer_bytes.min(u16::MAX.into()) as u16);
+        out.options.mss(self.link_mss[usize::from(!ends.is_v4())]);
+        if let Some((value, _)) = segment.options.timestamps {
+            // Without time stamps there is no place to keep the others in.
+            if segment.options.sack_permitted {
+                out.options.sack_permitted();
+            }
+            let offset = isn::timestamp_offset(&self.secret, &ends);
+            let now = ((now_ns / 1_000_000) as u32).wrapping_add(offset);
+            out.options.timestamps(cookie::timestamp(now, segment), value);
+            if segment.options.window_shift.is_some() {
+                out.options.window_shift(options.window_shift());
+            }
+        }
+        self.reply(out);
+    }
+
+    /// An acknowledgement for no connection: it may bring a cookie back.
+    fn cookie_arrival(
+        &mut self,
+        now_ns: u64,
+        ends: Ends,
+        segment: &Segment<'_>,
+        listener_index: u32,
+    ) -> Result<(), DropReason> {
+        let id = self.listeners.id(listener_index);
+        let Some(listener) = self.listeners.at(listener_index) else {
+            return Err(DropReason::TcpNoSocket);
+        };
+        let expects = now_ns < listener.cookies_until_ns
+            && !segment.is_syn()
+            && !segment.is_fin();
+        let kept = match expects {
+            true => cookie::open(&self.secret, now_ns, &ends, segment),
+            false => None,
+        };
+        let Some(kept) = kept else {
+            // RFC 9293 section 3.10.7.2, second.
+            self.reply_reset(now_ns, ends, segment);
+            return Err(DropReason::TcpNoSocket);
+        };
+        if listener.is_full() {
+            return Err(DropReason::TcpAcceptQueueFull);
+        }
+        if self.connections.is_full() {
+            return Err(DropReason::TcpTableFull);
+        }
+        let offset = isn::timestamp_offset(&self.secret, &ends);
+        let iss = segment.ack - 1;
+        let mut connection = Connection::new(now_ns, ends, listener.options, iss, offset);
+        connection.listener = Some(id);
+        connection.is.passive = true;
+        connection.is.orphan = true;
+        connection.state = TcpState::SynReceived;
+        connection.nxt = segment.ack;
+        connection.begin_receiving(segment.seq - 1);
+        connection.rcv_edge = connection.rcv_nxt + u32::from(COOKIE_WINDOW);
+        connection.set_peer_mss(Some(kept.mss));
+        connection.is.sack = kept.sack;
+        connection.is.timestamps = segment.options.timestamps.is_some();
+        if let Some((value, _)) = segment.options.timestamps {
+            (connection.ts_recent, connection.ts_recent_ns) = (value, now_ns);
+        }
+        match kept.window_shift {
+            Some(shift) => connection.shift_in = shift,
+            None => (connection.shift_in, connection.shift_out) = (0, 0),
+        }
+        connection.set_mtu(usize::from(u16::MAX));
+        connection.controller.set_mss(connection.mss.into());
+        let index = self.enter(now_ns, connection);
+        self.connection_arrival(now_ns, index, segment)
+    }
+}

@@ -1,0 +1,481 @@
+//! The Transmission Control Protocol (RFC 9293): connections and listeners.
+//!
+//! A connection is a state machine without clock or I/O, split by topic:
+//! `arrival` (what a segment does, in the order of RFC 9293 section 3.10.7),
+//! `receive`, `send`, `recovery` with `flight` and `congestion`, `keepalive`,
+//! `time_wait`. `table` holds all of them, with `connections` (where they are
+//! and how they are found), `listener`, and `timers`. `input` and `output`
+//! join it to the rest of the stack.
+//!
+//! Segments that arrive only change state. What is to be sent goes out when
+//! the burst is over, so acknowledgements of one burst are one.
+
+mod arrival;
+mod chunks;
+mod congestion;
+mod connection;
+mod connections;
+mod cookie;
+mod flight;
+mod input;
+mod isn;
+mod keepalive;
+mod listener;
+mod options;
+mod output;
+mod prf;
+mod receive;
+mod recovery;
+mod report;
+mod rtt;
+mod segment;
+mod send;
+mod seq;
+mod socket;
+mod table;
+mod time_wait;
+mod timers;
+
+pub use congestion::CongestionControl;
+pub use socket::{
+    Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
+    TcpState,
+};
+pub(crate) use table::TcpTable;
+
+use std::net::SocketAddr;
+
+use tidegate_memory::Arena;
+
+use crate::address::Kind;
+use crate::udp::choose_port;
+use crate::{SendError, Stack};
+use connection::Connection;
+use segment::Ends;
+use socket::Failure;
+
+impl Stack {
+    /// Listens on `local`. Port 0 chooses one; the unspecified address takes
+    /// connections to any address of ours. At most `backlog` connections wait
+    /// to be accepted.
+    ///
+    /// # Errors
+    /// When the address is not ours, the port is taken, or none is left.
+    pub fn tcp_listen(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+        options: TcpOptions,
+    ) -> Result<TcpListenerId, TcpError> {
+        let ip = local.ip();
+        if !ip.is_unspecified() && self.addresses.kind(ip) != Kind::Ours {
+            return Err(TcpError::AddressNotAvailable(ip));
+        }
+        let mut local = SocketAddr::new(ip, local.port());
+        if local.port() == 0 {
+            let is_free = |port| !self.tcp.listeners.has_port(SocketAddr::new(ip, port));
+            let port = choose_port(&mut self.chance, is_free).ok_or(TcpError::NoPortFree(local))?;
+            local.set_port(port);
+        }
+        self.tcp.listeners.add(local, backlog, options.within_limits())
+    }
+
+    /// The address that a listener listens on.
+    pub fn tcp_listener_addr(&self, id: TcpListenerId) -> Option<SocketAddr> {
+        self.tcp.listeners.get(id).map(|listener| listener.local)
+    }
+
+    /// How many connections wait to be accepted.
+    pub fn tcp_acceptable(&self, id: TcpListenerId) -> usize {
+        self.tcp.listeners.get(id).map_or(0, listener::Listener::waiting)
+    }
+
+    /// Takes the connection that has waited longest. It may have ended since.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] when none waits, [`TcpError::Closed`].
+    pub fn tcp_accept(&mut self, id: TcpListenerId) -> Result<TcpId, TcpError> {
+        let listener = self.tcp.listeners.get_mut(id).ok_or(TcpError::Closed)?;
+        let index = listener.pop().ok_or(TcpError::WouldBlock)?;
+        let Some(connection) = self.tcp.connections.at_mut(index) else {
+            debug_assert!(false, "what waits to be accepted is kept");
+            return Err(TcpError::WouldBlock);
+        };
+        connection.is.in_accept_queue = false;
+        connection.is.orphan = false;
+        connection.listener = None;
+        Ok(self.tcp.connections.id(index))
+    }
+
+    /// Stops listening. Connections that were not accepted are reset.
+    pub fn tcp_close_listener(&mut self, now_ns: u64, arena: &mut Arena, id: TcpListenerId) {
+        let Some(mut listener) = self.tcp.listeners.remove(id) else { return };
+        while let Some(index) = listener.pop() {
+            if let Some(connection) = self.tcp.connections.at_mut(index) {
+                connection.is.in_accept_queue = false;
+                connection.listener = None;
+                connection.abort(&mut self.tcp.shared, Some(Failure::Aborted), true);
+                self.tcp.settle(now_ns, index);
+            }
+        }
+        self.tcp_flush(now_ns, arena);
+    }
+
+    /// Begins a connection to `remote`. It can be written to when it is
+    /// established. `local` chooses address and port; port 0 and the
+    /// unspecified address leave them open.
+    ///
+    /// # Errors
+    /// When nothing leads there, the ends are in use, or no port is left.
+    pub fn tcp_connect(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        options: TcpOptions,
+    ) -> Result<TcpId, TcpError> {
+        let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        let reachable = self.addresses.kind(peer.ip()) == Kind::Other
+            && !peer.ip().is_multicast()
+            && !peer.ip().is_unspecified();
+        if peer.port() == 0 || !reachable {
+            return Err(TcpError::PeerInvalid(remote));
+        }
+        let path = self.path(now_ns, arena, peer.ip()).map_err(|error| match error {
+            SendError::NoSource(_) => TcpError::PeerInvalid(remote),
+            SendError::WouldBlock => TcpError::WouldBlock,
+            _ => TcpError::NetworkUnreachable(remote),
+        })?;
+        let (ip, port) = match local {
+            Some(local) if !local.ip().is_unspecified() => (local.ip(), local.port()),
+            Some(local) => (path.source, local.port()),
+            None => (path.source, 0),
+        };
+        if self.addresses.kind(ip) != Kind::Ours || ip.is_ipv4() != peer.is_ipv4() {
+            return Err(TcpError::AddressNotAvailable(ip));
+        }
+        let ends = self.choose_ends(SocketAddr::new(ip, port), peer)?;
+        if self.tcp.connections.is_full() {
+            return Err(TcpError::TooMany("connections"));
+        }
+        let iss = isn::initial(&self.tcp.secret, now_ns, &ends);
+        let offset = isn::timestamp_offset(&self.tcp.secret, &ends);
+        let options = options.within_limits();
+        let mut connection = Connection::new(now_ns, ends, options, iss, offset);
+        connection.state = TcpState::SynSent;
+        connection.is.ecn = options.ecn;
+        connection.is.wants_output = true;
+        let index = self.tcp.enter(now_ns, connection);
+        self.tcp_flush(now_ns, arena);
+        Ok(self.tcp.connections.id(index))
+    }
+
+    /// Both ends, with a free port if none was chosen (RFC 6056 section 3.3.1).
+    fn choose_ends(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<Ends, TcpError> {
+        let tcp = &self.tcp;
+        let is_free = |port| {
+            let local = SocketAddr::new(local.ip(), port);
+            let ends = Ends::new(local, remote);
+            !tcp.listeners.has_port(local) && tcp.index.find(&tcp.connections, &ends).is_none()
+        };
+        match local.port() {
+            0 => {
+                let port = choose_port(&mut self.chance, is_free);
+                let port = port.ok_or(TcpError::NoPortFree(remote))?;
+                Ok(Ends::new(SocketAddr::new(local.ip(), port), remote))
+            }
+            port if is_free(port) => Ok(Ends::new(local, remote)),
+            _ => Err(TcpError::AddressInUse(local)),
+        }
+    }
+
+    /// Writes as much of `data` as there is room for. Returns how much.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] when there is no room; [`TcpError::BrokenPipe`]
+    /// after [`Stack::tcp_shutdown`]; how the connection ended.
+    pub fn tcp_send(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+        data: &[u8],
+    ) -> Result<usize, TcpError> {
+        let written = self.tcp_write(now_ns, id, data)?;
+        self.tcp_flush(now_ns, arena);
+        Ok(written)
+    }
+
+    /// As [`Stack::tcp_send`], but the segments go out with the next burst, or
+    /// with [`Stack::tcp_flush`].
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_send`].
+    pub fn tcp_write(&mut self, now_ns: u64, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        if let Some(failure) = connection.failure.take() {
+            return Err(TcpError::from_failure(failure, connection.ends.remote()));
+        }
+        match connection.state {
+            TcpState::SynSent | TcpState::SynReceived => return Err(TcpError::NotConnected),
+            TcpState::Established | TcpState::CloseWait if !connection.is.fin_queued => {}
+            _ => return Err(TcpError::BrokenPipe),
+        }
+        let room = (connection.writable() as usize).min(data.len());
+        let end = connection.outgoing_bytes as usize;
+        if room < data.len() {
+            connection.is.write_blocked = true;
+        }
+        if room == 0 && !data.is_empty()
+            || !connection.outgoing.grow(&mut shared.chunks, end + room)
+        {
+            connection.is.write_blocked = true;
+            return Err(TcpError::WouldBlock);
+        }
+        connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
+        connection.outgoing_bytes += room as u32;
+        connection.is.wants_output |= room > 0;
+        self.tcp.settle(now_ns, id.index);
+        Ok(room)
+    }
+
+    /// Reads what has arrived into `buf`. Returns how much: 0 is the end of
+    /// what the peer sends.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] when nothing has arrived; how the connection
+    /// ended.
+    pub fn tcp_recv(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+        buf: &mut [u8],
+    ) -> Result<usize, TcpError> {
+        let len = self.tcp_read(now_ns, id, buf)?;
+        self.tcp_flush(now_ns, arena);
+        Ok(len)
+    }
+
+    /// As [`Stack::tcp_recv`]; the peer is told of the room with the next
+    /// burst, or with [`Stack::tcp_flush`].
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_recv`].
+    pub fn tcp_read(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        buf: &mut [u8],
+    ) -> Result<usize, TcpError> {
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        if connection.readable() > 0 {
+            let len = connection.read(buf, shared);
+            self.tcp.settle(now_ns, id.index);
+            return Ok(len);
+        }
+        Self::nothing_to_read(connection, buf.is_empty())
+    }
+
+    /// Shows what has arrived, as much as lies together, where it lies. `read`
+    /// says how much it used; that is gone then.
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_recv`].
+    pub fn tcp_read_with(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        read: impl FnOnce(&[u8]) -> usize,
+    ) -> Result<usize, TcpError> {
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let readable = connection.readable() as usize;
+        if readable > 0 {
+            let bytes = connection.incoming.front(&shared.chunks, readable);
+            let used = read(bytes).min(bytes.len());
+            connection.consume(used, shared);
+            self.tcp.settle(now_ns, id.index);
+            return Ok(used);
+        }
+        Self::nothing_to_read(connection, false)
+    }
+
+    /// What reading gives when nothing has arrived.
+    fn nothing_to_read(connection: &mut Connection, wants_none: bool) -> Result<usize, TcpError> {
+        if connection.is.fin_received || connection.is.read_shut || wants_none {
+            return Ok(0);
+        }
+        if let Some(failure) = connection.failure.take() {
+            return Err(TcpError::from_failure(failure, connection.ends.remote()));
+        }
+        match connection.state {
+            TcpState::Closed => Ok(0),
+            TcpState::SynSent | TcpState::SynReceived => Err(TcpError::NotConnected),
+            _ => Err(TcpError::WouldBlock),
+        }
+    }
+
+    /// Shuts one half of a connection or both. What was written before still
+    /// goes out.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`], [`TcpError::Closed`].
+    pub fn tcp_shutdown(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+        how: Shutdown,
+    ) -> Result<(), TcpError> {
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        if !connection.is_synchronized() {
+            return Err(TcpError::NotConnected);
+        }
+        if how != Shutdown::Write {
+            connection.is.read_shut = true;
+            connection.is.tell_readable = true;
+            let unread = connection.readable() as usize;
+            connection.consume(unread, shared);
+        }
+        if how != Shutdown::Read {
+            connection.queue_fin();
+        }
+        self.tcp.settle(now_ns, id.index);
+        self.tcp_flush(now_ns, arena);
+        Ok(())
+    }
+
+    /// Closes the handle. What was written still goes out, and the connection
+    /// ends in order; if there is unread data the peer is told by a reset that
+    /// it was lost (RFC 9293 section 3.10.4, RFC 1122 section 4.2.2.13).
+    pub fn tcp_close(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
+        let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
+        connection.is.orphan = true;
+        match connection.state {
+            TcpState::SynSent => connection.abort(shared, None, false),
+            _ if connection.readable() > 0 && connection.state != TcpState::TimeWait => {
+                connection.abort(shared, None, true);
+            }
+            TcpState::FinWait2 => connection.wait_as_orphan(now_ns, shared),
+            _ => connection.queue_fin(),
+        }
+        self.tcp.settle(now_ns, id.index);
+        self.tcp_flush(now_ns, arena);
+    }
+
+    /// Closes the handle and breaks the connection off: what was not
+    /// acknowledged is lost, and the peer is told by a reset.
+    pub fn tcp_abort(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
+        let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
+        connection.is.orphan = true;
+        let reset = connection.state != TcpState::TimeWait;
+        connection.abort(shared, None, reset);
+        self.tcp.settle(now_ns, id.index);
+        self.tcp_flush(now_ns, arena);
+    }
+
+    /// The state of a connection.
+    pub fn tcp_state(&self, id: TcpId) -> Option<TcpState> {
+        self.tcp.get(id).map(|connection| connection.state)
+    }
+
+    /// What a connection is ready for.
+    pub fn tcp_readiness(&self, id: TcpId) -> TcpReadiness {
+        let Some(connection) = self.tcp.get(id) else {
+            return TcpReadiness {
+                readable: true,
+                writable: true,
+                read_closed: true,
+                write_closed: true,
+            };
+        };
+        let over = connection.state == TcpState::Closed;
+        let read_closed = connection.is.fin_received || connection.is.read_shut || over;
+        let write_closed = connection.is.fin_queued || over;
+        let room = connection.can_send()
+            && connection.writable() > connection.options.send_buffer_bytes / 3;
+        TcpReadiness {
+            readable: connection.readable() > 0 || read_closed,
+            writable: room || write_closed,
+            read_closed,
+            write_closed,
+        }
+    }
+
+    /// How many bytes can be read.
+    pub fn tcp_readable(&self, id: TcpId) -> usize {
+        self.tcp.get(id).map_or(0, |connection| connection.readable() as usize)
+    }
+
+    /// Our end of a connection.
+    pub fn tcp_local_addr(&self, id: TcpId) -> Option<SocketAddr> {
+        self.tcp.get(id).map(|connection| connection.ends.local())
+    }
+
+    /// The peer's end of a connection.
+    pub fn tcp_peer_addr(&self, id: TcpId) -> Option<SocketAddr> {
+        self.tcp.get(id).map(|connection| connection.ends.remote())
+    }
+
+    /// Takes the error that a connection ended with; it is told once.
+    pub fn tcp_take_error(&mut self, id: TcpId) -> Option<TcpError> {
+        let (connection, _) = self.tcp.get_mut(id)?;
+        let failure = connection.failure.take()?;
+        Some(TcpError::from_failure(failure, connection.ends.remote()))
+    }
+
+    /// The options of a connection.
+    pub fn tcp_options(&self, id: TcpId) -> Option<TcpOptions> {
+        self.tcp.get(id).map(|connection| connection.options)
+    }
+
+    /// Changes the options of a connection. The window scale stays what it was.
+    ///
+    /// # Errors
+    /// [`TcpError::Closed`].
+    pub fn tcp_set_options(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+        options: TcpOptions,
+    ) -> Result<(), TcpError> {
+        let (connection, _) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        connection.options = options.within_limits();
+        if connection.is_synchronized() && connection.state != TcpState::TimeWait {
+            connection.start_keepalive(now_ns);
+        }
+        // What Nagle held back may go now.
+        connection.is.wants_output = true;
+        self.tcp.settle(now_ns, id.index);
+        self.tcp_flush(now_ns, arena);
+        Ok(())
+    }
+
+    /// What is known about a connection.
+    pub fn tcp_info(&self, id: TcpId) -> Option<TcpInfo> {
+        let connection = self.tcp.get(id)?;
+        let window = connection.controller.window;
+        Some(TcpInfo {
+            state: connection.state,
+            rtt_ns: connection.rtt.smoothed_ns(),
+            rto_ns: connection.rtt.rto_ns(),
+            cwnd_bytes: window.cwnd,
+            ssthresh_bytes: window.ssthresh,
+            send_window_bytes: connection.window,
+            receive_window_bytes: connection.receive_window(),
+            mss_bytes: connection.mss,
+            unacknowledged_bytes: connection.outgoing_bytes,
+            unread_bytes: connection.readable(),
+            sack: connection.is.sack,
+            timestamps: connection.is.timestamps,
+            ecn: connection.is.ecn,
+        })
+    }
+
+    /// How many connections there are, in whatever state.
+    pub fn tcp_connections(&self) -> usize {
+        self.tcp.connections.len()
+    }
+}

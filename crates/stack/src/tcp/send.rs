@@ -1,0 +1,317 @@
+//! The sending side: which segment goes out next (RFC 9293 sections 3.7.4 and
+//! 3.8.6.2.1).
+
+use tidegate_wire::tcp::TcpFlags;
+
+use super::connection::{Connection, DEFAULT_MSS, Shared, Wait};
+use super::options::OptionBytes;
+use super::recovery::{Phase, Sent};
+use super::segment::Out;
+use super::seq::Seq;
+use super::socket::TcpState;
+
+/// Segments that recovery may bring over before a loss is certain (RFC 3042).
+const LIMITED_TRANSMIT: u32 = 2;
+
+impl Connection {
+    /// The next segment to send, for a path that carries `mtu` bytes; `None`
+    /// when there is nothing to send now.
+    pub(crate) fn poll_output(
+        &mut self,
+        now_ns: u64,
+        mtu: usize,
+        shared: &mut Shared,
+    ) -> Option<Out> {
+        let out = match self.state {
+            TcpState::Closed => self.reset_out(),
+            TcpState::SynSent | TcpState::SynReceived => self.syn_out(now_ns, mtu, shared),
+            TcpState::TimeWait | TcpState::FinWait2 => self.ack_out(now_ns),
+            _ => {
+                self.set_mtu(mtu);
+                self.data_out(now_ns, shared)
+            }
+        };
+        self.is.wants_output = false;
+        if self.state != TcpState::Closed {
+            self.arm(now_ns);
+        }
+        // Until there is nothing, there may be more.
+        self.is.wants_output = out.is_some();
+        out
+    }
+
+    fn reset_out(&mut self) -> Option<Out> {
+        if !std::mem::take(&mut self.is.reset_now) {
+            return None;
+        }
+        let mut out = Out::bare(self.ends, TcpFlags::RST | TcpFlags::ACK);
+        (out.seq, out.ack) = (self.nxt, self.rcv_nxt);
+        Some(out)
+    }
+
+    /// The SYN, with or without an acknowledgement, the first time or again.
+    fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut Shared) -> Option<Out> {
+        let iss = self.send_base - 1;
+        let first = self.flight.is_none();
+        let again = !first && self.is.force_retransmission;
+        let answer = self.state == TcpState::SynReceived && self.is.ack_now;
+        if !first && !again && !answer {
+            return None;
+        }
+        if first {
+            self.record(now_ns, shared, iss, iss + 1, true, false);
+        } else if let Some(flight) = self.flight.as_mut().filter(|_| again) {
+            flight.resent(now_ns, iss, iss + 1);
+        }
+        self.is.force_retransmission = false;
+        let mut out = Out::bare(self.ends, TcpFlags::SYN);
+        out.seq = iss;
+        let is_answer = self.state == TcpState::SynReceived;
+        if is_answer {
+            out.flags = TcpFlags::SYN | TcpFlags::ACK;
+            out.ack = self.rcv_nxt;
+            out.window = self.window_field(false);
+            self.on_acknowledgement_sent();
+        } else {
+            let window = self.options.receive_buffer_bytes.min(u16::MAX.into());
+            out.window = window as u16;
+        }
+        // A peer or router that does not know the bits may be why nothing came
+        // (RFC 3168 section 6.1.1.1).
+        if self.is.ecn && !again {
+            let bits = if is_answer { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
+            out.flags = out.flags | bits;
+        }
+        out.options = self.syn_options(now_ns, mtu, is_answer);
+        Some(out)
+    }
+
+    fn syn_options(&self, now_ns: u64, mtu: usize, is_answer: bool) -> OptionBytes {
+        let mut options = OptionBytes::new();
+        options.mss(self.offered_mss(mtu));
+        // An answer offers only what was offered to us.
+        if self.is.sack || !is_answer {
+            options.sack_permitted();
+        }
+        if self.is.timestamps || !is_answer {
+            let echo = if is_answer { self.ts_recent } else { 0 };
+            options.timestamps(self.ts_now(now_ns), echo);
+        }
+        if self.shift_out > 0 || self.shift_in > 0 || !is_answer {
+            options.window_shift(self.shift_out);
+        }
+        options
+    }
+
+    /// What we say that we take (RFC 9293 section 3.7.1): what the link takes.
+    fn offered_mss(&self, mtu: usize) -> u16 {
+        let headers = if self.ends.is_v4() { 40 } else { 60 };
+        let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        fits.max(DEFAULT_MSS[usize::from(!self.ends.is_v4())])
+    }
+
+    /// Notes a segment as sent.
+    fn record(
+        &mut self,
+        now_ns: u64,
+        shared: &mut Shared,
+        start: Seq,
+        end: Seq,
+        syn: bool,
+        fin: bool,
+    ) {
+        let flight = self.flight.get_or_insert_with(|| shared.take_flight());
+        if flight.is_empty() {
+            // RFC 6298 section 5.1.
+            self.rto_base_ns = now_ns;
+            self.stalled_ns = now_ns;
+        }
+        flight.push(Sent {
+            start,
+            end,
+            at_ns: now_ns,
+            syn,
+            fin,
+            sacked: false,
+            lost: false,
+            repeated: false,
+        });
+        self.nxt = end;
+        self.probe_base_ns = now_ns;
+        self.last_sent_ns = now_ns;
+    }
+
+    /// Once both sides are synchronized.
+    fn data_out(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
+        // Selective acknowledgements go out on their own, where there is room
+        // for all of their blocks.
+        if self.is.ack_now && (self.gaps.is_some() || self.duplicate.is_some()) {
+            return self.ack_out(now_ns);
+        }
+        if let Some(out) = self.retransmission(now_ns) {
+            return Some(out);
+        }
+        if let Some(out) = self.new_data(now_ns, shared) {
+            return Some(out);
+        }
+        if std::mem::take(&mut self.is.tail_probe_now)
+            && let Some(last) = self.flight.as_ref().and_then(|flight| flight.last()).copied()
+        {
+            // RFC 8985 section 7.3: nothing new to send, so the last again.
+            self.is.tail_probe_repeats = true;
+            return Some(self.repeat(now_ns, last));
+        }
+        self.ack_out(now_ns)
+    }
+
+    fn retransmission(&mut self, now_ns: u64) -> Option<Out> {
+        let (cwnd, pipe) = (self.controller.window.cwnd, self.pipe());
+        let forced = self.is.force_retransmission;
+        let lost = *self.flight.as_mut()?.first_lost()?;
+        if !forced && pipe + lost.bytes().min(self.mss.into()) > cwnd && pipe > 0 {
+            return None;
+        }
+        self.is.force_retransmission = false;
+        Some(self.repeat(now_ns, lost))
+    }
+
+    /// Sends a segment again, or as much of it as the path takes now.
+    fn repeat(&mut self, now_ns: u64, sent: Sent) -> Out {
+        let data_bytes = sent.bytes() - u32::from(sent.fin);
+        let most = u32::from(self.mss);
+        let (data_bytes, fin) = match data_bytes > most {
+            true => (most, false),
+            false => (data_bytes, sent.fin),
+        };
+        let end = sent.start + data_bytes + u32::from(fin);
+        if let Some(flight) = &mut self.flight {
+            flight.resent(now_ns, sent.start, end);
+        }
+        self.count_sent(end.since(sent.start));
+        self.last_sent_ns = now_ns;
+        // RFC 3168 section 6.1.5: not marked as ECN-capable.
+        self.segment(now_ns, sent.start, data_bytes, fin)
+    }
+
+    fn new_data(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
+        if !self.sends() || self.is.fin_sent {
+            return None;
+        }
+        let unsent = self.unsent();
+        if unsent == 0 && !self.is.fin_queued {
+            return None;
+        }
+        if self.flight.is_none() {
+            self.restart_after_idle(now_ns);
+        }
+        let mss = u32::from(self.mss);
+        let usable = (self.una + self.window).since(self.nxt);
+        let forced = std::mem::take(&mut self.is.force_window);
+        let mut bytes = unsent.min(mss).min(usable);
+        if forced && bytes == 0 {
+            // RFC 9293 section 3.8.6.1: one byte beyond the window.
+            bytes = unsent.min(1);
+        }
+        let all = bytes == unsent;
+        let fin = self.is.fin_queued && all && (forced || usable > bytes || unsent == 0 && usable > 0);
+        if bytes == 0 && !fin {
+            return None;
+        }
+        if !forced && !self.is_worth_sending(bytes, all) {
+            return None;
+        }
+        if !self.fits_congestion_window(bytes, fin) {
+            return None;
+        }
+        let start = self.nxt;
+        let end = start + bytes + u32::from(fin);
+        self.record(now_ns, shared, start, end, false, fin);
+        self.count_sent(bytes);
+        if bytes < mss {
+            self.small_end = end;
+        }
+        self.is.fin_sent |= fin;
+        if std::mem::take(&mut self.is.tail_probe_now) {
+            self.is.tail_probe_repeats = false;
+            self.probe_end = end;
+        }
+        let mut out = self.segment(now_ns, start, bytes, fin);
+        out.ecn_capable = self.is.ecn;
+        if self.is.ecn && bytes > 0 && std::mem::take(&mut self.is.tell_reduced) {
+            out.flags = out.flags | TcpFlags::CWR;
+        }
+        Some(out)
+    }
+
+    /// RFC 5681 section 4.1.
+    fn restart_after_idle(&mut self, now_ns: u64) {
+        let idle_ns = now_ns.saturating_sub(self.last_sent_ns);
+        if idle_ns > self.rtt.rto_ns() && self.wait != Wait::Window {
+            self.controller.restart(self.mss.into(), idle_ns);
+        }
+    }
+
+    /// Silly window avoidance and Nagle (RFC 9293 sections 3.8.6.2.1 and 3.7.4).
+    fn is_worth_sending(&self, bytes: u32, all: bool) -> bool {
+        let small_is_out = self.small_end.is_after(self.una);
+        bytes >= self.mss.into()
+            || all && (self.options.no_delay || self.is.fin_queued || !small_is_out)
+            || bytes > 0 && !all && bytes >= self.max_window / 2
+    }
+
+    fn fits_congestion_window(&mut self, bytes: u32, fin: bool) -> bool {
+        let pipe = self.pipe();
+        let mut cwnd = self.controller.window.cwnd;
+        if !self.is.sack && self.phase == Phase::Open {
+            // RFC 3042; the pipe is smaller already by what has arrived.
+            let extra = u32::from(self.duplicate_acks).min(LIMITED_TRANSMIT);
+            cwnd = cwnd.saturating_sub(
+                u32::from(self.duplicate_acks).saturating_sub(extra) * u32::from(self.mss),
+            );
+        }
+        let fits = pipe == 0 || pipe + bytes <= cwnd || bytes == 0 && fin || self.is.tail_probe_now;
+        self.is.window_limited = !fits || pipe + bytes + u32::from(self.mss) > cwnd;
+        fits
+    }
+
+    /// An acknowledgement, if one is due.
+    fn ack_out(&mut self, now_ns: u64) -> Option<Out> {
+        if std::mem::take(&mut self.is.keepalive_now) {
+            // RFC 9293 section 3.8.4: a number that the peer has acknowledged.
+            return Some(self.segment(now_ns, self.nxt - 1, 0, false));
+        }
+        if !self.is.ack_now && self.acks_owed == 0 {
+            return None;
+        }
+        let mut out = self.segment(now_ns, self.nxt, 0, false);
+        if self.is.sack {
+            let mut blocks = [(Seq(0), Seq(0)); 4];
+            let count = self.sack_blocks(&mut blocks);
+            out.options.sack(&blocks[..count]);
+        }
+        Some(out)
+    }
+
+    /// A segment of an open connection, with everything that every one has.
+    fn segment(&mut self, now_ns: u64, seq: Seq, data_bytes: u32, fin: bool) -> Out {
+        let mut out = Out::bare(self.ends, TcpFlags::ACK);
+        (out.seq, out.ack) = (seq, self.rcv_nxt);
+        out.window = self.window_field(true);
+        out.data_at = seq.since(self.send_base);
+        out.data_bytes = data_bytes as u16;
+        if self.is.timestamps {
+            out.options.timestamps(self.ts_now(now_ns), self.ts_recent);
+        }
+        if fin {
+            out.flags = out.flags | TcpFlags::FIN;
+        }
+        if data_bytes > 0 && out.data_at + data_bytes >= self.outgoing_bytes {
+            out.flags = out.flags | TcpFlags::PSH;
+        }
+        if self.is.ecn && self.is.echo_congestion {
+            out.flags = out.flags | TcpFlags::ECE;
+        }
+        self.on_acknowledgement_sent();
+        out
+    }
+}

@@ -1,0 +1,336 @@
+//! All of TCP on one interface: connections, listeners, timers, and what is to
+//! be sent. Pure: it is given segments and calls, and gives segments back.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use tidegate_wire::DropReason;
+
+pub(crate) use super::connections::Connections;
+use super::connection::{Connection, NEVER, NOWHERE, Shared};
+use super::connections::Index;
+use super::listener::Listeners;
+use super::prf::Secret;
+use super::segment::{Ends, Out, Segment};
+use super::socket::{TcpId, TcpState};
+use super::timers::Wheel;
+use crate::chance::Chance;
+use crate::rate::TokenBucket;
+use crate::{Event, Limits};
+
+/// Answers that wait to be sent, at most: what is beyond is lost.
+const MOST_REPLIES: usize = 256;
+
+/// When something could not be sent because queues were full.
+const RETRY_NS: u64 = 1_000_000;
+
+pub(crate) struct TcpTable {
+    pub(crate) connections: Connections,
+    pub(crate) index: Index,
+    pub(crate) listeners: Listeners,
+    pub(crate) shared: Shared,
+    pub(crate) secret: Secret,
+    wheel: Wheel,
+    /// Connections with something to send, in turn.
+    pending: VecDeque<u32>,
+    /// Segments of no connection.
+    pub(crate) replies: Vec<Out>,
+    resets: TokenBucket,
+    pub(crate) events: VecDeque<Event>,
+    /// Connections in TIME-WAIT, oldest first; some have left it.
+    time_waits: VecDeque<TcpId>,
+    time_wait_count: usize,
+    time_wait_limit: usize,
+    pub(crate) half_open_limit: usize,
+    /// The largest payload that the link takes: for IPv4 and for IPv6.
+    pub(crate) link_mss: [u16; 2],
+    retry_at_ns: u64,
+}
+
+impl TcpTable {
+    pub(crate) fn new(chance: &mut Chance, limits: &Limits, mtu: usize, now_ns: u64) -> Self {
+        let fits = |headers| u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        Self {
+            connections: Connections::new(limits.tcp_connections),
+            index: Index::new(chance.hash_key()),
+            listeners: Listeners::new(chance.hash_key(), limits.sockets),
+            shared: Shared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns),
+            secret: Secret::new(chance),
+            wheel: Wheel::new(now_ns),
+            pending: VecDeque::new(),
+            replies: Vec::new(),
+            resets: TokenBucket::new(now_ns, limits.tcp_resets_pps),
+            events: VecDeque::new(),
+            time_waits: VecDeque::new(),
+            time_wait_count: 0,
+            time_wait_limit: limits.tcp_time_waits,
+            half_open_limit: limits.tcp_half_open,
+            link_mss: [fits(40), fits(60)],
+            retry_at_ns: NEVER,
+        }
+    }
+
+    /// The connection with this name that the application still has.
+    pub(crate) fn get(&self, id: TcpId) -> Option<&Connection> {
+        self.connections.get(id).filter(|connection| !connection.is.orphan)
+    }
+
+    /// As [`TcpTable::get`], with what connections share.
+    pub(crate) fn get_mut(&mut self, id: TcpId) -> Option<(&mut Connection, &mut Shared)> {
+        if self.connections.id(id.index) != id {
+            return None;
+        }
+        let connection = self.connections.at_mut(id.index)?;
+        (!connection.is.orphan).then_some((connection, &mut self.shared))
+    }
+
+    /// Takes a new connection in.
+    pub(crate) fn enter(&mut self, now_ns: u64, connection: Connection) -> u32 {
+        let Some(id) = self.connections.insert(connection) else {
+            debug_assert!(false, "it was asked whether there is room");
+            return NOWHERE;
+        };
+        self.index.insert(&mut self.connections, id.index);
+        self.settle(now_ns, id.index);
+        id.index
+    }
+
+    /// A segment has come.
+    ///
+    /// # Errors
+    /// Why it is of no use.
+    #[inline]
+    pub(crate) fn arrival(
+        &mut self,
+        now_ns: u64,
+        ends: Ends,
+        segment: &Segment<'_>,
+        may_reset: bool,
+    ) -> Result<(), DropReason> {
+        let mut replaces = None;
+        if let Some(index) = self.index.find(&self.connections, &ends) {
+            let gives_way = self.connections.at(index).filter(|old| {
+                old.state == TcpState::TimeWait
+                    && old.gives_way_to(segment)
+                    && self.listeners.has_port(ends.local())
+            });
+            let Some(old) = gives_way else {
+                return self.connection_arrival(now_ns, index, segment);
+            };
+            replaces = Some(old.next_iss(super::isn::initial(&self.secret, now_ns, &ends)));
+            self.end(now_ns, index);
+        }
+        if let Some(listener) = self.listeners.find(ends.local()) {
+            return self.listen_arrival(now_ns, ends, segment, listener, replaces);
+        }
+        if may_reset {
+            self.reply_reset(now_ns, ends, segment);
+        }
+        Err(DropReason::TcpNoSocket)
+    }
+
+    /// A segment for a connection that there is.
+    pub(crate) fn connection_arrival(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        segment: &Segment<'_>,
+    ) -> Result<(), DropReason> {
+        let Some(connection) = self.connections.at_mut(index) else {
+            return Err(DropReason::TcpNoSocket);
+        };
+        let mut listener = connection.listener.and_then(|id| self.listeners.get_mut(id));
+        if connection.listener.is_some() && listener.is_none() {
+            // Nobody will accept it any more.
+            connection.abort(&mut self.shared, None, true);
+            self.settle(now_ns, index);
+            return Ok(());
+        }
+        let may_establish = listener.as_ref().is_none_or(|listener| !listener.is_full());
+        let result = connection.arrival(now_ns, segment, may_establish, &mut self.shared);
+        let result = result.map(|arrived| {
+            if arrived.established
+                && let Some(listener) = &mut listener
+            {
+                listener.half_open -= usize::from(connection.is.in_syn_queue);
+                connection.is.in_syn_queue = false;
+                connection.is.in_accept_queue = true;
+                listener.push(index);
+                if !std::mem::replace(&mut listener.told, true) {
+                    self.events.extend(connection.listener.map(Event::TcpAcceptable));
+                }
+            }
+            arrived.answer
+        });
+        let result = result.map(|answer| answer.into_iter().for_each(|out| self.reply(out)));
+        self.settle(now_ns, index);
+        result
+    }
+
+    /// Answers a segment that is for no connection.
+    pub(crate) fn reply_reset(&mut self, now_ns: u64, ends: Ends, segment: &Segment<'_>) {
+        if let Some(reset) = segment.reset(ends)
+            && self.resets.take(now_ns)
+        {
+            self.reply(reset);
+        }
+    }
+
+    pub(crate) fn reply(&mut self, out: Out) {
+        if self.replies.len() < MOST_REPLIES {
+            self.replies.push(out);
+        }
+    }
+
+    /// Draws the consequences of whatever was done with a connection: events,
+    /// output, timers, its end.
+    pub(crate) fn settle(&mut self, now_ns: u64, index: u32) {
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        let (readable, writable) = (connection.is.tell_readable, connection.is.tell_writable);
+        (connection.is.tell_readable, connection.is.tell_writable) = (false, false);
+        if connection.is.wants_output && !connection.is.pending {
+            connection.is.pending = true;
+            self.pending.push_back(index);
+        }
+        if connection.state == TcpState::TimeWait && !connection.is.in_time_wait {
+            connection.is.in_time_wait = true;
+            self.time_wait_count += 1;
+            self.time_waits.push_back(self.connections.id(index));
+            self.limit_time_waits(now_ns);
+        }
+        self.tell(index, readable, writable);
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        if connection.state == TcpState::Closed && !connection.is.reset_now {
+            return self.bury(index);
+        }
+        let deadline_ns = connection.deadline_ns();
+        if deadline_ns != NEVER {
+            self.wheel.set(&mut self.connections, index, deadline_ns);
+        }
+    }
+
+    fn tell(&mut self, index: u32, readable: bool, writable: bool) {
+        let id = self.connections.id(index);
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        if connection.is.orphan {
+            return;
+        }
+        if readable && !std::mem::replace(&mut connection.is.readable_told, true) {
+            self.events.push_back(Event::TcpReadable(id));
+        }
+        if writable && !std::mem::replace(&mut connection.is.writable_told, true) {
+            self.events.push_back(Event::TcpWritable(id));
+        }
+    }
+
+    /// A connection is over: its ends are free, and when nobody has a name for
+    /// it any more, so is its place.
+    fn bury(&mut self, index: u32) {
+        self.index.remove(&mut self.connections, index);
+        self.wheel.clear(&mut self.connections, index);
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        self.time_wait_count -= usize::from(std::mem::take(&mut connection.is.in_time_wait));
+        if std::mem::take(&mut connection.is.in_syn_queue)
+            && let Some(listener) = connection.listener.and_then(|id| self.listeners.get_mut(id))
+        {
+            listener.half_open -= 1;
+        }
+        if !connection.is.orphan || connection.is.in_accept_queue {
+            return;
+        }
+        if let Some(mut connection) = self.connections.remove(index) {
+            connection.release(&mut self.shared);
+        }
+    }
+
+    /// Ends a connection without a word.
+    pub(crate) fn end(&mut self, now_ns: u64, index: u32) {
+        if let Some(connection) = self.connections.at_mut(index) {
+            connection.abort(&mut self.shared, None, false);
+            self.settle(now_ns, index);
+        }
+    }
+
+    /// The oldest in TIME-WAIT give way when there are too many.
+    fn limit_time_waits(&mut self, now_ns: u64) {
+        while let Some(&oldest) = self.time_waits.front() {
+            let state = self.connections.get(oldest).map(|connection| connection.state);
+            let is_waiting = state == Some(TcpState::TimeWait);
+            if is_waiting && self.time_wait_count <= self.time_wait_limit {
+                return;
+            }
+            self.time_waits.pop_front();
+            if is_waiting {
+                self.end(now_ns, oldest.index);
+            }
+        }
+    }
+
+    /// The next connection with something to send, and its far end.
+    pub(crate) fn next_pending(&mut self) -> Option<(u32, SocketAddr)> {
+        while let Some(index) = self.pending.pop_front() {
+            if let Some(connection) = self.connections.at_mut(index)
+                && connection.is.pending
+            {
+                connection.is.pending = false;
+                return Some((index, connection.ends.remote()));
+            }
+        }
+        None
+    }
+
+    /// It is not done yet: it has another turn after the others.
+    pub(crate) fn put_back(&mut self, index: u32) {
+        if let Some(connection) = self.connections.at_mut(index)
+            && !std::mem::replace(&mut connection.is.pending, true)
+        {
+            self.pending.push_back(index);
+        }
+    }
+
+    /// Queues are full: the rest goes out a little later.
+    pub(crate) fn retry_later(&mut self, now_ns: u64) {
+        self.retry_at_ns = now_ns.saturating_add(RETRY_NS);
+    }
+
+    /// When [`TcpTable::expire`] has something to do.
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        let retry = (self.retry_at_ns != NEVER).then_some(self.retry_at_ns);
+        self.wheel.next_timeout().into_iter().chain(retry).min()
+    }
+
+    /// Does what is due.
+    pub(crate) fn expire(&mut self, now_ns: u64) {
+        if self.retry_at_ns <= now_ns {
+            self.retry_at_ns = NEVER;
+        }
+        while let Some(index) = self.wheel.expire(&mut self.connections, now_ns) {
+            if let Some(connection) = self.connections.at_mut(index) {
+                connection.on_timers(now_ns, &mut self.shared);
+            }
+            self.settle(now_ns, index);
+        }
+    }
+
+    /// Lets the same thing be told again.
+    pub(crate) fn on_taken(&mut self, event: Event) {
+        match event {
+            Event::TcpReadable(id) => {
+                if let Some((connection, _)) = self.get_mut(id) {
+                    connection.is.readable_told = false;
+                }
+            }
+            Event::TcpWritable(id) => {
+                if let Some((connection, _)) = self.get_mut(id) {
+                    connection.is.writable_told = false;
+                }
+            }
+            Event::TcpAcceptable(id) => {
+                if let Some(listener) = self.listeners.get_mut(id) {
+                    listener.told = false;
+                }
+            }
+            _ => {}
+        }
+    }
+}

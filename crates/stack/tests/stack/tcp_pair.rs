@@ -1,0 +1,370 @@
+//! Two stacks and a link that loses, doubles, delays, reorders and corrupts:
+//! every byte arrives once and in order, and every connection ends.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+use tidegate_stack::{
+    CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState,
+};
+
+use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
+
+const MS: u64 = 1_000_000;
+const PORT: u16 = 80;
+
+/// What a link does to frames, each in so many of a thousand cases.
+#[derive(Clone, Copy, Debug, Default)]
+struct Link {
+    lost: u32,
+    doubled: u32,
+    late: u32,
+    corrupted: u32,
+    delay_ns: u64,
+    seed: u64,
+}
+
+/// Frames under way, and what happens to them.
+struct Wire {
+    link: Link,
+    state: u64,
+    /// By time of arrival and a number to keep them apart: whether to `b`.
+    flying: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
+    count: u64,
+}
+
+impl Wire {
+    fn new(link: Link) -> Self {
+        Self { link, state: link.seed | 1, flying: BTreeMap::new(), count: 0 }
+    }
+
+    /// Whether something of `thousandths` happens (xorshift).
+    fn happens(&mut self, thousandths: u32) -> bool {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state >> 20) % 1000 < u64::from(thousandths)
+    }
+
+    fn take(&mut self, now_ns: u64, to_b: bool, mut bytes: Vec<u8>) {
+        if self.happens(self.link.lost) {
+            return;
+        }
+        if self.happens(self.link.corrupted) {
+            let at = self.state as usize % bytes.len();
+            bytes[at] ^= 1 << (self.state % 8);
+        }
+        let copies = 1 + usize::from(self.happens(self.link.doubled));
+        for _ in 0..copies {
+            let late = self.happens(self.link.late);
+            let extra = if late { self.link.delay_ns * (1 + self.state % 5) } else { 0 };
+            self.count += 1;
+            let at = (now_ns + self.link.delay_ns + extra, self.count);
+            self.flying.insert(at, (to_b, bytes.clone()));
+        }
+    }
+}
+
+/// One side of an exchange.
+struct Side {
+    id: Option<TcpId>,
+    to_send: usize,
+    sent: usize,
+    received: Vec<u8>,
+    shut: bool,
+    ended: bool,
+    failure: Option<TcpError>,
+    /// Reads at most so much at a time.
+    appetite: usize,
+    salt: u8,
+}
+
+impl Side {
+    fn new(to_send: usize, appetite: usize, salt: u8) -> Self {
+        Self {
+            id: None,
+            to_send,
+            sent: 0,
+            received: Vec::new(),
+            shut: false,
+            ended: false,
+            failure: None,
+            appetite,
+            salt,
+        }
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        (at % 249) as u8 ^ self.salt
+    }
+
+    /// Does what a program would: writes, reads, shuts when all is written, and
+    /// closes when both sides have.
+    fn act(&mut self, host: &mut Host) {
+        let Some(id) = self.id else { return };
+        let now_ns = host.now_ns;
+        while self.sent < self.to_send && self.failure.is_none() {
+            let piece: Vec<u8> =
+                (self.sent..self.to_send.min(self.sent + 5000)).map(|at| self.byte(at)).collect();
+            match host.stack.tcp_send(now_ns, &mut host.arena, id, &piece) {
+                Ok(len) => self.sent += len,
+                Err(TcpError::WouldBlock | TcpError::NotConnected) => break,
+                Err(error) => self.failure = Some(error),
+            }
+        }
+        let mut buf = vec![0; self.appetite];
+        while !self.ended && self.failure.is_none() {
+            match host.stack.tcp_recv(now_ns, &mut host.arena, id, &mut buf) {
+                Ok(0) => self.ended = true,
+                Ok(len) => self.received.extend(&buf[..len]),
+                Err(TcpError::WouldBlock | TcpError::NotConnected) => break,
+                Err(error) => self.failure = Some(error),
+            }
+            if self.appetite < 1000 {
+                break;
+            }
+        }
+        let established = host.stack.tcp_state(id) != Some(TcpState::SynSent);
+        if self.sent == self.to_send && !self.shut && established && self.failure.is_none() {
+            match host.stack.tcp_shutdown(now_ns, &mut host.arena, id, Shutdown::Write) {
+                Ok(()) => self.shut = true,
+                Err(TcpError::NotConnected) => {}
+                Err(error) => self.failure = Some(error),
+            }
+        }
+        if self.shut && self.ended || self.failure.is_some() {
+            host.stack.tcp_close(now_ns, &mut host.arena, id);
+            self.id = None;
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.shut && self.ended || self.failure.is_some()
+    }
+}
+
+struct Exchange {
+    a: Host,
+    b: Host,
+    wire: Wire,
+    listener: TcpListenerId,
+    client: Side,
+    server: Side,
+}
+
+fn host(n: u8, other: u8) -> Host {
+    let mut config = config(n);
+    config.limits.tcp_time_wait_ns = 2 * SECOND_NS;
+    let mut host = Host::quiet(config);
+    for family in [Family::V4, Family::V6] {
+        host.stack.set_neighbour(host.now_ns, family.host(other), Some(mac(other)), &mut host.arena);
+    }
+    host
+}
+
+impl Exchange {
+    fn new(family: Family, link: Link, options: TcpOptions, up: Side, down: Side) -> Self {
+        let (mut a, mut b) = (host(1, 2), host(2, 1));
+        let to = SocketAddr::new(family.host(2), PORT);
+        let any = SocketAddr::new(family.any(), PORT);
+        let listener = b.stack.tcp_listen(any, 4, options).unwrap();
+        let id = a.stack.tcp_connect(a.now_ns, &mut a.arena, None, to, options).unwrap();
+        let client = Side { id: Some(id), ..up };
+        Self { a, b, wire: Wire::new(link), listener, client, server: down }
+    }
+
+    /// Runs until both programs are done. Returns how long it took.
+    fn run(&mut self, limit_ns: u64) -> u64 {
+        let start_ns = self.a.now_ns;
+        for _ in 0..2_000_000 {
+            self.collect();
+            self.act();
+            self.collect();
+            if self.client.is_done() && self.server.is_done() {
+                return self.a.now_ns - start_ns;
+            }
+            let flying = self.wire.flying.keys().next().map(|key| key.0);
+            let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
+            let hungry = self.is_hungry().then_some(self.a.now_ns + MS);
+            let times = timers.into_iter().flatten().chain(flying).chain(hungry);
+            let Some(next_ns) = times.min() else {
+                panic!("nothing happens any more: {:?} {:?}", self.info(), self.progress());
+            };
+            assert!(next_ns < start_ns + limit_ns, "it takes too long: {:?} {:?}", self.info(), self.progress());
+            self.advance(next_ns);
+        }
+        panic!("it never ends");
+    }
+
+    /// Whether a program has left something to be read.
+    fn is_hungry(&self) -> bool {
+        let left = |host: &Host, side: &Side| {
+            side.id.is_some_and(|id| host.stack.tcp_readiness(id).readable)
+        };
+        left(&self.a, &self.client) || left(&self.b, &self.server)
+    }
+
+    fn info(&self) -> impl std::fmt::Debug + use<> {
+        let of = |host: &Host, side: &Side| side.id.and_then(|id| host.stack.tcp_info(id));
+        (of(&self.a, &self.client), of(&self.b, &self.server))
+    }
+
+    fn progress(&self) -> impl std::fmt::Debug + use<> {
+        let of = |side: &Side| (side.sent, side.received.len(), side.shut, side.ended, side.failure);
+        (of(&self.client), of(&self.server))
+    }
+
+    fn advance(&mut self, now_ns: u64) {
+        for host in [&mut self.a, &mut self.b] {
+            host.now_ns = host.now_ns.max(now_ns);
+            host.stack.handle_timeout(host.now_ns, &mut host.arena);
+        }
+        while let Some(entry) = self.wire.flying.first_entry() {
+            if entry.key().0 > now_ns {
+                break;
+            }
+            let (to_b, bytes) = entry.remove();
+            if to_b { self.b.feed(&bytes) } else { self.a.feed(&bytes) }
+        }
+    }
+
+    fn collect(&mut self) {
+        let now_ns = self.a.now_ns;
+        for bytes in self.a.sent() {
+            self.wire.take(now_ns, true, bytes);
+        }
+        for bytes in self.b.sent() {
+            self.wire.take(now_ns, false, bytes);
+        }
+    }
+
+    fn act(&mut self) {
+        if self.server.id.is_none()
+            && !self.server.is_done()
+            && let Ok(id) = self.b.stack.tcp_accept(self.listener)
+        {
+            self.server.id = Some(id);
+        }
+        self.client.act(&mut self.a);
+        self.server.act(&mut self.b);
+    }
+
+    /// Everything arrived, and nothing is left behind.
+    fn check(mut self) {
+        assert_eq!((self.client.failure, self.server.failure), (None, None));
+        for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            assert_eq!(to.received.len(), from.to_send);
+            let wrong = to.received.iter().enumerate().find(|&(at, &byte)| byte != from.byte(at));
+            assert_eq!(wrong, None);
+        }
+        self.end();
+        self.a.finish();
+        self.b.finish();
+    }
+
+    fn end(&mut self) {
+        let now_ns = self.b.now_ns;
+        self.b.stack.tcp_close_listener(now_ns, &mut self.b.arena, self.listener);
+        let limit_ns = self.a.now_ns + 3000 * SECOND_NS;
+        while self.a.stack.tcp_connections() + self.b.stack.tcp_connections() > 0 {
+            self.collect();
+            let flying = self.wire.flying.keys().next().map(|key| key.0);
+            let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
+            let next_ns = timers.into_iter().flatten().chain(flying).min().expect("an end");
+            assert!(next_ns < limit_ns, "connections are left");
+            self.advance(next_ns);
+        }
+        self.collect();
+        self.a.sent();
+        self.b.sent();
+    }
+}
+
+#[test]
+fn an_exchange_over_a_good_link() {
+    both(|family| {
+        let link = Link { delay_ns: 5 * MS, ..Link::default() };
+        let (up, down) = (Side::new(300_000, 8000, 0), Side::new(200_000, 8000, 0x55));
+        let mut exchange = Exchange::new(family, link, TcpOptions::default(), up, down);
+        let took_ns = exchange.run(60 * SECOND_NS);
+        // Six round trips of slow start from ten segments, and two to begin.
+        assert!(took_ns < 150 * MS, "{} ms", took_ns / MS);
+        exchange.check();
+    });
+}
+
+#[test]
+fn one_byte_and_none() {
+    both(|family| {
+        for (up, down) in [(1, 0), (0, 1), (0, 0)] {
+            let link = Link { delay_ns: MS, ..Link::default() };
+            let (up, down) = (Side::new(up, 8000, 0), Side::new(down, 8000, 1));
+            let mut exchange = Exchange::new(family, link, TcpOptions::default(), up, down);
+            exchange.run(60 * SECOND_NS);
+            exchange.check();
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order_over_any_link(
+        v6 in any::<bool>(),
+        lost in 0u32..250,
+        doubled in 0u32..200,
+        late in 0u32..300,
+        corrupted in 0u32..60,
+        delay_us in 1u64..100_000,
+        seed in any::<u64>(),
+        sizes in (0usize..150_000, 0usize..150_000),
+        buffers in (2048u32..200_000, 2048u32..200_000),
+        appetites in (1usize..20_000, 100usize..20_000),
+        newreno in any::<bool>(),
+        no_delay in any::<bool>(),
+        ecn in any::<bool>(),
+    ) {
+        let family = if v6 { Family::V6 } else { Family::V4 };
+        let link = Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed };
+        let options = TcpOptions {
+            send_buffer_bytes: buffers.0,
+            receive_buffer_bytes: buffers.1,
+            no_delay,
+            ecn,
+            // A peer that has given up may not get the word through.
+            keepalive: Some(Keepalive {
+                idle_ns: 60 * SECOND_NS,
+                interval_ns: 10 * SECOND_NS,
+                probes: 20,
+            }),
+            congestion_control: match newreno {
+                true => CongestionControl::NewReno,
+                false => CongestionControl::Cubic,
+            },
+            ..TcpOptions::default()
+        };
+        // A tiny appetite makes many steps: less to eat then.
+        let eaten = |size: usize, appetite: usize| size.min(appetite.saturating_mul(2000));
+        let up = Side::new(eaten(sizes.0, appetites.1), appetites.0, 0);
+        let down = Side::new(eaten(sizes.1, appetites.0), appetites.1, 0xaa);
+        let mut exchange = Exchange::new(family, link, options, up, down);
+        exchange.run(100_000 * SECOND_NS);
+        // With a quarter of everything lost both ways, a SYN or the last
+        // segments may be given up: then both sides have to end all the same.
+        let failed = exchange.client.failure.is_some() || exchange.server.failure.is_some();
+        if failed {
+            prop_assert!(lost > 100, "{:?}", exchange.progress());
+            exchange.end();
+            exchange.a.finish();
+            exchange.b.finish();
+        } else {
+            exchange.check();
+        }
+    }
+}

@@ -1,0 +1,706 @@
+//! Runs packet scripts: files in `tests/scripts/tcp`, one packet or call per
+//! line, on a virtual clock, each for both families.
+//!
+//! ```text
+//! # a comment
+//! TIME  WHAT
+//! ```
+//!
+//! `TIME` is in milliseconds from the start, or `+N` after the line before. A
+//! line without a time and with `set` in front of it sets something up:
+//!
+//! ```text
+//! set family v4                only this family
+//! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
+//!                              keepalive IDLE INTERVAL PROBES (ms),
+//!                              user-timeout MS, newreno
+//! set limit half-open 1        also: backlog N, resets N, memory BYTES
+//! set peer-isn 4294967000      where the peer's numbers begin
+//! set port 4001                the peer's port from here on
+//! ```
+//!
+//! What can happen:
+//!
+//! ```text
+//! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
+//! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          we have sent
+//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    about our SEQ
+//! listen | accept | connect | close | abort | close-listener
+//! shutdown read|write|both
+//! send N [= M]     writes N bytes; M were taken, if not all
+//! recv N [= M]     reads up to N bytes and gets M
+//! recv end | recv wait | recv error KIND
+//! send error KIND | error KIND
+//! state NAME | gone            of the connection
+//! drops REASON                 what came last was dropped for this reason
+//! quiet                        nothing was sent up to now
+//! ```
+//!
+//! Flags are letters of `SFRPAUEC`, `-` for none. Numbers are relative to each
+//! side's first. Options: `mss N`, `scale N`, `sack-ok`, `ts VALUE ECHO`,
+//! `sack A..B`, separated by commas; `<>` says that there are none. What an
+//! expected packet does not mention is not compared, nor is the push flag when
+//! it does not stand there. Of expected time stamps `*` fits all. Everything
+//! that is sent must be expected, and come within two milliseconds of its time.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use tidegate_stack::{
+    CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions,
+};
+use tidegate_wire::tcp::{TcpFlags, TcpOption};
+use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
+
+use crate::kit::packets::{frame, ip_with_class, port_unreachable, too_big, transport_pseudo};
+use crate::kit::{Family, Host, both, config, mac};
+
+const MS: u64 = 1_000_000;
+/// Timers of TCP come on ticks of a millisecond.
+const TOLERANCE_NS: u64 = 2_200_000;
+const OUR_PORT: u16 = 80;
+const PEER_PORT: u16 = 4000;
+
+#[test]
+fn every_script() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/tcp");
+    let mut paths: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let only = std::env::var("TCP_SCRIPT").unwrap_or_default();
+    let mut count = 0;
+    for path in paths.iter().filter(|path| path.to_string_lossy().contains(&only)) {
+        let text = std::fs::read_to_string(path).unwrap();
+        both(|family| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            Script::run(&format!("{name} ({family:?})"), &text, family);
+        });
+        count += 1;
+    }
+    assert!(count > 0, "no script is like {only:?}");
+}
+
+/// A segment as scripts see it.
+#[derive(Clone, Debug)]
+struct Packet {
+    flags: TcpFlags,
+    seq: u32,
+    ack: u32,
+    window: u16,
+    ecn: u8,
+    urgent: u16,
+    options: Vec<Opt>,
+    payload: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Opt {
+    Mss(u16),
+    Scale(u8),
+    SackOk,
+    Ts(u32, u32),
+    Sack(Vec<(u32, u32)>),
+}
+
+struct Script {
+    name: String,
+    line: String,
+    family: Family,
+    host: Host,
+    start_ns: u64,
+    options: TcpOptions,
+    backlog: usize,
+    peer_port: u16,
+    peer_isn: u32,
+    /// Our first number and time stamp, once seen.
+    our_isn: Option<u32>,
+    our_ts: Option<u32>,
+    sent: VecDeque<(u64, Packet)>,
+    listener: Option<TcpListenerId>,
+    connection: Option<TcpId>,
+    written: u32,
+    read: u32,
+    last_drops: tidegate_wire::DropCounters,
+}
+
+/// The byte at a place in a stream.
+fn pattern(at: u32) -> u8 {
+    (at % 251) as u8
+}
+
+fn pattern_bytes(at: u32, len: u32) -> Vec<u8> {
+    (at..at + len).map(pattern).collect()
+}
+
+impl Script {
+    fn run(name: &str, text: &str, family: Family) {
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+        let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+        if lines.iter().any(|line| {
+            line.strip_prefix("set family ").is_some_and(|only| only != format!("{family:?}").to_lowercase())
+        }) {
+            return;
+        }
+        let mut limits = config(1).limits;
+        for line in &lines {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let number = |at: usize| words[at].parse::<usize>().unwrap();
+            match words[..] {
+                ["set", "limit", "half-open", _] => limits.tcp_half_open = number(3),
+                ["set", "limit", "resets", _] => limits.tcp_resets_pps = number(3) as u32,
+                ["set", "limit", "memory", _] => limits.tcp_buffer_bytes = number(3),
+                _ => {}
+            }
+        }
+        let mut host = Host::quiet(tidegate_stack::Config { limits, ..config(1) });
+        host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
+        let start_ns = host.now_ns;
+        let last_drops = host.stack.counters().drops.clone();
+        let mut script = Script {
+            name: name.to_owned(),
+            line: String::new(),
+            family,
+            host,
+            start_ns,
+            options: TcpOptions::default(),
+            backlog: 16,
+            peer_port: PEER_PORT,
+            peer_isn: 1_000_000,
+            our_isn: None,
+            our_ts: None,
+            sent: VecDeque::new(),
+            listener: None,
+            connection: None,
+            written: 0,
+            read: 0,
+            last_drops,
+        };
+        let mut now_ms = 0.0;
+        for line in lines {
+            script.line = line.to_owned();
+            let words: Vec<_> = line.split_whitespace().collect();
+            if words[0] == "set" {
+                script.set(&words[1..]);
+                continue;
+            }
+            now_ms = match words[0].strip_prefix('+') {
+                Some(more) => now_ms + more.parse::<f64>().expect(line),
+                None => words[0].parse::<f64>().expect(line),
+            };
+            script.at(now_ms);
+            script.step(&words[1..]);
+        }
+        script.line = "the end".to_owned();
+        script.expect_silence();
+        script.host.finish();
+    }
+
+    #[track_caller]
+    fn fail(&self, what: &str) -> ! {
+        panic!("{}: {}: {what}; still queued: {:?}", self.name, self.line, self.sent);
+    }
+
+    fn expect_silence(&mut self) {
+        if let Some((at_ns, packet)) = self.sent.front() {
+            let ms = (at_ns - self.start_ns) / MS;
+            self.fail(&format!("nothing was expected, but at {ms} ms we sent {packet:?}"));
+        }
+    }
+
+    /// Lets time pass up to a line's time.
+    fn at(&mut self, ms: f64) {
+        self.run_until(self.start_ns + (ms * MS as f64) as u64);
+    }
+
+    fn run_until(&mut self, end_ns: u64) {
+        loop {
+            self.collect();
+            let due = self.host.stack.next_timeout().filter(|&due_ns| due_ns <= end_ns);
+            let Some(due_ns) = due else { break };
+            self.host.now_ns = self.host.now_ns.max(due_ns);
+            self.host.stack.handle_timeout(self.host.now_ns, &mut self.host.arena);
+        }
+        self.host.now_ns = self.host.now_ns.max(end_ns);
+    }
+
+    fn collect(&mut self) {
+        for bytes in self.host.sent() {
+            if let Some(packet) = self.parse(&bytes) {
+                self.sent.push_back((self.host.now_ns, packet));
+            }
+        }
+    }
+
+    /// Reads one of our segments, with numbers made relative.
+    fn parse(&mut self, bytes: &[u8]) -> Option<Packet> {
+        let (segment, ecn, ends) = match self.family {
+            Family::V4 => {
+                let (header, payload) = Ipv4Header::parse(&bytes[14..]).ok()?;
+                if header.protocol != Protocol::TCP {
+                    return None;
+                }
+                tcp::verify_v4(header.source, header.destination, payload).expect("the checksum");
+                (payload, header.dscp_ecn & 3, IpAddr::from(header.destination))
+            }
+            Family::V6 => {
+                let (header, payload) = Ipv6Header::parse(&bytes[14..]).ok()?;
+                if header.next_header != Protocol::TCP {
+                    return None;
+                }
+                tcp::verify_v6(header.source, header.destination, payload).expect("the checksum");
+                (payload, header.traffic_class & 3, IpAddr::from(header.destination))
+            }
+        };
+        assert_eq!(ends, self.family.host(2));
+        let (header, payload) = TcpHeader::parse(segment).unwrap();
+        assert_eq!((header.source_port, header.destination_port), (OUR_PORT, self.peer_port));
+        if header.flags.contains(TcpFlags::SYN) && self.our_isn.is_none() {
+            self.our_isn = Some(header.sequence);
+        }
+        let (ours, peers) = (self.our_isn.unwrap_or(0), self.peer_isn);
+        let mut options = Vec::new();
+        for option in header.options(segment) {
+            options.push(match option.unwrap() {
+                TcpOption::MaximumSegmentSize(size) => Opt::Mss(size),
+                TcpOption::WindowScale(shift) => Opt::Scale(shift),
+                TcpOption::SackPermitted => Opt::SackOk,
+                TcpOption::Timestamps { value, echo } => {
+                    let base = *self.our_ts.get_or_insert(value);
+                    Opt::Ts(value.wrapping_sub(base), echo)
+                }
+                TcpOption::Sack(blocks) => {
+                    let relative = |edge: u32| edge.wrapping_sub(peers);
+                    Opt::Sack(blocks.map(|(a, b)| (relative(a), relative(b))).collect())
+                }
+                other => panic!("we sent {other:?}"),
+            });
+        }
+        let has_ack = header.flags.contains(TcpFlags::ACK);
+        Some(Packet {
+            flags: header.flags,
+            seq: header.sequence.wrapping_sub(ours),
+            ack: if has_ack { header.acknowledgement.wrapping_sub(peers) } else { 0 },
+            window: header.window,
+            ecn,
+            urgent: header.urgent_pointer,
+            options,
+            payload: payload.to_vec(),
+        })
+    }
+
+    fn set(&mut self, words: &[&str]) {
+        let ms = |text: &str| text.parse::<u64>().unwrap() * MS;
+        match words {
+            ["option", "no-delay"] => self.options.no_delay = true,
+            ["option", "ecn"] => self.options.ecn = true,
+            ["option", "newreno"] => {
+                self.options.congestion_control = CongestionControl::NewReno;
+            }
+            ["option", "receive-buffer", n] => {
+                self.options.receive_buffer_bytes = n.parse().unwrap();
+            }
+            ["option", "send-buffer", n] => self.options.send_buffer_bytes = n.parse().unwrap(),
+            ["option", "user-timeout", n] => self.options.user_timeout_ns = Some(ms(n)),
+            ["option", "keepalive", idle, interval, probes] => {
+                self.options.keepalive = Some(Keepalive {
+                    idle_ns: ms(idle),
+                    interval_ns: ms(interval),
+                    probes: probes.parse().unwrap(),
+                });
+            }
+            ["limit", "backlog", n] => self.backlog = n.parse().unwrap(),
+            ["limit" | "family", ..] => {}
+            ["peer-isn", n] => {
+                self.peer_isn = n.parse().unwrap();
+                (self.our_isn, self.our_ts) = (None, None);
+            }
+            ["port", n] => {
+                self.peer_port = n.parse().unwrap();
+                (self.our_isn, self.our_ts) = (None, None);
+            }
+            _ => self.fail("nothing like this can be set"),
+        }
+    }
+
+    fn peer(&self) -> SocketAddr {
+        SocketAddr::new(self.family.host(2), self.peer_port)
+    }
+
+    fn us(&self) -> SocketAddr {
+        SocketAddr::new(self.family.host(1), OUR_PORT)
+    }
+
+    fn step(&mut self, words: &[&str]) {
+        if words[0] == ">" {
+            return self.expect_packet(&words[1..]);
+        }
+        if words[0] == "quiet" {
+            return self.expect_silence();
+        }
+        if !matches!(words[0], "state" | "gone" | "drops") {
+            self.expect_silence();
+        }
+        if words[0] != "drops" {
+            self.last_drops = self.host.stack.counters().drops.clone();
+        }
+        match words {
+            ["<", "icmp", rest @ ..] => self.inject_icmp(rest),
+            ["<", rest @ ..] => self.inject(rest),
+            ["drops", reason] => self.expect_drop(reason),
+            _ => self.call(words),
+        }
+        assert_eq!(self.host.stack.counters().balance(), 0);
+        self.collect();
+    }
+
+    fn expect_drop(&mut self, reason: &str) {
+        let reason = DropReason::from_name(reason).unwrap_or_else(|| self.fail("no such reason"));
+        let drops = &self.host.stack.counters().drops;
+        if drops.get(reason) != self.last_drops.get(reason) + 1 {
+            self.fail(&format!("dropped were {drops:?} and before that {:?}", self.last_drops));
+        }
+    }
+
+    fn connection(&self) -> TcpId {
+        self.connection.unwrap_or_else(|| self.fail("there is no connection"))
+    }
+
+    fn call(&mut self, words: &[&str]) {
+        let (now_ns, options, us, peer) = (self.host.now_ns, self.options, self.us(), self.peer());
+        let Host { stack, arena, .. } = &mut self.host;
+        match words {
+            ["listen"] => self.listener = Some(stack.tcp_listen(us, self.backlog, options).unwrap()),
+            ["close-listener"] => {
+                stack.tcp_close_listener(now_ns, arena, self.listener.take().unwrap());
+            }
+            ["accept", rest @ ..] => {
+                let accepted = stack.tcp_accept(self.listener.unwrap());
+                match (accepted, rest) {
+                    (Ok(id), []) => {
+                        self.connection = Some(id);
+                        (self.written, self.read) = (0, 0);
+                    }
+                    (Err(TcpError::WouldBlock), ["wait"]) => {}
+                    (other, _) => self.fail(&format!("{other:?}")),
+                }
+            }
+            ["connect"] => {
+                let id = stack.tcp_connect(now_ns, arena, Some(us), peer, options).unwrap();
+                self.connection = Some(id);
+                (self.written, self.read) = (0, 0);
+            }
+            ["close"] => {
+                let id = self.connection();
+                self.host.stack.tcp_close(now_ns, &mut self.host.arena, id);
+            }
+            ["abort"] => {
+                let id = self.connection();
+                self.host.stack.tcp_abort(now_ns, &mut self.host.arena, id);
+            }
+            ["shutdown", how] => {
+                let how = match *how {
+                    "read" => Shutdown::Read,
+                    "write" => Shutdown::Write,
+                    _ => Shutdown::Both,
+                };
+                let id = self.connection();
+                self.host.stack.tcp_shutdown(now_ns, &mut self.host.arena, id, how).unwrap();
+            }
+            ["option", rest @ ..] => {
+                let words: Vec<_> = ["option"].into_iter().chain(rest.iter().copied()).collect();
+                self.set(&words);
+                let (id, options) = (self.connection(), self.options);
+                let Host { stack, arena, .. } = &mut self.host;
+                stack.tcp_set_options(now_ns, arena, id, options).unwrap();
+            }
+            ["send", rest @ ..] => self.send(rest),
+            ["recv", rest @ ..] => self.recv(rest),
+            ["error", kind] => {
+                let id = self.connection();
+                let error = self.host.stack.tcp_take_error(id);
+                self.expect_error(error, kind);
+            }
+            ["state", name] => {
+                let state = self.host.stack.tcp_state(self.connection());
+                let told = state.map(|state| format!("{state:?}"));
+                if told.as_deref() != Some(*name) {
+                    self.fail(&format!("the state is {told:?}"));
+                }
+            }
+            ["gone"] => {
+                let count = self.host.stack.tcp_connections();
+                if count != 0 {
+                    self.fail(&format!("{count} connections are left"));
+                }
+            }
+            _ => self.fail("nothing like this can happen"),
+        }
+    }
+
+    fn expect_error(&self, error: Option<TcpError>, kind: &str) {
+        let found = error.map(|error| error.kind());
+        let fits = match kind {
+            "none" => found.is_none(),
+            "reset" => found == Some(ErrorKind::ConnectionReset),
+            "refused" => found == Some(ErrorKind::ConnectionRefused),
+            "timed-out" => found == Some(ErrorKind::TimedOut),
+            "host-unreachable" => found == Some(ErrorKind::HostUnreachable),
+            "broken-pipe" => found == Some(ErrorKind::BrokenPipe),
+            "not-connected" => found == Some(ErrorKind::NotConnected),
+            "wait" => found == Some(ErrorKind::WouldBlock),
+            _ => self.fail("no such kind of error"),
+        };
+        if !fits {
+            self.fail(&format!("the error is {error:?}"));
+        }
+    }
+
+    fn send(&mut self, words: &[&str]) {
+        let id = self.connection();
+        let (now_ns, written) = (self.host.now_ns, self.written);
+        let Host { stack, arena, .. } = &mut self.host;
+        match words {
+            ["error", kind] => {
+                let error = stack.tcp_send(now_ns, arena, id, b"x").err();
+                self.expect_error(error, kind);
+            }
+            [count, rest @ ..] => {
+                let count: u32 = count.parse().unwrap();
+                let taken: u32 = match rest {
+                    ["=", taken] => taken.parse().unwrap(),
+                    _ => count,
+                };
+                let data = pattern_bytes(written, count);
+                match stack.tcp_send(now_ns, arena, id, &data) {
+                    Ok(len) if len == taken as usize => self.written += taken,
+                    other => self.fail(&format!("sending gave {other:?}")),
+                }
+            }
+            [] => self.fail("send how much?"),
+        }
+    }
+
+    fn recv(&mut self, words: &[&str]) {
+        let id = self.connection();
+        let now_ns = self.host.now_ns;
+        let count = words[0].parse().unwrap_or(1);
+        let mut buf = vec![0; count];
+        let Host { stack, arena, .. } = &mut self.host;
+        let result = stack.tcp_recv(now_ns, arena, id, &mut buf);
+        match (words, result) {
+            (["end"], Ok(0)) | (["wait"], Err(TcpError::WouldBlock)) => {}
+            (["error", kind], Err(error)) => self.expect_error(Some(error), kind),
+            ([_, rest @ ..], Ok(len)) if words[0] != "end" => {
+                let expected = match rest {
+                    ["=", expected] => expected.parse().unwrap(),
+                    _ => count,
+                };
+                if len != expected || buf[..len] != pattern_bytes(self.read, len as u32) {
+                    self.fail(&format!("received {len} bytes: {:?}", &buf[..len.min(20)]));
+                }
+                self.read += len as u32;
+            }
+            (_, other) => self.fail(&format!("receiving gave {other:?}")),
+        }
+    }
+
+    /// Reads the words of a packet.
+    fn packet(&self, words: &[&str]) -> (Packet, Vec<&'static str>, u32) {
+        let text = words.join(" ");
+        let (text, options) = match text.split_once('<') {
+            Some((front, options)) => (front.to_owned(), Some(options.trim_end_matches('>').to_owned())),
+            None => (text, None),
+        };
+        let mut told = Vec::new();
+        let mut words = text.split_whitespace();
+        let mut flags = 0;
+        for letter in words.next().unwrap_or_else(|| self.fail("no flags")).chars() {
+            match "FSRPAUEC".find(letter) {
+                Some(bit) => flags |= 1 << bit,
+                None if letter == '-' => {}
+                None => self.fail("no such flag"),
+            }
+        }
+        let range = words.next().unwrap_or_else(|| self.fail("no number"));
+        let (seq, end): (u32, u32) = match range.split_once("..") {
+            Some((start, end)) => (start.parse().unwrap(), end.parse().unwrap()),
+            None => (range.parse().unwrap(), range.parse().unwrap()),
+        };
+        let mut packet = Packet {
+            flags: TcpFlags(flags),
+            seq,
+            ack: 0,
+            window: 65_535,
+            ecn: 0,
+            urgent: 0,
+            options: Vec::new(),
+            payload: Vec::new(),
+        };
+        while let Some(word) = words.next() {
+            let mut number = || words.next().and_then(|n| n.parse::<u32>().ok()).unwrap();
+            match word {
+                "ack" => packet.ack = number(),
+                "win" => {
+                    packet.window = number() as u16;
+                    told.push("win");
+                }
+                "urg" => packet.urgent = number() as u16,
+                "ce" => packet.ecn = 3,
+                "ect" => packet.ecn = 2,
+                _ => self.fail("no such part of a packet"),
+            }
+        }
+        if let Some(options) = options {
+            told.push("options");
+            for option in options.split(',').filter(|option| !option.trim().is_empty()) {
+                packet.options.push(self.option(option));
+            }
+        }
+        (packet, told, end.wrapping_sub(seq))
+    }
+
+    fn option(&self, text: &str) -> Opt {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let number = |text: &str| match text {
+            "*" => u32::MAX,
+            text => text.parse().unwrap_or_else(|_| self.fail("no number")),
+        };
+        match words[..] {
+            ["mss", n] => Opt::Mss(number(n) as u16),
+            ["scale", n] => Opt::Scale(number(n) as u8),
+            ["sack-ok"] => Opt::SackOk,
+            ["ts", value, echo] => Opt::Ts(number(value), number(echo)),
+            ["sack", ref blocks @ ..] => {
+                let block = |block: &&str| {
+                    let (start, end) = block.split_once("..").unwrap();
+                    (number(start), number(end))
+                };
+                Opt::Sack(blocks.iter().map(block).collect())
+            }
+            _ => self.fail("no such option"),
+        }
+    }
+
+    fn expect_packet(&mut self, words: &[&str]) {
+        if self.sent.is_empty() {
+            self.run_until(self.host.now_ns + TOLERANCE_NS);
+        }
+        let (expected, told, len) = self.packet(words);
+        let Some((at_ns, sent)) = self.sent.pop_front() else { self.fail("nothing was sent") };
+        let now_ns = self.host.now_ns;
+        if at_ns + TOLERANCE_NS < now_ns {
+            self.fail(&format!("sent {} ms too early: {sent:?}", (now_ns - at_ns) / MS));
+        }
+        let push = TcpFlags::PSH.0;
+        let ignored = if expected.flags.contains(TcpFlags::PSH) { 0 } else { push };
+        let same = sent.flags.0 & !ignored == expected.flags.0
+            && sent.seq == expected.seq
+            && sent.ack == expected.ack
+            && sent.payload.len() == len as usize
+            && (!told.contains(&"win") || sent.window == expected.window)
+            && sent.ecn == expected.ecn
+            && (!told.contains(&"options") || self.options_fit(&sent.options, &expected.options));
+        if !same {
+            self.fail(&format!("sent was {sent:?}, expected {expected:?} with {len} bytes"));
+        }
+        if sent.payload != pattern_bytes(sent.seq.wrapping_sub(1), len) {
+            self.fail("the data is wrong");
+        }
+    }
+
+    fn options_fit(&self, sent: &[Opt], expected: &[Opt]) -> bool {
+        expected.is_empty() == sent.is_empty()
+            && expected.iter().all(|wanted| {
+                sent.iter().any(|option| match (option, wanted) {
+                    (Opt::Ts(value, echo), Opt::Ts(wanted_value, wanted_echo)) => {
+                        (*wanted_value == u32::MAX || value.abs_diff(*wanted_value) <= 2)
+                            && (*wanted_echo == u32::MAX || echo == wanted_echo)
+                    }
+                    _ => option == wanted,
+                })
+            })
+    }
+
+    /// The peer sends a segment.
+    fn inject(&mut self, words: &[&str]) {
+        let (packet, _, len) = self.packet(words);
+        let ours = self.our_isn.unwrap_or(0);
+        let mut options = Vec::new();
+        for option in &packet.options {
+            let mut bytes = [1; 40];
+            let blocks: Vec<u8>;
+            let option = match option {
+                Opt::Mss(size) => TcpOption::MaximumSegmentSize(*size),
+                Opt::Scale(shift) => TcpOption::WindowScale(*shift),
+                Opt::SackOk => TcpOption::SackPermitted,
+                Opt::Ts(value, echo) => TcpOption::Timestamps {
+                    value: *value,
+                    echo: echo.wrapping_add(self.our_ts.unwrap_or(0)),
+                },
+                Opt::Sack(list) => {
+                    let edges = list.iter().flat_map(|&(a, b)| [a, b]);
+                    blocks = edges.flat_map(|edge| edge.wrapping_add(ours).to_be_bytes()).collect();
+                    TcpOption::Sack(tcp::SackBlocks::parse(&blocks).unwrap())
+                }
+            };
+            let rest = option.emit(&mut bytes).unwrap().len();
+            options.extend(&bytes[..40 - rest]);
+        }
+        options.resize(options.len().next_multiple_of(4), 1);
+        let header_bytes = 20 + options.len();
+        let header = TcpHeader {
+            source_port: self.peer_port,
+            destination_port: OUR_PORT,
+            sequence: self.peer_isn.wrapping_add(packet.seq),
+            acknowledgement: match packet.flags.contains(TcpFlags::ACK) {
+                true => ours.wrapping_add(packet.ack),
+                false => 0,
+            },
+            header_bytes: header_bytes as u8,
+            flags: packet.flags,
+            window: packet.window,
+            checksum: 0,
+            urgent_pointer: packet.urgent,
+        };
+        let data = pattern_bytes(packet.seq.wrapping_sub(1), len);
+        let mut segment = vec![0; header_bytes];
+        segment[20..].copy_from_slice(&options);
+        assert!(header.emit(&mut segment).is_some());
+        segment.extend(data);
+        let (from, to) = (self.family.host(2), self.family.host(1));
+        tcp::fill_checksum(transport_pseudo(Protocol::TCP, from, to, segment.len()), &mut segment);
+        let packet = ip_with_class(from, to, Protocol::TCP, packet.ecn, &segment);
+        self.host.feed(&frame(&packet));
+    }
+
+    /// A router or the peer's host reports about a segment of ours.
+    fn inject_icmp(&mut self, words: &[&str]) {
+        let seq: u32 = words[words.len() - 1].parse().unwrap();
+        let (us, peer) = (self.family.host(1), self.family.host(2));
+        let mut quoted = vec![0; 1400];
+        let header = TcpHeader {
+            source_port: OUR_PORT,
+            destination_port: self.peer_port,
+            sequence: self.our_isn.unwrap_or(0).wrapping_add(seq),
+            acknowledgement: 0,
+            header_bytes: 20,
+            flags: TcpFlags::ACK,
+            window: 0,
+            checksum: 0,
+            urgent_pointer: 0,
+        };
+        assert!(header.emit(&mut quoted).is_some());
+        let whole = ip_with_class(us, peer, Protocol::TCP, 0, &quoted);
+        // As little as RFC 792 asks for.
+        let quote = &whole[..self.family.header_bytes() + 8];
+        let packet = match words {
+            ["too-big", mtu, _] => too_big(peer, us, mtu.parse().unwrap(), quote),
+            ["port", _] => port_unreachable(peer, us, quote),
+            ["host", _] => crate::kit::packets::host_unreachable(peer, us, quote),
+            _ => self.fail("no such report"),
+        };
+        self.host.feed(&frame(&packet));
+    }
+}
