@@ -269,6 +269,9 @@ fn check_sent_v4(packet: &[u8], partial: bool) {
         Protocol::UDP => {
             udp::verify_v4(ip.source, ip.destination, payload).expect("a UDP checksum");
         }
+        Protocol::TCP => {
+            tcp::verify_v4(ip.source, ip.destination, payload).expect("a TCP checksum");
+        }
         other => panic!("sent {other:?}"),
     }
 }
@@ -287,6 +290,9 @@ fn check_sent_v6(packet: &[u8], partial: bool) {
         }
         Protocol::UDP => {
             udp::verify_v6(ip.source, ip.destination, upper.payload).expect("a UDP checksum");
+        }
+        Protocol::TCP => {
+            tcp::verify_v6(ip.source, ip.destination, upper.payload).expect("a TCP checksum");
         }
         other => panic!("sent {other:?}"),
     }

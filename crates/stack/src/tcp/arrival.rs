@@ -5,6 +5,7 @@ use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
 use super::connection::{Connection, NEVER, Shared, Wait};
+use super::recovery::Phase;
 use super::segment::{Out, Segment};
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
@@ -12,10 +13,10 @@ use super::socket::{Failure, TcpState};
 /// Between two answers to segments that are out of place (RFC 5961 section 7).
 /// Each connection has a limit of its own, so that nobody learns from it about
 /// another one.
-const CHALLENGE_NS: u64 = 500_000_000;
+const CHALLENGE_MS: u32 = 500;
 
 /// Time stamps older than this say nothing (RFC 7323 section 5.5).
-const TIMESTAMP_AGE_NS: u64 = 24 * 24 * 3_600_000_000_000;
+const TIMESTAMP_AGE_S: u32 = 24 * 24 * 3600;
 
 /// What came of a segment besides what the connection notes itself.
 #[derive(Debug, Default)]
@@ -71,9 +72,8 @@ impl Connection {
         arrived: &mut Arrived,
         shared: &mut Shared,
     ) -> Result<bool, DropReason> {
-        let acceptable = segment.is_ack()
-            && segment.ack.is_after(self.una)
-            && segment.ack.is_up_to(self.nxt);
+        let acceptable =
+            segment.is_ack() && segment.ack.is_after(self.una) && segment.ack.is_up_to(self.nxt);
         if segment.is_ack() && !acceptable {
             arrived.answer = segment.reset(self.ends);
             return if arrived.answer.is_some() {
@@ -93,6 +93,8 @@ impl Connection {
             return Err(DropReason::TcpFlags);
         }
         self.begin_receiving(segment.seq);
+        // As our SYN said.
+        self.rcv_edge += self.options.receive_buffer_bytes.min(u16::MAX.into());
         self.learn_options(now_ns, segment);
         self.take_window(segment, false);
         self.heard_ns = now_ns;
@@ -103,8 +105,8 @@ impl Connection {
             self.acknowledge_now();
             return Ok(false);
         }
-        self.is.ecn &= segment.flags.contains(TcpFlags::ECE)
-            && !segment.flags.contains(TcpFlags::CWR);
+        self.is.ecn &=
+            segment.flags.contains(TcpFlags::ECE) && !segment.flags.contains(TcpFlags::CWR);
         self.acknowledged(now_ns, segment, false, shared);
         self.establish(now_ns, arrived);
         self.acknowledge_now();
@@ -119,7 +121,7 @@ impl Connection {
         self.is.sack = options.sack_permitted;
         self.is.timestamps = options.timestamps.is_some();
         if let Some((value, _)) = options.timestamps {
-            (self.ts_recent, self.ts_recent_ns) = (value, now_ns);
+            (self.ts_recent, self.ts_recent_s) = (value, seconds(now_ns));
         }
         match options.window_shift {
             Some(shift) => self.shift_in = shift,
@@ -131,7 +133,7 @@ impl Connection {
 
     pub(crate) fn establish(&mut self, now_ns: u64, arrived: &mut Arrived) {
         self.state = TcpState::Established;
-        self.phase = super::recovery::Phase::Open;
+        self.phase = Phase::Open;
         self.retries = 0;
         self.wait = Wait::Nothing;
         self.is.tell_writable = true;
@@ -146,7 +148,7 @@ impl Connection {
     /// Keep-alive begins to count (RFC 9293 section 3.8.4).
     pub(crate) fn start_keepalive(&mut self, now_ns: u64) {
         if let Some(keepalive) = self.options.keepalive {
-            self.idle_at_ns = now_ns.saturating_add(keepalive.idle_ns);
+            self.idle_at_ns = now_ns.saturating_add(u64::from(keepalive.idle_ms) * 1_000_000);
         }
     }
 
@@ -190,7 +192,12 @@ impl Connection {
     }
 
     /// RFC 7323 section 5.3, R1, and section 3.2.
-    fn check_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>, shared: &Shared) -> Result<(), DropReason> {
+    fn check_timestamps(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        shared: &Shared,
+    ) -> Result<(), DropReason> {
         if !self.is.timestamps || segment.is_rst() {
             return Ok(());
         }
@@ -198,7 +205,7 @@ impl Connection {
             return Err(DropReason::TcpTimestampMissing);
         };
         let is_old = Seq(value).is_before(Seq(self.ts_recent));
-        if is_old && now_ns.saturating_sub(self.ts_recent_ns) < TIMESTAMP_AGE_NS {
+        if is_old && seconds(now_ns).wrapping_sub(self.ts_recent_s) < TIMESTAMP_AGE_S {
             self.challenge_duplicate(now_ns, segment, shared);
             return Err(DropReason::TcpPaws);
         }
@@ -211,12 +218,17 @@ impl Connection {
             && segment.seq.is_up_to(self.last_ack_sent)
             && Seq(self.ts_recent).is_up_to(Seq(value))
         {
-            (self.ts_recent, self.ts_recent_ns) = (value, now_ns);
+            (self.ts_recent, self.ts_recent_s) = (value, seconds(now_ns));
         }
     }
 
     /// RFC 9293 section 3.10.7.4, first: table 6.
-    fn check_sequence(&mut self, now_ns: u64, segment: &Segment<'_>, shared: &Shared) -> Result<(), DropReason> {
+    fn check_sequence(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        shared: &Shared,
+    ) -> Result<(), DropReason> {
         let edge = self.rcv_edge;
         let first_in = self.rcv_nxt.is_up_to(segment.seq) && segment.seq.is_before(edge);
         let len = segment.len();
@@ -229,7 +241,9 @@ impl Connection {
             let last_in = self.rcv_nxt.is_up_to(last) && last.is_before(edge);
             // Data at the edge of a closed window is not taken, but what it
             // acknowledges is (section 3.10.7.4: "special allowance").
-            first_in || last_in || segment.seq == self.rcv_nxt
+            first_in
+                || last_in
+                || segment.seq == self.rcv_nxt
                 || segment.seq.is_before(self.rcv_nxt) && !segment.end().is_before(edge)
         };
         if acceptable {
@@ -269,8 +283,10 @@ impl Connection {
 
     /// RFC 5961 section 7.
     pub(crate) fn challenge(&mut self, now_ns: u64) {
-        if self.challenged_ns == 0 || now_ns.saturating_sub(self.challenged_ns) >= CHALLENGE_NS {
-            self.challenged_ns = now_ns;
+        // Zero stands for never.
+        let now_ms = ((now_ns / 1_000_000) as u32).max(1);
+        if self.challenged_ms == 0 || now_ms.wrapping_sub(self.challenged_ms) >= CHALLENGE_MS {
+            self.challenged_ms = now_ms;
             self.acknowledge_now();
         }
     }
@@ -335,7 +351,9 @@ impl Connection {
         let duplicate = segment.ack == self.una
             && self.una != self.nxt
             && segment.len() == 0
-            && before == self.window;
+            && before == self.window
+            // Answers to window probes are no sign of loss.
+            && self.window > 0;
         if self.wait == Wait::Window {
             // The peer answers: it is alive, however long its window is shut.
             self.retries = 0;
@@ -352,7 +370,9 @@ impl Connection {
     fn on_window_opened(&mut self, ack: Seq) {
         self.rtt.backoff = 0;
         self.wait = Wait::Nothing;
-        if ack == self.una && let Some(flight) = &mut self.flight {
+        if ack == self.una
+            && let Some(flight) = &mut self.flight
+        {
             flight.mark_first_lost();
             self.is.force_retransmission = true;
         }
@@ -412,10 +432,8 @@ impl Connection {
         arrived: Arrived,
         shared: &mut Shared,
     ) -> Result<Arrived, DropReason> {
-        let receives = matches!(
-            self.state,
-            TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
-        );
+        let receives =
+            matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if !receives {
             return Ok(arrived);
         }
@@ -423,7 +441,8 @@ impl Connection {
             self.note_congestion(segment);
         }
         let news = segment.seq + segment.payload.len() as u32;
-        if self.is.orphan && self.listener.is_none()
+        if self.is.orphan
+            && self.listener.is_none()
             && !segment.payload.is_empty()
             && news.is_after(self.rcv_nxt)
         {
@@ -460,6 +479,11 @@ impl Connection {
             self.is.echo_congestion = true;
         }
     }
+}
+
+/// Seconds are enough for the age of time stamps.
+pub(crate) fn seconds(now_ns: u64) -> u32 {
+    (now_ns / 1_000_000_000) as u32
 }
 
 fn without_syn(segment: &Segment<'_>) -> TcpFlags {

@@ -55,7 +55,9 @@ pub(crate) enum Wait {
 pub(crate) struct Shared {
     pub(crate) chunks: Chunks,
     /// Scoreboards and reassembly lists without a connection.
+    #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
     flights: Vec<Box<Flight>>,
+    #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
     gaps: Vec<Box<Gaps>>,
     /// How long TIME-WAIT lasts, and FIN-WAIT-2 when nobody reads any more.
     pub(crate) time_wait_ns: u64,
@@ -150,6 +152,8 @@ pub(crate) struct Connection {
     pub(crate) duplicate: Option<(Seq, Seq)>,
     /// Bytes received since the last acknowledgement.
     pub(crate) unacknowledged: u32,
+    /// Bytes read since the last acknowledgement.
+    pub(crate) consumed: u32,
     /// The largest segment that came.
     pub(crate) heard_mss: u16,
     /// Duplicate acknowledgements owed to a peer without SACK.
@@ -161,7 +165,7 @@ pub(crate) struct Connection {
     pub(crate) shift_in: u8,
     pub(crate) shift_out: u8,
     pub(crate) ts_recent: u32,
-    pub(crate) ts_recent_ns: u64,
+    pub(crate) ts_recent_s: u32,
     pub(crate) ts_offset: u32,
 
     // Recovery.
@@ -190,9 +194,7 @@ pub(crate) struct Connection {
     /// Keep-alive, FIN-WAIT-2, TIME-WAIT.
     pub(crate) idle_at_ns: u64,
     pub(crate) rto_base_ns: u64,
-    pub(crate) probe_base_ns: u64,
-    pub(crate) reordering_at_ns: u64,
-    pub(crate) challenged_ns: u64,
+    pub(crate) challenged_ms: u32,
     pub(crate) keepalives: u8,
 
     pub(crate) is: Flags,
@@ -296,14 +298,15 @@ impl Connection {
             gaps: None,
             duplicate: None,
             unacknowledged: 0,
-            heard_mss: default_mss,
+            consumed: 0,
+            heard_mss: DEFAULT_MSS[0],
             acks_owed: 0,
             last_ack_sent: Seq(0),
             heard_ns: now_ns,
             shift_in: 0,
             shift_out: options.window_shift(),
             ts_recent: 0,
-            ts_recent_ns: 0,
+            ts_recent_s: 0,
             ts_offset,
             flight: None,
             rtt: RoundTrip::default(),
@@ -321,9 +324,7 @@ impl Connection {
             ack_at_ns: NEVER,
             idle_at_ns: NEVER,
             rto_base_ns: now_ns,
-            probe_base_ns: now_ns,
-            reordering_at_ns: NEVER,
-            challenged_ns: 0,
+            challenged_ms: 0,
             keepalives: 0,
             is: Flags::default(),
         }

@@ -196,9 +196,8 @@ mod tests {
 
     #[test]
     fn thousands_are_found_while_the_table_grows_and_shrinks() {
-        let ends = |n: u16| {
-            Ends::new("[2001:db8::1]:80".parse().unwrap(), ([192, 0, 2, 2], n).into())
-        };
+        let ends =
+            |n: u16| Ends::new("[2001:db8::1]:80".parse().unwrap(), ([192, 0, 2, 2], n).into());
         let mut connections = Connections::new(5000);
         let mut index = Index::new(Chance::new([9; 16]).hash_key());
         let mut places = Vec::new();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_is_never_more_than_was_offered() {
+    fn the_size_is_the_next_that_a_cookie_can_name() {
         let secret = Secret::new(&mut Chance::new([1; 16]));
         for (offered, kept) in [(1, 216), (536, 536), (1459, 1440), (1460, 1460), (65_535, 8940)] {
             let options = Options { mss: Some(offered), ..Options::default() };

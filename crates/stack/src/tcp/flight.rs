@@ -69,6 +69,18 @@ pub(crate) struct Flight {
     rack_at_ns: u64,
     rack_end: Seq,
     rack_rtt_ns: u64,
+    /// When to look again at what may only be late; 0 for never.
+    pub(crate) look_again_ns: u64,
+    pub(crate) reduction: Reduction,
+}
+
+/// Proportional rate reduction (RFC 6937 section 3): the flight when recovery
+/// began, what was delivered and what was sent since, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reduction {
+    pub(crate) flight: u32,
+    pub(crate) delivered: u32,
+    pub(crate) sent: u32,
 }
 
 impl Flight {
@@ -196,13 +208,13 @@ impl Flight {
                     self.lost_bytes -= sent.bytes();
                 }
                 let sent = *sent;
+                self.arrived(now_ns, &sent, progress);
+                if self.sacked_segments == 0 || sent.end.is_after(self.highest_sacked) {
+                    self.highest_sacked = sent.end;
+                }
                 self.sacked_bytes += sent.bytes();
                 self.sacked_segments += 1;
                 progress.sacked += sent.bytes();
-                self.arrived(now_ns, &sent, progress);
-                if self.sacked_segments == 1 || sent.end.is_after(self.highest_sacked) {
-                    self.highest_sacked = sent.end;
-                }
             }
             at += 1;
         }
@@ -362,7 +374,12 @@ mod tests {
         sack(&mut flight, 20 * MS, 200, 1000);
         assert_eq!(flight.detect_lost(20 * MS, 0), None);
         assert_eq!(flight.lost_bytes(), 0, "the retransmission was sent last");
-        flight.push(Sent { start: Seq(1000), end: Seq(1100), at_ns: 16 * MS, ..*flight.last().unwrap() });
+        flight.push(Sent {
+            start: Seq(1000),
+            end: Seq(1100),
+            at_ns: 16 * MS,
+            ..*flight.last().unwrap()
+        });
         flight.sent.back_mut().unwrap().sacked = false;
         sack(&mut flight, 40 * MS, 1000, 1100);
         flight.detect_lost(40 * MS, 0);

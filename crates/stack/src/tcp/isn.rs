@@ -26,14 +26,14 @@ mod tests {
     #[test]
     fn rfc6528_numbers_grow_for_the_same_ends_and_tell_nothing_about_others() {
         let secret = Secret::new(&mut Chance::new([7; 16]));
-        let ends = |port: u16| {
-            Ends::new("192.0.2.1:80".parse().unwrap(), ([192, 0, 2, 2], port).into())
-        };
+        let ends =
+            |port: u16| Ends::new("192.0.2.1:80".parse().unwrap(), ([192, 0, 2, 2], port).into());
         let first = initial(&secret, 0, &ends(4000));
         let later = initial(&secret, 1_000_000_000, &ends(4000));
         assert_eq!(later.since(first), 1_000_000_000 >> 12);
         let apart = initial(&secret, 0, &ends(4001)).0.wrapping_sub(first.0);
-        let again = initial(&secret, 0, &ends(4002)).0.wrapping_sub(initial(&secret, 0, &ends(4001)).0);
+        let again =
+            initial(&secret, 0, &ends(4002)).0.wrapping_sub(initial(&secret, 0, &ends(4001)).0);
         assert!(apart > 1 << 16 && apart != again);
         assert_eq!(timestamp_offset(&secret, &ends(1)), timestamp_offset(&secret, &ends(2)));
     }

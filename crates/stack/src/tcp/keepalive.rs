@@ -3,6 +3,8 @@
 use super::connection::{Connection, NEVER, Shared};
 use super::socket::{Failure, TcpState};
 
+const MS: u64 = 1_000_000;
+
 impl Connection {
     /// Does what is due.
     pub(crate) fn on_timers(&mut self, now_ns: u64, shared: &mut Shared) {
@@ -30,7 +32,7 @@ impl Connection {
 
     fn keep_alive(&mut self, now_ns: u64, shared: &mut Shared) {
         let Some(keepalive) = self.options.keepalive else { return };
-        let due_ns = self.heard_ns.saturating_add(keepalive.idle_ns);
+        let due_ns = self.heard_ns.saturating_add(u64::from(keepalive.idle_ms) * MS);
         if due_ns > now_ns {
             // It spoke since the timer was set.
             self.idle_at_ns = due_ns;
@@ -45,6 +47,6 @@ impl Connection {
             self.is.keepalive_now = true;
             self.is.wants_output = true;
         }
-        self.idle_at_ns = now_ns.saturating_add(keepalive.interval_ns);
+        self.idle_at_ns = now_ns.saturating_add(u64::from(keepalive.interval_ms) * MS);
     }
 }

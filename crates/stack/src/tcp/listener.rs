@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
+use super::arrival::seconds;
 use super::connection::Connection;
 use super::cookie;
 use super::isn;
@@ -20,7 +21,9 @@ use crate::chance::HashKey;
 const COOKIES_NS: u64 = 2 << 36;
 
 /// What the answer with a cookie offers as a window.
-const COOKIE_WINDOW: u16 = u16::MAX;
+fn cookie_window(options: &TcpOptions) -> u16 {
+    u16::try_from(options.receive_buffer_bytes).unwrap_or(u16::MAX)
+}
 
 /// A listener.
 pub(crate) struct Listener {
@@ -229,7 +232,7 @@ impl TcpTable {
         let mut out = Out::bare(ends, TcpFlags::SYN | TcpFlags::ACK);
         out.seq = cookie::make(&self.secret, now_ns, &ends, segment);
         out.ack = segment.seq + 1;
-        out.window = COOKIE_WINDOW.min(options.receive_buffer_bytes.min(u16::MAX.into()) as u16);
+        out.window = cookie_window(options);
         out.options.mss(self.link_mss[usize::from(!ends.is_v4())]);
         if let Some((value, _)) = segment.options.timestamps {
             // Without time stamps there is no place to keep the others in.
@@ -258,9 +261,7 @@ impl TcpTable {
         let Some(listener) = self.listeners.at(listener_index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        let expects = now_ns < listener.cookies_until_ns
-            && !segment.is_syn()
-            && !segment.is_fin();
+        let expects = now_ns < listener.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
         let kept = match expects {
             true => cookie::open(&self.secret, now_ns, &ends, segment),
             false => None,
@@ -285,12 +286,12 @@ impl TcpTable {
         connection.state = TcpState::SynReceived;
         connection.nxt = segment.ack;
         connection.begin_receiving(segment.seq - 1);
-        connection.rcv_edge = connection.rcv_nxt + u32::from(COOKIE_WINDOW);
+        connection.rcv_edge = connection.rcv_nxt + u32::from(cookie_window(&connection.options));
         connection.set_peer_mss(Some(kept.mss));
         connection.is.sack = kept.sack;
         connection.is.timestamps = segment.options.timestamps.is_some();
         if let Some((value, _)) = segment.options.timestamps {
-            (connection.ts_recent, connection.ts_recent_ns) = (value, now_ns);
+            (connection.ts_recent, connection.ts_recent_s) = (value, seconds(now_ns));
         }
         match kept.window_shift {
             Some(shift) => connection.shift_in = shift,

@@ -263,12 +263,7 @@ impl Stack {
     ///
     /// # Errors
     /// As [`Stack::tcp_recv`].
-    pub fn tcp_read(
-        &mut self,
-        now_ns: u64,
-        id: TcpId,
-        buf: &mut [u8],
-    ) -> Result<usize, TcpError> {
+    pub fn tcp_read(&mut self, now_ns: u64, id: TcpId, buf: &mut [u8]) -> Result<usize, TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if connection.readable() > 0 {
             let len = connection.read(buf, shared);

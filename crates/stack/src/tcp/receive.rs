@@ -116,12 +116,15 @@ impl Connection {
         self.rcv_nxt + free
     }
 
-    /// Whether the window has grown so much that it is worth telling (RFC 9293
+    /// Whether so much was read that the larger window is worth telling (RFC 9293
     /// section 3.8.6.2.2).
     fn window_grew(&self) -> bool {
-        let grown = self.wished_edge().since(self.rcv_edge);
         let half = self.options.receive_buffer_bytes / 2;
-        grown >= half.min(2 * u32::from(self.heard_mss)) && grown > 0
+        let grown = self.consumed.min(self.wished_edge().since(self.rcv_edge));
+        let window = self.receive_window();
+        grown > 0
+            && grown >= half.min(2 * u32::from(self.heard_mss))
+            && self.wished_edge().since(self.rcv_nxt) / 2 >= window
     }
 
     /// The window field of a segment to send; from now on the peer may send as
@@ -259,6 +262,7 @@ impl Connection {
         self.is.ack_now = false;
         self.acks_owed = self.acks_owed.saturating_sub(1);
         self.unacknowledged = 0;
+        self.consumed = 0;
         self.ack_at_ns = NEVER;
         self.last_ack_sent = self.rcv_nxt;
     }
@@ -293,15 +297,14 @@ impl Connection {
     /// room when that is worth it.
     pub(crate) fn consume(&mut self, len: usize, shared: &mut Shared) {
         self.read_seq += len as u32;
+        self.consumed = self.consumed.saturating_add(len as u32);
         if self.readable() == 0 && self.gaps.is_none() {
             self.incoming.clear(&mut shared.chunks);
         } else {
             self.incoming.consume(&mut shared.chunks, len);
         }
-        let receives = matches!(
-            self.state,
-            TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
-        );
+        let receives =
+            matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if receives && self.window_grew() {
             self.acknowledge_now();
         }

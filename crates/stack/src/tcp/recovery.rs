@@ -1,10 +1,10 @@
 //! What acknowledgements say about loss, and what runs out when none come:
 //! RFC 6298, RFC 5681, RFC 6582, RFC 6675, RFC 6937, RFC 8985, RFC 3168.
 
-pub(crate) use super::flight::{Flight, Progress, Sent};
+pub(crate) use super::flight::{Flight, Progress, Reduction, Sent};
 
 use super::congestion::Acked;
-use super::connection::{Connection, NEVER, Shared, Wait};
+use super::connection::{Connection, DEFAULT_MSS, NEVER, Shared, Wait};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
@@ -26,16 +26,15 @@ const SYN_ACK_RETRIES: u8 = 5;
 const ORPHAN_STALL_NS: u64 = 120_000_000_000;
 /// After so many time-outs in a row the path may swallow large packets
 /// (RFC 4821 section 7.7).
-const BLACK_HOLE_RETRIES: u8 = 3;
+const BLACK_HOLE_RETRIES: u8 = 5;
 
 /// Where the sender is in getting over a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Nothing is missing.
     Open,
-    /// Fast recovery, by proportional rate reduction (RFC 6937): the flight
-    /// when it began, what was delivered and what was sent since.
-    Fast { flight: u32, delivered: u32, sent: u32 },
+    /// Fast recovery, by proportional rate reduction (RFC 6937).
+    Fast,
     /// The time-out ran out.
     Loss,
 }
@@ -111,7 +110,7 @@ impl Connection {
         }
         self.retries = 0;
         self.soft_failure = None;
-        (self.stalled_ns, self.rto_base_ns, self.probe_base_ns) = (now_ns, now_ns, now_ns);
+        (self.stalled_ns, self.rto_base_ns) = (now_ns, now_ns);
     }
 
     /// Reads the blocks of a selective acknowledgement. Those that cannot be
@@ -164,7 +163,7 @@ impl Connection {
     pub(crate) fn detect_lost(&mut self, now_ns: u64) {
         let reordering_ns = self.reordering_ns();
         let Some(flight) = &mut self.flight else { return };
-        self.reordering_at_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(NEVER);
+        flight.look_again_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
     }
 
     /// RFC 6582, for peers without SACK.
@@ -184,7 +183,7 @@ impl Connection {
         } else if progress.acked > 0 {
             match self.phase {
                 // Step 3: a partial acknowledgement tells of the next loss.
-                Phase::Fast { .. } if ack.is_before(self.recovery_end) => {
+                Phase::Fast if ack.is_before(self.recovery_end) => {
                     flight.mark_first_lost();
                     let segments = progress.acked.div_ceil(self.mss.max(1).into());
                     let segments = u8::try_from(segments).unwrap_or(u8::MAX);
@@ -197,13 +196,7 @@ impl Connection {
     }
 
     /// Moves between the phases and moves the window.
-    fn react(
-        &mut self,
-        now_ns: u64,
-        segment: &Segment<'_>,
-        outstanding: u32,
-        progress: &Progress,
-    ) {
+    fn react(&mut self, now_ns: u64, segment: &Segment<'_>, outstanding: u32, progress: &Progress) {
         let mss = u32::from(self.mss);
         let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
         let marked = self.is.ecn
@@ -233,12 +226,12 @@ impl Connection {
             _ => {}
         }
         if self.phase != Phase::Open && !self.una.is_before(self.recovery_end) {
-            if matches!(self.phase, Phase::Fast { .. }) {
+            if self.phase == Phase::Fast {
                 self.controller.end_recovery();
             }
             self.phase = Phase::Open;
             self.duplicate_acks = 0;
-        } else if let Phase::Fast { .. } = self.phase {
+        } else if self.phase == Phase::Fast {
             self.reduce_rate(progress, mss);
         }
         self.is.wants_output = true;
@@ -246,7 +239,10 @@ impl Connection {
 
     fn enter_recovery(&mut self, outstanding: u32) {
         self.controller.on_congestion(outstanding, self.mss.into());
-        self.phase = Phase::Fast { flight: outstanding.max(1), delivered: 0, sent: 0 };
+        self.phase = Phase::Fast;
+        if let Some(flight) = &mut self.flight {
+            flight.reduction = Reduction { flight: outstanding.max(1), delivered: 0, sent: 0 };
+        }
         self.recovery_end = self.nxt;
         self.is.force_retransmission = true;
         self.is.tell_reduced = self.is.ecn;
@@ -257,7 +253,8 @@ impl Connection {
     fn reduce_rate(&mut self, progress: &Progress, mss: u32) {
         let pipe = self.pipe();
         let ssthresh = self.controller.window.ssthresh;
-        let Phase::Fast { flight, delivered, sent } = &mut self.phase else { return };
+        let Some(flight) = &mut self.flight else { return };
+        let Reduction { flight, delivered, sent } = &mut flight.reduction;
         let news = match progress.acked + progress.sacked {
             0 if !self.is.sack => mss,
             news => news,
@@ -276,19 +273,13 @@ impl Connection {
 
     /// `bytes` were sent.
     pub(crate) fn count_sent(&mut self, bytes: u32) {
-        if let Phase::Fast { sent, .. } = &mut self.phase {
-            *sent = sent.saturating_add(bytes);
+        if let Some(flight) = &mut self.flight {
+            flight.reduction.sent = flight.reduction.sent.saturating_add(bytes);
         }
     }
 
     /// RFC 8985 section 7.4: what a tail probe showed.
-    fn end_tail_probe(
-        &mut self,
-        ack: Seq,
-        outstanding: u32,
-        duplicate: bool,
-        progress: &Progress,
-    ) {
+    fn end_tail_probe(&mut self, ack: Seq, outstanding: u32, duplicate: bool, progress: &Progress) {
         if !self.is.tail_probed || ack.is_before(self.probe_end) {
             return;
         }
@@ -318,9 +309,13 @@ impl Connection {
             self.wait_until_ns = rto_at_ns;
             return;
         }
+        let give_up_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
+            self.stalled_ns.saturating_add(u64::from(limit_ms) * 1_000_000)
+        });
+        let rto_at_ns = rto_at_ns.min(give_up_ns);
         (self.wait, self.wait_until_ns) = (Wait::Retransmission, rto_at_ns);
-        if self.reordering_at_ns < rto_at_ns {
-            (self.wait, self.wait_until_ns) = (Wait::Reordering, self.reordering_at_ns);
+        if flight.look_again_ns != 0 && flight.look_again_ns < rto_at_ns {
+            (self.wait, self.wait_until_ns) = (Wait::Reordering, flight.look_again_ns);
             return;
         }
         let may_probe = self.is.sack
@@ -333,7 +328,7 @@ impl Connection {
         if may_probe {
             let lone = if flight.len() == 1 { WORST_DELAYED_ACK_NS } else { 0 };
             let wait_ns = self.rtt.smoothed_ns().map_or(FIRST_PROBE_NS, |rtt| 2 * rtt + lone);
-            let probe_at_ns = self.probe_base_ns.saturating_add(wait_ns);
+            let probe_at_ns = self.rto_base_ns.max(self.last_sent_ns).saturating_add(wait_ns);
             if probe_at_ns < rto_at_ns {
                 (self.wait, self.wait_until_ns) = (Wait::TailProbe, probe_at_ns);
             }
@@ -343,7 +338,6 @@ impl Connection {
     /// Nothing is on its way. If data waits for the peer's window, asks for it
     /// in time (RFC 9293 section 3.8.6.1).
     fn arm_window_probe(&mut self, now_ns: u64) {
-        self.reordering_at_ns = NEVER;
         let fin_waits = self.is.fin_queued && !self.is.fin_sent;
         if !self.sends() || self.unsent() == 0 && !fin_waits || self.is.wants_output {
             self.wait = Wait::Nothing;
@@ -384,7 +378,8 @@ impl Connection {
     /// Whether the connection has waited long enough for its peer.
     fn is_given_up(&self, now_ns: u64) -> bool {
         let stalled_ns = now_ns.saturating_sub(self.stalled_ns);
-        self.options.user_timeout_ns.is_some_and(|limit_ns| stalled_ns >= limit_ns)
+        let limit_ms = self.options.user_timeout_ms;
+        limit_ms.is_some_and(|limit_ms| stalled_ns >= u64::from(limit_ms) * 1_000_000)
             || self.is.orphan && self.is_synchronized() && stalled_ns >= ORPHAN_STALL_NS
     }
 
@@ -429,14 +424,11 @@ impl Connection {
         let outstanding = self.nxt.since(self.una);
         let Some(flight) = &mut self.flight else { return };
         flight.mark_all_lost(self.retries > 1);
+        flight.look_again_ns = 0;
         if self.is_synchronized() {
             self.controller.on_timeout(outstanding, mss, self.phase != Phase::Loss);
-            if self.retries >= BLACK_HOLE_RETRIES {
-                let least = if self.ends.is_v4() { 536 } else { 1220 };
-                self.mss_limit = self.mss_limit.min(self.mss).max(least);
-                if self.retries == BLACK_HOLE_RETRIES {
-                    self.mss_limit = least;
-                }
+            if self.retries == BLACK_HOLE_RETRIES {
+                self.mss_limit = DEFAULT_MSS[usize::from(!self.ends.is_v4())];
             }
         } else {
             // RFC 5681 section 3.1: a lost SYN means one segment to begin with.
@@ -444,7 +436,6 @@ impl Connection {
         }
         self.phase = Phase::Loss;
         self.recovery_end = self.nxt;
-        self.reordering_at_ns = NEVER;
         self.reordering_steps = 1;
         self.duplicate_acks = 0;
         self.is.tail_probed = false;

@@ -137,7 +137,6 @@ impl Connection {
             repeated: false,
         });
         self.nxt = end;
-        self.probe_base_ns = now_ns;
         self.last_sent_ns = now_ns;
     }
 
@@ -213,7 +212,8 @@ impl Connection {
             bytes = unsent.min(1);
         }
         let all = bytes == unsent;
-        let fin = self.is.fin_queued && all && (forced || usable > bytes || unsent == 0 && usable > 0);
+        let fin =
+            self.is.fin_queued && all && (forced || usable > bytes || unsent == 0 && usable > 0);
         if bytes == 0 && !fin {
             return None;
         }

@@ -54,9 +54,9 @@ pub enum TcpState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// How long the peer may be silent before it is asked.
-    pub idle_ns: u64,
+    pub idle_ms: u32,
     /// How long to wait for each answer.
-    pub interval_ns: u64,
+    pub interval_ms: u32,
     /// How often to ask before the connection is given up.
     pub probes: u8,
 }
@@ -64,7 +64,7 @@ pub struct Keepalive {
 impl Default for Keepalive {
     /// As everywhere: two hours, 75 seconds, nine times.
     fn default() -> Self {
-        Self { idle_ns: 7_200_000_000_000, interval_ns: 75_000_000_000, probes: 9 }
+        Self { idle_ms: 7_200_000, interval_ms: 75_000, probes: 9 }
     }
 }
 
@@ -96,7 +96,7 @@ pub struct TcpOptions {
     pub keepalive: Option<Keepalive>,
     /// How long data may go without being acknowledged (RFC 9293 section
     /// 3.8.3, RFC 5482); `None` for about 15 minutes.
-    pub user_timeout_ns: Option<u64>,
+    pub user_timeout_ms: Option<u32>,
 }
 
 impl Default for TcpOptions {
@@ -112,7 +112,7 @@ impl Default for TcpOptions {
             hop_limit: None,
             traffic_class: 0,
             keepalive: None,
-            user_timeout_ns: None,
+            user_timeout_ms: None,
         }
     }
 }

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 
 use tidegate_wire::DropReason;
 
-pub(crate) use super::connections::Connections;
 use super::connection::{Connection, NEVER, NOWHERE, Shared};
+pub(crate) use super::connections::Connections;
 use super::connections::Index;
 use super::listener::Listeners;
 use super::prf::Secret;

@@ -158,7 +158,12 @@ fn host(n: u8, other: u8) -> Host {
     config.limits.tcp_time_wait_ns = 2 * SECOND_NS;
     let mut host = Host::quiet(config);
     for family in [Family::V4, Family::V6] {
-        host.stack.set_neighbour(host.now_ns, family.host(other), Some(mac(other)), &mut host.arena);
+        host.stack.set_neighbour(
+            host.now_ns,
+            family.host(other),
+            Some(mac(other)),
+            &mut host.arena,
+        );
     }
     host
 }
@@ -191,7 +196,12 @@ impl Exchange {
             let Some(next_ns) = times.min() else {
                 panic!("nothing happens any more: {:?} {:?}", self.info(), self.progress());
             };
-            assert!(next_ns < start_ns + limit_ns, "it takes too long: {:?} {:?}", self.info(), self.progress());
+            assert!(
+                next_ns < start_ns + limit_ns,
+                "it takes too long: {:?} {:?}",
+                self.info(),
+                self.progress()
+            );
             self.advance(next_ns);
         }
         panic!("it never ends");
@@ -211,7 +221,8 @@ impl Exchange {
     }
 
     fn progress(&self) -> impl std::fmt::Debug + use<> {
-        let of = |side: &Side| (side.sent, side.received.len(), side.shut, side.ended, side.failure);
+        let of =
+            |side: &Side| (side.sent, side.received.len(), side.shut, side.ended, side.failure);
         (of(&self.client), of(&self.server))
     }
 
@@ -339,8 +350,8 @@ proptest! {
             ecn,
             // A peer that has given up may not get the word through.
             keepalive: Some(Keepalive {
-                idle_ns: 60 * SECOND_NS,
-                interval_ns: 10 * SECOND_NS,
+                idle_ms: 60_000,
+                interval_ms: 10_000,
                 probes: 20,
             }),
             congestion_control: match newreno {
