@@ -92,8 +92,20 @@ pub struct XdpPort {
     way: Way,
     next_receive: usize,
     next_transmit: usize,
+    /// Bursts in a row that were full or large.
+    large_bursts: u32,
     capabilities: Capabilities,
 }
+
+/// What a program takes at most for the work on a burst, in nanoseconds: the
+/// device is told so when the port is busy. A device that looks on its own does
+/// not stop, since a flood always brings more, and takes the processor from the
+/// program.
+const PATIENCE_NS: u64 = 10_000_000;
+/// So many frames are a large burst.
+const LARGE: usize = 16;
+/// So many large bursts in a row make a busy port.
+const BUSY: u32 = 8;
 
 impl XdpPort {
     /// Opens a port: registers the arena's memory, attaches the program, binds
@@ -175,6 +187,7 @@ impl Port for XdpPort {
             received += more;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
+        self.note_burst(received, quota);
         Ok(received)
     }
 
@@ -199,6 +212,7 @@ impl Port for XdpPort {
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
+        self.large_bursts = 0;
         let device = self.device.as_mut();
         if device.is_some_and(|device| device.release().unwrap_or(false)) {
             self.run_device()?;
@@ -266,6 +280,22 @@ impl XdpPort {
             return poller.look();
         }
         self.queues.iter().try_for_each(|queue| queue.socket().poll_device())
+    }
+
+    /// A port that is busy polls again, however late: until it goes to sleep
+    /// the device waits for it.
+    fn note_burst(&mut self, frames: usize, quota: usize) {
+        if frames < LARGE.min(quota) {
+            self.large_bursts = 0;
+            return;
+        }
+        self.large_bursts = self.large_bursts.saturating_add(1);
+        if self.large_bursts == BUSY
+            && let Some(device) = &mut self.device
+        {
+            // Where the kernel refuses, the device works behind our back.
+            let _ = device.hold(PATIENCE_NS);
+        }
     }
 
     /// Takes what waits in the rings, each queue in turn.

@@ -61,6 +61,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         way: Way { native, zero_copy, busy_poll: config.busy_poll },
         next_receive: 0,
         next_transmit: 0,
+        large_bursts: 0,
     };
     port.capabilities.detail = port.detail();
     Ok(port)
