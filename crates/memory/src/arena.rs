@@ -12,6 +12,8 @@
 //! The arena remembers which frames are lent, so an address that the other
 //! side made up or returned twice is refused.
 
+mod batch;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +23,7 @@ use std::slice;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+pub use self::batch::{GiveBack, Take};
 use crate::copy_packet;
 
 /// Bytes kept free in front of a new frame's data, for headers to be put there.
@@ -352,7 +355,7 @@ impl Arena {
         let place = *self.free.get(last)?;
         self.available = last;
         let frame = Frame { place, notes: u64::from(HEADROOM_BYTES) };
-        self.note(&frame, State::Held);
+        note(&mut self.state, self.shift, &frame, State::Held);
         Some(frame)
     }
 
@@ -380,7 +383,7 @@ impl Arena {
     /// When the frame belongs to a larger arena.
     #[inline(always)]
     pub fn free(&mut self, frame: Frame) {
-        self.note(&frame, State::Free);
+        note(&mut self.state, self.shift, &frame, State::Free);
         let start = frame.at() & !(self.frame_bytes() - 1);
         match self.free.get_mut(self.available) {
             Some(place) if start < self.bytes => {
@@ -500,14 +503,6 @@ impl Arena {
         fits
     }
 
-    /// Gives a frame back when `read` has seen its data.
-    #[inline(always)]
-    pub fn consume<R>(&mut self, frame: Frame, read: impl FnOnce(&[u8]) -> R) -> R {
-        let result = read(self.bytes(&frame));
-        self.free(frame);
-        result
-    }
-
     /// Copies a frame into a new one; `None` when there is no frame left.
     pub fn copy_of(&mut self, frame: &Frame) -> Option<Frame> {
         let mut copy = self.alloc()?;
@@ -563,17 +558,17 @@ impl Arena {
         }
         frame.at()
     }
+}
 
-    /// Notes whose a frame is now. Only [`State::Lent`] matters to anybody but
-    /// who looks for mistakes.
-    #[inline(always)]
-    fn note(&mut self, frame: &Frame, state: State) {
-        let index = frame.at() >> self.shift;
-        if cfg!(debug_assertions) {
-            let held = self.state[index] == State::Held;
-            assert!(held || state == State::Held, "{frame:?} freed twice");
-            self.state[index] = state;
-        }
+/// Notes whose a frame is now. Only [`State::Lent`] matters to anybody but who
+/// looks for mistakes.
+#[inline(always)]
+fn note(states: &mut [State], shift: u32, frame: &Frame, state: State) {
+    let index = frame.at() >> shift;
+    if cfg!(debug_assertions) {
+        let held = states[index] == State::Held;
+        assert!(held || state == State::Held, "{frame:?} freed twice");
+        states[index] = state;
     }
 }
 

@@ -157,8 +157,14 @@ impl<T> Fifo<T> {
     /// was not asked for stay.
     #[inline(always)]
     pub fn run(&mut self) -> Run<'_, T> {
+        self.run_of(usize::MAX)
+    }
+
+    /// As [`Fifo::run`], of at most `most` values.
+    #[inline(always)]
+    pub fn run_of(&mut self, most: usize) -> Run<'_, T> {
         let first = self.place(self.taken).min(self.slots.len());
-        let len = self.len().min(self.slots.len() - first);
+        let len = self.len().min(self.slots.len() - first).min(most);
         // All are taken until `Run` says otherwise, so that none could be
         // taken twice if that were never said.
         self.taken = self.taken.wrapping_add(len);
@@ -209,12 +215,18 @@ pub struct Run<'a, T> {
 }
 
 impl<T> Run<'_, T> {
+    /// The next value, which stays.
+    #[inline(always)]
+    pub fn first(&self) -> Option<&T> {
+        let slot = self.values.as_slice().first()?;
+        // SAFETY: the slots of the run hold values until they are read.
+        Some(unsafe { slot.assume_init_ref() })
+    }
+
     /// The next value, if it is such a one; otherwise it stays.
     #[inline(always)]
     pub fn next_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
-        let slot = self.values.as_slice().first()?;
-        // SAFETY: the slots of the run hold values until they are read.
-        if wanted(unsafe { slot.assume_init_ref() }) { self.next() } else { None }
+        if wanted(self.first()?) { self.next() } else { None }
     }
 }
 

@@ -39,6 +39,15 @@ impl<T> Shared<T> {
     fn mask(&self) -> usize {
         self.slots.len() - 1
     }
+
+    /// The `count` slots from number `first` since the ring was made on: up to
+    /// the end of the memory, and on from its start.
+    #[inline(always)]
+    fn circle(&self, first: usize, count: usize) -> [&[UnsafeCell<T>]; 2] {
+        let (start, end) = self.slots.split_at(first & self.mask());
+        let before_end = count.min(end.len());
+        [&end[..before_end], &start[..count - before_end]]
+    }
 }
 
 /// The sending end.
@@ -117,16 +126,17 @@ impl<T> Producer<T> {
     #[inline(always)]
     pub fn publish_each(&mut self, most: usize, mut write: impl FnMut(&mut T) -> bool) -> usize {
         let room = self.free(most).min(most);
-        let (slots, mask) = (&self.shared.slots[..], self.shared.mask());
         let mut count = 0;
-        while count < room {
-            let slot = &slots[self.published.wrapping_add(count) & mask];
-            // SAFETY: the slot is free (`room`), so the consumer does not touch
-            // it before `publish`; `&mut self` excludes a second writer.
-            if !slot.with_mut(|slot| write(unsafe { &mut *slot })) {
-                break;
+        'all: for part in self.shared.circle(self.published, room) {
+            for slot in part {
+                // SAFETY: the slot is free (`room`), so the consumer does not
+                // touch it before `publish`; `&mut self` excludes a second
+                // writer.
+                if !slot.with_mut(|slot| write(unsafe { &mut *slot })) {
+                    break 'all;
+                }
+                count += 1;
             }
-            count += 1;
         }
         if count > 0 {
             self.publish(count);
@@ -198,12 +208,13 @@ impl<T> Consumer<T> {
     #[inline(always)]
     pub fn release_each(&mut self, most: usize, mut read: impl FnMut(&mut T)) -> usize {
         let count = self.ready(most).min(most);
-        let (slots, mask) = (&self.shared.slots[..], self.shared.mask());
-        for ahead in 0..count {
-            let slot = &slots[self.released.wrapping_add(ahead) & mask];
-            // SAFETY: the slot is published (`count`), so the producer does not
-            // touch it before `release`; `&mut self` excludes a second reader.
-            slot.with_mut(|slot| read(unsafe { &mut *slot }));
+        for part in self.shared.circle(self.released, count) {
+            for slot in part {
+                // SAFETY: the slot is published (`count`), so the producer does
+                // not touch it before `release`; `&mut self` excludes a second
+                // reader.
+                slot.with_mut(|slot| read(unsafe { &mut *slot }));
+            }
         }
         if count > 0 {
             self.release(count);

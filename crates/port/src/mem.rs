@@ -195,9 +195,10 @@ impl Port for MemPort {
         loop {
             let mut spare = burst.spare(usize::MAX, most);
             let wanted = spare.left().min(most - came);
+            let mut take = arena.take();
             let read = self.incoming.release_each(wanted, |slot| {
                 let data = slot.bytes();
-                if let Some(mut frame) = arena.alloc_from(data) {
+                if let Some(mut frame) = take.alloc_from(data) {
                     frame.set_packed_checksum(slot.checksum);
                     bytes += data.len() as u64;
                     let full = spare.push(frame).is_err();
@@ -222,16 +223,19 @@ impl Port for MemPort {
         let (mut bytes, mut too_long, mut sent, before) = (0, 0, 0, burst.len());
         while !burst.is_empty() {
             let mut run = burst.run();
+            let mut back = arena.give_back();
             sent += self.outgoing.publish_each(run.len(), |slot| {
                 let Some(frame) = run.next() else { return false };
-                let (len, checksum) = (frame.len(), frame.packed_checksum());
-                if len > MAX_FRAME_BYTES {
-                    too_long += 1;
-                    arena.free(frame);
-                    return false;
-                }
-                bytes += len as u64;
-                arena.consume(frame, |bytes| slot.fill(bytes, checksum))
+                let checksum = frame.packed_checksum();
+                back.consume(frame, |data| {
+                    let fits = slot.fill(data, checksum);
+                    if fits {
+                        bytes += data.len() as u64;
+                    } else {
+                        too_long += 1;
+                    }
+                    fits
+                })
             });
             if self.outgoing.free(1) == 0 {
                 break;

@@ -8,15 +8,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tidegate_memory::fifo::Run;
-use tidegate_memory::{Arena, Checksum, Frame, PackedChecksum};
+use tidegate_memory::{Arena, Checksum, Fifo, Frame, PackedChecksum};
 use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol, Sum, UdpHeader,
     checksum,
 };
 
 use crate::Stack;
-use crate::udp::{NO_SOCKET, UdpId, Waiting, array_at};
+use crate::address::Addresses;
+use crate::udp::{Lookup, UdpId, Waiting, array_at};
 
 const LINK_BYTES: usize = EthernetHeader::BYTES;
 const UDP_BYTES: usize = UdpHeader::BYTES;
@@ -99,29 +99,136 @@ fn is_plain_source_v6(source: [u8; 16]) -> bool {
     source[0] != 0xff && source[..8] != [0; 8]
 }
 
-/// From where to where the last plain datagram went, and into which socket:
-/// packets of one flow often come together. Good as long as nothing but plain
-/// datagrams is taken.
-struct Memo<const N: usize> {
-    /// Addresses and ports, as they stand in headers.
-    ends: [u8; N],
-    socket: u32,
+/// What is plain in one family of addresses.
+trait Plain {
+    /// Everything in front of the payload.
+    const HEADERS_BYTES: usize;
+    /// Addresses and ports as they stand in headers, the sender's first.
+    type Ends: Copy + PartialEq;
+
+    /// Between which ends a frame goes, if it looks like a datagram at first
+    /// sight.
+    fn glance(bytes: &[u8]) -> Option<Self::Ends>;
+
+    /// Between which ends a frame goes that is plain and right.
+    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<Self::Ends>;
+
+    /// The place of the socket for a datagram, if its addresses are plain.
+    fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32>;
+
+    /// A payload with its headers in front.
+    fn waiting(frame: Frame) -> Waiting;
 }
 
-impl<const N: usize> Memo<N> {
-    /// Nothing came yet. No packet comes from a broadcast or group address.
-    const NONE: Self = Self { ends: [0xff; N], socket: NO_SOCKET };
+enum V4 {}
+
+impl Plain for V4 {
+    const HEADERS_BYTES: usize = HEADERS_V4_BYTES;
+    type Ends = [u8; 12];
+
+    #[inline(always)]
+    fn glance(bytes: &[u8]) -> Option<[u8; 12]> {
+        let head = bytes.first_chunk::<HEADERS_V4_BYTES>()?;
+        (array_at(head, 12) == [0x08, 0x00, 0x45]).then(|| array_at(head, 26))
+    }
+
+    #[inline(always)]
+    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<[u8; 12]> {
+        let head = bytes.first_chunk::<HEADERS_V4_BYTES>()?;
+        let packet_bytes = ((bytes.len() - LINK_BYTES) as u16).to_be_bytes();
+        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16).to_be_bytes();
+        // EtherType, version and header length; not a fragment, UDP; lengths.
+        let plain = link.is_front_of(head)
+            && is_at(head, 12, [0xff, 0xff, 0xff, 0], [0x08, 0x00, 0x45, 0])
+            && is_at(head, 20, [0x3f, 0xff, 0, 0xff], [0, 0, 0, Protocol::UDP.0])
+            && array_at(head, 16) == packet_bytes
+            && array_at(head, 38) == udp_bytes;
+        if !plain || !header_sum(head).is_valid() {
+            return None;
+        }
+        let filled = array_at(head, 40) != [0; 2];
+        if unchecked && filled && !datagram_sum(&bytes[26..], udp_bytes).is_valid() {
+            return None;
+        }
+        Some(array_at(head, 26))
+    }
+
+    #[inline(always)]
+    fn find(addresses: &Addresses, lookup: &Lookup, ends: &[u8; 12]) -> Option<u32> {
+        let (from, to) = (array_at(ends, 0), array_at(ends, 4));
+        let plain = is_plain_source_v4(from) && addresses.is_for_us_v4(from, to);
+        let (from, to) = ((from, array_at(ends, 8)), (to, array_at(ends, 10)));
+        plain.then(|| lookup.find_plain_v4(to, from))
+    }
+
+    #[inline(always)]
+    fn waiting(frame: Frame) -> Waiting {
+        Waiting::V4(frame)
+    }
+}
+
+enum V6 {}
+
+impl Plain for V6 {
+    const HEADERS_BYTES: usize = HEADERS_V6_BYTES;
+    type Ends = [u8; 36];
+
+    #[inline(always)]
+    fn glance(bytes: &[u8]) -> Option<[u8; 36]> {
+        let head = bytes.first_chunk::<HEADERS_V6_BYTES>()?;
+        (array_at(head, 12) == [0x86, 0xdd] && head[20] == Protocol::UDP.0)
+            .then(|| array_at(head, 22))
+    }
+
+    #[inline(always)]
+    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<[u8; 36]> {
+        let head = bytes.first_chunk::<HEADERS_V6_BYTES>()?;
+        let front = bytes.first_chunk()?;
+        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv6Header::BYTES) as u16).to_be_bytes();
+        // EtherType and version; UDP; lengths.
+        let plain = link.is_front_of(front)
+            && is_at(head, 12, [0xff, 0xff, 0xf0, 0], [0x86, 0xdd, 0x60, 0])
+            && head[20] == Protocol::UDP.0
+            && array_at(head, 18) == udp_bytes
+            && array_at(head, 58) == udp_bytes;
+        if !plain {
+            return None;
+        }
+        let filled = array_at(head, 60) != [0; 2];
+        if unchecked && !(filled && datagram_sum(&bytes[22..], udp_bytes).is_valid()) {
+            return None;
+        }
+        Some(array_at(head, 22))
+    }
+
+    #[inline(always)]
+    fn find(addresses: &Addresses, lookup: &Lookup, ends: &[u8; 36]) -> Option<u32> {
+        let (from, to) = (array_at(ends, 0), array_at(ends, 16));
+        let plain = is_plain_source_v6(from)
+            && addresses.is_ours_v6(Ipv6Addr::from(to))
+            && addresses.is_other_v6(Ipv6Addr::from(from));
+        let (from, to) = ((from, array_at(ends, 32)), (to, array_at(ends, 34)));
+        plain.then(|| lookup.find_plain_v6(to, from))
+    }
+
+    #[inline(always)]
+    fn waiting(frame: Frame) -> Waiting {
+        Waiting::V6(frame)
+    }
 }
 
 impl Stack {
-    /// Takes the frames at the front of a run that are plain.
+    /// Takes the frames at the front of a burst that are plain.
     #[inline]
-    pub(crate) fn ingest_plain(&mut self, run: &mut Run<'_, Frame>, arena: &Arena) {
+    pub(crate) fn ingest_plain(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
         loop {
-            let before = run.len();
-            self.ingest_plain_v4(run, arena);
-            self.ingest_plain_v6(run, arena);
-            if run.len() == before {
+            let before = burst.len();
+            self.ingest_plain_v4(burst, arena);
+            if burst.is_empty() {
+                return;
+            }
+            self.ingest_plain_v6(burst, arena);
+            if burst.len() == before || burst.is_empty() {
                 return;
             }
         }
@@ -129,22 +236,52 @@ impl Stack {
 
     // Functions of their own: so that all they need finds a place in registers.
     #[inline(never)]
-    fn ingest_plain_v4(&mut self, run: &mut Run<'_, Frame>, arena: &Arena) {
-        let mut memo = Memo::NONE;
-        while let Some(mut frame) = run.next_if(|frame| self.is_plain_v4(frame, arena, &mut memo)) {
-            frame.advance(HEADERS_V4_BYTES);
-            let len = frame.len();
-            self.enqueue_plain(memo.socket, Waiting::V4(frame), len);
-        }
+    fn ingest_plain_v4(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
+        self.ingest_plain_of::<V4>(burst, arena);
     }
 
     #[inline(never)]
-    fn ingest_plain_v6(&mut self, run: &mut Run<'_, Frame>, arena: &Arena) {
-        let mut memo = Memo::NONE;
-        while let Some(mut frame) = run.next_if(|frame| self.is_plain_v6(frame, arena, &mut memo)) {
-            frame.advance(HEADERS_V6_BYTES);
-            let len = frame.len();
-            self.enqueue_plain(memo.socket, Waiting::V6(frame), len);
+    fn ingest_plain_v6(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
+        self.ingest_plain_of::<V6>(burst, arena);
+    }
+
+    /// Takes the plain frames of one family, socket by socket: of one socket
+    /// there are often many together, and often of one flow.
+    #[inline(always)]
+    fn ingest_plain_of<P: Plain>(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
+        let Self { plain_link, addresses, udp, counters, events, .. } = self;
+        let link = *plain_link;
+        let (sockets, lookup) = udp.parts();
+        let mut run = burst.run();
+        while let Some(mut ends) = run.first().and_then(|frame| P::glance(arena.bytes(frame))) {
+            let Some(index) = P::find(addresses, lookup, &ends) else { return };
+            let Some((id, socket)) = sockets.at(index) else { return };
+            let (before, was_empty) = (run.len(), socket.is_empty());
+            let mut queue = socket.fill(before, &mut counters.held);
+            while let Some(mut frame) = run.next_if(|frame| {
+                let bytes = arena.bytes(frame);
+                let Some(between) = P::read(link, bytes, frame.is_unchecked()) else {
+                    return false;
+                };
+                if between != ends {
+                    if P::find(addresses, lookup, &between) != Some(index) {
+                        return false;
+                    }
+                    ends = between;
+                }
+                queue.has_room(bytes.len() - P::HEADERS_BYTES)
+            }) {
+                frame.advance(P::HEADERS_BYTES);
+                let len = frame.len();
+                queue.push(P::waiting(frame), len);
+            }
+            drop(queue);
+            if run.len() == before {
+                return;
+            }
+            if was_empty {
+                socket.tell_readable(id, events);
+            }
         }
     }
 
@@ -154,126 +291,40 @@ impl Stack {
         let (whole, bytes) = (frame.len(), arena.bytes(&frame));
         let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return Some(frame) };
         let length = |at| usize::from(u16::from_be_bytes(array_at(head, at)));
-        let packet_bytes =
-            if head[14] >> 4 == 4 { length(16) } else { length(18) + Ipv6Header::BYTES };
+        let is_v4 = head[14] >> 4 == 4;
+        let packet_bytes = if is_v4 { length(16) } else { length(18) + Ipv6Header::BYTES };
         frame.truncate(LINK_BYTES + packet_bytes);
-        let (mut v4, mut v6) = (Memo::NONE, Memo::NONE);
-        let (headers_bytes, is_v4) = if self.is_plain_v4(&frame, arena, &mut v4) {
-            (HEADERS_V4_BYTES, true)
-        } else if self.is_plain_v6(&frame, arena, &mut v6) {
-            (HEADERS_V6_BYTES, false)
+        let frame = if is_v4 {
+            self.ingest_plain_one::<V4>(frame, arena)
         } else {
+            self.ingest_plain_one::<V6>(frame, arena)
+        };
+        frame.map(|mut frame| {
             // Whoever looks closer sees it all.
             arena.set_len(&mut frame, whole);
+            frame
+        })
+    }
+
+    /// Takes a frame, if it is plain and its socket has room. Gives it back
+    /// otherwise.
+    fn ingest_plain_one<P: Plain>(&mut self, mut frame: Frame, arena: &Arena) -> Option<Frame> {
+        let (sockets, lookup) = self.udp.parts();
+        let ends = P::read(self.plain_link, arena.bytes(&frame), frame.is_unchecked());
+        let index = ends.and_then(|ends| P::find(&self.addresses, lookup, &ends));
+        let Some((id, socket)) = index.and_then(|index| sockets.at(index)) else {
             return Some(frame);
         };
-        frame.advance(headers_bytes);
+        if socket.has_room(frame.len() - P::HEADERS_BYTES).is_err() {
+            return Some(frame);
+        }
+        frame.advance(P::HEADERS_BYTES);
         let len = frame.len();
-        if is_v4 {
-            self.enqueue_plain(v4.socket, Waiting::V4(frame), len);
-        } else {
-            self.enqueue_plain(v6.socket, Waiting::V6(frame), len);
+        self.counters.held += 1;
+        if socket.push_plain(P::waiting(frame), len) {
+            socket.tell_readable(id, &mut self.events);
         }
         None
-    }
-
-    /// Whether a frame is plain and goes to the socket that the memo then says,
-    /// which has room for it.
-    #[inline(always)]
-    fn is_plain_v4(&self, frame: &Frame, arena: &Arena, memo: &mut Memo<12>) -> bool {
-        let bytes = arena.bytes(frame);
-        let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return false };
-        let packet_bytes = ((bytes.len() - LINK_BYTES) as u16).to_be_bytes();
-        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16).to_be_bytes();
-        // EtherType, version and header length; not a fragment, UDP; lengths.
-        let plain = self.plain_link.is_front_of(head)
-            && is_at(head, 12, [0xff, 0xff, 0xff, 0], [0x08, 0x00, 0x45, 0])
-            && is_at(head, 20, [0x3f, 0xff, 0, 0xff], [0, 0, 0, Protocol::UDP.0])
-            && array_at(head, 16) == packet_bytes
-            && array_at(head, 38) == udp_bytes;
-        if !plain || !header_sum(head).is_valid() {
-            return false;
-        }
-        let filled = array_at(head, 40) != [0; 2];
-        if frame.is_unchecked() && filled && !datagram_sum(&bytes[26..], udp_bytes).is_valid() {
-            return false;
-        }
-        let ends = array_at(head, 26);
-        if ends != memo.ends {
-            let Some(socket) = self.find_plain_v4(&ends) else { return false };
-            *memo = Memo { ends, socket };
-        }
-        self.has_room(memo.socket, bytes.len() - HEADERS_V4_BYTES)
-    }
-
-    /// As [`Stack::is_plain_v4`].
-    #[inline(always)]
-    fn is_plain_v6(&self, frame: &Frame, arena: &Arena, memo: &mut Memo<36>) -> bool {
-        let bytes = arena.bytes(frame);
-        let Some(head) = bytes.first_chunk::<HEADERS_V6_BYTES>() else { return false };
-        let Some(front) = bytes.first_chunk() else { return false };
-        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv6Header::BYTES) as u16).to_be_bytes();
-        // EtherType and version; UDP; lengths.
-        let plain = self.plain_link.is_front_of(front)
-            && is_at(head, 12, [0xff, 0xff, 0xf0, 0], [0x86, 0xdd, 0x60, 0])
-            && head[20] == Protocol::UDP.0
-            && array_at(head, 18) == udp_bytes
-            && array_at(head, 58) == udp_bytes;
-        if !plain {
-            return false;
-        }
-        let filled = array_at(head, 60) != [0; 2];
-        if frame.is_unchecked() && !(filled && datagram_sum(&bytes[22..], udp_bytes).is_valid()) {
-            return false;
-        }
-        let ends = array_at(head, 22);
-        if ends != memo.ends {
-            let Some(socket) = self.find_plain_v6(&ends) else { return false };
-            *memo = Memo { ends, socket };
-        }
-        self.has_room(memo.socket, bytes.len() - HEADERS_V6_BYTES)
-    }
-
-    /// The socket for a datagram, if its addresses are plain.
-    #[inline(always)]
-    fn find_plain_v4(&self, ends: &[u8; 12]) -> Option<u32> {
-        let (from, to) = (array_at(ends, 0), array_at(ends, 4));
-        let plain = is_plain_source_v4(from) && self.addresses.is_for_us_v4(from, to);
-        let (from, to) = ((from, array_at(ends, 8)), (to, array_at(ends, 10)));
-        plain.then(|| self.udp.find_plain_v4(to, from))
-    }
-
-    /// As [`Stack::find_plain_v4`].
-    #[inline(always)]
-    fn find_plain_v6(&self, ends: &[u8; 36]) -> Option<u32> {
-        let (from, to) = (array_at(ends, 0), array_at(ends, 16));
-        let plain = is_plain_source_v6(from)
-            && self.addresses.is_ours_v6(Ipv6Addr::from(to))
-            && self.addresses.is_other_v6(Ipv6Addr::from(from));
-        let (from, to) = ((from, array_at(ends, 32)), (to, array_at(ends, 34)));
-        plain.then(|| self.udp.find_plain_v6(to, from))
-    }
-
-    #[inline(always)]
-    fn has_room(&self, index: u32, len: usize) -> bool {
-        self.udp.look_at(index).is_some_and(|socket| socket.has_room(len).is_ok())
-    }
-
-    /// Puts a datagram into the queue of a socket that has room for it.
-    #[inline(always)]
-    fn enqueue_plain(&mut self, index: u32, datagram: Waiting, len: usize) {
-        let Some((_, socket)) = self.udp.at(index) else { return };
-        self.counters.held += 1;
-        if socket.push_plain(datagram, len) {
-            self.on_readable(index);
-        }
-    }
-
-    #[inline(never)]
-    fn on_readable(&mut self, index: u32) {
-        if let Some((id, _)) = self.udp.at(index) {
-            self.tell_readable(id);
-        }
     }
 }
 
@@ -286,6 +337,34 @@ pub(crate) struct Template {
     header: u16,
     /// The sum of the pseudo-header, the same way.
     pseudo: u16,
+}
+
+/// Source and destination port as they stand in a header.
+#[derive(Clone, Copy)]
+pub(crate) struct Ports(u32);
+
+impl Ports {
+    /// Those of a header that begins with these bytes.
+    #[inline(always)]
+    pub(crate) fn of(bytes: [u8; 4]) -> Self {
+        Self(u32::from_ne_bytes(bytes))
+    }
+
+    #[inline(always)]
+    pub(crate) fn new(source: u16, destination: u16) -> Self {
+        Self((u32::from(source) << 16 | u32::from(destination)).to_be())
+    }
+
+    #[inline(always)]
+    pub(crate) fn source(self) -> u16 {
+        (u32::from_be(self.0) >> 16) as u16
+    }
+
+    /// For the way back.
+    #[inline(always)]
+    pub(crate) fn swapped(self) -> Self {
+        Self(self.0.rotate_left(16))
+    }
 }
 
 /// The one's complement sum of two numbers.
@@ -358,7 +437,7 @@ impl Stack {
         if !socket.sends_plainly || socket.bound.is_ipv4() != remote.is_ipv4() {
             return Some(frame);
         }
-        let ports = [socket.local.port().to_be_bytes(), remote.port().to_be_bytes()];
+        let ports = Ports::new(socket.local.port(), remote.port());
         let partial = self.transmit_checksum;
         let len = frame.len();
         let mut frame = frame;
@@ -417,8 +496,7 @@ impl Template {
         array_at::<16, 54>(&self.bytes, LINK_BYTES + 8).into()
     }
 
-    /// Writes the headers in front of a payload, with the ports as they shall
-    /// stand there: ours and the peer's. Returns what is to be noted
+    /// Writes the headers in front of a payload. Returns what is to be noted
     /// about the checksum: of everything, or of the pseudo-header alone when
     /// the port completes it.
     #[inline(always)]
@@ -426,18 +504,17 @@ impl Template {
         &self,
         head: &mut [u8; HEADERS_V4_BYTES],
         payload: &[u8],
-        ports: [[u8; 2]; 2],
+        ports: Ports,
         partial: bool,
     ) -> PackedChecksum {
         const PARTIAL: PackedChecksum =
             PackedChecksum::new(Checksum::Partial { start: 34, offset: 6 });
         let udp_bytes = (payload.len() + UDP_BYTES) as u16;
         let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
-        put(head, 0, array_at::<34, 54>(&self.bytes, 0));
+        head[..34].copy_from_slice(&self.bytes[..34]);
         put(head, 16, total_bytes.to_be_bytes());
         put(head, 24, (!add(self.header, total_bytes.to_be())).to_ne_bytes());
-        put(head, 34, ports[0]);
-        put(head, 36, ports[1]);
+        put(head, 34, ports.0.to_ne_bytes());
         put(head, 38, udp_bytes.to_be_bytes());
         put(head, 40, self.udp_checksum(ports, payload, partial));
         if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
@@ -449,16 +526,15 @@ impl Template {
         &self,
         head: &mut [u8; HEADERS_V6_BYTES],
         payload: &[u8],
-        ports: [[u8; 2]; 2],
+        ports: Ports,
         partial: bool,
     ) -> PackedChecksum {
         const PARTIAL: PackedChecksum =
             PackedChecksum::new(Checksum::Partial { start: 54, offset: 6 });
         let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        put(head, 0, self.bytes);
+        head[..54].copy_from_slice(&self.bytes);
         put(head, 18, udp_bytes.to_be_bytes());
-        put(head, 54, ports[0]);
-        put(head, 56, ports[1]);
+        put(head, 54, ports.0.to_ne_bytes());
         put(head, 58, udp_bytes.to_be_bytes());
         put(head, 60, self.udp_checksum(ports, payload, partial));
         if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
@@ -466,14 +542,13 @@ impl Template {
 
     /// The field as it is sent.
     #[inline(always)]
-    fn udp_checksum(&self, ports: [[u8; 2]; 2], payload: &[u8], partial: bool) -> [u8; 2] {
+    fn udp_checksum(&self, ports: Ports, payload: &[u8], partial: bool) -> [u8; 2] {
         let udp_bytes = (payload.len() + UDP_BYTES) as u16;
         let pseudo = add(self.pseudo, udp_bytes.to_be());
         if partial {
             return pseudo.to_ne_bytes();
         }
-        let [[a, b], [c, d]] = ports;
-        Sum::of_words([u64::from(pseudo), u32::from_ne_bytes([a, b, c, d]).into()])
+        Sum::of_words([u64::from(pseudo), u64::from(ports.0)])
             .with_u16(udp_bytes)
             .with(payload)
             .udp_checksum()

@@ -186,14 +186,11 @@ impl Stack {
     /// Takes all frames of a burst, as [`Stack::ingest`] does.
     #[inline]
     pub fn ingest_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
+        self.counters.received += burst.len() as u64;
         while !burst.is_empty() {
-            let mut run = burst.run();
-            self.counters.received += run.len() as u64;
-            loop {
-                self.ingest_plain(&mut run, arena);
-                let Some(frame) = run.next() else { break };
-                self.ingest_one(now_ns, frame, arena);
-            }
+            self.ingest_plain(burst, arena);
+            let Some(frame) = burst.pop_front() else { break };
+            self.ingest_one(now_ns, frame, arena);
         }
         self.tcp_flush(now_ns, arena);
     }

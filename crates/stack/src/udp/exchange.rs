@@ -5,11 +5,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidegate_memory::fifo::Spare;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
 use super::socket::Socket;
 use super::{Datagram, Payload, UdpId, Waiting, array_at};
-use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, Template};
+use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, Ports, Template};
 use crate::path::Paths;
 use crate::{Counters, Stack};
 
@@ -44,21 +45,21 @@ pub struct InPlace<'a> {
 struct Ends<const A: usize, const B: usize> {
     /// The peer's and ours.
     addresses: [u8; B],
-    /// As they stand in the answer: ours and the peer's.
-    ports: [[u8; 2]; 2],
+    /// The peer's and ours.
+    ports: Ports,
 }
 
 impl Ends<4, 8> {
     #[inline(always)]
     fn v4(head: &[u8; HEADERS_V4_BYTES]) -> Self {
-        Self { addresses: array_at(head, 26), ports: [array_at(head, 36), array_at(head, 34)] }
+        Self { addresses: array_at(head, 26), ports: Ports::of(array_at(head, 34)) }
     }
 }
 
 impl Ends<16, 32> {
     #[inline(always)]
     fn v6(head: &[u8; HEADERS_V6_BYTES]) -> Self {
-        Self { addresses: array_at(head, 22), ports: [array_at(head, 56), array_at(head, 54)] }
+        Self { addresses: array_at(head, 22), ports: Ports::of(array_at(head, 54)) }
     }
 }
 
@@ -81,13 +82,7 @@ impl<const A: usize, const B: usize> Ends<A, B> {
             ip => ip,
         };
         let (remote, local) = self.split();
-        (SocketAddr::new(ip(remote), u16::from_be_bytes(self.ports[1])), ip(local))
-    }
-
-    /// Whether the peer can be answered.
-    #[inline(always)]
-    fn has_peer(&self) -> bool {
-        self.ports[1] != [0; 2]
+        (SocketAddr::new(ip(remote), self.ports.source()), ip(local))
     }
 }
 
@@ -117,78 +112,120 @@ impl<const N: usize> Last<'_, N> {
 }
 
 impl<'a> Way<'a, 8> {
-    /// The headers for an answer, if it can go the short way.
+    /// Whether an answer of `len` bytes can go the short way; `last` is that
+    /// way then.
     #[inline(always)]
-    fn template_v4(&mut self, ends: &Ends<4, 8>, len: usize) -> Option<&'a Template> {
+    fn is_short_v4(&mut self, ends: &Ends<4, 8>, len: usize) -> bool {
         if self.last.addresses != ends.addresses {
             let (remote, local) = ends.split();
-            let path = self.paths.get(self.now_ns, Ipv4Addr::from(remote).into())?;
-            let (template, plain_bytes) = (&path.template, path.plain_bytes);
-            if template.source_v4() != Ipv4Addr::from(local) {
-                return None;
+            let path = self.paths.get(self.now_ns, Ipv4Addr::from(remote).into());
+            let Some(path) = path else { return false };
+            if path.template.source_v4() != Ipv4Addr::from(local) {
+                return false;
             }
+            let (template, plain_bytes) = (&path.template, path.plain_bytes);
             self.last = Last { addresses: ends.addresses, template, plain_bytes };
         }
-        let fits = len + HEADERS_V4_BYTES <= self.last.plain_bytes;
-        (fits && ends.has_peer()).then_some(self.last.template)
+        len + HEADERS_V4_BYTES <= self.last.plain_bytes && ends.ports.source() != 0
     }
 }
 
 impl<'a> Way<'a, 32> {
-    /// The headers for an answer, if it can go the short way.
+    /// Whether an answer of `len` bytes can go the short way; `last` is that
+    /// way then.
     #[inline(always)]
-    fn template_v6(&mut self, ends: &Ends<16, 32>, len: usize) -> Option<&'a Template> {
+    fn is_short_v6(&mut self, ends: &Ends<16, 32>, len: usize) -> bool {
         if self.last.addresses != ends.addresses {
             let (remote, local) = ends.split();
-            let path = self.paths.get(self.now_ns, Ipv6Addr::from(remote).into())?;
-            let (template, plain_bytes) = (&path.template, path.plain_bytes);
-            if template.source_v6() != Ipv6Addr::from(local) {
-                return None;
+            let path = self.paths.get(self.now_ns, Ipv6Addr::from(remote).into());
+            let Some(path) = path else { return false };
+            if path.template.source_v6() != Ipv6Addr::from(local) {
+                return false;
             }
+            let (template, plain_bytes) = (&path.template, path.plain_bytes);
             self.last = Last { addresses: ends.addresses, template, plain_bytes };
         }
-        let fits = len + HEADERS_V6_BYTES <= self.last.plain_bytes;
-        (fits && ends.has_peer()).then_some(self.last.template)
+        len + HEADERS_V6_BYTES <= self.last.plain_bytes && ends.ports.source() != 0
     }
 }
 
-/// What became of a datagram that was to be answered.
-enum Answered {
-    /// There is nothing to send.
-    No,
-    /// The answer, ready to be sent.
-    Ready(Frame),
-    /// The answer, to be sent some longer way.
-    Long(Long),
+/// An answer that does not go the short way.
+struct Answer {
+    frame: Frame,
+    to: SocketAddr,
+    from: IpAddr,
 }
 
 /// What does not go the short way.
 enum Long {
-    /// An answer, where it goes, and from where.
-    Answer(Frame, SocketAddr, IpAddr),
+    /// An answer.
+    Answer(Answer),
     /// A datagram that was not answered yet.
     Datagram(Datagram),
 }
 
+/// Answers that are ready to be sent.
+struct Ready<'a> {
+    queue: Spare<'a, Frame>,
+    /// The places there were in the queue.
+    left: usize,
+    transmitted: &'a mut u64,
+}
+
+impl<'a> Ready<'a> {
+    fn new(queue: Spare<'a, Frame>, transmitted: &'a mut u64) -> Self {
+        Self { left: queue.left(), queue, transmitted }
+    }
+
+    /// Queues a frame of which `len` bytes are the answer and whose headers are
+    /// in place, in front of it. There is room.
+    #[inline(always)]
+    fn push<const HEADERS: usize>(
+        &mut self,
+        arena: &mut Arena,
+        mut frame: Frame,
+        len: usize,
+        checksum: PackedChecksum,
+    ) {
+        if !arena.set_len(&mut frame, len) {
+            return lost(arena, frame);
+        }
+        frame.retreat(HEADERS);
+        frame.set_packed_checksum(checksum);
+        if let Err(frame) = self.queue.push(frame) {
+            lost(arena, frame);
+        }
+    }
+}
+
+impl Drop for Ready<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.transmitted += (self.left - self.queue.left()) as u64;
+    }
+}
+
 /// Where answers are written.
 trait Place {
-    /// Has a datagram answered that waits as [`Waiting::V4`].
+    /// Has a datagram answered that waits as [`Waiting::V4`]. Returns what does
+    /// not go the short way.
     fn answer_v4(
         &mut self,
         way: &mut Way<'_, 8>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         frame: Frame,
-        open: bool,
-    ) -> Answered;
+    ) -> Option<Answer>;
 
-    /// Has a datagram answered that waits as [`Waiting::V6`].
+    /// Has a datagram answered that waits as [`Waiting::V6`], as
+    /// [`Place::answer_v4`].
     fn answer_v6(
         &mut self,
         way: &mut Way<'_, 32>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         frame: Frame,
-        open: bool,
-    ) -> Answered;
+    ) -> Option<Answer>;
 
     /// Has any datagram answered. `send` takes the answer.
     fn answer_any(
@@ -207,52 +244,60 @@ impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
     fn answer_v4(
         &mut self,
         way: &mut Way<'_, 8>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         mut frame: Frame,
-        open: bool,
-    ) -> Answered {
+    ) -> Option<Answer> {
         let asked = frame.len();
-        let Some((head, room)) = arena.headers_mut(&mut frame) else { return lost(arena, frame) };
+        let Some((head, room)) = arena.headers_mut(&mut frame) else {
+            lost(arena, frame);
+            return None;
+        };
         let ends = Ends::v4(head);
         let (from, to) = ends.present(way.mapped);
         let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
         let Some(payload) = len.and_then(|len| room.get(..len)) else {
             arena.free(frame);
-            return Answered::No;
+            return None;
         };
         let len = payload.len();
-        let template = way.template_v4(&ends, len).filter(|_| open);
-        let Some(template) = template else {
-            return long(arena, frame, len, ends.present(false));
-        };
-        let checksum = template.emit_v4(head, payload, ends.ports, way.partial);
-        ready::<HEADERS_V4_BYTES>(arena, frame, len, checksum)
+        if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
+            return Some(long(arena, frame, len, ends.present(false)));
+        }
+        let ports = ends.ports.swapped();
+        let checksum = way.last.template.emit_v4(head, payload, ports, way.partial);
+        ready.push::<HEADERS_V4_BYTES>(arena, frame, len, checksum);
+        None
     }
 
     #[inline(always)]
     fn answer_v6(
         &mut self,
         way: &mut Way<'_, 32>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         mut frame: Frame,
-        open: bool,
-    ) -> Answered {
+    ) -> Option<Answer> {
         let asked = frame.len();
-        let Some((head, room)) = arena.headers_mut(&mut frame) else { return lost(arena, frame) };
+        let Some((head, room)) = arena.headers_mut(&mut frame) else {
+            lost(arena, frame);
+            return None;
+        };
         let ends = Ends::v6(head);
         let (from, to) = ends.present(way.mapped);
         let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
         let Some(payload) = len.and_then(|len| room.get(..len)) else {
             arena.free(frame);
-            return Answered::No;
+            return None;
         };
         let len = payload.len();
-        let template = way.template_v6(&ends, len).filter(|_| open);
-        let Some(template) = template else {
-            return long(arena, frame, len, ends.present(false));
-        };
-        let checksum = template.emit_v6(head, payload, ends.ports, way.partial);
-        ready::<HEADERS_V6_BYTES>(arena, frame, len, checksum)
+        if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
+            return Some(long(arena, frame, len, ends.present(false)));
+        }
+        let ports = ends.ports.swapped();
+        let checksum = way.last.template.emit_v6(head, payload, ports, way.partial);
+        ready.push::<HEADERS_V6_BYTES>(arena, frame, len, checksum);
+        None
     }
 
     fn answer_any(
@@ -314,42 +359,54 @@ impl<F: FnMut(Request<'_>, &mut [u8]) -> Option<usize>> Place for Apart<F> {
     fn answer_v4(
         &mut self,
         way: &mut Way<'_, 8>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         frame: Frame,
-        open: bool,
-    ) -> Answered {
-        let Some(ends) = arena.headers(&frame).map(Ends::v4) else { return lost(arena, frame) };
-        let reply = self.answer(arena, frame, ends.present(way.mapped));
-        let Some(mut reply) = reply else { return Answered::No };
-        let len = reply.len();
-        let template = way.template_v4(&ends, len).filter(|_| open);
-        let Some(template) = template else {
-            return long(arena, reply, len, ends.present(false));
+    ) -> Option<Answer> {
+        let Some(ends) = arena.headers(&frame).map(Ends::v4) else {
+            lost(arena, frame);
+            return None;
         };
-        let Some((head, room)) = arena.headers_mut(&mut reply) else { return lost(arena, reply) };
-        let checksum = template.emit_v4(head, &room[..len], ends.ports, way.partial);
-        ready::<HEADERS_V4_BYTES>(arena, reply, len, checksum)
+        let mut reply = self.answer(arena, frame, ends.present(way.mapped))?;
+        let len = reply.len();
+        if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
+            return Some(long(arena, reply, len, ends.present(false)));
+        }
+        let Some((head, room)) = arena.headers_mut(&mut reply) else {
+            lost(arena, reply);
+            return None;
+        };
+        let ports = ends.ports.swapped();
+        let checksum = way.last.template.emit_v4(head, &room[..len], ports, way.partial);
+        ready.push::<HEADERS_V4_BYTES>(arena, reply, len, checksum);
+        None
     }
 
     #[inline(always)]
     fn answer_v6(
         &mut self,
         way: &mut Way<'_, 32>,
+        ready: &mut Ready<'_>,
         arena: &mut Arena,
         frame: Frame,
-        open: bool,
-    ) -> Answered {
-        let Some(ends) = arena.headers(&frame).map(Ends::v6) else { return lost(arena, frame) };
-        let reply = self.answer(arena, frame, ends.present(way.mapped));
-        let Some(mut reply) = reply else { return Answered::No };
-        let len = reply.len();
-        let template = way.template_v6(&ends, len).filter(|_| open);
-        let Some(template) = template else {
-            return long(arena, reply, len, ends.present(false));
+    ) -> Option<Answer> {
+        let Some(ends) = arena.headers(&frame).map(Ends::v6) else {
+            lost(arena, frame);
+            return None;
         };
-        let Some((head, room)) = arena.headers_mut(&mut reply) else { return lost(arena, reply) };
-        let checksum = template.emit_v6(head, &room[..len], ends.ports, way.partial);
-        ready::<HEADERS_V6_BYTES>(arena, reply, len, checksum)
+        let mut reply = self.answer(arena, frame, ends.present(way.mapped))?;
+        let len = reply.len();
+        if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
+            return Some(long(arena, reply, len, ends.present(false)));
+        }
+        let Some((head, room)) = arena.headers_mut(&mut reply) else {
+            lost(arena, reply);
+            return None;
+        };
+        let ports = ends.ports.swapped();
+        let checksum = way.last.template.emit_v6(head, &room[..len], ports, way.partial);
+        ready.push::<HEADERS_V6_BYTES>(arena, reply, len, checksum);
+        None
     }
 
     fn answer_any(
@@ -420,14 +477,20 @@ impl Stack {
         while taken < most {
             let left = most - taken;
             let (count, long) = match self.udp.get(id).and_then(Socket::front) {
-                Some(Waiting::V4(_)) => self.exchange_v4(now_ns, arena, id, left, place),
-                Some(Waiting::V6(_)) => self.exchange_v6(now_ns, arena, id, left, place),
+                Some(Waiting::V4(_)) => {
+                    let (count, answer) = self.exchange_v4(now_ns, arena, id, left, place);
+                    (count, answer.map(Long::Answer))
+                }
+                Some(Waiting::V6(_)) => {
+                    let (count, answer) = self.exchange_v6(now_ns, arena, id, left, place);
+                    (count, answer.map(Long::Answer))
+                }
                 Some(Waiting::Described) => (1, self.udp_receive(arena, id).map(Long::Datagram)),
                 None => break,
             };
             taken += count;
             match long {
-                Some(Long::Answer(frame, to, from)) => {
+                Some(Long::Answer(Answer { frame, to, from })) => {
                     self.send_long(now_ns, arena, id, (to, from), Payload::Frame(frame));
                 }
                 Some(Long::Datagram(datagram)) => {
@@ -455,11 +518,10 @@ impl Stack {
         id: UdpId,
         most: usize,
         place: &mut P,
-    ) -> (usize, Option<Long>) {
+    ) -> (usize, Option<Answer>) {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
         let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut tally = Tally { held, delivered, transmitted, taken: 0, sent: 0 };
         let mut way = Way {
             now_ns,
             paths: &self.paths,
@@ -467,23 +529,16 @@ impl Stack {
             mapped: socket.bound.is_ipv6(),
             last: Last::NONE,
         };
-        let mut queue = self.transmit.spare(limit, 0);
-        let (mut run, mut room) = socket.run();
-        while tally.taken < most {
-            let next = run.next_if(|waiting| matches!(waiting, Waiting::V4(_)));
-            let Some(Waiting::V4(frame)) = next else { break };
-            tally.taken += 1;
-            room.give(frame.len());
-            match place.answer_v4(&mut way, arena, frame, !queue.is_full()) {
-                Answered::No => {}
-                Answered::Ready(frame) => match queue.push(frame) {
-                    Ok(()) => tally.sent += 1,
-                    Err(frame) => arena.free(frame),
-                },
-                Answered::Long(long) => return (tally.taken, Some(long)),
+        let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
+        let mut queue = socket.empty(most, held, delivered);
+        while let Some(Waiting::V4(frame)) =
+            queue.next_if(|waiting| matches!(waiting, Waiting::V4(_)))
+        {
+            if let Some(answer) = place.answer_v4(&mut way, &mut ready, arena, frame) {
+                return (queue.taken(), Some(answer));
             }
         }
-        (tally.taken, None)
+        (queue.taken(), None)
     }
 
     /// Has IPv6 datagrams at the front answered, up to the first that does not
@@ -498,11 +553,10 @@ impl Stack {
         id: UdpId,
         most: usize,
         place: &mut P,
-    ) -> (usize, Option<Long>) {
+    ) -> (usize, Option<Answer>) {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
         let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut tally = Tally { held, delivered, transmitted, taken: 0, sent: 0 };
         let mut way = Way {
             now_ns,
             paths: &self.paths,
@@ -510,23 +564,16 @@ impl Stack {
             mapped: socket.bound.is_ipv6(),
             last: Last::NONE,
         };
-        let mut queue = self.transmit.spare(limit, 0);
-        let (mut run, mut room) = socket.run();
-        while tally.taken < most {
-            let next = run.next_if(|waiting| matches!(waiting, Waiting::V6(_)));
-            let Some(Waiting::V6(frame)) = next else { break };
-            tally.taken += 1;
-            room.give(frame.len());
-            match place.answer_v6(&mut way, arena, frame, !queue.is_full()) {
-                Answered::No => {}
-                Answered::Ready(frame) => match queue.push(frame) {
-                    Ok(()) => tally.sent += 1,
-                    Err(frame) => arena.free(frame),
-                },
-                Answered::Long(long) => return (tally.taken, Some(long)),
+        let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
+        let mut queue = socket.empty(most, held, delivered);
+        while let Some(Waiting::V6(frame)) =
+            queue.next_if(|waiting| matches!(waiting, Waiting::V6(_)))
+        {
+            if let Some(answer) = place.answer_v6(&mut way, &mut ready, arena, frame) {
+                return (queue.taken(), Some(answer));
             }
         }
-        (tally.taken, None)
+        (queue.taken(), None)
     }
 
     #[inline(never)]
@@ -545,24 +592,6 @@ impl Stack {
             }
             Payload::Owned(bytes) => self.udp_send(now_ns, arena, id, Some(to), Some(from), &bytes),
         };
-    }
-}
-
-/// Counts what was exchanged, whatever ends the exchange.
-struct Tally<'a> {
-    held: &'a mut u64,
-    delivered: &'a mut u64,
-    transmitted: &'a mut u64,
-    taken: usize,
-    sent: usize,
-}
-
-impl Drop for Tally<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        *self.held -= self.taken as u64;
-        *self.delivered += self.taken as u64;
-        *self.transmitted += self.sent as u64;
     }
 }
 
@@ -587,32 +616,15 @@ fn cut(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Option<Frame>
 }
 
 #[inline(always)]
-fn long(arena: &Arena, mut frame: Frame, len: usize, (to, from): (SocketAddr, IpAddr)) -> Answered {
+fn long(arena: &Arena, mut frame: Frame, len: usize, (to, from): (SocketAddr, IpAddr)) -> Answer {
     let fits = arena.set_len(&mut frame, len);
     debug_assert!(fits, "an answer lies in its room");
-    Answered::Long(Long::Answer(frame, to, from))
+    Answer { frame, to, from }
 }
 
-/// What waits in a queue has headers in front.
+/// What waits in a queue has headers in front, and an answer has a place.
 #[cold]
-fn lost(arena: &mut Arena, frame: Frame) -> Answered {
-    debug_assert!(false, "a datagram lost its headers");
+fn lost(arena: &mut Arena, frame: Frame) {
+    debug_assert!(false, "a datagram lost its headers or its place");
     arena.free(frame);
-    Answered::No
-}
-
-/// An answer of `len` bytes whose headers are in place.
-#[inline(always)]
-fn ready<const HEADERS: usize>(
-    arena: &mut Arena,
-    mut frame: Frame,
-    len: usize,
-    checksum: PackedChecksum,
-) -> Answered {
-    if !arena.set_len(&mut frame, len) {
-        return lost(arena, frame);
-    }
-    frame.retreat(HEADERS);
-    frame.set_packed_checksum(checksum);
-    Answered::Ready(frame)
 }

@@ -3,6 +3,7 @@
 mod datagram;
 mod exchange;
 mod fill;
+mod lookup;
 mod ports;
 mod receive;
 mod send;
@@ -13,10 +14,11 @@ pub use datagram::Datagram;
 pub(crate) use datagram::{Payload, Waiting, array_at};
 pub use exchange::{InPlace, Request};
 pub use fill::FULL;
+pub(crate) use lookup::Lookup;
 pub(crate) use ports::choose as choose_port;
 pub(crate) use receive::{Delivery, IpInfo};
 pub use socket::{UdpId, UdpOptions};
-pub(crate) use table::{NO_SOCKET, UdpTable};
+pub(crate) use table::UdpTable;
 
 use std::net::{IpAddr, SocketAddr};
 

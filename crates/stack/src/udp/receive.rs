@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::{DropReason, UdpHeader, udp};
 
-use super::{Datagram, Payload, UdpId};
+use super::{Datagram, Payload};
+use crate::Stack;
 use crate::ethernet::Arrival;
 use crate::stack::Fate;
-use crate::{Event, Stack};
 
 /// What the IP header says about a packet.
 #[derive(Clone, Copy)]
@@ -125,18 +125,7 @@ impl Stack {
         };
         self.counters.held += 1;
         if socket.push(datagram) {
-            self.tell_readable(id);
-        }
-    }
-
-    /// Tells that a receive queue is no longer empty.
-    #[inline]
-    pub(crate) fn tell_readable(&mut self, id: UdpId) {
-        if let Some(socket) = self.udp.get_mut(id)
-            && !socket.readable_told
-        {
-            socket.readable_told = true;
-            self.events.push_back(Event::Readable(id));
+            socket.tell_readable(id, &mut self.events);
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tidegate_memory::fifo::Run;
+use tidegate_memory::fifo::{Run, Spare};
 use tidegate_memory::{Arena, Fifo};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
 use super::datagram::Waiting;
-use crate::{Limits, SocketError};
+use crate::{Event, Limits, SocketError};
 
 /// The name of a socket. Never used again for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -148,6 +148,12 @@ impl Socket {
         (queue_packets.unwrap_or(usize::MAX), queue_bytes.unwrap_or(usize::MAX))
     }
 
+    /// Whether nothing waits.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// How many datagrams wait.
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
@@ -162,6 +168,23 @@ impl Socket {
         self.take_room(len);
         self.queue.push_back(datagram);
         was_empty
+    }
+
+    /// To put many datagrams at the end of the queue, with the headers that tell
+    /// about them, one after the other: as many as there are places side by
+    /// side, of which `wanted` are made at first. They are counted in `held`.
+    #[inline(always)]
+    pub(crate) fn fill<'a>(&'a mut self, wanted: usize, held: &'a mut u64) -> Filling<'a> {
+        let Self { queue, free_packets, free_bytes, .. } = self;
+        let places = queue.spare(queue.len() + *free_packets, wanted);
+        Filling {
+            left: places.left(),
+            places,
+            room_bytes: *free_bytes,
+            free_packets,
+            free_bytes,
+            held,
+        }
     }
 
     /// Puts any datagram at the end of the queue. Returns whether the queue was
@@ -183,12 +206,19 @@ impl Socket {
         Some(waiting)
     }
 
-    /// The datagrams at the front, as many as lie side by side, and where to
-    /// count the room that each leaves.
+    /// To take many datagrams from the front, one after the other: at most
+    /// `most`, and as many as lie side by side. They are counted from `held` to
+    /// `delivered`.
     #[inline(always)]
-    pub(crate) fn run(&mut self) -> (Run<'_, Waiting>, Room<'_>) {
+    pub(crate) fn empty<'a>(
+        &'a mut self,
+        most: usize,
+        held: &'a mut u64,
+        delivered: &'a mut u64,
+    ) -> Emptying<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
-        (queue.run(), Room { free_packets, free_bytes })
+        let run = queue.run_of(most);
+        Emptying { count: run.len(), run, bytes: 0, free_packets, free_bytes, held, delivered }
     }
 
     /// What waits at the front.
@@ -207,6 +237,15 @@ impl Socket {
     fn give_room(&mut self, len: usize) {
         self.free_packets += 1;
         self.free_bytes += len;
+    }
+
+    /// Tells that the queue is no longer empty, unless it was told already.
+    #[inline]
+    pub(crate) fn tell_readable(&mut self, id: UdpId, events: &mut VecDeque<Event>) {
+        if !self.readable_told {
+            self.readable_told = true;
+            events.push_back(Event::Readable(id));
+        }
     }
 
     /// Takes the description of the datagram at the front, which waits as
@@ -249,18 +288,82 @@ impl Socket {
     }
 }
 
-/// Counts the room that datagrams leave when they are taken.
-pub(crate) struct Room<'a> {
+/// Puts datagrams into a queue; made by [`Socket::fill`].
+pub(crate) struct Filling<'a> {
+    places: Spare<'a, Waiting>,
+    /// The places there were.
+    left: usize,
+    room_bytes: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
+    held: &'a mut u64,
 }
 
-impl Room<'_> {
-    /// A datagram of `len` bytes was taken.
+impl Filling<'_> {
+    /// Whether there is room for a datagram of `len` bytes.
     #[inline(always)]
-    pub(crate) fn give(&mut self, len: usize) {
-        *self.free_packets += 1;
-        *self.free_bytes += len;
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        !self.places.is_full() && len <= self.room_bytes
+    }
+
+    /// Puts a datagram of `len` bytes at the end, for which there is room.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, datagram: Waiting, len: usize) {
+        let full = self.places.push(datagram).is_err();
+        debug_assert!(!full, "it was asked for room");
+        self.room_bytes -= len;
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let count = self.left - self.places.left();
+        *self.free_packets -= count;
+        *self.free_bytes = self.room_bytes;
+        *self.held += count as u64;
+    }
+}
+
+/// Takes datagrams out of a queue; made by [`Socket::empty`].
+pub(crate) struct Emptying<'a> {
+    run: Run<'a, Waiting>,
+    /// The datagrams there were.
+    count: usize,
+    /// The bytes of those that were taken.
+    bytes: usize,
+    free_packets: &'a mut usize,
+    free_bytes: &'a mut usize,
+    held: &'a mut u64,
+    delivered: &'a mut u64,
+}
+
+impl Emptying<'_> {
+    /// The next datagram, if it is such a one and has a frame.
+    #[inline(always)]
+    pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Waiting) -> bool) -> Option<Waiting> {
+        let waiting = self.run.next_if(wanted)?;
+        if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
+            self.bytes += frame.len();
+        }
+        Some(waiting)
+    }
+
+    /// How many were taken.
+    #[inline(always)]
+    pub(crate) fn taken(&self) -> usize {
+        self.count - self.run.len()
+    }
+}
+
+impl Drop for Emptying<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let taken = self.taken();
+        *self.free_packets += taken;
+        *self.free_bytes += self.bytes;
+        *self.held -= taken as u64;
+        *self.delivered += taken as u64;
     }
 }
 
