@@ -173,7 +173,11 @@ impl Engine {
             self.pressure.on_idle_round();
         }
         self.admit_by_pressure()?;
-        self.flush()?;
+        // The transmit ring had its turn: there is something only if timers
+        // made it, or the card was full.
+        if !self.stack.transmit_queue().is_empty() {
+            self.flush()?;
+        }
         Ok(received)
     }
 

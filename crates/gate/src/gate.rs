@@ -237,7 +237,8 @@ impl Gate {
     /// Until when receiving is held back at the latest; `None` when it is not.
     #[inline]
     pub fn held_until(&mut self, now_ns: u64) -> Option<u64> {
-        if !self.settings.config().feedback && !self.share.is_limited() {
+        let watched = self.settings.config().feedback && self.feedback.watches();
+        if !watched && !self.share.is_limited() {
             return None;
         }
         let share = self.share.held_until(now_ns);

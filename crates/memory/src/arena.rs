@@ -404,6 +404,16 @@ impl Arena {
         unsafe { slice::from_raw_parts(self.base.as_ptr().add(offset), frame.len()) }
     }
 
+    /// As [`Arena::bytes`]; `None` for a frame of a larger arena.
+    #[inline(always)]
+    pub fn get(&self, frame: &Frame) -> Option<&[u8]> {
+        if frame.at() + frame.len() > self.bytes {
+            return None;
+        }
+        // SAFETY: as in `bytes`.
+        Some(unsafe { slice::from_raw_parts(self.base.as_ptr().add(frame.at()), frame.len()) })
+    }
+
     /// The frame's data, to be written.
     #[inline(always)]
     pub fn bytes_mut(&mut self, frame: &mut Frame) -> &mut [u8] {
@@ -747,6 +757,7 @@ mod tests {
             std::mem::swap(&mut frame, &mut frames[0]);
         }
         assert!(refused(&mut || drop(small.bytes(&frame).to_vec())));
+        assert!(small.get(&frame).is_none());
         assert!(refused(&mut || small.bytes_mut(&mut frame).fill(0)));
         assert!(refused(&mut || _ = small.headers::<4>(&frame)));
         assert!(refused(&mut || _ = small.headers_mut::<4>(&mut frame)));

@@ -5,7 +5,7 @@
 //! packet several times.
 
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ops::{Bound, Index, IndexMut, RangeBounds};
 use std::slice;
 
@@ -168,7 +168,7 @@ impl<T> Fifo<T> {
         // All are taken until `Run` says otherwise, so that none could be
         // taken twice if that were never said.
         self.taken = self.taken.wrapping_add(len);
-        Run { values: self.slots[first..first + len].iter(), taken: &mut self.taken }
+        Run { values: self.slots[first..first + len].iter_mut(), taken: &mut self.taken }
     }
 
     /// Places for new values at the back, as many as lie side by side, and at
@@ -210,7 +210,7 @@ impl<T> Fifo<T> {
 
 /// Takes values from the front of a [`Fifo`]; made by [`Fifo::run`].
 pub struct Run<'a, T> {
-    values: slice::Iter<'a, MaybeUninit<T>>,
+    values: slice::IterMut<'a, MaybeUninit<T>>,
     taken: &'a mut usize,
 }
 
@@ -227,6 +227,38 @@ impl<T> Run<'_, T> {
     #[inline(always)]
     pub fn next_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
         if wanted(self.first()?) { self.next() } else { None }
+    }
+
+    /// Moves values to another queue, as long as there are places there and
+    /// `change` makes of each what shall go there. A value that it gives back
+    /// stays. When it panics, the values of the run are lost.
+    #[inline(always)]
+    pub fn move_while<U>(
+        &mut self,
+        to: &mut Spare<'_, U>,
+        mut change: impl FnMut(T) -> Result<U, T>,
+    ) {
+        let from = mem::take(&mut self.values).into_slice();
+        let places = mem::take(&mut to.places).into_slice();
+        // What is still to be counted at the end: nothing is counted now, so
+        // that no value could be had twice if it never came to that.
+        to.unused -= places.len();
+        let mut moved = 0;
+        for (value, place) in from.iter_mut().zip(places.iter_mut()) {
+            // SAFETY: the slots of the run held values, and each is read once:
+            // the queue counts them as taken.
+            match change(unsafe { value.assume_init_read() }) {
+                Ok(changed) => place.write(changed),
+                Err(back) => {
+                    value.write(back);
+                    break;
+                }
+            };
+            moved += 1;
+        }
+        to.unused += places.len();
+        to.places = places[moved..].iter_mut();
+        self.values = from[moved..].iter_mut();
     }
 }
 
@@ -252,7 +284,7 @@ impl<T> ExactSizeIterator for Run<'_, T> {}
 impl<T> Drop for Run<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.taken = self.taken.wrapping_sub(self.values.len());
+        *self.taken = self.taken.wrapping_sub(self.len());
     }
 }
 
@@ -277,6 +309,12 @@ impl<T> Spare<'_, T> {
         self.places.len()
     }
 
+    /// How many values were added.
+    #[inline(always)]
+    pub fn used(&self) -> usize {
+        self.unused - self.places.len()
+    }
+
     /// Adds a value at the back of the queue.
     ///
     /// # Errors
@@ -297,7 +335,7 @@ impl<T> Drop for Spare<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         // The first places hold values now.
-        *self.added = self.added.wrapping_add(self.unused - self.places.len());
+        *self.added = self.added.wrapping_add(self.used());
     }
 }
 
@@ -331,7 +369,7 @@ impl<T> Drop for Drain<'_, T> {
 
 impl<T> Drop for Fifo<T> {
     fn drop(&mut self) {
-        if std::mem::needs_drop::<T>() {
+        if mem::needs_drop::<T>() {
             drop(self.drain(..));
         }
     }
@@ -423,6 +461,7 @@ mod tests {
         Change(usize),
         Run(usize),
         Spare(usize, usize, usize),
+        Move(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -434,6 +473,7 @@ mod tests {
             1 => (0usize..9).prop_map(Step::Change),
             2 => (0usize..9).prop_map(Step::Run),
             2 => (0usize..20, 0usize..9, 0usize..9).prop_map(|(a, b, c)| Step::Spare(a, b, c)),
+            2 => (0usize..9).prop_map(Step::Move),
         ]
     }
 
@@ -448,6 +488,7 @@ mod tests {
         #[test]
         fn behaves_like_a_deque(capacity in 0usize..9, steps in prop::collection::vec(step(), 0..200)) {
             let (mut queue, mut model) = (Fifo::with_capacity(capacity), VecDeque::new());
+            let mut other = Fifo::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::PushBack => {
@@ -476,6 +517,22 @@ mod tests {
                         let taken: Vec<_> = run.take(asked).collect();
                         let expected: Vec<_> = model.drain(..taken.len()).collect();
                         prop_assert_eq!(taken, expected);
+                    }
+                    Step::Move(asked) => {
+                        let mut run = queue.run();
+                        let (there, mut left) = (run.len(), asked);
+                        run.move_while(&mut other.spare(6, 0), |value| match left.checked_sub(1) {
+                            Some(less) => {
+                                left = less;
+                                Ok(value)
+                            }
+                            None => Err(value),
+                        });
+                        let moved = asked - left;
+                        prop_assert_eq!(run.len(), there - moved);
+                        drop(run);
+                        prop_assert!(moved == asked.min(there) || moved > 0);
+                        prop_assert!(other.drain(..).eq(model.drain(..moved)));
                     }
                     Step::Spare(limit, wanted, asked) => {
                         let mut spare = queue.spare(limit, wanted);

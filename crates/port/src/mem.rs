@@ -52,13 +52,13 @@ impl Slot {
         Self { len: 0, checksum: PackedChecksum::default(), bytes: [0; MAX_FRAME_BYTES] }
     }
 
-    /// Holds a frame from now on. Returns whether it fits.
+    /// Holds a frame from now on. Returns its length if it fits.
     #[inline(always)]
-    fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> bool {
-        let Some(place) = self.bytes.get_mut(..bytes.len()) else { return false };
+    fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> Option<usize> {
+        let place = self.bytes.get_mut(..bytes.len())?;
         copy_packet(place, bytes);
         (self.len, self.checksum) = (bytes.len(), checksum);
-        true
+        Some(bytes.len())
     }
 
     #[inline(always)]
@@ -138,8 +138,8 @@ impl MemPort {
         let room = self.outgoing.free(ahead + 1) > ahead;
         if room {
             let checksum = PackedChecksum::new(Checksum::Unknown);
-            let fits = self.outgoing.slot(ahead, |slot| slot.fill(bytes, checksum));
-            assert!(fits, "a frame longer than the wire carries");
+            let filled = self.outgoing.slot(ahead, |slot| slot.fill(bytes, checksum));
+            assert!(filled.is_some(), "a frame longer than the wire carries");
         }
         room
     }
@@ -153,7 +153,7 @@ impl MemPort {
     pub fn transmit_copies(&mut self, count: usize, bytes: &[u8]) -> usize {
         assert!(bytes.len() <= MAX_FRAME_BYTES, "a frame longer than the wire carries");
         let checksum = PackedChecksum::new(Checksum::Unknown);
-        let sent = self.outgoing.publish_each(count, |slot| slot.fill(bytes, checksum));
+        let sent = self.outgoing.publish_each(count, |slot| slot.fill(bytes, checksum).is_some());
         self.on_transmitted(sent);
         sent
     }
@@ -220,29 +220,24 @@ impl Port for MemPort {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let (mut bytes, mut too_long, mut sent, before) = (0, 0, 0, burst.len());
+        let (mut bytes, mut sent, before) = (0, 0, burst.len());
         while !burst.is_empty() {
             let mut run = burst.run();
             let mut back = arena.give_back();
+            let mut unfit = false;
             sent += self.outgoing.publish_each(run.len(), |slot| {
                 let Some(frame) = run.next() else { return false };
                 let checksum = frame.packed_checksum();
-                back.consume(frame, |data| {
-                    let fits = slot.fill(data, checksum);
-                    if fits {
-                        bytes += data.len() as u64;
-                    } else {
-                        too_long += 1;
-                    }
-                    fits
-                })
+                let filled = back.consume(frame, |data| slot.fill(data, checksum));
+                bytes += filled.unwrap_or(0) as u64;
+                unfit = filled.is_none();
+                !unfit
             });
-            if self.outgoing.free(1) == 0 {
+            if unfit {
+                self.counters.drops.count(DropReason::FrameTooLong);
+            } else if self.outgoing.free(1) == 0 {
                 break;
             }
-        }
-        if too_long > 0 {
-            self.counters.drops.add(DropReason::FrameTooLong, too_long);
         }
         if sent > 0 {
             self.counters.transmitted_bytes += bytes;

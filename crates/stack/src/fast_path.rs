@@ -8,6 +8,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidegate_memory::fifo::Run;
 use tidegate_memory::{Arena, Checksum, Fifo, Frame, PackedChecksum};
 use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol, Sum, UdpHeader,
@@ -20,45 +21,43 @@ use crate::udp::{Lookup, UdpId, Waiting, array_at};
 
 const LINK_BYTES: usize = EthernetHeader::BYTES;
 const UDP_BYTES: usize = UdpHeader::BYTES;
+/// EtherType, version and header length of IPv4 without options, with nothing
+/// in the lowest byte.
+const PLAIN_V4: u32 = u32::from_le_bytes([0, 0x08, 0x00, 0x45]);
 /// Everything in front of the payload.
 pub(crate) const HEADERS_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + UDP_BYTES;
 pub(crate) const HEADERS_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + UDP_BYTES;
 
 /// What the first eight bytes of a plain frame are: our hardware address and
-/// the beginning of the sender's, of which only the group bit matters.
+/// the beginning of the sender's, of which only the group bit matters. That is
+/// the lowest bit of its first byte, so what does not matter is shifted out.
 #[derive(Clone, Copy)]
 pub(crate) struct PlainLink(u64);
 
 impl PlainLink {
-    const COMPARED: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0]);
+    const IGNORED_BITS: u32 = 15;
+    /// No frame is like this.
+    const NONE: Self = Self(u64::MAX);
 
     pub(crate) fn new(medium: Medium, mac: MacAddr, vlan: Option<u16>) -> Self {
         match (medium, vlan) {
             (Medium::Ethernet, None) => {
                 let [a, b, c, d, e, f] = mac.0;
-                Self(u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]))
+                Self(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) << Self::IGNORED_BITS)
             }
-            // No frame is like this.
-            _ => Self(u64::MAX),
+            _ => Self::NONE,
         }
     }
 
     /// Whether there are plain frames on the interface.
     pub(crate) fn is_plain(self) -> bool {
-        self.0 != u64::MAX
+        self.0 != Self::NONE.0
     }
 
     #[inline(always)]
     fn is_front_of(self, head: &[u8; HEADERS_V4_BYTES]) -> bool {
-        u64::from_ne_bytes(array_at(head, 0)) & Self::COMPARED == self.0
+        u64::from_le_bytes(array_at(head, 0)) << Self::IGNORED_BITS == self.0
     }
-}
-
-/// Whether the four bytes at `at` are `expected`, where `compared` says so.
-#[inline(always)]
-fn is_at<const N: usize>(bytes: &[u8; N], at: usize, compared: [u8; 4], expected: [u8; 4]) -> bool {
-    u32::from_ne_bytes(array_at(bytes, at)) & u32::from_ne_bytes(compared)
-        == u32::from_ne_bytes(expected)
 }
 
 #[inline(always)]
@@ -70,7 +69,8 @@ fn put<const N: usize, const M: usize>(bytes: &mut [u8; N], at: usize, value: [u
 #[inline(always)]
 fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
     let words = [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
-    Sum::of_words(words).with_u32(u32::from_be_bytes(array_at(head, 30)))
+    let last = u32::from_ne_bytes(array_at(head, 30));
+    Sum::of_words([words[0], words[1], u64::from(last)])
 }
 
 /// The sum of a datagram with its pseudo-header, of which `bytes` is all but
@@ -106,12 +106,12 @@ trait Plain {
     /// Addresses and ports as they stand in headers, the sender's first.
     type Ends: Copy + PartialEq;
 
-    /// Between which ends a frame goes, if it looks like a datagram at first
-    /// sight.
-    fn glance(bytes: &[u8]) -> Option<Self::Ends>;
+    /// Between which ends a frame goes, if it is a datagram. `None` for a frame
+    /// that is too short.
+    fn ends(bytes: &[u8]) -> Option<Self::Ends>;
 
-    /// Between which ends a frame goes that is plain and right.
-    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<Self::Ends>;
+    /// Whether a frame is plain and right.
+    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool;
 
     /// The place of the socket for a datagram, if its addresses are plain.
     fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32>;
@@ -124,40 +124,40 @@ enum V4 {}
 
 impl Plain for V4 {
     const HEADERS_BYTES: usize = HEADERS_V4_BYTES;
-    type Ends = [u8; 12];
+    /// Both addresses, and both ports.
+    type Ends = (u64, u32);
 
     #[inline(always)]
-    fn glance(bytes: &[u8]) -> Option<[u8; 12]> {
+    fn ends(bytes: &[u8]) -> Option<Self::Ends> {
         let head = bytes.first_chunk::<HEADERS_V4_BYTES>()?;
-        (array_at(head, 12) == [0x08, 0x00, 0x45]).then(|| array_at(head, 26))
+        let addresses = u64::from_ne_bytes(array_at(head, 26));
+        Some((addresses, u32::from_ne_bytes(array_at(head, 34))))
     }
 
     #[inline(always)]
-    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<[u8; 12]> {
-        let head = bytes.first_chunk::<HEADERS_V4_BYTES>()?;
+    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool {
+        let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return false };
         let packet_bytes = ((bytes.len() - LINK_BYTES) as u16).to_be_bytes();
         let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16).to_be_bytes();
         // EtherType, version and header length; not a fragment, UDP; lengths.
         let plain = link.is_front_of(head)
-            && is_at(head, 12, [0xff, 0xff, 0xff, 0], [0x08, 0x00, 0x45, 0])
-            && is_at(head, 20, [0x3f, 0xff, 0, 0xff], [0, 0, 0, Protocol::UDP.0])
+            && u32::from_le_bytes(array_at(head, 12)) << 8 == PLAIN_V4
+            && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
+            && head[23] == Protocol::UDP.0
             && array_at(head, 16) == packet_bytes
             && array_at(head, 38) == udp_bytes;
-        if !plain || !header_sum(head).is_valid() {
-            return None;
-        }
         let filled = array_at(head, 40) != [0; 2];
-        if unchecked && filled && !datagram_sum(&bytes[26..], udp_bytes).is_valid() {
-            return None;
-        }
-        Some(array_at(head, 26))
+        plain
+            && header_sum(head).is_valid()
+            && !(unchecked && filled && !datagram_sum(&bytes[26..], udp_bytes).is_valid())
     }
 
     #[inline(always)]
-    fn find(addresses: &Addresses, lookup: &Lookup, ends: &[u8; 12]) -> Option<u32> {
-        let (from, to) = (array_at(ends, 0), array_at(ends, 4));
+    fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32> {
+        let (both, ports) = (ends.0.to_ne_bytes(), ends.1.to_ne_bytes());
+        let (from, to) = (array_at(&both, 0), array_at(&both, 4));
         let plain = is_plain_source_v4(from) && addresses.is_for_us_v4(from, to);
-        let (from, to) = ((from, array_at(ends, 8)), (to, array_at(ends, 10)));
+        let (from, to) = ((from, array_at(&ports, 0)), (to, array_at(&ports, 2)));
         plain.then(|| lookup.find_plain_v4(to, from))
     }
 
@@ -171,43 +171,39 @@ enum V6 {}
 
 impl Plain for V6 {
     const HEADERS_BYTES: usize = HEADERS_V6_BYTES;
-    type Ends = [u8; 36];
+    /// Both addresses, and both ports.
+    type Ends = (u128, u128, u32);
 
     #[inline(always)]
-    fn glance(bytes: &[u8]) -> Option<[u8; 36]> {
+    fn ends(bytes: &[u8]) -> Option<Self::Ends> {
         let head = bytes.first_chunk::<HEADERS_V6_BYTES>()?;
-        (array_at(head, 12) == [0x86, 0xdd] && head[20] == Protocol::UDP.0)
-            .then(|| array_at(head, 22))
+        let address = |at| u128::from_ne_bytes(array_at(head, at));
+        Some((address(22), address(38), u32::from_ne_bytes(array_at(head, 54))))
     }
 
     #[inline(always)]
-    fn read(link: PlainLink, bytes: &[u8], unchecked: bool) -> Option<[u8; 36]> {
-        let head = bytes.first_chunk::<HEADERS_V6_BYTES>()?;
-        let front = bytes.first_chunk()?;
+    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool {
+        let Some(head) = bytes.first_chunk::<HEADERS_V6_BYTES>() else { return false };
+        let Some(front) = bytes.first_chunk() else { return false };
         let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv6Header::BYTES) as u16).to_be_bytes();
         // EtherType and version; UDP; lengths.
         let plain = link.is_front_of(front)
-            && is_at(head, 12, [0xff, 0xff, 0xf0, 0], [0x86, 0xdd, 0x60, 0])
+            && array_at(head, 12) == EtherType::IPV6.0.to_be_bytes()
+            && head[14] >> 4 == 6
             && head[20] == Protocol::UDP.0
             && array_at(head, 18) == udp_bytes
             && array_at(head, 58) == udp_bytes;
-        if !plain {
-            return None;
-        }
         let filled = array_at(head, 60) != [0; 2];
-        if unchecked && !(filled && datagram_sum(&bytes[22..], udp_bytes).is_valid()) {
-            return None;
-        }
-        Some(array_at(head, 22))
+        plain && (!unchecked || filled && datagram_sum(&bytes[22..], udp_bytes).is_valid())
     }
 
     #[inline(always)]
-    fn find(addresses: &Addresses, lookup: &Lookup, ends: &[u8; 36]) -> Option<u32> {
-        let (from, to) = (array_at(ends, 0), array_at(ends, 16));
+    fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32> {
+        let (from, to, ports) = (ends.0.to_ne_bytes(), ends.1.to_ne_bytes(), ends.2.to_ne_bytes());
         let plain = is_plain_source_v6(from)
             && addresses.is_ours_v6(Ipv6Addr::from(to))
             && addresses.is_other_v6(Ipv6Addr::from(from));
-        let (from, to) = ((from, array_at(ends, 32)), (to, array_at(ends, 34)));
+        let (from, to) = ((from, array_at(&ports, 0)), (to, array_at(&ports, 2)));
         plain.then(|| lookup.find_plain_v6(to, from))
     }
 
@@ -253,33 +249,29 @@ impl Stack {
         let link = *plain_link;
         let (sockets, lookup) = udp.parts();
         let mut run = burst.run();
-        while let Some(mut ends) = run.first().and_then(|frame| P::glance(arena.bytes(frame))) {
-            let Some(index) = P::find(addresses, lookup, &ends) else { return };
+        // Whose the next frame is, if it is a datagram and right.
+        let next = |run: &Run<'_, Frame>| {
+            let ends = P::ends(arena.bytes(run.first()?))?;
+            P::find(addresses, lookup, &ends).map(|index| (index, ends))
+        };
+        let mut following = next(&run);
+        while let Some((index, mut ends)) = following {
             let Some((id, socket)) = sockets.at(index) else { return };
             let (before, was_empty) = (run.len(), socket.is_empty());
             let mut queue = socket.fill(before, &mut counters.held);
-            while let Some(mut frame) = run.next_if(|frame| {
-                let bytes = arena.bytes(frame);
-                let Some(between) = P::read(link, bytes, frame.is_unchecked()) else {
-                    return false;
-                };
-                if between != ends {
-                    if P::find(addresses, lookup, &between) != Some(index) {
-                        return false;
-                    }
-                    ends = between;
+            loop {
+                let before = run.len();
+                queue.take_while(&mut run, |frame, room_bytes| {
+                    take_plain::<P>(link, arena, ends, frame, room_bytes)
+                });
+                following = if run.len() < before { next(&run) } else { None };
+                match following {
+                    Some((other, between)) if other == index => ends = between,
+                    _ => break,
                 }
-                queue.has_room(bytes.len() - P::HEADERS_BYTES)
-            }) {
-                frame.advance(P::HEADERS_BYTES);
-                let len = frame.len();
-                queue.push(P::waiting(frame), len);
             }
             drop(queue);
-            if run.len() == before {
-                return;
-            }
-            if was_empty {
+            if was_empty && run.len() < before {
                 socket.tell_readable(id, events);
             }
         }
@@ -310,7 +302,9 @@ impl Stack {
     /// otherwise.
     fn ingest_plain_one<P: Plain>(&mut self, mut frame: Frame, arena: &Arena) -> Option<Frame> {
         let (sockets, lookup) = self.udp.parts();
-        let ends = P::read(self.plain_link, arena.bytes(&frame), frame.is_unchecked());
+        let bytes = arena.bytes(&frame);
+        let ends =
+            P::ends(bytes).filter(|_| P::is_right(self.plain_link, bytes, frame.is_unchecked()));
         let index = ends.and_then(|ends| P::find(&self.addresses, lookup, &ends));
         let Some((id, socket)) = index.and_then(|index| sockets.at(index)) else {
             return Some(frame);
@@ -326,6 +320,29 @@ impl Stack {
         }
         None
     }
+}
+
+/// Takes a frame between these ends if it is plain, right, and not longer than
+/// there is room. Gives it back otherwise.
+#[inline(always)]
+fn take_plain<P: Plain>(
+    link: PlainLink,
+    arena: &Arena,
+    ends: P::Ends,
+    mut frame: Frame,
+    room_bytes: &mut usize,
+) -> Result<Waiting, Frame> {
+    let Some(bytes) = arena.get(&frame) else { return Err(frame) };
+    if P::ends(bytes) != Some(ends) || !P::is_right(link, bytes, frame.is_unchecked()) {
+        return Err(frame);
+    }
+    let len = bytes.len() - P::HEADERS_BYTES;
+    if len > *room_bytes {
+        return Err(frame);
+    }
+    *room_bytes -= len;
+    frame.advance(P::HEADERS_BYTES);
+    Ok(P::waiting(frame))
 }
 
 /// Ready-made headers of a datagram on a path: all but lengths, ports and
@@ -358,6 +375,13 @@ impl Ports {
     #[inline(always)]
     pub(crate) fn source(self) -> u16 {
         (u32::from_be(self.0) >> 16) as u16
+    }
+
+    /// Whether there is somebody to answer.
+    #[inline(always)]
+    pub(crate) fn has_source(self) -> bool {
+        let [high, low, ..] = self.0.to_ne_bytes();
+        u16::from_ne_bytes([high, low]) != 0
     }
 
     /// For the way back.

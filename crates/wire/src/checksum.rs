@@ -42,14 +42,14 @@ impl Sum {
     #[inline(always)]
     #[must_use = "the sum is returned, not changed in place"]
     pub fn with(self, bytes: &[u8]) -> Sum {
-        let piece = sum_native(bytes);
         // A piece that begins in the middle of a word has its bytes in the
         // other halves: times 256, which is a rotation modulo 2^64 - 1.
-        let piece = if self.odd { piece.rotate_left(8) } else { piece };
-        Sum {
-            value: add_with_end_around(self.value, piece),
-            odd: self.odd ^ (bytes.len() % 2 == 1),
-        }
+        let value = if self.odd {
+            add_with_end_around(self.value, sum_native(0, bytes).rotate_left(8))
+        } else {
+            sum_native(self.value, bytes)
+        };
+        Sum { value, odd: self.odd ^ (bytes.len() % 2 == 1) }
     }
 
     /// This sum with a number of two bytes added in a word of its own, as
@@ -129,29 +129,29 @@ fn add_words<const N: usize>(total: u64, words: &[[u8; 8]; N]) -> u64 {
 /// The sum of the words of a short packet, each number of them with a way of
 /// its own that has no loop: floods are made of short packets.
 macro_rules! short_sum {
-    ($words:ident, $($count:literal)*) => {
+    ($total:ident, $words:ident, $($count:literal)*) => {
         match $words.len() {
-            $($count => $words.first_chunk::<$count>().map(|words| add_words(0, words)),)*
+            $($count => $words.first_chunk::<$count>().map(|words| add_words($total, words)),)*
             _ => None,
         }
     };
 }
 
-/// The sum of `bytes` as native words, a last odd byte padded with zero.
+/// `total` plus `bytes` as native words, a last odd byte padded with zero.
 #[inline(always)]
-fn sum_native(bytes: &[u8]) -> u64 {
+fn sum_native(total: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    let total = match short_sum!(words, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16) {
+    let total = match short_sum!(total, words, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16) {
         Some(total) => total,
-        None => long_sum(words),
+        None => long_sum(total, words),
     };
     if rest.is_empty() { total } else { add_with_end_around(total, last_word(rest)) }
 }
 
 #[inline(never)]
-fn long_sum(words: &[[u8; 8]]) -> u64 {
+fn long_sum(total: u64, words: &[[u8; 8]]) -> u64 {
     let (blocks, words) = words.as_chunks::<8>();
-    let total = blocks.iter().fold(0, add_words);
+    let total = blocks.iter().fold(total, add_words);
     words.iter().fold(total, |total, &word| add_words(total, &[word]))
 }
 

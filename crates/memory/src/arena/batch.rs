@@ -98,7 +98,10 @@ impl GiveBack<'_> {
     pub fn consume<R>(&mut self, frame: Frame, read: impl FnOnce(&[u8]) -> R) -> R {
         let (at, len) = (frame.at(), frame.len());
         let start = at & !(self.frame_bytes - 1);
-        if start >= self.bytes || at + len > self.bytes {
+        if start >= self.bytes {
+            foreign_frame();
+        }
+        if at + len > self.bytes {
             foreign_frame();
         }
         // SAFETY: the range lies inside the mapping (checked just now); the

@@ -103,12 +103,12 @@ struct Last<'a, const N: usize> {
     /// The addresses, the peer's first.
     addresses: [u8; N],
     template: &'a Template,
-    /// The longest frame that can go the short way.
-    plain_bytes: usize,
+    /// The longest answer that can go the short way.
+    most_bytes: usize,
 }
 
 impl<const N: usize> Last<'_, N> {
-    const NONE: Self = Self { addresses: [0xff; N], template: &Template::NONE, plain_bytes: 0 };
+    const NONE: Self = Self { addresses: [0xff; N], template: &Template::NONE, most_bytes: 0 };
 }
 
 impl<'a> Way<'a, 8> {
@@ -123,10 +123,12 @@ impl<'a> Way<'a, 8> {
             if path.template.source_v4() != Ipv4Addr::from(local) {
                 return false;
             }
-            let (template, plain_bytes) = (&path.template, path.plain_bytes);
-            self.last = Last { addresses: ends.addresses, template, plain_bytes };
+            let Some(most_bytes) = path.plain_bytes.checked_sub(HEADERS_V4_BYTES) else {
+                return false;
+            };
+            self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
         }
-        len + HEADERS_V4_BYTES <= self.last.plain_bytes && ends.ports.source() != 0
+        len <= self.last.most_bytes && ends.ports.has_source()
     }
 }
 
@@ -142,10 +144,12 @@ impl<'a> Way<'a, 32> {
             if path.template.source_v6() != Ipv6Addr::from(local) {
                 return false;
             }
-            let (template, plain_bytes) = (&path.template, path.plain_bytes);
-            self.last = Last { addresses: ends.addresses, template, plain_bytes };
+            let Some(most_bytes) = path.plain_bytes.checked_sub(HEADERS_V6_BYTES) else {
+                return false;
+            };
+            self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
         }
-        len + HEADERS_V6_BYTES <= self.last.plain_bytes && ends.ports.source() != 0
+        len <= self.last.most_bytes && ends.ports.has_source()
     }
 }
 
@@ -167,14 +171,12 @@ enum Long {
 /// Answers that are ready to be sent.
 struct Ready<'a> {
     queue: Spare<'a, Frame>,
-    /// The places there were in the queue.
-    left: usize,
     transmitted: &'a mut u64,
 }
 
 impl<'a> Ready<'a> {
     fn new(queue: Spare<'a, Frame>, transmitted: &'a mut u64) -> Self {
-        Self { left: queue.left(), queue, transmitted }
+        Self { queue, transmitted }
     }
 
     /// Queues a frame of which `len` bytes are the answer and whose headers are
@@ -201,7 +203,7 @@ impl<'a> Ready<'a> {
 impl Drop for Ready<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.transmitted += (self.left - self.queue.left()) as u64;
+        *self.transmitted += self.queue.used() as u64;
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tidegate_memory::fifo::{Run, Spare};
-use tidegate_memory::{Arena, Fifo};
+use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
@@ -177,14 +177,7 @@ impl Socket {
     pub(crate) fn fill<'a>(&'a mut self, wanted: usize, held: &'a mut u64) -> Filling<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
         let places = queue.spare(queue.len() + *free_packets, wanted);
-        Filling {
-            left: places.left(),
-            places,
-            room_bytes: *free_bytes,
-            free_packets,
-            free_bytes,
-            held,
-        }
+        Filling { places, room_bytes: *free_bytes, free_packets, free_bytes, held }
     }
 
     /// Puts any datagram at the end of the queue. Returns whether the queue was
@@ -218,7 +211,7 @@ impl Socket {
     ) -> Emptying<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
         let run = queue.run_of(most);
-        Emptying { count: run.len(), run, bytes: 0, free_packets, free_bytes, held, delivered }
+        Emptying { count: run.len(), run, free_packets, free_bytes, held, delivered }
     }
 
     /// What waits at the front.
@@ -291,8 +284,6 @@ impl Socket {
 /// Puts datagrams into a queue; made by [`Socket::fill`].
 pub(crate) struct Filling<'a> {
     places: Spare<'a, Waiting>,
-    /// The places there were.
-    left: usize,
     room_bytes: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
@@ -300,25 +291,24 @@ pub(crate) struct Filling<'a> {
 }
 
 impl Filling<'_> {
-    /// Whether there is room for a datagram of `len` bytes.
+    /// Takes the frames at the front of a run, as long as there are places and
+    /// `check` makes datagrams of them. It is told how many bytes there is room
+    /// for and takes from that what it needs.
     #[inline(always)]
-    pub(crate) fn has_room(&self, len: usize) -> bool {
-        !self.places.is_full() && len <= self.room_bytes
-    }
-
-    /// Puts a datagram of `len` bytes at the end, for which there is room.
-    #[inline(always)]
-    pub(crate) fn push(&mut self, datagram: Waiting, len: usize) {
-        let full = self.places.push(datagram).is_err();
-        debug_assert!(!full, "it was asked for room");
-        self.room_bytes -= len;
+    pub(crate) fn take_while(
+        &mut self,
+        run: &mut Run<'_, Frame>,
+        mut check: impl FnMut(Frame, &mut usize) -> Result<Waiting, Frame>,
+    ) {
+        let room_bytes = &mut self.room_bytes;
+        run.move_while(&mut self.places, |frame| check(frame, room_bytes));
     }
 }
 
 impl Drop for Filling<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let count = self.left - self.places.left();
+        let count = self.places.used();
         *self.free_packets -= count;
         *self.free_bytes = self.room_bytes;
         *self.held += count as u64;
@@ -330,8 +320,6 @@ pub(crate) struct Emptying<'a> {
     run: Run<'a, Waiting>,
     /// The datagrams there were.
     count: usize,
-    /// The bytes of those that were taken.
-    bytes: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
     held: &'a mut u64,
@@ -344,7 +332,7 @@ impl Emptying<'_> {
     pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Waiting) -> bool) -> Option<Waiting> {
         let waiting = self.run.next_if(wanted)?;
         if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
-            self.bytes += frame.len();
+            *self.free_bytes += frame.len();
         }
         Some(waiting)
     }
@@ -361,7 +349,6 @@ impl Drop for Emptying<'_> {
     fn drop(&mut self) {
         let taken = self.taken();
         *self.free_packets += taken;
-        *self.free_bytes += self.bytes;
         *self.held -= taken as u64;
         *self.delivered += taken as u64;
     }
