@@ -320,9 +320,12 @@ impl Engine {
     /// When the port is of no further use.
     pub fn prepare_sleep(&mut self) -> io::Result<Option<Sleep>> {
         let held_until_ns = self.held_until_ns.take();
-        // Held back, the port is left alone: what arrives stays with the card.
-        if held_until_ns.is_none() && !self.port.prepare_sleep()? {
-            return Ok(None);
+        let held_ns = held_until_ns.map(|until_ns| until_ns.saturating_sub(self.now_ns));
+        match held_ns {
+            // The port is left alone: what arrives stays with the card.
+            Some(held_ns) => self.port.hold(held_ns)?,
+            None if !self.port.prepare_sleep()? => return Ok(None),
+            None => {}
         }
         self.counters.sleeps += 1;
         if let Some(neighbours) = &mut self.neighbours {
