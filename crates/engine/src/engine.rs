@@ -319,8 +319,8 @@ impl Engine {
     /// # Errors
     /// When the port is of no further use.
     pub fn prepare_sleep(&mut self) -> io::Result<Option<Sleep>> {
-        let held_until_ns = self.held_until_ns.take();
-        let held_ns = held_until_ns.map(|until_ns| until_ns.saturating_sub(self.now_ns));
+        let now_ns = self.read_clock();
+        let held_ns = self.held_until_ns.take().map(|until_ns| until_ns.saturating_sub(now_ns));
         match held_ns {
             // The port is left alone: what arrives stays with the card.
             Some(held_ns) => self.port.hold(held_ns)?,
@@ -331,10 +331,8 @@ impl Engine {
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.on_sleep();
         }
-        let now_ns = self.read_clock();
-        let held_ns = held_until_ns.map(|until_ns| until_ns.saturating_sub(now_ns));
         let timeout_ns = self.timeout_ns().into_iter().chain(held_ns).min();
-        Ok(Some(Sleep { timeout_ns, held: held_until_ns.is_some() }))
+        Ok(Some(Sleep { timeout_ns, held: held_ns.is_some() }))
     }
 
     /// Copies of the descriptors that become readable when there is work, for
