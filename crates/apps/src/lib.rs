@@ -4,6 +4,7 @@
 //! nothing of sockets. [`dns::Server`], [`echo::Echo`] and [`work::Work`] are
 //! responders.
 //! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
+//! [`tcp_echo`] serves streams.
 //! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
 
 mod counters;
@@ -14,6 +15,7 @@ pub mod kernel;
 mod responder;
 pub mod router;
 pub mod screen;
+pub mod tcp_echo;
 pub mod work;
 
 pub use counters::ServeCounters;

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
-use tidegate::{Net, UdpSocket};
+use tidegate::{Net, TcpListener, TcpOptions, UdpSocket};
 use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+use tidegate_apps::tcp_echo::serve_tcp_echo;
 use tidegate_apps::work::Work;
 use tidegate_apps::{Responder, ServeCounters};
 
@@ -28,12 +29,15 @@ use crate::report::ServeReport;
 /// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 2048;
 
+/// Connections that may wait to be accepted.
+const TCP_BACKLOG: usize = 4096;
+
 /// Servers.
 #[derive(Subcommand)]
 pub(crate) enum Serve {
     /// An authoritative DNS server
     Dns(Box<DnsCommand>),
-    /// A UDP server that sends back what it gets
+    /// A UDP or TCP server that sends back what it gets
     Echo(Box<EchoCommand>),
 }
 
@@ -105,7 +109,7 @@ impl Section for DnsOptions {
 #[derive(Args, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct EchoOptions {
-    /// The UDP port to serve [default: 7]
+    /// The port to serve [default: 7]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
     /// Work on each datagram for about so long; measured once at the start
@@ -114,6 +118,9 @@ struct EchoOptions {
     /// Answer nothing
     #[arg(long)]
     sink: bool,
+    /// Serve TCP instead of UDP
+    #[arg(long)]
+    tcp: bool,
 }
 
 impl Section for EchoOptions {
@@ -132,6 +139,9 @@ impl Serve {
             Serve::Echo(command) => {
                 let EchoCommand { common, echo } = *command;
                 let options = config::over(echo, common.config.as_deref())?;
+                if options.tcp {
+                    return common.serve_tcp_echo(options.listen.unwrap_or(7));
+                }
                 // On the processor that will do the work.
                 config::over(common.host.clone(), common.config.as_deref())?.pin()?;
                 let began = Instant::now();
@@ -175,6 +185,32 @@ fn zone_source(text: &str) -> ZoneSource {
 }
 
 impl Common {
+    /// TCP echo on Tidegate.
+    fn serve_tcp_echo(self, port: u16) -> Result<(), Failure> {
+        let host = config::over(self.host, self.config.as_deref())?;
+        let gate = config::over(self.gate, self.config.as_deref())?;
+        let settings = gate.settings()?;
+        if host.port_kind() == PortKind::Kernel {
+            return Err("TCP echo is not served on kernel sockets: choose another --port".into());
+        }
+        host.pin()?;
+        let stop = stop_flag(self.duration)?;
+        let served = ServeCounters::new();
+        let config = host.net_config(&settings)?;
+        let net = Net::open(config.own_thread(gate.network_thread()))?;
+        let addresses = host.wildcards(port);
+        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
+        let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        let control = self.control.as_deref().map(|path| Control::listen(path, &net));
+        let _control = control.transpose()?;
+        let capabilities = net.capabilities();
+        let path = format!("{} ({})", capabilities.kind, capabilities.detail);
+        ready("echo", &addresses, &path)?;
+        serve_tcp_echo(&net, &listeners, &stop, &served)?;
+        ServeReport::tidegate("echo", &served, &net).print(self.json)
+    }
+
     fn serve(self, name: &str, port: u16, mut responder: impl Responder) -> Result<(), Failure> {
         let host = config::over(self.host, self.config.as_deref())?;
         let gate = config::over(self.gate, self.config.as_deref())?;

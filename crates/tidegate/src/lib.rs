@@ -1,4 +1,4 @@
-//! UDP sockets in the style of `std::net` on the Tidegate stack.
+//! UDP and TCP sockets in the style of `std::net` on the Tidegate stack.
 //!
 //! A [`Net`] is a network stack of its own, embedded in this program: a port,
 //! an arena and a stack, run by the calls that the program's own threads make.
@@ -31,17 +31,22 @@
 mod net;
 mod open;
 mod poll;
+mod tcp;
 mod threads;
 mod udp;
 mod wait;
 
 pub use net::{Net, NetCounters};
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
-pub use poll::{Poll, Token};
+pub use poll::{Interest, Poll, Source, Token};
+pub use tcp::{TcpListener, TcpStream};
 pub use tidegate_engine::{EngineCounters, IdleConfig};
 pub use tidegate_gate::{self as gate};
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
-pub use tidegate_stack::{InPlace, Limits, Ownership, Request, Route};
+pub use tidegate_stack::{
+    CongestionControl, InPlace, Keepalive, Limits, Ownership, Request, Route, TcpInfo, TcpOptions,
+    TcpState,
+};
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 pub use udp::{Received, UdpSocket};

@@ -4,18 +4,19 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidegate_engine::{Engine, EngineCounters, IdleWatch, Step, WakeFds};
+use tidegate_engine::{Engine, EngineCounters, IdleWatch, Sleep, Step, WakeFds};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
 use tidegate_port::{Capabilities, PortCounters};
-use tidegate_stack::{Counters, Event, UdpId};
+use tidegate_stack::{Counters, TcpId, UdpId};
 
-use crate::open::{self, NetConfig, OpenError};
+use crate::open::{self, Claim, NetConfig, OpenError};
+use crate::poll::Polls;
 use crate::threads::{self, Threads};
-use crate::wait::{self, Patience, Waiters};
+use crate::wait::{self, Patience, SocketId, Waiters};
 
 /// A network stack embedded in this program. Cheap to clone: all clones are
 /// the same stack, which ends when the last clone and the last socket are gone.
@@ -38,12 +39,18 @@ pub(crate) struct Shared {
 pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) waiters: Waiters,
+    /// Who sleeps and will run the engine then, and until when at the latest.
+    pub(crate) sleepers: Vec<(Arc<Doorbell>, u64)>,
     /// Why the threads that ran the engine have ended.
     pub(crate) failure: Option<io::Error>,
     /// The sockets whose queues have a say in receiving.
     pub(crate) sockets: Vec<UdpId>,
     /// Who runs the engine, held back by a queue that is full.
     pub(crate) held: Option<Arc<Doorbell>>,
+    /// Sets of sockets that programs wait for.
+    pub(crate) polls: Polls,
+    /// Ports of closed connections, which stay ours until those have ended.
+    pub(crate) closing: Vec<(TcpId, Arc<Claim>)>,
     /// The kernel's addresses, when the stack lives on them.
     pub(crate) shared_addresses: Vec<IpAddr>,
 }
@@ -163,7 +170,7 @@ impl Net {
     /// is of no further use; [`io::ErrorKind::Interrupted`] never.
     pub(crate) fn wait_for<R>(
         &self,
-        sockets: &[UdpId],
+        sockets: &[SocketId],
         patience: Patience,
         mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
@@ -173,10 +180,12 @@ impl Net {
         loop {
             let mut core = self.lock();
             if let Some(result) = ready(&mut core) {
+                core.mind_timers();
                 return result;
             }
             core.run()?;
             if let Some(result) = ready(&mut core) {
+                core.mind_timers();
                 return result;
             }
             if patience.left().is_some_and(|left| left.is_zero()) {
@@ -204,7 +213,7 @@ impl Net {
     /// As [`Net::wait_for`], when other threads run the stack.
     fn wait_for_threads<R>(
         &self,
-        sockets: &[UdpId],
+        sockets: &[SocketId],
         patience: Patience,
         mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
@@ -213,6 +222,7 @@ impl Net {
             let result = ready(&mut core);
             core.on_read(sockets);
             if let Some(result) = result {
+                core.mind_timers();
                 return result;
             }
             if let Some(failure) = &core.failure {
@@ -244,6 +254,16 @@ impl std::fmt::Debug for Net {
     }
 }
 
+/// How long a stack that nobody has any more works on what its connections
+/// still have to send.
+const FINISH_LIMIT: Duration = Duration::from_secs(2);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
+    }
+}
+
 impl Shared {
     fn new(mut engine: Engine, shared_addresses: Vec<IpAddr>) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
@@ -253,9 +273,12 @@ impl Shared {
         let core = Core {
             engine,
             waiters,
+            sleepers: Vec::new(),
             failure: None,
             sockets: Vec::new(),
             held: None,
+            polls: Polls::default(),
+            closing: Vec::new(),
             shared_addresses,
         };
         Ok(Self { core: Mutex::new(core), wake_fds, idle })
@@ -277,7 +300,14 @@ impl Shared {
     ) -> io::Result<()> {
         let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(()) };
         core.held = sleep.held.then(|| Arc::clone(bell));
+        core.enter_sleep(bell, sleep.timeout_ns);
         drop(core);
+        let slept = self.sleep_for(sleep, bell, limit);
+        self.lock().leave_sleep(bell);
+        slept
+    }
+
+    fn sleep_for(&self, sleep: Sleep, bell: &Doorbell, limit: Option<Duration>) -> io::Result<()> {
         let timer = sleep.timeout_ns.map(Duration::from_nanos);
         let timeout = timer.into_iter().chain(limit).min();
         let neighbours = self.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
@@ -298,6 +328,36 @@ impl Shared {
 }
 
 impl Core {
+    /// Transmits what a call has made, wakes those whom it concerns, and sees to
+    /// the timers that it has set.
+    pub(crate) fn commit(&mut self) -> io::Result<()> {
+        self.engine.flush()?;
+        self.tell();
+        self.mind_timers();
+        Ok(())
+    }
+
+    /// Notes that somebody sleeps for so long and will run the engine then.
+    pub(crate) fn enter_sleep(&mut self, bell: &Arc<Doorbell>, timeout_ns: Option<u64>) {
+        let (_, _, now_ns) = self.engine.parts();
+        let until_ns = timeout_ns.map_or(u64::MAX, |timeout_ns| now_ns.saturating_add(timeout_ns));
+        self.sleepers.push((Arc::clone(bell), until_ns));
+    }
+
+    pub(crate) fn leave_sleep(&mut self, bell: &Arc<Doorbell>) {
+        self.sleepers.retain(|(other, _)| !Arc::ptr_eq(other, bell));
+    }
+
+    /// When all who sleep would wake up too late for the next timer, wakes one
+    /// of them.
+    fn mind_timers(&self) {
+        let Some((first, _)) = self.sleepers.first() else { return };
+        let next_ns = self.engine.stack().next_timeout();
+        if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
+            first.ring();
+        }
+    }
+
     /// One round of the engine, then wakes those it has something for.
     pub(crate) fn run(&mut self) -> io::Result<usize> {
         let received = self.engine.poll()?;
@@ -308,9 +368,36 @@ impl Core {
     /// Wakes those that the engine has something for.
     pub(crate) fn tell(&mut self) {
         while let Some(event) = self.engine.poll_event() {
-            match event {
-                Event::Readable(id) | Event::Error(id) => self.waiters.wake(id),
-                _ => {}
+            if let Some(id) = SocketId::of_event(event) {
+                self.waiters.wake(id);
+                self.polls.on_event(id, &self.waiters);
+            }
+        }
+        if !self.closing.is_empty() {
+            self.release_closed();
+        }
+    }
+
+    /// Gives the ports of connections back that have ended.
+    fn release_closed(&mut self) {
+        let Self { engine, closing, .. } = self;
+        let (open, over) =
+            std::mem::take(closing).into_iter().partition(|(id, _)| engine.stack().tcp_exists(*id));
+        *closing = open;
+        let over: Vec<(TcpId, Arc<Claim>)> = over;
+        // The last one who needed the port gives it back.
+        for claim in over.into_iter().filter_map(|(_, claim)| Arc::into_inner(claim)) {
+            claim.release(engine.port());
+        }
+    }
+
+    /// Connections that the program has closed are brought to their end, if
+    /// that does not take long.
+    fn finish_connections(&mut self) {
+        let began = Instant::now();
+        while self.engine.stack().tcp_unfinished() && began.elapsed() < FINISH_LIMIT {
+            if !matches!(self.run(), Ok(received) if received > 0) {
+                std::thread::sleep(Duration::from_micros(100));
             }
         }
     }
@@ -324,13 +411,16 @@ impl Core {
 
     /// Something was taken from these sockets: what was held back because of
     /// them may go on.
-    fn on_read(&mut self, sockets: &[UdpId]) {
+    fn on_read(&mut self, sockets: &[SocketId]) {
         if !self.engine.gate().watches_queues() {
             return;
         }
         let now_ns = self.engine.read_clock();
         for &id in sockets {
-            self.engine.tell_level(id);
+            // What TCP does not take its window keeps away.
+            if let SocketId::Udp(id) = id {
+                self.engine.tell_level(id);
+            }
         }
         if self.held.is_some()
             && self.engine.gate().held_until(now_ns).is_none()

@@ -389,13 +389,18 @@ fn random_seed() -> Result<[u8; 16], OpenError> {
 /// "port unreachable".
 pub(crate) struct Claim {
     rules: Vec<Rule>,
+    local: SocketAddr,
     _kernel: OwnedFd,
 }
 
 /// A socket of the kernel's that nothing is read from.
-fn reserve(local: SocketAddr, dual_stack: bool) -> io::Result<OwnedFd> {
+fn reserve(protocol: Protocol, local: SocketAddr, dual_stack: bool) -> io::Result<OwnedFd> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let fd = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let kind = match protocol {
+        Protocol::Udp => SocketType::DGRAM,
+        Protocol::Tcp => SocketType::STREAM,
+    };
+    let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     if local.is_ipv6() {
         rustix::net::sockopt::set_ipv6_v6only(&fd, !dual_stack)?;
     }
@@ -408,20 +413,27 @@ impl Claim {
     /// each of the `shared` addresses of its families moves.
     pub(crate) fn take(
         port: &mut dyn Port,
-        local: SocketAddr,
+        protocol: Protocol,
+        mut local: SocketAddr,
         dual_stack: bool,
         shared: &[IpAddr],
     ) -> io::Result<Self> {
-        let kernel = reserve(local, dual_stack)?;
+        let kernel = reserve(protocol, local, dual_stack)?;
+        if local.port() == 0 {
+            let chosen = rustix::net::getsockname(&kernel)?;
+            local.set_port(SocketAddr::try_from(chosen)?.port());
+        }
         let takes = |address: IpAddr| match local.ip() {
             IpAddr::V4(any) if any.is_unspecified() => address.is_ipv4(),
             IpAddr::V6(any) if any.is_unspecified() => dual_stack || address.is_ipv6(),
             one => one == address,
         };
-        let rules = shared.iter().copied().filter(|&address| takes(address)).map(|address| {
-            Rule::Port { protocol: Protocol::Udp, address: Some(address), port: local.port() }
-        });
-        let claim = Self { rules: rules.collect(), _kernel: kernel };
+        let rules = shared
+            .iter()
+            .copied()
+            .filter(|&address| takes(address))
+            .map(|address| Rule::Port { protocol, address: Some(address), port: local.port() });
+        let claim = Self { rules: rules.collect(), local, _kernel: kernel };
         for rule in &claim.rules {
             if let Err(error) = port.set_steering(rule, true) {
                 claim.release(port);
@@ -429,6 +441,11 @@ impl Claim {
             }
         }
         Ok(claim)
+    }
+
+    /// What was moved, with the port that the kernel chose for port 0.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
     }
 
     pub(crate) fn release(&self, port: &mut dyn Port) {

@@ -1,33 +1,72 @@
 //! Readiness: wait for the first of many sockets.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-use tidegate_stack::UdpId;
+use tidegate_stack::Stack;
 
 use crate::net::Net;
-use crate::udp::UdpSocket;
-use crate::wait::Patience;
+use crate::wait::{Patience, SocketId, Waiters};
 
 /// What a program calls a socket that it has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub usize);
 
-/// A set of sockets of one [`Net`] to wait for.
+/// What a program waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interest {
+    /// That something can be read: data, the end of it, a connection to be
+    /// accepted, an error.
+    #[default]
+    Readable,
+    /// That something can be written, or that a connection is established or
+    /// has failed. A UDP socket is always writable.
+    Writable,
+    /// Either.
+    Both,
+}
+
+impl Interest {
+    fn has(self, other: Interest) -> bool {
+        self == other || self == Interest::Both
+    }
+}
+
+/// A socket that a [`Poll`] can wait for: [`crate::UdpSocket`],
+/// [`crate::TcpListener`] and [`crate::TcpStream`].
+#[expect(private_bounds, reason = "only sockets of this crate can be waited for")]
+pub trait Source: Pollable {}
+
+/// What a [`Poll`] needs to know of a socket.
+pub(crate) trait Pollable {
+    fn net(&self) -> &Net;
+    fn id(&self) -> SocketId;
+}
+
+/// A set of sockets of one [`Net`] to wait for. It costs nothing to have many
+/// sockets in a set, only those that are ready.
 ///
-/// Level triggered: a socket is reported as long as something can be read from
-/// it, an error included.
+/// Level triggered: a socket is reported as long as it is ready.
 #[derive(Debug)]
 pub struct Poll {
     net: Net,
-    ids: Vec<UdpId>,
-    tokens: Vec<Token>,
+    number: u64,
 }
 
 impl Poll {
     /// An empty set.
     pub fn new(net: &Net) -> Self {
-        Self { net: net.clone(), ids: Vec::new(), tokens: Vec::new() }
+        let number = net.lock().polls.add();
+        Self { net: net.clone(), number }
+    }
+
+    /// Adds a socket, to wait until it is readable.
+    ///
+    /// # Errors
+    /// As [`Poll::register_for`].
+    pub fn register(&mut self, socket: &impl Source, token: Token) -> io::Result<()> {
+        self.register_for(socket, token, Interest::Readable)
     }
 
     /// Adds a socket.
@@ -35,53 +74,191 @@ impl Poll {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when the socket is of another [`Net`],
     /// [`io::ErrorKind::AlreadyExists`] when it is in the set.
-    pub fn register(&mut self, socket: &UdpSocket, token: Token) -> io::Result<()> {
+    pub fn register_for(
+        &mut self,
+        socket: &impl Source,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
         if !socket.net().is_same(&self.net) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the socket belongs to another Net: use one Poll per Net",
             ));
         }
-        if self.ids.contains(&socket.id()) {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        self.ids.push(socket.id());
-        self.tokens.push(token);
-        Ok(())
+        let mut core = self.net.lock();
+        core.polls.insert(self.number, socket.id(), token, interest)
     }
 
-    /// Takes a socket out of the set.
+    /// Changes what to wait for.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] when the socket is not in the set.
+    pub fn reregister(
+        &mut self,
+        socket: &impl Source,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
+        self.deregister(socket)?;
+        self.register_for(socket, token, interest)
+    }
+
+    /// Takes a socket out of the set. One that is closed leaves by itself.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] when it is not in the set.
-    pub fn deregister(&mut self, socket: &UdpSocket) -> io::Result<()> {
-        let position = self.ids.iter().position(|&id| id == socket.id());
-        let position = position.ok_or(io::ErrorKind::NotFound)?;
-        self.ids.swap_remove(position);
-        self.tokens.swap_remove(position);
-        Ok(())
+    pub fn deregister(&mut self, socket: &impl Source) -> io::Result<()> {
+        let removed = self.net.lock().polls.remove(self.number, socket.id());
+        if removed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Waits until a socket of the set is readable, at most `timeout` (`None`:
-    /// for ever), and puts the tokens of all that are into `ready`, which is
+    /// Waits until a socket of the set is ready, at most `timeout` (`None`: for
+    /// ever), and puts the tokens of all that are into `ready`, which is
     /// cleared first. An empty `ready` says that the time is over.
     ///
     /// # Errors
     /// When the port is of no further use.
     pub fn wait(&self, ready: &mut Vec<Token>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
-        let found = self.net.wait_for(&self.ids, Patience::timeout(timeout), |core| {
-            let stack = core.engine.stack();
-            for (&id, &token) in self.ids.iter().zip(&self.tokens) {
-                if stack.udp_readable(id) > 0 {
-                    ready.push(token);
-                }
-            }
+        let ids = [SocketId::Poll(self.number)];
+        let found = self.net.wait_for(&ids, Patience::timeout(timeout), |core| {
+            core.polls.collect(self.number, core.engine.stack(), ready);
             (!ready.is_empty()).then_some(Ok(()))
         });
         match found {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             result => result,
         }
+    }
+}
+
+impl Drop for Poll {
+    fn drop(&mut self) {
+        self.net.lock().polls.drop_set(self.number);
+    }
+}
+
+struct Entry {
+    token: Token,
+    interest: Interest,
+    /// It stands in the queue of those that may be ready.
+    queued: bool,
+}
+
+#[derive(Default)]
+struct Set {
+    entries: HashMap<SocketId, Entry>,
+    /// Those that were ready when last asked, or had an event since.
+    maybe_ready: VecDeque<SocketId>,
+}
+
+/// All sets of one stack.
+#[derive(Default)]
+pub(crate) struct Polls {
+    sets: HashMap<u64, Set>,
+    /// In which sets a socket is.
+    members: HashMap<SocketId, Vec<u64>>,
+    next: u64,
+}
+
+impl Polls {
+    fn add(&mut self) -> u64 {
+        self.next += 1;
+        self.sets.insert(self.next, Set::default());
+        self.next
+    }
+
+    fn insert(
+        &mut self,
+        number: u64,
+        id: SocketId,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
+        let set = self.sets.get_mut(&number).ok_or(io::ErrorKind::NotFound)?;
+        if set.entries.contains_key(&id) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        // It may be ready already.
+        set.entries.insert(id, Entry { token, interest, queued: true });
+        set.maybe_ready.push_back(id);
+        self.members.entry(id).or_default().push(number);
+        Ok(())
+    }
+
+    fn remove(&mut self, number: u64, id: SocketId) -> bool {
+        let Some(set) = self.sets.get_mut(&number) else { return false };
+        if set.entries.remove(&id).is_none() {
+            return false;
+        }
+        set.maybe_ready.retain(|&queued| queued != id);
+        if let Some(sets) = self.members.get_mut(&id) {
+            sets.retain(|&other| other != number);
+            if sets.is_empty() {
+                self.members.remove(&id);
+            }
+        }
+        true
+    }
+
+    fn drop_set(&mut self, number: u64) {
+        let Some(set) = self.sets.remove(&number) else { return };
+        for id in set.entries.keys() {
+            if let Some(sets) = self.members.get_mut(id) {
+                sets.retain(|&other| other != number);
+            }
+        }
+        self.members.retain(|_, sets| !sets.is_empty());
+    }
+
+    /// A socket is closed.
+    pub(crate) fn forget(&mut self, id: SocketId) {
+        for number in self.members.remove(&id).unwrap_or_default() {
+            if let Some(set) = self.sets.get_mut(&number) {
+                // Its place in the queue is skipped when its turn comes.
+                set.entries.remove(&id);
+            }
+        }
+    }
+
+    /// Something happened to a socket.
+    pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
+        for &number in self.members.get(&id).map_or(&[][..], Vec::as_slice) {
+            let Some(set) = self.sets.get_mut(&number) else { continue };
+            if let Some(entry) = set.entries.get_mut(&id)
+                && !std::mem::replace(&mut entry.queued, true)
+            {
+                set.maybe_ready.push_back(id);
+            }
+            waiters.wake(SocketId::Poll(number));
+        }
+    }
+
+    /// The tokens of those that are ready.
+    fn collect(&mut self, number: u64, stack: &Stack, ready: &mut Vec<Token>) {
+        let Some(set) = self.sets.get_mut(&number) else { return };
+        for _ in 0..set.maybe_ready.len() {
+            let Some(id) = set.maybe_ready.pop_front() else { return };
+            let Some(entry) = set.entries.get_mut(&id) else { continue };
+            entry.queued = is_ready(stack, id, entry.interest);
+            if entry.queued {
+                ready.push(entry.token);
+                set.maybe_ready.push_back(id);
+            }
+        }
+    }
+}
+
+fn is_ready(stack: &Stack, id: SocketId, interest: Interest) -> bool {
+    let (reads, writes) = (interest.has(Interest::Readable), interest.has(Interest::Writable));
+    match id {
+        SocketId::Udp(id) => writes || stack.udp_readable(id) > 0,
+        SocketId::Listener(id) => reads && stack.tcp_acceptable(id) > 0,
+        SocketId::Stream(id) => {
+            let readiness = stack.tcp_readiness(id);
+            reads && readiness.readable || writes && readiness.writable
+        }
+        SocketId::Poll(_) => false,
     }
 }

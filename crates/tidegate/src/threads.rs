@@ -168,12 +168,14 @@ impl Control {
             let left = core.engine.process_input(PROTOCOL_BURST)?;
             core.tell();
             let timeout_ns = core.engine.timeout_ns();
+            core.enter_sleep(&self.protocol, timeout_ns);
             drop(core);
             if left == 0 && !self.stops() {
                 let neighbours = shared.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
                 let timeout = timeout_ns.map(Duration::from_nanos);
                 wait::sleep(neighbours, &self.protocol, timeout)?;
             }
+            shared.lock().leave_sleep(&self.protocol);
             self.protocol.disarm();
         }
         Ok(())

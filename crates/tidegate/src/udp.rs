@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_memory::Arena;
+use tidegate_port::steering::Protocol;
 use tidegate_stack::{Datagram, InPlace, Request, SendError, Stack, UdpId, UdpOptions};
 
 use crate::net::{Core, Net};
 use crate::open::Claim;
-use crate::wait::Patience;
+use crate::poll::{Pollable, Source};
+use crate::wait::{Patience, SocketId};
 
 /// At most so many datagrams are answered before the answers are transmitted.
 const EXCHANGE_BATCH: usize = 64;
@@ -76,7 +78,13 @@ impl UdpSocket {
         let local = stack.udp_local_addr(id).unwrap_or(address);
         let mut claim = None;
         if !core.shared_addresses.is_empty() {
-            match Claim::take(core.engine.port(), local, dual_stack, &core.shared_addresses) {
+            match Claim::take(
+                core.engine.port(),
+                Protocol::Udp,
+                local,
+                dual_stack,
+                &core.shared_addresses,
+            ) {
                 Ok(taken) => claim = Some(taken),
                 Err(error) => {
                     let (stack, arena, _) = core.engine.parts();
@@ -353,14 +361,6 @@ impl UdpSocket {
         Ok(self.clone())
     }
 
-    pub(crate) fn net(&self) -> &Net {
-        &self.inner.net
-    }
-
-    pub(crate) fn id(&self) -> UdpId {
-        self.inner.id
-    }
-
     fn wait_readable<R>(
         &self,
         ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
@@ -385,7 +385,19 @@ impl UdpSocket {
         } else {
             Patience::timeout(timeout(limit))
         };
-        self.inner.net.wait_for(&[self.inner.id], patience, ready)
+        self.inner.net.wait_for(&[SocketId::Udp(self.inner.id)], patience, ready)
+    }
+}
+
+impl Source for UdpSocket {}
+
+impl Pollable for UdpSocket {
+    fn net(&self) -> &Net {
+        &self.inner.net
+    }
+
+    fn id(&self) -> SocketId {
+        SocketId::Udp(self.inner.id)
     }
 }
 
@@ -408,6 +420,7 @@ impl Drop for Inner {
         stack.udp_close(self.id, arena);
         core.engine.tell_level(self.id);
         core.sockets.retain(|&id| id != self.id);
+        core.polls.forget(SocketId::Udp(self.id));
     }
 }
 
@@ -427,7 +440,7 @@ impl Core {
     /// When more datagrams wait, wakes another thread that waits for them.
     fn pass_on(&self, id: UdpId) {
         if !self.waiters.is_empty() && self.engine.stack().udp_readable(id) > 0 {
-            self.waiters.wake(id);
+            self.waiters.wake(SocketId::Udp(id));
         }
     }
 
@@ -451,11 +464,14 @@ impl Core {
     }
 }
 
-fn timeout(cell: &Mutex<Option<Duration>>) -> Option<Duration> {
+pub(crate) fn timeout(cell: &Mutex<Option<Duration>>) -> Option<Duration> {
     *cell.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io::Result<()> {
+pub(crate) fn set_timeout(
+    cell: &Mutex<Option<Duration>>,
+    timeout: Option<Duration>,
+) -> io::Result<()> {
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -470,7 +486,7 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
 }
 
-fn first_that_works<R>(
+pub(crate) fn first_that_works<R>(
     address: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
 ) -> io::Result<R> {

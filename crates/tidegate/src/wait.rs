@@ -11,7 +11,29 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::Doorbell;
-use tidegate_stack::UdpId;
+use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
+
+/// What can be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SocketId {
+    Udp(UdpId),
+    Listener(TcpListenerId),
+    Stream(TcpId),
+    /// A set of sockets, by its number.
+    Poll(u64),
+}
+
+impl SocketId {
+    /// The socket that an event is about.
+    pub(crate) fn of_event(event: Event) -> Option<Self> {
+        match event {
+            Event::Readable(id) | Event::Error(id) => Some(Self::Udp(id)),
+            Event::TcpReadable(id) | Event::TcpWritable(id) => Some(Self::Stream(id)),
+            Event::TcpAcceptable(id) => Some(Self::Listener(id)),
+            _ => None,
+        }
+    }
+}
 
 /// How long a call may wait.
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +70,12 @@ pub(crate) struct Waiters(Vec<Waiter>);
 
 struct Waiter {
     bell: Arc<Doorbell>,
-    sockets: Vec<UdpId>,
+    sockets: Vec<SocketId>,
 }
 
 impl Waiters {
     /// Rings for everybody who waits for this socket.
-    pub(crate) fn wake(&self, id: UdpId) {
+    pub(crate) fn wake(&self, id: SocketId) {
         for waiter in self.0.iter().filter(|waiter| waiter.sockets.contains(&id)) {
             waiter.bell.ring();
         }
@@ -71,7 +93,7 @@ impl Waiters {
     }
 
     /// Until [`Waiters::leave`], the bell is rung for these sockets.
-    pub(crate) fn enter(&mut self, bell: Arc<Doorbell>, sockets: &[UdpId]) {
+    pub(crate) fn enter(&mut self, bell: Arc<Doorbell>, sockets: &[SocketId]) {
         self.0.push(Waiter { bell, sockets: sockets.to_vec() });
     }
 

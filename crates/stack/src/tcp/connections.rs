@@ -83,6 +83,11 @@ impl Connections {
         TcpId { index, generation }
     }
 
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
+        self.pages.iter().flatten().filter_map(|slot| slot.connection.as_ref())
+    }
+
     /// The connection with this name.
     pub(crate) fn get(&self, id: TcpId) -> Option<&Connection> {
         self.at(id.index).filter(|_| self.id(id.index) == id)

@@ -469,6 +469,18 @@ impl Stack {
         })
     }
 
+    /// Whether the connection is still remembered, after its handle was closed
+    /// too.
+    pub fn tcp_exists(&self, id: TcpId) -> bool {
+        self.tcp.connections.get(id).is_some()
+    }
+
+    /// Whether a connection whose handle was closed still has something to
+    /// bring over. Looks at all of them.
+    pub fn tcp_unfinished(&self) -> bool {
+        self.tcp.connections.iter().any(|connection| connection.is.orphan && connection.sends())
+    }
+
     /// How many connections there are, in whatever state.
     pub fn tcp_connections(&self) -> usize {
         self.tcp.connections.len()
