@@ -1,5 +1,7 @@
 //! Experiments, comparisons and load generators.
 
+mod btf;
+pub mod contention;
 pub mod cpu;
 pub mod demo;
 pub mod dns;
@@ -17,10 +19,13 @@ pub mod plot;
 pub mod process;
 pub mod protect;
 pub mod queues;
+pub mod reads;
 pub mod router;
 pub mod soak;
 pub mod sweep;
 mod sys;
+pub mod trace;
+mod tracefs;
 
 pub use error::LabError;
 pub use experiment::Experiment;

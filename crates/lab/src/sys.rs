@@ -159,6 +159,65 @@ pub(crate) fn arp_socket(interface_index: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// The processor's time stamp counter.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn cycles() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and it touches no
+    // memory.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// A process that writes to a descriptor without end. It is ended on drop, and
+/// with the thread that started it.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pid: libc::pid_t,
+}
+
+impl Writer {
+    /// Starts a process that writes `bytes` again and again, each time whole.
+    pub(crate) fn start(to: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<Self> {
+        let fd = to.as_raw_fd();
+        // SAFETY: the child calls nothing but `prctl`, `write` and `_exit`,
+        // which are safe after a fork of a process with threads; it reads
+        // `bytes`, of which it has a copy.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => unsafe { write_without_end(fd, bytes) },
+            pid => Ok(Self { pid }),
+        }
+    }
+}
+
+/// # Safety
+/// In a child process just made, of which nobody expects anything else.
+unsafe fn write_without_end(fd: libc::c_int, bytes: &[u8]) -> ! {
+    // SAFETY: none of the calls keeps what it is given; `write` reads within
+    // `bytes`.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        while libc::write(fd, bytes.as_ptr().cast(), bytes.len()) >= 0
+            // A socket tells so that its peer was not there yet.
+            || *libc::__errno_location() == libc::ECONNREFUSED
+            || *libc::__errno_location() == libc::EINTR
+            || *libc::__errno_location() == libc::ENOBUFS
+        {}
+        libc::_exit(0)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // SAFETY: the child is ours and not waited for yet, so its number is
+        // nobody else's; the status may be ignored.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, UdpSocket};

@@ -1,7 +1,7 @@
 //! `tidegate lab locks`.
 
 use clap::Args;
-use tidegate_lab::locks;
+use tidegate_lab::{contention, locks};
 
 use super::{Drawing, Output};
 use crate::Failure;
@@ -22,16 +22,21 @@ pub(crate) struct LocksLab {
     /// Numbers of readers
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,2,4,8")]
     readers: Vec<usize>,
+    /// Watch the locks of a kernel UDP socket instead of the model's, by the
+    /// kernel's trace events; needs root
+    #[arg(long, conflicts_with = "runs")]
+    kernel: bool,
 }
 
 impl LocksLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = locks::LocksConfig {
-            packets_per_reader: self.packets,
-            runs: self.runs,
-            readers: self.readers,
+        let (packets_per_reader, readers) = (self.packets, self.readers);
+        let result = if self.kernel {
+            contention::run(&contention::ContentionConfig { packets_per_reader, readers })?
+        } else {
+            let runs = self.runs;
+            locks::run(&locks::LocksConfig { packets_per_reader, runs, readers })?
         };
-        let result = locks::run(&config)?;
         self.drawing.write(&result)?;
         self.output.write(&result)
     }

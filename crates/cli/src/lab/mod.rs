@@ -9,10 +9,12 @@ mod mlfrr;
 mod papers_livelock;
 mod protect;
 mod queues;
+mod reads;
 mod router;
 mod share;
 mod soak;
 mod sweep;
+mod trace;
 
 use std::path::PathBuf;
 
@@ -54,6 +56,11 @@ pub(crate) enum Lab {
     Guard(guard::GuardLab),
     /// The maximum loss-free receive rate of a server, beside the kernel's
     Mlfrr(mlfrr::MlfrrLab),
+    /// Concurrent reads of /dev/zero, a FIFO and a UDP socket, and null calls:
+    /// Rivera's Tables 2.1 to 2.4 on this kernel
+    Reads(reads::ReadsLab),
+    /// Where a packet's time goes on receive, in the kernel and in Tidegate
+    Trace(trace::TraceLab),
     /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
     /// 64 cores
     Sweep(sweep::SweepLab),
@@ -75,6 +82,8 @@ impl Lab {
             Lab::Protect(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
+            Lab::Reads(lab) => lab.run(),
+            Lab::Trace(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
             Lab::PapersLivelock(lab) => lab.run(),
         }

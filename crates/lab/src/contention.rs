@@ -1,0 +1,242 @@
+//! The locks of a kernel UDP socket that several threads read: who waits for
+//! which lock, how often and how long, by the kernel's own trace events
+//! `lock:contention_begin` and `contention_end`.
+//!
+//! Rivera (2013), Tables 3.1 to 3.10, has the same for Linux 3.5 from lockdep,
+//! with the times for which locks were held. A kernel without lock statistics
+//! tells only of waiting.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::json;
+
+use crate::btf::{self, Fields};
+use crate::netns::Namespace;
+use crate::plot::{Axis, Panel, Picture, Series};
+use crate::reads::{open_socket, time_from};
+use crate::sweep::hundredths;
+use crate::tracefs::{Cycles, Event, Instance};
+use crate::{Experiment, LabError};
+
+/// How to run the experiment.
+#[derive(Clone, Debug)]
+pub struct ContentionConfig {
+    /// Datagrams that each thread reads.
+    pub packets_per_reader: u64,
+    /// Numbers of readers.
+    pub readers: Vec<usize>,
+}
+
+impl Default for ContentionConfig {
+    fn default() -> Self {
+        Self { packets_per_reader: 50_000, readers: vec![1, 2, 4, 8] }
+    }
+}
+
+/// Room for events on each core.
+const ROOM_KB: u32 = 32 * 1024;
+const READERS_MAX: usize = 1024;
+
+/// What is known of a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Waits {
+    contentions: u64,
+    total_cycles: u64,
+    longest_cycles: u64,
+}
+
+/// Runs the experiment. It needs root, for a network namespace and for tracing.
+///
+/// # Errors
+/// When the configuration makes no sense, or tracing or the socket fails.
+pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
+    if config.packets_per_reader == 0 || config.readers.is_empty() {
+        let problem = "the kernel's locks need a number of readers and a packet for each";
+        return Err(LabError::Config(problem.to_owned()));
+    }
+    if let Some(wrong) = config.readers.iter().find(|n| !(1..=READERS_MAX).contains(*n)) {
+        return Err(LabError::Config(format!("{wrong} readers: give 1 to {READERS_MAX}")));
+    }
+    let fields = btf::fields_of(&["sock", "udp_sock", "sk_buff_head"])?;
+    let cycles = Cycles::measure();
+    let mut result = Experiment::new("locks");
+    let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut lost_events = 0;
+    for &readers in &config.readers {
+        let (events, lost, seconds) = record(readers, config.packets_per_reader)?;
+        lost_events += lost;
+        let socket = events.iter().rev().find_map(socket_of);
+        let packets = readers as u64 * config.packets_per_reader;
+        let mut sums: BTreeMap<String, Waits> = BTreeMap::new();
+        for (lock, waits) in waits(&events) {
+            let sum = sums.entry(name_of(lock, socket, &fields)).or_default();
+            sum.contentions += waits.contentions;
+            sum.total_cycles += waits.total_cycles;
+            sum.longest_cycles = sum.longest_cycles.max(waits.longest_cycles);
+        }
+        for (lock, waits) in &sums {
+            let us = |cycles_spent: u64| cycles.ns(cycles_spent) / 1000.0;
+            let total_us = us(waits.total_cycles);
+            result.rows.push(json!({
+                "readers": readers,
+                "lock": lock,
+                "contentions": waits.contentions,
+                "contentions_per_1000_packets":
+                    hundredths(waits.contentions as f64 * 1000.0 / packets as f64),
+                "waited_total_us": hundredths(total_us),
+                "waited_mean_us": hundredths(total_us / waits.contentions.max(1) as f64),
+                "waited_longest_us": hundredths(us(waits.longest_cycles)),
+            }));
+            let per_1000 = waits.contentions as f64 * 1000.0 / packets as f64;
+            series.entry(lock.clone()).or_default().push((readers as f64, per_1000));
+        }
+        result.rows.push(json!({
+            "readers": readers,
+            "lock": "(all packets)",
+            "packets_per_second": (packets as f64 / seconds).round(),
+        }));
+    }
+    result.figure("kernel_events_lost", lost_events as f64);
+    result.note(format!(
+        "one UDP socket on the loopback, a process that sends without end, {} datagrams of 10 \
+         bytes for each reader; the readers' waits, not the sender's; read while traced",
+        config.packets_per_reader
+    ));
+    result.note(
+        "the socket's locks are named by the kernel's type information; a wait is from \
+         lock:contention_begin to contention_end, so a lock that is got at once does not show",
+    );
+    result.picture = Some(Picture::of(Panel {
+        title: "Waits for locks, readers of one kernel UDP socket".to_owned(),
+        x: Axis::new("readers", ""),
+        y: Axis::new("waits per 1000 packets", ""),
+        series: series.into_iter().map(|(name, points)| Series::new(name, points)).collect(),
+        ..Panel::default()
+    }));
+    Ok(result)
+}
+
+/// What happened while so many readers each read so many packets; how many
+/// events were lost, and the seconds it took.
+fn record(readers: usize, packets: u64) -> Result<(Vec<Event>, u64, f64), LabError> {
+    let instance = Instance::new(ROOM_KB)?;
+    instance.enable("lock/contention_begin")?;
+    instance.enable("lock/contention_end")?;
+    let switch = instance.switch()?;
+    // One packet with the event that tells the socket's address.
+    let names = Instance::new(1024)?;
+    names.enable("sock/sock_recv_length")?;
+    let namer = names.switch()?;
+    let namespace = Namespace::new("locks")?;
+    let seconds = namespace.enter(|| -> Result<f64, LabError> {
+        let (socket, _writer) = open_socket()?;
+        let read = || {
+            let mut unit = [0; 16];
+            rustix::io::read(&socket, &mut unit).map(drop).map_err(LabError::io("cannot read"))
+        };
+        namer.add_this_thread()?;
+        namer.on()?;
+        read()?;
+        namer.off()?;
+        switch.on()?;
+        let seconds = time_from(|| switch.add_this_thread(), readers, packets, read);
+        switch.off()?;
+        seconds
+    })??;
+    let (mut events, lost) = instance.take()?;
+    let (named, _) = names.take()?;
+    events.extend(named);
+    Ok((events, lost, seconds))
+}
+
+/// The address of the socket, if the event tells it.
+fn socket_of(event: &Event) -> Option<u64> {
+    if event.name == "sock_recv_length" { event.address("sk address") } else { None }
+}
+
+/// The waits for each lock.
+fn waits(events: &[Event]) -> HashMap<u64, Waits> {
+    let mut began: HashMap<(u32, u64), u64> = HashMap::new();
+    let mut waits: HashMap<u64, Waits> = HashMap::new();
+    for event in events {
+        let Some(lock) = event.address("") else { continue };
+        match event.name.as_str() {
+            "contention_begin" => {
+                began.insert((event.thread, lock), event.cycles);
+            }
+            "contention_end" => {
+                let Some(from) = began.remove(&(event.thread, lock)) else { continue };
+                let took = event.cycles.saturating_sub(from);
+                let waits = waits.entry(lock).or_default();
+                waits.contentions += 1;
+                waits.total_cycles += took;
+                waits.longest_cycles = waits.longest_cycles.max(took);
+            }
+            _ => {}
+        }
+    }
+    waits
+}
+
+/// What a lock of the socket is called; `elsewhere` if it is none.
+fn name_of(lock: u64, socket: Option<u64>, fields: &Fields) -> String {
+    let in_head = fields.iter().find(|f| f.0 == "sk_buff_head" && f.1 == "lock").map_or(0, |f| f.2);
+    let end = fields.iter().map(|field| field.2).max().unwrap_or(0) + 256;
+    let offset = socket.and_then(|socket| lock.checked_sub(socket)).filter(|at| *at < end);
+    let Some(offset) = offset else { return "elsewhere".to_owned() };
+    let queues = ["sk_receive_queue", "reader_queue", "sk_error_queue", "sk_write_queue"];
+    let named = fields.iter().find(|(_, field, at)| {
+        let inside = if queues.contains(&field.as_str()) { in_head } else { 0 };
+        at + inside == offset && (inside > 0 || field == "sk_lock" || field == "sk_callback_lock")
+    });
+    named.map_or_else(|| format!("socket + {offset}"), |(_, field, _)| field.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(thread: u32, cycles: u64, name: &str, arguments: &str) -> Event {
+        Event { thread, cycles, name: name.into(), arguments: arguments.into() }
+    }
+
+    #[test]
+    fn waits_are_from_begin_to_end_of_one_thread() {
+        let events = [
+            event(1, 10, "contention_begin", "0xff01 (flags=SPIN)"),
+            event(2, 12, "contention_begin", "0xff01 (flags=SPIN)"),
+            event(1, 20, "contention_end", "0xff01 (ret=0)"),
+            event(2, 42, "contention_end", "0xff01 (ret=0)"),
+            event(3, 50, "contention_end", "0xff01 (ret=0)"),
+            event(3, 60, "contention_begin", "0xff02 (flags=SPIN)"),
+        ];
+        let waits = waits(&events);
+        let expected = Waits { contentions: 2, total_cycles: 40, longest_cycles: 30 };
+        assert_eq!(waits.into_iter().collect::<Vec<_>>(), [(0xff01, expected)]);
+    }
+
+    #[test]
+    fn locks_of_the_socket_have_names() {
+        let field = |of: &str, name: &str, at| (of.to_owned(), name.to_owned(), at);
+        let fields = vec![
+            field("sk_buff_head", "lock", 20),
+            field("sock", "sk_receive_queue", 168),
+            field("sock", "sk_lock", 320),
+            field("udp_sock", "reader_queue", 1152),
+        ];
+        let name = |at: u64| name_of(0x1000 + at, Some(0x1000), &fields);
+        assert_eq!(name(188), "sk_receive_queue");
+        assert_eq!(name(320), "sk_lock");
+        assert_eq!(name(1172), "reader_queue");
+        assert_eq!(name(400), "socket + 400");
+        assert_eq!(name(1 << 20), "elsewhere");
+        assert_eq!(name_of(7, None, &fields), "elsewhere");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (packets_per_reader, readers) in [(0, vec![1]), (1, vec![]), (1, vec![0])] {
+            assert!(run(&ContentionConfig { packets_per_reader, readers }).is_err());
+        }
+    }
+}
