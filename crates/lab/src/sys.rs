@@ -184,6 +184,7 @@ impl Writer {
         // `bytes`, of which it has a copy.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
+            // SAFETY: this is the child, which does nothing else.
             0 => unsafe { write_without_end(fd, bytes) },
             pid => Ok(Self { pid }),
         }

@@ -243,12 +243,12 @@ mod tests {
     #[test]
     fn lines_are_read() {
         let event = Event::parse(
-            " a [b] c-d-4711    [001] b.s3. 33114141: netif_rx: dev=lo skbaddr=ffff88810 len=38",
+            " a [b] c-d-4711    [001] b.s3. 33114141: netif_rx: dev=lo skbaddr=fff88810123 len=38",
         )
         .unwrap();
         assert_eq!((event.thread, event.cycles), (4711, 33_114_141));
         assert_eq!(event.name, "netif_rx");
-        assert_eq!(event.address("skbaddr"), Some(0xffff_8881_0));
+        assert_eq!(event.address("skbaddr"), Some(0xfff_8881_0123));
         assert_eq!(event.address("nothing"), None);
         let enter = Event::parse("x-1 [000] ..... 5: sys_recvfrom(fd: 3, ubuf: 7f)").unwrap();
         assert_eq!((enter.name.as_str(), enter.returns()), ("sys_recvfrom", false));

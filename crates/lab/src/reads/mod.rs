@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
+use crate::experiment::number;
 use crate::netns::Namespace;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::sys::Writer;
@@ -305,7 +306,7 @@ fn picture(
         Panel {
             title: source.title().to_owned(),
             x: Axis::new("threads", ""),
-            y: Axis::new(format!("{units} units for each"), "seconds"),
+            y: Axis::new(format!("time for {} units each", number(units as f64)), "s"),
             series,
             ..Panel::default()
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{BURST, Stage, TraceConfig};
 use crate::LabError;
@@ -75,14 +75,13 @@ pub(super) fn follow(
             config.packets
         )));
     }
-    let packets = (rounds * BURST) as f64;
-    let each = events.len() as f64 / packets;
-    let event_ns = ((traced_ns - untraced_ns) / packets / each).max(0.0);
+    let events_each_round = events.len() as f64 / rounds as f64;
+    let event_ns = ((traced_ns - untraced_ns) / events_each_round).max(0.0);
     Ok(Followed { stages: stages(&whole, cycles), event_ns })
 }
 
 /// Sends and reads on one core, first untraced, then traced; the nanoseconds
-/// of both.
+/// that a round of either takes.
 fn drive(
     rounds: usize,
     payload_bytes: usize,
@@ -101,20 +100,24 @@ fn drive(
     let (reader, sender) = open().map_err(LabError::io("cannot open sockets on the loopback"))?;
     let payload = vec![7; payload_bytes];
     let mut buffer = vec![0; payload_bytes];
-    let mut run = |rounds: usize| -> std::io::Result<f64> {
-        let start = std::time::Instant::now();
-        for _ in 0..rounds {
-            (0..BURST).try_for_each(|_| sender.send(&payload).map(drop))?;
-            (0..BURST).try_for_each(|_| reader.recv(&mut buffer).map(drop))?;
-        }
+    let mut round = || -> std::io::Result<f64> {
+        let start = Instant::now();
+        (0..BURST).try_for_each(|_| sender.send(&payload).map(drop))?;
+        (0..BURST).try_for_each(|_| reader.recv(&mut buffer).map(drop))?;
         Ok(start.elapsed().as_nanos() as f64)
     };
-    let failed = |error| LabError::io("a packet on the loopback was lost")(error);
-    run(rounds.min(100)).map_err(failed)?;
-    let untraced_ns = run(rounds).map_err(failed)?;
+    let mut median = |rounds: usize| -> Result<f64, LabError> {
+        let times: std::io::Result<Vec<f64>> = (0..rounds).map(|_| round()).collect();
+        let mut times = times.map_err(LabError::io("a packet on the loopback was lost"))?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    };
+    // The first rounds only fill caches.
+    median(rounds.clamp(1, 100))?;
+    let untraced_ns = median(rounds)?;
     switch.add_this_thread()?;
     switch.on()?;
-    let traced_ns = run(rounds).map_err(failed);
+    let traced_ns = median(rounds);
     switch.off()?;
     Ok((untraced_ns, traced_ns?))
 }

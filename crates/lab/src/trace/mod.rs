@@ -99,8 +99,8 @@ pub fn run(config: &TraceConfig) -> Result<Experiment, LabError> {
         config.payload_bytes, config.packets
     ));
     result.note(
-        "kernel: by trace events; what recording one costs (kernel_event_ns: the traced loop less \
-         the untraced, by events) is taken off each stage. Tidegate: by the processor's time \
+        "kernel: by trace events; what recording one costs (kernel_event_ns: a traced round less an \
+         untraced one, medians, by its events) is taken off each stage. Tidegate: by the processor's time \
          stamp around each stage of a burst, divided by its packets",
     );
     result.note(
