@@ -65,6 +65,8 @@ pub enum Stroke {
     Solid,
     /// A dashed line without marks: a reference, or published.
     Dashed,
+    /// A broad line without marks: a stretch of time.
+    Bar,
 }
 
 /// Points that belong together.
@@ -83,6 +85,12 @@ impl Series {
     /// A measured series.
     pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         Self { name: name.into(), points: points.into_iter().collect(), stroke: Stroke::Solid }
+    }
+
+    /// A stretch of the horizontal axis, at a height.
+    pub fn bar(name: impl Into<String>, range: (f64, f64), height: f64) -> Self {
+        let points = vec![(range.0, height), (range.1, height)];
+        Self { name: name.into(), points, stroke: Stroke::Bar }
     }
 
     /// The same series as a dashed line.
@@ -453,7 +461,11 @@ fn polyline(svg: &mut String, points: &[(f64, f64)], colour: &str, stroke: Strok
         return;
     }
     let dash = if stroke == Stroke::Dashed { " dash" } else { "" };
-    let _ = write!(svg, "<polyline class=\"line{dash}\" stroke=\"{colour}\" points=\"");
+    let broad = match stroke {
+        Stroke::Bar => " style=\"stroke-width:12;stroke-linecap:butt\"",
+        _ => "",
+    };
+    let _ = write!(svg, "<polyline class=\"line{dash}\"{broad} stroke=\"{colour}\" points=\"");
     for (at, (x, y)) in points.iter().enumerate() {
         let _ = write!(svg, "{}{x:.1},{y:.1}", if at == 0 { "" } else { " " });
     }

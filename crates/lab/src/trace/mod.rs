@@ -100,8 +100,8 @@ pub fn run(config: &TraceConfig) -> Result<Experiment, LabError> {
     ));
     result.note(
         "kernel: by trace events; what recording one costs (kernel_event_ns: a traced round less an \
-         untraced one, medians, by its events) is taken off each stage. Tidegate: by the processor's time \
-         stamp around each stage of a burst, divided by its packets",
+         untraced one, medians, by its events) is taken off each stage. Tidegate: by the \
+         processor's time stamp around each stage of a burst, divided by its packets",
     );
     result.note(
         "a share is the median of a stage over the sum of the medians of those that work; \
@@ -144,20 +144,21 @@ fn add(
     panel(path, family, &stages, less_ns)
 }
 
-/// How many packets are through a stage in so much time, one line a stage.
+/// The stages that work one after the other, each as long as its median.
 fn panel(path: &str, family: &str, stages: &[Stage], less_ns: f64) -> Panel {
-    let series = stages.iter().map(|stage| {
-        let points = (1..=100).map(|percent| {
-            let time_ns = stage.quantile(f64::from(percent) / 100.0) - less_ns;
-            (time_ns.max(1.0), f64::from(percent))
-        });
-        Series::new(format!("{path}: {}", stage.name), points)
-    });
+    let mut series = Vec::new();
+    let mut from_ns = 0.0;
+    for (at, stage) in stages.iter().filter(|stage| stage.works).enumerate() {
+        let to_ns = from_ns + (stage.quantile(0.5) - less_ns).max(0.0);
+        let name = format!("{path}: {}", stage.name);
+        series.push(Series::bar(name, (from_ns, to_ns), at as f64 + 1.0));
+        from_ns = to_ns;
+    }
     Panel {
-        title: format!("{path}, {family}"),
-        x: Axis::new("time in the stage", "ns").log(),
-        y: Axis::new("packets", "%").up_to(100.0),
-        series: series.collect(),
+        title: format!("{path}, {family}: {from_ns:.0} ns"),
+        x: Axis::new("time on the way, waiting left out", "ns"),
+        y: Axis::new("stage", "").up_to(series.len() as f64 + 1.0),
+        series,
         ..Panel::default()
     }
 }
