@@ -29,6 +29,11 @@ const LOADED_LOOK_NS: u64 = 10_000_000;
 const EXPIRE_NS: u64 = 100_000_000;
 /// The gate's name for the queue to the screen.
 const SCREEN_QUEUE: u64 = 0;
+/// The gate's name for the transmit queue of the first port; the others follow.
+const FIRST_OUTPUT_QUEUE: u64 = 1;
+/// A transmit queue as long as this is full, as far as feedback is concerned. It
+/// takes more, without feedback.
+const OUTPUT_QUEUE_PACKETS: u32 = 512;
 
 /// What a router did since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +56,14 @@ pub enum Step {
     /// Nothing may be done now. Receiving is held back until the time, in
     /// nanoseconds; `None`: it is not.
     Wait(Option<u64>),
+}
+
+/// What came of a receive turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Received {
+    frames: usize,
+    /// Feedback ended it, not the quota nor the ring.
+    held: bool,
 }
 
 /// One port's figures.
@@ -146,8 +159,13 @@ impl Forwarder {
             Next::Wait { held_until_ns } => return Ok(Step::Wait(held_until_ns)),
         };
         self.counters.turns += 1;
+        let mut held = false;
         let taken = match turn.ring {
-            Ring::Receive(port) => self.receive(port, turn.quota as usize)?,
+            Ring::Receive(port) => {
+                let received = self.receive(port, turn.quota as usize)?;
+                held = received.held;
+                received.frames
+            }
             Ring::Transmit(port) => self.transmit(port, turn.quota as usize)?,
             Ring::Application(_) => self.collect_verdicts(turn.quota as usize),
         };
@@ -155,6 +173,10 @@ impl Forwarder {
             self.read_clock();
         }
         self.gate.on_served(turn, taken as u32, self.now_ns);
+        if held {
+            // It was not the ring that ended the turn.
+            self.gate.on_ready(turn.ring);
+        }
         Ok(Step::Served(taken))
     }
 
@@ -181,13 +203,13 @@ impl Forwarder {
     }
 
     /// Receives up to `quota` frames from a port and passes them on. Without a
-    /// quota it ends when none is left: under a flood, never (Mogul and
-    /// Ramakrishnan, section 6.6.2, show what comes of that).
-    fn receive(&mut self, port: usize, quota: usize) -> io::Result<usize> {
+    /// quota and without feedback it ends when none is left: under a flood,
+    /// never (Mogul and Ramakrishnan, section 6.6.2, show what comes of that).
+    fn receive(&mut self, port: usize, quota: usize) -> io::Result<Received> {
         let began_ns = self.now_ns;
-        let mut received = 0;
-        while received < quota {
-            let most = BURST.min(quota - received);
+        let mut received = Received::default();
+        while received.frames < quota {
+            let most = BURST.min(quota - received.frames).min(self.screen_room());
             let frames = self.ports[port].receive(&mut self.arena, &mut self.incoming, most)?;
             if frames == 0 {
                 break;
@@ -196,17 +218,32 @@ impl Forwarder {
                 self.router.ingest(self.now_ns, port, frame, &mut self.arena);
                 self.pass_on();
             }
-            received += frames;
-            if received < quota && self.read_clock() - began_ns > TURN_MAX_NS {
-                break;
+            received.frames += frames;
+            self.finish_burst();
+            if received.frames < quota {
+                let now_ns = self.read_clock();
+                // The rest is better left with the card, before any work goes
+                // into it.
+                received.held = self.gate.held_until(now_ns).is_some();
+                if received.held || now_ns - began_ns > TURN_MAX_NS {
+                    break;
+                }
             }
         }
-        if received > 0 {
+        if received.frames > 0 {
             self.counters.busy_turns += 1;
-            self.finish_burst();
             self.tell_ports_of_load()?;
         }
         Ok(received)
+    }
+
+    /// The most frames to receive, so that feedback can hold the others back:
+    /// all of them may be for the screen. One that is stuck has no say.
+    fn screen_room(&self) -> usize {
+        let feedback = self.gate.settings().config().feedback;
+        let screen = self.screen.as_ref().filter(|_| feedback);
+        let room = screen.map(|screen| QUEUE_PACKETS - screen.waiting());
+        room.filter(|room| *room > 0).unwrap_or(usize::MAX)
     }
 
     /// Under load the cards are to wait for the router, however long its
@@ -261,8 +298,15 @@ impl Forwarder {
         for port in 0..self.ports.len() {
             if self.has_to_send(port) {
                 self.gate.on_ready(Ring::Transmit(port));
+                self.tell_output_level(port);
             }
         }
+    }
+
+    fn tell_output_level(&mut self, port: usize) {
+        let waiting = self.outgoing[port].len() + self.router.transmit_queue(port).len();
+        let queue = FIRST_OUTPUT_QUEUE + port as u64;
+        self.gate.on_queue_level(self.now_ns, queue, waiting as u32, OUTPUT_QUEUE_PACKETS);
     }
 
     /// Takes verdicts and does what they say; returns how many.
@@ -289,15 +333,20 @@ impl Forwarder {
     /// Hands up to `quota` frames to a port; returns how many it took.
     fn transmit(&mut self, port: usize, quota: usize) -> io::Result<usize> {
         let (queue, outgoing) = (self.router.transmit_queue(port), &mut self.outgoing[port]);
-        if outgoing.is_empty() && queue.len() <= quota {
-            return self.ports[port].transmit(&mut self.arena, queue);
+        let taken = if outgoing.is_empty() && queue.len() <= quota {
+            self.ports[port].transmit(&mut self.arena, queue)?
+        } else {
+            while outgoing.len() < quota
+                && let Some(frame) = queue.pop_front()
+            {
+                outgoing.push_back(frame);
+            }
+            self.ports[port].transmit(&mut self.arena, outgoing)?
+        };
+        if self.gate.watches_queues() {
+            self.tell_output_level(port);
         }
-        while outgoing.len() < quota
-            && let Some(frame) = queue.pop_front()
-        {
-            outgoing.push_back(frame);
-        }
-        self.ports[port].transmit(&mut self.arena, outgoing)
+        Ok(taken)
     }
 
     fn has_to_send(&mut self, port: usize) -> bool {

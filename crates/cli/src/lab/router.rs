@@ -19,6 +19,9 @@ pub(crate) struct RouterLab {
     /// Loads to offer besides the maximum, in packets per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     loads: Vec<f64>,
+    /// Measure only the lines whose names contain this, as `feedback`
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// How long to measure at each load
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
@@ -36,6 +39,7 @@ impl RouterLab {
         if !self.loads.is_empty() {
             config.loads_pps = self.loads;
         }
+        config.only = self.only;
         config.seconds = self.seconds.unwrap_or(config.seconds);
         config.repeats = self.repeats.unwrap_or(config.repeats);
         let result = router::run(&config)?;

@@ -30,6 +30,8 @@ use crate::plot::{Axis, Panel, Picture, Series};
 pub struct RouterLabConfig {
     /// Loads to offer, in packets per second, besides the maximum.
     pub loads_pps: Vec<f64>,
+    /// Measure only the lines whose names contain this.
+    pub only: Option<String>,
     /// How long to measure at each load, in seconds.
     pub seconds: f64,
     /// How often to measure everything; the median counts.
@@ -45,6 +47,7 @@ impl Default for RouterLabConfig {
         let kpps = [25, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200];
         Self {
             loads_pps: kpps.map(|kpps| f64::from(kpps) * 1e3).to_vec(),
+            only: None,
             seconds: 0.5,
             repeats: 5,
             server_core: 1,
@@ -69,7 +72,21 @@ impl RouterLabConfig {
                 "seconds (below 60), repeats and loads must all be above zero".into(),
             ));
         }
+        if self.lines().is_empty() {
+            let names: Vec<String> = Line::all().into_iter().map(Line::name).collect();
+            return Err(LabError::Config(format!(
+                "no line contains {:?}; there are: {}",
+                self.only.as_deref().unwrap_or_default(),
+                names.join("; ")
+            )));
+        }
         bench::check_cores(self.server_core, self.load_core)
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let wanted =
+            |line: &Line| self.only.as_ref().is_none_or(|text| line.name().contains(text.as_str()));
+        Line::all().into_iter().filter(wanted).collect()
     }
 }
 
@@ -109,11 +126,12 @@ impl Line {
         let interrupt = |screen| Self { mode: Mode::Interrupt, quota: None, screen };
         let polled = QUOTAS.map(|quota| Self { mode: Mode::Polled, quota, screen: false });
         let blind = Self { mode: Mode::Polled, quota: Some(10), screen: true };
-        let feedback = QUOTAS.map(|quota| Self { mode: Mode::Feedback, quota, screen: true });
+        let feedback = |quota, screen| Self { mode: Mode::Feedback, quota, screen };
         let mut all = vec![interrupt(false), interrupt(true)];
         all.extend(polled);
+        all.extend([Some(10), None].map(|quota| feedback(quota, false)));
         all.push(blind);
-        all.extend(feedback);
+        all.extend(QUOTAS.map(|quota| feedback(quota, true)));
         all
     }
 
@@ -149,9 +167,16 @@ impl Line {
             (Mode::Polled, false) if matches!(self.quota, Some(5 | 20) | None) => "6-3, 6-5",
             (Mode::Polled, false) => "6-5",
             (Mode::Polled, true) => "6-4",
-            (Mode::Feedback, _) if self.quota == Some(10) => "6-4, 6-6",
-            (Mode::Feedback, _) => "6-6",
+            (Mode::Feedback, true) if self.quota == Some(10) => "6-4, 6-6",
+            (Mode::Feedback, true) => "6-6",
+            (Mode::Feedback, false) => "none",
         }
+    }
+
+    /// Whether it is drawn with this figure of the paper.
+    fn is_drawn_in(self, figure: &str) -> bool {
+        let beside = self.mode == Mode::Feedback && !self.screen && figure == "6-3";
+        beside || self.figures().split(", ").any(|part| part == figure)
     }
 
     /// What the paper says of it (`mogul_router.csv`).
@@ -164,6 +189,7 @@ impl Line {
             (Mode::Polled, false, Some(10 | 20)) => "stable, near the best",
             (Mode::Polled, false, _) => "at the MLFRR's plateau up to 12,000/s offered",
             (Mode::Polled, true, _) => "like the unmodified kernel: the screen's queue overflows",
+            (Mode::Feedback, false, _) => "not in it: feedback from the output queue",
             (Mode::Feedback, _, Some(10)) => "flat plateau, no livelock, much higher peak",
             (Mode::Feedback, _, Some(5)) => "no livelock, about 5 % below the best",
             (Mode::Feedback, _, _) => "no livelock",
@@ -190,7 +216,7 @@ pub fn run(config: &RouterLabConfig) -> Result<Experiment, LabError> {
     let bench = Bench::new(config.server_core, config.load_core)?;
     let loads = || config.loads_pps.iter().copied().map(Some).chain([None]);
     let mut found: Vec<Found> =
-        Line::all().into_iter().map(|line| Found { line, curve: Curve::at(loads()) }).collect();
+        config.lines().into_iter().map(|line| Found { line, curve: Curve::at(loads()) }).collect();
     for repeat in 1..=config.repeats {
         for one in &mut found {
             sweep(config, &bench, one)?;
@@ -238,6 +264,10 @@ fn describe(config: &RouterLabConfig, result: &mut Experiment) {
          livelock is a few percent of the peak and not 0",
     );
     result.note(
+        "a floor is the least that is forwarded at any load above that of the peak, over the peak; \
+         feedback_worst_floor is the worst of all lines with feedback, whatever their quota",
+    );
+    result.note(
         "the screen's queue is 32 packets, input stops at 75 % and starts again at 25 % or after 1 \
          ms; the screen makes a system call for each packet, and one for every 8 verdicts",
     );
@@ -265,20 +295,21 @@ fn conclude(found: &[Found], result: &mut Experiment) {
     let (plain, screened) =
         (curve(Mode::Interrupt, None, false), curve(Mode::Interrupt, None, true));
     let fed = curve(Mode::Feedback, ten, true);
-    figure("interrupt_floor", plain.map(Curve::floor));
-    figure("interrupt_screen_floor", screened.map(Curve::floor));
+    figure("unmodified_floor", plain.map(Curve::floor));
+    figure("unmodified_screen_floor", screened.map(Curve::floor));
     figure("polled_floor", curve(Mode::Polled, ten, false).map(Curve::floor));
     figure("polled_unlimited_floor", curve(Mode::Polled, None, false).map(Curve::floor));
     figure("polled_screen_floor", curve(Mode::Polled, ten, true).map(Curve::floor));
-    figure("feedback_floor", fed.map(Curve::floor));
+    figure("feedback_floor", curve(Mode::Feedback, ten, false).map(Curve::floor));
+    figure("feedback_screen_floor", fed.map(Curve::floor));
     let every = found.iter().filter(|one| one.line.mode == Mode::Feedback);
     figure("feedback_worst_floor", every.map(|one| one.curve.floor()).reduce(f64::min));
     let over = |above: Option<&Curve>, below: Option<&Curve>| {
         let below = below.map(Curve::peak_pps).filter(|peak| *peak > 0.0)?;
         Some(above?.peak_pps() / below)
     };
-    figure("feedback_peak_over_interrupt", over(fed, screened));
-    figure("polled_peak_over_interrupt", over(curve(Mode::Polled, ten, false), plain));
+    figure("feedback_screen_peak_over_unmodified", over(fed, screened));
+    figure("polled_peak_over_unmodified", over(curve(Mode::Polled, ten, false), plain));
     result.rows = found.iter().map(row).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(found));
@@ -320,7 +351,7 @@ fn picture(found: &[Found]) -> Picture {
         y: Axis::new("forwarded", "packets/s"),
         series: found
             .iter()
-            .filter(|one| one.line.figures().split(", ").any(|part| part == *figure))
+            .filter(|one| one.line.is_drawn_in(figure))
             .map(|one| Series::new(one.line.name(), one.curve.points()))
             .collect(),
         spans: Vec::new(),
@@ -346,14 +377,14 @@ mod tests {
     #[test]
     fn every_line_is_in_a_figure_and_its_flags_differ() {
         let all = Line::all();
-        assert_eq!(all.len(), 13);
+        assert_eq!(all.len(), 15);
         for (at, line) in all.iter().enumerate() {
             assert!(all[at + 1..].iter().all(|other| other.shape() != line.shape()), "{line:?}");
         }
         let found: Vec<Found> =
             all.into_iter().map(|line| Found { line, curve: Curve::default() }).collect();
         let counts: Vec<usize> = picture(&found).panels.iter().map(|p| p.series.len()).collect();
-        assert_eq!(counts, [2, 4, 3, 5, 5]);
+        assert_eq!(counts, [2, 6, 3, 5, 5]);
     }
 
     #[test]
@@ -375,10 +406,10 @@ mod tests {
         ];
         let mut result = Experiment::new("router");
         conclude(&all, &mut result);
-        assert_eq!(result.figures["interrupt_screen_floor"], 0.0);
-        assert_eq!(result.figures["feedback_floor"], 0.99);
+        assert_eq!(result.figures["unmodified_screen_floor"], 0.0);
+        assert_eq!(result.figures["feedback_screen_floor"], 0.99);
         assert_eq!(result.figures["feedback_worst_floor"], 0.9);
-        assert_eq!(result.figures["feedback_peak_over_interrupt"], 2.0);
+        assert_eq!(result.figures["feedback_screen_peak_over_unmodified"], 2.0);
         assert!(!result.figures.contains_key("polled_floor"));
     }
 }

@@ -176,15 +176,11 @@ impl Port for XdpPort {
             && quota > 0
             && poller.is_due(received, quota)
         {
+            let waiting = |queues: &mut [Queue]| queues.iter_mut().map(Queue::waiting).sum();
+            let before = waiting(&mut self.queues);
             poller.poll()?;
-            let room = quota - received;
-            let more = self.receive_round(arena, burst, room)?;
-            if let Some(poller) = &mut self.poller
-                && room > 0
-            {
-                poller.on_frames(more);
-            }
-            received += more;
+            poller.on_call(before, waiting(&mut self.queues));
+            received += self.receive_round(arena, burst, quota - received)?;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
         self.note_burst(received, quota);

@@ -20,9 +20,12 @@ const LOOK_US: u32 = 10;
 const TURN_US: u32 = 60;
 /// So many frames from one call are much to do.
 const MUCH: usize = 16;
-/// So many frames in full bursts without a call mean that another core feeds the
-/// socket: more than a call brings.
+/// So many frames in full bursts, besides those that the last call brought, mean
+/// that a softirq feeds the socket.
 const FED_FRAMES: usize = 256;
+/// The same, when it was asked several times to give way. More than a socket
+/// holds, so that what it was fed can be taken before it is fed more.
+const FED_FRAMES_MAX: usize = 4096;
 
 /// Runs the receive path of a device inside its own calls.
 pub(super) struct NapiPoller {
@@ -32,12 +35,16 @@ pub(super) struct NapiPoller {
 }
 
 /// When to poll, and for how long.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pace {
     /// The last call brought much.
     busy: bool,
-    /// Frames that came in full bursts since the last call.
+    /// Frames that the last call brought and that were not taken yet.
+    brought: usize,
+    /// Frames that came in full bursts since then.
     fed: usize,
+    /// How many of them are a reason to call.
+    patience: usize,
 }
 
 impl NapiPoller {
@@ -57,7 +64,7 @@ impl NapiPoller {
             napis.iter().try_for_each(|napi| sys::uring_add_napi(ring.as_fd(), napi.id))?;
             io::Result::Ok(ring)
         };
-        Ok(Self { look: ring(LOOK_US)?, turn: ring(TURN_US)?, pace: Pace::default() })
+        Ok(Self { look: ring(LOOK_US)?, turn: ring(TURN_US)?, pace: Pace::new() })
     }
 
     /// Whether to poll, when a burst of `frames` has been taken of up to
@@ -86,25 +93,41 @@ impl NapiPoller {
         sys::uring_wait(self.look.as_fd(), LOOK_US * 1000)
     }
 
-    /// The last call brought so many frames.
-    pub(super) fn on_frames(&mut self, frames: usize) {
-        self.pace.busy = frames >= MUCH;
+    /// So many frames waited before a call, and so many after it.
+    pub(super) fn on_call(&mut self, before: usize, after: usize) {
+        self.pace.on_call(before, after);
     }
 }
 
 impl Pace {
+    fn new() -> Self {
+        Self { busy: false, brought: 0, fed: 0, patience: FED_FRAMES }
+    }
+
+    fn on_call(&mut self, before: usize, after: usize) {
+        let brought = after.saturating_sub(before);
+        self.busy = brought >= MUCH;
+        self.brought += brought;
+    }
+
     fn is_due(&mut self, frames: usize, quota: usize) -> bool {
-        if frames == quota {
-            // Frames come without us: the softirq of another core polls the
-            // device, and will as long as it never runs empty. It gives way
-            // to whoever asks.
-            self.fed += frames;
-            let due = self.fed >= FED_FRAMES;
-            self.fed %= FED_FRAMES;
-            return due;
+        let expected = self.brought.min(frames);
+        self.brought -= expected;
+        if frames < quota {
+            (self.brought, self.fed, self.patience) = (0, 0, FED_FRAMES);
+            return frames == 0 || self.busy;
         }
-        self.fed = 0;
-        frames == 0 || self.busy
+        // What comes besides comes without us: the softirq of some core polls
+        // the device, and will as long as it never runs empty. It gives way to
+        // whoever asks. Asked too often, the device would hand over more than
+        // is taken.
+        self.fed += frames - expected;
+        let due = self.fed >= self.patience;
+        if due {
+            self.fed = 0;
+            self.patience = (2 * self.patience).min(FED_FRAMES_MAX);
+        }
+        due
     }
 }
 
@@ -114,23 +137,36 @@ mod tests {
 
     #[test]
     fn an_empty_socket_is_a_reason_to_poll() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::new();
         assert!(pace.is_due(0, 64));
         assert!(!pace.is_due(1, 64), "a lone frame does not wait for more");
-        pace.busy = true;
+        pace.on_call(0, MUCH);
         assert!(pace.is_due(1, 64), "more have come since");
+    }
+
+    /// The bursts after which it was due, of so many.
+    fn due(pace: &mut Pace, bursts: usize, quota: usize) -> Vec<usize> {
+        (1..=bursts).filter(|_| pace.is_due(quota, quota)).collect()
     }
 
     #[test]
     fn a_socket_that_others_feed_is_taken_over() {
-        let mut pace = Pace::default();
-        let due: Vec<bool> = (0..8).map(|_| pace.is_due(64, 64)).collect();
-        assert_eq!(due, [false, false, false, true, false, false, false, true]);
-        assert!(!pace.is_due(64, 64));
-        pace.is_due(0, 64);
-        assert!(!pace.is_due(64, 64) && !pace.is_due(64, 64) && !pace.is_due(64, 64));
-        assert!(pace.is_due(64, 64));
-        let small = (0..512).filter(|_| pace.is_due(5, 5)).count();
-        assert_eq!(small, 10, "by frames, however few a burst has");
+        let mut pace = Pace::new();
+        assert_eq!(due(&mut pace, 200, 64), [4, 12, 28, 60, 124, 188]);
+        assert!(!pace.is_due(1, 64));
+        assert_eq!(due(&mut pace, 8, 64), [4], "patience begins anew when it was empty");
+        pace.is_due(1, 64);
+        assert_eq!(due(&mut pace, 100, 5), [52], "by frames, however few a burst has");
+    }
+
+    #[test]
+    fn what_a_call_brought_is_taken_first() {
+        let mut pace = Pace::new();
+        pace.on_call(0, 400);
+        assert_eq!(due(&mut pace, 80, 5), []);
+        assert_eq!(due(&mut pace, 60, 5), [52], "these came without one");
+        let mut pace = Pace::new();
+        pace.on_call(2000, 2000);
+        assert_eq!(due(&mut pace, 8, 64), [4], "a call that found the device taken");
     }
 }

@@ -82,6 +82,11 @@ impl Queue {
         &self.socket
     }
 
+    /// How many frames have arrived and were not taken yet.
+    pub(super) fn waiting(&mut self) -> usize {
+        self.socket.receive.available(u32::MAX) as usize
+    }
+
     /// Takes up to `quota` frames. Runs the device's receive path only when
     /// nothing waits, so one call serves a whole burst.
     pub(super) fn receive(
