@@ -3,11 +3,18 @@
 //! Mogul and Ramakrishnan, section 6.6.1: packets that would only be dropped
 //! at a full queue are better left with the card, before any work went into
 //! them. A reader that is stuck must not block the others, so a queue whose
-//! reader takes nothing for a while loses its say until it is drained.
+//! reader takes nothing for a while loses its say. But a reader on the same
+//! processor may only seem stuck, because it never runs while receiving goes
+//! on. So it is waited for once more now and then, and has its say again when
+//! it takes something.
 
 /// The queues whose fill level has a say are kept in a list of this size. Those
 /// that fill when the list is full drop what does not fit, as without feedback.
 const FILLING_MAX: usize = 256;
+
+/// A queue that lost its say has it again, for one time-out, after so many
+/// time-outs.
+const LOST_TIMEOUTS: u64 = 8;
 
 /// A queue between the stack and an application, by a number of the caller's.
 pub type QueueId = u64;
@@ -28,8 +35,9 @@ struct Filling {
     /// The fill level when it was last told.
     packets: u32,
     /// Since when its reader is waited for: since it was first held back for,
-    /// or since the reader last took something. Until then the reader may not
-    /// have had the processor at all, so nothing can be said against it.
+    /// or since the reader last took something, or since it was given another
+    /// chance. Until then the reader may not have had the processor at all, so
+    /// nothing can be said against it.
     waited_since_ns: Option<u64>,
 }
 
@@ -93,7 +101,11 @@ impl Feedback {
         let mut until_ns = None;
         for filling in &mut self.filling {
             // A clock that stepped back must not hold for longer than the time-out.
-            let since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
+            let mut since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
+            let lost_ns = self.timeout_ns.saturating_mul(1 + LOST_TIMEOUTS);
+            if now_ns - since_ns >= lost_ns {
+                since_ns = now_ns;
+            }
             filling.waited_since_ns = Some(since_ns);
             let end_ns = since_ns.saturating_add(self.timeout_ns);
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
@@ -138,6 +150,28 @@ mod tests {
         assert_eq!(feedback.held_until(2 * MS), None, "still stuck: it has lost its say");
         feedback.on_level(3 * MS, 1, 30, 32);
         assert!(feedback.held_until(3 * MS).is_some(), "it reads again");
+    }
+
+    /// On the same processor a reader that missed its time once would else
+    /// never run again: receiving goes on, for nothing.
+    #[test]
+    fn a_reader_that_seemed_stuck_is_given_another_chance() {
+        let mut feedback = feedback();
+        feedback.on_level(0, 1, 32, 32);
+        let mut held_ms = Vec::new();
+        for ms in 0..30 {
+            feedback.on_level(ms * MS, 1, 32, 32);
+            if feedback.held_until(ms * MS).is_some() {
+                held_ms.push(ms);
+            }
+        }
+        assert_eq!(held_ms, [0, 9, 18, 27], "others have the rest");
+        assert!(feedback.held_until(36 * MS).is_some());
+        feedback.on_level(36 * MS, 1, 31, 32);
+        assert!((36..40).all(|ms| {
+            feedback.on_level(ms * MS, 1, 67 - ms as u32, 32);
+            feedback.held_until(ms * MS).is_some()
+        }));
     }
 
     /// Polling may go on for longer than the time-out after the mark was
