@@ -36,6 +36,10 @@ const NICE: &str = "-10";
 /// Verdicts of one message: less than the low-water mark of the queue, so that
 /// the screen is never idle while they are sent.
 const SCREEN_BATCH: &str = "8";
+/// What is sent until so many packets have come through, and how long to wait.
+const FIRST_RATE_PPS: f64 = 1000.0;
+const FIRST_PACKETS: u64 = 20;
+const FORWARDS_WITHIN: Duration = Duration::from_secs(10);
 /// What the paper's packets carried.
 const PAYLOAD: &[u8] = &[0x7e; 4];
 
@@ -168,7 +172,22 @@ impl<'a> Running<'a> {
             bench.never_interrupt_load_core()?;
         }
         let flood = bench.flood()?;
-        Ok(Self { flood, router, _screen: screen, bench, _folder: folder })
+        let mut running = Self { flood, router, _screen: screen, bench, _folder: folder };
+        running.wait_until_it_forwards()?;
+        Ok(running)
+    }
+
+    /// The first packets wait until the router knows its neighbours.
+    fn wait_until_it_forwards(&mut self) -> Result<(), LabError> {
+        let (before, began) = (self.bench.site.right.received()?, Instant::now());
+        self.flood.set_rate(Some(FIRST_RATE_PPS))?;
+        while self.bench.site.right.received()? < before + FIRST_PACKETS {
+            if began.elapsed() > FORWARDS_WITHIN {
+                return Err(LabError::Config("the router forwards nothing".into()));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.flood.set_rate(Some(0.0))
     }
 
     /// The router's process.
