@@ -350,12 +350,21 @@ impl Engine {
     /// Tells the gate how full a socket's queue is.
     pub fn tell_level(&mut self, id: UdpId) {
         match self.stack.udp_fill(id) {
-            Some(fill) => {
-                self.pressure.on_level(fill * 100 / FULL);
-                self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL);
-            }
+            Some(fill) => self.tell_fill(id, fill),
             None => self.gate.on_queue_closed(id.to_bits()),
         }
+    }
+
+    /// Tells the gate how full the queues behind a socket are, in parts of
+    /// [`FULL`].
+    pub fn tell_fill(&mut self, id: UdpId, fill: u32) {
+        self.pressure.on_level(fill * 100 / FULL);
+        self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL);
+    }
+
+    /// Whether anything depends on how full queues are.
+    pub fn wants_levels(&self) -> bool {
+        self.admitter.is_some() || self.gate.settings().config().feedback
     }
 
     /// The card raised its interrupt: the gate's rings wait for their turns.

@@ -31,6 +31,7 @@
 mod net;
 mod open;
 mod poll;
+mod readers;
 mod tcp;
 mod threads;
 mod udp;
@@ -39,6 +40,7 @@ mod wait;
 pub use net::{Net, NetCounters};
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use poll::{Interest, Poll, Source, Token};
+pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_readable};
 pub use tcp::{TcpListener, TcpStream};
 pub use tidegate_engine::{EngineCounters, IdleConfig};
 pub use tidegate_gate::{self as gate};

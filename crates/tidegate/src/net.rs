@@ -11,10 +11,11 @@ use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
 use tidegate_port::{Capabilities, PortCounters};
-use tidegate_stack::{Counters, TcpId, UdpId};
+use tidegate_stack::{Counters, Event, TcpId, UdpId};
 
 use crate::open::{self, Claim, NetConfig, OpenError};
 use crate::poll::Polls;
+use crate::readers::group::Groups;
 use crate::threads::{self, Threads};
 use crate::wait::{self, Patience, SocketId, Waiters};
 
@@ -51,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) polls: Polls,
     /// Ports of closed connections, which stay ours until those have ended.
     pub(crate) closing: Vec<(TcpId, Arc<Claim>)>,
+    /// The sockets that have several readers.
+    pub(crate) groups: Groups,
     /// The kernel's addresses, when the stack lives on them.
     pub(crate) shared_addresses: Vec<IpAddr>,
 }
@@ -279,6 +282,7 @@ impl Shared {
             held: None,
             polls: Polls::default(),
             closing: Vec::new(),
+            groups: Groups::new(None),
             shared_addresses,
         };
         Ok(Self { core: Mutex::new(core), wake_fds, idle })
@@ -298,6 +302,9 @@ impl Shared {
         bell: &Arc<Doorbell>,
         limit: Option<Duration>,
     ) -> io::Result<()> {
+        if core.groups.has_work() {
+            return Ok(());
+        }
         let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(()) };
         core.held = sleep.held.then(|| Arc::clone(bell));
         core.enter_sleep(bell, sleep.timeout_ns);
@@ -332,7 +339,7 @@ impl Core {
     /// the timers that it has set.
     pub(crate) fn commit(&mut self) -> io::Result<()> {
         self.engine.flush()?;
-        self.tell();
+        self.tell()?;
         self.mind_timers();
         Ok(())
     }
@@ -361,13 +368,19 @@ impl Core {
     /// One round of the engine, then wakes those it has something for.
     pub(crate) fn run(&mut self) -> io::Result<usize> {
         let received = self.engine.poll()?;
-        self.tell();
+        self.tell()?;
         Ok(received)
     }
 
-    /// Wakes those that the engine has something for.
-    pub(crate) fn tell(&mut self) {
+    /// Gives readers what the engine has for them and takes what they have for
+    /// it; wakes the others that it has something for.
+    pub(crate) fn tell(&mut self) -> io::Result<()> {
         while let Some(event) = self.engine.poll_event() {
+            if let Event::Readable(id) = event
+                && self.groups.on_readable(id)
+            {
+                continue;
+            }
             if let Some(id) = SocketId::of_event(event) {
                 self.waiters.wake(id);
                 self.polls.on_event(id, &self.waiters);
@@ -376,6 +389,7 @@ impl Core {
         if !self.closing.is_empty() {
             self.release_closed();
         }
+        self.groups.serve(&mut self.engine)
     }
 
     /// Gives the ports of connections back that have ended.
@@ -402,10 +416,28 @@ impl Core {
         }
     }
 
+    /// The engine has ended: nobody shall wait for it.
+    pub(crate) fn fail(&mut self, failure: io::Error) {
+        self.failure = Some(failure);
+        self.waiters.wake_all();
+        self.groups.fail();
+    }
+
     /// Tells the gate how full the sockets' queues are.
     pub(crate) fn tell_levels(&mut self) {
+        if !self.engine.wants_levels() {
+            return;
+        }
         for index in 0..self.sockets.len() {
-            self.engine.tell_level(self.sockets[index]);
+            let id = self.sockets[index];
+            match self.groups.fill(id) {
+                Some(fill) => self.engine.tell_fill(id, fill),
+                None => self.engine.tell_level(id),
+            }
+        }
+        let (_, _, now_ns) = self.engine.parts();
+        if self.engine.gate().held_until(now_ns).is_some() {
+            self.groups.outbox.set_wants_room(true);
         }
     }
 

@@ -16,6 +16,7 @@ use tidegate_gate::{Interrupt, Mode};
 use tidegate_memory::Doorbell;
 
 use crate::net::Shared;
+use crate::readers::group::Groups;
 use crate::wait;
 
 /// The most frames that protocol work takes before others may have the engine.
@@ -55,6 +56,12 @@ pub(crate) fn start(shared: &Arc<Shared>, form: Form) -> io::Result<Option<Threa
         receive: Arc::new(Doorbell::new()?),
         protocol: Arc::new(Doorbell::new()?),
     });
+    // Who serves the readers is who does protocol work.
+    let server = match mode {
+        Mode::Interrupt | Mode::Moderated => &control.protocol,
+        Mode::Napi | Mode::Polled | Mode::Dedicated => &control.receive,
+    };
+    shared.lock().groups = Groups::new(Some(Arc::clone(server)));
     let mut threads = Threads { control, handles: Vec::new() };
     match mode {
         Mode::Interrupt | Mode::Moderated => {
@@ -88,9 +95,7 @@ impl Threads {
                 return;
             }
             if let Err(error) = work(&control, &shared) {
-                let mut core = shared.lock();
-                core.failure = Some(error);
-                core.waiters.wake_all();
+                shared.lock().fail(error);
             }
         })?;
         self.handles.push(thread);
@@ -166,7 +171,7 @@ impl Control {
             self.protocol.arm();
             let mut core = shared.lock();
             let left = core.engine.process_input(PROTOCOL_BURST)?;
-            core.tell();
+            core.tell()?;
             let timeout_ns = core.engine.timeout_ns();
             core.enter_sleep(&self.protocol, timeout_ns);
             drop(core);
@@ -193,7 +198,7 @@ impl Control {
                 core.engine.read_clock();
                 let stepped = core.engine.step()?;
                 core.engine.serve_timers()?;
-                core.tell();
+                core.tell()?;
                 drop(core);
                 match stepped {
                     Stepped::Served(_) | Stepped::Application(_) => {}

@@ -361,6 +361,10 @@ impl UdpSocket {
         Ok(self.clone())
     }
 
+    pub(crate) fn udp_id(&self) -> UdpId {
+        self.inner.id
+    }
+
     fn wait_readable<R>(
         &self,
         ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
@@ -418,6 +422,7 @@ impl Drop for Inner {
         }
         let (stack, arena, _) = core.engine.parts();
         stack.udp_close(self.id, arena);
+        core.groups.close(self.id);
         core.engine.tell_level(self.id);
         core.sockets.retain(|&id| id != self.id);
         core.polls.forget(SocketId::Udp(self.id));

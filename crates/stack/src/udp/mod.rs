@@ -116,6 +116,13 @@ impl Stack {
         Some(datagram)
     }
 
+    /// So many datagrams that were taken by [`Stack::udp_receive`] found no room
+    /// with those whom they were taken for: they count as dropped.
+    pub fn udp_refused(&mut self, datagrams: u64) {
+        self.counters.delivered -= datagrams;
+        self.counters.drops.add(DropReason::SocketQueueFull, datagrams);
+    }
+
     /// How many datagrams wait.
     pub fn udp_readable(&self, id: UdpId) -> usize {
         self.udp.get(id).map_or(0, socket::Socket::waiting)

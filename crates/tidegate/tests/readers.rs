@@ -1,0 +1,430 @@
+//! Several readers on one socket, on a wire in memory.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate::gate::{Config, Mode, Settings};
+use tidegate::mem::{MemConfig, wire};
+use tidegate::{
+    Distribution, DropReason, FrameSize, Limits, Net, NetConfig, OpenError, ReadersConfig,
+    UdpReader, UdpSocket, wait_readable,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ADDRESSES: [[&str; 2]; 2] =
+    [["192.0.2.1", "192.0.2.2:7"], ["2001:db8::1", "[2001:db8::2]:7"]];
+
+fn config(port: tidegate::mem::MemPort, host: u8) -> NetConfig {
+    NetConfig::new(port)
+        .address(format!("192.0.2.{host}/24").parse().unwrap())
+        .address(format!("2001:db8::{host}/64").parse().unwrap())
+        .frames(4096, FrameSize::K2)
+        .limits(Limits { socket_queue_packets: 2048, ..Limits::default() })
+        .hugepages(false)
+        .seed([7; 16])
+}
+
+/// A client and a server, each run by threads of its own; `None` where
+/// real-time priorities are not allowed.
+fn hosts(mode: Mode) -> Option<(Net, Net)> {
+    let (a, b) = wire(&MemConfig::default()).unwrap();
+    let gate = Settings::new(Config { mode, ..Config::default() }).unwrap();
+    let server = match Net::open(config(b, 2).gate(gate).own_thread(true)) {
+        Ok(server) => server,
+        Err(OpenError::Io(error)) if error.kind() == ErrorKind::PermissionDenied => {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    Some((Net::open(config(a, 1).own_thread(true)).unwrap(), server))
+}
+
+fn polled_hosts() -> (Net, Net) {
+    hosts(Mode::Polled).expect("mode polled needs no rights")
+}
+
+fn client(net: &Net, ip: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(net, (ip, 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Echoes until `stop`; returns how many.
+fn echo(mut reader: UdpReader, stop: &AtomicBool) -> usize {
+    reader.set_read_timeout(Some(Duration::from_millis(20)));
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let echoed = reader.exchange(|request, _, reply| {
+            reply[..request.len()].copy_from_slice(request);
+            Some(request.len())
+        });
+        match echoed {
+            Ok(echoed) => count += echoed,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    count
+}
+
+/// Ends the echoes also when the test fails, which could not end otherwise.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends one datagram from each client and gets each back.
+fn round_trip(clients: &[UdpSocket], to: &str, payload: &[u8]) {
+    let to: SocketAddr = to.parse().unwrap();
+    for client in clients {
+        client.send_to(payload, to).unwrap();
+    }
+    for client in clients {
+        let mut buf = [0; 64];
+        let (len, from) = client.recv_from(&mut buf).unwrap();
+        assert_eq!((&buf[..len], from), (payload, to));
+    }
+}
+
+#[test]
+fn every_mode_and_distribution_answers_everybody_on_both_families() {
+    for mode in Mode::ALL {
+        let Some((a, b)) = hosts(mode) else { continue };
+        for [ip, to] in ADDRESSES {
+            let clients: Vec<_> = (0..8).map(|_| client(&a, ip)).collect();
+            for distribution in
+                [Distribution::FlowHash, Distribution::RoundRobin, Distribution::LeastLoaded]
+            {
+                let socket = UdpSocket::bind(&b, to).unwrap();
+                let readers =
+                    socket.readers(ReadersConfig { distribution, ..Default::default() }).unwrap();
+                let stop = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    let end = StopAtEnd(&stop);
+                    let reading: Vec<_> = (0..3)
+                        .map(|_| readers.add().unwrap())
+                        .map(|reader| scope.spawn(|| echo(reader, &stop)))
+                        .collect();
+                    assert_eq!(readers.count(), 3);
+                    for round in 0..20u8 {
+                        round_trip(&clients, to, &[round; 33]);
+                    }
+                    drop(end);
+                    let counts: Vec<_> = reading.into_iter().map(|r| r.join().unwrap()).collect();
+                    assert_eq!(counts.iter().sum::<usize>(), 8 * 20, "{mode:?} {distribution:?}");
+                    if distribution == Distribution::RoundRobin {
+                        assert!(counts.iter().all(|&count| count >= 50), "{counts:?}");
+                    }
+                });
+                assert_eq!(readers.count(), 0);
+            }
+        }
+    }
+}
+
+/// What a reader got: peer and number.
+fn drain(reader: &mut UdpReader) -> Vec<(u16, u32)> {
+    reader.set_nonblocking(true);
+    let mut got = Vec::new();
+    let mut buf = [0; 64];
+    while let Ok(received) = reader.recv_from(&mut buf) {
+        let number = u32::from_be_bytes(buf[..4].try_into().unwrap());
+        got.push((received.from.port(), number));
+    }
+    got
+}
+
+/// Waits until the server has taken so many datagrams from the wire.
+fn settle(server: &Net, datagrams: u64) {
+    let taken = || {
+        let counters = server.counters().stack;
+        counters.delivered + counters.drops.get(DropReason::SocketQueueFull)
+    };
+    let began = std::time::Instant::now();
+    while taken() < datagrams {
+        assert!(began.elapsed() < PATIENCE, "{} of {datagrams} arrived", taken());
+        std::thread::yield_now();
+    }
+}
+
+/// Lets the hosts know each other, through a socket of its own.
+fn meet(a: &Net, b: &Net, ip: &str, to: &str) {
+    let mut to: SocketAddr = to.parse().unwrap();
+    to.set_port(9);
+    let server = UdpSocket::bind(b, to).unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = client(a, ip);
+    client.send_to(b"hello", to).unwrap();
+    let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+    server.send_to(b"hello", from).unwrap();
+    client.recv_from(&mut [0; 8]).unwrap();
+}
+
+#[test]
+fn a_flow_stays_with_one_reader_and_in_order() {
+    for [ip, to] in ADDRESSES {
+        let (a, b) = polled_hosts();
+        meet(&a, &b, ip, to);
+        let readers = UdpSocket::bind(&b, to).unwrap().readers(ReadersConfig::default()).unwrap();
+        let mut ends: Vec<_> = (0..4).map(|_| readers.add().unwrap()).collect();
+        let clients: Vec<_> = (0..32).map(|_| client(&a, ip)).collect();
+        for number in 0..5u32 {
+            for client in &clients {
+                client.send_to(&number.to_be_bytes(), to).unwrap();
+            }
+        }
+        settle(&b, 1 + 32 * 5);
+        let mut owner = HashMap::new();
+        for (reader, end) in ends.iter_mut().enumerate() {
+            let got = drain(end);
+            let mut next: HashMap<u16, u32> = HashMap::new();
+            for (peer, number) in got {
+                let expected = next.entry(peer).or_default();
+                assert_eq!(number, *expected, "reader {reader}, peer {peer}");
+                *expected += 1;
+                assert_eq!(*owner.entry(peer).or_insert(reader), reader);
+            }
+            assert!(next.values().all(|&count| count == 5));
+        }
+        assert_eq!(owner.len(), 32);
+        assert!(owner.values().collect::<BTreeSet<_>>().len() > 1, "all peers with one reader");
+    }
+}
+
+#[test]
+fn limits_are_exact_and_what_is_too_much_is_counted() {
+    for [ip, to] in ADDRESSES {
+        for (queue_packets, queue_bytes, fits) in [(10, 1 << 20, 10), (100, 40, 4)] {
+            let (a, b) = polled_hosts();
+            meet(&a, &b, ip, to);
+            let config = ReadersConfig { queue_packets, queue_bytes, ..Default::default() };
+            let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
+            let mut reader = readers.add().unwrap();
+            let client = client(&a, ip);
+            for number in 0..50u32 {
+                let mut payload = [0; 10];
+                payload[..4].copy_from_slice(&number.to_be_bytes());
+                client.send_to(&payload, to).unwrap();
+            }
+            settle(&b, 1 + 50);
+            let full = b.counters().stack.drops.get(DropReason::SocketQueueFull);
+            assert_eq!(full, 50 - fits as u64);
+            let got: Vec<_> = drain(&mut reader).into_iter().map(|(_, number)| number).collect();
+            assert_eq!(got, (0..fits).collect::<Vec<u32>>());
+        }
+    }
+}
+
+#[test]
+fn readers_come_and_go_and_nothing_is_lost() {
+    const PACKETS: u32 = 4_000;
+    for distribution in
+        [Distribution::FlowHash, Distribution::RoundRobin, Distribution::LeastLoaded]
+    {
+        let [ip, to] = ADDRESSES[0];
+        let (a, b) = polled_hosts();
+        meet(&a, &b, ip, to);
+        let config = ReadersConfig {
+            distribution,
+            queue_packets: PACKETS as usize,
+            queue_bytes: 1 << 30,
+            ..Default::default()
+        };
+        let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
+        let clients: Vec<_> = (0..16).map(|_| client(&a, ip)).collect();
+        let mut seen = BTreeSet::new();
+        let mut ends = vec![readers.add().unwrap()];
+        for number in 0..PACKETS {
+            let client = &clients[number as usize % clients.len()];
+            client.send_to(&number.to_be_bytes(), to).unwrap();
+            match number % 300 {
+                0 => ends.push(readers.add().unwrap()),
+                100 => seen.extend(drain(&mut ends[0]).into_iter().map(|(_, number)| number)),
+                // It leaves with what it has not read.
+                200 => drop(ends.swap_remove(0)),
+                _ => {}
+            }
+        }
+        settle(&b, 1 + u64::from(PACKETS));
+        // The last one that stays has everything that the others leave.
+        while ends.len() > 1 {
+            drop(ends.swap_remove(0));
+        }
+        seen.extend(drain(&mut ends[0]).into_iter().map(|(_, number)| number));
+        assert_eq!(seen.len() as u32, PACKETS, "{distribution:?}");
+        assert_eq!(b.counters().stack.drops.get(DropReason::SocketQueueFull), 0);
+    }
+}
+
+#[test]
+fn what_the_last_reader_leaves_is_for_the_next() {
+    let [ip, to] = ADDRESSES[1];
+    let (a, b) = polled_hosts();
+    meet(&a, &b, ip, to);
+    let readers = UdpSocket::bind(&b, to).unwrap().readers(ReadersConfig::default()).unwrap();
+    let first = readers.add().unwrap();
+    let client = client(&a, ip);
+    for number in 0..10u32 {
+        client.send_to(&number.to_be_bytes(), to).unwrap();
+    }
+    settle(&b, 1 + 10);
+    drop(first);
+    let mut second = readers.add().unwrap();
+    let got: Vec<u32> = drain(&mut second).into_iter().map(|(_, number)| number).collect();
+    assert_eq!(got, (0..10).collect::<Vec<u32>>());
+}
+
+/// More readers than cores, one that never reads and one that dies: peers whose
+/// reader answers are answered.
+#[test]
+fn a_reader_that_stops_or_dies_costs_the_others_nothing() {
+    for [ip, to] in ADDRESSES {
+        let (a, b) = polled_hosts();
+        meet(&a, &b, ip, to);
+        let config = ReadersConfig {
+            distribution: Distribution::RoundRobin,
+            queue_packets: 8,
+            ..Default::default()
+        };
+        let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
+        let _never_reads = readers.add().unwrap();
+        let mut dies = readers.add().unwrap();
+        let (stop, died) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let clients: Vec<_> = (0..4).map(|_| client(&a, ip)).collect();
+        let alive = 6;
+        std::thread::scope(|scope| {
+            let end = StopAtEnd(&stop);
+            let threads: Vec<_> = (0..alive)
+                .map(|_| readers.add().unwrap())
+                .map(|reader| scope.spawn(|| echo(reader, &stop)))
+                .collect();
+            let died = &died;
+            let dying = scope.spawn(move || {
+                dies.set_read_timeout(Some(PATIENCE));
+                let answer = |_: &[u8], _: SocketAddr, _: &mut [u8]| -> Option<usize> {
+                    died.fetch_add(1, Ordering::Relaxed);
+                    panic!("on purpose")
+                };
+                let _ = dies.exchange(answer);
+            });
+            // The first eight for the one that never reads are not answered,
+            // and what was with the one that died is answered by another.
+            let mut unanswered = 0;
+            for _ in 0..100 {
+                for client in &clients {
+                    client.send_to(b"tide", to).unwrap();
+                    client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                    match client.recv_from(&mut [0; 8]) {
+                        Ok((len, _)) => assert_eq!(len, 4),
+                        Err(_) => unanswered += 1,
+                    }
+                }
+            }
+            assert!(unanswered <= 8, "{unanswered} unanswered");
+            assert!(dying.join().is_err());
+            drop(end);
+            let echoed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert!(echoed >= 392, "{echoed}");
+        });
+        assert_eq!(died.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn ten_thousand_sockets_with_readers_stall_nobody() {
+    const SOCKETS: u16 = 10_000;
+    let [ip, to] = ADDRESSES[0];
+    let (a, b) = polled_hosts();
+    meet(&a, &b, ip, to);
+    let server: SocketAddr = to.parse().unwrap();
+    let small = ReadersConfig { queue_packets: 2, ..Default::default() };
+    let idle: Vec<UdpReader> = (0..SOCKETS)
+        .map(|n| {
+            let socket = UdpSocket::bind(&b, (server.ip(), 20_000 + n)).unwrap();
+            socket.readers(small).unwrap().add().unwrap()
+        })
+        .collect();
+    let readers = UdpSocket::bind(&b, to).unwrap().readers(ReadersConfig::default()).unwrap();
+    let stop = AtomicBool::new(false);
+    let clients: Vec<_> = (0..4).map(|_| client(&a, ip)).collect();
+    std::thread::scope(|scope| {
+        let _end = StopAtEnd(&stop);
+        for _ in 0..2 {
+            let reader = readers.add().unwrap();
+            scope.spawn(|| echo(reader, &stop));
+        }
+        // Each of the others has more than it can hold, and nobody reads it.
+        for number in 0..SOCKETS {
+            let full = SocketAddr::new(server.ip(), 20_000 + number);
+            for _ in 0..3 {
+                clients[0].send_to(b"unread", full).unwrap();
+            }
+            if number % 100 == 0 {
+                round_trip(&clients, to, b"tide");
+            }
+        }
+    });
+    let mut idle = idle;
+    let waiting: Vec<usize> = idle.iter_mut().map(UdpReader::readable).collect();
+    assert!(waiting.iter().all(|&waiting| waiting <= 2), "limits hold");
+    assert!(waiting.iter().filter(|&&waiting| waiting == 2).count() > 9_000);
+}
+
+#[test]
+fn one_thread_waits_for_readers_of_both_families() {
+    let (a, b) = polled_hosts();
+    let mut readers: Vec<UdpReader> = ADDRESSES
+        .iter()
+        .map(|[_, to]| {
+            let socket = UdpSocket::bind_one_family(&b, to).unwrap();
+            socket.readers(ReadersConfig::default()).unwrap().add().unwrap()
+        })
+        .collect();
+    assert!(!wait_readable(&mut readers, Some(Duration::from_millis(5))).unwrap());
+    for (family, [ip, to]) in ADDRESSES.into_iter().enumerate() {
+        let client = client(&a, ip);
+        client.send_to(b"tide", to).unwrap();
+        assert!(wait_readable(&mut readers, Some(PATIENCE)).unwrap());
+        let reader = &mut readers[family];
+        assert_eq!(reader.readable(), 1);
+        let mut buf = [0; 2];
+        let received = reader.recv_from(&mut buf).unwrap();
+        assert!(received.truncated && received.len == 2 && &buf == b"ti");
+        reader.send_to(b"ebb!", received.from, received.to).unwrap();
+        let (len, _) = client.recv_from(&mut buf).unwrap();
+        assert_eq!((len, &buf), (2, b"eb"));
+    }
+}
+
+#[test]
+fn readers_need_a_thread_of_the_stacks_own_and_come_once() {
+    let (_, b) = polled_hosts();
+    let (port, _peer) = wire(&MemConfig::default()).unwrap();
+    let by_calls = client(&Net::open(config(port, 1)).unwrap(), "192.0.2.1");
+    let error = by_calls.readers(ReadersConfig::default()).unwrap_err();
+    assert!(error.to_string().contains("own_thread"), "{error}");
+    let socket = UdpSocket::bind(&b, "192.0.2.2:7").unwrap();
+    for config in [
+        ReadersConfig { queue_packets: 0, ..Default::default() },
+        ReadersConfig { queue_packets: usize::MAX, ..Default::default() },
+        ReadersConfig { queue_bytes: 0, ..Default::default() },
+    ] {
+        assert_eq!(socket.readers(config).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    let readers = socket.readers(ReadersConfig::default()).unwrap();
+    let again = socket.readers(ReadersConfig::default()).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    let mut reader = readers.add().unwrap();
+    reader.set_nonblocking(true);
+    let nothing = reader.recv_from(&mut [0; 8]).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    drop((readers, socket));
+    assert!(reader.recv_from(&mut [0; 8]).is_err(), "the socket lives with its reader");
+}
