@@ -59,10 +59,9 @@ impl ServeCounters {
         words.try_into().map_err(|_| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Adds one batch. There is one writer for each set of counters, so it
-    /// need not be a locked instruction.
+    /// Adds one batch. Several threads may serve together.
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+        counter.fetch_add(count, Ordering::Relaxed);
     }
 }
 

@@ -12,6 +12,7 @@ pub mod dns;
 pub mod echo;
 pub mod embedded;
 pub mod kernel;
+pub mod readers;
 mod responder;
 pub mod router;
 pub mod screen;

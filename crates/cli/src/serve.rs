@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tidegate::{Net, TcpListener, TcpOptions, UdpSocket};
+use tidegate::{Distribution, Net, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
 use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::tcp_echo::serve_tcp_echo;
 use tidegate_apps::work::Work;
 use tidegate_apps::{Responder, ServeCounters};
@@ -72,6 +73,17 @@ struct Common {
     /// Take what the flags leave open from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Threads that read and answer, each with a queue of its own; two and more
+    /// need a thread besides that runs the stack, and get it
+    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
+    readers: usize,
+    /// Which reader gets a datagram [default: flow]
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Readers")]
+    distribution: Option<DistributionName>,
+    /// Give each reader a kernel socket of its own on the same address
+    /// (SO_REUSEPORT); with --port kernel
+    #[arg(long, help_heading = "Readers")]
+    reuse_port: bool,
     /// Listen on this Unix socket for `tidegate ctl`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -85,6 +97,30 @@ struct Common {
     #[arg(long, value_name = "FILE")]
     counters: Option<PathBuf>,
 }
+
+/// Which reader gets a datagram.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DistributionName {
+    /// The same for all datagrams of one peer
+    Flow,
+    /// Each in turn
+    RoundRobin,
+    /// The one with the fewest waiting
+    LeastLoaded,
+}
+
+impl From<DistributionName> for Distribution {
+    fn from(name: DistributionName) -> Self {
+        match name {
+            DistributionName::Flow => Self::FlowHash,
+            DistributionName::RoundRobin => Self::RoundRobin,
+            DistributionName::LeastLoaded => Self::LeastLoaded,
+        }
+    }
+}
+
+/// The most threads that may read.
+const MOST_READERS: usize = 1024;
 
 /// Section `[dns]`.
 #[derive(Args, Serialize, Deserialize, Default)]
@@ -193,6 +229,9 @@ impl Common {
         if host.port_kind() == PortKind::Kernel {
             return Err("TCP echo is not served on kernel sockets: choose another --port".into());
         }
+        if self.readers > 1 {
+            return Err("--readers is for UDP: TCP echo is served by one thread".into());
+        }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
         let served = ServeCounters::new();
@@ -211,7 +250,13 @@ impl Common {
         ServeReport::tidegate("echo", &served, &net).print(self.json)
     }
 
-    fn serve(self, name: &str, port: u16, mut responder: impl Responder) -> Result<(), Failure> {
+    fn serve(
+        self,
+        name: &str,
+        port: u16,
+        mut responder: impl Responder + Clone + Send,
+    ) -> Result<(), Failure> {
+        self.check_readers()?;
         let host = config::over(self.host, self.config.as_deref())?;
         let gate = config::over(self.gate, self.config.as_deref())?;
         let settings = gate.settings()?;
@@ -225,11 +270,20 @@ impl Common {
         };
         let report = if host.port_kind() == PortKind::Kernel {
             let addresses = host.kernel_addresses(port);
-            let options = KernelOptions::default();
-            let bind = |&address| KernelSocket::bind(address, &options);
-            let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+            let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
+            let bind_all = || {
+                let bind = |&address| KernelSocket::bind(address, &options);
+                addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
+            };
+            let sets = if self.reuse_port { self.readers } else { 1 };
+            let sets = (0..sets).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
             ready(name, &addresses, "kernel sockets")?;
-            serve_kernel(&sockets, &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
+            if self.readers > 1 {
+                let responders = vec![responder; self.readers];
+                serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, &stop, served)?;
+            } else {
+                serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
+            }
             ServeReport::kernel(name, served)
         } else {
             let mut config = host.net_config(&settings)?;
@@ -237,7 +291,7 @@ impl Common {
             if self.admission || classes.is_some() {
                 config = config.admission(classes.unwrap_or_default());
             }
-            let net = Net::open(config.own_thread(gate.network_thread()))?;
+            let net = Net::open(config.own_thread(gate.network_thread() || self.readers > 1))?;
             let addresses = host.wildcards(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
@@ -246,10 +300,31 @@ impl Common {
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
             ready(name, &addresses, &path)?;
-            serve_embedded(&net, &sockets, &mut responder, &stop, served)?;
+            if self.readers > 1 {
+                let distribution = self.distribution.map(Into::into).unwrap_or_default();
+                let config = ReadersConfig { distribution, ..ReadersConfig::default() };
+                serve_readers(&sockets, vec![responder; self.readers], config, &stop, served)?;
+            } else {
+                serve_embedded(&net, &sockets, &mut responder, &stop, served)?;
+            }
             ServeReport::tidegate(name, served, &net)
         };
         report.print(self.json)
+    }
+}
+
+impl Common {
+    fn check_readers(&self) -> Result<(), Failure> {
+        if self.readers == 0 || self.readers > MOST_READERS {
+            return Err(format!("--readers {}: give 1 to {MOST_READERS}", self.readers).into());
+        }
+        let kernel = self.host.port_kind() == PortKind::Kernel;
+        if self.reuse_port && !kernel && self.config.is_none() {
+            return Err("--reuse-port is for --port kernel: on Tidegate each reader has a queue \
+                        of its own without it"
+                .into());
+        }
+        Ok(())
     }
 }
 

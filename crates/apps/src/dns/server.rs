@@ -58,6 +58,17 @@ pub struct Server {
     counters: DnsCounters,
 }
 
+/// A server for another thread: it shares the zones and counts for itself.
+impl Clone for Server {
+    fn clone(&self) -> Self {
+        Self {
+            zones: Arc::clone(&self.zones),
+            max_udp_bytes: self.max_udp_bytes,
+            counters: DnsCounters::default(),
+        }
+    }
+}
+
 impl Server {
     /// Reads the zone files and prepares all answers.
     ///
