@@ -82,6 +82,25 @@ fn dig_and_kdig_get_right_answers() {
 }
 
 #[test]
+fn several_readers_give_the_same_answers() {
+    on_every_port("several_readers", &["dig", "kdig"], |kind, site| {
+        for distribution in ["flow", "round-robin", "least-loaded"] {
+            let readers = ["--readers", "3", "--distribution", distribution];
+            let zone = zone();
+            let arguments: Vec<&str> =
+                ["dns", "--zone", &zone].into_iter().chain(readers).collect();
+            let server = site.serve(kind, &arguments);
+            for address in [SERVER_V4, SERVER_V6] {
+                dns_is_right(site, address);
+            }
+            let report = server.stop();
+            assert!(report["requests"].as_u64() > Some(20), "{report}");
+            assert_eq!(report["requests"], report["answers"]);
+        }
+    });
+}
+
+#[test]
 fn ping_gets_every_answer_also_in_fragments() {
     on_every_port("ping", &["ping"], |kind, site| {
         let server = site.serve(kind, &["echo"]);

@@ -19,6 +19,7 @@ pub mod plot;
 pub mod process;
 pub mod protect;
 pub mod queues;
+pub mod readers;
 pub mod reads;
 pub mod router;
 pub mod soak;

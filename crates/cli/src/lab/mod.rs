@@ -9,6 +9,7 @@ mod mlfrr;
 mod papers_livelock;
 mod protect;
 mod queues;
+mod readers;
 mod reads;
 mod router;
 mod share;
@@ -40,6 +41,9 @@ pub(crate) enum Lab {
     /// Receive queues with several producers and several readers, after
     /// Rivera's thesis: which structure scales
     Queues(queues::QueuesLab),
+    /// Requests per second of a service with several reader threads: on one
+    /// kernel socket, with SO_REUSEPORT, on Tidegate
+    Readers(readers::ReadersLab),
     /// How the locks of a receive queue are used, with and without memory
     /// accounting, after Rivera's thesis
     Locks(locks::LocksLab),
@@ -76,6 +80,7 @@ impl Lab {
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Queues(lab) => lab.run(),
+            Lab::Readers(lab) => lab.run(),
             Lab::Locks(lab) => lab.run(),
             Lab::Router(lab) => lab.run(),
             Lab::Share(lab) => lab.run(),
