@@ -270,7 +270,12 @@ impl Engine {
 
     /// The next thing that happened to a socket. Requests for neighbours are
     /// served here and not shown.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
+        if self.stack.has_events() { self.next_event() } else { None }
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
         loop {
             match self.stack.poll_event()? {
                 Event::NeighbourWanted(address) => {

@@ -204,7 +204,8 @@ impl Frame {
     /// Whether nothing is known about the transport checksum.
     #[inline(always)]
     pub fn is_unchecked(&self) -> bool {
-        self.notes & 0xffff_0000 == 0
+        // All of it is zero then.
+        self.notes & PackedChecksum::BITS == 0
     }
 
     /// As [`Frame::checksum`], to be passed on.
@@ -458,13 +459,9 @@ impl Arena {
         }
         // SAFETY: the data begins `headroom` bytes behind the start of a frame,
         // so that there are `N` bytes in front of it, and `room` bytes are
-        // inside the mapping (checked just now). The two slices are apart, and
-        // the exclusive borrow of the arena makes them the only ones.
-        unsafe {
-            let data = self.base.as_ptr().add(frame.at());
-            let head = &mut *data.sub(N).cast::<[u8; N]>();
-            Some((head, slice::from_raw_parts_mut(data, room)))
-        }
+        // inside the mapping (checked just now). The exclusive borrow of the
+        // arena makes the slices the only ones.
+        Some(unsafe { split(self.base, frame, room) })
     }
 
     /// The data of one frame to read and of another to write, at once.
@@ -579,6 +576,26 @@ fn note(states: &mut [State], shift: u32, frame: &Frame, state: State) {
         let held = states[index] == State::Held;
         assert!(held || state == State::Held, "{frame:?} freed twice");
         states[index] = state;
+    }
+}
+
+/// The last `N` bytes in front of a frame's data, and `room` bytes from its
+/// start on.
+///
+/// # Safety
+/// All of them are inside one mapping from `base` on, and nobody else has a
+/// slice of them as long as these exist.
+#[inline(always)]
+unsafe fn split<'a, const N: usize>(
+    base: NonNull<u8>,
+    frame: &Frame,
+    room: usize,
+) -> (&'a mut [u8; N], &'a mut [u8]) {
+    // SAFETY: the caller's; the two slices are apart, and an array of bytes
+    // needs no alignment.
+    unsafe {
+        let data = base.as_ptr().add(frame.at());
+        (&mut *data.sub(N).cast::<[u8; N]>(), slice::from_raw_parts_mut(data, room))
     }
 }
 

@@ -238,27 +238,61 @@ impl<T> Run<'_, T> {
         to: &mut Spare<'_, U>,
         mut change: impl FnMut(T) -> Result<U, T>,
     ) {
-        let from = mem::take(&mut self.values).into_slice();
         let places = mem::take(&mut to.places).into_slice();
         // What is still to be counted at the end: nothing is counted now, so
         // that no value could be had twice if it never came to that.
         to.unused -= places.len();
-        let mut moved = 0;
-        for (value, place) in from.iter_mut().zip(places.iter_mut()) {
+        let from = mem::take(&mut self.values).into_slice();
+        let count = from.len().min(places.len());
+        let (mut values, mut place) = (from[..count].iter_mut(), places.as_mut_ptr());
+        let mut given_back = 0;
+        for value in &mut values {
             // SAFETY: the slots of the run held values, and each is read once:
             // the queue counts them as taken.
             match change(unsafe { value.assume_init_read() }) {
-                Ok(changed) => place.write(changed),
+                // SAFETY: there are at least as many places as values are
+                // gone through.
+                Ok(changed) => unsafe {
+                    (*place).write(changed);
+                    place = place.add(1);
+                },
                 Err(back) => {
                     value.write(back);
+                    given_back = 1;
                     break;
                 }
-            };
-            moved += 1;
+            }
         }
+        let moved = count - values.len() - given_back;
         to.unused += places.len();
         to.places = places[moved..].iter_mut();
         self.values = from[moved..].iter_mut();
+    }
+}
+
+impl<T> Run<'_, T> {
+    /// Hands values over, each with one of `others`, as many as there are of
+    /// both, until `take` refuses one, which is gone. Returns how many it took.
+    /// When it panics, the values of the run are lost.
+    #[inline(always)]
+    pub(crate) fn take_each<U>(
+        &mut self,
+        others: &[U],
+        mut take: impl FnMut(&U, T) -> bool,
+    ) -> usize {
+        let values = mem::take(&mut self.values).into_slice();
+        let (mut taken, mut refused) = (0, 0);
+        for (value, other) in values.iter_mut().zip(others) {
+            // SAFETY: the slots of the run held values, and each is read once:
+            // the queue counts them as taken.
+            if !take(other, unsafe { value.assume_init_read() }) {
+                refused = 1;
+                break;
+            }
+            taken += 1;
+        }
+        self.values = values[taken + refused..].iter_mut();
+        taken
     }
 }
 
@@ -328,6 +362,32 @@ impl<T> Spare<'_, T> {
             }
             None => Err(value),
         }
+    }
+}
+
+impl<T> Spare<'_, T> {
+    /// Adds what `make` makes of each of `others`, for each of which there is a
+    /// place. When it panics, what it made is lost.
+    ///
+    /// # Panics
+    /// When there are fewer places.
+    #[inline(always)]
+    pub(crate) fn push_each<U>(&mut self, others: &[U], mut make: impl FnMut(&U) -> Option<T>) {
+        assert!(others.len() <= self.places.len(), "more values than places");
+        let places = mem::take(&mut self.places).into_slice();
+        // Counted at the end: see `Run::move_while`.
+        self.unused -= places.len();
+        let mut made = 0;
+        for other in others {
+            if let Some(value) = make(other) {
+                // SAFETY: `made` is less than the number of others gone
+                // through, and there are as many places.
+                unsafe { places.get_unchecked_mut(made) }.write(value);
+                made += 1;
+            }
+        }
+        self.unused += places.len();
+        self.places = places[made..].iter_mut();
     }
 }
 

@@ -10,6 +10,7 @@
 //! shared one only when the copy says that there is too little, so that in
 //! steady flow a cache line moves once per batch and not once per item.
 
+use crate::fifo::{Run, Spare};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
 
 /// A value alone on its cache lines (two, since cards and processors fetch
@@ -144,6 +145,35 @@ impl<T> Producer<T> {
         count
     }
 
+    /// Writes the values of a run to free slots, one to each, as many as there
+    /// are, until `write` says that it wrote none: that value is gone. Makes
+    /// them visible together and returns how many.
+    #[inline(always)]
+    pub fn publish_run<V>(
+        &mut self,
+        run: &mut Run<'_, V>,
+        mut write: impl FnMut(&mut T, V) -> bool,
+    ) -> usize {
+        let room = self.free(run.len()).min(run.len());
+        let mut count = 0;
+        for part in self.shared.circle(self.published, room) {
+            let written = run.take_each(part, |slot, value| {
+                // SAFETY: the slot is free (`room`), so the consumer does not
+                // touch it before `publish`; `&mut self` excludes a second
+                // writer.
+                slot.with_mut(|slot| write(unsafe { &mut *slot }, value))
+            });
+            count += written;
+            if written < part.len() {
+                break;
+            }
+        }
+        if count > 0 {
+            self.publish(count);
+        }
+        count
+    }
+
     /// Puts one value in; gives it back when the ring is full.
     ///
     /// # Errors
@@ -222,6 +252,31 @@ impl<T> Consumer<T> {
         count
     }
 
+    /// Reads the slots that are ready from the oldest on, at most `most`, and
+    /// adds what `read` makes of them to a queue, as long as there are places.
+    /// Gives the slots back together and returns how many.
+    #[inline(always)]
+    pub fn release_into<V>(
+        &mut self,
+        most: usize,
+        to: &mut Spare<'_, V>,
+        mut read: impl FnMut(&mut T) -> Option<V>,
+    ) -> usize {
+        let count = self.ready(most).min(most).min(to.left());
+        for part in self.shared.circle(self.released, count) {
+            to.push_each(part, |slot| {
+                // SAFETY: the slot is published (`count`), so the producer does
+                // not touch it before `release`; `&mut self` excludes a second
+                // reader.
+                slot.with_mut(|slot| read(unsafe { &mut *slot }))
+            });
+        }
+        if count > 0 {
+            self.release(count);
+        }
+        count
+    }
+
     /// Takes the oldest value out and leaves a default in its slot.
     #[inline]
     pub fn pop(&mut self) -> Option<T>
@@ -261,6 +316,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Fifo;
 
     #[test]
     fn a_full_ring_gives_the_value_back() {
@@ -271,6 +327,45 @@ mod tests {
         assert_eq!(consumer.pop(), Some(1));
         assert_eq!(producer.push(3), Ok(()));
         assert_eq!((consumer.pop(), consumer.pop(), consumer.pop()), (Some(2), Some(3), None));
+    }
+
+    #[test]
+    fn runs_go_around_the_ring_and_come_back_in_order() {
+        let (mut producer, mut consumer) = ring(4, || 0);
+        let (mut from, mut to) = (Fifo::new(), Fifo::new());
+        let (mut next, mut expected) = (0, 0);
+        for round in 0..20 {
+            for _ in 0..round % 7 {
+                from.push_back(next);
+                next += 1;
+            }
+            let mut run = from.run();
+            let (there, written) = (
+                run.len(),
+                producer.publish_run(&mut run, |slot, value| {
+                    *slot = value;
+                    value % 5 != 3
+                }),
+            );
+            let refused = there.min(4) > written;
+            assert_eq!(run.len(), there - written - usize::from(refused));
+            drop(run);
+            // What was written while its value was refused is written again.
+            let mut spare = to.spare(3, 0);
+            let read =
+                consumer.release_into(9, &mut spare, |slot| (*slot % 4 != 1).then_some(*slot));
+            assert_eq!(read, written.min(3));
+            drop(spare);
+            while consumer.pop().is_some_and(|value| {
+                to.push_back(value);
+                true
+            }) {}
+            for value in to.drain(..) {
+                assert!(value >= expected && value % 5 != 3, "{value} after {expected}");
+                expected = value + 1;
+            }
+        }
+        assert!(expected > 20);
     }
 
     #[test]

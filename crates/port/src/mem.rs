@@ -52,13 +52,13 @@ impl Slot {
         Self { len: 0, checksum: PackedChecksum::default(), bytes: [0; MAX_FRAME_BYTES] }
     }
 
-    /// Holds a frame from now on. Returns its length if it fits.
+    /// Holds a frame from now on. Returns whether it fits.
     #[inline(always)]
-    fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> Option<usize> {
-        let place = self.bytes.get_mut(..bytes.len())?;
+    fn fill(&mut self, bytes: &[u8], checksum: PackedChecksum) -> bool {
+        let Some(place) = self.bytes.get_mut(..bytes.len()) else { return false };
         copy_packet(place, bytes);
         (self.len, self.checksum) = (bytes.len(), checksum);
-        Some(bytes.len())
+        true
     }
 
     #[inline(always)]
@@ -138,8 +138,8 @@ impl MemPort {
         let room = self.outgoing.free(ahead + 1) > ahead;
         if room {
             let checksum = PackedChecksum::new(Checksum::Unknown);
-            let filled = self.outgoing.slot(ahead, |slot| slot.fill(bytes, checksum));
-            assert!(filled.is_some(), "a frame longer than the wire carries");
+            let fits = self.outgoing.slot(ahead, |slot| slot.fill(bytes, checksum));
+            assert!(fits, "a frame longer than the wire carries");
         }
         room
     }
@@ -153,7 +153,7 @@ impl MemPort {
     pub fn transmit_copies(&mut self, count: usize, bytes: &[u8]) -> usize {
         assert!(bytes.len() <= MAX_FRAME_BYTES, "a frame longer than the wire carries");
         let checksum = PackedChecksum::new(Checksum::Unknown);
-        let sent = self.outgoing.publish_each(count, |slot| slot.fill(bytes, checksum).is_some());
+        let sent = self.outgoing.publish_each(count, |slot| slot.fill(bytes, checksum));
         self.on_transmitted(sent);
         sent
     }
@@ -196,14 +196,12 @@ impl Port for MemPort {
             let mut spare = burst.spare(usize::MAX, most);
             let wanted = spare.left().min(most - came);
             let mut take = arena.take();
-            let read = self.incoming.release_each(wanted, |slot| {
+            let read = self.incoming.release_into(wanted, &mut spare, |slot| {
                 let data = slot.bytes();
-                if let Some(mut frame) = take.alloc_from(data) {
-                    frame.set_packed_checksum(slot.checksum);
-                    bytes += data.len() as u64;
-                    let full = spare.push(frame).is_err();
-                    debug_assert!(!full, "no more than there is place for");
-                }
+                let mut frame = take.alloc_from(data)?;
+                frame.set_packed_checksum(slot.checksum);
+                bytes += data.len() as u64;
+                Some(frame)
             });
             came += read;
             if read < wanted || came == most {
@@ -224,16 +222,16 @@ impl Port for MemPort {
         while !burst.is_empty() {
             let mut run = burst.run();
             let mut back = arena.give_back();
-            let mut unfit = false;
-            sent += self.outgoing.publish_each(run.len(), |slot| {
-                let Some(frame) = run.next() else { return false };
+            let (there, mut last_bytes) = (run.len(), 0);
+            let written = self.outgoing.publish_run(&mut run, |slot, frame| {
                 let checksum = frame.packed_checksum();
-                let filled = back.consume(frame, |data| slot.fill(data, checksum));
-                bytes += filled.unwrap_or(0) as u64;
-                unfit = filled.is_none();
-                !unfit
+                last_bytes = frame.len() as u64;
+                bytes += last_bytes;
+                back.consume(frame, |data| slot.fill(data, checksum))
             });
-            if unfit {
+            sent += written;
+            if there - run.len() > written {
+                bytes -= last_bytes;
                 self.counters.drops.count(DropReason::FrameTooLong);
             } else if self.outgoing.free(1) == 0 {
                 break;
@@ -294,6 +292,21 @@ mod tests {
         assert_eq!(burst[0].checksum(), Checksum::Partial { start: 1, offset: 2 });
         assert_eq!(b.counters().received_bytes, 11);
         burst.drain(..).for_each(|frame| arena_b.free(frame));
+    }
+
+    #[test]
+    fn copies_of_any_length_are_whole() {
+        let (mut a, mut b) = wire(&MemConfig { capacity: 4, ..MemConfig::default() }).unwrap();
+        for len in [0, 1, 63, 64, 65, 100, 127, 128, 129, 1514, MAX_FRAME_BYTES] {
+            let frame: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+            assert_eq!(a.transmit_copies(9, &frame), 4, "{len} bytes");
+            let mut came = 0;
+            b.receive_bytes(9, |bytes| {
+                assert_eq!(bytes, frame);
+                came += 1;
+            });
+            assert_eq!(came, 4);
+        }
     }
 
     #[test]

@@ -21,9 +21,8 @@ use crate::udp::{Lookup, UdpId, Waiting, array_at};
 
 const LINK_BYTES: usize = EthernetHeader::BYTES;
 const UDP_BYTES: usize = UdpHeader::BYTES;
-/// EtherType, version and header length of IPv4 without options, with nothing
-/// in the lowest byte.
-const PLAIN_V4: u32 = u32::from_le_bytes([0, 0x08, 0x00, 0x45]);
+/// Version and header length of IPv4 without options.
+const PLAIN_V4: u8 = 0x45;
 /// Everything in front of the payload.
 pub(crate) const HEADERS_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + UDP_BYTES;
 pub(crate) const HEADERS_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + UDP_BYTES;
@@ -65,6 +64,9 @@ fn put<const N: usize, const M: usize>(bytes: &mut [u8; N], at: usize, value: [u
     bytes[at..at + M].copy_from_slice(&value);
 }
 
+// The sums of headers are never of nothing but zeros: there is the version, and
+// the protocol.
+
 /// The sum of an IPv4 header of 20 bytes behind a link header.
 #[inline(always)]
 fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
@@ -73,13 +75,11 @@ fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
     Sum::of_words([words[0], words[1], u64::from(last)])
 }
 
-/// The sum of a datagram with its pseudo-header, of which `bytes` is all but
-/// protocol and length: the addresses stand right in front of the datagram.
+/// A sum in as few bits as it needs, so that adding a length to it cannot
+/// carry.
 #[inline(always)]
-fn datagram_sum(bytes: &[u8], udp_bytes: [u8; 2]) -> Sum {
-    let [high, low] = udp_bytes;
-    let rest = u32::from_ne_bytes([0, Protocol::UDP.0, high, low]);
-    Sum::of_words([rest.into()]).with(bytes)
+fn folded(sum: Sum) -> Sum {
+    Sum::ZERO.with_u16(sum.fold())
 }
 
 /// Whether a packet can come from an IPv4 address. Says no to some that need a
@@ -110,10 +110,15 @@ trait Plain {
     /// that is too short.
     fn ends(bytes: &[u8]) -> Option<Self::Ends>;
 
-    /// Whether a frame is plain and right.
-    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool;
+    /// The sum of the pseudo-header without the length.
+    fn pseudo_sum(ends: &Self::Ends) -> Sum;
 
-    /// The place of the socket for a datagram, if its addresses are plain.
+    /// Whether a frame is plain and right. `pseudo` is what
+    /// [`Plain::pseudo_sum`] gives for its ends.
+    fn is_right(link: PlainLink, pseudo: Sum, bytes: &[u8], unchecked: bool) -> bool;
+
+    /// The place of the socket for a datagram, if its addresses are plain and
+    /// its sender can be answered.
     fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32>;
 
     /// A payload with its headers in front.
@@ -135,29 +140,36 @@ impl Plain for V4 {
     }
 
     #[inline(always)]
-    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool {
+    fn pseudo_sum(ends: &Self::Ends) -> Sum {
+        folded(Sum::of_words([ends.0]).with_u16(Protocol::UDP.0.into()))
+    }
+
+    #[inline(always)]
+    fn is_right(link: PlainLink, pseudo: Sum, bytes: &[u8], unchecked: bool) -> bool {
         let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return false };
         let packet_bytes = ((bytes.len() - LINK_BYTES) as u16).to_be_bytes();
-        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16).to_be_bytes();
+        let udp_bytes = (bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16;
         // EtherType, version and header length; not a fragment, UDP; lengths.
         let plain = link.is_front_of(head)
-            && u32::from_le_bytes(array_at(head, 12)) << 8 == PLAIN_V4
+            && array_at(head, 12) == EtherType::IPV4.0.to_be_bytes()
+            && head[14] == PLAIN_V4
             && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
             && head[23] == Protocol::UDP.0
             && array_at(head, 16) == packet_bytes
-            && array_at(head, 38) == udp_bytes;
+            && array_at(head, 38) == udp_bytes.to_be_bytes();
         let filled = array_at(head, 40) != [0; 2];
         plain
-            && header_sum(head).is_valid()
-            && !(unchecked && filled && !datagram_sum(&bytes[26..], udp_bytes).is_valid())
+            && header_sum(head).adds_up()
+            && !(unchecked && filled && !pseudo.with_u16(udp_bytes).with(&bytes[34..]).adds_up())
     }
 
     #[inline(always)]
     fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32> {
         let (both, ports) = (ends.0.to_ne_bytes(), ends.1.to_ne_bytes());
         let (from, to) = (array_at(&both, 0), array_at(&both, 4));
-        let plain = is_plain_source_v4(from) && addresses.is_for_us_v4(from, to);
         let (from, to) = ((from, array_at(&ports, 0)), (to, array_at(&ports, 2)));
+        let plain =
+            is_plain_source_v4(from.0) && from.1 != [0; 2] && addresses.is_for_us_v4(from.0, to.0);
         plain.then(|| lookup.find_plain_v4(to, from))
     }
 
@@ -182,28 +194,35 @@ impl Plain for V6 {
     }
 
     #[inline(always)]
-    fn is_right(link: PlainLink, bytes: &[u8], unchecked: bool) -> bool {
+    fn pseudo_sum(ends: &Self::Ends) -> Sum {
+        let sum = Sum::of(&ends.0.to_ne_bytes()).with(&ends.1.to_ne_bytes());
+        folded(sum.with_u16(Protocol::UDP.0.into()))
+    }
+
+    #[inline(always)]
+    fn is_right(link: PlainLink, pseudo: Sum, bytes: &[u8], unchecked: bool) -> bool {
         let Some(head) = bytes.first_chunk::<HEADERS_V6_BYTES>() else { return false };
         let Some(front) = bytes.first_chunk() else { return false };
-        let udp_bytes = ((bytes.len() - LINK_BYTES - Ipv6Header::BYTES) as u16).to_be_bytes();
+        let udp_bytes = (bytes.len() - LINK_BYTES - Ipv6Header::BYTES) as u16;
         // EtherType and version; UDP; lengths.
         let plain = link.is_front_of(front)
             && array_at(head, 12) == EtherType::IPV6.0.to_be_bytes()
             && head[14] >> 4 == 6
             && head[20] == Protocol::UDP.0
-            && array_at(head, 18) == udp_bytes
-            && array_at(head, 58) == udp_bytes;
+            && array_at(head, 18) == udp_bytes.to_be_bytes()
+            && array_at(head, 58) == udp_bytes.to_be_bytes();
         let filled = array_at(head, 60) != [0; 2];
-        plain && (!unchecked || filled && datagram_sum(&bytes[22..], udp_bytes).is_valid())
+        plain && (!unchecked || filled && pseudo.with_u16(udp_bytes).with(&bytes[54..]).adds_up())
     }
 
     #[inline(always)]
     fn find(addresses: &Addresses, lookup: &Lookup, ends: &Self::Ends) -> Option<u32> {
         let (from, to, ports) = (ends.0.to_ne_bytes(), ends.1.to_ne_bytes(), ends.2.to_ne_bytes());
-        let plain = is_plain_source_v6(from)
-            && addresses.is_ours_v6(Ipv6Addr::from(to))
-            && addresses.is_other_v6(Ipv6Addr::from(from));
         let (from, to) = ((from, array_at(&ports, 0)), (to, array_at(&ports, 2)));
+        let plain = is_plain_source_v6(from.0)
+            && from.1 != [0; 2]
+            && addresses.is_ours_v6(Ipv6Addr::from(to.0))
+            && addresses.is_other_v6(Ipv6Addr::from(from.0));
         plain.then(|| lookup.find_plain_v6(to, from))
     }
 
@@ -258,11 +277,12 @@ impl Stack {
         while let Some((index, mut ends)) = following {
             let Some((id, socket)) = sockets.at(index) else { return };
             let (before, was_empty) = (run.len(), socket.is_empty());
-            let mut queue = socket.fill(before, &mut counters.held);
+            let mut queue = socket.fill(before, arena.frame_bytes(), &mut counters.held);
             loop {
                 let before = run.len();
-                queue.take_while(&mut run, |frame, room_bytes| {
-                    take_plain::<P>(link, arena, ends, frame, room_bytes)
+                let pseudo = P::pseudo_sum(&ends);
+                queue.take_while(&mut run, P::HEADERS_BYTES, |frame| {
+                    take_plain::<P>(link, arena, (ends, pseudo), frame)
                 });
                 following = if run.len() < before { next(&run) } else { None };
                 match following {
@@ -303,8 +323,9 @@ impl Stack {
     fn ingest_plain_one<P: Plain>(&mut self, mut frame: Frame, arena: &Arena) -> Option<Frame> {
         let (sockets, lookup) = self.udp.parts();
         let bytes = arena.bytes(&frame);
+        let (link, unchecked) = (self.plain_link, frame.is_unchecked());
         let ends =
-            P::ends(bytes).filter(|_| P::is_right(self.plain_link, bytes, frame.is_unchecked()));
+            P::ends(bytes).filter(|ends| P::is_right(link, P::pseudo_sum(ends), bytes, unchecked));
         let index = ends.and_then(|ends| P::find(&self.addresses, lookup, &ends));
         let Some((id, socket)) = index.and_then(|index| sockets.at(index)) else {
             return Some(frame);
@@ -322,25 +343,19 @@ impl Stack {
     }
 }
 
-/// Takes a frame between these ends if it is plain, right, and not longer than
-/// there is room. Gives it back otherwise.
+/// Makes a datagram of a frame between these ends if it is plain and right.
+/// Gives it back otherwise.
 #[inline(always)]
 fn take_plain<P: Plain>(
     link: PlainLink,
     arena: &Arena,
-    ends: P::Ends,
+    (ends, pseudo): (P::Ends, Sum),
     mut frame: Frame,
-    room_bytes: &mut usize,
 ) -> Result<Waiting, Frame> {
-    let Some(bytes) = arena.get(&frame) else { return Err(frame) };
-    if P::ends(bytes) != Some(ends) || !P::is_right(link, bytes, frame.is_unchecked()) {
+    let Some(data) = arena.get(&frame) else { return Err(frame) };
+    if P::ends(data) != Some(ends) || !P::is_right(link, pseudo, data, frame.is_unchecked()) {
         return Err(frame);
     }
-    let len = bytes.len() - P::HEADERS_BYTES;
-    if len > *room_bytes {
-        return Err(frame);
-    }
-    *room_bytes -= len;
     frame.advance(P::HEADERS_BYTES);
     Ok(P::waiting(frame))
 }
@@ -375,13 +390,6 @@ impl Ports {
     #[inline(always)]
     pub(crate) fn source(self) -> u16 {
         (u32::from_be(self.0) >> 16) as u16
-    }
-
-    /// Whether there is somebody to answer.
-    #[inline(always)]
-    pub(crate) fn has_source(self) -> bool {
-        let [high, low, ..] = self.0.to_ne_bytes();
-        u16::from_ne_bytes([high, low]) != 0
     }
 
     /// For the way back.

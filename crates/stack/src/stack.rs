@@ -402,6 +402,12 @@ impl Stack {
         }
     }
 
+    /// Whether there is something that the outside should know.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next thing that the outside should know.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {

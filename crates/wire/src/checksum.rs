@@ -99,11 +99,18 @@ impl Sum {
     pub fn is_valid(self) -> bool {
         // The sum folds to all ones if it is a multiple of 65,535 other than
         // zero: folding takes away multiples of it, and so does the carry that
-        // was added at the end. Multiplying by the inverse of 65,535 modulo
-        // 2^64 divides if that leaves no rest, and gives more than any quotient
-        // otherwise.
+        // was added at the end.
+        self.value != 0 && self.adds_up()
+    }
+
+    /// As [`Sum::is_valid`], for less, of bytes of which at least one is not
+    /// zero.
+    #[inline]
+    pub fn adds_up(self) -> bool {
+        // Multiplying by the inverse of 65,535 modulo 2^64 divides if that
+        // leaves no rest, and gives more than any quotient otherwise.
         const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
-        self.value.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
+        self.value.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
     }
 }
 
@@ -252,6 +259,7 @@ mod tests {
             for value in [value, multiple * 0xffff, multiple * 0xffff + 1, 0, u64::MAX] {
                 let sum = Sum { value, odd: false };
                 prop_assert_eq!(sum.is_valid(), sum.fold() == 0xffff);
+                prop_assert_eq!(sum.adds_up(), sum.is_valid() || value == 0);
             }
         }
 

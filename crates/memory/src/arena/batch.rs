@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::slice;
 
-use super::{Arena, Frame, FreePlace, HEADROOM_BYTES, State, foreign_frame, note};
+use super::{Arena, Frame, FreePlace, HEADROOM_BYTES, State, foreign_frame, note, split};
 use crate::copy_packet;
 
 /// Takes free frames; made by [`Arena::take`].
@@ -105,15 +105,62 @@ impl GiveBack<'_> {
             foreign_frame();
         }
         // SAFETY: the range lies inside the mapping (checked just now); the
-        // exclusive borrow of the arena excludes whoever writes to it, as far
-        // as that is not the owner of the frame: the token is ours.
+        // exclusive borrow of the arena excludes whoever writes to it.
         let result = read(unsafe { slice::from_raw_parts(self.base.as_ptr().add(at), len) });
-        note(self.state, self.shift, &frame, State::Free);
+        self.put(&frame, start);
+        result
+    }
+
+    /// As [`Arena::free`].
+    ///
+    /// # Panics
+    /// When the frame belongs to a larger arena.
+    #[inline(always)]
+    pub fn free(&mut self, frame: Frame) {
+        let start = frame.at() & !(self.frame_bytes - 1);
+        if start >= self.bytes {
+            foreign_frame();
+        }
+        self.put(&frame, start);
+    }
+
+    /// Puts the frame that begins at `start` among the free ones.
+    #[inline(always)]
+    fn put(&mut self, frame: &Frame, start: usize) {
+        note(self.state, self.shift, frame, State::Free);
         match self.places.next() {
             Some(place) => *place = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16,
             None => foreign_frame(),
         }
-        result
+    }
+
+    /// As [`Arena::headers_mut`].
+    #[inline(always)]
+    pub fn headers_mut<const N: usize>(
+        &mut self,
+        frame: &mut Frame,
+    ) -> Option<(&mut [u8; N], &mut [u8])> {
+        let headroom = frame.headroom();
+        if headroom < N {
+            return None;
+        }
+        let room = self.frame_bytes.checked_sub(headroom)?;
+        if frame.at() + room > self.bytes {
+            foreign_frame();
+        }
+        // SAFETY: as in `Arena::headers_mut`.
+        Some(unsafe { split(self.base, frame, room) })
+    }
+
+    /// As [`Arena::set_len`].
+    #[inline(always)]
+    pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
+        let room = self.frame_bytes.checked_sub(frame.headroom());
+        let fits = room.is_some_and(|room| len <= room);
+        if fits {
+            frame.place = frame.place & !0xffff | len as u64;
+        }
+        fits
     }
 }
 
@@ -155,6 +202,24 @@ mod tests {
         assert_eq!(seen, [&b"one"[..], b"", b"three"]);
         assert_eq!(arena.available(), 3);
         assert!(arena.alloc().is_some());
+    }
+
+    #[test]
+    fn frames_are_changed_while_others_are_given_back() {
+        let mut arena = arena(2);
+        let mut frame = arena.alloc_from(b"headpayload").unwrap();
+        let other = arena.alloc().unwrap();
+        frame.advance(4);
+        let mut back = arena.give_back();
+        back.free(other);
+        let (head, room) = back.headers_mut::<4>(&mut frame).unwrap();
+        assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
+        assert_eq!(room.len(), 2048 - usize::from(HEADROOM_BYTES) - 4);
+        assert!(back.headers_mut::<261>(&mut frame).is_none());
+        assert!(!back.set_len(&mut frame, 2048) && back.set_len(&mut frame, 3));
+        drop(back);
+        assert_eq!((arena.bytes(&frame), arena.available()), (&b"pay"[..], 1));
+        arena.free(frame);
     }
 
     #[test]

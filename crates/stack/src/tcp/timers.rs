@@ -112,7 +112,11 @@ impl Wheel {
     }
 
     /// When [`Wheel::expire`] has something to do next, at the earliest.
+    #[inline]
     pub(crate) fn next_timeout(&self) -> Option<u64> {
+        if self.occupied == [0; LEVELS] {
+            return None;
+        }
         self.next().map(|(_, _, tick)| tick << TICK_BITS)
     }
 

@@ -58,7 +58,7 @@ impl Payload {
 /// A datagram in the queue of a socket.
 pub(crate) enum Waiting {
     /// A payload with a UDP header and an IPv4 header without options in front
-    /// of it in the headroom.
+    /// of it in the headroom, from a port that can be answered.
     V4(Frame),
     /// The same with an IPv6 header without extension headers.
     V6(Frame),

@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidegate_memory::arena::GiveBack;
 use tidegate_memory::fifo::Spare;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
@@ -90,8 +91,6 @@ impl<const A: usize, const B: usize> Ends<A, B> {
 struct Way<'a, const N: usize> {
     now_ns: u64,
     paths: &'a Paths,
-    /// The port completes checksums.
-    partial: bool,
     /// The application sees IPv4 addresses mapped into IPv6.
     mapped: bool,
     /// Whom the last answer went to, and the way there.
@@ -128,7 +127,7 @@ impl<'a> Way<'a, 8> {
             };
             self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
         }
-        len <= self.last.most_bytes && ends.ports.has_source()
+        len <= self.last.most_bytes
     }
 }
 
@@ -149,7 +148,7 @@ impl<'a> Way<'a, 32> {
             };
             self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
         }
-        len <= self.last.most_bytes && ends.ports.has_source()
+        len <= self.last.most_bytes
     }
 }
 
@@ -168,6 +167,37 @@ enum Long {
     Datagram(Datagram),
 }
 
+/// What is needed of an arena to answer in it.
+trait Desk {
+    fn free(&mut self, frame: Frame);
+
+    fn set_len(&self, frame: &mut Frame, len: usize) -> bool;
+}
+
+impl Desk for &mut Arena {
+    #[inline(always)]
+    fn free(&mut self, frame: Frame) {
+        Arena::free(self, frame);
+    }
+
+    #[inline(always)]
+    fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
+        Arena::set_len(self, frame, len)
+    }
+}
+
+impl Desk for GiveBack<'_> {
+    #[inline(always)]
+    fn free(&mut self, frame: Frame) {
+        GiveBack::free(self, frame);
+    }
+
+    #[inline(always)]
+    fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
+        GiveBack::set_len(self, frame, len)
+    }
+}
+
 /// Answers that are ready to be sent.
 struct Ready<'a> {
     queue: Spare<'a, Frame>,
@@ -184,18 +214,18 @@ impl<'a> Ready<'a> {
     #[inline(always)]
     fn push<const HEADERS: usize>(
         &mut self,
-        arena: &mut Arena,
+        desk: &mut impl Desk,
         mut frame: Frame,
         len: usize,
         checksum: PackedChecksum,
     ) {
-        if !arena.set_len(&mut frame, len) {
-            return lost(arena, frame);
+        if !desk.set_len(&mut frame, len) {
+            return lost(desk, frame);
         }
         frame.retreat(HEADERS);
         frame.set_packed_checksum(checksum);
         if let Err(frame) = self.queue.push(frame) {
-            lost(arena, frame);
+            lost(desk, frame);
         }
     }
 }
@@ -207,25 +237,30 @@ impl Drop for Ready<'_> {
     }
 }
 
-/// Where answers are written.
+/// Where answers are written. `PARTIAL` says that the port completes checksums.
 trait Place {
+    /// The arena, as it is needed for that.
+    type Desk<'a>: Desk;
+
+    fn desk(arena: &mut Arena) -> Self::Desk<'_>;
+
     /// Has a datagram answered that waits as [`Waiting::V4`]. Returns what does
     /// not go the short way.
-    fn answer_v4(
+    fn answer_v4<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 8>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut Self::Desk<'_>,
         frame: Frame,
     ) -> Option<Answer>;
 
     /// Has a datagram answered that waits as [`Waiting::V6`], as
     /// [`Place::answer_v4`].
-    fn answer_v6(
+    fn answer_v6<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 32>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut Self::Desk<'_>,
         frame: Frame,
     ) -> Option<Answer>;
 
@@ -242,63 +277,70 @@ trait Place {
 struct Over<F>(F);
 
 impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
+    type Desk<'a> = GiveBack<'a>;
+
     #[inline(always)]
-    fn answer_v4(
+    fn desk(arena: &mut Arena) -> GiveBack<'_> {
+        arena.give_back()
+    }
+
+    #[inline(always)]
+    fn answer_v4<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 8>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut GiveBack<'_>,
         mut frame: Frame,
     ) -> Option<Answer> {
         let asked = frame.len();
-        let Some((head, room)) = arena.headers_mut(&mut frame) else {
-            lost(arena, frame);
+        let Some((head, room)) = desk.headers_mut(&mut frame) else {
+            lost(desk, frame);
             return None;
         };
         let ends = Ends::v4(head);
         let (from, to) = ends.present(way.mapped);
         let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
         let Some(payload) = len.and_then(|len| room.get(..len)) else {
-            arena.free(frame);
+            desk.free(frame);
             return None;
         };
         let len = payload.len();
         if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
-            return Some(long(arena, frame, len, ends.present(false)));
+            return Some(long(desk, frame, len, ends.present(false)));
         }
         let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v4(head, payload, ports, way.partial);
-        ready.push::<HEADERS_V4_BYTES>(arena, frame, len, checksum);
+        let checksum = way.last.template.emit_v4(head, payload, ports, PARTIAL);
+        ready.push::<HEADERS_V4_BYTES>(desk, frame, len, checksum);
         None
     }
 
     #[inline(always)]
-    fn answer_v6(
+    fn answer_v6<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 32>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut GiveBack<'_>,
         mut frame: Frame,
     ) -> Option<Answer> {
         let asked = frame.len();
-        let Some((head, room)) = arena.headers_mut(&mut frame) else {
-            lost(arena, frame);
+        let Some((head, room)) = desk.headers_mut(&mut frame) else {
+            lost(desk, frame);
             return None;
         };
         let ends = Ends::v6(head);
         let (from, to) = ends.present(way.mapped);
         let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
         let Some(payload) = len.and_then(|len| room.get(..len)) else {
-            arena.free(frame);
+            desk.free(frame);
             return None;
         };
         let len = payload.len();
         if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
-            return Some(long(arena, frame, len, ends.present(false)));
+            return Some(long(desk, frame, len, ends.present(false)));
         }
         let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v6(head, payload, ports, way.partial);
-        ready.push::<HEADERS_V6_BYTES>(arena, frame, len, checksum);
+        let checksum = way.last.template.emit_v6(head, payload, ports, PARTIAL);
+        ready.push::<HEADERS_V6_BYTES>(desk, frame, len, checksum);
         None
     }
 
@@ -357,57 +399,64 @@ impl<F: FnMut(Request<'_>, &mut [u8]) -> Option<usize>> Apart<F> {
 }
 
 impl<F: FnMut(Request<'_>, &mut [u8]) -> Option<usize>> Place for Apart<F> {
+    type Desk<'a> = &'a mut Arena;
+
     #[inline(always)]
-    fn answer_v4(
+    fn desk(arena: &mut Arena) -> &mut Arena {
+        arena
+    }
+
+    #[inline(always)]
+    fn answer_v4<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 8>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut &mut Arena,
         frame: Frame,
     ) -> Option<Answer> {
-        let Some(ends) = arena.headers(&frame).map(Ends::v4) else {
-            lost(arena, frame);
+        let Some(ends) = desk.headers(&frame).map(Ends::v4) else {
+            lost(desk, frame);
             return None;
         };
-        let mut reply = self.answer(arena, frame, ends.present(way.mapped))?;
+        let mut reply = self.answer(desk, frame, ends.present(way.mapped))?;
         let len = reply.len();
         if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
-            return Some(long(arena, reply, len, ends.present(false)));
+            return Some(long(desk, reply, len, ends.present(false)));
         }
-        let Some((head, room)) = arena.headers_mut(&mut reply) else {
-            lost(arena, reply);
+        let Some((head, room)) = desk.headers_mut(&mut reply) else {
+            lost(desk, reply);
             return None;
         };
         let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v4(head, &room[..len], ports, way.partial);
-        ready.push::<HEADERS_V4_BYTES>(arena, reply, len, checksum);
+        let checksum = way.last.template.emit_v4(head, &room[..len], ports, PARTIAL);
+        ready.push::<HEADERS_V4_BYTES>(desk, reply, len, checksum);
         None
     }
 
     #[inline(always)]
-    fn answer_v6(
+    fn answer_v6<const PARTIAL: bool>(
         &mut self,
         way: &mut Way<'_, 32>,
         ready: &mut Ready<'_>,
-        arena: &mut Arena,
+        desk: &mut &mut Arena,
         frame: Frame,
     ) -> Option<Answer> {
-        let Some(ends) = arena.headers(&frame).map(Ends::v6) else {
-            lost(arena, frame);
+        let Some(ends) = desk.headers(&frame).map(Ends::v6) else {
+            lost(desk, frame);
             return None;
         };
-        let mut reply = self.answer(arena, frame, ends.present(way.mapped))?;
+        let mut reply = self.answer(desk, frame, ends.present(way.mapped))?;
         let len = reply.len();
         if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
-            return Some(long(arena, reply, len, ends.present(false)));
+            return Some(long(desk, reply, len, ends.present(false)));
         }
-        let Some((head, room)) = arena.headers_mut(&mut reply) else {
-            lost(arena, reply);
+        let Some((head, room)) = desk.headers_mut(&mut reply) else {
+            lost(desk, reply);
             return None;
         };
         let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v6(head, &room[..len], ports, way.partial);
-        ready.push::<HEADERS_V6_BYTES>(arena, reply, len, checksum);
+        let checksum = way.last.template.emit_v6(head, &room[..len], ports, PARTIAL);
+        ready.push::<HEADERS_V6_BYTES>(desk, reply, len, checksum);
         None
     }
 
@@ -480,11 +529,19 @@ impl Stack {
             let left = most - taken;
             let (count, long) = match self.udp.get(id).and_then(Socket::front) {
                 Some(Waiting::V4(_)) => {
-                    let (count, answer) = self.exchange_v4(now_ns, arena, id, left, place);
+                    let (count, answer) = if self.transmit_checksum {
+                        self.exchange_v4::<_, true>(now_ns, arena, id, left, place)
+                    } else {
+                        self.exchange_v4::<_, false>(now_ns, arena, id, left, place)
+                    };
                     (count, answer.map(Long::Answer))
                 }
                 Some(Waiting::V6(_)) => {
-                    let (count, answer) = self.exchange_v6(now_ns, arena, id, left, place);
+                    let (count, answer) = if self.transmit_checksum {
+                        self.exchange_v6::<_, true>(now_ns, arena, id, left, place)
+                    } else {
+                        self.exchange_v6::<_, false>(now_ns, arena, id, left, place)
+                    };
                     (count, answer.map(Long::Answer))
                 }
                 Some(Waiting::Described) => (1, self.udp_receive(arena, id).map(Long::Datagram)),
@@ -513,7 +570,7 @@ impl Stack {
     /// do for the last of them.
     // A function of its own: so that all it needs finds a place in registers.
     #[inline(never)]
-    fn exchange_v4<P: Place>(
+    fn exchange_v4<P: Place, const PARTIAL: bool>(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
@@ -524,19 +581,16 @@ impl Stack {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
         let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut way = Way {
-            now_ns,
-            paths: &self.paths,
-            partial: self.transmit_checksum,
-            mapped: socket.bound.is_ipv6(),
-            last: Last::NONE,
-        };
+        let mut way =
+            Way { now_ns, paths: &self.paths, mapped: socket.bound.is_ipv6(), last: Last::NONE };
         let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
         let mut queue = socket.empty(most, held, delivered);
+        let mut desk = P::desk(arena);
         while let Some(Waiting::V4(frame)) =
             queue.next_if(|waiting| matches!(waiting, Waiting::V4(_)))
         {
-            if let Some(answer) = place.answer_v4(&mut way, &mut ready, arena, frame) {
+            if let Some(answer) = place.answer_v4::<PARTIAL>(&mut way, &mut ready, &mut desk, frame)
+            {
                 return (queue.taken(), Some(answer));
             }
         }
@@ -548,7 +602,7 @@ impl Stack {
     /// do for the last of them.
     // A function of its own: so that all it needs finds a place in registers.
     #[inline(never)]
-    fn exchange_v6<P: Place>(
+    fn exchange_v6<P: Place, const PARTIAL: bool>(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
@@ -559,19 +613,16 @@ impl Stack {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
         let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut way = Way {
-            now_ns,
-            paths: &self.paths,
-            partial: self.transmit_checksum,
-            mapped: socket.bound.is_ipv6(),
-            last: Last::NONE,
-        };
+        let mut way =
+            Way { now_ns, paths: &self.paths, mapped: socket.bound.is_ipv6(), last: Last::NONE };
         let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
         let mut queue = socket.empty(most, held, delivered);
+        let mut desk = P::desk(arena);
         while let Some(Waiting::V6(frame)) =
             queue.next_if(|waiting| matches!(waiting, Waiting::V6(_)))
         {
-            if let Some(answer) = place.answer_v6(&mut way, &mut ready, arena, frame) {
+            if let Some(answer) = place.answer_v6::<PARTIAL>(&mut way, &mut ready, &mut desk, frame)
+            {
                 return (queue.taken(), Some(answer));
             }
         }
@@ -618,15 +669,20 @@ fn cut(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Option<Frame>
 }
 
 #[inline(always)]
-fn long(arena: &Arena, mut frame: Frame, len: usize, (to, from): (SocketAddr, IpAddr)) -> Answer {
-    let fits = arena.set_len(&mut frame, len);
+fn long(
+    desk: &impl Desk,
+    mut frame: Frame,
+    len: usize,
+    (to, from): (SocketAddr, IpAddr),
+) -> Answer {
+    let fits = desk.set_len(&mut frame, len);
     debug_assert!(fits, "an answer lies in its room");
     Answer { frame, to, from }
 }
 
 /// What waits in a queue has headers in front, and an answer has a place.
 #[cold]
-fn lost(arena: &mut Arena, frame: Frame) {
+fn lost(desk: &mut impl Desk, frame: Frame) {
     debug_assert!(false, "a datagram lost its headers or its place");
-    arena.free(frame);
+    desk.free(frame);
 }

@@ -170,14 +170,21 @@ impl Socket {
         was_empty
     }
 
-    /// To put many datagrams at the end of the queue, with the headers that tell
-    /// about them, one after the other: as many as there are places side by
-    /// side, of which `wanted` are made at first. They are counted in `held`.
+    /// To put many datagrams of at most `longest` bytes at the end of the queue,
+    /// with the headers that tell about them, one after the other: as many as
+    /// there is room for whatever their length, and places side by side. Of
+    /// these `wanted` are made at first. They are counted in `held`.
     #[inline(always)]
-    pub(crate) fn fill<'a>(&'a mut self, wanted: usize, held: &'a mut u64) -> Filling<'a> {
+    pub(crate) fn fill<'a>(
+        &'a mut self,
+        wanted: usize,
+        longest: usize,
+        held: &'a mut u64,
+    ) -> Filling<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
-        let places = queue.spare(queue.len() + *free_packets, wanted);
-        Filling { places, room_bytes: *free_bytes, free_packets, free_bytes, held }
+        let room = (*free_packets).min(*free_bytes / longest.max(1));
+        let places = queue.spare(queue.len() + room, wanted);
+        Filling { places, bytes: 0, free_packets, free_bytes, held }
     }
 
     /// Puts any datagram at the end of the queue. Returns whether the queue was
@@ -284,7 +291,8 @@ impl Socket {
 /// Puts datagrams into a queue; made by [`Socket::fill`].
 pub(crate) struct Filling<'a> {
     places: Spare<'a, Waiting>,
-    room_bytes: usize,
+    /// The bytes of those that were put there.
+    bytes: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
     held: &'a mut u64,
@@ -292,16 +300,23 @@ pub(crate) struct Filling<'a> {
 
 impl Filling<'_> {
     /// Takes the frames at the front of a run, as long as there are places and
-    /// `check` makes datagrams of them. It is told how many bytes there is room
-    /// for and takes from that what it needs.
+    /// `check` makes datagrams of them. They come with headers of so many bytes,
+    /// and leave without.
     #[inline(always)]
     pub(crate) fn take_while(
         &mut self,
         run: &mut Run<'_, Frame>,
-        mut check: impl FnMut(Frame, &mut usize) -> Result<Waiting, Frame>,
+        headers_bytes: usize,
+        mut check: impl FnMut(Frame) -> Result<Waiting, Frame>,
     ) {
-        let room_bytes = &mut self.room_bytes;
-        run.move_while(&mut self.places, |frame| check(frame, room_bytes));
+        let (mut bytes, before) = (0, self.places.used());
+        run.move_while(&mut self.places, |frame| {
+            let len = frame.len();
+            let datagram = check(frame)?;
+            bytes += len;
+            Ok(datagram)
+        });
+        self.bytes += bytes - (self.places.used() - before) * headers_bytes;
     }
 }
 
@@ -310,7 +325,7 @@ impl Drop for Filling<'_> {
     fn drop(&mut self) {
         let count = self.places.used();
         *self.free_packets -= count;
-        *self.free_bytes = self.room_bytes;
+        *self.free_bytes -= self.bytes;
         *self.held += count as u64;
     }
 }
