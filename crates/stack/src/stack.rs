@@ -405,7 +405,7 @@ impl Stack {
     /// Whether there is something that the outside should know.
     #[inline]
     pub fn has_events(&self) -> bool {
-        !self.events.is_empty()
+        !(self.events.is_empty() && self.tcp.events.is_empty())
     }
 
     /// The next thing that the outside should know.
