@@ -9,6 +9,9 @@ use tidegate_wire::{DropCounters, DropReason};
 #[path = "../../../fuzz/oracles/stack_ingest.rs"]
 mod stack_ingest;
 
+#[path = "../../../fuzz/oracles/tcp_segments.rs"]
+mod tcp_segments;
+
 /// What the hostile seeds are dropped as: each class of bad header, fragment,
 /// extension header and neighbour message has at least one.
 const REACHED: &[DropReason] = &[
@@ -82,7 +85,59 @@ fn corpus_of_stack_ingest() {
     }
 }
 
+/// What the seeds of `tcp_segments` are dropped as.
+const TCP_REACHED: &[DropReason] = &[
+    DropReason::TcpNoSocket,
+    DropReason::TcpFlags,
+    DropReason::TcpSequence,
+    DropReason::TcpDuplicate,
+    DropReason::TcpAckInvalid,
+    DropReason::TcpReset,
+    DropReason::TcpPaws,
+    DropReason::TcpTimestampMissing,
+    DropReason::TcpOptions,
+];
+
+#[test]
+fn corpus_of_tcp_segments() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/tcp_segments");
+    let (mut sent, mut drops) = (0, DropCounters::new());
+    for entry in std::fs::read_dir(&corpus).expect("the corpus is in the repository") {
+        let path = entry.unwrap().path();
+        println!("{}", path.display());
+        let counters = tcp_segments::check(&std::fs::read(path).unwrap());
+        sent += counters.transmitted;
+        drops.merge(&counters.drops);
+    }
+    println!("{sent} sent, {drops:?}");
+    assert!(sent > 0);
+    for &reason in TCP_REACHED {
+        assert!(drops.get(reason) > 0, "no seed is dropped as {reason}");
+    }
+}
+
+/// A record of `tcp_segments` that is likely to get somewhere.
+fn tcp_record() -> impl Strategy<Value = [u8; 8]> {
+    let flags = prop_oneof![
+        4 => Just(0x10_u8), 3 => Just(0x18), 2 => Just(0x02), 1 => Just(0x12), 1 => Just(0x11),
+        1 => Just(0x04), 1 => any::<u8>(),
+    ];
+    let segment = (0u8..160, flags, any::<[u8; 6]>());
+    let segment =
+        segment.prop_map(|(choice, flags, [a, b, c, d, e, f])| [choice, flags, a, b, c, d, e, f]);
+    prop_oneof![6 => segment, 1 => any::<[u8; 8]>(), 2 => (210u8..=255, any::<[u8; 7]>())
+        .prop_map(|(what, [a, b, c, d, e, f, g])| [what, a, b, c, d, e, f, g])]
+}
+
 proptest! {
+    #[test]
+    fn any_segments_to_any_connection(
+        setup in any::<u8>(),
+        records in prop::collection::vec(tcp_record(), 0..200),
+    ) {
+        tcp_segments::check(&[&[setup], records.as_flattened()].concat());
+    }
+
     #[test]
     fn any_frames_to_any_stack(
         setup in 0u8..32,

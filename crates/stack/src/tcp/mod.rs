@@ -481,6 +481,11 @@ impl Stack {
         self.tcp.connections.iter().any(|connection| connection.is.orphan && connection.sends())
     }
 
+    /// Memory that holds data of connections now, in bytes.
+    pub fn tcp_memory_used(&self) -> usize {
+        self.tcp.shared.chunks.used() * chunks::CHUNK_BYTES
+    }
+
     /// How many connections there are, in whatever state.
     pub fn tcp_connections(&self) -> usize {
         self.tcp.connections.len()
