@@ -7,9 +7,11 @@ use tidegate_gate::admission::{
     Verdict,
 };
 use tidegate_memory::Arena;
-use tidegate_port::admission::{self as early, Early};
+use tidegate_port::admission::{self as early, ClassCounts, Early};
 use tidegate_port::{Burst, Medium, Port};
 use tidegate_wire::DropCounters;
+
+use crate::pressure::EarlyWork;
 
 /// Why admission cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +116,21 @@ impl Admitter {
             None => _ = self.admission.on_period(now_ns, pressure),
         }
         Ok(())
+    }
+
+    /// What the port tells of its work, while it drops what is refused and its
+    /// own calls run the receive path.
+    ///
+    /// # Errors
+    /// When the port refuses.
+    pub(crate) fn early_work(&self, port: &mut dyn Port) -> io::Result<Option<EarlyWork>> {
+        if !self.early || !self.admission.is_limiting() {
+            return Ok(None);
+        }
+        let Some(port) = port.admission() else { return Ok(None) };
+        let Some(worked_ns) = port.worked_ns() else { return Ok(None) };
+        let seen = port.counts()?.iter().map(ClassCounts::arrived).sum();
+        Ok(Some(EarlyWork { seen, unseen: port.unseen()?, worked_ns }))
     }
 
     /// What decides.

@@ -240,7 +240,8 @@ impl Engine {
         if !admitter.is_due(self.now_ns) {
             return Ok(());
         }
-        let pressure = self.pressure.take(self.stack.counters());
+        let early = admitter.early_work(&mut *self.port)?;
+        let pressure = self.pressure.take(self.now_ns, self.stack.counters(), early);
         admitter.on_period(self.now_ns, &pressure, &mut *self.port)
     }
 

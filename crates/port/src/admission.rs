@@ -91,6 +91,13 @@ pub struct ClassCounts {
     pub refused_source_share: u64,
 }
 
+impl ClassCounts {
+    /// Frames that were looked at.
+    pub fn arrived(&self) -> u64 {
+        self.admitted + self.refused_closed + self.refused_rate + self.refused_source_share
+    }
+}
+
 /// Drops frames before they cost anything.
 ///
 /// Nothing is looked at or counted until limits are set.
@@ -120,4 +127,20 @@ pub trait Early {
     /// # Errors
     /// When the kernel refuses.
     fn counts(&mut self) -> io::Result<[ClassCounts; CLASSES_MAX]>;
+
+    /// Frames that the device has lost before anybody looked at them, because
+    /// its ring was full; 0 where that cannot be known.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn unseen(&mut self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    /// The time between the looks of the port at the device, in nanoseconds: it
+    /// went into serving what was let in. `None` where the receive path does not
+    /// run in the port's own calls.
+    fn worked_ns(&self) -> Option<u64> {
+        None
+    }
 }

@@ -160,6 +160,7 @@ fn pressure(
             + since(|totals| totals.backlog_dropped)
             + u64::from(near),
         level_percent,
+        crowded: false,
     }
 }
 
@@ -226,7 +227,8 @@ mod tests {
             backlog_dropped: 4,
             ..before
         };
-        let expected = Pressure { served: 9, lost_late: 7, level_percent: 80 };
+        let expected =
+            Pressure { served: 9, lost_late: 7, level_percent: 80, ..Pressure::default() };
         assert_eq!(pressure(&before, &dropped, 1000, 80, true), expected);
         assert_eq!(pressure(&dropped, &before, 1000, 80, true).lost_late, 0, "sockets closed");
     }

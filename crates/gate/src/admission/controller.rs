@@ -14,6 +14,9 @@ pub struct Pressure {
     pub lost_late: u64,
     /// How full the fullest queue in front of an application is, in percent.
     pub level_percent: u32,
+    /// Packets were lost before anybody looked at them, whoever sent them: less
+    /// work on those that are let in would leave more time to look.
+    pub crowded: bool,
 }
 
 /// The least that is ever tried, so that it can be seen when things are better.
@@ -71,16 +74,19 @@ impl Total {
     }
 
     /// Sets the total by how things went. `refused_beyond_pps` is what was let
-    /// in, if more would have come.
+    /// in, if more would have come; `preferred_pps` is what [`preferred`] says.
     pub(super) fn adjust(
         &mut self,
         pressure: &Pressure,
         elapsed_ns: u64,
         refused_beyond_pps: Option<u64>,
+        preferred_pps: Option<u64>,
     ) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         let pressed = self.is_pressed(pressure);
-        let short = !pressed && pressure.level_percent <= self.low_mark_percent;
+        let room_for_pps = preferred_pps.filter(|_| pressure.crowded && !pressed);
+        let short =
+            !pressed && room_for_pps.is_none() && pressure.level_percent <= self.low_mark_percent;
         if short {
             self.capacity_pps = self.capacity_pps.max(served_pps);
         } else {
@@ -97,6 +103,11 @@ impl Total {
             let far = self.pps < self.best_pps / 10 * 9;
             let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
             self.pps = self.pps.max(self.best_pps / 2).saturating_add(step_pps + 1);
+        } else if let Some(preferred_pps) = room_for_pps {
+            self.pps = self.pps.min((self.pps / 10 * 9).max(preferred_pps));
+            // What could be served without looking is no measure: from here it
+            // rises slowly.
+            (self.capacity_pps, self.best_pps) = (self.pps, self.pps);
         } else if !short {
             self.pps = self.pps.min(self.capacity_pps);
         }
@@ -108,6 +119,24 @@ impl Total {
 pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
     let pps = u128::from(packets) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
     u64::try_from(pps).unwrap_or(u64::MAX)
+}
+
+/// What those ask for who do not come last, in packets per second, with what the
+/// others are guaranteed; nothing when they hardly ask. There is no use in
+/// refusing it to look at more. An eighth more, since they do not come evenly.
+pub(super) fn preferred(terms: &[Terms], demand_pps: &PerClass<u64>) -> Option<u64> {
+    let judged = || terms.iter().zip(demand_pps).filter(|(terms, _)| !terms.exempt);
+    let last = judged().map(|(terms, _)| terms.rank).max()?;
+    let (mut asked_pps, mut guaranteed_pps) = (0_u64, 0_u64);
+    for (terms, &demand_pps) in judged() {
+        if terms.rank == last {
+            guaranteed_pps = guaranteed_pps.saturating_add(demand_pps.min(terms.guaranteed_pps));
+        } else {
+            asked_pps = asked_pps.saturating_add(demand_pps.min(terms.ceiling_pps));
+        }
+    }
+    let sum_pps = asked_pps.saturating_add(guaranteed_pps);
+    (asked_pps >= TOTAL_MIN_PPS).then(|| sum_pps.saturating_add(sum_pps / 8))
 }
 
 /// Shares a total rate out between classes and returns the rate of each.
@@ -206,6 +235,33 @@ mod tests {
         assert_eq!(share(900, &classes, &[100, 5000, 5000]), [100, 600, 200]);
         assert_eq!(share(900, &classes, &[5000, 5000, 0]), [450, 450, 0]);
         assert_eq!(share(900, &classes, &[100, 100, 100]), [700, 700, 200]);
+    }
+
+    #[test]
+    fn strangers_make_room_to_look_and_others_do_not() {
+        let classes = [terms(0, 0, 100), terms(1, 0, u64::MAX), terms(2, 50, u64::MAX)];
+        let asked = |icmp, known, strangers| {
+            let mut demand_pps = [0; super::super::CLASSES_MAX];
+            demand_pps[..3].copy_from_slice(&[icmp, known, strangers]);
+            preferred(&classes, &demand_pps)
+        };
+        let preferred_pps = asked(400, 7_150, 1_000_000);
+        assert_eq!(preferred_pps, Some(7_300 + 7_300 / 8));
+        assert_eq!(asked(1, 2, 1_000_000), None, "nobody to make room for");
+        let mut total = Total::new(25, 75);
+        let served = |served| Pressure { served, ..Pressure::default() };
+        total.start(&served(1_000), 5_000_000);
+        let crowded = Pressure { crowded: true, ..served(1_000) };
+        total.adjust(&crowded, 5_000_000, None, None);
+        assert_eq!(total.pps, 180_000);
+        for _ in 0..100 {
+            total.adjust(&crowded, 5_000_000, Some(100_000), preferred_pps);
+        }
+        assert_eq!(Some(total.pps), preferred_pps);
+        total.adjust(&crowded, 5_000_000, Some(100_000), Some(50_000));
+        assert_eq!(Some(total.pps), preferred_pps, "not raised by it either");
+        total.adjust(&served(40), 5_000_000, Some(8_000), preferred_pps);
+        assert!(total.pps < 8_500, "raised slowly: {}", total.pps);
     }
 
     proptest! {

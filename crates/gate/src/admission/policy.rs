@@ -5,7 +5,7 @@ use tidegate_wire::DropReason;
 use super::bucket::Bucket;
 use super::class::{ClassLimit, Classes, Pace, PerClass, Rate};
 use super::config::{CLASSES_MAX, Config, ConfigError};
-use super::controller::{Pressure, Total, rate_pps, share_out};
+use super::controller::{Pressure, Total, preferred, rate_pps, share_out};
 use super::facts::Facts;
 use super::hash::{Source, SourceKey};
 use super::known::Known;
@@ -303,7 +303,7 @@ impl Admission {
         let pressure = Pressure {
             served: std::mem::take(&mut self.served),
             lost_late: std::mem::take(&mut self.lost_late),
-            level_percent: pressure.level_percent,
+            ..*pressure
         };
         let before = std::mem::replace(&mut self.period_start, self.counters);
         if elapsed_ns > PERIOD_MAX_NS {
@@ -357,7 +357,9 @@ impl Admission {
             return;
         }
         let admitted_pps = rate_pps(admitted, elapsed_ns);
-        self.total.adjust(pressure, elapsed_ns, (refused > 0).then_some(admitted_pps));
+        let preferred_pps = preferred(self.classes.terms(), &self.demand_pps);
+        let beyond_pps = (refused > 0).then_some(admitted_pps);
+        self.total.adjust(pressure, elapsed_ns, beyond_pps, preferred_pps);
         for class in 0..self.classes.len() {
             self.update_source_limit(class, elapsed_ns);
         }

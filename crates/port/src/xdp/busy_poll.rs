@@ -157,7 +157,7 @@ impl Drop for Before {
 /// Whether a folder of `/sys` is about this interface. `/sys` shows the network
 /// namespace that it was mounted in, which may have an interface of this name
 /// as well.
-fn shows(folder: &Path, target: &Target) -> bool {
+pub(super) fn shows(folder: &Path, target: &Target) -> bool {
     let read = |name| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let mac = target.mac.map(|byte| format!("{byte:02x}")).join(":");
     read("ifindex").trim() == target.index.to_string() && read("address").trim() == mac
@@ -205,7 +205,14 @@ mod tests {
                 return;
             }
         };
-        let target = Target { name: interface.name, index, mac, mtu: 1500, queues: vec![0, 1] };
+        let target = Target {
+            name: interface.name,
+            index,
+            mac,
+            mtu: 1500,
+            queues: vec![0, 1],
+            is_veth: true,
+        };
         let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
         let mut changed = DeviceSettings::set(&target, &settings).unwrap();
         assert!(matches!(changed.before, Before::Napis(..)), "/sys is not of this namespace");

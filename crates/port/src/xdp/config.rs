@@ -125,6 +125,7 @@ pub(super) struct Target {
     pub mac: [u8; 6],
     pub mtu: u32,
     pub queues: Vec<u32>,
+    pub is_veth: bool,
 }
 
 impl Target {
@@ -153,7 +154,8 @@ impl Target {
         if distinct.len() != queues.len() || queues.is_empty() {
             return Err(XdpError::Queues { interface: name });
         }
-        Ok(Self { name, index: interface.index, mac: interface.mac.0, mtu, queues })
+        let is_veth = interface.kind.as_deref() == Some("veth");
+        Ok(Self { name, index: interface.index, mac: interface.mac.0, mtu, queues, is_veth })
     }
 }
 

@@ -23,10 +23,12 @@ mod open;
 mod program;
 mod queue;
 mod ring;
+mod ring_loss;
 mod socket;
 mod steering;
 mod sys;
 mod umem;
+mod until_frame;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,7 +43,9 @@ pub use self::guard::Guard;
 use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
+use self::ring_loss::RingLoss;
 pub use self::steering::Steering;
+use self::until_frame::FramePoller;
 use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early};
 pub use crate::steering::{Protocol, Rule};
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -67,6 +71,11 @@ pub struct SteeringCounters {
     pub passed_no_socket: u64,
 }
 
+/// How long the device waits for the next poll while not everything is let in.
+/// Under a flood, a device that has begun to look on its own goes on until the
+/// scheduler stops it, and nobody serves what it lets in.
+const PATIENCE_LIMITING_NS: u64 = 10_000_000;
+
 /// How a port came to be opened.
 struct Way {
     native: bool,
@@ -86,10 +95,13 @@ pub struct XdpPort {
     program: Program,
     /// Polls the device when the sockets cannot.
     poller: Option<NapiPoller>,
+    /// Does so while not everything is let in.
+    frame_poller: Option<FramePoller>,
     device: Option<DeviceSettings>,
     readiness: OwnedFd,
     steering: Steering,
     way: Way,
+    ring_loss: RingLoss,
     next_receive: usize,
     next_transmit: usize,
     /// Bursts in a row that were full or large.
@@ -172,7 +184,14 @@ impl Port for XdpPort {
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         let mut received = self.receive_round(arena, burst, quota)?;
-        if let Some(poller) = &mut self.poller
+        if self.program.is_limiting()
+            && let Some(poller) = &mut self.frame_poller
+        {
+            if received == 0 && quota > 0 {
+                poller.poll(self.queues.iter().map(|queue| queue.socket().as_fd()))?;
+                received = self.receive_round(arena, burst, quota)?;
+            }
+        } else if let Some(poller) = &mut self.poller
             && quota > 0
             && poller.is_due(received, quota)
         {
@@ -261,11 +280,25 @@ impl Early for XdpPort {
     }
 
     fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+        if limits.is_some()
+            && let Some(device) = &mut self.device
+        {
+            // Where the kernel refuses, the device works behind our back.
+            let _ = device.hold(PATIENCE_LIMITING_NS);
+        }
         self.program.set_limits(limits, &self.steering)
     }
 
     fn counts(&mut self) -> io::Result<[ClassCounts; CLASSES_MAX]> {
         self.program.admission().counts()
+    }
+
+    fn unseen(&mut self) -> io::Result<u64> {
+        self.ring_loss.read()
+    }
+
+    fn worked_ns(&self) -> Option<u64> {
+        self.frame_poller.as_ref().map(FramePoller::worked_ns)
     }
 }
 

@@ -14,8 +14,10 @@ use super::config::Target;
 use super::napi::NapiPoller;
 use super::program::Program;
 use super::queue::Queue;
+use super::ring_loss::RingLoss;
 use super::socket::{Binding, Socket};
 use super::umem::Umem;
+use super::until_frame::FramePoller;
 use super::{Copy, Mode, Way, XdpConfig, XdpError, XdpPort};
 use crate::{Capabilities, Medium};
 
@@ -39,6 +41,8 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         }
     }
     let poller = busy_poll.and_then(|_| poller(&target, &sockets));
+    let frame_poller =
+        poller.as_ref().and_then(|_| FramePoller::of(target.index, sockets.len()).ok());
     let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
     let queues = queues(sockets, &config, arena);
@@ -59,6 +63,8 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         readiness,
         steering: config.steering,
         way: Way { native, zero_copy, busy_poll: config.busy_poll },
+        ring_loss: RingLoss::of(&target),
+        frame_poller,
         next_receive: 0,
         next_transmit: 0,
         large_bursts: 0,

@@ -108,6 +108,11 @@ impl Program {
         &mut self.admission
     }
 
+    /// Whether less than everything is let in.
+    pub(super) fn is_limiting(&self) -> bool {
+        self.limiting
+    }
+
     /// Sets how much of each class is let in; `None` is everything.
     pub(super) fn set_limits(
         &mut self,
