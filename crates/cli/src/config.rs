@@ -81,15 +81,12 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
     Ok(serde_json::from_value(merged)?)
 }
 
-/// Section `[admission]` of the file, if it has one.
+/// Section `[admission]` of a file, if it has one.
 ///
 /// # Errors
 /// Names the file, and the line and column where it can.
-pub(crate) fn admission(file: Option<&Path>) -> Result<Option<admission::Config>, Failure> {
-    match file {
-        Some(path) => Ok(read(path)?.admission),
-        None => Ok(None),
-    }
+pub(crate) fn admission(path: &Path) -> Result<Option<admission::Config>, Failure> {
+    Ok(read(path)?.admission)
 }
 
 fn read(path: &Path) -> Result<File, Failure> {

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tidegate_engine::guard::{KernelGuard, Watch, policy};
 use tidegate_gate::admission::{Admission, Config};
 
 use crate::Failure;
-use crate::config::Text;
+use crate::config::{self, Text};
 use crate::host::XdpMode;
 use crate::serve::stop_flag;
 
@@ -45,14 +45,24 @@ pub(crate) struct Guard {
     json: bool,
 }
 
-/// As urgent as a program that is not real-time can be: it works for some
-/// microseconds at a time, and is needed when the machine is busiest.
+/// As urgent as a program that is not real-time can be.
 const NICE: i32 = -20;
+
+/// Makes the calling thread urgent: who decides what is dropped is needed when
+/// the machine is busiest. Without the right to it, it works too.
+pub(crate) fn be_urgent() {
+    let _ = rustix::process::nice(NICE);
+}
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let config = match &self.config {
-            Some(path) => read_config(path)?,
+            Some(path) => config::admission(path)?.ok_or_else(|| {
+                let path = path.display();
+                format!(
+                    "{path}: there is no section [admission]; its classes are [[admission.class]]"
+                )
+            })?,
             None => {
                 let friends: Vec<_> = self.friend.iter().map(|friend| friend.0).collect();
                 policy(&self.port, &friends)
@@ -62,8 +72,7 @@ impl Guard {
         let mode = self.xdp_mode.map(Into::into).unwrap_or_default();
 
         let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, seed())?;
-        // Without the right to it, it works too.
-        let _ = rustix::process::nice(NICE);
+        be_urgent();
         self.ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);
@@ -123,16 +132,4 @@ fn rows(admission: &Admission) -> impl Iterator<Item = (&str, Value)> {
 fn seed() -> [u8; 16] {
     let half = || u128::from(RandomState::new().hash_one(0));
     (half() << 64 | half()).to_le_bytes()
-}
-
-/// Section `[admission]` of a file that may have others.
-fn read_config(path: &Path) -> Result<Config, Failure> {
-    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
-    let mut file: toml::Table = toml::from_str(&text).map_err(|error| fail(&error))?;
-    let section = file.remove("admission").ok_or_else(|| {
-        fail(&"there is no section [admission]; its classes are [[admission.class]]")
-    })?;
-    let config = section.try_into();
-    config.map_err(|error: toml::de::Error| fail(&format!("section [admission]: {error}")).into())
 }

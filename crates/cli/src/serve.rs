@@ -24,6 +24,7 @@ use crate::Failure;
 use crate::config::{self, Section};
 use crate::control::Control;
 use crate::gate::GateOptions;
+use crate::guard::be_urgent;
 use crate::host::{HostOptions, PortKind};
 use crate::report::ServeReport;
 
@@ -287,8 +288,9 @@ impl Common {
             ServeReport::kernel(name, served)
         } else {
             let mut config = host.net_config(&settings)?;
-            let classes = config::admission(self.config.as_deref())?;
+            let classes = self.config.as_deref().map(config::admission).transpose()?.flatten();
             if self.admission || classes.is_some() {
+                be_urgent();
                 config = config.admission(classes.unwrap_or_default());
             }
             let net = Net::open(config.own_thread(gate.network_thread() || self.readers > 1))?;

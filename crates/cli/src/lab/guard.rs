@@ -20,10 +20,7 @@ pub(crate) struct GuardLab {
     /// How often to measure everything; the median counts
     #[arg(long, value_name = "COUNT")]
     repeats: Option<usize>,
-    /// How many strangers there are
-    #[arg(long, value_name = "COUNT")]
-    strangers: Option<u32>,
-    /// What they send [default: as fast as it goes]
+    /// What the strangers send [default: as fast as it goes]
     #[arg(long, value_name = "RATE")]
     flood: Option<f64>,
 }
@@ -36,7 +33,6 @@ impl GuardLab {
         }
         config.seconds = self.seconds.unwrap_or(config.seconds);
         config.repeats = self.repeats.unwrap_or(config.repeats);
-        config.strangers = self.strangers.unwrap_or(config.strangers);
         config.flood_pps = self.flood.or(config.flood_pps);
         self.output.write(&guard::run(&config)?)
     }
