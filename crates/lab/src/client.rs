@@ -13,13 +13,62 @@ use crate::cpu;
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::livelock::bench::CLIENT_ADDRESS;
+use crate::load::QuerySet;
 use crate::netns::Namespace;
 
 /// Questions that are sent without a look at the answers.
 const BURST: u32 = 32;
-const REQUEST_BYTES: usize = 18;
+/// The length of a numbered datagram: with its headers and trailer, 64 bytes.
+const NUMBERED_BYTES: usize = 18;
+/// Only so many of the last questions are told apart by their 16 bits.
+const REMEMBERED: u64 = 1 << 15;
 /// How long to wait for the last answers.
 const DRAIN: Duration = Duration::from_millis(200);
+
+/// What a client asks.
+#[derive(Clone)]
+pub(crate) enum Questions {
+    /// Datagrams with a number, of a server that sends back what it gets.
+    Numbered,
+    /// DNS queries in turn, with their numbers as ids.
+    Dns(QuerySet),
+}
+
+impl Questions {
+    fn write(&self, number: u64, question: &mut Vec<u8>) {
+        question.clear();
+        match self {
+            Self::Numbered => {
+                question.resize(NUMBERED_BYTES, 0);
+                question[..8].copy_from_slice(&number.to_be_bytes());
+            }
+            Self::Dns(queries) => {
+                question.extend_from_slice(queries.get(number as usize % queries.len()).0);
+                question[..2].copy_from_slice(&(number as u16).to_be_bytes());
+            }
+        }
+    }
+
+    /// Which question it answers, of so many that were asked.
+    fn number(&self, answer: &[u8], asked: u64) -> Option<u64> {
+        match self {
+            Self::Numbered => answer.first_chunk().copied().map(u64::from_be_bytes),
+            Self::Dns(_) => {
+                let id = u16::from_be_bytes(*answer.first_chunk()?);
+                let is_answer = *answer.get(2)? & 0x80 != 0;
+                let number = number_of_id(id, asked)?;
+                is_answer.then_some(number)
+            }
+        }
+    }
+}
+
+/// The last question with this id, of so many that were asked.
+fn number_of_id(id: u16, asked: u64) -> Option<u64> {
+    let last = asked.checked_sub(1)?;
+    let age = u64::from((last as u16).wrapping_sub(id));
+    if age < REMEMBERED { last.checked_sub(age) } else { None }
+}
 
 /// One question.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,10 +88,11 @@ pub(crate) struct Client {
 
 impl Client {
     /// Begins to ask `target` from `namespace`, so many times a second, from
-    /// core `core`. The server sends back what it gets.
+    /// core `core`.
     pub(crate) fn start(
         namespace: &Namespace,
         target: SocketAddr,
+        questions: Questions,
         rate_pps: f64,
         core: usize,
     ) -> Result<Self, LabError> {
@@ -58,7 +108,7 @@ impl Client {
         let began = Instant::now();
         let thread = std::thread::spawn(move || {
             cpu::pin_this_thread(core)?;
-            ask(&socket, rate_pps, began, &stopped)
+            ask(&socket, &questions, rate_pps, began, &stopped)
         });
         Ok(Self { stop, thread: Some(thread), began })
     }
@@ -86,12 +136,13 @@ impl Drop for Client {
 
 fn ask(
     socket: &UdpSocket,
+    questions: &Questions,
     rate_pps: f64,
     began: Instant,
     stop: &AtomicBool,
 ) -> Result<Vec<Asked>, LabError> {
     let mut asked: Vec<Asked> = Vec::new();
-    let mut request = [0; REQUEST_BYTES];
+    let mut question = Vec::new();
     let mut ended: Option<Instant> = None;
     loop {
         let now_s = began.elapsed().as_secs_f64();
@@ -105,13 +156,13 @@ fn ask(
                 if at_s > now_s {
                     break;
                 }
-                request[..8].copy_from_slice(&(asked.len() as u64).to_be_bytes());
+                questions.write(asked.len() as u64, &mut question);
                 // What cannot be sent is not answered, and counts so.
-                let _ = socket.send(&request);
+                let _ = socket.send(&question);
                 asked.push(Asked { at_s, answered_after_s: None });
             }
         }
-        take_answers(socket, began, &mut asked);
+        take_answers(socket, questions, began, &mut asked);
         if ended.is_some_and(|ended| ended.elapsed() > DRAIN) {
             return Ok(asked);
         }
@@ -122,26 +173,32 @@ fn ask(
     }
 }
 
-fn take_answers(socket: &UdpSocket, began: Instant, asked: &mut [Asked]) {
-    let mut answer = [0; 64];
+fn take_answers(socket: &UdpSocket, questions: &Questions, began: Instant, asked: &mut [Asked]) {
+    let mut answer = [0; 2048];
     // Errors are about one datagram, or there is nothing.
     while let Ok(len) = socket.recv(&mut answer) {
-        let Some(number) = answer[..len].first_chunk::<8>() else { continue };
-        let Some(one) = asked.get_mut(u64::from_be_bytes(*number) as usize) else { continue };
+        let Some(number) = questions.number(&answer[..len], asked.len() as u64) else { continue };
+        let Some(one) = asked.get_mut(number as usize) else { continue };
         if one.answered_after_s.is_none() {
             one.answered_after_s = Some(began.elapsed().as_secs_f64() - one.at_s);
         }
     }
 }
 
-/// The share of questions of an interval that were answered, 0 to 1.
-pub(crate) fn answered_share(asked: &[Asked], from_s: f64, to_s: f64) -> f64 {
-    let (mut all, mut answered) = (0u32, 0u32);
+/// How many questions of an interval there were, and how many were answered.
+pub(crate) fn answered_of(asked: &[Asked], from_s: f64, to_s: f64) -> (u64, u64) {
+    let (mut all, mut answered) = (0, 0);
     for one in asked.iter().filter(|one| (from_s..to_s).contains(&one.at_s)) {
         all += 1;
-        answered += u32::from(one.answered_after_s.is_some());
+        answered += u64::from(one.answered_after_s.is_some());
     }
-    f64::from(answered) / f64::from(all.max(1))
+    (all, answered)
+}
+
+/// The share of questions of an interval that were answered, 0 to 1.
+pub(crate) fn answered_share(asked: &[Asked], from_s: f64, to_s: f64) -> f64 {
+    let (all, answered) = answered_of(asked, from_s, to_s);
+    answered as f64 / all.max(1) as f64
 }
 
 /// The median of how long the answers of an interval took, in seconds;
@@ -196,6 +253,16 @@ mod tests {
         let at_once = recovery_s(&asked(|_| Some(0.0)), 0.6, 0.001).unwrap();
         assert!(at_once < 1e-9, "{at_once}");
         assert_eq!(recovery_s(&[], 0.0, 1.0), None);
+    }
+
+    #[test]
+    fn an_id_is_that_of_the_last_question_that_had_it() {
+        assert_eq!(number_of_id(9, 10), Some(9));
+        assert_eq!(number_of_id(10, 10), None, "not asked yet");
+        assert_eq!(number_of_id(0, 0), None);
+        assert_eq!(number_of_id(0xffff, 0x1_0001), Some(0xffff), "ids begin anew");
+        assert_eq!(number_of_id(0, 0x1_0001), Some(0x1_0000));
+        assert_eq!(number_of_id(1, 0x1_0001), None, "too long ago");
     }
 
     #[test]

@@ -4,8 +4,7 @@
 //! A known peer asks at a steady rate. What counts is how many of its questions
 //! are answered while strangers send as fast as they can.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,17 +12,18 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::client::{Client, Questions, answered_of};
 use crate::cpu::{self, CoreTicks};
 use crate::dns::servers::{Server, ServerKind};
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::bench::{
-    Bench, KERNEL_ADDRESS, LOAD_ADDRESS, LOAD_MAC, PREFIX, ReceiveWork, Receiver,
+    Bench, CLIENT_ADDRESS, KERNEL_ADDRESS, LOAD_ADDRESS, LOAD_MAC, ReceiveWork, Receiver,
+    STRANGERS, STRANGERS_NETWORK, Source,
 };
 use crate::livelock::subject::{Zone, check_installed};
-use crate::load::flood::{self, Flood};
-use crate::load::{Addressing, QuerySet};
+use crate::load::flood::{Flood, MAX_FRAMES};
 use crate::netns;
 use crate::process::Process;
 
@@ -33,8 +33,6 @@ use crate::process::Process;
 pub struct GuardConfig {
     /// Questions per second of the known peer.
     pub peer_pps: f64,
-    /// How many strangers there are.
-    pub strangers: u32,
     /// What they send per second; as fast as it goes when absent.
     pub flood_pps: Option<f64>,
     /// How long to measure, in seconds.
@@ -54,7 +52,6 @@ impl Default for GuardConfig {
     fn default() -> Self {
         Self {
             peer_pps: 5_000.0,
-            strangers: 4096,
             flood_pps: None,
             seconds: 3.0,
             calm_seconds: 3.5,
@@ -78,24 +75,17 @@ impl GuardConfig {
         }
         let rates = self.peer_pps > 0.0 && self.peer_pps <= 50_000.0 && self.repeats > 0;
         let times = (0.1..=60.0).contains(&self.seconds) && self.calm_seconds >= 0.0;
-        let strangers = (1..=flood::MAX_FRAMES as u32).contains(&self.strangers);
-        if rates && times && strangers && self.flood_pps.is_none_or(|pps| pps > 0.0) {
+        if rates && times && self.flood_pps.is_none_or(|pps| pps > 0.0) {
             return Ok(());
         }
-        Err(LabError::Config(format!(
-            "a peer asks 1 to 50,000 times a second, there are 1 to {} strangers, and a \
-             measurement takes 0.1 to 60 seconds",
-            flood::MAX_FRAMES
-        )))
+        Err(LabError::Config(
+            "a peer asks 1 to 50,000 times a second, a flood has a rate, and a measurement takes \
+             0.1 to 60 seconds"
+                .into(),
+        ))
     }
 }
 
-/// The peer's address; the kernel at the load's end has it.
-const PEER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 9);
-/// The first stranger; they are behind a router.
-const STRANGER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 1);
-const STRANGERS_NETWORK: &str = "10.80.0.0/16";
-const STRANGER_PORT: u16 = 30_000;
 /// The flood flows so long before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 
@@ -198,7 +188,7 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
     result.note(format!(
         "the peer asks {} times a second, {} s before the flood begins and through it; {} \
          strangers send as fast as they can; kept is answered over asked while they do",
-        config.peer_pps, config.calm_seconds, config.strangers
+        config.peer_pps, config.calm_seconds, STRANGERS
     ));
     result.note(format!(
         "{} measurements of {} s each, taking turns; medians count",
@@ -215,38 +205,31 @@ fn measure(config: &GuardConfig, way: Way, zone: &Zone) -> Result<Measured, LabE
     let setup = zone.setup(folder.path(), &bench);
     let server = Server::start(ServerKind::Nsd, &setup, &bench.pair.b)?;
     let guard = if way == Way::Guarded { Some(start_guard(&bench)?) } else { None };
-    let frames = flood_frames(config, &bench, zone, server.target);
-    let mut flood = bench.flood_frames(&frames, ReceiveWork::Timer)?;
-    let peer = Peer { target: server.target, rate_pps: config.peer_pps };
-
-    let calm = Duration::from_secs_f64(config.calm_seconds);
-    let time = Duration::from_secs_f64(config.seconds);
-    let measured = bench.pair.a.namespace.enter(|| {
-        cpu::pin_this_thread(config.load_core)?;
-        let mut asking = peer.start(&zone.queries)?;
-        asking.run(calm)?;
-        if way != Way::Unloaded {
-            flood.set_rate(config.flood_pps)?;
-        }
-        asking.run(WARM_UP)?;
-        asking.forget();
-        let before = Reading::take(&bench, &mut flood)?;
-        asking.run(time)?;
-        let after = Reading::take(&bench, &mut flood)?;
-        flood.set_rate(Some(0.0))?;
-        asking.finish()?;
-        Ok(after.since(&before, &asking))
-    })?;
+    let payloads = (0..MAX_FRAMES).map(|index| zone.queries.get(index % zone.queries.len()).0);
+    let mut flood = bench.flood(Source::Strangers, server.target, payloads, ReceiveWork::Timer)?;
+    let namespace = &bench.pair.a.namespace;
+    let questions = Questions::Dns(zone.queries.clone());
+    let peer =
+        Client::start(namespace, server.target, questions, config.peer_pps, config.load_core)?;
+    thread::sleep(Duration::from_secs_f64(config.calm_seconds));
+    if way != Way::Unloaded {
+        flood.set_rate(config.flood_pps)?;
+    }
+    thread::sleep(WARM_UP);
+    let (from_s, before) = (peer.now_s(), Reading::take(&bench, &mut flood)?);
+    thread::sleep(Duration::from_secs_f64(config.seconds));
+    let (to_s, after) = (peer.now_s(), Reading::take(&bench, &mut flood)?);
+    flood.set_rate(Some(0.0))?;
+    let asked = peer.stop()?;
     drop(flood);
     drop(guard);
-    measured
+    Ok(after.since(&before, answered_of(&asked, from_s, to_s)))
 }
 
 /// The peer is a neighbour, the strangers are behind a router. Both ends know
 /// their neighbours, so a lost question for an address is not what decides.
 fn prepare_addresses(bench: &Bench) -> Result<(), LabError> {
     let (a, b) = (&bench.pair.a, &bench.pair.b);
-    a.add_address(PEER_ADDRESS.into(), PREFIX)?;
     let router = LOAD_ADDRESS.to_string();
     b.namespace.ip(&["route", "add", STRANGERS_NETWORK, "via", &router, "dev", &b.device])?;
     let neighbour = |end: &netns::End, address: Ipv4Addr, mac: [u8; 6]| {
@@ -257,7 +240,7 @@ fn prepare_addresses(bench: &Bench) -> Result<(), LabError> {
         words.extend(to);
         end.namespace.ip(&words).map(drop)
     };
-    neighbour(b, PEER_ADDRESS, a.mac)?;
+    neighbour(b, CLIENT_ADDRESS, a.mac)?;
     neighbour(b, LOAD_ADDRESS, LOAD_MAC)?;
     neighbour(a, KERNEL_ADDRESS, b.mac)
 }
@@ -270,26 +253,6 @@ fn start_guard(bench: &Bench) -> Result<Process, LabError> {
     let mut guard = Process::start("tidegate guard", &mut command)?;
     guard.wait_for_line()?;
     Ok(guard)
-}
-
-fn flood_frames(
-    config: &GuardConfig,
-    bench: &Bench,
-    zone: &Zone,
-    target: SocketAddr,
-) -> Vec<Vec<u8>> {
-    let strangers = Addressing {
-        source_mac: LOAD_MAC,
-        target_mac: bench.pair.b.mac,
-        source: IpAddr::V4(STRANGER_ADDRESS),
-        sources: config.strangers,
-        first_port: STRANGER_PORT,
-        ports: 1,
-        target,
-    };
-    let payloads =
-        (0..flood::MAX_FRAMES).map(|index| zone.queries.get(index % zone.queries.len()).0);
-    flood::frames(&strangers, payloads)
 }
 
 /// Counters at one moment.
@@ -310,11 +273,11 @@ impl Reading {
         })
     }
 
-    fn since(&self, before: &Self, asking: &Asking<'_>) -> Measured {
+    fn since(&self, before: &Self, (asked, answered): (u64, u64)) -> Measured {
         let seconds = self.at.duration_since(before.at).as_secs_f64();
         Measured {
-            asked: asking.asked,
-            answered: asking.answered,
+            asked,
+            answered,
             flood_pps: (self.flood - before.flood) as f64 / seconds,
             answers_pps: (self.answers - before.answers) as f64 / seconds,
             server_busy_percent: self.server_core.since(before.server_core).busy_percent,
@@ -322,132 +285,9 @@ impl Reading {
     }
 }
 
-/// Who asks at a steady rate, from a kernel socket.
-struct Peer {
-    target: SocketAddr,
-    rate_pps: f64,
-}
-
-/// A peer at work.
-struct Asking<'q> {
-    socket: UdpSocket,
-    queries: &'q QuerySet,
-    rate_pps: f64,
-    /// Counts on, so that an answer can be told from one to an older question.
-    number: u64,
-    /// The first question that counts.
-    first: u64,
-    asked: u64,
-    answered: u64,
-}
-
-/// How often the peer looks at the clock. A core that sends a flood has time
-/// for little more.
-const TICK: Duration = Duration::from_millis(1);
-/// Ids are 16 bits: answers to older questions than this are too late.
-const REMEMBERED: u64 = 1 << 15;
-
-impl Peer {
-    fn start<'q>(&self, queries: &'q QuerySet) -> Result<Asking<'q>, LabError> {
-        let open = || {
-            let socket = UdpSocket::bind((PEER_ADDRESS, 0))?;
-            socket.connect(self.target)?;
-            socket.set_nonblocking(true)?;
-            Ok::<_, io::Error>(socket)
-        };
-        let socket = open().map_err(LabError::io("cannot open the peer's socket"))?;
-        let rate_pps = self.rate_pps;
-        Ok(Asking { socket, queries, rate_pps, number: 0, first: 0, asked: 0, answered: 0 })
-    }
-}
-
-impl Asking<'_> {
-    /// Asks for so long.
-    fn run(&mut self, time: Duration) -> Result<(), LabError> {
-        let (began, mut sent) = (Instant::now(), 0);
-        while began.elapsed() < time {
-            let due = (began.elapsed().as_secs_f64() * self.rate_pps) as u64;
-            while sent < due {
-                self.ask()?;
-                sent += 1;
-            }
-            self.collect()?;
-            thread::sleep(TICK);
-        }
-        Ok(())
-    }
-
-    /// What was asked until now does not count.
-    fn forget(&mut self) {
-        (self.first, self.asked, self.answered) = (self.number, 0, 0);
-    }
-
-    /// Waits for answers that are still on their way.
-    fn finish(&mut self) -> Result<(), LabError> {
-        for _ in 0..300 {
-            self.collect()?;
-            thread::sleep(TICK);
-        }
-        Ok(())
-    }
-
-    fn ask(&mut self) -> Result<(), LabError> {
-        let mut query = self.queries.get(self.number as usize % self.queries.len()).0.to_vec();
-        query[..2].copy_from_slice(&(self.number as u16).to_be_bytes());
-        // What does not even leave is not answered either.
-        match self.socket.send(&query) {
-            Ok(_) => {}
-            Err(error) if is_passing(&error) => {}
-            Err(error) => return Err(LabError::io("the peer cannot ask")(error)),
-        }
-        self.number += 1;
-        self.asked += 1;
-        Ok(())
-    }
-
-    fn collect(&mut self) -> Result<(), LabError> {
-        let mut answer = [0; 2048];
-        loop {
-            match self.socket.recv(&mut answer) {
-                Ok(len) if len >= 12 && answer[2] & 0x80 != 0 => {
-                    let id = u16::from_be_bytes([answer[0], answer[1]]);
-                    self.answered += u64::from(counts(id, self.first, self.number));
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if is_passing(&error) => {}
-                Err(error) => return Err(LabError::io("the peer cannot listen")(error)),
-            }
-        }
-    }
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, Interrupted, WouldBlock};
-    matches!(error.kind(), WouldBlock | Interrupted | ConnectionRefused)
-        || error.raw_os_error() == Some(libc::ENOBUFS)
-}
-
-/// Whether the question with this id is one of those from `first` on; `next` is
-/// the number of the one after the last.
-fn counts(id: u16, first: u64, next: u64) -> bool {
-    let age = u64::from((next as u16).wrapping_sub(1).wrapping_sub(id));
-    age < REMEMBERED && next > age && next - 1 - age >= first
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_questions_that_count_are_counted() {
-        assert!(counts(9, 5, 10) && counts(5, 5, 10));
-        assert!(!counts(4, 5, 10), "asked before");
-        assert!(!counts(10, 5, 10), "not asked yet");
-        assert!(counts(0xffff, 0xfff0, 0x1_0001), "ids begin anew");
-        assert!(counts(0, 0xfff0, 0x1_0001));
-        assert!(!counts(1, 0xfff0, 0x1_0001));
-    }
 
     #[test]
     fn medians_make_the_figures() {
@@ -470,7 +310,6 @@ mod tests {
         for config in [
             GuardConfig { server_core: 0, load_core: 0, ..default() },
             GuardConfig { peer_pps: 0.0, ..default() },
-            GuardConfig { strangers: 0, ..default() },
             GuardConfig { seconds: 0.0, ..default() },
             GuardConfig { flood_pps: Some(0.0), ..default() },
         ] {

@@ -1,6 +1,7 @@
 //! Experiments, comparisons and load generators.
 
 mod btf;
+mod client;
 pub mod contention;
 pub mod cpu;
 pub mod demo;

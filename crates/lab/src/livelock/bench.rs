@@ -103,8 +103,10 @@ pub(crate) enum Source {
 }
 
 /// How many strangers there are.
-const STRANGERS: u32 = 8192;
+pub(crate) const STRANGERS: u32 = 8192;
 const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// Where they are.
+pub(crate) const STRANGERS_NETWORK: &str = "198.18.0.0/15";
 
 impl Source {
     fn addressing(self, target: SocketAddr, target_mac: [u8; 6]) -> Addressing {

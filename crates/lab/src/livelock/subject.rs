@@ -108,7 +108,7 @@ impl std::str::FromStr for Carrier {
     }
 }
 
-fn this_program() -> Result<PathBuf, LabError> {
+pub(crate) fn this_program() -> Result<PathBuf, LabError> {
     std::env::current_exe().map_err(LabError::io("cannot find this program"))
 }
 

@@ -11,7 +11,7 @@ use super::template::sum;
 use crate::error::LabError;
 
 /// Queries, ready to send but for their id.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct QuerySet {
     bytes: Vec<u8>,
     queries: Vec<Entry>,

@@ -1,16 +1,19 @@
 //! A known client among strangers: who is answered when not everybody can be.
 
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::ProtectConfig;
-use super::client::{Client, answered_share, median_latency_s};
+use crate::client::{Client, Questions, answered_of, answered_share, median_latency_s};
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::livelock::bench::{Bench, LOAD_ADDRESS, Source};
-use crate::livelock::subject::{Carrier, Service};
+use crate::livelock::subject::{Carrier, Service, this_program};
+use crate::netns::run_to_end;
 
 /// Questions per second of the known client.
 const CLIENT_PPS: f64 = 5_000.0;
@@ -26,6 +29,8 @@ struct Run {
     answered: f64,
     median_ms: f64,
     offered_pps: f64,
+    /// The share of its questions that nobody looked at: the device had no room.
+    unseen: Option<f64>,
 }
 
 /// The runs with one policy.
@@ -64,9 +69,12 @@ fn known_among_strangers(
     policy: &[&str],
 ) -> Result<Run, LabError> {
     let carrier = Carrier::tidegate();
+    let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for a socket"))?;
+    let control = folder.path().join("control");
+    let control_flag = control.display().to_string();
     // So that answers to strangers find a way out.
     let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
-    let mut flags = vec!["--route", &route];
+    let mut flags = vec!["--route", &route, "--control", &control_flag];
     flags.extend(policy);
     let service = Service {
         carrier,
@@ -78,19 +86,39 @@ fn known_among_strangers(
     let flooded = Duration::from_secs_f64(config.third_seconds);
     let mut running = service.start(bench, LEARNING + flooded + Duration::from_secs(30))?;
     let namespace = &bench.pair.a.namespace;
-    let client = Client::start(namespace, running.target, CLIENT_PPS, config.load_core)?;
+    let client = Client::start(
+        namespace,
+        running.target,
+        Questions::Numbered,
+        CLIENT_PPS,
+        config.load_core,
+    )?;
     thread::sleep(LEARNING);
     let from_s = client.now_s();
     let flood = &mut running.flood;
     let load = bench.measure(flood, &running.meter, None, Duration::ZERO, flooded)?;
     let to_s = client.now_s();
     running.flood.set_rate(Some(0.0))?;
+    let seen = known_frames_seen(&control)?;
     let asked = client.stop()?;
+    let (questions, _) = answered_of(&asked, from_s, to_s);
     Ok(Run {
         answered: answered_share(&asked, from_s, to_s),
         median_ms: 1e3 * median_latency_s(&asked, from_s, to_s),
         offered_pps: load.offered_pps,
+        unseen: seen.map(|seen| 1.0 - (seen as f64 / questions.max(1) as f64).min(1.0)),
     })
+}
+
+/// Frames of known clients that the program on the interface has judged, which
+/// it does from the beginning of the flood on; nothing without admission.
+fn known_frames_seen(control: &Path) -> Result<Option<u64>, LabError> {
+    let mut command = Command::new(this_program()?);
+    let output = run_to_end(command.arg("ctl").arg(control).arg("--json"), "tidegate")?;
+    let answer: Value = serde_json::from_str(&output)
+        .map_err(|error| LabError::Config(format!("`tidegate ctl` said {output:?}: {error}")))?;
+    let known = answer["gate"]["classes"]["known"].as_object();
+    Ok(known.map(|counters| counters.values().filter_map(Value::as_u64).sum()))
 }
 
 impl Policy {
@@ -110,6 +138,9 @@ impl Policy {
             "carrier": self.name,
             "offered_per_s": self.median(|run| run.offered_pps).round(),
             "answered_during": (self.median(|run| run.answered) * 1e4).round() / 1e4,
+            "unseen": self.runs.iter().all(|run| run.unseen.is_some()).then(|| {
+                (self.median(|run| run.unseen.unwrap_or(0.0)) * 1e4).round() / 1e4
+            }),
             "latency_during_ms": latency_ms.is_finite().then_some(latency_ms),
         })
     }

@@ -6,7 +6,6 @@
 //! which packets to drop: a known client among strangers.
 
 mod admission;
-mod client;
 mod levels;
 mod side;
 mod timeline;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::ProtectConfig;
-use super::client::{Asked, Client, answered_share, median_latency_s, recovery_s};
+use crate::client::{Asked, Client, Questions, answered_share, median_latency_s, recovery_s};
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::livelock::bench::{Bench, Source};
@@ -62,7 +62,13 @@ fn line(config: &ProtectConfig, bench: &Bench, carrier: Carrier) -> Result<Line,
         Service { carrier, work_ns: WORK_NS, sink: false, flags: &[], flooded_by: Source::OneHost };
     let mut running = service.start(bench, limit)?;
     let namespace = &bench.pair.a.namespace;
-    let client = Client::start(namespace, running.target, CLIENT_PPS, config.load_core)?;
+    let client = Client::start(
+        namespace,
+        running.target,
+        Questions::Numbered,
+        CLIENT_PPS,
+        config.load_core,
+    )?;
     thread::sleep(third);
     let from_s = client.now_s();
     running.flood.set_rate(None)?;
