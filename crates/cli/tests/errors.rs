@@ -108,6 +108,54 @@ fn a_broken_configuration_file_is_told() {
     assert!(serve("[host]\naddress = ['10.0.0.1/99']\n").contains("10.0.0.1/99"));
 }
 
+/// Starts a guard with this configuration file.
+fn guard_refused(text: &str) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let path = file.path().to_str().unwrap();
+    error_of(&tidegate(&["guard", "--iface", "lo", "--port", "udp/53", "--config", path]))
+}
+
+#[test]
+fn classes_that_make_no_sense_say_why() {
+    let class = "[[admission.class]]\n";
+    let cases = [
+        (
+            format!("{class}name = 'all'\n{class}name = 'dns'\nmatch = [{{port = 53}}]\n"),
+            "never match",
+        ),
+        (format!("{class}name = 'a'\nguaranteed-pps = 9\nceiling-pps = 8\n"), "raise the ceiling"),
+        (format!("{class}name = 'a'\nceiling-pps = 0\n"), "at least 1"),
+        (format!("{class}name = 'a'\nmatch = [{{port = 70000}}]\n"), "65535"),
+        ("[admission]\nlow-mark-percent = 80\n".into(), "low mark must be under"),
+        ("[admission]\nknown-sources = 0\n".into(), "known-sources is 0"),
+        ("[admission]\nlearn = 5\n".into(), "learn"),
+        ("[host]\ncpu = 1\n".into(), "no section [admission]"),
+    ];
+    for (text, words) in cases {
+        let error = guard_refused(&text);
+        assert!(error.contains(words), "{words:?} is not in: {error}");
+    }
+    fails_with(&["guard", "--iface", "lo"], &["--port"]);
+    fails_with(&["guard", "--iface", "lo", "--port", "53"], &["udp/53"]);
+    fails_with(&["guard", "--iface", "lo", "--port", "udp/53", "--friend", "us"], &["us"]);
+}
+
+#[test]
+fn a_guard_on_a_guarded_interface_is_refused() {
+    if !is_root("a second guard") {
+        return;
+    }
+    let site = Site::shared();
+    let arguments = ["--iface", site.device(), "--port", "udp/53"];
+    let guard = site.start_command("guard", &arguments);
+    let mut second = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    let error = error_of(&second.arg("guard").args(arguments).output().unwrap());
+    assert!(error.contains(site.device()) && error.contains("XDP"), "{error}");
+    guard.stop();
+    nothing_is_attached(&site);
+}
+
 #[test]
 fn without_permission_it_says_which_one() {
     if !is_root("without permission") {
@@ -120,20 +168,23 @@ fn without_permission_it_says_which_one() {
     std::fs::copy(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
-    for port in ["xdp", "packet"] {
-        let output = site
-            .server()
-            .command("setpriv")
+    let run = |arguments: &[&str]| {
+        let mut command = site.server().command("setpriv");
+        command
             .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"])
             .args(["--bounding-set=-all"])
             .arg(&program)
-            .args(["serve", "echo", "--port", port, "--iface", site.device()])
-            .args(["--address", "10.9.0.77/24"])
-            .output()
-            .unwrap();
-        let error = error_of(&output);
+            .args(arguments);
+        error_of(&command.output().unwrap())
+    };
+    let device = site.device();
+    for port in ["xdp", "packet"] {
+        let serve = ["serve", "echo", "--port", port, "--iface", device];
+        let error = run(&[&serve[..], &["--address", "10.9.0.77/24"]].concat());
         assert!(error.contains("CAP_NET"), "{port}: {error}");
     }
+    let error = run(&["guard", "--iface", device, "--port", "udp/53"]);
+    assert!(error.contains("CAP_"), "{error}");
     nothing_is_attached(&site);
 }
 

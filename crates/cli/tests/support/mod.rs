@@ -138,8 +138,13 @@ impl Site {
     /// Starts `tidegate serve` on the server's side with exactly these
     /// arguments and waits until it is ready.
     pub fn start(&self, arguments: &[&str]) -> Server {
+        self.start_command("serve", arguments)
+    }
+
+    /// As [`Site::start`], with another command of the program.
+    pub fn start_command(&self, name: &str, arguments: &[&str]) -> Server {
         let mut command = self.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve").args(arguments).arg("--json").stdout(Stdio::piped());
+        command.arg(name).args(arguments).arg("--json").stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -169,7 +174,7 @@ impl Site {
     }
 }
 
-/// A running `tidegate serve`, killed on drop.
+/// A running `tidegate serve` or the like, killed on drop.
 pub struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
