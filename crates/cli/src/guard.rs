@@ -80,6 +80,8 @@ impl Guard {
             guard.step(began.elapsed().as_nanos() as u64)?;
             thread::sleep(period);
         }
+        // What was counted since the last step belongs to the report.
+        guard.step(began.elapsed().as_nanos() as u64)?;
         self.report(guard.admission())
     }
 
