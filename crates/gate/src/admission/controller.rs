@@ -104,10 +104,13 @@ impl Total {
             let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
             self.pps = self.pps.max(self.best_pps / 2).saturating_add(step_pps + 1);
         } else if let Some(preferred_pps) = room_for_pps {
-            self.pps = self.pps.min((self.pps / 10 * 9).max(preferred_pps));
-            // What could be served without looking is no measure: from here it
-            // rises slowly.
-            (self.capacity_pps, self.best_pps) = (self.pps, self.pps);
+            // What was served without a look at the rest is soon forgotten.
+            self.best_pps -= self.best_pps / 16;
+            self.pps = if self.pps > preferred_pps {
+                (self.pps / 10 * 9).max(preferred_pps)
+            } else {
+                (self.pps + self.pps / 2).min(preferred_pps)
+            };
         } else if !short {
             self.pps = self.pps.min(self.capacity_pps);
         }
@@ -258,10 +261,10 @@ mod tests {
             total.adjust(&crowded, 5_000_000, Some(100_000), preferred_pps);
         }
         assert_eq!(Some(total.pps), preferred_pps);
-        total.adjust(&crowded, 5_000_000, Some(100_000), Some(50_000));
-        assert_eq!(Some(total.pps), preferred_pps, "not raised by it either");
-        total.adjust(&served(40), 5_000_000, Some(8_000), preferred_pps);
-        assert!(total.pps < 8_500, "raised slowly: {}", total.pps);
+        for _ in 0..100 {
+            total.adjust(&crowded, 5_000_000, Some(100_000), Some(50_000));
+        }
+        assert_eq!(total.pps, 50_000, "more is asked for");
     }
 
     proptest! {

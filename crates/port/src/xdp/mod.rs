@@ -71,11 +71,6 @@ pub struct SteeringCounters {
     pub passed_no_socket: u64,
 }
 
-/// How long the device waits for the next poll while not everything is let in.
-/// Under a flood, a device that has begun to look on its own goes on until the
-/// scheduler stops it, and nobody serves what it lets in.
-const PATIENCE_LIMITING_NS: u64 = 10_000_000;
-
 /// How a port came to be opened.
 struct Way {
     native: bool,
@@ -284,7 +279,7 @@ impl Early for XdpPort {
             && let Some(device) = &mut self.device
         {
             // Where the kernel refuses, the device works behind our back.
-            let _ = device.hold(PATIENCE_LIMITING_NS);
+            let _ = device.hold(PATIENCE_NS);
         }
         self.program.set_limits(limits, &self.steering)
     }
