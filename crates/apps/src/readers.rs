@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{ReadersConfig, UdpReader, UdpSocket, wait_readable};
+use tidegate::{ReadersConfig, UdpReader, UdpReaders, UdpSocket, wait_readable};
 
 use crate::kernel::{KernelError, KernelSocket, serve_kernel};
 use crate::{Responder, ServeCounters};
@@ -30,7 +30,7 @@ pub fn serve_readers<R: Responder + Send>(
 ) -> io::Result<()> {
     let groups = sockets.iter().map(|socket| socket.readers(config));
     let groups = groups.collect::<io::Result<Vec<_>>>()?;
-    let own = |_: &R| groups.iter().map(|group| group.add()).collect::<io::Result<Vec<_>>>();
+    let own = |_: &R| groups.iter().map(UdpReaders::add).collect::<io::Result<Vec<_>>>();
     // All readers are there before the first one answers.
     let readers = responders.iter().map(own).collect::<io::Result<Vec<_>>>()?;
     on_threads(responders.into_iter().zip(readers), stop, |(mut responder, mut readers)| {
@@ -113,9 +113,12 @@ fn on_threads<J: Send, E: Send>(
             })
         };
         let threads: Vec<_> = jobs.map(start).collect();
-        let ended =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|p| resume_unwind(p)));
-        ended.fold(Ok(()), |all, one| all.and(one))
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        // All have ended before the first error is told.
+        let ended: Vec<Result<(), E>> = threads.into_iter().map(join).collect();
+        ended.into_iter().collect()
     })
 }
 

@@ -257,7 +257,7 @@ impl Group {
         let chosen = match self.config.distribution {
             Distribution::FlowHash => {
                 let hash = self.hash.hash_one((remote, local));
-                let lane = (u128::from(hash) * count as u128 >> 64) as usize;
+                let lane = ((u128::from(hash) * count as u128) >> 64) as usize;
                 self.lanes[lane].has_room(bytes.len()).then_some(lane)
             }
             Distribution::RoundRobin => {
