@@ -4,7 +4,8 @@
 use std::net::IpAddr;
 
 use tidegate_gate::admission::{
-    Admission, Class, Config, Facts, Kind, Match, Pressure, ProtocolMatch, Range, Source, Verdict,
+    Admission, Class, ClassCounters, Config, Facts, Kind, Match, Pressure, ProtocolMatch, Range,
+    Source, Verdict,
 };
 use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Medium, Protocol, UdpHeader,
@@ -87,7 +88,7 @@ fn class(facts: &Facts) -> usize {
         assert_eq!(of, class);
         let counters = admission.counters();
         assert_eq!(counters[class].arrived(), packet);
-        assert_eq!(counters.iter().map(|one| one.arrived()).sum::<u64>(), packet);
+        assert_eq!(counters.iter().map(ClassCounters::arrived).sum::<u64>(), packet);
     }
     class
 }

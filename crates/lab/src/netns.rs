@@ -415,7 +415,7 @@ impl End {
         Ok(threads)
     }
 
-    /// Gives up the kernel thread of [`Device::set_threaded_napi`], now or when
+    /// Gives up the kernel thread of [`End::set_threaded_napi`], now or when
     /// the device gets its next NAPI context.
     ///
     /// # Errors
