@@ -29,7 +29,8 @@ pub(crate) struct Arrived {
 
 impl Connection {
     /// Takes a segment. The listener, if it has one, may be out of room for
-    /// another connection: then nothing is established yet.
+    /// another connection: then nothing is established yet. What came of it
+    /// stands in `arrived`, also when the rest of the segment is of no use.
     ///
     /// # Errors
     /// Why it is of no use.
@@ -38,30 +39,30 @@ impl Connection {
         now_ns: u64,
         segment: &Segment<'_>,
         may_establish: bool,
+        arrived: &mut Arrived,
         shared: &mut Shared,
-    ) -> Result<Arrived, DropReason> {
-        let mut arrived = Arrived::default();
+    ) -> Result<(), DropReason> {
         match self.state {
             TcpState::Closed => return Err(DropReason::TcpNoSocket),
             TcpState::SynSent => {
-                if !self.syn_sent_arrival(now_ns, segment, &mut arrived, shared)? {
-                    return Ok(arrived);
+                if !self.syn_sent_arrival(now_ns, segment, arrived, shared)? {
+                    return Ok(());
                 }
             }
             _ => {
                 let Some(segment) = self.check(now_ns, segment, shared)? else {
-                    return Ok(arrived);
+                    return Ok(());
                 };
                 let was_received = self.state == TcpState::SynReceived;
                 if was_received && !may_establish {
                     return Err(DropReason::TcpAcceptQueueFull);
                 }
-                self.check_ack(now_ns, &segment, &mut arrived, shared)?;
-                return self.text(now_ns, &segment, arrived, shared);
+                self.check_ack(now_ns, &segment, arrived, shared)?;
+                return self.text(now_ns, &segment, shared);
             }
         }
         let segment = Segment { seq: segment.seq + 1, flags: without_syn(segment), ..*segment };
-        self.text(now_ns, &segment, arrived, shared)
+        self.text(now_ns, &segment, shared)
     }
 
     /// RFC 9293 section 3.10.7.3. Returns whether to go on with the text.
@@ -429,13 +430,12 @@ impl Connection {
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        arrived: Arrived,
         shared: &mut Shared,
-    ) -> Result<Arrived, DropReason> {
+    ) -> Result<(), DropReason> {
         let receives =
             matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if !receives {
-            return Ok(arrived);
+            return Ok(());
         }
         if self.is.ecn {
             self.note_congestion(segment);
@@ -448,7 +448,7 @@ impl Connection {
         {
             // RFC 9293 section 3.10.4: nobody is there to read it.
             self.abort(shared, Some(Failure::Reset), true);
-            return Ok(arrived);
+            return Ok(());
         }
         let window = self.rcv_edge.since(segment.seq) as usize;
         let fits = segment.payload.len().min(window);
@@ -467,7 +467,7 @@ impl Connection {
             let unread = self.readable() as usize;
             self.consume(unread, shared);
         }
-        Ok(arrived)
+        Ok(())
     }
 
     /// RFC 3168 section 6.1.3.

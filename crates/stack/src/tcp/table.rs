@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use tidegate_wire::DropReason;
 
+use super::arrival::Arrived;
 use super::connection::{Connection, NEVER, NOWHERE, Shared};
 pub(crate) use super::connections::Connections;
 use super::connections::Index;
@@ -147,22 +148,21 @@ impl TcpTable {
             return Ok(());
         }
         let may_establish = listener.as_ref().is_none_or(|listener| !listener.is_full());
-        let result = connection.arrival(now_ns, segment, may_establish, &mut self.shared);
-        let result = result.map(|arrived| {
-            if arrived.established
-                && let Some(listener) = &mut listener
-            {
-                listener.half_open -= usize::from(connection.is.in_syn_queue);
-                connection.is.in_syn_queue = false;
-                connection.is.in_accept_queue = true;
-                listener.push(index);
-                if !std::mem::replace(&mut listener.told, true) {
-                    self.events.extend(connection.listener.map(Event::TcpAcceptable));
-                }
+        let mut arrived = Arrived::default();
+        let result =
+            connection.arrival(now_ns, segment, may_establish, &mut arrived, &mut self.shared);
+        if arrived.established
+            && let Some(listener) = &mut listener
+        {
+            listener.half_open -= usize::from(connection.is.in_syn_queue);
+            connection.is.in_syn_queue = false;
+            connection.is.in_accept_queue = true;
+            listener.push(index);
+            if !std::mem::replace(&mut listener.told, true) {
+                self.events.extend(connection.listener.map(Event::TcpAcceptable));
             }
-            arrived.answer
-        });
-        let result = result.map(|answer| answer.into_iter().for_each(|out| self.reply(out)));
+        }
+        arrived.answer.into_iter().for_each(|out| self.reply(out));
         self.settle(now_ns, index);
         result
     }

@@ -16,13 +16,13 @@ const PORT: u16 = 80;
 
 /// What a link does to frames, each in so many of a thousand cases.
 #[derive(Clone, Copy, Debug, Default)]
-struct Link {
-    lost: u32,
-    doubled: u32,
-    late: u32,
-    corrupted: u32,
-    delay_ns: u64,
-    seed: u64,
+pub struct Link {
+    pub lost: u32,
+    pub doubled: u32,
+    pub late: u32,
+    pub corrupted: u32,
+    pub delay_ns: u64,
+    pub seed: u64,
 }
 
 /// Frames under way, and what happens to them.
@@ -67,7 +67,7 @@ impl Wire {
 }
 
 /// One side of an exchange.
-struct Side {
+pub struct Side {
     id: Option<TcpId>,
     to_send: usize,
     sent: usize,
@@ -81,7 +81,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(to_send: usize, appetite: usize, salt: u8) -> Self {
+    pub fn new(to_send: usize, appetite: usize, salt: u8) -> Self {
         Self {
             id: None,
             to_send,
@@ -144,7 +144,7 @@ impl Side {
     }
 }
 
-struct Exchange {
+pub struct Exchange {
     a: Host,
     b: Host,
     wire: Wire,
@@ -169,7 +169,7 @@ fn host(n: u8, other: u8) -> Host {
 }
 
 impl Exchange {
-    fn new(family: Family, link: Link, options: TcpOptions, up: Side, down: Side) -> Self {
+    pub fn new(family: Family, link: Link, options: TcpOptions, up: Side, down: Side) -> Self {
         let (mut a, mut b) = (host(1, 2), host(2, 1));
         let to = SocketAddr::new(family.host(2), PORT);
         let any = SocketAddr::new(family.any(), PORT);
@@ -181,12 +181,22 @@ impl Exchange {
 
     /// Runs until both programs are done. Returns how long it took.
     fn run(&mut self, limit_ns: u64) -> u64 {
+        self.run_until(limit_ns, |exchange| exchange.client.is_done() && exchange.server.is_done())
+    }
+
+    /// Whether the server has received so much.
+    pub fn server_has(&self, bytes: usize) -> bool {
+        self.server.received.len() >= bytes
+    }
+
+    /// Runs until `done`. Returns how long it took.
+    pub fn run_until(&mut self, limit_ns: u64, done: impl Fn(&Self) -> bool) -> u64 {
         let start_ns = self.a.now_ns;
         for _ in 0..2_000_000 {
             self.collect();
             self.act();
             self.collect();
-            if self.client.is_done() && self.server.is_done() {
+            if done(self) {
                 return self.a.now_ns - start_ns;
             }
             let flying = self.wire.flying.keys().next().map(|key| key.0);
