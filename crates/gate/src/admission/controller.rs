@@ -20,7 +20,7 @@ pub struct Pressure {
 }
 
 /// The least that is ever tried, so that it can be seen when things are better.
-const TOTAL_MIN_PPS: u64 = 100;
+pub(super) const TOTAL_MIN_PPS: u64 = 100;
 
 /// The total rate that is let in.
 ///

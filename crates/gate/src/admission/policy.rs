@@ -5,7 +5,7 @@ use tidegate_wire::DropReason;
 use super::bucket::Bucket;
 use super::class::{ClassLimit, Classes, Pace, PerClass, Rate};
 use super::config::{CLASSES_MAX, Config, ConfigError};
-use super::controller::{Pressure, Total, preferred, rate_pps, share_out};
+use super::controller::{Pressure, TOTAL_MIN_PPS, Total, preferred, rate_pps, share_out};
 use super::facts::Facts;
 use super::hash::{Source, SourceKey};
 use super::known::Known;
@@ -373,7 +373,15 @@ impl Admission {
     }
 
     fn set_class_limits(&mut self) {
-        let rates = share_out(self.total.pps, self.classes.terms(), &self.demand_pps);
+        // However little can be served: guarantees do not take what others need
+        // to be seen again.
+        let used = self.classes.terms().iter().zip(&self.demand_pps);
+        let guaranteed_pps: u64 = used
+            .filter(|(terms, _)| !terms.exempt)
+            .map(|(terms, &demand_pps)| demand_pps.min(terms.guaranteed_pps))
+            .fold(0, u64::saturating_add);
+        let total_pps = self.total.pps.max(guaranteed_pps.saturating_add(TOTAL_MIN_PPS));
+        let rates = share_out(total_pps, self.classes.terms(), &self.demand_pps);
         for (class, terms) in self.classes.terms().iter().enumerate() {
             let rate_pps = rates[class];
             let satisfied = self.demand_pps[class] <= rate_pps / 8 * 7;

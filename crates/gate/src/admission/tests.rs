@@ -328,6 +328,24 @@ fn a_class_that_nobody_matches_costs_the_others_nothing() {
 }
 
 #[test]
+fn a_guarantee_does_not_shut_out_those_who_go_first() {
+    // Nothing is served at all, so the total is as small as it gets, and the
+    // strangers' guarantee as large as that.
+    let mut admission = admission(&Config::default());
+    admission.confirm(udp_from(1).source_id());
+    let stuck = Pressure { lost_late: 1, level_percent: 100, ..Pressure::default() };
+    for period in 0..400 {
+        let now_ns = period * Config::PERIOD_NS;
+        admission.on_period(now_ns, &stuck);
+        for stranger in 0..100 {
+            admission.decide(now_ns, &udp_from(1000 + stranger));
+        }
+    }
+    let known = admission.decide(400 * Config::PERIOD_NS, &udp_from(1));
+    assert!(matches!(known, Verdict::Admit { .. }), "{known:?}");
+}
+
+#[test]
 fn a_guaranteed_rate_is_there_when_it_is_asked_for() {
     let text = "
         [[class]]
