@@ -29,34 +29,70 @@ struct Run {
     answered: f64,
     median_ms: f64,
     offered_pps: f64,
+    judged: Option<Judged>,
     /// The share of its questions that nobody looked at: the device had no room.
-    unseen: Option<f64>,
+    unseen: f64,
 }
+
+/// What the program on the interface has judged, which it does from the
+/// beginning of the flood on.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    /// Frames of known clients.
+    known: u64,
+    /// All frames.
+    all: u64,
+}
+
+/// How fast the strangers send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rate {
+    /// As fast as they can. More comes then than anybody can look at, and the
+    /// device loses frames whoever sent them.
+    Maximum,
+    /// As fast as the device can hand over: so many parts of what was looked at
+    /// in the run before.
+    InReach,
+}
+
+/// The part of what was looked at that is in reach: the rest of the time is for
+/// serving.
+const IN_REACH: f64 = 0.75;
 
 /// The runs with one policy.
 pub(super) struct Policy {
     name: &'static str,
     figure: &'static str,
     flags: &'static [&'static str],
+    flood: Rate,
     runs: Vec<Run>,
 }
 
 /// Measures both policies, in turn.
 pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<Policy>, LabError> {
-    let policy = |name, figure, flags| Policy { name, figure, flags, runs: Vec::new() };
+    let policy =
+        |name, figure, flags, flood| Policy { name, figure, flags, flood, runs: Vec::new() };
+    let admission: &[&str] = &["--admission"];
     let mut all = vec![
-        policy("admission", "known_peer_answered", &["--admission"] as &[&str]),
-        policy("drop-tail", "known_peer_answered_droptail", &[]),
+        policy("admission", "known_peer_answered", admission, Rate::Maximum),
+        policy("admission, in reach", "known_peer_answered_in_reach", admission, Rate::InReach),
+        policy("drop-tail", "known_peer_answered_droptail", &[], Rate::Maximum),
     ];
     for repeat in 1..=config.repeats {
+        let mut looked_at_pps = None;
         for one in &mut all {
-            let run = known_among_strangers(config, bench, one.flags)?;
+            let flood_pps = looked_at_pps.filter(|_| one.flood == Rate::InReach);
+            let run = known_among_strangers(config, bench, one.flags, flood_pps)?;
             eprintln!(
-                "{repeat} {:<16} {:.1} % of the known client's questions answered, {:.0} k/s offered",
+                "{repeat} {:<20} {:.1} % of the known client's questions answered, {:.1} % lost \
+                 unseen, {:.0} k/s offered",
                 one.name,
                 100.0 * run.answered,
+                100.0 * run.unseen,
                 run.offered_pps / 1e3
             );
+            let judged = run.judged.map(|judged| judged.all as f64 / config.third_seconds);
+            looked_at_pps = judged.map(|pps| IN_REACH * pps);
             one.runs.push(run);
         }
     }
@@ -67,6 +103,7 @@ fn known_among_strangers(
     config: &ProtectConfig,
     bench: &Bench,
     policy: &[&str],
+    flood_pps: Option<f64>,
 ) -> Result<Run, LabError> {
     let carrier = Carrier::tidegate();
     let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for a socket"))?;
@@ -96,29 +133,35 @@ fn known_among_strangers(
     thread::sleep(LEARNING);
     let from_s = client.now_s();
     let flood = &mut running.flood;
-    let load = bench.measure(flood, &running.meter, None, Duration::ZERO, flooded)?;
+    let load = bench.measure(flood, &running.meter, flood_pps, Duration::ZERO, flooded)?;
     let to_s = client.now_s();
     running.flood.set_rate(Some(0.0))?;
-    let seen = known_frames_seen(&control)?;
+    let judged = judged(&control)?;
     let asked = client.stop()?;
     let (questions, _) = answered_of(&asked, from_s, to_s);
     Ok(Run {
         answered: answered_share(&asked, from_s, to_s),
         median_ms: 1e3 * median_latency_s(&asked, from_s, to_s),
         offered_pps: load.offered_pps,
-        unseen: seen.map(|seen| 1.0 - (seen as f64 / questions.max(1) as f64).min(1.0)),
+        judged,
+        unseen: judged
+            .map_or(0.0, |judged| 1.0 - (judged.known as f64 / questions.max(1) as f64).min(1.0)),
     })
 }
 
-/// Frames of known clients that the program on the interface has judged, which
-/// it does from the beginning of the flood on; nothing without admission.
-fn known_frames_seen(control: &Path) -> Result<Option<u64>, LabError> {
+/// Asks the server what was judged; nothing without admission.
+fn judged(control: &Path) -> Result<Option<Judged>, LabError> {
     let mut command = Command::new(this_program()?);
     let output = run_to_end(command.arg("ctl").arg(control).arg("--json"), "tidegate")?;
     let answer: Value = serde_json::from_str(&output)
         .map_err(|error| LabError::Config(format!("`tidegate ctl` said {output:?}: {error}")))?;
-    let known = answer["gate"]["classes"]["known"].as_object();
-    Ok(known.map(|counters| counters.values().filter_map(Value::as_u64).sum()))
+    let classes = &answer["gate"]["classes"];
+    let sum = |class: &Value| -> u64 {
+        let counters = class.as_object().into_iter().flatten();
+        counters.filter_map(|(_, packets)| packets.as_u64()).sum()
+    };
+    let all = classes.as_object().into_iter().flatten().map(|(_, class)| sum(class)).sum();
+    Ok((all > 0).then(|| Judged { known: sum(&classes["known"]), all }))
 }
 
 impl Policy {
@@ -126,9 +169,12 @@ impl Policy {
         median(&self.runs.iter().map(figure).collect::<Vec<_>>())
     }
 
-    /// The figure's name, and the share of questions answered.
-    pub(super) fn figure(&self) -> (&'static str, f64) {
-        (self.figure, self.median(|run| run.answered))
+    /// The figures' names and values: the share of questions answered, and of
+    /// those that nobody could look at.
+    pub(super) fn figures(&self) -> Vec<(String, f64)> {
+        let answered = (self.figure.to_owned(), self.median(|run| run.answered));
+        let unseen = (format!("{}_unseen", self.figure), self.median(|run| run.unseen));
+        if self.flags.is_empty() { vec![answered] } else { vec![answered, unseen] }
     }
 
     pub(super) fn row(&self) -> Value {
@@ -138,9 +184,7 @@ impl Policy {
             "carrier": self.name,
             "offered_per_s": self.median(|run| run.offered_pps).round(),
             "answered_during": (self.median(|run| run.answered) * 1e4).round() / 1e4,
-            "unseen": self.runs.iter().all(|run| run.unseen.is_some()).then(|| {
-                (self.median(|run| run.unseen.unwrap_or(0.0)) * 1e4).round() / 1e4
-            }),
+            "unseen": (self.median(|run| run.unseen) * 1e4).round() / 1e4,
             "latency_during_ms": latency_ms.is_finite().then_some(latency_ms),
         })
     }
