@@ -102,12 +102,11 @@ pub fn policy(watch: &[Watch], friends: &[IpCidr]) -> Config {
             let port = u32::from(watch.port);
             Match { port: Some(Range { low: port, high: port }), ..watch.protocol_match(base) }
         });
-        // Behind a fragment there may be any port.
-        let mut fragments: Vec<_> = watch
-            .iter()
-            .map(|watch| Match { port: Some(Range::NONE), ..watch.protocol_match(base) })
-            .collect();
-        fragments.dedup();
+        // Behind a fragment there may be any port: one rule for each protocol.
+        let first = |tcp| watch.iter().find(move |watch| watch.is_tcp() == tcp);
+        let fragments = [false, true].into_iter().filter_map(first);
+        let fragments =
+            fragments.map(|watch| Match { port: Some(Range::NONE), ..watch.protocol_match(base) });
         ports.chain(fragments).collect()
     };
     let class = |name: &str, rules, rank, guaranteed_pps| Class {
