@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
+.PHONY: build test cost demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
 
 # The program: target/release/tidegate
 build:
@@ -18,6 +18,12 @@ demo: build
 test: build
 	@scripts/setup test
 	$(CARGO) test --workspace --locked --no-fail-fast
+	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
+
+# That the echo of a UDP packet on IPv4 costs at most 400 instructions.
+cost: build
+	@scripts/setup cost
+	scripts/cost 400
 
 # What CI checks before the tests.
 lint:

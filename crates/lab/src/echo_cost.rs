@@ -234,7 +234,8 @@ impl Bench {
 
     /// Receives and answers once; returns how many packets were answered.
     fn round(&mut self) -> Result<usize, LabError> {
-        self.net.run_once().map_err(LabError::io("the port failed"))?;
+        // What an error says is made only when there is one.
+        self.net.run_once().map_err(|error| LabError::io("the port failed")(error))?;
         let answered = self.server.exchange_in_place(|request| Some(request.len));
         match answered {
             Ok(count) => Ok(count),
