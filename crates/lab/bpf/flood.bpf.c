@@ -15,6 +15,8 @@
  * forgets the rest: no wire brings a burst at many times its rate.
  */
 #define BURST 64
+/* The interval of a flood that stands still. */
+#define NEVER (~0ull)
 /* Looks at the clock before a frame is given up: some ten microseconds. */
 #define TURNS_MAX 256
 
@@ -80,6 +82,8 @@ INLINE int is_due(const struct settings *set, struct progress *at)
 	u64 elapsed = 0;
 	int turn;
 
+	if (set->interval == NEVER)
+		return 0;
 	if (at->version != set->version) {
 		at->version = set->version;
 		at->due = 0;

@@ -35,6 +35,9 @@ const MIN_FRAME_BYTES: usize = 60;
 const CALL_S: f64 = 0.05;
 /// A run takes so long at most, in seconds, when it waits for a frame to be due.
 const RUN_MAX_S: f64 = 10e-6;
+/// The interval of a flood that stands still: calls that have begun send no
+/// more.
+const NEVER: u64 = u64::MAX;
 /// What no flood exceeds, in frames per second.
 const RATE_MAX: f64 = 10e6;
 /// Threads that send in turns. At the end of a call the kernel waits until every
@@ -138,8 +141,7 @@ impl Flood {
     pub fn set_rate(&mut self, rate_pps: Option<f64>) -> Result<(), LabError> {
         if rate_pps == Some(0.0) {
             self.control.set_rate(rate_pps);
-            // What is sent until the flow stops is due never.
-            return self.write(u64::MAX >> 12);
+            return self.write(NEVER);
         }
         // At least 1: 0 means no limit.
         let interval = rate_pps.map_or(0, |rate| ((1024e9 / rate) as u64).max(1));
