@@ -3,7 +3,7 @@
 use clap::Args;
 use tidegate_lab::dns;
 
-use super::Output;
+use super::{Measure, Output};
 use crate::Failure;
 
 /// Flags of `lab dns`.
@@ -11,21 +11,14 @@ use crate::Failure;
 pub(crate) struct DnsLab {
     #[command(flatten)]
     output: Output,
-    /// Measure shortly, for a first look
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    measure: Measure,
     /// Which servers [default: all]
     #[arg(long, value_name = "SERVER", value_delimiter = ',')]
     servers: Vec<dns::servers::ServerKind>,
     /// Names in the zone
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     names: u64,
-    /// How long to measure at each load
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often to measure each server at its best; the median counts
-    #[arg(long, value_name = "COUNT")]
-    repeats: Option<usize>,
     /// Do not compare every answer with NSD's
     #[arg(long)]
     no_verify: bool,
@@ -33,15 +26,14 @@ pub(crate) struct DnsLab {
 
 impl DnsLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let mut config = dns::DnsConfig { names: self.names, ..dns::DnsConfig::default() };
-        if self.quick {
-            config = config.quick();
-        }
+        let mut config = self.measure.config(
+            dns::DnsConfig { names: self.names, ..dns::DnsConfig::default() },
+            dns::DnsConfig::quick,
+            |config| (&mut config.seconds, &mut config.repeats),
+        );
         if !self.servers.is_empty() {
             config.servers = self.servers;
         }
-        config.seconds = self.seconds.unwrap_or(config.seconds);
-        config.repeats = self.repeats.unwrap_or(config.repeats);
         config.verify = !self.no_verify;
         self.output.write(&dns::run(&config)?)
     }

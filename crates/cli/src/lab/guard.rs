@@ -3,7 +3,7 @@
 use clap::Args;
 use tidegate_lab::guard;
 
-use super::Output;
+use super::{Measure, Output};
 use crate::Failure;
 
 /// Flags of `lab guard`.
@@ -11,15 +11,8 @@ use crate::Failure;
 pub(crate) struct GuardLab {
     #[command(flatten)]
     output: Output,
-    /// Measure everything once and shortly, for a first look
-    #[arg(long)]
-    quick: bool,
-    /// How long to measure
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// How often to measure everything; the median counts
-    #[arg(long, value_name = "COUNT")]
-    repeats: Option<usize>,
+    #[command(flatten)]
+    measure: Measure,
     /// What the strangers send [default: as fast as it goes]
     #[arg(long, value_name = "RATE")]
     flood: Option<f64>,
@@ -27,12 +20,11 @@ pub(crate) struct GuardLab {
 
 impl GuardLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let mut config = guard::GuardConfig::default();
-        if self.quick {
-            config = config.quick();
-        }
-        config.seconds = self.seconds.unwrap_or(config.seconds);
-        config.repeats = self.repeats.unwrap_or(config.repeats);
+        let mut config = self.measure.config(
+            guard::GuardConfig::default(),
+            guard::GuardConfig::quick,
+            |config| (&mut config.seconds, &mut config.repeats),
+        );
         config.flood_pps = self.flood.or(config.flood_pps);
         self.output.write(&guard::run(&config)?)
     }

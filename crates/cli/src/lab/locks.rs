@@ -3,16 +3,14 @@
 use clap::Args;
 use tidegate_lab::{contention, locks};
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab locks`.
 #[derive(Args)]
 pub(crate) struct LocksLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
     /// Packets for each reader
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
     packets: u64,
@@ -37,7 +35,6 @@ impl LocksLab {
             let runs = self.runs;
             locks::run(&locks::LocksConfig { packets_per_reader, runs, readers })?
         };
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }

@@ -95,21 +95,54 @@ impl Lab {
     }
 }
 
-/// Where the picture goes, for experiments that draw one.
+/// How long to measure, for experiments that measure a live machine.
 #[derive(Args)]
-pub(crate) struct Drawing {
+pub(crate) struct Measure {
+    /// Measure shortly and not as often, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// How long each measurement lasts
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// How often to measure everything; the median counts
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
+}
+
+impl Measure {
+    /// The configuration asked for. `quick` makes one for a first look,
+    /// `fields` names where its seconds and its repeats stand.
+    fn config<C>(
+        &self,
+        config: C,
+        quick: impl FnOnce(C) -> C,
+        fields: impl FnOnce(&mut C) -> (&mut f64, &mut usize),
+    ) -> C {
+        let mut config = if self.quick { quick(config) } else { config };
+        let (seconds, repeats) = fields(&mut config);
+        *seconds = self.seconds.unwrap_or(*seconds);
+        *repeats = self.repeats.unwrap_or(*repeats);
+        config
+    }
+}
+
+/// Where a result with a picture goes.
+#[derive(Args)]
+pub(crate) struct DrawnOutput {
+    #[command(flatten)]
+    output: Output,
     /// Draw the result into this file, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-impl Drawing {
-    /// Draws the result when asked to.
-    pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
+impl DrawnOutput {
+    /// Draws and prints the result, and writes it as JSON when asked to.
+    fn write(&self, result: &Experiment) -> Result<(), Failure> {
         if let (Some(path), Some(picture)) = (&self.svg, &result.picture) {
             picture.write(path)?;
         }
-        Ok(())
+        self.output.write(result)
     }
 }
 

@@ -3,22 +3,19 @@
 use clap::Args;
 use tidegate_lab::papers;
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab papers-livelock`.
 #[derive(Args)]
 pub(crate) struct PapersLivelockLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
 }
 
 impl PapersLivelockLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let result = papers::run()?;
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }

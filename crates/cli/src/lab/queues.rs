@@ -5,16 +5,14 @@ use std::time::Duration;
 use clap::Args;
 use tidegate_lab::queues;
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab queues`.
 #[derive(Args)]
 pub(crate) struct QueuesLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
     /// Only what the figures need, with fewer packets and runs, for a first
     /// look
     #[arg(long)]
@@ -63,7 +61,6 @@ impl QueuesLab {
         config.cut_off = Duration::try_from_secs_f64(self.cut_off)
             .map_err(|error| format!("--cut-off {}: {error}", self.cut_off))?;
         let result = queues::run(&config, &mut |at| eprintln!("{at}"))?;
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }

@@ -3,16 +3,14 @@
 use clap::Args;
 use tidegate_lab::reads;
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab reads`.
 #[derive(Args)]
 pub(crate) struct ReadsLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
     /// Units of 10 bytes that each thread reads
     #[arg(long, value_name = "COUNT", default_value_t = 500_000)]
     units: u64,
@@ -31,7 +29,6 @@ impl ReadsLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let Self { units, calls, threads, runs, .. } = self;
         let result = reads::run(&reads::ReadsConfig { units, calls, threads, runs })?;
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }

@@ -3,16 +3,14 @@
 use clap::Args;
 use tidegate_lab::sweep;
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab sweep`.
 #[derive(Args)]
 pub(crate) struct SweepLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
     /// Fewer cores and loads, for a first look
     #[arg(long)]
     quick: bool,
@@ -34,7 +32,6 @@ impl SweepLab {
             config.cores = self.cores;
         }
         let result = sweep::run(&config)?;
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }

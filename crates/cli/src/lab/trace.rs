@@ -3,16 +3,14 @@
 use clap::Args;
 use tidegate_lab::trace;
 
-use super::{Drawing, Output};
+use super::DrawnOutput;
 use crate::Failure;
 
 /// Flags of `lab trace`.
 #[derive(Args)]
 pub(crate) struct TraceLab {
     #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    drawing: Drawing,
+    output: DrawnOutput,
     /// Packets to follow
     #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
     packets: usize,
@@ -25,7 +23,6 @@ impl TraceLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let config = trace::TraceConfig { packets: self.packets, payload_bytes: self.payload };
         let result = trace::run(&config)?;
-        self.drawing.write(&result)?;
         self.output.write(&result)
     }
 }
