@@ -347,13 +347,18 @@ impl Connection {
             self.stalled_ns = now_ns;
             self.wait = Wait::Window;
             self.wait_until_ns = now_ns.saturating_add(self.rtt.rto_ns());
+        } else if self.wait_until_ns == NEVER {
+            self.wait_until_ns = now_ns.saturating_add(self.rtt.rto_ns());
         }
     }
 
-    /// The timer for what is on its way has run out.
+    /// The timer for what is on its way has run out. It runs again when what
+    /// is to be sent has been sent: a full transmit queue is no sign that the
+    /// peer is silent.
     pub(crate) fn on_wait_over(&mut self, now_ns: u64, shared: &mut Shared) {
+        self.wait_until_ns = NEVER;
         match self.wait {
-            Wait::Nothing => self.wait_until_ns = NEVER,
+            Wait::Nothing => {}
             Wait::Reordering => {
                 let outstanding = self.nxt.since(self.una);
                 self.detect_lost(now_ns);
@@ -397,7 +402,6 @@ impl Connection {
         }
         self.rtt.back_off();
         self.rto_base_ns = now_ns;
-        self.wait_until_ns = now_ns.saturating_add(self.rtt.rto_ns());
         if let Some(flight) = &mut self.flight {
             flight.mark_first_lost();
             self.is.force_retransmission = true;

@@ -8,6 +8,7 @@ mod kit;
 mod neighbours;
 mod path_mtu;
 mod random;
+mod tcp_calls;
 mod tcp_goodput;
 mod tcp_pair;
 mod tcp_script;

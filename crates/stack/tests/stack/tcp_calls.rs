@@ -1,0 +1,105 @@
+//! TCP by its calls: two stacks on a wire without faults, driven by hand.
+
+use std::net::SocketAddr;
+
+use tidegate_stack::{Config, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState};
+
+use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
+
+const PORT: u16 = 80;
+
+/// Host 1, which connects, and host 2, which listens.
+struct Pair {
+    a: Host,
+    b: Host,
+    listener: TcpListenerId,
+    to: SocketAddr,
+}
+
+impl Pair {
+    fn new(family: Family, configs: [Config; 2]) -> Self {
+        let [mut a, mut b] = configs.map(Host::quiet);
+        for (host, other) in [(&mut a, 2), (&mut b, 1)] {
+            let Host { stack, arena, now_ns } = host;
+            stack.set_neighbour(*now_ns, family.host(other), Some(mac(other)), arena);
+        }
+        let to = SocketAddr::new(family.host(2), PORT);
+        let listener = b.stack.tcp_listen(to, 16, TcpOptions::default()).unwrap();
+        Self { a, b, listener, to }
+    }
+
+    /// Both ends of a new connection.
+    fn connect(&mut self) -> (TcpId, TcpId) {
+        let Host { stack, arena, now_ns } = &mut self.a;
+        let client = stack.tcp_connect(*now_ns, arena, None, self.to, TcpOptions::default());
+        self.carry();
+        (client.unwrap(), self.b.stack.tcp_accept(self.listener).unwrap())
+    }
+
+    /// Brings everything that was sent to the other side, until there is no
+    /// more.
+    fn carry(&mut self) {
+        loop {
+            let (from_a, from_b) = (self.a.sent(), self.b.sent());
+            if from_a.is_empty() && from_b.is_empty() {
+                return;
+            }
+            from_a.iter().for_each(|bytes| self.b.feed(bytes));
+            from_b.iter().for_each(|bytes| self.a.feed(bytes));
+        }
+    }
+
+    /// Lets time pass for both, timer by timer, and carries what is sent.
+    fn pass(&mut self, ns: u64) {
+        let end_ns = self.a.now_ns + ns;
+        loop {
+            self.carry();
+            let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
+            let due_ns = timers.into_iter().flatten().min().filter(|&due_ns| due_ns <= end_ns);
+            for host in [&mut self.a, &mut self.b] {
+                host.now_ns = host.now_ns.max(due_ns.unwrap_or(end_ns));
+                host.stack.handle_timeout(host.now_ns, &mut host.arena);
+            }
+            if due_ns.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+fn send(host: &mut Host, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
+    host.stack.tcp_send(host.now_ns, &mut host.arena, id, data)
+}
+
+fn receive(host: &mut Host, id: TcpId) -> Result<Vec<u8>, TcpError> {
+    let mut buf = vec![0; 1 << 20];
+    let len = host.stack.tcp_recv(host.now_ns, &mut host.arena, id, &mut buf)?;
+    buf.truncate(len);
+    Ok(buf)
+}
+
+/// What waits in our own queue is not lost, so no time-out may count it.
+#[test]
+fn a_full_transmit_queue_gives_no_connection_up() {
+    both(|family| {
+        let mut small = config(1);
+        small.limits.transmit_frames = 4;
+        let mut pair = Pair::new(family, [small, config(2)]);
+        let ends = [pair.connect(), pair.connect(), pair.connect()];
+        for (client, _) in ends {
+            assert_eq!(send(&mut pair.a, client, b"request"), Ok(7));
+        }
+        // For a minute the port takes nothing.
+        let end_ns = pair.a.now_ns + 60 * SECOND_NS;
+        while let Some(due_ns) = pair.a.stack.next_timeout().filter(|&due_ns| due_ns < end_ns) {
+            pair.a.now_ns = pair.a.now_ns.max(due_ns);
+            pair.a.stack.handle_timeout(pair.a.now_ns, &mut pair.a.arena);
+        }
+        pair.b.now_ns = pair.a.now_ns;
+        pair.pass(SECOND_NS);
+        for (client, server) in ends {
+            assert_eq!(pair.a.stack.tcp_state(client), Some(TcpState::Established));
+            assert_eq!(receive(&mut pair.b, server), Ok(b"request".to_vec()));
+        }
+    });
+}
