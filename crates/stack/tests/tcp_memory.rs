@@ -90,13 +90,14 @@ fn idle_connections_are_small_and_data_needs_no_allocation() {
         clients.push(a.tcp_connect(*now_ns, arena, None, to, TcpOptions::default()).unwrap());
         hosts.carry();
         servers.push(hosts.b.tcp_accept(listener).unwrap());
+        while hosts.a.poll_event().is_some() || hosts.b.poll_event().is_some() {}
     }
     // All of them have spoken once.
     for (&client, &server) in clients.iter().zip(&servers) {
         exchange(&mut hosts, client, server);
     }
-    for _ in 0..100 {
-        hosts.pass(100_000_000);
+    for _ in 0..1000 {
+        hosts.pass(1_000_000);
     }
     while hosts.a.poll_event().is_some() || hosts.b.poll_event().is_some() {}
     let used = BYTES.load(Ordering::Relaxed) - before - handles;

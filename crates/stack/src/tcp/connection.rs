@@ -1,5 +1,7 @@
 //! One connection: what it holds, and its states (RFC 9293 section 3.3).
 
+use std::sync::Arc;
+
 use super::chunks::{Chunks, Strand};
 use super::congestion::Controller;
 use super::options::TIMESTAMPS_BYTES;
@@ -54,6 +56,8 @@ pub(crate) enum Wait {
 /// What connections share.
 pub(crate) struct Shared {
     pub(crate) chunks: Chunks,
+    /// The options used last: most connections have the same.
+    options: Arc<TcpOptions>,
     /// Scoreboards and reassembly lists without a connection.
     #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
     flights: Vec<Box<Flight>>,
@@ -71,11 +75,22 @@ impl Shared {
     pub(crate) fn new(limit_bytes: usize, time_wait_ns: u64) -> Self {
         Self {
             chunks: Chunks::new(limit_bytes),
+            options: Arc::default(),
             flights: Vec::new(),
             gaps: Vec::new(),
             time_wait_ns,
             fin_wait_2_ns: time_wait_ns,
         }
+    }
+
+    /// Options to be held by a connection, the same memory for those who have
+    /// the same.
+    pub(crate) fn options(&mut self, options: TcpOptions) -> Arc<TcpOptions> {
+        let options = options.within_limits();
+        if *self.options != options {
+            self.options = Arc::new(options);
+        }
+        Arc::clone(&self.options)
     }
 
     pub(crate) fn take_flight(&mut self) -> Box<Flight> {
@@ -107,7 +122,7 @@ pub(crate) struct Connection {
     /// The listener that it came through, until it is accepted.
     pub(crate) listener: Option<TcpListenerId>,
     pub(crate) state: TcpState,
-    pub(crate) options: TcpOptions,
+    pub(crate) options: Arc<TcpOptions>,
     /// Why it ended, until the application has been told.
     pub(crate) failure: Option<Failure>,
     /// What ICMP said about the path; believed when nothing gets through.
@@ -148,8 +163,8 @@ pub(crate) struct Connection {
     pub(crate) read_seq: Seq,
     pub(crate) incoming: Strand,
     pub(crate) gaps: Option<Box<Gaps>>,
-    /// What came twice, to be told (RFC 2883).
-    pub(crate) duplicate: Option<(Seq, Seq)>,
+    /// What came twice, to be told (RFC 2883); empty if nothing.
+    pub(crate) duplicate: (Seq, Seq),
     /// Bytes received since the last acknowledgement.
     pub(crate) unacknowledged: u32,
     /// Bytes read since the last acknowledgement.
@@ -257,7 +272,7 @@ impl Connection {
     pub(crate) fn new(
         now_ns: u64,
         ends: Ends,
-        options: TcpOptions,
+        options: Arc<TcpOptions>,
         iss: Seq,
         ts_offset: u32,
     ) -> Self {
@@ -274,6 +289,8 @@ impl Connection {
             },
             listener: None,
             state: TcpState::Closed,
+            shift_out: options.window_shift(),
+            controller: Controller::new(options.congestion_control, default_mss.into()),
             options,
             failure: None,
             soft_failure: None,
@@ -296,7 +313,7 @@ impl Connection {
             read_seq: Seq(0),
             incoming: Strand::EMPTY,
             gaps: None,
-            duplicate: None,
+            duplicate: (Seq(0), Seq(0)),
             unacknowledged: 0,
             consumed: 0,
             heard_mss: DEFAULT_MSS[0],
@@ -304,13 +321,11 @@ impl Connection {
             last_ack_sent: Seq(0),
             heard_ns: now_ns,
             shift_in: 0,
-            shift_out: options.window_shift(),
             ts_recent: 0,
             ts_recent_s: 0,
             ts_offset,
             flight: None,
             rtt: RoundTrip::default(),
-            controller: Controller::new(options.congestion_control, default_mss.into()),
             phase: Phase::Open,
             recovery_end: iss,
             probe_end: iss,
@@ -468,6 +483,6 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         let bytes = size_of::<Connection>();
-        assert!(bytes <= 480, "{bytes} bytes");
+        assert!(bytes <= 408, "{bytes} bytes");
     }
 }

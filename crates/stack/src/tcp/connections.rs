@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use crate::chance::Chance;
     use crate::tcp::seq::Seq;
-    use crate::tcp::socket::TcpOptions;
+    use std::sync::Arc;
 
     #[test]
     fn thousands_are_found_while_the_table_grows_and_shrinks() {
@@ -207,12 +207,12 @@ mod tests {
         let mut index = Index::new(Chance::new([9; 16]).hash_key());
         let mut places = Vec::new();
         for n in 0..5000 {
-            let connection = Connection::new(0, ends(n), TcpOptions::default(), Seq(0), 0);
+            let connection = Connection::new(0, ends(n), Arc::default(), Seq(0), 0);
             let id = connections.insert(connection).unwrap();
             index.insert(&mut connections, id.index);
             places.push(id.index);
         }
-        let one_more = Connection::new(0, ends(5000), TcpOptions::default(), Seq(0), 0);
+        let one_more = Connection::new(0, ends(5000), Arc::default(), Seq(0), 0);
         assert!(connections.insert(one_more).is_none(), "the limit holds");
         for n in 0..5000 {
             assert_eq!(index.find(&connections, &ends(n)), Some(places[usize::from(n)]));

@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
@@ -28,7 +30,7 @@ fn cookie_window(options: &TcpOptions) -> u16 {
 /// A listener.
 pub(crate) struct Listener {
     pub(crate) local: SocketAddr,
-    pub(crate) options: TcpOptions,
+    pub(crate) options: Arc<TcpOptions>,
     backlog: usize,
     /// Established and not accepted.
     queue: VecDeque<u32>,
@@ -58,7 +60,7 @@ impl Listener {
 
 /// All listeners.
 pub(crate) struct Listeners {
-    slots: Vec<(u32, Option<Listener>)>,
+    slots: Vec<(NonZeroU32, Option<Listener>)>,
     free: Vec<u32>,
     by_address: HashMap<SocketAddr, u32, HashKey>,
     limit: usize,
@@ -79,7 +81,7 @@ impl Listeners {
     }
 
     pub(crate) fn id(&self, index: u32) -> TcpListenerId {
-        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.0);
+        let generation = self.slots.get(index as usize).map_or(NonZeroU32::MIN, |slot| slot.0);
         TcpListenerId { index, generation }
     }
 
@@ -117,7 +119,7 @@ impl Listeners {
         &mut self,
         local: SocketAddr,
         backlog: usize,
-        options: TcpOptions,
+        options: Arc<TcpOptions>,
     ) -> Result<TcpListenerId, TcpError> {
         if Self::keys(local, &options).any(|key| self.by_address.contains_key(&key)) {
             return Err(TcpError::AddressInUse(local));
@@ -126,9 +128,10 @@ impl Listeners {
             return Err(TcpError::TooMany("listeners"));
         }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
+            self.slots.push((NonZeroU32::MIN, None));
             (self.slots.len() - 1) as u32
         });
+        let keys = Self::keys(local, &options);
         self.slots[index as usize].1 = Some(Listener {
             local,
             options,
@@ -138,7 +141,7 @@ impl Listeners {
             cookies_until_ns: 0,
             told: false,
         });
-        for key in Self::keys(local, &options) {
+        for key in keys {
             self.by_address.insert(key, index);
         }
         Ok(self.id(index))
@@ -148,7 +151,7 @@ impl Listeners {
         self.get(id)?;
         let slot = &mut self.slots[id.index as usize];
         let listener = slot.1.take()?;
-        slot.0 = slot.0.wrapping_add(1);
+        slot.0 = slot.0.checked_add(1).unwrap_or(NonZeroU32::MIN);
         self.free.push(id.index);
         for key in Self::keys(listener.local, &listener.options) {
             self.by_address.remove(&key);
@@ -191,7 +194,7 @@ impl TcpTable {
         }
         if listener.half_open >= half_open_limit {
             listener.cookies_until_ns = now_ns.saturating_add(COOKIES_NS);
-            let options = listener.options;
+            let options = Arc::clone(&listener.options);
             self.answer_with_cookie(now_ns, ends, segment, &options);
             return Ok(());
         }
@@ -199,7 +202,7 @@ impl TcpTable {
             return Err(DropReason::TcpTableFull);
         }
         listener.half_open += 1;
-        let options = listener.options;
+        let options = Arc::clone(&listener.options);
         let iss = replaces.unwrap_or_else(|| isn::initial(&self.secret, now_ns, &ends));
         let offset = isn::timestamp_offset(&self.secret, &ends);
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
@@ -279,7 +282,8 @@ impl TcpTable {
         }
         let offset = isn::timestamp_offset(&self.secret, &ends);
         let iss = segment.ack - 1;
-        let mut connection = Connection::new(now_ns, ends, listener.options, iss, offset);
+        let mut connection =
+            Connection::new(now_ns, ends, Arc::clone(&listener.options), iss, offset);
         connection.listener = Some(id);
         connection.is.passive = true;
         connection.is.orphan = true;

@@ -77,7 +77,8 @@ impl Stack {
             let port = choose_port(&mut self.chance, is_free).ok_or(TcpError::NoPortFree(local))?;
             local.set_port(port);
         }
-        self.tcp.listeners.add(local, backlog, options.within_limits())
+        let options = self.tcp.shared.options(options);
+        self.tcp.listeners.add(local, backlog, options)
     }
 
     /// The address that a listener listens on.
@@ -161,10 +162,11 @@ impl Stack {
         }
         let iss = isn::initial(&self.tcp.secret, now_ns, &ends);
         let offset = isn::timestamp_offset(&self.tcp.secret, &ends);
-        let options = options.within_limits();
+        let ecn = options.ecn;
+        let options = self.tcp.shared.options(options);
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
         connection.state = TcpState::SynSent;
-        connection.is.ecn = options.ecn;
+        connection.is.ecn = ecn;
         connection.is.wants_output = true;
         let index = self.tcp.enter(now_ns, connection);
         self.tcp_flush(now_ns, arena);
@@ -422,7 +424,7 @@ impl Stack {
 
     /// The options of a connection.
     pub fn tcp_options(&self, id: TcpId) -> Option<TcpOptions> {
-        self.tcp.get(id).map(|connection| connection.options)
+        self.tcp.get(id).map(|connection| *connection.options)
     }
 
     /// Changes the options of a connection. The window scale stays what it was.
@@ -436,8 +438,8 @@ impl Stack {
         id: TcpId,
         options: TcpOptions,
     ) -> Result<(), TcpError> {
-        let (connection, _) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
-        connection.options = options.within_limits();
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        connection.options = shared.options(options);
         if connection.is_synchronized() && connection.state != TcpState::TimeWait {
             connection.start_keepalive(now_ns);
         }

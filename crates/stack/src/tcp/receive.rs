@@ -147,8 +147,8 @@ impl Connection {
     /// came twice stands first (RFC 2883).
     pub(crate) fn sack_blocks(&mut self, blocks: &mut [(Seq, Seq); MOST_BLOCKS]) -> usize {
         let mut count = 0;
-        if let Some(twice) = self.duplicate.take() {
-            blocks[0] = twice;
+        if self.has_duplicate() {
+            blocks[0] = std::mem::take(&mut self.duplicate);
             count = 1;
         }
         let gaps = self.gaps.as_ref();
@@ -247,9 +247,14 @@ impl Connection {
     /// RFC 2883: the peer shall know that it sent something needlessly.
     pub(crate) fn note_duplicate(&mut self, start: Seq, end: Seq) {
         if self.is.sack && start.is_before(end) {
-            self.duplicate = Some((start, end));
+            self.duplicate = (start, end);
         }
         self.acknowledge_now();
+    }
+
+    /// Whether something came twice that the peer has not been told of.
+    pub(crate) fn has_duplicate(&self) -> bool {
+        self.duplicate.0 != self.duplicate.1
     }
 
     pub(crate) fn acknowledge_now(&mut self) {

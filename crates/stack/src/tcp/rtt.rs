@@ -1,5 +1,7 @@
 //! How long a round trip takes, and how long to wait for one (RFC 6298).
 
+use super::arrival::seconds;
+
 /// The least retransmission time-out. RFC 6298 section 2.4 says one second;
 /// every large stack waits less, since timers are finer now.
 const MIN_RTO_US: u32 = 200_000;
@@ -8,7 +10,7 @@ const INITIAL_RTO_US: u32 = 1_000_000;
 /// The longest (RFC 6298 section 2.5 allows a limit of 60 seconds or more).
 const MAX_RTO_US: u32 = 120_000_000;
 /// How long the least round trip is believed.
-const MIN_WINDOW_NS: u64 = 300_000_000_000;
+const MIN_WINDOW_S: u32 = 300;
 
 /// The estimate of one connection.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +19,7 @@ pub(crate) struct RoundTrip {
     smoothed_us: u32,
     variation_us: u32,
     min_us: u32,
-    min_since_ns: u64,
+    min_since_s: u32,
     /// How often the time-out was doubled.
     pub(crate) backoff: u8,
 }
@@ -37,9 +39,9 @@ impl RoundTrip {
         }
         if self.min_us == 0
             || rtt_us <= self.min_us
-            || now_ns.saturating_sub(self.min_since_ns) > MIN_WINDOW_NS
+            || seconds(now_ns).wrapping_sub(self.min_since_s) > MIN_WINDOW_S
         {
-            (self.min_us, self.min_since_ns) = (rtt_us, now_ns);
+            (self.min_us, self.min_since_s) = (rtt_us, seconds(now_ns));
         }
         self.backoff = 0;
     }
@@ -106,7 +108,7 @@ mod tests {
         rtt.sample(0, 5 * MS);
         rtt.sample(MS, 9 * MS);
         assert_eq!(rtt.min_ns(), 5 * MS);
-        rtt.sample(MIN_WINDOW_NS + MS, 9 * MS);
+        rtt.sample((u64::from(MIN_WINDOW_S) + 1) * 1000 * MS, 9 * MS);
         assert_eq!(rtt.min_ns(), 9 * MS);
     }
 }

@@ -144,7 +144,7 @@ impl Connection {
     fn data_out(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
         // Selective acknowledgements go out on their own, where there is room
         // for all of their blocks.
-        if self.is.ack_now && (self.gaps.is_some() || self.duplicate.is_some()) {
+        if self.is.ack_now && (self.gaps.is_some() || self.has_duplicate()) {
             return self.ack_out(now_ns);
         }
         if let Some(out) = self.retransmission(now_ns) {

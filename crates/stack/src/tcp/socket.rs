@@ -2,6 +2,7 @@
 
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 
 use super::congestion::CongestionControl;
 use super::options::MAX_WINDOW_SHIFT;
@@ -24,13 +25,13 @@ impl TcpId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TcpListenerId {
     pub(crate) index: u32,
-    pub(crate) generation: u32,
+    pub(crate) generation: NonZeroU32,
 }
 
 impl TcpListenerId {
     /// The name as a number, for tables of the caller's.
     pub fn to_bits(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
+        u64::from(self.generation.get()) << 32 | u64::from(self.index)
     }
 }
 

@@ -161,14 +161,14 @@ mod tests {
     use crate::tcp::connection::Connection;
     use crate::tcp::segment::Ends;
     use crate::tcp::seq::Seq;
-    use crate::tcp::socket::TcpOptions;
     use proptest::prelude::*;
+    use std::sync::Arc;
 
     fn connections(count: u32) -> (Connections, Vec<u32>) {
         let mut connections = Connections::new(count as usize);
         let ends = Ends::new("192.0.2.1:1".parse().unwrap(), "192.0.2.2:2".parse().unwrap());
         let places = (0..count).map(|_| {
-            let connection = Connection::new(0, ends, TcpOptions::default(), Seq(0), 0);
+            let connection = Connection::new(0, ends, Arc::default(), Seq(0), 0);
             connections.insert(connection).unwrap().index
         });
         let places = places.collect();

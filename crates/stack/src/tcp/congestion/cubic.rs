@@ -12,8 +12,8 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// Windows are in segments here, as in the RFC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cubic {
-    /// When this growth began; 0 when it has not.
-    epoch_ns: u64,
+    /// When this growth began; 0 when it has not. In milliseconds that wrap.
+    epoch_ms: u32,
     /// The window before the last loss.
     w_max: f32,
     /// How long it takes to come back to it, in seconds.
@@ -24,9 +24,13 @@ pub(super) struct Cubic {
     w_last_max: f32,
 }
 
+fn milliseconds(ns: u64) -> u32 {
+    (ns / 1_000_000) as u32
+}
+
 impl Cubic {
     fn begin(&mut self, now_ns: u64, cwnd: f64) {
-        self.epoch_ns = now_ns.max(1);
+        self.epoch_ms = milliseconds(now_ns).max(1);
         // Section 4.2, and 4.8 for a window beyond the last one.
         if f64::from(self.w_max) > cwnd {
             self.k = ((f64::from(self.w_max) - cwnd) / C).cbrt() as f32;
@@ -48,10 +52,11 @@ impl Congestion for Cubic {
         let mss = f64::from(acked.mss.max(1));
         let cwnd = f64::from(window.cwnd) / mss;
         let segments = f64::from(acked.bytes) / mss;
-        if self.epoch_ns == 0 {
+        if self.epoch_ms == 0 {
             self.begin(acked.now_ns, cwnd);
         }
-        let seconds = acked.now_ns.saturating_sub(self.epoch_ns) as f64 / 1e9;
+        let elapsed_ms = milliseconds(acked.now_ns).wrapping_sub(self.epoch_ms) as i32;
+        let seconds = f64::from(elapsed_ms.max(0)) / 1e3;
         // Section 4.3, equation 4.
         let alpha = if self.w_est >= self.w_max { 1.0 } else { ALPHA };
         self.w_est += (alpha * segments / cwnd) as f32;
@@ -69,7 +74,7 @@ impl Congestion for Cubic {
     fn on_congestion(&mut self, window: &Window, flight: u32, mss: u32) -> u32 {
         let mss = f64::from(mss.max(1));
         let cwnd = f64::from(window.cwnd.min(flight.max(1))) / mss;
-        self.epoch_ns = 0;
+        self.epoch_ms = 0;
         // Section 4.7, fast convergence.
         self.w_max = if cwnd < f64::from(self.w_last_max) {
             (cwnd * (1.0 + BETA) / 2.0) as f32
@@ -81,13 +86,13 @@ impl Congestion for Cubic {
     }
 
     fn on_timeout(&mut self) {
-        self.epoch_ns = 0;
+        self.epoch_ms = 0;
     }
 
     /// Section 5.8: time without data does not count.
     fn on_idle(&mut self, idle_ns: u64) {
-        if self.epoch_ns != 0 {
-            self.epoch_ns += idle_ns;
+        if self.epoch_ms != 0 {
+            self.epoch_ms = self.epoch_ms.wrapping_add(milliseconds(idle_ns)).max(1);
         }
     }
 }
