@@ -226,6 +226,9 @@ destination = '10.7.2.99'
 [[rule]]
 action = 'allow'
 protocol = 'icmp'
+[[rule]]
+action = 'allow'
+protocol = 'tcp'
 ";
 
 struct ScreenSite {
@@ -316,6 +319,118 @@ fn a_screen_that_is_gone_lets_nothing_pass_and_may_come_back() {
     }
 }
 
+/// A screen that is killed in the middle of a flow, and its successor: the flow
+/// goes on, and nobody gets a byte that was not sent.
+#[test]
+fn a_flow_survives_the_death_of_the_screen() {
+    if !is_root("screen_death") {
+        return;
+    }
+    for (kind, flags) in WAYS {
+        let both = ScreenSite::new();
+        let mut screen = both.screen();
+        let router = both.route(kind, flags);
+        for (there, seed) in [(RIGHT_V4, 3), (RIGHT_V6, 5)] {
+            let sent: Vec<u8> = (0..600_000_u32).map(|n| (n * seed / 7) as u8).collect();
+            let bind = || std::net::TcpListener::bind((there, 0));
+            let listener = both.site.right.namespace.enter(bind).unwrap().unwrap();
+            let address = listener.local_addr().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let send = || {
+                        let mut stream = std::net::TcpStream::connect(address).unwrap();
+                        std::io::Write::write_all(&mut stream, &sent).unwrap();
+                    };
+                    both.site.left.namespace.enter(send).unwrap();
+                });
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut received = vec![0; sent.len() / 4];
+                stream.read_exact(&mut received).unwrap();
+                screen.child.kill().unwrap();
+                screen.child.wait().unwrap();
+                screen = both.screen();
+                stream.read_to_end(&mut received).unwrap();
+                assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
+            });
+        }
+        drop(screen);
+        let report = router.stop();
+        assert_eq!(report["screen"]["connections"], 3, "{report}");
+    }
+}
+
+/// Listens where the router looks for its screen, and answers its first
+/// connection with garbage until told to stop: verdicts about packets that do
+/// not exist, about real ones without "pass", messages of every length, more
+/// than anybody can read.
+fn hostile_screen(path: &str, stop: &std::sync::atomic::AtomicBool) {
+    use rustix::net::*;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let listener = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    let router = accept(&listener).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let (mut request, mut garbage) = ([0; 4096], Vec::new());
+    let mut state = 1_u32;
+    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+        while let Ok((len @ 4.., _)) = recv(&router, &mut request[..], RecvFlags::DONTWAIT) {
+            // Its number, and anything but "pass".
+            garbage.extend(&request[..4]);
+            garbage.push(2 + (len % 200) as u8);
+        }
+        for _ in 0..state % 40 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // No packet of this test has a number as high as these.
+            garbage.extend((state | 0xff00_0000).to_ne_bytes());
+            garbage.push(1);
+        }
+        garbage.extend(&request[..state as usize % 5]);
+        if !garbage.is_empty() {
+            // What does not go through is lost, as with any garbage.
+            let _ = send(&router, &garbage, flags);
+        }
+        garbage.clear();
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    }
+}
+
+#[test]
+fn a_hostile_screen_passes_nothing_and_stops_nothing() {
+    if !is_root("screen_hostile") || !have("screen_hostile", &["ping"]) {
+        return;
+    }
+    for (kind, flags) in WAYS {
+        let both = ScreenSite::new();
+        let router = both.route(kind, flags);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let hostile = scope.spawn(|| hostile_screen(&both.path("screen"), &stop));
+            // The first packets make the router look for its screen.
+            let found = || !std::fs::exists(both.path("screen")).unwrap();
+            ping(&both.site, RIGHT_V4, &["-W", "1"]);
+            while !found() && !hostile.is_finished() {
+                ping(&both.site, RIGHT_V4, &["-W", "1"]);
+            }
+            for (to, own) in [(RIGHT_V4, ROUTER_LEFT[0]), (RIGHT_V6, ROUTER_LEFT[1])] {
+                let lost = ping(&both.site, to, &["-W", "1"]);
+                assert!(lost.contains("100% packet loss"), "{lost}");
+                pings(&both.site, own, &[]);
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let screen = both.screen();
+        ping(&both.site, RIGHT_V4, &["-W", "1"]);
+        pings(&both.site, RIGHT_V4, &[]);
+        let report = router.stop();
+        let said = screen.stop();
+        assert_eq!(report["screen"]["passed"], said["passed"], "{report}");
+        assert!(report["screen"]["stray"].as_u64() > Some(0), "{report}");
+        assert!(report["screen"]["refused"].as_u64() >= Some(4), "{report}");
+    }
+}
+
 #[test]
 fn a_router_leaves_nothing_behind() {
     if !is_root("route_gone") {
@@ -357,6 +472,24 @@ fn wrong_settings_are_told() {
     fails_with(&["route", "--port", "eth0"], &["KIND:INTERFACE"]);
     fails_with(&["screen", "--rules", "no-such", "--listen", "/tmp/x"], &["no-such"]);
     let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("rules.toml");
+    let rules = rules.to_str().unwrap();
+    let rule = "default = 'deny'\n\n[[rule]]\naction = 'allow'\n";
+    for (text, parts) in [
+        ("default = 'deny'\n[[rule]\n".to_owned(), ["line 2", "]"]),
+        (format!("{rule}sauce = '10.0.0.1'\n"), ["line 5", "sauce"]),
+        (format!("{rule}source = '10.0.0.1/40'\n"), ["line 5", "10.0.0.1/40"]),
+        (format!("{rule}destination-port = '9-5'\n"), ["line 5", "above the last"]),
+        (
+            format!("{rule}protocol = 'icmp'\nsource-port = 5\n"),
+            ["rule 1 at line 3", "leave the ports out"],
+        ),
+        ("[[rule]]\naction = 'allow'\n".to_owned(), ["default", "missing"]),
+    ] {
+        std::fs::write(rules, text).unwrap();
+        let arguments = ["screen", "--rules", rules, "--listen", "/tmp/x"];
+        fails_with(&arguments, &["rules.toml", parts[0], parts[1]]);
+    }
     let path = folder.path().join("route.toml");
     std::fs::write(&path, "[router]\nprot = []\n").unwrap();
     fails_with(&["route", "--config", path.to_str().unwrap()], &["route.toml", "prot"]);

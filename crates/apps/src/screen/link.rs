@@ -172,9 +172,10 @@ impl ScreenLink {
         }
     }
 
-    /// Takes up to `quota` messages of verdicts; returns how many packets were
-    /// judged. `judged` gets each packet and whether it passes; `dropped` those
-    /// that nobody will judge any more.
+    /// Takes messages of verdicts until `quota` packets are judged; returns how
+    /// many were. `judged` gets each packet and whether it passes; `dropped`
+    /// those that nobody will judge any more. No more messages are read than
+    /// packets can wait, so that a screen that talks without end stops nothing.
     pub fn collect(
         &mut self,
         quota: usize,
@@ -182,7 +183,10 @@ impl ScreenLink {
         dropped: &mut impl FnMut(Transit, DropReason),
     ) -> usize {
         let mut count = 0;
-        while count < quota {
+        for _ in 0..QUEUE_PACKETS {
+            if count >= quota {
+                break;
+            }
             let Some(socket) = &self.socket else { break };
             match recv(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => self.disconnect(dropped),

@@ -29,6 +29,7 @@ use serde::{Deserialize, Deserializer};
 use tidegate::IpCidr;
 use tidegate_wire::ipv6_extension::{Extension, ExtensionWalk};
 use tidegate_wire::{Ipv4Header, Ipv6Header, Protocol};
+use toml::Spanned;
 
 /// More rules than this are a mistake: each packet is held against all.
 const RULES_MAX: usize = 10_000;
@@ -102,10 +103,12 @@ pub enum RulesError {
     #[error("{0}")]
     Syntax(#[from] toml::de::Error),
     /// A rule can never match.
-    #[error("rule {number}: {problem}")]
+    #[error("rule {number}{}: {problem}", line.map_or_else(String::new, |line| format!(" at line {line}")))]
     Rule {
         /// Which one, from 1.
         number: usize,
+        /// The line of the file that it begins at, from 1; none without a file.
+        line: Option<usize>,
         /// What is wrong with it, and what to do.
         problem: String,
     },
@@ -124,7 +127,11 @@ impl Rules {
             return Err(RulesError::TooMany(rules.len()));
         }
         for (at, rule) in rules.iter().enumerate() {
-            rule.check().map_err(|problem| RulesError::Rule { number: at + 1, problem })?;
+            rule.check().map_err(|problem| RulesError::Rule {
+                number: at + 1,
+                line: None,
+                problem,
+            })?;
         }
         Ok(Self { rules, default })
     }
@@ -161,10 +168,19 @@ impl FromStr for Rules {
         struct File {
             default: Action,
             #[serde(default)]
-            rule: Vec<Rule>,
+            rule: Vec<Spanned<Rule>>,
         }
         let file: File = toml::from_str(text)?;
-        Self::new(file.rule, file.default)
+        let starts: Vec<usize> = file.rule.iter().map(|rule| rule.span().start).collect();
+        let rules = file.rule.into_iter().map(Spanned::into_inner).collect();
+        Self::new(rules, file.default).map_err(|error| match error {
+            RulesError::Rule { number, problem, .. } => {
+                let before = starts.get(number - 1).and_then(|&start| text.get(..start));
+                let line = before.map(|before| before.matches('\n').count() + 1);
+                RulesError::Rule { number, line, problem }
+            }
+            other => other,
+        })
     }
 }
 
@@ -448,8 +464,14 @@ mod tests {
             ("default = 'deny'\n[[rule]]\naction = 'allow'\nsource-port = 70000", "port"),
             (
                 "default = 'deny'\n[[rule]]\naction = 'allow'\nprotocol = 'icmp'\nsource-port = 1",
-                "rule 1",
+                "rule 1 at line 2: only udp and tcp have ports",
             ),
+            (
+                "default = 'deny'\n\n[[rule]]\naction = 'allow'\n\n[[rule]]\n# Why.\n\
+                 action = 'deny'\nprotocol = 'icmp'\ndestination-port = 7",
+                "rule 2 at line 6",
+            ),
+            ("default = 'deny'\n[[rule]]\naction = 'perhaps'", "line 3"),
             (
                 "default = 'deny'\n[[rule]]\naction = 'allow'\nsource = '::1'\ndestination = '10.0.0.1'",
                 "one family",
