@@ -1,7 +1,9 @@
 //! Memory for payload: chunks of one size from a common pool, strung together.
 //!
-//! A connection holds chunks only while it holds data. The pool has a limit, so
-//! all connections together hold no more than was set aside for them.
+//! A connection holds chunks only while it holds data, and a chunk has memory
+//! only once something was written to it: a byte that comes far ahead of the
+//! rest costs one chunk, not all those before it. The pool has a limit, so all
+//! connections together hold no more than was set aside for them.
 
 /// The payload that one chunk holds.
 pub(crate) const CHUNK_BYTES: usize = 2048;
@@ -12,33 +14,43 @@ const NONE: u32 = u32::MAX;
 /// as are in use.
 const SPARE_CHUNKS: usize = 256;
 
+/// What one connection may hold for each direction when memory is scarce.
+const MODEST_BYTES: usize = 16 * CHUNK_BYTES;
+
+/// Chunks in strands, with and without memory, for each that may have memory:
+/// hollow ones cost a few bytes.
+const HOLLOW_FACTOR: usize = 8;
+
 /// All chunks.
 pub(crate) struct Chunks {
-    /// The memory of each; `None` when it was given back.
+    /// The memory of each; `None` when nothing was written to it yet.
     memory: Vec<Option<Box<[u8; CHUNK_BYTES]>>>,
     /// The one behind each.
     next: Vec<u32>,
-    /// Free ones that have memory.
-    spare: Vec<u32>,
-    /// Free ones that have none.
-    hollow: Vec<u32>,
+    /// Those in no strand.
+    free: Vec<u32>,
+    /// Memory that no chunk has now.
+    spare: Vec<Box<[u8; CHUNK_BYTES]>>,
+    /// How many have memory.
+    used: usize,
     limit: usize,
 }
 
 impl Chunks {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        let limit = (limit_bytes / CHUNK_BYTES).clamp(1, NONE as usize - 1);
-        Self { memory: Vec::new(), next: Vec::new(), spare: Vec::new(), hollow: Vec::new(), limit }
+        let limit = (limit_bytes / CHUNK_BYTES).clamp(1, NONE as usize / HOLLOW_FACTOR - 1);
+        let (memory, next, free, spare) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { memory, next, free, spare, used: 0, limit }
     }
 
-    /// How many are in use.
+    /// How many hold something.
     pub(crate) fn used(&self) -> usize {
-        self.memory.len() - self.spare.len() - self.hollow.len()
+        self.used
     }
 
-    /// How many may still be taken.
+    /// How many more may hold something.
     pub(crate) fn left(&self) -> usize {
-        self.limit - self.used()
+        self.limit - self.used
     }
 
     /// Whether so little is left that what can be had again (segments out of
@@ -47,33 +59,70 @@ impl Chunks {
         self.left() < self.limit / 4
     }
 
+    /// Whether there is enough for those who found none before.
+    pub(crate) fn has_reserve(&self) -> bool {
+        self.left() > self.limit / 8
+    }
+
+    /// What a connection may hold in one direction now: the last quarter is
+    /// for those who hold little, so that readers who do not read cannot stop
+    /// the others.
+    pub(crate) fn allowance_bytes(&self) -> usize {
+        if self.is_scarce() { MODEST_BYTES } else { usize::MAX }
+    }
+
+    /// How many more chunks without memory there are.
+    fn hollow_left(&self) -> usize {
+        self.free.len() + self.limit * HOLLOW_FACTOR - self.memory.len()
+    }
+
+    fn is_filled(&self, chunk: u32) -> bool {
+        self.memory.get(chunk as usize).is_some_and(Option::is_some)
+    }
+
+    /// A chunk of a strand and those behind it.
+    fn following(&self, first: u32) -> impl Iterator<Item = u32> {
+        let next = |&chunk: &u32| self.next.get(chunk as usize).copied();
+        std::iter::successors(Some(first), next).take_while(|&chunk| chunk != NONE)
+    }
+
+    /// A chunk without memory.
     fn take(&mut self) -> Option<u32> {
-        if let Some(chunk) = self.spare.pop() {
+        if let Some(chunk) = self.free.pop() {
             return Some(chunk);
         }
-        let memory = || Some(Box::new([0; CHUNK_BYTES]));
-        if let Some(chunk) = self.hollow.pop() {
-            self.memory[chunk as usize] = memory();
-            return Some(chunk);
-        }
-        if self.memory.len() >= self.limit {
+        if self.memory.len() >= self.limit * HOLLOW_FACTOR {
             return None;
         }
-        self.memory.push(memory());
+        self.memory.push(None);
         self.next.push(NONE);
         Some((self.memory.len() - 1) as u32)
     }
 
+    /// Makes sure that a chunk has memory. `false` when there is none.
+    fn fill(&mut self, chunk: u32) -> bool {
+        let Some(memory) = self.memory.get_mut(chunk as usize) else { return false };
+        if memory.is_none() {
+            if self.used >= self.limit {
+                return false;
+            }
+            let spare = self.spare.pop();
+            *memory = Some(spare.unwrap_or_else(|| Box::new([0; CHUNK_BYTES])));
+            self.used += 1;
+        }
+        true
+    }
+
     fn give(&mut self, chunk: u32) {
         self.next[chunk as usize] = NONE;
-        self.spare.push(chunk);
-        // There is one spare chunk more and one used less.
+        self.free.push(chunk);
+        let Some(memory) = self.memory[chunk as usize].take() else { return };
+        self.used -= 1;
+        self.spare.push(memory);
+        // There is one spare more and one used less.
         for _ in 0..2 {
-            if self.spare.len() > SPARE_CHUNKS.max(self.used())
-                && let Some(chunk) = self.spare.pop()
-            {
-                self.memory[chunk as usize] = None;
-                self.hollow.push(chunk);
+            if self.spare.len() > SPARE_CHUNKS.max(self.used) {
+                self.spare.pop();
             }
         }
     }
@@ -111,11 +160,15 @@ impl Strand {
         self.count as usize * CHUNK_BYTES - self.start as usize
     }
 
-    /// Makes room for bytes up to `end`. Takes nothing when the pool is short.
+    /// Makes room for the bytes from `at` to `end`, with memory. Takes no memory
+    /// when the pool has not enough.
     #[must_use = "the pool may be empty"]
-    pub(crate) fn grow(&mut self, chunks: &mut Chunks, end: usize) -> bool {
+    pub(crate) fn grow(&mut self, chunks: &mut Chunks, at: usize, end: usize) -> bool {
+        if at >= end {
+            return true;
+        }
         let missing = end.saturating_sub(self.room()).div_ceil(CHUNK_BYTES);
-        if missing > chunks.left() {
+        if missing > chunks.hollow_left() {
             return false;
         }
         for _ in 0..missing {
@@ -128,7 +181,28 @@ impl Strand {
             self.tail = chunk;
             self.count += 1;
         }
+        let (first, within) = self.locate(chunks, at);
+        let pieces = (within + end - at).div_ceil(CHUNK_BYTES);
+        if pieces == 1 {
+            return chunks.fill(first);
+        }
+        let hollow = chunks.following(first).take(pieces).filter(|&chunk| !chunks.is_filled(chunk));
+        if hollow.count() > chunks.left() {
+            return false;
+        }
+        let mut chunk = first;
+        for _ in 0..pieces {
+            chunks.fill(chunk);
+            chunk = chunks.next[chunk as usize];
+        }
         true
+    }
+
+    /// How many bytes can be appended behind `end` now.
+    pub(crate) fn appendable(&self, chunks: &Chunks, end: usize) -> usize {
+        let begun = (self.start as usize + end) % CHUNK_BYTES;
+        let rest = if begun > 0 { CHUNK_BYTES - begun } else { 0 };
+        rest + chunks.left() * CHUNK_BYTES
     }
 
     /// The chunk that holds byte `at`, and where in it. There must be room.
@@ -153,8 +227,12 @@ impl Strand {
         debug_assert!(at + data.len() <= self.room(), "room was made");
         while !data.is_empty() {
             let (chunk, within) = self.locate(chunks, at);
-            let Some(place) = chunks.bytes_mut(chunk).get_mut(within..) else { return };
+            let place = chunks.bytes_mut(chunk).get_mut(within..).unwrap_or(&mut []);
             let piece = place.len().min(data.len());
+            if piece == 0 {
+                debug_assert!(false, "memory was taken");
+                return;
+            }
             place[..piece].copy_from_slice(&data[..piece]);
             at += piece;
             data = &data[piece..];
@@ -166,8 +244,12 @@ impl Strand {
         debug_assert!(at + buf.len() <= self.room(), "only what is there is read");
         while !buf.is_empty() {
             let (chunk, within) = self.locate(chunks, at);
-            let Some(place) = chunks.bytes(chunk).get(within..) else { return };
+            let place = chunks.bytes(chunk).get(within..).unwrap_or(&[]);
             let piece = place.len().min(buf.len());
+            if piece == 0 {
+                debug_assert!(false, "only what was written is read");
+                return;
+            }
             buf[..piece].copy_from_slice(&place[..piece]);
             at += piece;
             buf = &mut std::mem::take(&mut buf)[piece..];
@@ -219,13 +301,13 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_pool_has_a_limit_and_takes_all_or_nothing() {
+    fn the_pool_has_a_limit() {
         let mut chunks = Chunks::new(3 * CHUNK_BYTES);
         let (mut a, mut b) = (Strand::EMPTY, Strand::EMPTY);
-        assert!(a.grow(&mut chunks, 2 * CHUNK_BYTES));
-        assert!(!b.grow(&mut chunks, CHUNK_BYTES + 1));
-        assert_eq!(chunks.left(), 1);
-        assert!(b.grow(&mut chunks, CHUNK_BYTES));
+        assert!(a.grow(&mut chunks, 0, 2 * CHUNK_BYTES));
+        assert!(!b.grow(&mut chunks, 0, CHUNK_BYTES + 1));
+        assert!(b.grow(&mut chunks, 0, CHUNK_BYTES));
+        assert_eq!(chunks.left(), 0);
         a.clear(&mut chunks);
         b.clear(&mut chunks);
         assert_eq!((chunks.used(), chunks.left()), (0, 3));
@@ -235,12 +317,30 @@ mod tests {
     fn memory_beyond_a_reserve_is_given_back() {
         let mut chunks = Chunks::new(4 * SPARE_CHUNKS * CHUNK_BYTES);
         let mut strand = Strand::EMPTY;
-        assert!(strand.grow(&mut chunks, 4 * SPARE_CHUNKS * CHUNK_BYTES));
+        assert!(strand.grow(&mut chunks, 0, 4 * SPARE_CHUNKS * CHUNK_BYTES));
         strand.clear(&mut chunks);
         assert_eq!(chunks.used(), 0);
-        assert_eq!(chunks.memory.iter().flatten().count(), SPARE_CHUNKS);
-        assert!(strand.grow(&mut chunks, 4 * SPARE_CHUNKS * CHUNK_BYTES), "hollow ones come back");
+        assert_eq!(chunks.memory.iter().flatten().count(), 0);
+        assert_eq!(chunks.spare.len(), SPARE_CHUNKS);
+        assert!(strand.grow(&mut chunks, 0, 4 * SPARE_CHUNKS * CHUNK_BYTES));
         strand.clear(&mut chunks);
+    }
+
+    #[test]
+    fn a_byte_far_ahead_costs_one_chunk() {
+        let mut chunks = Chunks::new(2 * CHUNK_BYTES);
+        let mut strand = Strand::EMPTY;
+        let far = 10 * CHUNK_BYTES + 5;
+        assert!(strand.grow(&mut chunks, far, far + 1));
+        strand.write(&mut chunks, far, b"x");
+        assert_eq!(chunks.used(), 1);
+        assert!(strand.grow(&mut chunks, 0, 1) && !strand.grow(&mut chunks, 4000, 5000));
+        let mut read = [0];
+        strand.read(&chunks, far, &mut read);
+        assert_eq!(&read, b"x");
+        assert!(!strand.grow(&mut chunks, 0, 16 * CHUNK_BYTES + 1), "hollow ones have a limit too");
+        strand.clear(&mut chunks);
+        assert_eq!((chunks.used(), chunks.free.len()), (0, chunks.memory.len()));
     }
 
     proptest! {
@@ -254,7 +354,7 @@ mod tests {
             for (step, (at, len, consumed)) in steps.into_iter().enumerate() {
                 let data: Vec<u8> = (0..len).map(|n| (n * 7 + step) as u8).collect();
                 let at = at.min(model.len());
-                prop_assert!(strand.grow(&mut chunks, at + len));
+                prop_assert!(strand.grow(&mut chunks, at, at + len));
                 strand.write(&mut chunks, at, &data);
                 if model.len() < at + len {
                     model.resize(at + len, 0);

@@ -261,6 +261,8 @@ pub(crate) struct Flags {
     pub(crate) window_limited: bool,
     /// The application could not write all it wanted.
     pub(crate) write_blocked: bool,
+    /// Among those who wait for memory to write to.
+    pub(crate) starved: bool,
     pub(crate) tell_readable: bool,
     pub(crate) tell_writable: bool,
     pub(crate) readable_told: bool,
@@ -376,6 +378,13 @@ impl Connection {
     #[inline]
     pub(crate) fn writable(&self) -> u32 {
         self.options.send_buffer_bytes.saturating_sub(self.outgoing_bytes)
+    }
+
+    /// How much of that there is memory for.
+    pub(crate) fn appendable(&self, chunks: &Chunks) -> usize {
+        let end = self.outgoing_bytes as usize;
+        let allowed = chunks.allowance_bytes().saturating_sub(end);
+        (self.writable() as usize).min(allowed).min(self.outgoing.appendable(chunks, end))
     }
 
     /// Whether everything that was sent, our FIN included, is acknowledged.

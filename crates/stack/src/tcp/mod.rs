@@ -224,15 +224,18 @@ impl Stack {
             TcpState::Established | TcpState::CloseWait if !connection.is.fin_queued => {}
             _ => return Err(TcpError::BrokenPipe),
         }
-        let room = (connection.writable() as usize).min(data.len());
+        let room = connection.appendable(&shared.chunks).min(data.len());
         let end = connection.outgoing_bytes as usize;
         if room < data.len() {
             connection.is.write_blocked = true;
         }
         if room == 0 && !data.is_empty()
-            || !connection.outgoing.grow(&mut shared.chunks, end + room)
+            || !connection.outgoing.grow(&mut shared.chunks, end, end + room)
         {
-            connection.is.write_blocked = true;
+            if end == 0 {
+                // No acknowledgement will come to wake it.
+                self.tcp.starve(id);
+            }
             return Err(TcpError::WouldBlock);
         }
         connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
@@ -391,7 +394,8 @@ impl Stack {
         let read_closed = connection.is.fin_received || connection.is.read_shut || over;
         let write_closed = connection.is.fin_queued || over;
         let room = connection.can_send()
-            && connection.writable() > connection.options.send_buffer_bytes / 3;
+            && connection.writable() > connection.options.send_buffer_bytes / 3
+            && connection.appendable(&self.tcp.shared.chunks) > 0;
         TcpReadiness {
             readable: connection.readable() > 0 || read_closed,
             writable: room || write_closed,

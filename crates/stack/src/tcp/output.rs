@@ -25,6 +25,7 @@ impl Stack {
         if !self.tcp.replies.is_empty() {
             self.send_tcp_replies(now_ns, arena);
         }
+        self.tcp.feed_starved(now_ns);
         while let Some((index, remote)) = self.tcp.next_pending() {
             if !self.has_room_for_segments(arena) {
                 self.tcp.put_back(index);

@@ -237,7 +237,9 @@ impl Connection {
     /// Puts data where it belongs.
     fn store(&mut self, start: Seq, data: &[u8], shared: &mut Shared) -> Result<(), DropReason> {
         let at = start.since(self.read_seq) as usize;
-        if !self.incoming.grow(&mut shared.chunks, at + data.len()) {
+        let end = at + data.len();
+        let allowed = at < shared.chunks.allowance_bytes();
+        if !allowed || !self.incoming.grow(&mut shared.chunks, at, end) {
             return Err(DropReason::TcpMemory);
         }
         self.incoming.write(&mut shared.chunks, at, data);

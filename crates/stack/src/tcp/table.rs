@@ -38,6 +38,8 @@ pub(crate) struct TcpTable {
     pub(crate) replies: Vec<Out>,
     resets: TokenBucket,
     pub(crate) events: VecDeque<Event>,
+    /// Those who found no memory to write to, in turn.
+    starved: VecDeque<TcpId>,
     /// Connections in TIME-WAIT, oldest first; some have left it.
     time_waits: VecDeque<TcpId>,
     time_wait_count: usize,
@@ -62,6 +64,7 @@ impl TcpTable {
             replies: Vec::new(),
             resets: TokenBucket::new(now_ns, limits.tcp_resets_pps),
             events: VecDeque::new(),
+            starved: VecDeque::new(),
             time_waits: VecDeque::new(),
             time_wait_count: 0,
             time_wait_limit: limits.tcp_time_waits,
@@ -262,6 +265,28 @@ impl TcpTable {
             self.time_waits.pop_front();
             if is_waiting {
                 self.end(now_ns, oldest.index);
+            }
+        }
+    }
+
+    /// A writer waits for memory.
+    pub(crate) fn starve(&mut self, id: TcpId) {
+        if let Some((connection, _)) = self.get_mut(id)
+            && !std::mem::replace(&mut connection.is.starved, true)
+        {
+            self.starved.push_back(id);
+        }
+    }
+
+    /// Memory came back: those who waited for it may write.
+    pub(crate) fn feed_starved(&mut self, now_ns: u64) {
+        while self.shared.chunks.has_reserve()
+            && let Some(id) = self.starved.pop_front()
+        {
+            if let Some((connection, _)) = self.get_mut(id) {
+                connection.is.starved = false;
+                connection.is.tell_writable = true;
+                self.settle(now_ns, id.index);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tidegate_stack::{Config, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState};
+use tidegate_stack::{Config, Event, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState};
 
 use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
 
@@ -101,5 +101,70 @@ fn a_full_transmit_queue_gives_no_connection_up() {
             assert_eq!(pair.a.stack.tcp_state(client), Some(TcpState::Established));
             assert_eq!(receive(&mut pair.b, server), Ok(b"request".to_vec()));
         }
+    });
+}
+
+/// A byte far ahead takes memory for itself only, and whoever does not read
+/// leaves memory to the others.
+#[test]
+fn readers_who_do_not_read_leave_memory_to_others() {
+    both(|family| {
+        let mut small = config(2);
+        small.limits.tcp_buffer_bytes = 1 << 20;
+        let mut pair = Pair::new(family, [config(1), small]);
+        let stuck = [pair.connect(), pair.connect()];
+        for (client, _) in stuck {
+            assert_eq!(send(&mut pair.a, client, &[1; 1 << 20]), Ok(1 << 20));
+        }
+        pair.pass(20 * SECOND_NS);
+        let held = pair.b.stack.tcp_memory_used();
+        assert!((3 << 18..7 << 17).contains(&held), "{held} bytes");
+        let (client, server) = pair.connect();
+        for _ in 0..20 {
+            assert_eq!(send(&mut pair.a, client, &[2; 10_000]), Ok(10_000));
+            pair.pass(SECOND_NS);
+            assert_eq!(receive(&mut pair.b, server), Ok(vec![2; 10_000]));
+            assert_eq!(send(&mut pair.b, server, &[3; 10_000]), Ok(10_000));
+            pair.pass(SECOND_NS);
+            assert_eq!(receive(&mut pair.a, client), Ok(vec![3; 10_000]));
+        }
+        // When they read at last, everything is there.
+        for (_, server) in stuck {
+            let mut total = 0;
+            while total < 1 << 20 {
+                match receive(&mut pair.b, server) {
+                    Ok(data) => {
+                        assert!(data.iter().all(|&byte| byte == 1));
+                        total += data.len();
+                    }
+                    Err(error) => assert_eq!(error, TcpError::WouldBlock),
+                }
+                pair.pass(SECOND_NS);
+            }
+        }
+    });
+}
+
+/// Who found no memory to write to is told when there is some.
+#[test]
+fn writers_wait_for_memory() {
+    both(|family| {
+        let mut small = config(1);
+        small.limits.tcp_buffer_bytes = 4 * 2048;
+        let mut pair = Pair::new(family, [small, config(2)]);
+        let (first, reader) = pair.connect();
+        let (second, _) = pair.connect();
+        let mut written = 0;
+        while let Ok(len) = send(&mut pair.a, first, &[1; 2048]) {
+            written += len;
+        }
+        assert_eq!(written, 4 * 2048);
+        while pair.a.stack.poll_event().is_some() {}
+        assert!(!pair.a.stack.tcp_readiness(second).writable);
+        assert_eq!(send(&mut pair.a, second, b"x"), Err(TcpError::WouldBlock));
+        pair.pass(SECOND_NS);
+        assert_eq!(receive(&mut pair.b, reader).map(|data| data.len()), Ok(4 * 2048));
+        assert!(pair.a.events().contains(&Event::TcpWritable(second)));
+        assert_eq!(send(&mut pair.a, second, b"x"), Ok(1));
     });
 }
