@@ -10,9 +10,11 @@ use super::segment::{Out, Segment};
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
 
-/// Between two answers to segments that are out of place (RFC 5961 section 7).
+/// Answers to segments that are out of place: so many at once, and one in so
+/// many milliseconds in the long run (RFC 5961 section 7: ten in five seconds).
 /// Each connection has a limit of its own, so that nobody learns from it about
 /// another one.
+const CHALLENGE_BURST: u32 = 10;
 const CHALLENGE_MS: u32 = 500;
 
 /// Time stamps older than this say nothing (RFC 7323 section 5.5).
@@ -181,6 +183,11 @@ impl Connection {
             return self.take_reset(now_ns, &segment, shared).map(|()| None);
         }
         if segment.is_syn() {
+            if self.state == TcpState::SynReceived && self.is.passive {
+                // Fourth: back to where it came from.
+                self.abort(shared, None, false);
+                return Err(DropReason::TcpFlags);
+            }
             // RFC 5961 section 4.2.
             self.challenge(now_ns);
             return Err(DropReason::TcpFlags);
@@ -284,10 +291,14 @@ impl Connection {
 
     /// RFC 5961 section 7.
     pub(crate) fn challenge(&mut self, now_ns: u64) {
-        // Zero stands for never.
-        let now_ms = ((now_ns / 1_000_000) as u32).max(1);
-        if self.challenged_ms == 0 || now_ms.wrapping_sub(self.challenged_ms) >= CHALLENGE_MS {
-            self.challenged_ms = now_ms;
+        // Each puts the time when the next is due off by its share; they may
+        // come before that by as much as the burst.
+        let now_ms = (now_ns / 1_000_000) as u32;
+        let ahead_ms = self.challenge_due_ms.wrapping_sub(now_ms);
+        let is_ahead = ahead_ms <= CHALLENGE_BURST * CHALLENGE_MS;
+        let ahead_ms = if is_ahead { ahead_ms } else { 0 };
+        if ahead_ms + CHALLENGE_MS <= CHALLENGE_BURST * CHALLENGE_MS {
+            self.challenge_due_ms = now_ms.wrapping_add(ahead_ms + CHALLENGE_MS);
             self.acknowledge_now();
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::chunks::{Chunks, Strand};
 use super::congestion::Controller;
 use super::options::TIMESTAMPS_BYTES;
+use super::path_search::PathSearch;
 use super::receive::Gaps;
 use super::recovery::{Flight, Phase};
 use super::rtt::RoundTrip;
@@ -149,6 +150,8 @@ pub(crate) struct Connection {
     pub(crate) mss: u16,
     /// What the path was found to carry when nothing larger came through.
     pub(crate) mss_limit: u16,
+    /// What peer and link take, options included.
+    pub(crate) mss_most: u16,
     /// The end of the last segment that was smaller than it could be (Nagle as
     /// Minshall has it).
     pub(crate) small_end: Seq,
@@ -185,6 +188,8 @@ pub(crate) struct Connection {
 
     // Recovery.
     pub(crate) flight: Option<Box<Flight>>,
+    /// Looking for the way back to larger segments.
+    pub(crate) search: Option<Box<PathSearch>>,
     pub(crate) rtt: RoundTrip,
     pub(crate) controller: Controller,
     pub(crate) phase: Phase,
@@ -209,7 +214,8 @@ pub(crate) struct Connection {
     /// Keep-alive, FIN-WAIT-2, TIME-WAIT.
     pub(crate) idle_at_ns: u64,
     pub(crate) rto_base_ns: u64,
-    pub(crate) challenged_ms: u32,
+    /// When the next challenge ACK is due at the latest.
+    pub(crate) challenge_due_ms: u32,
     pub(crate) keepalives: u8,
 
     pub(crate) is: Flags,
@@ -308,6 +314,7 @@ impl Connection {
             peer_mss: default_mss,
             mss: default_mss,
             mss_limit: u16::MAX,
+            mss_most: default_mss,
             small_end: iss,
             last_sent_ns: now_ns,
             rcv_nxt: Seq(0),
@@ -327,6 +334,7 @@ impl Connection {
             ts_recent_s: 0,
             ts_offset,
             flight: None,
+            search: None,
             rtt: RoundTrip::default(),
             phase: Phase::Open,
             recovery_end: iss,
@@ -341,7 +349,7 @@ impl Connection {
             ack_at_ns: NEVER,
             idle_at_ns: NEVER,
             rto_base_ns: now_ns,
-            challenged_ms: 0,
+            challenge_due_ms: 0,
             keepalives: 0,
             is: Flags::default(),
         }
@@ -358,8 +366,8 @@ impl Connection {
         let headers = if self.ends.is_v4() { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
         let options = if self.is.timestamps { TIMESTAMPS_BYTES as u16 } else { 0 };
-        let size = fits.min(self.peer_mss).min(self.mss_limit).max(LEAST_MSS);
-        self.mss = size - options;
+        self.mss_most = fits.min(self.peer_mss).max(LEAST_MSS);
+        self.mss = self.mss_most.min(self.mss_limit) - options;
     }
 
     /// Bytes that wait to be read.
@@ -492,6 +500,6 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         let bytes = size_of::<Connection>();
-        assert!(bytes <= 408, "{bytes} bytes");
+        assert!(bytes <= 416, "{bytes} bytes");
     }
 }

@@ -1,7 +1,10 @@
-//! Listeners: SYN queue, accept queue, and SYN cookies when the first is full
+//! Listeners: SYN queue, accept queue, and SYN cookies when the first is full.
+//! Several may share an address, each with its own queues
 //! (RFC 9293 section 3.10.7.2, RFC 4987).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -36,7 +39,6 @@ pub(crate) struct Listener {
     queue: VecDeque<u32>,
     /// How many are being established.
     pub(crate) half_open: usize,
-    cookies_until_ns: u64,
     pub(crate) told: bool,
 }
 
@@ -62,7 +64,8 @@ impl Listener {
 pub(crate) struct Listeners {
     slots: Vec<(NonZeroU32, Option<Listener>)>,
     free: Vec<u32>,
-    by_address: HashMap<SocketAddr, u32, HashKey>,
+    /// Those of one address are a group.
+    by_address: HashMap<SocketAddr, Vec<u32>, HashKey>,
     limit: usize,
 }
 
@@ -93,19 +96,42 @@ impl Listeners {
         if self.id(id.index) == id { self.at_mut(id.index) } else { None }
     }
 
-    /// The listener for a segment to `local`.
-    pub(crate) fn find(&self, local: SocketAddr) -> Option<u32> {
+    /// The listeners that a segment to `local` may be for.
+    fn group(&self, local: SocketAddr) -> Option<&[u32]> {
         let any: IpAddr = match local {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         let exact = self.by_address.get(&local);
-        exact.or_else(|| self.by_address.get(&SocketAddr::new(any, local.port()))).copied()
+        let group = exact.or_else(|| self.by_address.get(&SocketAddr::new(any, local.port())));
+        group.map(Vec::as_slice)
+    }
+
+    /// The listener for a segment between these ends. Of several the ends say
+    /// which, unless that one is full and another is not.
+    pub(crate) fn find(&self, ends: &Ends) -> Option<u32> {
+        let group = self.group(ends.local())?;
+        if let [only] = group {
+            return Some(*only);
+        }
+        let start = self.by_address.hasher().hash_one(ends) as usize % group.len().max(1);
+        let (before, behind) = group.split_at_checked(start)?;
+        let mut in_turn = behind.iter().chain(before).copied();
+        let has_room = |&index: &u32| self.at(index).is_some_and(|listener| !listener.is_full());
+        in_turn.clone().find(has_room).or_else(|| in_turn.next())
     }
 
     /// Whether a listener has this port.
     pub(crate) fn has_port(&self, local: SocketAddr) -> bool {
-        self.find(local).is_some()
+        self.group(local).is_some()
+    }
+
+    /// Whether another listener may have an address: nobody has it, or everybody
+    /// agrees to share it.
+    fn may_have(&self, address: SocketAddr, options: &TcpOptions) -> bool {
+        let shares = |index: &u32| self.at(*index).is_some_and(|other| other.options.reuse_port);
+        let group = self.by_address.get(&address);
+        group.is_none_or(|group| options.reuse_port && group.iter().all(shares))
     }
 
     /// The addresses that a listener is found by.
@@ -121,7 +147,7 @@ impl Listeners {
         backlog: usize,
         options: Arc<TcpOptions>,
     ) -> Result<TcpListenerId, TcpError> {
-        if Self::keys(local, &options).any(|key| self.by_address.contains_key(&key)) {
+        if !Self::keys(local, &options).all(|key| self.may_have(key, &options)) {
             return Err(TcpError::AddressInUse(local));
         }
         if self.slots.len() - self.free.len() >= self.limit {
@@ -138,11 +164,10 @@ impl Listeners {
             backlog: backlog.max(1),
             queue: VecDeque::new(),
             half_open: 0,
-            cookies_until_ns: 0,
             told: false,
         });
         for key in keys {
-            self.by_address.insert(key, index);
+            self.by_address.entry(key).or_default().push(index);
         }
         Ok(self.id(index))
     }
@@ -154,7 +179,12 @@ impl Listeners {
         slot.0 = slot.0.checked_add(1).unwrap_or(NonZeroU32::MIN);
         self.free.push(id.index);
         for key in Self::keys(listener.local, &listener.options) {
-            self.by_address.remove(&key);
+            if let Entry::Occupied(mut group) = self.by_address.entry(key) {
+                group.get_mut().retain(|&index| index != id.index);
+                if group.get().is_empty() {
+                    group.remove();
+                }
+            }
         }
         Some(listener)
     }
@@ -193,8 +223,8 @@ impl TcpTable {
             return Err(DropReason::TcpAcceptQueueFull);
         }
         if listener.half_open >= half_open_limit {
-            listener.cookies_until_ns = now_ns.saturating_add(COOKIES_NS);
             let options = Arc::clone(&listener.options);
+            self.cookies_until_ns = now_ns.saturating_add(COOKIES_NS);
             self.answer_with_cookie(now_ns, ends, segment, &options);
             return Ok(());
         }
@@ -264,7 +294,7 @@ impl TcpTable {
         let Some(listener) = self.listeners.at(listener_index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        let expects = now_ns < listener.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
+        let expects = now_ns < self.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
         let kept = match expects {
             true => cookie::open(&self.secret, now_ns, &ends, segment),
             false => None,

@@ -2,8 +2,8 @@
 //!
 //! A connection is a state machine without clock or I/O, split by topic:
 //! `arrival` (what a segment does, in the order of RFC 9293 section 3.10.7),
-//! `receive`, `send`, `recovery` with `flight` and `congestion`, `keepalive`,
-//! `time_wait`. `table` holds all of them, with `connections` (where they are
+//! `receive`, `send`, `recovery` with `flight` and `congestion`, `path_search`,
+//! `keepalive`, `time_wait`. `table` holds all of them, with `connections` (where they are
 //! and how they are found), `listener`, and `timers`. `input` and `output`
 //! join it to the rest of the stack.
 //!
@@ -23,6 +23,7 @@ mod keepalive;
 mod listener;
 mod options;
 mod output;
+mod path_search;
 mod prf;
 mod receive;
 mod recovery;
@@ -156,11 +157,12 @@ impl Stack {
         if self.addresses.kind(ip) != Kind::Ours || ip.is_ipv4() != peer.is_ipv4() {
             return Err(TcpError::AddressNotAvailable(ip));
         }
-        let ends = self.choose_ends(SocketAddr::new(ip, port), peer)?;
+        let ends = self.choose_ends(now_ns, SocketAddr::new(ip, port), peer)?;
         if self.tcp.connections.is_full() {
             return Err(TcpError::TooMany("connections"));
         }
         let iss = isn::initial(&self.tcp.secret, now_ns, &ends);
+        let iss = self.tcp.replace_time_wait(now_ns, &ends).map_or(iss, |old| old.max(iss));
         let offset = isn::timestamp_offset(&self.tcp.secret, &ends);
         let ecn = options.ecn;
         let options = self.tcp.shared.options(options);
@@ -174,12 +176,16 @@ impl Stack {
     }
 
     /// Both ends, with a free port if none was chosen (RFC 6056 section 3.3.1).
-    fn choose_ends(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<Ends, TcpError> {
+    fn choose_ends(
+        &mut self,
+        now_ns: u64,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<Ends, TcpError> {
         let tcp = &self.tcp;
         let is_free = |port| {
             let local = SocketAddr::new(local.ip(), port);
-            let ends = Ends::new(local, remote);
-            !tcp.listeners.has_port(local) && tcp.index.find(&tcp.connections, &ends).is_none()
+            !tcp.listeners.has_port(local) && tcp.are_free(now_ns, &Ends::new(local, remote))
         };
         match local.port() {
             0 => {

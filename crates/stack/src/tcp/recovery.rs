@@ -4,7 +4,7 @@
 pub(crate) use super::flight::{Flight, Progress, Reduction, Sent};
 
 use super::congestion::Acked;
-use super::connection::{Connection, DEFAULT_MSS, NEVER, Shared, Wait};
+use super::connection::{Connection, NEVER, Shared, Wait};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
@@ -82,6 +82,7 @@ impl Connection {
             self.count_duplicates(segment.ack, duplicate, &progress);
         }
         self.react(now_ns, segment, outstanding, &progress);
+        self.end_path_probe(now_ns);
         if self.flight.as_ref().is_some_and(|flight| flight.is_empty())
             && let Some(flight) = self.flight.take()
         {
@@ -199,13 +200,16 @@ impl Connection {
     fn react(&mut self, now_ns: u64, segment: &Segment<'_>, outstanding: u32, progress: &Progress) {
         let mss = u32::from(self.mss);
         let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
+        let was_probe = lost > 0 && self.lost_only_a_path_probe();
         let marked = self.is.ecn
             && segment.flags.contains(TcpFlags::ECE)
             && !segment.is_syn()
             && self.phase == Phase::Open
             && !self.una.is_before(self.cwr_end);
         match self.phase {
-            Phase::Open if lost > 0 => self.enter_recovery(outstanding),
+            Phase::Open if lost > 0 && !was_probe => {
+                self.enter_recovery(outstanding);
+            }
             Phase::Open if marked => {
                 // RFC 3168 section 6.1.2: once a round trip, as for a loss.
                 self.controller.on_congestion(outstanding, mss);
@@ -363,7 +367,7 @@ impl Connection {
                 let outstanding = self.nxt.since(self.una);
                 self.detect_lost(now_ns);
                 let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
-                if lost > 0 && self.phase == Phase::Open {
+                if lost > 0 && self.phase == Phase::Open && !self.lost_only_a_path_probe() {
                     self.enter_recovery(outstanding);
                 }
                 self.is.wants_output = true;
@@ -431,8 +435,9 @@ impl Connection {
         flight.look_again_ns = 0;
         if self.is_synchronized() {
             self.controller.on_timeout(outstanding, mss, self.phase != Phase::Loss);
+            self.on_path_probe_timeout();
             if self.retries == BLACK_HOLE_RETRIES {
-                self.mss_limit = DEFAULT_MSS[usize::from(!self.ends.is_v4())];
+                self.on_black_hole(now_ns);
             }
         } else {
             // RFC 5681 section 3.1: a lost SYN means one segment to begin with.

@@ -206,7 +206,8 @@ impl Connection {
         let mss = u32::from(self.mss);
         let usable = (self.una + self.window).since(self.nxt);
         let forced = std::mem::take(&mut self.is.force_window);
-        let mut bytes = unsent.min(mss).min(usable);
+        let probe_bytes = self.path_probe_bytes(now_ns, usable);
+        let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         if forced && bytes == 0 {
             // RFC 9293 section 3.8.6.1: one byte beyond the window.
             bytes = unsent.min(1);
@@ -227,6 +228,9 @@ impl Connection {
         let end = start + bytes + u32::from(fin);
         self.record(now_ns, shared, start, end, false, fin);
         self.count_sent(bytes);
+        if probe_bytes.is_some() {
+            self.on_path_probe_sent(start, end);
+        }
         if bytes < mss {
             self.small_end = end;
         }

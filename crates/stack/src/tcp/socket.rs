@@ -86,6 +86,9 @@ pub struct TcpOptions {
     pub ecn: bool,
     /// A listener on the unspecified IPv6 address takes IPv4 too.
     pub dual_stack: bool,
+    /// Several listeners share the address, each with an accept queue of its
+    /// own, and new connections are spread over them. All of them must say so.
+    pub reuse_port: bool,
     /// How the window moves.
     pub congestion_control: CongestionControl,
     /// The hop limit of what is sent; `None` for that of the interface.
@@ -109,6 +112,7 @@ impl Default for TcpOptions {
             no_delay: false,
             ecn: false,
             dual_stack: false,
+            reuse_port: false,
             congestion_control: CongestionControl::Cubic,
             hop_limit: None,
             traffic_class: 0,

@@ -13,6 +13,7 @@ use super::connections::Index;
 use super::listener::Listeners;
 use super::prf::Secret;
 use super::segment::{Ends, Out, Segment};
+use super::seq::Seq;
 use super::socket::{TcpId, TcpState};
 use super::timers::Wheel;
 use crate::chance::Chance;
@@ -45,6 +46,8 @@ pub(crate) struct TcpTable {
     time_wait_count: usize,
     time_wait_limit: usize,
     pub(crate) half_open_limit: usize,
+    /// Until when acknowledgements may bring a cookie.
+    pub(crate) cookies_until_ns: u64,
     /// The largest payload that the link takes: for IPv4 and for IPv6.
     pub(crate) link_mss: [u16; 2],
     retry_at_ns: u64,
@@ -69,6 +72,7 @@ impl TcpTable {
             time_wait_count: 0,
             time_wait_limit: limits.tcp_time_waits,
             half_open_limit: limits.tcp_half_open,
+            cookies_until_ns: 0,
             link_mss: [fits(40), fits(60)],
             retry_at_ns: NEVER,
         }
@@ -113,18 +117,17 @@ impl TcpTable {
     ) -> Result<(), DropReason> {
         let mut replaces = None;
         if let Some(index) = self.index.find(&self.connections, &ends) {
-            let gives_way = self.connections.at(index).filter(|old| {
+            let gives_way = self.connections.at(index).is_some_and(|old| {
                 old.state == TcpState::TimeWait
                     && old.gives_way_to(segment)
                     && self.listeners.has_port(ends.local())
             });
-            let Some(old) = gives_way else {
+            if !gives_way {
                 return self.connection_arrival(now_ns, index, segment);
-            };
-            replaces = Some(old.next_iss(super::isn::initial(&self.secret, now_ns, &ends)));
-            self.end(now_ns, index);
+            }
+            replaces = self.replace_time_wait(now_ns, &ends);
         }
-        if let Some(listener) = self.listeners.find(ends.local()) {
+        if let Some(listener) = self.listeners.find(&ends) {
             return self.listen_arrival(now_ns, ends, segment, listener, replaces);
         }
         if may_reset {
@@ -254,12 +257,32 @@ impl TcpTable {
         }
     }
 
-    /// The oldest in TIME-WAIT give way when there are too many.
+    /// Whether a new connection may have these ends.
+    pub(crate) fn are_free(&self, now_ns: u64, ends: &Ends) -> bool {
+        let Some(index) = self.index.find(&self.connections, ends) else { return true };
+        let old = self.connections.at(index);
+        old.is_none_or(|old| old.may_be_replaced(now_ns, &self.shared))
+    }
+
+    /// What is in TIME-WAIT between these ends is forgotten, for a new
+    /// connection between them. Returns the least number to begin with.
+    pub(crate) fn replace_time_wait(&mut self, now_ns: u64, ends: &Ends) -> Option<Seq> {
+        let index = self.index.find(&self.connections, ends)?;
+        let proposed = super::isn::initial(&self.secret, now_ns, ends);
+        let iss = self.connections.at(index).map(|old| old.next_iss(proposed));
+        self.end(now_ns, index);
+        iss
+    }
+
+    /// The oldest in TIME-WAIT give way when there are too many, and those that
+    /// left it early do not make the queue longer without end.
     fn limit_time_waits(&mut self, now_ns: u64) {
         while let Some(&oldest) = self.time_waits.front() {
             let state = self.connections.get(oldest).map(|connection| connection.state);
             let is_waiting = state == Some(TcpState::TimeWait);
-            if is_waiting && self.time_wait_count <= self.time_wait_limit {
+            let few = self.time_wait_count <= self.time_wait_limit
+                && self.time_waits.len() <= 2 * self.time_wait_limit;
+            if is_waiting && few {
                 return;
             }
             self.time_waits.pop_front();

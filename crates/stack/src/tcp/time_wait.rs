@@ -7,6 +7,9 @@ use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::TcpState;
 
+/// After so long in TIME-WAIT time stamps tell old segments from new ones.
+const REPLACEABLE_NS: u64 = 1_000_000_000;
+
 impl Connection {
     /// Everything is said and acknowledged.
     pub(crate) fn enter_time_wait(&mut self, now_ns: u64, shared: &mut Shared) {
@@ -24,12 +27,24 @@ impl Connection {
             return false;
         }
         let beyond = self.rcv_nxt.is_before(syn.seq);
-        match (syn.options.timestamps.filter(|_| self.is.timestamps), self.is.timestamps) {
-            (Some((value, _)), _) => {
+        match syn.options.timestamps {
+            Some((value, _)) if self.is.timestamps => {
                 Seq(self.ts_recent).is_before(Seq(value)) || value == self.ts_recent && beyond
             }
-            (None, _) => beyond,
+            // PAWS will tell old segments, which have none, from new ones.
+            Some(_) => true,
+            None => beyond,
         }
+    }
+
+    /// Whether we may begin a new connection in place of this one: it is in
+    /// TIME-WAIT, and our time stamps are later by now than all that it sent
+    /// (RFC 6191 section 2, seen from the other side).
+    pub(crate) fn may_be_replaced(&self, now_ns: u64, shared: &Shared) -> bool {
+        let since_ns = self.idle_at_ns.saturating_sub(shared.time_wait_ns);
+        self.state == TcpState::TimeWait
+            && self.is.timestamps
+            && now_ns.saturating_sub(since_ns) >= REPLACEABLE_NS
     }
 
     /// The number that the new connection begins with is beyond ours.

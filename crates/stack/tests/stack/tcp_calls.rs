@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use tidegate_stack::{Config, Event, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState};
+use tidegate_stack::{
+    Config, Event, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState,
+};
 
 use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
 
@@ -166,5 +168,74 @@ fn writers_wait_for_memory() {
         assert_eq!(receive(&mut pair.b, reader).map(|data| data.len()), Ok(4 * 2048));
         assert!(pair.a.events().contains(&Event::TcpWritable(second)));
         assert_eq!(send(&mut pair.a, second, b"x"), Ok(1));
+    });
+}
+
+#[test]
+fn listeners_that_agree_share_a_port() {
+    both(|family| {
+        let mut pair = Pair::new(family, [config(1), config(2)]);
+        let to = SocketAddr::new(family.host(2), 81);
+        let shared = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+        let alone = TcpOptions::default();
+        let first = pair.b.stack.tcp_listen(to, 30, shared).unwrap();
+        assert_eq!(pair.b.stack.tcp_listen(to, 30, alone), Err(TcpError::AddressInUse(to)));
+        assert_eq!(
+            pair.b.stack.tcp_listen(pair.to, 30, shared),
+            Err(TcpError::AddressInUse(pair.to))
+        );
+        let second = pair.b.stack.tcp_listen(to, 30, shared).unwrap();
+        pair.to = to;
+        let dial = |pair: &mut Pair, count| {
+            for _ in 0..count {
+                let Host { stack, arena, now_ns } = &mut pair.a;
+                stack.tcp_connect(*now_ns, arena, None, to, TcpOptions::default()).unwrap();
+                pair.carry();
+            }
+            [first, second].map(|listener| pair.b.stack.tcp_acceptable(listener))
+        };
+        let [at_first, at_second] = dial(&mut pair, 40);
+        assert_eq!(at_first + at_second, 40);
+        assert!(at_first >= 10 && at_second >= 10, "{at_first} and {at_second}");
+        // A full queue passes on.
+        assert_eq!(dial(&mut pair, 20), [30, 30]);
+        let Host { stack, arena, now_ns } = &mut pair.b;
+        stack.tcp_close_listener(*now_ns, arena, first);
+        for _ in 0..5 {
+            stack.tcp_accept(second).unwrap();
+        }
+        pair.carry();
+        assert_eq!(dial(&mut pair, 5), [0, 30]);
+    });
+}
+
+/// RFC 6191 section 2, from the side that connects.
+#[test]
+fn a_connection_may_begin_where_one_is_in_time_wait() {
+    both(|family| {
+        let mut pair = Pair::new(family, [config(1), config(2)]);
+        let local = SocketAddr::new(family.host(1), 4000);
+        let dial = |pair: &mut Pair| {
+            let Host { stack, arena, now_ns } = &mut pair.a;
+            let options = TcpOptions::default();
+            let client = stack.tcp_connect(*now_ns, arena, Some(local), pair.to, options)?;
+            pair.carry();
+            Ok((client, pair.b.stack.tcp_accept(pair.listener).unwrap()))
+        };
+        let (client, server) = dial(&mut pair).unwrap();
+        for (host, id) in [(&mut pair.a, client), (&mut pair.b, server)] {
+            host.stack.tcp_shutdown(host.now_ns, &mut host.arena, id, Shutdown::Write).unwrap();
+        }
+        let Host { stack, arena, now_ns } = &mut pair.b;
+        stack.tcp_close(*now_ns, arena, server);
+        pair.carry();
+        assert_eq!(pair.a.stack.tcp_state(client), Some(TcpState::TimeWait));
+        assert_eq!(dial(&mut pair), Err(TcpError::AddressInUse(local)));
+        pair.pass(SECOND_NS);
+        let (again, server) = dial(&mut pair).unwrap();
+        assert_eq!(pair.a.stack.tcp_state(client), Some(TcpState::Closed));
+        assert_eq!(send(&mut pair.a, again, b"again"), Ok(5));
+        pair.carry();
+        assert_eq!(receive(&mut pair.b, server), Ok(b"again".to_vec()));
     });
 }

@@ -17,6 +17,7 @@
 //! set limit half-open 1        also: backlog N, resets N, memory BYTES
 //! set peer-isn 4294967000      where the peer's numbers begin
 //! set port 4001                the peer's port from here on
+//! set salt 1                   the peer's data is other data from here on
 //! ```
 //!
 //! What can happen:
@@ -25,7 +26,7 @@
 //! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
 //! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          we have sent
 //! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    about our SEQ
-//! listen | accept | connect | close | abort | close-listener
+//! listen [error KIND] | accept [wait] | connect | close | abort | close-listener
 //! shutdown read|write|both
 //! send N [= M]     writes N bytes; M were taken, if not all
 //! recv N [= M]     reads up to N bytes and gets M
@@ -38,7 +39,7 @@
 //!
 //! Flags are letters of `SFRPAUEC`, `-` for none. Numbers are relative to each
 //! side's first. Options: `mss N`, `scale N`, `sack-ok`, `ts VALUE ECHO`,
-//! `sack A..B`, separated by commas; `<>` says that there are none. What an
+//! `sack A..B`, `raw HEX`, separated by commas; `<>` says that there are none. What an
 //! expected packet does not mention is not compared, nor is the push flag when
 //! it does not stand there. Of expected time stamps `*` fits all. Everything
 //! that is sent must be expected, and come within two milliseconds of its time.
@@ -87,7 +88,7 @@ fn every_script() {
 }
 
 /// A segment as scripts see it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Packet {
     flags: TcpFlags,
     seq: u32,
@@ -99,8 +100,21 @@ struct Packet {
     payload: Vec<u8>,
 }
 
+impl std::fmt::Debug for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { flags, seq, ack, window, ecn, urgent, options, payload } = self;
+        let end = seq.wrapping_add(payload.len() as u32);
+        write!(
+            f,
+            "{flags:?} {seq}..{end} ack {ack} win {window} ecn {ecn} urg {urgent} {options:?}"
+        )
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Opt {
+    /// Bytes as they stand, however wrong.
+    Raw(Vec<u8>),
     Mss(u16),
     Scale(u8),
     SackOk,
@@ -118,6 +132,8 @@ struct Script {
     backlog: usize,
     peer_port: u16,
     peer_isn: u32,
+    /// What the peer's data is falsified with.
+    salt: u8,
     /// Our first number and time stamp, once seen.
     our_isn: Option<u32>,
     our_ts: Option<u32>,
@@ -173,6 +189,7 @@ impl Script {
             backlog: 16,
             peer_port: PEER_PORT,
             peer_isn: 1_000_000,
+            salt: 0,
             our_isn: None,
             our_ts: None,
             sent: VecDeque::new(),
@@ -324,6 +341,7 @@ impl Script {
                     probes: probes.parse().unwrap(),
                 });
             }
+            ["salt", n] => self.salt = n.parse().unwrap(),
             ["limit", "backlog", n] => self.backlog = n.parse().unwrap(),
             ["limit" | "family", ..] => {}
             ["peer-isn", n] => {
@@ -387,6 +405,10 @@ impl Script {
         match words {
             ["listen"] => {
                 self.listener = Some(stack.tcp_listen(us, self.backlog, options).unwrap());
+            }
+            ["listen", "error", kind] => {
+                let error = stack.tcp_listen(us, self.backlog, options).err();
+                self.expect_error(error, kind);
             }
             ["close-listener"] => {
                 stack.tcp_close_listener(now_ns, arena, self.listener.take().unwrap());
@@ -465,6 +487,7 @@ impl Script {
             "host-unreachable" => found == Some(ErrorKind::HostUnreachable),
             "broken-pipe" => found == Some(ErrorKind::BrokenPipe),
             "not-connected" => found == Some(ErrorKind::NotConnected),
+            "in-use" => found == Some(ErrorKind::AddrInUse),
             "wait" => found == Some(ErrorKind::WouldBlock),
             _ => self.fail("no such kind of error"),
         };
@@ -586,6 +609,10 @@ impl Script {
             text => text.parse().unwrap_or_else(|_| self.fail("no number")),
         };
         match words[..] {
+            ["raw", hex] => {
+                let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+                Opt::Raw((0..hex.len()).step_by(2).map(byte).collect())
+            }
             ["mss", n] => Opt::Mss(number(n) as u16),
             ["scale", n] => Opt::Scale(number(n) as u8),
             ["sack-ok"] => Opt::SackOk,
@@ -652,6 +679,10 @@ impl Script {
             let mut bytes = [1; 40];
             let blocks: Vec<u8>;
             let option = match option {
+                Opt::Raw(raw) => {
+                    options.extend(raw);
+                    continue;
+                }
                 Opt::Mss(size) => TcpOption::MaximumSegmentSize(*size),
                 Opt::Scale(shift) => TcpOption::WindowScale(*shift),
                 Opt::SackOk => TcpOption::SackPermitted,
@@ -685,7 +716,8 @@ impl Script {
             urgent_pointer: packet.urgent,
         };
         let syn = u32::from(packet.flags.contains(TcpFlags::SYN));
-        let data = pattern_bytes(packet.seq.wrapping_sub(1).wrapping_add(syn), len);
+        let mut data = pattern_bytes(packet.seq.wrapping_sub(1).wrapping_add(syn), len);
+        data.iter_mut().for_each(|byte| *byte ^= self.salt);
         let mut segment = vec![0; header_bytes];
         segment[20..].copy_from_slice(&options);
         assert!(header.emit(&mut segment).is_some());
