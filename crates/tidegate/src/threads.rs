@@ -221,8 +221,10 @@ impl Control {
     fn polled(&self, shared: &Shared) -> io::Result<()> {
         while !self.stops() {
             let mut core = shared.lock();
-            core.run()?;
+            // Before the round: who was woken because a queue has room again
+            // would otherwise hold back once more.
             core.tell_levels();
+            core.run()?;
             match core.engine.idle_step() {
                 Step::Spin => {}
                 Step::Pause => {

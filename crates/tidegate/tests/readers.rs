@@ -377,6 +377,36 @@ fn ten_thousand_sockets_with_readers_stall_nobody() {
     assert!(waiting.iter().filter(|&&waiting| waiting == 2).count() > 9_000);
 }
 
+/// A stack that holds back for a minute when a queue is full goes on as soon as
+/// a reader has made room.
+#[test]
+fn readers_that_make_room_end_the_hold() {
+    const PACKETS: u64 = 1000;
+    let minute = Config { feedback_timeout_us: 60_000_000, ..Config::default() };
+    for [ip, to] in ADDRESSES {
+        let (a, b) = wire(&MemConfig::default()).unwrap();
+        let gate = Settings::new(minute.clone()).unwrap();
+        let server = Net::open(config(b, 2).gate(gate).own_thread(true)).unwrap();
+        let peer = Net::open(config(a, 1).own_thread(true)).unwrap();
+        meet(&peer, &server, ip, to);
+        let readers = UdpSocket::bind(&server, to).unwrap().readers(ReadersConfig::default());
+        let mut reader = readers.unwrap().add().unwrap();
+        reader.set_read_timeout(Some(Duration::from_millis(20)));
+        let client = client(&peer, ip);
+        for _ in 0..PACKETS {
+            client.send_to(b"tide", to).unwrap();
+        }
+        let began = std::time::Instant::now();
+        let dropped = || server.counters().stack.drops.get(DropReason::SocketQueueFull);
+        let mut read = 0;
+        while read + dropped() < PACKETS {
+            read += u64::from(reader.recv_from(&mut [0; 8]).is_ok());
+            assert!(began.elapsed() < PATIENCE, "{read} of {PACKETS} came");
+        }
+        assert!(server.counters().gate.held_by_feedback > 0, "it was never held back");
+    }
+}
+
 #[test]
 fn one_thread_waits_for_readers_of_both_families() {
     let (a, b) = polled_hosts();

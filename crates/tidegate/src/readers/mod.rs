@@ -24,6 +24,10 @@ const BATCH: usize = 64;
 /// Looks at a queue before its reader goes to sleep: a few microseconds.
 const LOOKS_BEFORE_SLEEP: usize = 64;
 
+/// A queue is nearly empty when it is no fuller than one part of so many: below
+/// the gate's usual low-water mark.
+const FEW_PART: usize = 5;
+
 /// Which reader gets a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distribution {
@@ -97,6 +101,8 @@ pub struct UdpReader {
     end: ReaderEnd,
     outbox: Arc<Outbox>,
     answer_bytes: usize,
+    /// With so many datagrams left there is room again.
+    few_packets: usize,
     read_timeout: Option<Duration>,
     nonblocking: bool,
 }
@@ -141,6 +147,7 @@ impl UdpReaders {
             end,
             outbox: Arc::clone(&core.groups.outbox),
             answer_bytes: self.config.answer_bytes,
+            few_packets: self.config.queue_packets / FEW_PART,
             read_timeout: None,
             nonblocking: false,
         })
@@ -266,9 +273,11 @@ impl UdpReader {
         }
     }
 
-    /// The engine may wait for that.
+    /// The engine may wait for that. It is told before the queue is empty, so
+    /// that there is something to read while it wakes up.
     fn made_room(&mut self) {
-        if self.outbox.wants_room() && self.end.requests.ready(1) == 0 {
+        let few = self.few_packets;
+        if self.outbox.wants_room() && self.end.requests.ready(few + 1) <= few {
             self.outbox.ring();
         }
     }
