@@ -436,9 +436,8 @@ impl Core {
             }
         }
         let (_, _, now_ns) = self.engine.parts();
-        if self.engine.gate().held_until(now_ns).is_some() {
-            self.groups.outbox.set_wants_room(true);
-        }
+        let held = self.engine.gate().held_until(now_ns).is_some();
+        self.groups.set_held(held);
     }
 
     /// Something was taken from these sockets: what was held back because of

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidegate::gate::{Config, Mode, Settings};
+use tidegate::gate::{Config, Mode, Quota, Settings};
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{
     Distribution, DropReason, FrameSize, Limits, Net, NetConfig, OpenError, ReadersConfig,
@@ -382,15 +382,22 @@ fn ten_thousand_sockets_with_readers_stall_nobody() {
 #[test]
 fn readers_that_make_room_end_the_hold() {
     const PACKETS: u64 = 1000;
-    let minute = Config { feedback_timeout_us: 60_000_000, ..Config::default() };
+    // So few at once that it is held back often: waking up by other timers now
+    // and then would not do.
+    let minute = Config {
+        feedback_timeout_us: 60_000_000,
+        receive_quota: Quota::Packets(4),
+        ..Config::default()
+    };
+    let few = ReadersConfig { queue_packets: 16, ..Default::default() };
     for [ip, to] in ADDRESSES {
         let (a, b) = wire(&MemConfig::default()).unwrap();
         let gate = Settings::new(minute.clone()).unwrap();
         let server = Net::open(config(b, 2).gate(gate).own_thread(true)).unwrap();
         let peer = Net::open(config(a, 1).own_thread(true)).unwrap();
         meet(&peer, &server, ip, to);
-        let readers = UdpSocket::bind(&server, to).unwrap().readers(ReadersConfig::default());
-        let mut reader = readers.unwrap().add().unwrap();
+        let readers = UdpSocket::bind(&server, to).unwrap().readers(few).unwrap();
+        let mut reader = readers.add().unwrap();
         reader.set_read_timeout(Some(Duration::from_millis(20)));
         let client = client(&peer, ip);
         for _ in 0..PACKETS {

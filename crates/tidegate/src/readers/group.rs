@@ -23,6 +23,8 @@ pub(crate) struct Groups {
     listed: Vec<(UdpId, u64)>,
     /// Sockets with datagrams that no reader had room for when theirs left.
     left_behind: usize,
+    /// Receiving is held back, perhaps because of a reader.
+    held: bool,
 }
 
 /// The readers of one socket.
@@ -46,7 +48,15 @@ impl Groups {
             readable: Vec::new(),
             listed: Vec::new(),
             left_behind: 0,
+            held: false,
         }
+    }
+
+    /// Whether receiving is held back; then readers say when they have made
+    /// room.
+    pub(crate) fn set_held(&mut self, held: bool) {
+        self.held = held;
+        self.outbox.set_wants_room(held || self.left_behind > 0);
     }
 
     /// From now on this socket may have several readers.
@@ -147,7 +157,7 @@ impl Groups {
             let ids: Vec<UdpId> = self.groups.iter().filter_map(has_left).collect();
             ids.into_iter().for_each(|id| self.distribute(id, engine));
         }
-        self.outbox.set_wants_room(self.left_behind > 0);
+        self.outbox.set_wants_room(self.held || self.left_behind > 0);
         let mut listed = std::mem::take(&mut self.listed);
         self.outbox.take(&mut listed);
         let any = !listed.is_empty();
