@@ -17,6 +17,8 @@ const STOP_CHECK: Duration = Duration::from_millis(100);
 /// which is noticed within a tenth of a second, or until one of the threads
 /// cannot go on. Each thread has a reader of each socket, so that requests are
 /// spread as `config` says. Replies leave from the address that was asked.
+/// `begin` is the first that each thread calls, with its number: to choose its
+/// processor, say.
 ///
 /// # Errors
 /// When the sockets' stack has no thread of its own, or its port is of no
@@ -25,6 +27,7 @@ pub fn serve_readers<R: Responder + Send>(
     sockets: &[UdpSocket],
     responders: Vec<R>,
     config: ReadersConfig,
+    begin: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> io::Result<()> {
@@ -33,7 +36,8 @@ pub fn serve_readers<R: Responder + Send>(
     let own = |_: &R| groups.iter().map(UdpReaders::add).collect::<io::Result<Vec<_>>>();
     // All readers are there before the first one answers.
     let readers = responders.iter().map(own).collect::<io::Result<Vec<_>>>()?;
-    on_threads(responders.into_iter().zip(readers), stop, |(mut responder, mut readers)| {
+    let jobs = responders.into_iter().zip(readers);
+    on_threads(jobs, begin, stop, |(mut responder, mut readers)| {
         serve(&mut readers, &mut responder, stop, counters)
     })
 }
@@ -75,6 +79,7 @@ fn serve(
 /// Serves kernel sockets with a thread for each of `responders`: all threads
 /// read the same sockets when there is one set of them, else each its own, made
 /// with [`KernelOptions::reuse_port`](crate::kernel::KernelOptions::reuse_port).
+/// `begin` is as in [`serve_readers`].
 ///
 /// # Errors
 /// As [`serve_kernel`].
@@ -85,11 +90,12 @@ pub fn serve_kernel_readers<R: Responder + Send>(
     sets: &[Vec<KernelSocket>],
     responders: Vec<R>,
     max_datagram_bytes: usize,
+    begin: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> Result<(), KernelError> {
     let jobs = responders.into_iter().zip(sets.iter().cycle());
-    on_threads(jobs, stop, |(mut responder, sockets)| {
+    on_threads(jobs, begin, stop, |(mut responder, sockets)| {
         serve_kernel(sockets, &mut responder, max_datagram_bytes, stop, counters)
     })
 }
@@ -97,14 +103,16 @@ pub fn serve_kernel_readers<R: Responder + Send>(
 /// A thread for each job. When one cannot go on, all end.
 fn on_threads<J: Send, E: Send>(
     jobs: impl Iterator<Item = J>,
+    begin: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     work: impl Fn(J) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     std::thread::scope(|scope| {
-        let work = &work;
-        let start = |job| {
+        let (begin, work) = (&begin, &work);
+        let start = |(number, job)| {
             scope.spawn(move || {
                 let end = StopAll(stop);
+                begin(number);
                 let worked = work(job);
                 if worked.is_ok() {
                     std::mem::forget(end);
@@ -112,7 +120,7 @@ fn on_threads<J: Send, E: Send>(
                 worked
             })
         };
-        let threads: Vec<_> = jobs.map(start).collect();
+        let threads: Vec<_> = jobs.enumerate().map(start).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| resume_unwind(panic))
         };

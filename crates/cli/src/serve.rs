@@ -25,7 +25,7 @@ use crate::config::{self, Section};
 use crate::control::Control;
 use crate::gate::GateOptions;
 use crate::guard::be_urgent;
-use crate::host::{HostOptions, PortKind};
+use crate::host::{HostOptions, PortKind, pin_to};
 use crate::report::ServeReport;
 
 /// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
@@ -78,6 +78,9 @@ struct Common {
     /// need a thread besides that runs the stack, and get it
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
     readers: usize,
+    /// Keep the readers on these processors, in turn; what runs the stack stays on --cpu
+    #[arg(long, value_name = "CPU", value_delimiter = ',', help_heading = "Readers")]
+    reader_cpus: Vec<usize>,
     /// Which reader gets a datagram [default: flow]
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Readers")]
     distribution: Option<DistributionName>,
@@ -258,6 +261,8 @@ impl Common {
         mut responder: impl Responder + Clone + Send,
     ) -> Result<(), Failure> {
         self.check_readers()?;
+        let has_reader_threads = self.has_reader_threads();
+        let begin = |number| pin_reader(&self.reader_cpus, number);
         let host = config::over(self.host, self.config.as_deref())?;
         let gate = config::over(self.gate, self.config.as_deref())?;
         let settings = gate.settings()?;
@@ -279,9 +284,9 @@ impl Common {
             let sets = if self.reuse_port { self.readers } else { 1 };
             let sets = (0..sets).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
             ready(name, &addresses, "kernel sockets")?;
-            if self.readers > 1 {
+            if has_reader_threads {
                 let responders = vec![responder; self.readers];
-                serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, &stop, served)?;
+                serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, begin, &stop, served)?;
             } else {
                 serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
             }
@@ -293,7 +298,7 @@ impl Common {
                 be_urgent();
                 config = config.admission(classes.unwrap_or_default());
             }
-            let net = Net::open(config.own_thread(gate.network_thread() || self.readers > 1))?;
+            let net = Net::open(config.own_thread(gate.network_thread() || has_reader_threads))?;
             let addresses = host.wildcards(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
@@ -302,10 +307,11 @@ impl Common {
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
             ready(name, &addresses, &path)?;
-            if self.readers > 1 {
+            if has_reader_threads {
                 let distribution = self.distribution.map(Into::into).unwrap_or_default();
                 let config = ReadersConfig { distribution, ..ReadersConfig::default() };
-                serve_readers(&sockets, vec![responder; self.readers], config, &stop, served)?;
+                let responders = vec![responder; self.readers];
+                serve_readers(&sockets, responders, config, begin, &stop, served)?;
             } else {
                 serve_embedded(&net, &sockets, &mut responder, &stop, served)?;
             }
@@ -316,9 +322,22 @@ impl Common {
 }
 
 impl Common {
+    /// Whether readers have threads of their own, which a single one has if it
+    /// is told where to run.
+    fn has_reader_threads(&self) -> bool {
+        self.readers > 1 || !self.reader_cpus.is_empty()
+    }
+
     fn check_readers(&self) -> Result<(), Failure> {
         if self.readers == 0 || self.readers > MOST_READERS {
             return Err(format!("--readers {}: give 1 to {MOST_READERS}", self.readers).into());
+        }
+        for &cpu in &self.reader_cpus {
+            // On a thread of its own, which ends with it.
+            let tried = std::thread::spawn(move || {
+                pin_to(cpu).map_err(|error| format!("--reader-cpus: {error}"))
+            });
+            tried.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         let kernel = self.host.port_kind() == PortKind::Kernel;
         if self.reuse_port && !kernel && self.config.is_none() {
@@ -327,6 +346,14 @@ impl Common {
                 .into());
         }
         Ok(())
+    }
+}
+
+/// Takes the calling reader to its processor, if there is a choice of those.
+fn pin_reader(cpus: &[usize], number: usize) {
+    // Each was tried when the command began.
+    if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
+        eprintln!("reader {number}: {error}");
     }
 }
 
