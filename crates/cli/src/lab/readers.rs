@@ -16,6 +16,9 @@ pub(crate) struct ReadersLab {
     /// Numbers of readers [default: 1,2,4,8]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     readers: Vec<usize>,
+    /// Where threads run: one-core, core-each [default: both]
+    #[arg(long, value_name = "PLACE", value_delimiter = ',')]
+    places: Vec<readers::Place>,
     /// Work for each request [default: 0,1000,5000]
     #[arg(long, value_name = "NANOSECONDS", value_delimiter = ',')]
     work_ns: Vec<u64>,
@@ -33,6 +36,9 @@ impl ReadersLab {
         );
         if !self.readers.is_empty() {
             config.readers = self.readers;
+        }
+        if !self.places.is_empty() {
+            config.places = self.places;
         }
         if !self.work_ns.is_empty() {
             config.work_ns = self.work_ns;
