@@ -36,6 +36,24 @@ impl Default for ContentionConfig {
 /// Room for events on each core.
 const ROOM_KB: u32 = 32 * 1024;
 const READERS_MAX: usize = 1024;
+/// Datagrams that each thread reads to see who takes which lock.
+const NAMING_PACKETS: u64 = 2_000;
+
+/// Locks by the innermost function that takes them, of which this is a part.
+const TAKERS: [(&str, &str); 8] = [
+    ("prepare_to_wait", WAIT_QUEUE),
+    ("finish_wait", WAIT_QUEUE),
+    ("__wake_up", WAIT_QUEUE),
+    ("__schedule", SCHEDULER),
+    ("rq_lock", SCHEDULER),
+    ("try_to_wake_up", SCHEDULER),
+    ("slab", MEMORY),
+    ("rmqueue", MEMORY),
+];
+/// Where readers of an empty socket sleep.
+const WAIT_QUEUE: &str = "wait queue";
+const SCHEDULER: &str = "scheduler";
+const MEMORY: &str = "memory";
 
 /// What is known of a lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,13 +81,13 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     let mut lost_events = 0;
     for &readers in &config.readers {
-        let (events, lost, seconds) = record(readers, config.packets_per_reader)?;
-        lost_events += lost;
-        let socket = events.iter().rev().find_map(socket_of);
+        let recorded = record(readers, config.packets_per_reader)?;
+        lost_events += recorded.lost;
+        let names = Names::new(&recorded.naming, &fields);
         let packets = readers as u64 * config.packets_per_reader;
         let mut sums: BTreeMap<String, Waits> = BTreeMap::new();
-        for (lock, waits) in waits(&events) {
-            let sum = sums.entry(name_of(lock, socket, &fields)).or_default();
+        for (lock, waits) in waits(&recorded.events) {
+            let sum = sums.entry(names.of(lock)).or_default();
             sum.contentions += waits.contentions;
             sum.total_cycles += waits.total_cycles;
             sum.longest_cycles = sum.longest_cycles.max(waits.longest_cycles);
@@ -93,9 +111,19 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
         result.rows.push(json!({
             "readers": readers,
             "lock": "(all packets)",
-            "packets_per_second": (packets as f64 / seconds).round(),
+            "packets_per_second": (packets as f64 / recorded.seconds).round(),
         }));
     }
+    result.columns = vec![
+        "readers",
+        "lock",
+        "contentions",
+        "contentions_per_1000_packets",
+        "waited_total_us",
+        "waited_mean_us",
+        "waited_longest_us",
+        "packets_per_second",
+    ];
     result.figure("kernel_events_lost", lost_events as f64);
     result.note(format!(
         "one UDP socket on the loopback, a process that sends without end, {} datagrams of 10 \
@@ -103,8 +131,10 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
         config.packets_per_reader
     ));
     result.note(
-        "the socket's locks are named by the kernel's type information; a wait is from \
-         lock:contention_begin to contention_end, so a lock that is got at once does not show",
+        "a wait is from lock:contention_begin to contention_end, so a lock that is got at once \
+         does not show. The socket's own locks are named by the kernel's type information, others \
+         by the functions that take them, seen in a short run before on the same socket; \
+         elsewhere is what that run did not see, as the locks of the threads themselves",
     );
     result.picture = Some(Picture::of(Panel {
         title: "Waits for locks, readers of one kernel UDP socket".to_owned(),
@@ -116,15 +146,25 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     Ok(result)
 }
 
-/// What happened while so many readers each read so many packets; how many
-/// events were lost, and the seconds it took.
-fn record(readers: usize, packets: u64) -> Result<(Vec<Event>, u64, f64), LabError> {
+/// What happened while so many readers each read so many packets.
+struct Recorded {
+    events: Vec<Event>,
+    /// Of a short run before, with stacks: who takes which lock, and the
+    /// socket's address.
+    naming: Vec<Event>,
+    /// Events for which there was no room.
+    lost: u64,
+    seconds: f64,
+}
+
+fn record(readers: usize, packets: u64) -> Result<Recorded, LabError> {
     let instance = Instance::new(ROOM_KB)?;
     instance.enable("lock/contention_begin")?;
     instance.enable("lock/contention_end")?;
     let switch = instance.switch()?;
-    // One packet with the event that tells the socket's address.
-    let names = Instance::new(1024)?;
+    let names = Instance::new(ROOM_KB)?;
+    names.record_stacks()?;
+    names.enable("lock/contention_begin")?;
     names.enable("sock/sock_recv_length")?;
     let namer = names.switch()?;
     let namespace = Namespace::new("locks")?;
@@ -134,19 +174,17 @@ fn record(readers: usize, packets: u64) -> Result<(Vec<Event>, u64, f64), LabErr
             let mut unit = [0; 16];
             rustix::io::read(&socket, &mut unit).map(drop).map_err(LabError::io("cannot read"))
         };
-        namer.add_this_thread()?;
         namer.on()?;
-        read()?;
+        time_from(|| namer.add_this_thread(), readers, packets.min(NAMING_PACKETS), read)?;
         namer.off()?;
         switch.on()?;
         let seconds = time_from(|| switch.add_this_thread(), readers, packets, read);
         switch.off()?;
         seconds
     })??;
-    let (mut events, lost) = instance.take()?;
-    let (named, _) = names.take()?;
-    events.extend(named);
-    Ok((events, lost, seconds))
+    let (events, lost) = instance.take()?;
+    let (naming, _) = names.take()?;
+    Ok(Recorded { events, naming, lost, seconds })
 }
 
 /// The address of the socket, if the event tells it.
@@ -178,18 +216,52 @@ fn waits(events: &[Event]) -> HashMap<u64, Waits> {
     waits
 }
 
-/// What a lock of the socket is called; `elsewhere` if it is none.
-fn name_of(lock: u64, socket: Option<u64>, fields: &Fields) -> String {
+/// What locks are called.
+struct Names<'a> {
+    socket: Option<u64>,
+    fields: &'a Fields,
+    by_taker: HashMap<u64, String>,
+}
+
+impl<'a> Names<'a> {
+    /// From events with stacks.
+    fn new(events: &[Event], fields: &'a Fields) -> Self {
+        let socket = events.iter().rev().find_map(socket_of);
+        let begins = events.iter().filter(|event| event.name == "contention_begin");
+        let by_taker = begins.filter_map(|event| Some((event.address("")?, taker(&event.stack)?)));
+        Self { socket, fields, by_taker: by_taker.collect() }
+    }
+
+    fn of(&self, lock: u64) -> String {
+        let of_socket = name_in_socket(lock, self.socket, self.fields);
+        let name = of_socket.or_else(|| self.by_taker.get(&lock).cloned());
+        name.unwrap_or_else(|| "elsewhere".to_owned())
+    }
+}
+
+/// What a lock is called that was taken in these functions.
+fn taker(stack: &[String]) -> Option<String> {
+    let known = |function: &String| {
+        TAKERS.iter().find(|taker| function.contains(taker.0)).map(|taker| taker.1.to_owned())
+    };
+    let is_lock = |function: &&String| {
+        ["trace_event", "spin_lock", "mutex_lock"].iter().any(|part| function.contains(part))
+    };
+    let first = stack.iter().find(|function| !is_lock(function))?;
+    known(first).or_else(|| Some(format!("in {first}")))
+}
+
+/// What a lock of the socket is called; `None` if it is none.
+fn name_in_socket(lock: u64, socket: Option<u64>, fields: &Fields) -> Option<String> {
     let in_head = fields.iter().find(|f| f.0 == "sk_buff_head" && f.1 == "lock").map_or(0, |f| f.2);
     let end = fields.iter().map(|field| field.2).max().unwrap_or(0) + 256;
-    let offset = socket.and_then(|socket| lock.checked_sub(socket)).filter(|at| *at < end);
-    let Some(offset) = offset else { return "elsewhere".to_owned() };
+    let offset = lock.checked_sub(socket?).filter(|at| *at < end)?;
     let queues = ["sk_receive_queue", "reader_queue", "sk_error_queue", "sk_write_queue"];
     let named = fields.iter().find(|(_, field, at)| {
         let inside = if queues.contains(&field.as_str()) { in_head } else { 0 };
         at + inside == offset && (inside > 0 || field == "sk_lock" || field == "sk_callback_lock")
     });
-    named.map_or_else(|| format!("socket + {offset}"), |(_, field, _)| field.clone())
+    Some(named.map_or_else(|| format!("socket + {offset}"), |(_, field, _)| field.clone()))
 }
 
 #[cfg(test)]
@@ -197,7 +269,7 @@ mod tests {
     use super::*;
 
     fn event(thread: u32, cycles: u64, name: &str, arguments: &str) -> Event {
-        Event { thread, cycles, name: name.into(), arguments: arguments.into() }
+        Event { thread, cycles, name: name.into(), arguments: arguments.into(), ..Event::default() }
     }
 
     #[test]
@@ -224,13 +296,27 @@ mod tests {
             field("sock", "sk_lock", 320),
             field("udp_sock", "reader_queue", 1152),
         ];
-        let name = |at: u64| name_of(0x1000 + at, Some(0x1000), &fields);
+        let by_function = |lock: u64, functions: &[&str]| Event {
+            stack: functions.iter().map(|&function| function.to_owned()).collect(),
+            ..event(1, 5, "contention_begin", &format!("{lock:#x} (flags=SPIN)"))
+        };
+        let events = [
+            event(1, 4, "sock_recv_length", "sk address = 0x1000, family = 2"),
+            by_function(0x90_0000, &["_raw_spin_lock_irqsave", "prepare_to_wait_exclusive", "f"]),
+            by_function(0xa0_0000, &["__pv_queued_spin_lock_slowpath", "try_to_wake_up"]),
+            by_function(0xb0_0000, &["_raw_spin_lock", "something_else", "__schedule"]),
+        ];
+        let names = Names::new(&events, &fields);
+        let name = |at: u64| names.of(0x1000 + at);
         assert_eq!(name(188), "sk_receive_queue");
         assert_eq!(name(320), "sk_lock");
         assert_eq!(name(1172), "reader_queue");
         assert_eq!(name(400), "socket + 400");
         assert_eq!(name(1 << 20), "elsewhere");
-        assert_eq!(name_of(7, None, &fields), "elsewhere");
+        assert_eq!(names.of(0x90_0000), "wait queue");
+        assert_eq!(names.of(0xa0_0000), "scheduler");
+        assert_eq!(names.of(0xb0_0000), "in something_else");
+        assert_eq!(Names::new(&[], &fields).of(0x1000), "elsewhere");
     }
 
     #[test]

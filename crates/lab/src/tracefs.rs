@@ -50,6 +50,11 @@ impl Instance {
         fs::write(&path, value).map_err(LabError::file(&path))
     }
 
+    /// Records with each event the functions that it happened in, from now on.
+    pub(crate) fn record_stacks(&self) -> Result<(), LabError> {
+        self.set("options/stacktrace", "1")
+    }
+
     /// Records an event, `skb/consume_skb`, or a group, `lock`.
     pub(crate) fn enable(&self, event: &str) -> Result<(), LabError> {
         self.set(&format!("events/{event}/enable"), "1")
@@ -71,7 +76,7 @@ impl Instance {
         let path = self.path.join("trace");
         let text = fs::read(&path).map_err(LabError::file(&path))?;
         let text = String::from_utf8_lossy(&text);
-        let events = text.lines().filter_map(Event::parse).collect();
+        let events = parse(&text);
         let lost = self.lost()?;
         self.set("trace", "")?;
         Ok((events, lost))
@@ -154,8 +159,22 @@ fn write(mut file: &File, text: &str) -> Result<(), LabError> {
     file.write_all(text.as_bytes()).map_err(LabError::io("cannot set up tracing"))
 }
 
+/// The events of a trace, each with its stack if that was recorded.
+fn parse(trace: &str) -> Vec<Event> {
+    let mut events: Vec<Event> = Vec::new();
+    for line in trace.lines() {
+        match (line.strip_prefix(" => "), events.last_mut()) {
+            (Some(function), Some(event)) => event.stack.push(function.trim().to_owned()),
+            (Some(_), None) => {}
+            (None, _) if line.ends_with(": <stack trace>") => {}
+            (None, _) => events.extend(Event::parse(line)),
+        }
+    }
+    events
+}
+
 /// What the kernel recorded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Event {
     /// The thread.
     pub(crate) thread: u32,
@@ -166,6 +185,8 @@ pub(crate) struct Event {
     /// What belongs to it: `skbaddr=... len=10`; of a system call that returns,
     /// `-> 0xa`.
     pub(crate) arguments: String,
+    /// The functions that it happened in, the innermost first, if recorded.
+    pub(crate) stack: Vec<String>,
 }
 
 impl Event {
@@ -189,6 +210,7 @@ impl Event {
             cycles: cycles.parse().ok()?,
             name: name.to_owned(),
             arguments: arguments.trim_start_matches([':', ' ']).to_owned(),
+            stack: Vec::new(),
         })
     }
 
@@ -264,6 +286,18 @@ mod tests {
         {
             assert_eq!(Event::parse(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn stacks_belong_to_the_event_before() {
+        let events = parse(
+            "# tracer: nop\n x-1 [000] ..... 6: contention_begin: 0xff01 (flags=SPIN)\n \
+             x-1 [000] ..... 7: <stack trace>\n => _raw_spin_lock\n => __schedule\n \
+             x-1 [000] ..... 8: contention_end: 0xff01 (ret=0)\n",
+        );
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[0].stack, ["_raw_spin_lock", "__schedule"]);
+        assert!(events[1].stack.is_empty());
     }
 
     #[test]

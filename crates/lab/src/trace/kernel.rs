@@ -201,7 +201,13 @@ mod tests {
     use super::*;
 
     fn event(cycles: u64, name: &str, arguments: &str) -> Event {
-        Event { thread: 1, cycles, name: name.into(), arguments: arguments.into() }
+        Event {
+            thread: 1,
+            cycles,
+            name: name.into(),
+            arguments: arguments.into(),
+            ..Event::default()
+        }
     }
 
     fn reads(at: u64) -> [Event; 5] {
