@@ -245,7 +245,7 @@ fn taker(stack: &[String]) -> Option<String> {
         TAKERS.iter().find(|taker| function.contains(taker.0)).map(|taker| taker.1.to_owned())
     };
     let is_lock = |function: &&String| {
-        ["trace_event", "spin_lock", "mutex_lock"].iter().any(|part| function.contains(part))
+        ["trace", "spin_lock", "mutex_lock"].iter().any(|part| function.contains(part))
     };
     let first = stack.iter().find(|function| !is_lock(function))?;
     known(first).or_else(|| Some(format!("in {first}")))
@@ -303,7 +303,10 @@ mod tests {
         let events = [
             event(1, 4, "sock_recv_length", "sk address = 0x1000, family = 2"),
             by_function(0x90_0000, &["_raw_spin_lock_irqsave", "prepare_to_wait_exclusive", "f"]),
-            by_function(0xa0_0000, &["__pv_queued_spin_lock_slowpath", "try_to_wake_up"]),
+            by_function(
+                0xa0_0000,
+                &["__traceiter_contention_begin", "_raw_spin_lock", "try_to_wake_up"],
+            ),
             by_function(0xb0_0000, &["_raw_spin_lock", "something_else", "__schedule"]),
         ];
         let names = Names::new(&events, &fields);
