@@ -400,7 +400,7 @@ impl Connection {
         }
         let shift = if scaled { self.shift_in } else { 0 };
         let window = u32::from(segment.window) << shift;
-        if window > self.window {
+        if window > self.window && self.may_have_output() {
             self.is.wants_output = true;
         }
         self.window = window;

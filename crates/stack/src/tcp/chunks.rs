@@ -27,11 +27,10 @@ pub(crate) struct Chunks {
     memory: Vec<Option<Box<[u8; CHUNK_BYTES]>>>,
     /// The one behind each.
     next: Vec<u32>,
-    /// Those in no strand.
-    free: Vec<u32>,
-    /// Memory that no chunk has now.
-    spare: Vec<Box<[u8; CHUNK_BYTES]>>,
-    /// How many have memory.
+    /// Those in no strand, with memory and without.
+    spare: Vec<u32>,
+    hollow: Vec<u32>,
+    /// How many in strands have memory.
     used: usize,
     limit: usize,
 }
@@ -39,8 +38,8 @@ pub(crate) struct Chunks {
 impl Chunks {
     pub(crate) fn new(limit_bytes: usize) -> Self {
         let limit = (limit_bytes / CHUNK_BYTES).clamp(1, NONE as usize / HOLLOW_FACTOR - 1);
-        let (memory, next, free, spare) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { memory, next, free, spare, used: 0, limit }
+        let (memory, next, spare, hollow) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { memory, next, spare, hollow, used: 0, limit }
     }
 
     /// How many hold something.
@@ -73,7 +72,7 @@ impl Chunks {
 
     /// How many more chunks without memory there are.
     fn hollow_left(&self) -> usize {
-        self.free.len() + self.limit * HOLLOW_FACTOR - self.memory.len()
+        self.hollow.len() + self.spare.len() + self.limit * HOLLOW_FACTOR - self.memory.len()
     }
 
     fn is_filled(&self, chunk: u32) -> bool {
@@ -88,11 +87,13 @@ impl Chunks {
 
     /// A chunk without memory.
     fn take(&mut self) -> Option<u32> {
-        if let Some(chunk) = self.free.pop() {
+        if let Some(chunk) = self.hollow.pop() {
             return Some(chunk);
         }
         if self.memory.len() >= self.limit * HOLLOW_FACTOR {
-            return None;
+            let chunk = self.spare.pop()?;
+            self.memory[chunk as usize] = None;
+            return Some(chunk);
         }
         self.memory.push(None);
         self.next.push(NONE);
@@ -101,28 +102,58 @@ impl Chunks {
 
     /// Makes sure that a chunk has memory. `false` when there is none.
     fn fill(&mut self, chunk: u32) -> bool {
-        let Some(memory) = self.memory.get_mut(chunk as usize) else { return false };
-        if memory.is_none() {
-            if self.used >= self.limit {
-                return false;
-            }
-            let spare = self.spare.pop();
-            *memory = Some(spare.unwrap_or_else(|| Box::new([0; CHUNK_BYTES])));
-            self.used += 1;
+        if self.is_filled(chunk) {
+            return true;
         }
+        if self.used >= self.limit {
+            return false;
+        }
+        let spare = self.spare.pop().and_then(|spare| {
+            self.hollow.push(spare);
+            self.memory[spare as usize].take()
+        });
+        self.memory[chunk as usize] = Some(spare.unwrap_or_else(|| Box::new([0; CHUNK_BYTES])));
+        self.used += 1;
         true
+    }
+
+    /// A chunk with memory.
+    #[inline]
+    fn take_filled(&mut self) -> Option<u32> {
+        if self.used >= self.limit {
+            return None;
+        }
+        if let Some(chunk) = self.spare.pop() {
+            self.used += 1;
+            return Some(chunk);
+        }
+        let chunk = self.take()?;
+        self.fill(chunk);
+        Some(chunk)
     }
 
     fn give(&mut self, chunk: u32) {
         self.next[chunk as usize] = NONE;
-        self.free.push(chunk);
-        let Some(memory) = self.memory[chunk as usize].take() else { return };
+        if self.memory[chunk as usize].is_none() {
+            return self.hollow.push(chunk);
+        }
         self.used -= 1;
-        self.spare.push(memory);
+        self.spare.push(chunk);
+        if self.spare.len() > SPARE_CHUNKS {
+            self.give_back();
+        }
+    }
+
+    /// Frees memory that is spare, as far as it is more than is in use.
+    #[cold]
+    fn give_back(&mut self) {
         // There is one spare more and one used less.
         for _ in 0..2 {
-            if self.spare.len() > SPARE_CHUNKS.max(self.used) {
-                self.spare.pop();
+            if self.spare.len() > SPARE_CHUNKS.max(self.used)
+                && let Some(chunk) = self.spare.pop()
+            {
+                self.memory[chunk as usize] = None;
+                self.hollow.push(chunk);
             }
         }
     }
@@ -167,6 +198,16 @@ impl Strand {
         if at >= end {
             return true;
         }
+        // Most of what comes finds the queue empty and fits in a chunk.
+        if self.count == 0 && end <= CHUNK_BYTES {
+            let Some(chunk) = chunks.take_filled() else { return false };
+            *self = Self { head: chunk, tail: chunk, count: 1, ..Self::EMPTY };
+            return true;
+        }
+        self.grow_by_more(chunks, at, end)
+    }
+
+    fn grow_by_more(&mut self, chunks: &mut Chunks, at: usize, end: usize) -> bool {
         let missing = end.saturating_sub(self.room()).div_ceil(CHUNK_BYTES);
         if missing > chunks.hollow_left() {
             return false;
@@ -288,9 +329,14 @@ impl Strand {
 
     /// Gives every chunk back.
     pub(crate) fn clear(&mut self, chunks: &mut Chunks) {
-        let bytes = self.count as usize * CHUNK_BYTES;
-        self.start = 0;
-        self.consume(chunks, bytes);
+        match self.count {
+            0 => {}
+            1 => chunks.give(self.head),
+            count => {
+                self.start = 0;
+                self.consume(chunks, count as usize * CHUNK_BYTES);
+            }
+        }
         *self = Self::EMPTY;
     }
 }
@@ -320,7 +366,7 @@ mod tests {
         assert!(strand.grow(&mut chunks, 0, 4 * SPARE_CHUNKS * CHUNK_BYTES));
         strand.clear(&mut chunks);
         assert_eq!(chunks.used(), 0);
-        assert_eq!(chunks.memory.iter().flatten().count(), 0);
+        assert_eq!(chunks.memory.iter().flatten().count(), SPARE_CHUNKS);
         assert_eq!(chunks.spare.len(), SPARE_CHUNKS);
         assert!(strand.grow(&mut chunks, 0, 4 * SPARE_CHUNKS * CHUNK_BYTES));
         strand.clear(&mut chunks);
@@ -340,7 +386,8 @@ mod tests {
         assert_eq!(&read, b"x");
         assert!(!strand.grow(&mut chunks, 0, 16 * CHUNK_BYTES + 1), "hollow ones have a limit too");
         strand.clear(&mut chunks);
-        assert_eq!((chunks.used(), chunks.free.len()), (0, chunks.memory.len()));
+        assert_eq!(chunks.used(), 0);
+        assert_eq!(chunks.spare.len() + chunks.hollow.len(), chunks.memory.len());
     }
 
     proptest! {

@@ -12,6 +12,7 @@ use super::rtt::RoundTrip;
 use super::segment::Ends;
 use super::seq::Seq;
 use super::socket::{Failure, TcpListenerId, TcpOptions, TcpState};
+use super::timers::tick_of;
 
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -38,6 +39,14 @@ pub(crate) struct Links {
     pub(crate) timer_slot: u32,
     /// The tick it is there for.
     pub(crate) timer_tick: u64,
+}
+
+impl Links {
+    /// Whether the wheel would be later than `at_ns`.
+    #[inline]
+    pub(crate) fn is_later_than(&self, at_ns: u64) -> bool {
+        self.timer_slot == NOWHERE || tick_of(at_ns) < self.timer_tick
+    }
 }
 
 /// Why the retransmission timer runs.

@@ -76,6 +76,14 @@ impl Connections {
         slot.connection.as_mut()
     }
 
+    /// A connection and its name.
+    #[inline]
+    pub(crate) fn at_mut_with_id(&mut self, index: u32) -> Option<(&mut Connection, TcpId)> {
+        let slot = self.pages.get_mut(index as usize / PAGE)?.get_mut(index as usize % PAGE)?;
+        let id = TcpId { index, generation: slot.generation };
+        slot.connection.as_mut().map(|connection| (connection, id))
+    }
+
     /// The name of the connection at a place.
     pub(crate) fn id(&self, index: u32) -> TcpId {
         let page = self.pages.get(index as usize / PAGE);

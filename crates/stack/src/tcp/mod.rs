@@ -247,7 +247,9 @@ impl Stack {
         connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
         connection.outgoing_bytes += room as u32;
         connection.is.wants_output |= room > 0;
-        self.tcp.settle(now_ns, id.index);
+        if !connection.is.pending {
+            self.tcp.settle(now_ns, id.index);
+        }
         Ok(room)
     }
 
@@ -278,7 +280,9 @@ impl Stack {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if connection.readable() > 0 {
             let len = connection.read(buf, shared);
-            self.tcp.settle(now_ns, id.index);
+            if connection.is.wants_output && !connection.is.pending {
+                self.tcp.settle(now_ns, id.index);
+            }
             return Ok(len);
         }
         Self::nothing_to_read(connection, buf.is_empty())
@@ -301,7 +305,9 @@ impl Stack {
             let bytes = connection.incoming.front(&shared.chunks, readable);
             let used = read(bytes).min(bytes.len());
             connection.consume(used, shared);
-            self.tcp.settle(now_ns, id.index);
+            if connection.is.wants_output && !connection.is.pending {
+                self.tcp.settle(now_ns, id.index);
+            }
             return Ok(used);
         }
         Self::nothing_to_read(connection, false)

@@ -88,6 +88,12 @@ impl Connection {
         {
             shared.give_flight(flight);
         }
+        if self.may_have_output() {
+            self.is.wants_output = true;
+        } else if !self.is.wants_output {
+            // What goes out sets the timer by itself.
+            self.arm(now_ns);
+        }
         progress.acked
     }
 
@@ -238,7 +244,12 @@ impl Connection {
         } else if self.phase == Phase::Fast {
             self.reduce_rate(progress, mss);
         }
-        self.is.wants_output = true;
+    }
+
+    /// Whether the acknowledgement that has come may let something go out.
+    pub(crate) fn may_have_output(&self) -> bool {
+        let lost = self.flight.as_ref().is_some_and(|flight| flight.lost_bytes() > 0);
+        lost || self.unsent() > 0 || self.is.fin_queued && !self.is.fin_sent
     }
 
     fn enter_recovery(&mut self, outstanding: u32) {

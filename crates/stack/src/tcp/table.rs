@@ -191,41 +191,54 @@ impl TcpTable {
     /// Draws the consequences of whatever was done with a connection: events,
     /// output, timers, its end.
     pub(crate) fn settle(&mut self, now_ns: u64, index: u32) {
-        let Some(connection) = self.connections.at_mut(index) else { return };
-        let (readable, writable) = (connection.is.tell_readable, connection.is.tell_writable);
-        (connection.is.tell_readable, connection.is.tell_writable) = (false, false);
+        let Some((connection, id)) = self.connections.at_mut_with_id(index) else { return };
         if connection.is.wants_output && !connection.is.pending {
             connection.is.pending = true;
             self.pending.push_back(index);
         }
-        if connection.state == TcpState::TimeWait && !connection.is.in_time_wait {
-            connection.is.in_time_wait = true;
-            self.time_wait_count += 1;
-            self.time_waits.push_back(self.connections.id(index));
-            self.limit_time_waits(now_ns);
+        if connection.is.tell_readable || connection.is.tell_writable {
+            Self::tell(connection, id, &mut self.events);
         }
-        self.tell(index, readable, writable);
-        let Some(connection) = self.connections.at_mut(index) else { return };
-        if connection.state == TcpState::Closed && !connection.is.reset_now {
-            return self.bury(index);
+        if matches!(connection.state, TcpState::TimeWait | TcpState::Closed) {
+            return self.settle_ended(now_ns, id);
         }
         let deadline_ns = connection.deadline_ns();
-        if deadline_ns != NEVER {
+        if deadline_ns != NEVER && connection.links.is_later_than(deadline_ns) {
             self.wheel.set(&mut self.connections, index, deadline_ns);
         }
     }
 
-    fn tell(&mut self, index: u32, readable: bool, writable: bool) {
-        let id = self.connections.id(index);
-        let Some(connection) = self.connections.at_mut(index) else { return };
+    /// As [`TcpTable::settle`], for what has ended or is in TIME-WAIT.
+    #[cold]
+    fn settle_ended(&mut self, now_ns: u64, id: TcpId) {
+        let Some(connection) = self.connections.at_mut(id.index) else { return };
+        if connection.state == TcpState::TimeWait && !connection.is.in_time_wait {
+            connection.is.in_time_wait = true;
+            self.time_wait_count += 1;
+            self.time_waits.push_back(id);
+            self.limit_time_waits(now_ns);
+        }
+        let Some(connection) = self.connections.at_mut(id.index) else { return };
+        if connection.state == TcpState::Closed && !connection.is.reset_now {
+            return self.bury(id.index);
+        }
+        let deadline_ns = connection.deadline_ns();
+        if deadline_ns != NEVER {
+            self.wheel.set(&mut self.connections, id.index, deadline_ns);
+        }
+    }
+
+    fn tell(connection: &mut Connection, id: TcpId, events: &mut VecDeque<Event>) {
+        let (readable, writable) = (connection.is.tell_readable, connection.is.tell_writable);
+        (connection.is.tell_readable, connection.is.tell_writable) = (false, false);
         if connection.is.orphan {
             return;
         }
         if readable && !std::mem::replace(&mut connection.is.readable_told, true) {
-            self.events.push_back(Event::TcpReadable(id));
+            events.push_back(Event::TcpReadable(id));
         }
         if writable && !std::mem::replace(&mut connection.is.writable_told, true) {
-            self.events.push_back(Event::TcpWritable(id));
+            events.push_back(Event::TcpWritable(id));
         }
     }
 

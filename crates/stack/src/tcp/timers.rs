@@ -25,7 +25,8 @@ pub(crate) struct Wheel {
 }
 
 /// The first tick that is not before `at_ns`.
-fn tick_of(at_ns: u64) -> u64 {
+#[inline]
+pub(crate) fn tick_of(at_ns: u64) -> u64 {
     (at_ns >> TICK_BITS) + u64::from(at_ns & ((1 << TICK_BITS) - 1) != 0)
 }
 
