@@ -54,13 +54,13 @@ impl PlainLink {
     }
 
     #[inline(always)]
-    fn is_front_of(self, head: &[u8; HEADERS_V4_BYTES]) -> bool {
+    pub(crate) fn is_front_of(self, head: &[u8; HEADERS_V4_BYTES]) -> bool {
         u64::from_le_bytes(array_at(head, 0)) << Self::IGNORED_BITS == self.0
     }
 }
 
 #[inline(always)]
-fn put<const N: usize, const M: usize>(bytes: &mut [u8; N], at: usize, value: [u8; M]) {
+pub(crate) fn put<const N: usize, const M: usize>(bytes: &mut [u8; N], at: usize, value: [u8; M]) {
     bytes[at..at + M].copy_from_slice(&value);
 }
 
@@ -69,7 +69,7 @@ fn put<const N: usize, const M: usize>(bytes: &mut [u8; N], at: usize, value: [u
 
 /// The sum of an IPv4 header of 20 bytes behind a link header.
 #[inline(always)]
-fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
+pub(crate) fn header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
     let words = [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
     let last = u32::from_ne_bytes(array_at(head, 30));
     Sum::of_words([words[0], words[1], u64::from(last)])
@@ -85,7 +85,7 @@ fn folded(sum: Sum) -> Sum {
 /// Whether a packet can come from an IPv4 address. Says no to some that need a
 /// closer look.
 #[inline(always)]
-fn is_plain_source_v4(source: [u8; 4]) -> bool {
+pub(crate) fn is_plain_source_v4(source: [u8; 4]) -> bool {
     // 0/8 and 127/8 never leave a host; from 224/4 on there are groups, the
     // broadcast address, and addresses that nobody has yet.
     source[0].wrapping_sub(1) < 223 && source[0] != 127
@@ -94,7 +94,7 @@ fn is_plain_source_v4(source: [u8; 4]) -> bool {
 /// Whether a packet can come from an IPv6 address. Says no to some that need a
 /// closer look.
 #[inline(always)]
-fn is_plain_source_v6(source: [u8; 16]) -> bool {
+pub(crate) fn is_plain_source_v6(source: [u8; 16]) -> bool {
     // The unspecified, the loopback and the IPv4-mapped addresses are in ::/64.
     source[0] != 0xff && source[..8] != [0; 8]
 }
@@ -517,6 +517,21 @@ impl Template {
     /// For a path that has none.
     pub(crate) const NONE: Template =
         Template { bytes: [0; LINK_BYTES + Ipv6Header::BYTES], header: 0, pseudo: 0 };
+
+    /// Copies the front of it, as far as it goes.
+    #[inline(always)]
+    pub(crate) fn copy_to<const N: usize>(&self, head: &mut [u8; N]) {
+        head.copy_from_slice(&self.bytes[..N]);
+    }
+
+    /// Whether packets made with it come from this address.
+    #[inline(always)]
+    pub(crate) fn is_from(&self, source: IpAddr) -> bool {
+        match source {
+            IpAddr::V4(v4) => self.source_v4() == v4,
+            IpAddr::V6(v6) => self.source_v6() == v6,
+        }
+    }
 
     #[inline(always)]
     pub(crate) fn source_v4(&self) -> Ipv4Addr {

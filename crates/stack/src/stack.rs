@@ -25,7 +25,7 @@ use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
 use crate::route::Routes;
-use crate::tcp::TcpTable;
+use crate::tcp::{TcpTable, may_be_plain_tcp};
 use crate::udp::{Delivery, Payload, UdpTable};
 use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
 
@@ -179,7 +179,13 @@ impl Stack {
     /// with many for less.
     pub fn ingest(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.counters.received += 1;
-        self.ingest_one(now_ns, frame, arena);
+        let frame = match may_be_plain_tcp(arena.bytes(&frame)) {
+            true => self.ingest_plain_tcp(now_ns, frame, arena),
+            false => Some(frame),
+        };
+        if let Some(frame) = frame {
+            self.ingest_one(now_ns, frame, arena);
+        }
         self.tcp_flush(now_ns, arena);
     }
 
@@ -187,7 +193,14 @@ impl Stack {
     #[inline]
     pub fn ingest_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
         self.counters.received += burst.len() as u64;
-        while !burst.is_empty() {
+        while let Some(first) = burst.front() {
+            if may_be_plain_tcp(arena.bytes(first)) {
+                let Some(frame) = burst.pop_front() else { break };
+                if let Some(frame) = self.ingest_plain_tcp(now_ns, frame, arena) {
+                    self.ingest_any(now_ns, frame, arena);
+                }
+                continue;
+            }
             self.ingest_plain(burst, arena);
             let Some(frame) = burst.pop_front() else { break };
             self.ingest_one(now_ns, frame, arena);

@@ -354,6 +354,12 @@ impl<'a> TcpOptions<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
+
+    /// The bytes that were not read yet.
+    #[inline]
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
 }
 
 impl<'a> Iterator for TcpOptions<'a> {

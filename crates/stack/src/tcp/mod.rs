@@ -16,6 +16,7 @@ mod congestion;
 mod connection;
 mod connections;
 mod cookie;
+mod fast_path;
 mod flight;
 mod input;
 mod isn;
@@ -38,6 +39,7 @@ mod time_wait;
 mod timers;
 
 pub use congestion::CongestionControl;
+pub(crate) use fast_path::may_be_plain_tcp;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
     TcpState,

@@ -29,6 +29,12 @@ impl<'a> Options<'a> {
     #[inline]
     pub(crate) fn parse(options: TcpOptions<'a>) -> Result<Self, DropReason> {
         let mut known = Self::default();
+        // What most segments have.
+        if let &[1, 1, 8, 10, a, b, c, d, e, f, g, h] = options.as_bytes() {
+            let (value, echo) = ([a, b, c, d], [e, f, g, h]);
+            known.timestamps = Some((u32::from_be_bytes(value), u32::from_be_bytes(echo)));
+            return Ok(known);
+        }
         for option in options {
             match option? {
                 TcpOption::MaximumSegmentSize(size) => known.mss = Some(size),

@@ -31,7 +31,7 @@ impl Stack {
                 self.tcp.put_back(index);
                 return self.tcp.retry_later(now_ns);
             }
-            self.take_turn(now_ns, arena, index, remote.ip());
+            self.take_turn(now_ns, arena, index, remote);
         }
     }
 
@@ -64,7 +64,7 @@ impl Stack {
     fn send_tcp_replies(&mut self, now_ns: u64, arena: &mut Arena) {
         let mut replies = std::mem::take(&mut self.tcp.replies);
         for out in replies.drain(..) {
-            match self.path(now_ns, arena, out.ends.remote().ip()) {
+            match self.path(now_ns, arena, out.ends.remote_ip()) {
                 Ok(path) => self.send_segment(arena, &path, &out, None),
                 Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
             }
@@ -93,12 +93,19 @@ impl Stack {
             }
             None => (None, 0),
         };
+        let traffic_class = traffic_class | if out.ecn_capable { ECN_CAPABLE } else { 0 };
+        if path.plain_bytes > 0
+            && hop_limit.is_none_or(|limit| limit == self.hop_limit)
+            && path.template.is_from(out.ends.local_ip())
+        {
+            return self.send_plain_segment(arena, &path.template, out, traffic_class, frame);
+        }
         let packet = Packet {
-            source: out.ends.local().ip(),
-            destination: out.ends.remote().ip(),
+            source: out.ends.local_ip(),
+            destination: out.ends.remote_ip(),
             protocol: Protocol::TCP,
             hop_limit: hop_limit.unwrap_or(self.hop_limit),
-            traffic_class: traffic_class | if out.ecn_capable { ECN_CAPABLE } else { 0 },
+            traffic_class,
         };
         self.put_header(arena, &packet, out, &mut frame);
         self.send_frame(arena, &packet, path, None, frame);
@@ -106,28 +113,12 @@ impl Stack {
 
     /// Writes the header in front of the payload.
     fn put_header(&self, arena: &mut Arena, packet: &Packet, out: &Out, frame: &mut Frame) {
-        let options = out.options.as_bytes();
-        let header_bytes = TcpHeader::BYTES + options.len();
+        let header_bytes = TcpHeader::BYTES + out.options.as_bytes().len();
         frame.retreat(header_bytes);
         let header_at = self.link_bytes() + packet.header_bytes();
         let segment = arena.bytes_mut(frame);
         let pseudo = pseudo_header(packet.source, packet.destination, segment.len());
-        let header = TcpHeader {
-            source_port: out.ends.local_port,
-            destination_port: out.ends.remote_port,
-            sequence: out.seq.0,
-            acknowledgement: out.ack.0,
-            header_bytes: header_bytes as u8,
-            flags: out.flags,
-            window: out.window,
-            checksum: if self.transmit_checksum { pseudo.fold() } else { 0 },
-            urgent_pointer: 0,
-        };
-        if let Some(place) = segment.get_mut(TcpHeader::BYTES..header_bytes) {
-            place.copy_from_slice(options);
-        }
-        let written = header.emit(segment).is_some();
-        debug_assert!(written, "a frame for sending has headroom");
+        out.emit(segment, if self.transmit_checksum { pseudo.fold() } else { 0 });
         if self.transmit_checksum {
             frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 16 });
         } else {

@@ -28,12 +28,37 @@ impl Ends {
         }
     }
 
+    /// Between IPv4 addresses. The ports are as they stand in a header of the
+    /// peer's.
+    #[inline(always)]
+    pub(crate) fn v4(local: [u8; 4], remote: [u8; 4], ports: [u8; 4]) -> Self {
+        let mapped = |[a, b, c, d]: [u8; 4]| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
+        Self::v6(mapped(local), mapped(remote), ports)
+    }
+
+    /// As [`Ends::v4`].
+    #[inline(always)]
+    pub(crate) fn v6(local: [u8; 16], remote: [u8; 16], [a, b, c, d]: [u8; 4]) -> Self {
+        let (local_port, remote_port) = (u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b]));
+        Self { local, remote, local_port, remote_port }
+    }
+
     pub(crate) fn local(&self) -> SocketAddr {
-        SocketAddr::new(Ipv6Addr::from(self.local).to_canonical(), self.local_port)
+        SocketAddr::new(ip(self.local), self.local_port)
     }
 
     pub(crate) fn remote(&self) -> SocketAddr {
-        SocketAddr::new(Ipv6Addr::from(self.remote).to_canonical(), self.remote_port)
+        SocketAddr::new(self.remote_ip(), self.remote_port)
+    }
+
+    #[inline]
+    pub(crate) fn local_ip(&self) -> IpAddr {
+        ip(self.local)
+    }
+
+    #[inline]
+    pub(crate) fn remote_ip(&self) -> IpAddr {
+        ip(self.remote)
     }
 
     pub(crate) fn is_v4(&self) -> bool {
@@ -64,6 +89,14 @@ impl Ends {
             half(&self.remote, 8),
             ports,
         ]
+    }
+}
+
+#[inline]
+fn ip(octets: [u8; 16]) -> IpAddr {
+    match octets {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => IpAddr::from([a, b, c, d]),
+        octets => Ipv6Addr::from(octets).into(),
     }
 }
 
@@ -190,5 +223,29 @@ impl Out {
             data_bytes: 0,
             ecn_capable: false,
         }
+    }
+
+    /// Writes the header in front of the data, with this in the place of the
+    /// checksum.
+    #[inline(always)]
+    pub(crate) fn emit(&self, segment: &mut [u8], checksum: u16) {
+        let options = self.options.as_bytes();
+        let header_bytes = TcpHeader::BYTES + options.len();
+        let header = TcpHeader {
+            source_port: self.ends.local_port,
+            destination_port: self.ends.remote_port,
+            sequence: self.seq.0,
+            acknowledgement: self.ack.0,
+            header_bytes: header_bytes as u8,
+            flags: self.flags,
+            window: self.window,
+            checksum,
+            urgent_pointer: 0,
+        };
+        if let Some(place) = segment.get_mut(TcpHeader::BYTES..header_bytes) {
+            place.copy_from_slice(options);
+        }
+        let written = header.emit(segment).is_some();
+        debug_assert!(written, "a frame for sending has headroom");
     }
 }

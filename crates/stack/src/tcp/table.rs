@@ -2,7 +2,7 @@
 //! be sent. Pure: it is given segments and calls, and gives segments back.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::IpAddr;
 
 use tidegate_wire::DropReason;
 
@@ -327,14 +327,14 @@ impl TcpTable {
         }
     }
 
-    /// The next connection with something to send, and its far end.
-    pub(crate) fn next_pending(&mut self) -> Option<(u32, SocketAddr)> {
+    /// The next connection with something to send, and where its far end is.
+    pub(crate) fn next_pending(&mut self) -> Option<(u32, IpAddr)> {
         while let Some(index) = self.pending.pop_front() {
             if let Some(connection) = self.connections.at_mut(index)
                 && connection.is.pending
             {
                 connection.is.pending = false;
-                return Some((index, connection.ends.remote()));
+                return Some((index, connection.ends.remote_ip()));
             }
         }
         None
