@@ -4,19 +4,20 @@
 //! nothing of sockets. [`dns::Server`], [`echo::Echo`] and [`work::Work`] are
 //! responders.
 //! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
-//! [`tcp_echo`] serves streams.
+//! [`streams`] and [`http`] serve streams.
 //! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
 
 mod counters;
 pub mod dns;
 pub mod echo;
 pub mod embedded;
+pub mod http;
 pub mod kernel;
 pub mod readers;
 mod responder;
 pub mod router;
 pub mod screen;
-pub mod tcp_echo;
+pub mod streams;
 pub mod work;
 
 pub use counters::ServeCounters;

@@ -18,6 +18,7 @@ struct File {
     host: toml::Table,
     dns: toml::Table,
     echo: toml::Table,
+    http: toml::Table,
     gate: toml::Table,
     admission: Option<admission::Config>,
 }
@@ -65,6 +66,7 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
         "host" => file.host,
         "dns" => file.dns,
         "gate" => file.gate,
+        "http" => file.http,
         _ => file.echo,
     };
     // Checked alone first, so that an error in the file is told as one.

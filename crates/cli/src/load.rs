@@ -1,11 +1,13 @@
-//! `tidegate load`: packets at a rate, however slowly they are answered.
+//! `tidegate load`: packets at a rate, however slowly they are answered, and
+//! TCP connections.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use tidegate_lab::load::{
-    LinkKind, LoadConfig, LoadReport, Progress, QuerySet, load_dns, load_udp,
+    Exchange, LinkKind, LoadConfig, LoadReport, Progress, QuerySet, TcpLoadConfig, load_dns,
+    load_tcp, load_udp,
 };
 
 use crate::Failure;
@@ -17,6 +19,8 @@ pub(crate) enum Load {
     Dns(DnsLoad),
     /// UDP packets to a server that echoes them
     Udp(UdpLoad),
+    /// TCP connections: requests to a server that echoes them, or bytes one way
+    Tcp(TcpLoad),
 }
 
 /// Flags of `load dns`.
@@ -42,6 +46,98 @@ pub(crate) struct UdpLoad {
     bytes: usize,
 }
 
+/// Flags of `load tcp`.
+#[derive(Args)]
+pub(crate) struct TcpLoad {
+    /// The server: ADDRESS:PORT or [ADDRESS]:PORT
+    #[arg(value_name = "SERVER")]
+    target: SocketAddr,
+    /// What to connect through [default: kernel]
+    #[arg(long, value_enum, value_name = "KIND")]
+    port: Option<Link>,
+    /// Connect through the kernel's sockets: the same as --port kernel
+    #[arg(long, conflicts_with = "port")]
+    kernel: bool,
+    /// The network interface; not for kernel sockets
+    #[arg(long, short, value_name = "NAME")]
+    iface: Option<String>,
+    /// The first source address; on an interface one that the kernel does not have
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<IpAddr>,
+    /// How many source addresses, counting up from the first; each has about
+    /// 16,000 ports
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    sources: u32,
+    /// The length of the network's prefix [default: 24, 64 for IPv6]
+    #[arg(long, value_name = "BITS")]
+    prefix: Option<u8>,
+    /// Connections at the same time
+    #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
+    connections: usize,
+    /// Bytes of each message
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    bytes: usize,
+    /// Send bytes one way, as fast as the server takes them
+    #[arg(long)]
+    send: bool,
+    /// Take bytes one way, as fast as the server sends them
+    #[arg(long, conflicts_with = "send")]
+    receive: bool,
+    /// Connect for each request
+    #[arg(long)]
+    connect_each: bool,
+    /// Requests per second, in an open loop [default: the next when the answer
+    /// is there]
+    #[arg(long, value_name = "RATE")]
+    rate: Option<f64>,
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+    /// How long to make load before measuring
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    warm_up: f64,
+    /// Run on this processor only
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<usize>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl TcpLoad {
+    fn run(self) -> Result<(), Failure> {
+        let link = self.port.filter(|_| !self.kernel).unwrap_or(Link::Kernel).kind();
+        let defaults = TcpLoadConfig::new(link, self.target);
+        let exchange = match (self.send, self.receive) {
+            (true, _) => Exchange::Send,
+            (_, true) => Exchange::Receive,
+            _ => Exchange::Echo,
+        };
+        let config = TcpLoadConfig {
+            interface: self.iface,
+            source: self.source,
+            sources: self.sources,
+            prefix: self.prefix.unwrap_or(defaults.prefix),
+            connections: self.connections,
+            exchange,
+            message_bytes: self.bytes,
+            connect_each: self.connect_each,
+            rate_per_second: self.rate,
+            seconds: self.seconds,
+            warm_up_seconds: self.warm_up,
+            core: self.cpu,
+            ..defaults
+        };
+        let report = load_tcp(&config)?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&report)?);
+        } else {
+            print!("{report}");
+        }
+        Ok(())
+    }
+}
+
 /// What to send through.
 #[derive(Clone, Copy, ValueEnum)]
 enum Link {
@@ -51,6 +147,16 @@ enum Link {
     Packet,
     /// Kernel sockets: a core sends about 300,000 requests/s
     Kernel,
+}
+
+impl Link {
+    fn kind(self) -> LinkKind {
+        match self {
+            Link::Xdp => LinkKind::Xdp,
+            Link::Packet => LinkKind::Packet,
+            Link::Kernel => LinkKind::Kernel,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -104,6 +210,7 @@ impl Load {
                 let config = load.common.config();
                 load.common.print(&load_dns(&config, &queries, None, &mut progress)?)
             }
+            Load::Tcp(load) => load.run(),
             Load::Udp(load) => {
                 let config = load.common.config();
                 load.common.print(&load_udp(&config, load.bytes, &mut progress)?)
@@ -118,11 +225,7 @@ fn progress(progress: &Progress) {
 
 impl Common {
     fn config(&self) -> LoadConfig {
-        let link = match self.port {
-            Link::Xdp => LinkKind::Xdp,
-            Link::Packet => LinkKind::Packet,
-            Link::Kernel => LinkKind::Kernel,
-        };
+        let link = self.port.kind();
         LoadConfig {
             interface: self.iface.clone(),
             source: self.source,

@@ -7,6 +7,7 @@ mod doctor;
 mod gate;
 mod guard;
 mod host;
+mod http;
 mod lab;
 mod load;
 mod report;
@@ -50,7 +51,7 @@ enum Command {
     Guard(guard::Guard),
     /// Say what this machine and its interfaces can do, and what to type for the rest
     Doctor(doctor::Doctor),
-    /// Generate load: packets at a rate, however slowly they are answered
+    /// Generate load: packets at a rate, however slowly they are answered, or TCP
     #[command(subcommand)]
     Load(load::Load),
     /// Run an experiment and write its figures

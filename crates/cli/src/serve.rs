@@ -16,7 +16,7 @@ use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
-use tidegate_apps::tcp_echo::serve_tcp_echo;
+use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
 use tidegate_apps::{Responder, ServeCounters};
 
@@ -26,6 +26,7 @@ use crate::control::Control;
 use crate::gate::GateOptions;
 use crate::guard::be_urgent;
 use crate::host::{HostOptions, PortKind, pin_to};
+use crate::http::HttpCommand;
 use crate::report::ServeReport;
 
 /// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
@@ -41,6 +42,8 @@ pub(crate) enum Serve {
     Dns(Box<DnsCommand>),
     /// A UDP or TCP server that sends back what it gets
     Echo(Box<EchoCommand>),
+    /// An HTTP/1.1 server for static files, with a small API
+    Http(Box<HttpCommand>),
 }
 
 /// Flags of `serve dns`.
@@ -62,7 +65,7 @@ pub(crate) struct EchoCommand {
 }
 
 #[derive(Args)]
-struct Common {
+pub(crate) struct Common {
     #[command(flatten)]
     host: HostOptions,
     #[command(flatten)]
@@ -73,7 +76,7 @@ struct Common {
     admission: bool,
     /// Take what the flags leave open from this TOML file
     #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Threads that read and answer, each with a queue of its own; two and more
     /// need a thread besides that runs the stack, and get it
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
@@ -93,10 +96,10 @@ struct Common {
     control: Option<PathBuf>,
     /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
     #[arg(long, value_name = "SECONDS")]
-    duration: Option<f64>,
+    pub(crate) duration: Option<f64>,
     /// Print the counters at the end as JSON
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Keep the counters in this file: requests, answers, oversized, unsent, 64 bits each
     #[arg(long, value_name = "FILE")]
     counters: Option<PathBuf>,
@@ -161,6 +164,9 @@ struct EchoOptions {
     /// Serve TCP instead of UDP
     #[arg(long)]
     tcp: bool,
+    /// With --tcp: send bytes as fast as they are taken, and read none
+    #[arg(long, conflicts_with = "sink")]
+    source: bool,
 }
 
 impl Section for EchoOptions {
@@ -176,11 +182,15 @@ impl Serve {
                 let server = load_zones(&options)?;
                 common.serve("dns", options.listen.unwrap_or(53), server)
             }
+            Serve::Http(command) => command.run(),
             Serve::Echo(command) => {
                 let EchoCommand { common, echo } = *command;
                 let options = config::over(echo, common.config.as_deref())?;
+                if options.source && !options.tcp {
+                    return Err("--source is for streams: give --tcp as well".into());
+                }
                 if options.tcp {
-                    return common.serve_tcp_echo(options.listen.unwrap_or(7));
+                    return common.serve_tcp_echo(&options);
                 }
                 // On the processor that will do the work.
                 config::over(common.host.clone(), common.config.as_deref())?.pin()?;
@@ -225,33 +235,55 @@ fn zone_source(text: &str) -> ZoneSource {
 }
 
 impl Common {
-    /// TCP echo on Tidegate.
-    fn serve_tcp_echo(self, port: u16) -> Result<(), Failure> {
-        let host = config::over(self.host, self.config.as_deref())?;
+    /// Section `[host]` and its flags.
+    pub(crate) fn host(&self) -> Result<HostOptions, Failure> {
+        config::over(self.host.clone(), self.config.as_deref())
+    }
+
+    /// A stack and its listeners, for a server of streams that one thread runs.
+    pub(crate) fn open_streams(
+        self,
+        what: &str,
+        port: u16,
+        options: TcpOptions,
+    ) -> Result<StreamServer, Failure> {
+        let host = self.host()?;
         let gate = config::over(self.gate, self.config.as_deref())?;
         let settings = gate.settings()?;
-        if host.port_kind() == PortKind::Kernel {
-            return Err("TCP echo is not served on kernel sockets: choose another --port".into());
-        }
         if self.readers > 1 {
-            return Err("--readers is for UDP: TCP echo is served by one thread".into());
+            return Err(format!("--readers is for UDP: {what} is served by one thread").into());
         }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let served = ServeCounters::new();
         let config = host.net_config(&settings)?;
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcards(port);
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
         let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let control = self.control.as_deref().map(|path| Control::listen(path, &net));
-        let _control = control.transpose()?;
-        let capabilities = net.capabilities();
-        let path = format!("{} ({})", capabilities.kind, capabilities.detail);
-        ready("echo", &addresses, &path)?;
-        serve_tcp_echo(&net, &listeners, &stop, &served)?;
-        ServeReport::tidegate("echo", &served, &net).print(self.json)
+        let control = control.transpose()?;
+        Ok(StreamServer { net, listeners, addresses, stop, _control: control })
+    }
+
+    /// TCP echo on Tidegate.
+    fn serve_tcp_echo(self, echo: &EchoOptions) -> Result<(), Failure> {
+        let port = echo.listen.unwrap_or(7);
+        let service = match echo {
+            EchoOptions { source: true, .. } => StreamService::Source,
+            EchoOptions { sink: true, .. } => StreamService::Sink,
+            _ => StreamService::Echo,
+        };
+        if self.host()?.port_kind() == PortKind::Kernel {
+            return Err("TCP echo is not served on kernel sockets: choose another --port".into());
+        }
+        let json = self.json;
+        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let server = self.open_streams("TCP echo", port, options)?;
+        server.ready("echo")?;
+        let StreamServer { net, listeners, stop, .. } = &server;
+        let served = ServeCounters::new();
+        serve_streams(net, listeners, service, stop, &served)?;
+        ServeReport::tidegate("echo", &served, net).print(json)
     }
 
     fn serve(
@@ -357,8 +389,26 @@ fn pin_reader(cpus: &[usize], number: usize) {
     }
 }
 
-/// Tells whoever started us that datagrams are answered from now on.
-fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()> {
+/// A stack that listens for connections.
+pub(crate) struct StreamServer {
+    pub(crate) net: Net,
+    pub(crate) listeners: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    pub(crate) stop: Arc<AtomicBool>,
+    _control: Option<Control>,
+}
+
+impl StreamServer {
+    /// Tells whoever started us that it is served from now on.
+    pub(crate) fn ready(&self, name: &str) -> std::io::Result<()> {
+        let capabilities = self.net.capabilities();
+        let path = format!("{} ({})", capabilities.kind, capabilities.detail);
+        ready(name, &self.addresses, &path)
+    }
+}
+
+/// Tells whoever started us that it is served from now on.
+pub(crate) fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()> {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let mut out = std::io::stdout().lock();
     writeln!(out, "ready: {name} on {} by {path}", addresses.join(", "))?;

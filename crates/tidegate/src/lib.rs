@@ -28,15 +28,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod batch;
 mod net;
 mod open;
 mod poll;
 mod readers;
+mod tasks;
 mod tcp;
 mod threads;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod udp;
 mod wait;
 
+pub use batch::Batch;
 pub use net::{Net, NetCounters};
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use poll::{Interest, Poll, Source, Token};

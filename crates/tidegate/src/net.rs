@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{Engine, EngineCounters, IdleWatch, Sleep, Step, WakeFds};
@@ -13,9 +13,11 @@ use tidegate_memory::Doorbell;
 use tidegate_port::{Capabilities, PortCounters};
 use tidegate_stack::{Counters, Event, TcpId, UdpId};
 
+use crate::batch;
 use crate::open::{self, Claim, NetConfig, OpenError};
 use crate::poll::Polls;
 use crate::readers::group::Groups;
+use crate::tasks::{CoreGuard, Tasks};
 use crate::threads::{self, Threads};
 use crate::wait::{self, Patience, SocketId, Waiters};
 
@@ -50,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) held: Option<Arc<Doorbell>>,
     /// Sets of sockets that programs wait for.
     pub(crate) polls: Polls,
+    /// Tasks of an executor that wait for sockets.
+    pub(crate) tasks: Tasks,
     /// Ports of closed connections, which stay ours until those have ended.
     pub(crate) closing: Vec<(TcpId, Arc<Claim>)>,
     /// The sockets that have several readers.
@@ -160,7 +164,7 @@ impl Net {
         self.lock().run()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> CoreGuard<'_> {
         self.shared.lock()
     }
 
@@ -281,6 +285,7 @@ impl Shared {
             sockets: Vec::new(),
             held: None,
             polls: Polls::default(),
+            tasks: Tasks::default(),
             closing: Vec::new(),
             groups: Groups::new(None),
             shared_addresses,
@@ -288,17 +293,18 @@ impl Shared {
         Ok(Self { core: Mutex::new(core), wake_fds, idle })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> CoreGuard<'_> {
+        assert!(!batch::is_held(), "a socket was used inside a batch by other ways than the batch");
         // A thread that panicked while it held the lock left the engine
         // between two packets, where it is whole.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        CoreGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sleeps until there is work for the engine, `bell` is rung, or the time
     /// is over. The caller has armed the bell.
     pub(crate) fn sleep(
         &self,
-        mut core: MutexGuard<'_, Core>,
+        mut core: CoreGuard<'_>,
         bell: &Arc<Doorbell>,
         limit: Option<Duration>,
     ) -> io::Result<()> {
@@ -384,6 +390,7 @@ impl Core {
             if let Some(id) = SocketId::of_event(event) {
                 self.waiters.wake(id);
                 self.polls.on_event(id, &self.waiters);
+                self.tasks.on_event(event);
             }
         }
         if !self.closing.is_empty() {
@@ -420,6 +427,7 @@ impl Core {
     pub(crate) fn fail(&mut self, failure: io::Error) {
         self.failure = Some(failure);
         self.waiters.wake_all();
+        self.tasks.wake_all();
         self.groups.fail();
     }
 

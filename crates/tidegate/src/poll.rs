@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_stack::Stack;
 
 use crate::net::Net;
-use crate::wait::{Patience, SocketId, Waiters};
+use crate::wait::{ById, Patience, SocketId, Waiters};
 
 /// What a program calls a socket that it has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +61,10 @@ impl Poll {
         Self { net: net.clone(), number }
     }
 
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Adds a socket, to wait until it is readable.
     ///
     /// # Errors
@@ -100,8 +104,8 @@ impl Poll {
         token: Token,
         interest: Interest,
     ) -> io::Result<()> {
-        self.deregister(socket)?;
-        self.register_for(socket, token, interest)
+        let changed = self.net.lock().polls.change(self.number, socket.id(), token, interest);
+        if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     /// Takes a socket out of the set. One that is closed leaves by itself.
@@ -148,7 +152,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Set {
-    entries: HashMap<SocketId, Entry>,
+    entries: ById<Entry>,
     /// Those that were ready when last asked, or had an event since.
     maybe_ready: VecDeque<SocketId>,
 }
@@ -158,7 +162,7 @@ struct Set {
 pub(crate) struct Polls {
     sets: HashMap<u64, Set>,
     /// In which sets a socket is.
-    members: HashMap<SocketId, Vec<u64>>,
+    members: ById<Vec<u64>>,
     next: u64,
 }
 
@@ -169,7 +173,7 @@ impl Polls {
         self.next
     }
 
-    fn insert(
+    pub(crate) fn insert(
         &mut self,
         number: u64,
         id: SocketId,
@@ -187,7 +191,25 @@ impl Polls {
         Ok(())
     }
 
-    fn remove(&mut self, number: u64, id: SocketId) -> bool {
+    /// Whether the socket is in the set.
+    pub(crate) fn change(
+        &mut self,
+        number: u64,
+        id: SocketId,
+        token: Token,
+        interest: Interest,
+    ) -> bool {
+        let Some(set) = self.sets.get_mut(&number) else { return false };
+        let Some(entry) = set.entries.get_mut(&id) else { return false };
+        (entry.token, entry.interest) = (token, interest);
+        // It may be ready for that already.
+        if !std::mem::replace(&mut entry.queued, true) {
+            set.maybe_ready.push_back(id);
+        }
+        true
+    }
+
+    pub(crate) fn remove(&mut self, number: u64, id: SocketId) -> bool {
         let Some(set) = self.sets.get_mut(&number) else { return false };
         if set.entries.remove(&id).is_none() {
             return false;

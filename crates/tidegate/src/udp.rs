@@ -487,7 +487,7 @@ pub(crate) fn set_timeout(
     Ok(())
 }
 
-fn no_address() -> io::Error {
+pub(crate) fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
 }
 

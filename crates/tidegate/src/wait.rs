@@ -4,6 +4,8 @@
 //! doorbell of its own. Whoever runs the stack rings for the others.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,6 +23,44 @@ pub(crate) enum SocketId {
     Stream(TcpId),
     /// A set of sockets, by its number.
     Poll(u64),
+}
+
+/// A table by socket.
+pub(crate) type ById<V> = HashMap<SocketId, V, BuildHasherDefault<IdHasher>>;
+
+/// A quick hash for names that we give ourselves: nobody else can choose them
+/// so that they collide.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl IdHasher {
+    fn add(&mut self, word: u64) {
+        // The multiplier of rustc's own hash.
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        // Tables look at the highest and the lowest bits.
+        self.0 ^ self.0 >> 32
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.add(byte.into()));
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.add(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.add(word);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.add(word as u64);
+    }
 }
 
 impl SocketId {

@@ -1,5 +1,5 @@
-//! Open-loop load generators: DNS queries and UDP echoes at a rate or as fast
-//! as it goes, over a port or over kernel sockets.
+//! Load generators: DNS queries and UDP echoes in an open loop, at a rate or as
+//! fast as it goes, over a port or over kernel sockets; TCP in `tcp`.
 //!
 //! One thread sends by the clock and reads what comes back, so that sending
 //! and receiving are paid by one core. Latency is measured from the time a
@@ -18,6 +18,7 @@ mod query_file;
 mod raw;
 pub mod responder;
 mod slots;
+mod tcp;
 pub(crate) mod template;
 mod workload;
 
@@ -29,6 +30,7 @@ pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp,
 pub use pace::Pacer;
 pub use query_file::QuerySet;
 pub use raw::RawLine;
+pub use tcp::{Exchange, TcpLoadConfig, TcpLoadReport, load_tcp};
 pub use template::Addressing;
 pub use workload::{
     AnswerHook, DnsWorkload, EchoWorkload, Payload, Verdict, Workload, WorkloadSummary,

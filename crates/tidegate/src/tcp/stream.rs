@@ -1,179 +1,20 @@
-//! TCP sockets.
+//! One connection.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_port::steering::Protocol;
-use tidegate_stack::{
-    Keepalive, Shutdown as Half, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState,
-};
+use tidegate_stack::{Keepalive, Shutdown as Half, TcpError, TcpId, TcpInfo, TcpOptions, TcpState};
 
+use super::patience;
+use crate::batch;
 use crate::net::{Core, Net};
 use crate::open::Claim;
 use crate::poll::{Pollable, Source};
 use crate::udp::{first_that_works, set_timeout, timeout};
 use crate::wait::{Patience, SocketId};
-
-/// Connections that wait to be accepted, unless another number is asked for.
-const BACKLOG: usize = 1024;
-
-/// A listener for TCP connections on a [`Net`], in the style of
-/// `std::net::TcpListener`.
-#[derive(Clone)]
-pub struct TcpListener {
-    inner: Arc<ListenerInner>,
-}
-
-struct ListenerInner {
-    net: Net,
-    id: TcpListenerId,
-    nonblocking: AtomicBool,
-    claim: Option<Arc<Claim>>,
-}
-
-impl TcpListener {
-    /// Listens on the first of the addresses that it can. Port 0 lets the stack
-    /// choose; the unspecified address takes connections to every address of
-    /// the stack, that of IPv6 also those over IPv4.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
-    /// address that is not of this stack, and what resolving a name gives.
-    pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let options = TcpOptions { dual_stack: true, ..TcpOptions::default() };
-        Self::bind_with(net, address, BACKLOG, options)
-    }
-
-    /// As [`TcpListener::bind`], with room for `backlog` connections that were
-    /// not accepted yet, and with options for all of them.
-    ///
-    /// # Errors
-    /// As [`TcpListener::bind`].
-    pub fn bind_with(
-        net: &Net,
-        address: impl ToSocketAddrs,
-        backlog: usize,
-        options: TcpOptions,
-    ) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address, backlog, options))
-    }
-
-    fn bind_one(
-        net: &Net,
-        address: SocketAddr,
-        backlog: usize,
-        options: TcpOptions,
-    ) -> io::Result<Self> {
-        let mut core = net.lock();
-        let claim = core.claim(address, options.dual_stack)?;
-        let local = claim.as_ref().map_or(address, |claim| claim.local());
-        let (stack, _, _) = core.engine.parts();
-        let id = match stack.tcp_listen(local, backlog, options) {
-            Ok(id) => id,
-            Err(error) => {
-                core.release(claim);
-                return Err(error.into());
-            }
-        };
-        let nonblocking = AtomicBool::new(false);
-        let inner = ListenerInner { net: net.clone(), id, nonblocking, claim };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// Waits for a connection. Returns it with the peer's address.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the listener is non-blocking and no
-    /// connection waits.
-    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let inner = &*self.inner;
-        let patience = patience(&inner.nonblocking, None);
-        let ids = [SocketId::Listener(inner.id)];
-        let (id, peer) = inner.net.wait_for(&ids, patience, |core| {
-            let (stack, _, _) = core.engine.parts();
-            match stack.tcp_accept(inner.id) {
-                Ok(id) => {
-                    let peer = stack.tcp_peer_addr(id).ok_or(io::ErrorKind::NotConnected.into());
-                    // Others may wait for the next.
-                    if stack.tcp_acceptable(inner.id) > 0 && !core.waiters.is_empty() {
-                        core.waiters.wake(SocketId::Listener(inner.id));
-                    }
-                    Some(peer.map(|peer| (id, peer)))
-                }
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
-        })?;
-        Ok((TcpStream::new(&inner.net, id, inner.claim.clone()), peer))
-    }
-
-    /// Connections, one after the other, for ever.
-    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
-        std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
-    }
-
-    /// The address it listens on.
-    ///
-    /// # Errors
-    /// None while it is open.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        let address = core.engine.stack().tcp_listener_addr(self.inner.id);
-        address.ok_or(io::ErrorKind::NotConnected.into())
-    }
-
-    /// Whether [`TcpListener::accept`] returns at once with
-    /// [`io::ErrorKind::WouldBlock`] instead of waiting.
-    ///
-    /// # Errors
-    /// None; the signature is that of `std::net`.
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner.nonblocking.store(nonblocking, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// A second handle on the same listener.
-    ///
-    /// # Errors
-    /// None; the signature is that of `std::net`.
-    pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(self.clone())
-    }
-}
-
-impl Source for TcpListener {}
-
-impl Pollable for TcpListener {
-    fn net(&self) -> &Net {
-        &self.inner.net
-    }
-
-    fn id(&self) -> SocketId {
-        SocketId::Listener(self.inner.id)
-    }
-}
-
-impl std::fmt::Debug for TcpListener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
-    }
-}
-
-impl Drop for ListenerInner {
-    fn drop(&mut self) {
-        let mut core = self.net.lock();
-        core.polls.forget(SocketId::Listener(self.id));
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        stack.tcp_close_listener(now_ns, arena, self.id);
-        core.release(self.claim.take());
-        // A port that takes nothing more says so to the next who uses it.
-        let _ = core.commit();
-    }
-}
 
 /// A TCP connection on a [`Net`], in the style of `std::net::TcpStream`.
 ///
@@ -182,12 +23,12 @@ impl Drop for ListenerInner {
 /// goes out.
 #[derive(Clone)]
 pub struct TcpStream {
-    inner: Arc<StreamInner>,
+    pub(super) inner: Arc<StreamInner>,
 }
 
-struct StreamInner {
-    net: Net,
-    id: TcpId,
+pub(super) struct StreamInner {
+    pub(super) net: Net,
+    pub(super) id: TcpId,
     nonblocking: AtomicBool,
     /// Whether closing breaks the connection off.
     abrupt: AtomicBool,
@@ -197,7 +38,7 @@ struct StreamInner {
 }
 
 impl TcpStream {
-    fn new(net: &Net, id: TcpId, claim: Option<Arc<Claim>>) -> Self {
+    pub(super) fn new(net: &Net, id: TcpId, claim: Option<Arc<Claim>>) -> Self {
         let inner = StreamInner {
             net: net.clone(),
             id,
@@ -250,19 +91,49 @@ impl TcpStream {
         options: TcpOptions,
     ) -> io::Result<Self> {
         let mut core = net.lock();
-        let core = &mut *core;
+        let stream = Self::begin(net, &mut core, None, address, options)?;
+        core.commit()?;
+        Ok(stream)
+    }
+
+    /// As [`TcpStream::connect_nonblocking`], from a local address. Port 0
+    /// lets the stack choose.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_nonblocking`], and for an address that is not
+    /// ours or in use.
+    pub fn connect_from(
+        net: &Net,
+        local: SocketAddr,
+        address: SocketAddr,
+        options: TcpOptions,
+    ) -> io::Result<Self> {
+        let mut core = net.lock();
+        let stream = Self::begin(net, &mut core, Some(local), address, options)?;
+        core.commit()?;
+        Ok(stream)
+    }
+
+    /// Begins to connect; the first segment is not on its way yet.
+    pub(crate) fn begin(
+        net: &Net,
+        core: &mut Core,
+        local: Option<SocketAddr>,
+        address: SocketAddr,
+        options: TcpOptions,
+    ) -> io::Result<Self> {
         let mut claim = None;
-        if let Some(own) = core.shared_address_like(address) {
-            claim = core.claim(SocketAddr::new(own, 0), false)?;
+        let shared = || core.shared_address_like(address).map(|own| SocketAddr::new(own, 0));
+        if !core.shared_addresses.is_empty()
+            && let Some(own) = local.or_else(shared)
+        {
+            claim = core.claim(own, false)?;
         }
-        let local = claim.as_ref().map(|claim| claim.local());
+        let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let now_ns = core.engine.read_clock();
         let (stack, arena, _) = core.engine.parts();
         match stack.tcp_connect(now_ns, arena, local, address, options) {
-            Ok(id) => {
-                core.commit()?;
-                Ok(Self::new(net, id, claim))
-            }
+            Ok(id) => Ok(Self::new(net, id, claim)),
             Err(error) => {
                 core.release(claim);
                 Err(error.into())
@@ -270,14 +141,16 @@ impl TcpStream {
         }
     }
 
+    pub(crate) fn tcp_id(&self) -> TcpId {
+        self.inner.id
+    }
+
     fn wait_connected(&self, patience: Patience) -> io::Result<()> {
         let id = self.inner.id;
         self.inner.net.wait_for(&[SocketId::Stream(id)], patience, |core| {
-            let (stack, _, _) = core.engine.parts();
-            match stack.tcp_state(id) {
-                Some(TcpState::SynSent | TcpState::SynReceived) => None,
-                Some(_) => Some(stack.tcp_take_error(id).map_or(Ok(()), |error| Err(error.into()))),
-                None => Some(Err(io::ErrorKind::NotConnected.into())),
+            match core.finish_connect(id) {
+                Err(TcpError::WouldBlock) => None,
+                result => Some(result.map_err(io::Error::from)),
             }
         })
     }
@@ -331,6 +204,46 @@ impl TcpStream {
             let (stack, arena, _) = core.engine.parts();
             match stack.tcp_send(now_ns, arena, id, data) {
                 Ok(len) => Some(core.commit().map(|()| len)),
+                Err(TcpError::WouldBlock) => None,
+                Err(error) => Some(Err(error.into())),
+            }
+        })
+    }
+
+    /// Reads what has arrived into these buffers, one after the other.
+    ///
+    /// # Errors
+    /// As [`Read::read`] of the stream.
+    pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.wait(&self.inner.read_timeout, |core| {
+            let now_ns = core.engine.read_clock();
+            match core.read_vectored(now_ns, id, bufs) {
+                Ok(len) => {
+                    let (stack, arena, _) = core.engine.parts();
+                    stack.tcp_flush(now_ns, arena);
+                    Some(core.commit().map(|()| len))
+                }
+                Err(TcpError::WouldBlock) => None,
+                Err(error) => Some(Err(error.into())),
+            }
+        })
+    }
+
+    /// Writes some of these pieces of data, at least one byte of them.
+    ///
+    /// # Errors
+    /// As [`Write::write`] of the stream.
+    pub fn send_vectored(&self, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.wait(&self.inner.write_timeout, |core| {
+            let now_ns = core.engine.read_clock();
+            match core.write_vectored(now_ns, id, data) {
+                Ok(len) => {
+                    let (stack, arena, _) = core.engine.parts();
+                    stack.tcp_flush(now_ns, arena);
+                    Some(core.commit().map(|()| len))
+                }
                 Err(TcpError::WouldBlock) => None,
                 Err(error) => Some(Err(error.into())),
             }
@@ -504,17 +417,29 @@ impl Read for TcpStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.recv(buf)
     }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.recv_vectored(bufs)
+    }
 }
 
 impl Read for &TcpStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.recv(buf)
     }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.recv_vectored(bufs)
+    }
 }
 
 impl Write for TcpStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.send(buf)
+    }
+
+    fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_vectored(data)
     }
 
     /// Nothing is held back here.
@@ -526,6 +451,10 @@ impl Write for TcpStream {
 impl Write for &TcpStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.send(buf)
+    }
+
+    fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_vectored(data)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -556,53 +485,117 @@ impl std::fmt::Debug for TcpStream {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        let mut core = self.net.lock();
+        let ended = Ended {
+            net: self.net.clone(),
+            id: self.id,
+            abrupt: self.abrupt.load(Ordering::Relaxed),
+            claim: self.claim.take(),
+            is_over: false,
+        };
+        // What cannot be deferred ends here.
+        drop(batch::defer(ended));
+    }
+}
+
+/// A connection that the program has no handle on any more. It is closed when
+/// this is dropped.
+pub(crate) struct Ended {
+    net: Net,
+    id: TcpId,
+    abrupt: bool,
+    claim: Option<Arc<Claim>>,
+    is_over: bool,
+}
+
+impl Ended {
+    /// Closes the connection, if it is of this stack; `None` when it is done.
+    pub(crate) fn end_in(mut self, net: &Net, core: &mut Core) -> Option<Self> {
+        if !self.net.is_same(net) {
+            return Some(self);
+        }
+        self.end(core);
+        None
+    }
+
+    fn end(&mut self, core: &mut Core) {
+        self.is_over = true;
         core.polls.forget(SocketId::Stream(self.id));
+        core.tasks.forget(SocketId::Stream(self.id));
         let now_ns = core.engine.read_clock();
         let (stack, arena, _) = core.engine.parts();
-        match self.abrupt.load(Ordering::Relaxed) {
+        match self.abrupt {
             true => stack.tcp_abort(now_ns, arena, self.id),
             false => stack.tcp_close(now_ns, arena, self.id),
         }
         if let Some(claim) = self.claim.take() {
             core.closing.push((self.id, claim));
         }
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let net = self.net.clone();
+        let mut core = net.lock();
+        self.end(&mut core);
         // A port that takes nothing more says so to the next who uses it.
         let _ = core.commit();
     }
 }
 
-fn patience(nonblocking: &AtomicBool, timeout: Option<Duration>) -> Patience {
-    match nonblocking.load(Ordering::Relaxed) {
-        true => Patience::None,
-        false => Patience::timeout(timeout),
-    }
-}
-
 impl Core {
-    /// Takes a port away from the kernel, if the stack lives on its addresses.
-    fn claim(&mut self, local: SocketAddr, dual: bool) -> io::Result<Option<Arc<Claim>>> {
-        if self.shared_addresses.is_empty() {
-            return Ok(None);
-        }
-        let (port, shared) = (self.engine.port(), &self.shared_addresses);
-        Ok(Some(Arc::new(Claim::take(port, Protocol::Tcp, local, dual, shared)?)))
-    }
-
-    /// Gives it back, if nobody else needs it.
-    fn release(&mut self, claim: Option<Arc<Claim>>) {
-        if let Some(claim) = claim.and_then(Arc::into_inner) {
-            claim.release(self.engine.port());
+    /// Whether a connection is established, or how that failed.
+    pub(crate) fn finish_connect(&mut self, id: TcpId) -> Result<(), TcpError> {
+        let (stack, _, _) = self.engine.parts();
+        match stack.tcp_state(id) {
+            Some(TcpState::SynSent | TcpState::SynReceived) => Err(TcpError::WouldBlock),
+            Some(_) => stack.tcp_take_error(id).map_or(Ok(()), Err),
+            None => Err(TcpError::Closed),
         }
     }
 
-    /// The kernel's address to reach `peer` from.
-    fn shared_address_like(&self, peer: SocketAddr) -> Option<std::net::IpAddr> {
-        let same = |own: &&std::net::IpAddr| own.is_ipv4() == peer.is_ipv4();
-        let usable = |own: &&std::net::IpAddr| match own {
-            std::net::IpAddr::V6(v6) => !v6.is_unicast_link_local(),
-            std::net::IpAddr::V4(_) => true,
-        };
-        self.shared_addresses.iter().filter(same).find(usable).copied()
+    /// Reads into one buffer after the other.
+    fn read_vectored(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, TcpError> {
+        let (stack, _, _) = self.engine.parts();
+        let mut total = 0;
+        for buf in bufs.iter_mut().filter(|buf| !buf.is_empty()) {
+            if total > 0 && stack.tcp_readable(id) == 0 {
+                break;
+            }
+            total += stack.tcp_read(now_ns, id, buf)?;
+        }
+        Ok(total)
+    }
+
+    /// Writes one piece after the other, as far as there is room.
+    pub(super) fn write_vectored(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        data: &[IoSlice<'_>],
+    ) -> Result<usize, TcpError> {
+        let (stack, _, _) = self.engine.parts();
+        let mut total = 0;
+        for piece in data.iter().filter(|piece| !piece.is_empty()) {
+            match stack.tcp_write(now_ns, id, piece) {
+                Ok(len) => {
+                    total += len;
+                    if len < piece.len() {
+                        break;
+                    }
+                }
+                Err(TcpError::WouldBlock) if total > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(total)
     }
 }

@@ -1,0 +1,119 @@
+//! `tidegate serve http`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tidegate::{Net, TcpOptions};
+use tidegate_apps::ServeCounters;
+use tidegate_apps::http::{HttpLimits, Service, serve_http, serve_http_kernel};
+
+use crate::Failure;
+use crate::config::{self, Section};
+use crate::host::PortKind;
+use crate::report::ServeReport;
+use crate::serve::{Common, StreamServer, ready, stop_flag};
+
+/// Flags of `serve http`.
+#[derive(Args)]
+pub(crate) struct HttpCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    http: HttpOptions,
+}
+
+/// Section `[http]`.
+#[derive(Args, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct HttpOptions {
+    /// Serve the files below this folder; without it only /api/status and /api/echo
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// The port to serve [default: 80]
+    #[arg(long, value_name = "PORT")]
+    listen: Option<u16>,
+    /// Connections at the same time; more wait to be accepted [default: 65536]
+    #[arg(long, value_name = "COUNT")]
+    connections: Option<usize>,
+    /// How long a client may take for the head of a request, and be silent
+    /// between two [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    header_timeout: Option<u64>,
+}
+
+impl Section for HttpOptions {
+    const NAME: &'static str = "http";
+}
+
+impl HttpCommand {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let Self { common, http } = self;
+        let options = config::over(http, common.config.as_deref())?;
+        let mut limits = HttpLimits::default();
+        if let Some(connections) = options.connections {
+            if connections == 0 {
+                return Err("--connections 0: nobody would be served; give 1 or more".into());
+            }
+            limits.connections = connections;
+        }
+        if let Some(seconds) = options.header_timeout {
+            limits.header_timeout = Duration::from_secs(seconds.max(1));
+        }
+        let port = options.listen.unwrap_or(80);
+        let root = options.root.as_deref();
+        let at_root = |error| match root {
+            Some(root) => format!("--root {}: {error}", root.display()),
+            None => format!("{error}"),
+        };
+        let host = common.host()?;
+        if host.port_kind() == PortKind::Kernel {
+            host.pin()?;
+            let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
+            let service = Arc::new(service);
+            let stop = stop_flag(common.duration)?;
+            let addresses = host.kernel_addresses(port);
+            let ready = || ready("http", &addresses, "kernel sockets");
+            serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
+            return ServeReport::kernel("http", &served(&service)).print(common.json);
+        }
+        let json = common.json;
+        // Said before the interface is touched.
+        Service::new(root, || Value::Null).map_err(at_root)?;
+        let server = common.open_streams(
+            "HTTP",
+            port,
+            TcpOptions { no_delay: true, ..TcpOptions::default() },
+        )?;
+        let net = server.net.clone();
+        let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
+        server.ready("http")?;
+        let StreamServer { net, listeners, stop, .. } = server;
+        serve_http(&net, listeners, &service, limits, &stop)?;
+        ServeReport::tidegate("http", &served(&service), &net).print(json)
+    }
+}
+
+/// What `/api/status` tells of the stack.
+fn status(net: &Net) -> Value {
+    let counters = net.counters();
+    json!({
+        "port": net.capabilities().kind,
+        "received_frames": counters.port.received,
+        "transmitted_frames": counters.port.transmitted,
+        "dropped": counters.drops().total(),
+        "sleeps": counters.engine.sleeps,
+    })
+}
+
+/// As the other servers count.
+fn served(service: &Service) -> ServeCounters {
+    let served = ServeCounters::new();
+    let answers = service.counters().answered();
+    served.requests.store(answers, std::sync::atomic::Ordering::Relaxed);
+    served.answers.store(answers, std::sync::atomic::Ordering::Relaxed);
+    served
+}

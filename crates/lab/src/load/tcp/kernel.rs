@@ -1,0 +1,131 @@
+//! Connections on kernel sockets, with epoll.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{Calls, Streams, TcpLoadConfig, source};
+
+const EVENTS: usize = 256;
+
+/// Connections on kernel sockets.
+pub(super) struct KernelStreams<'c> {
+    sockets: Sockets<'c>,
+    events: Vec<epoll::Event>,
+}
+
+struct Sockets<'c> {
+    config: &'c TcpLoadConfig,
+    epoll: OwnedFd,
+    streams: Vec<Option<TcpStream>>,
+}
+
+impl<'c> KernelStreams<'c> {
+    pub(super) fn new(config: &'c TcpLoadConfig) -> io::Result<Self> {
+        // Each connection is a descriptor.
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let streams = (0..config.connections).map(|_| None).collect();
+        let sockets = Sockets { config, epoll, streams };
+        Ok(Self { sockets, events: Vec::with_capacity(EVENTS) })
+    }
+}
+
+impl Streams for KernelStreams<'_> {
+    fn turn(
+        &mut self,
+        timeout_ns: u64,
+        each: &mut dyn FnMut(&mut dyn Calls, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let timeout = Duration::from_nanos(timeout_ns);
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        self.events.clear();
+        let events = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(&self.sockets.epoll, events, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in self.events.drain(..) {
+            each(&mut self.sockets, event.data.u64() as usize)?;
+        }
+        Ok(())
+    }
+
+    fn calls(&mut self, work: &mut dyn FnMut(&mut dyn Calls) -> io::Result<()>) -> io::Result<()> {
+        work(&mut self.sockets)
+    }
+}
+
+impl Sockets<'_> {
+    fn get(&mut self, slot: usize) -> io::Result<&mut TcpStream> {
+        self.streams[slot].as_mut().ok_or(ErrorKind::NotConnected.into())
+    }
+}
+
+impl Calls for Sockets<'_> {
+    fn connect(&mut self, slot: usize) -> io::Result<()> {
+        let target = self.config.target;
+        let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        if let Some(source) = source(self.config, slot) {
+            bind(&socket, &SocketAddr::new(source, 0))?;
+        }
+        match connect(&socket, &target) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let data = epoll::EventData::new_u64(slot as u64);
+        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+        epoll::add(&self.epoll, &socket, data, both)?;
+        self.streams[slot] = Some(TcpStream::from(socket));
+        Ok(())
+    }
+
+    fn finish_connect(&mut self, slot: usize) -> io::Result<()> {
+        let stream = self.get(slot)?;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        match stream.peer_addr() {
+            Err(error) if error.kind() == ErrorKind::NotConnected => {
+                Err(ErrorKind::WouldBlock.into())
+            }
+            result => result.map(|_| ()),
+        }
+    }
+
+    fn send(&mut self, slot: usize, data: &[u8]) -> io::Result<usize> {
+        self.get(slot)?.write(data)
+    }
+
+    fn recv(&mut self, slot: usize, buf: &mut [u8]) -> io::Result<usize> {
+        self.get(slot)?.read(buf)
+    }
+
+    fn want_room(&mut self, slot: usize, wanted: bool) -> io::Result<()> {
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::OUT, wanted);
+        let Some(stream) = &self.streams[slot] else { return Ok(()) };
+        epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(slot as u64), flags)?;
+        Ok(())
+    }
+
+    fn close(&mut self, slot: usize, abrupt: bool) {
+        if let Some(stream) = self.streams[slot].take()
+            && abrupt
+        {
+            // It ends all the same, only later.
+            let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! One connection.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tidegate_stack::TcpOptions;
+
+use crate::Net;
+use crate::udp::no_address;
+
+/// A TCP connection, in the style of `tokio::net::TcpStream`. What does not
+/// wait, such as options, is done by the [`crate::TcpStream`] inside.
+///
+/// One task at a time may read from a connection, and one write to it.
+#[derive(Debug)]
+pub struct TcpStream {
+    inner: crate::TcpStream,
+}
+
+impl TcpStream {
+    /// Connects to the first of the addresses that answers. Names are resolved
+    /// at once, which may block: give addresses.
+    ///
+    /// # Errors
+    /// As [`crate::TcpStream::connect`].
+    pub async fn connect(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let mut last = no_address();
+        for address in address.to_socket_addrs()? {
+            match Self::connect_with(net, address, TcpOptions::default()).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to one address, with options.
+    ///
+    /// # Errors
+    /// As [`crate::TcpStream::connect`].
+    pub async fn connect_with(
+        net: &Net,
+        address: SocketAddr,
+        options: TcpOptions,
+    ) -> io::Result<Self> {
+        let inner = crate::TcpStream::connect_nonblocking(net, address, options)?;
+        poll_fn(|context| inner.poll_connected(context)).await?;
+        Ok(Self { inner })
+    }
+
+    /// The connection for calls that block.
+    pub fn into_blocking(self) -> crate::TcpStream {
+        self.inner
+    }
+}
+
+impl From<crate::TcpStream> for TcpStream {
+    fn from(inner: crate::TcpStream) -> Self {
+        Self { inner }
+    }
+}
+
+impl Deref for TcpStream {
+    type Target = crate::TcpStream;
+
+    fn deref(&self) -> &crate::TcpStream {
+        &self.inner
+    }
+}
+
+impl AsyncRead for TcpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let read = self.inner.poll_recv_with(context, |bytes| {
+            let len = bytes.len().min(buf.remaining());
+            buf.put_slice(&bytes[..len]);
+            len
+        });
+        read.map_ok(|_| ())
+    }
+}
+
+impl AsyncWrite for TcpStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.poll_send_vectored(context, &[IoSlice::new(data)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.poll_send_vectored(context, data)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Nothing is held back here.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// The peer reads the end after what was written.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.inner.shutdown(Shutdown::Write))
+    }
+}

@@ -1,0 +1,183 @@
+//! Futures for tokio, on two hosts in one process.
+#![cfg(feature = "tokio")]
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate::mem::{MemConfig, wire};
+use tidegate::tokio::{TcpListener, TcpStream, drive};
+use tidegate::{Net, NetConfig, TcpOptions};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SERVERS: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
+
+/// Who runs the stacks.
+#[derive(Clone, Copy, Debug)]
+enum Drive {
+    Task,
+    Thread,
+}
+
+fn hosts(drive_by: Drive) -> [Net; 2] {
+    let (a, b) = wire(&MemConfig::default()).unwrap();
+    let open = |port, host: usize| {
+        let config = NetConfig::new(port)
+            .address(format!("192.0.2.{}/24", host + 1).parse().unwrap())
+            .address(format!("2001:db8::{}/64", host + 1).parse().unwrap())
+            .frames(1024, tidegate::FrameSize::K2)
+            .hugepages(false)
+            .own_thread(matches!(drive_by, Drive::Thread))
+            .seed([7; 16]);
+        let net = Net::open(config).unwrap();
+        tokio::spawn(drive(net.clone()));
+        net
+    };
+    [open(a, 0), open(b, 1)]
+}
+
+/// Runs `check` on every kind of runtime, on both families.
+fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F) {
+    let runtimes: [fn() -> Runtime; 2] = [
+        || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
+        || {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(2).enable_all().build().unwrap()
+        },
+    ];
+    for runtime in runtimes {
+        for drive_by in [Drive::Task, Drive::Thread] {
+            for server in SERVERS {
+                let to = SocketAddr::new(server.parse().unwrap(), 7);
+                runtime().block_on(async {
+                    let check = check(hosts(drive_by), to);
+                    timeout(LIMIT, check).await.unwrap_or_else(|_| panic!("{drive_by:?} {to}"));
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_comes_back_whole_and_ends() {
+    everywhere(|[a, b], to| async move {
+        let listener = TcpListener::bind(&b, to).unwrap();
+        let server = tokio::spawn(async move {
+            let (stream, peer) = listener.accept().await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), peer);
+            let (mut read, mut write) = tokio::io::split(stream);
+            let echoed = tokio::io::copy(&mut read, &mut write).await.unwrap();
+            write.shutdown().await.unwrap();
+            echoed
+        });
+        let stream = TcpStream::connect(&a, to).await.unwrap();
+        let (mut read, mut write) = tokio::io::split(stream);
+        let sent: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
+        let copy = sent.clone();
+        let writer = tokio::spawn(async move {
+            write.write_all(&copy).await.unwrap();
+            write.shutdown().await.unwrap();
+            write.write_all(b"more").await.unwrap_err().kind()
+        });
+        let mut received = Vec::new();
+        read.read_to_end(&mut received).await.unwrap();
+        assert!(received == sent);
+        assert_eq!(writer.await.unwrap(), ErrorKind::BrokenPipe);
+        assert_eq!(server.await.unwrap(), sent.len() as u64);
+    });
+}
+
+#[test]
+fn many_tasks_on_one_listener() {
+    everywhere(|[a, b], to| async move {
+        let listener = TcpListener::bind(&b, to).unwrap();
+        for _ in 0..4 {
+            let listener = listener.clone();
+            tokio::spawn(async move {
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    tokio::spawn(async move {
+                        let mut received = Vec::new();
+                        stream.read_to_end(&mut received).await.unwrap();
+                        stream.write_all(&received).await.unwrap();
+                    });
+                }
+            });
+        }
+        let clients = (0..50_u8).map(|n| {
+            let a = a.clone();
+            tokio::spawn(async move {
+                let mut stream = TcpStream::connect(&a, to).await.unwrap();
+                let sent = vec![n; 2000 + usize::from(n)];
+                stream.write_all(&sent).await.unwrap();
+                stream.shutdown().await.unwrap();
+                let mut received = Vec::new();
+                stream.read_to_end(&mut received).await.unwrap();
+                assert!(received == sent, "client {n}");
+            })
+        });
+        for client in clients.collect::<Vec<_>>() {
+            client.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_full_connection_is_writable_when_the_peer_reads() {
+    everywhere(|[a, b], to| async move {
+        let small = TcpOptions {
+            send_buffer_bytes: 4096,
+            receive_buffer_bytes: 4096,
+            ..TcpOptions::default()
+        };
+        let listener = TcpListener::bind_with(&b, to, 4, small).unwrap();
+        let mut client = TcpStream::connect_with(&a, to, small).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let pieces = [7; 100_000];
+        let writer = tokio::spawn(async move {
+            client.write_all(&pieces).await.unwrap();
+            client
+        });
+        let mut received = vec![0; 100_000];
+        server.read_exact(&mut received).await.unwrap();
+        assert!(received == pieces);
+        let mut client = writer.await.unwrap();
+        // Vectored, and an end by a reset.
+        let parts = [std::io::IoSlice::new(b"high "), std::io::IoSlice::new(b"water")];
+        assert!(client.is_write_vectored());
+        assert_eq!(client.write_vectored(&parts).await.unwrap(), 10);
+        let mut text = [0; 10];
+        server.read_exact(&mut text).await.unwrap();
+        assert_eq!(&text, b"high water");
+        server.set_abrupt(true);
+        drop(server);
+        let error = client.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn nobody_listens() {
+    everywhere(|[a, _b], to| async move {
+        let error = TcpStream::connect(&a, to).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn a_future_that_is_dropped_leaves_nothing_behind() {
+    everywhere(|[a, b], to| async move {
+        let listener = TcpListener::bind(&b, to).unwrap();
+        let early = timeout(Duration::from_millis(5), listener.accept()).await;
+        assert!(early.is_err(), "nobody has connected");
+        let mut client = TcpStream::connect(&a, to).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let early = timeout(Duration::from_millis(5), client.read_u8()).await;
+        assert!(early.is_err(), "nothing was sent");
+        drop(server);
+        assert_eq!(client.read(&mut [0; 10]).await.unwrap(), 0);
+    });
+}
