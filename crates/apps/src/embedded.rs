@@ -4,9 +4,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{Net, Poll, Received, Token, UdpSocket};
+use tidegate::{Net, Poll, Received, TcpListener, Token, UdpSocket};
 
-use crate::{Responder, ServeCounters};
+use crate::messages::MessageServer;
+use crate::{MessageLimits, Responder, ServeCounters};
 
 /// How many requests are taken at once from a stack with threads of its own.
 const BATCH: usize = 64;
@@ -37,11 +38,32 @@ pub fn serve_embedded(
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> io::Result<()> {
+    serve_both(net, sockets, &[], MessageLimits::default(), responder, stop, counters)
+}
+
+/// As [`serve_embedded`], and answers messages over streams too, each with its
+/// length in two bytes in front, as DNS has them (RFC 7766): connections
+/// through `listeners`, within `limits`. While datagrams come as fast as they
+/// can be answered, streams have their turns in between.
+///
+/// # Errors
+/// As [`serve_embedded`].
+pub fn serve_both(
+    net: &Net,
+    sockets: &[UdpSocket],
+    listeners: &[TcpListener],
+    limits: MessageLimits,
+    responder: &mut impl Responder,
+    stop: &AtomicBool,
+    counters: &ServeCounters,
+) -> io::Result<()> {
     let mut poll = Poll::new(net);
     for (index, socket) in sockets.iter().enumerate() {
         socket.set_nonblocking(true)?;
         poll.register(socket, Token(index))?;
     }
+    let poll = poll;
+    let mut streams = MessageServer::new(net, &poll, listeners, sockets.len(), limits)?;
     let mut ready = Vec::with_capacity(sockets.len());
     let mut copies = net.has_threads().then(Copies::new);
     while !stop.load(Ordering::Relaxed) {
@@ -54,7 +76,10 @@ pub fn serve_embedded(
         }
         if served == 0 {
             poll.wait(&mut ready, Some(STOP_CHECK))?;
+        } else if streams.is_used() {
+            poll.ready_now(&mut ready);
         }
+        streams.serve(&ready, responder, counters)?;
     }
     Ok(())
 }

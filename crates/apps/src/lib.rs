@@ -5,7 +5,8 @@
 //! responders.
 //! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
 //! [`streams`] and [`http`] serve streams.
-//! [`embedded`] runs them on Tidegate, [`kernel`] on the kernel's sockets.
+//! [`embedded`] runs them on Tidegate, [`kernel`] and [`kernel_streams`] on the
+//! kernel's sockets.
 
 mod counters;
 pub mod dns;
@@ -13,12 +14,16 @@ pub mod echo;
 pub mod embedded;
 pub mod http;
 pub mod kernel;
+pub mod kernel_streams;
+mod messages;
 pub mod readers;
 mod responder;
 pub mod router;
 pub mod screen;
+mod slots;
 pub mod streams;
 pub mod work;
 
 pub use counters::ServeCounters;
+pub use messages::MessageLimits;
 pub use responder::Responder;

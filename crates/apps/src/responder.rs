@@ -12,16 +12,45 @@ pub trait Responder {
     /// front of `reply` and returns its length in bytes, or `None` when there
     /// is nothing to say. Never writes more than `reply` holds.
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize>;
+
+    /// As [`Responder::respond`], for a request that came over a stream: the
+    /// answer may be as long as `reply`.
+    fn respond_to_stream(
+        &mut self,
+        request: &[u8],
+        from: SocketAddr,
+        reply: &mut [u8],
+    ) -> Option<usize> {
+        self.respond(request, from, reply)
+    }
 }
 
 impl<R: Responder + ?Sized> Responder for &mut R {
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         (**self).respond(request, from, reply)
     }
+
+    fn respond_to_stream(
+        &mut self,
+        request: &[u8],
+        from: SocketAddr,
+        reply: &mut [u8],
+    ) -> Option<usize> {
+        (**self).respond_to_stream(request, from, reply)
+    }
 }
 
 impl<R: Responder + ?Sized> Responder for Box<R> {
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         (**self).respond(request, from, reply)
+    }
+
+    fn respond_to_stream(
+        &mut self,
+        request: &[u8],
+        from: SocketAddr,
+        reply: &mut [u8],
+    ) -> Option<usize> {
+        (**self).respond_to_stream(request, from, reply)
     }
 }

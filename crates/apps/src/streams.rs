@@ -8,6 +8,7 @@ use std::time::Duration;
 use tidegate::{Batch, Interest, Net, Poll, TcpListener, TcpStream, Token};
 
 use crate::ServeCounters;
+use crate::slots::Slots;
 
 /// How often an idle server looks at its stop flag.
 const STOP_CHECK: Duration = Duration::from_millis(100);
@@ -250,41 +251,5 @@ fn unless_blocked<R>(result: io::Result<R>) -> io::Result<Option<R>> {
         Ok(result) => Ok(Some(result)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-/// Values that keep their places, which are used again.
-struct Slots<T> {
-    values: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Default for Slots<T> {
-    fn default() -> Self {
-        Self { values: Vec::new(), free: Vec::new() }
-    }
-}
-
-impl<T> Slots<T> {
-    /// Where the next value will be.
-    fn next(&self) -> usize {
-        self.free.last().map_or(self.values.len(), |&slot| slot as usize)
-    }
-
-    fn insert(&mut self, value: T) {
-        match self.free.pop() {
-            Some(slot) => self.values[slot as usize] = Some(value),
-            None => self.values.push(Some(value)),
-        }
-    }
-
-    fn get_mut(&mut self, slot: usize) -> Option<&mut T> {
-        self.values.get_mut(slot)?.as_mut()
-    }
-
-    fn remove(&mut self, slot: usize) {
-        if self.values.get_mut(slot).and_then(Option::take).is_some() {
-            self.free.push(slot as u32);
-        }
     }
 }

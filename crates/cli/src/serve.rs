@@ -13,12 +13,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::{Distribution, Net, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
 use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
-use tidegate_apps::embedded::serve_embedded;
+use tidegate_apps::embedded::serve_both;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+use tidegate_apps::kernel_streams::serve_kernel_streams;
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
-use tidegate_apps::{Responder, ServeCounters};
+use tidegate_apps::{MessageLimits, Responder, ServeCounters};
 
 use crate::Failure;
 use crate::config::{self, Section};
@@ -142,6 +143,31 @@ struct DnsOptions {
     /// The largest answer in bytes, whatever the client offers [default: 1232]
     #[arg(long, value_name = "BYTES")]
     max_udp_bytes: Option<u16>,
+    /// Serve no TCP
+    #[arg(long)]
+    no_tcp: bool,
+    /// TCP connections at the same time; one more ends the longest idle [default: 1024]
+    #[arg(long, value_name = "COUNT")]
+    tcp_connections: Option<usize>,
+    /// TCP connections of one address at the same time [default: 64]
+    #[arg(long, value_name = "COUNT")]
+    tcp_per_address: Option<usize>,
+    /// How long a TCP connection may be idle [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    tcp_idle_timeout: Option<u64>,
+}
+
+impl DnsOptions {
+    /// What TCP connections may cost; `None` when there are none.
+    fn streams(&self) -> Option<MessageLimits> {
+        let defaults = MessageLimits::default();
+        let seconds = |seconds: u64| Duration::from_secs(seconds.max(1));
+        (!self.no_tcp).then(|| MessageLimits {
+            connections: self.tcp_connections.unwrap_or(defaults.connections).max(1),
+            per_address: self.tcp_per_address.unwrap_or(defaults.per_address).max(1),
+            idle_timeout: self.tcp_idle_timeout.map_or(defaults.idle_timeout, seconds),
+        })
+    }
 }
 
 impl Section for DnsOptions {
@@ -167,6 +193,9 @@ struct EchoOptions {
     /// With --tcp: send bytes as fast as they are taken, and read none
     #[arg(long, conflicts_with = "sink")]
     source: bool,
+    /// With --tcp and --port kernel: never sleep
+    #[arg(long)]
+    spin: bool,
 }
 
 impl Section for EchoOptions {
@@ -180,7 +209,8 @@ impl Serve {
                 let DnsCommand { common, dns } = *command;
                 let options = config::over(dns, common.config.as_deref())?;
                 let server = load_zones(&options)?;
-                common.serve("dns", options.listen.unwrap_or(53), server)
+                let port = options.listen.unwrap_or(53);
+                common.serve("dns", port, server, options.streams())
             }
             Serve::Http(command) => command.run(),
             Serve::Echo(command) => {
@@ -198,7 +228,7 @@ impl Serve {
                 let now_ns = || began.elapsed().as_nanos() as u64;
                 let turns = Work::turns_for(options.work_ns.unwrap_or(0), now_ns);
                 let work = Work::new(turns, options.sink);
-                common.serve("echo", options.listen.unwrap_or(7), work)
+                common.serve("echo", options.listen.unwrap_or(7), work, None)
             }
         }
     }
@@ -265,7 +295,7 @@ impl Common {
         Ok(StreamServer { net, listeners, addresses, stop, _control: control })
     }
 
-    /// TCP echo on Tidegate.
+    /// Streams on Tidegate, or on kernel sockets to compare.
     fn serve_tcp_echo(self, echo: &EchoOptions) -> Result<(), Failure> {
         let port = echo.listen.unwrap_or(7);
         let service = match echo {
@@ -273,15 +303,24 @@ impl Common {
             EchoOptions { sink: true, .. } => StreamService::Sink,
             _ => StreamService::Echo,
         };
-        if self.host()?.port_kind() == PortKind::Kernel {
-            return Err("TCP echo is not served on kernel sockets: choose another --port".into());
-        }
         let json = self.json;
+        let served = ServeCounters::new();
+        let host = self.host()?;
+        if host.port_kind() == PortKind::Kernel {
+            host.pin()?;
+            let stop = stop_flag(self.duration)?;
+            let addresses = host.kernel_addresses(port);
+            let ready = || ready("echo", &addresses, "kernel sockets");
+            serve_kernel_streams(&addresses, service, echo.spin, &stop, &served, ready)?;
+            return ServeReport::kernel("echo", &served).print(json);
+        }
+        if echo.spin {
+            return Err("--spin is for --port kernel: on Tidegate give --mode dedicated".into());
+        }
         let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
         let server = self.open_streams("TCP echo", port, options)?;
         server.ready("echo")?;
         let StreamServer { net, listeners, stop, .. } = &server;
-        let served = ServeCounters::new();
         serve_streams(net, listeners, service, stop, &served)?;
         ServeReport::tidegate("echo", &served, net).print(json)
     }
@@ -291,6 +330,7 @@ impl Common {
         name: &str,
         port: u16,
         mut responder: impl Responder + Clone + Send,
+        streams: Option<MessageLimits>,
     ) -> Result<(), Failure> {
         self.check_readers()?;
         let has_reader_threads = self.has_reader_threads();
@@ -334,18 +374,40 @@ impl Common {
             let addresses = host.wildcards(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+            let listen = |&address| {
+                TcpListener::bind_with(&net, address, TCP_BACKLOG, TcpOptions::default())
+            };
+            let of_streams = addresses.iter().filter(|_| streams.is_some());
+            let listeners = of_streams.map(listen).collect::<Result<Vec<_>, _>>()?;
+            let limits = streams.unwrap_or_default();
             let control = self.control.as_deref().map(|path| Control::listen(path, &net));
             let _control = control.transpose()?;
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);
             ready(name, &addresses, &path)?;
+            let stop = &*stop;
             if has_reader_threads {
                 let distribution = self.distribution.map(Into::into).unwrap_or_default();
                 let config = ReadersConfig { distribution, ..ReadersConfig::default() };
-                let responders = vec![responder; self.readers];
-                serve_readers(&sockets, responders, config, begin, &stop, served)?;
+                let mut for_streams = responder.clone();
+                let readers = vec![responder; self.readers];
+                std::thread::scope(|scope| {
+                    let (net, listeners) = (&net, &listeners);
+                    let streams = (!listeners.is_empty()).then(|| {
+                        scope.spawn(move || {
+                            let responder = &mut for_streams;
+                            serve_both(net, &[], listeners, limits, responder, stop, served)
+                        })
+                    });
+                    let result = serve_readers(&sockets, readers, config, begin, stop, served);
+                    // They end together, also by an error.
+                    stop.store(true, Ordering::Relaxed);
+                    let streams = streams.map_or(Ok(Ok(())), |streams| streams.join());
+                    result.and(streams.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                })?;
             } else {
-                serve_embedded(&net, &sockets, &mut responder, &stop, served)?;
+                let responder = &mut responder;
+                serve_both(&net, &sockets, &listeners, limits, responder, stop, served)?;
             }
             ServeReport::tidegate(name, served, &net)
         };

@@ -26,6 +26,7 @@ pub mod router;
 pub mod soak;
 pub mod sweep;
 mod sys;
+pub mod tcp;
 pub mod trace;
 mod tracefs;
 

@@ -137,6 +137,17 @@ impl Poll {
     }
 }
 
+impl Poll {
+    /// As [`Poll::wait`], but neither waits nor runs the stack: for programs
+    /// that run it by other calls.
+    pub fn ready_now(&self, ready: &mut Vec<Token>) {
+        ready.clear();
+        let mut core = self.net.lock();
+        let core = &mut *core;
+        core.polls.collect(self.number, core.engine.stack(), ready);
+    }
+}
+
 impl Drop for Poll {
     fn drop(&mut self) {
         self.net.lock().polls.drop_set(self.number);

@@ -176,6 +176,20 @@ impl Responder for Server {
             Err(rejection) => self.reject(rejection, reply),
         }
     }
+
+    /// Over TCP nothing need be cut (RFC 7766 section 8).
+    fn respond_to_stream(
+        &mut self,
+        request: &[u8],
+        _from: SocketAddr,
+        reply: &mut [u8],
+    ) -> Option<usize> {
+        self.counters.queries += 1;
+        match Query::parse(request) {
+            Ok(query) => self.answer(&query, reply.len().min(u16::MAX.into()), reply),
+            Err(rejection) => self.reject(rejection, reply),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod router;
 mod share;
 mod soak;
 mod sweep;
+mod tcp;
 mod trace;
 
 use std::path::PathBuf;
@@ -32,6 +33,19 @@ pub(crate) enum Lab {
     Dns(dns::DnsLab),
     /// What it costs to echo a packet through port, stack and socket
     EchoCost(echo_cost::EchoCostLab),
+    /// TCP echo over many connections, after Farias: requests per second
+    #[command(name = "echo-1")]
+    Echo1(tcp::TcpLab),
+    /// TCP echo of growing messages, after Farias: gigabits per second
+    #[command(name = "echo-2")]
+    Echo2(tcp::TcpLab),
+    /// TCP echo to few clients, after Farias: latency
+    #[command(name = "echo-3")]
+    Echo3(tcp::TcpLab),
+    /// TCP bytes one way, into a server and out of one
+    Bulk(tcp::TcpLab),
+    /// What idle TCP connections cost: memory, and time of a request
+    Connections(tcp::ConnectionsLab),
     /// UDP at the maximum with faults injected: does memory grow, is every
     /// packet accounted for
     Soak(soak::SoakLab),
@@ -77,6 +91,11 @@ impl Lab {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
+            Lab::Echo1(lab) => lab.run(tidegate_lab::tcp::echo::run_1),
+            Lab::Echo2(lab) => lab.run(tidegate_lab::tcp::echo::run_2),
+            Lab::Echo3(lab) => lab.run(tidegate_lab::tcp::echo::run_3),
+            Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
+            Lab::Connections(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Queues(lab) => lab.run(),

@@ -55,6 +55,7 @@ impl Latencies {
             mean_us: self.histogram.mean() / 1e3,
             p50_us: self.percentile_us(50.0),
             p90_us: self.percentile_us(90.0),
+            p95_us: self.percentile_us(95.0),
             p99_us: self.percentile_us(99.0),
             p999_us: self.percentile_us(99.9),
             max_us: self.histogram.max() as f64 / 1e3,
@@ -73,6 +74,8 @@ pub struct LatencySummary {
     pub p50_us: f64,
     /// The 90th percentile.
     pub p90_us: f64,
+    /// The 95th percentile.
+    pub p95_us: f64,
     /// The 99th percentile.
     pub p99_us: f64,
     /// The 99.9th percentile.

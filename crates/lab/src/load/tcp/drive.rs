@@ -45,32 +45,8 @@ struct Slot {
     wants_room: bool,
 }
 
-pub(super) fn run(
-    streams: &mut dyn Streams,
-    link: String,
-    config: &TcpLoadConfig,
-) -> io::Result<TcpLoadReport> {
-    let mut load = Load::new(config);
-    load.open(streams)?;
-    let began_ns = load.now_ns();
-    let from_ns = began_ns + (config.warm_up_seconds * 1e9) as u64;
-    let until_ns = from_ns + (config.seconds * 1e9) as u64;
-    load.next_due_ns = began_ns;
-    streams.calls(&mut |calls| load.start_all(calls, began_ns))?;
-    load.until(streams, from_ns)?;
-    load.begin_to_count();
-    let began_to_count_ns = load.now_ns();
-    load.until(streams, until_ns)?;
-    let seconds = (load.now_ns() - began_to_count_ns) as f64 / 1e9;
-    let report = load.report(link, seconds);
-    streams.calls(&mut |calls| {
-        (0..load.slots.len()).for_each(|slot| calls.close(slot, true));
-        Ok(())
-    })?;
-    Ok(report)
-}
-
-struct Load<'c> {
+/// One load.
+pub(super) struct Load<'c> {
     config: &'c TcpLoadConfig,
     began: Instant,
     slots: Vec<Slot>,
@@ -92,7 +68,7 @@ struct Load<'c> {
 }
 
 impl<'c> Load<'c> {
-    fn new(config: &'c TcpLoadConfig) -> Self {
+    pub(super) fn new(config: &'c TcpLoadConfig) -> Self {
         let slot = || Slot { phase: Phase::Closed, wants_room: false };
         Self {
             config,
@@ -119,7 +95,7 @@ impl<'c> Load<'c> {
     }
 
     /// Establishes all connections, unless each request has its own.
-    fn open(&mut self, streams: &mut dyn Streams) -> io::Result<()> {
+    pub(super) fn open(&mut self, streams: &mut dyn Streams) -> io::Result<()> {
         if self.config.connect_each {
             self.idle.extend(0..self.slots.len());
             return Ok(());
@@ -141,6 +117,30 @@ impl<'c> Load<'c> {
             streams.turn(LONGEST_WAIT_NS, &mut |calls, slot| self.serve(calls, slot))?;
         }
         Ok(())
+    }
+
+    /// Makes the load and measures it.
+    pub(super) fn run(
+        &mut self,
+        streams: &mut dyn Streams,
+        link: String,
+    ) -> io::Result<TcpLoadReport> {
+        let began_ns = self.now_ns();
+        let from_ns = began_ns + (self.config.warm_up_seconds * 1e9) as u64;
+        let until_ns = from_ns + (self.config.seconds * 1e9) as u64;
+        self.next_due_ns = began_ns;
+        streams.calls(&mut |calls| self.start_all(calls, began_ns))?;
+        self.until(streams, from_ns)?;
+        self.begin_to_count();
+        let counted_from_ns = self.now_ns();
+        self.until(streams, until_ns)?;
+        let seconds = (self.now_ns() - counted_from_ns) as f64 / 1e9;
+        let report = self.report(link, seconds);
+        streams.calls(&mut |calls| {
+            (0..self.slots.len()).for_each(|slot| calls.close(slot, true));
+            Ok(())
+        })?;
+        Ok(report)
     }
 
     fn connect(&mut self, calls: &mut dyn Calls, slot: usize, due_ns: u64) -> io::Result<()> {
@@ -178,7 +178,8 @@ impl<'c> Load<'c> {
     }
 
     fn start_all(&mut self, calls: &mut dyn Calls, now_ns: u64) -> io::Result<()> {
-        for slot in 0..self.slots.len() {
+        let active = self.config.active.unwrap_or(usize::MAX).min(self.slots.len());
+        for slot in 0..active {
             match self.config.exchange {
                 Exchange::Echo if self.config.rate_per_second.is_some() => {
                     if !self.config.connect_each {

@@ -51,6 +51,8 @@ pub struct TcpLoadConfig {
     pub prefix: u8,
     /// Connections at the same time.
     pub connections: usize,
+    /// So many of them make load, the others are idle; `None` is all.
+    pub active: Option<usize>,
     /// What goes over them.
     pub exchange: Exchange,
     /// The length of a message.
@@ -78,6 +80,7 @@ impl TcpLoadConfig {
             sources: 1,
             prefix: if target.is_ipv4() { 24 } else { 64 },
             connections: 1,
+            active: None,
             exchange: Exchange::Echo,
             message_bytes: 64,
             connect_each: false,
@@ -165,25 +168,39 @@ impl fmt::Display for TcpLoadReport {
 /// Makes load over TCP and tells what came of it.
 ///
 /// # Errors
-/// When the settings make no sense, the port cannot be opened, or no
-/// connection at all can be established.
+/// When the settings make no sense, the port cannot be opened, or connections
+/// cannot be established.
 pub fn load_tcp(config: &TcpLoadConfig) -> Result<TcpLoadReport, LabError> {
+    load_tcp_watched(config, || Ok(()))
+}
+
+/// As [`load_tcp`]; calls `opened` when all connections are established and
+/// nothing goes over them yet.
+///
+/// # Errors
+/// As [`load_tcp`], and what `opened` says.
+pub fn load_tcp_watched(
+    config: &TcpLoadConfig,
+    opened: impl FnOnce() -> Result<(), LabError>,
+) -> Result<TcpLoadReport, LabError> {
     check(config)?;
     if let Some(core) = config.core {
         cpu::pin_this_thread(core)?;
     }
     let failed = |source: io::Error| LabError::io(format!("load on {}", config.target))(source);
-    match config.link {
-        LinkKind::Kernel => {
-            let mut sockets = kernel::KernelStreams::new(config).map_err(failed)?;
-            drive::run(&mut sockets, "kernel sockets".to_owned(), config).map_err(failed)
-        }
-        _ => {
-            let mut sockets = tidegate::OwnStreams::open(config)?;
-            let name = sockets.name();
-            drive::run(&mut sockets, name, config).map_err(failed)
-        }
+    if config.link == LinkKind::Kernel {
+        let mut sockets = kernel::KernelStreams::new(config).map_err(failed)?;
+        let mut load = drive::Load::new(config);
+        load.open(&mut sockets).map_err(failed)?;
+        opened()?;
+        return load.run(&mut sockets, "kernel sockets".to_owned()).map_err(failed);
     }
+    let mut sockets = tidegate::OwnStreams::open(config)?;
+    let name = sockets.name();
+    let mut load = drive::Load::new(config);
+    load.open(&mut sockets).map_err(failed)?;
+    opened()?;
+    load.run(&mut sockets, name).map_err(failed)
 }
 
 fn check(config: &TcpLoadConfig) -> Result<(), LabError> {
