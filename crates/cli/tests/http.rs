@@ -173,7 +173,7 @@ fn well_known_clients_are_served() {
         let script = format!(
             "import http.client\n\
              for host in ['{SERVER_V4}', '{SERVER_V6}']:\n\
-             \x20   c = http.client.HTTPConnection(host, timeout=20)\n\
+             \x20   c = http.client.HTTPConnection(host, 80, timeout=20)\n\
              \x20   for n in range(50):\n\
              \x20       c.request('POST', '/api/echo', body=b'x' * n * 1000)\n\
              \x20       assert c.getresponse().read() == b'x' * n * 1000\n"
