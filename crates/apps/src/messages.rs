@@ -271,10 +271,11 @@ impl Connection {
 
     /// How many bytes of the next request are missing, at least.
     fn needs(&self) -> usize {
-        let missing = |len: usize| (PREFIX_BYTES + len).saturating_sub(self.unread.len());
-        self.unread.first_chunk().map_or(PREFIX_BYTES - self.unread.len(), |&prefix| {
-            missing(u16::from_be_bytes(prefix).into())
-        })
+        let whole = match self.unread.first_chunk() {
+            Some(&prefix) => PREFIX_BYTES + usize::from(u16::from_be_bytes(prefix)),
+            None => PREFIX_BYTES,
+        };
+        whole.saturating_sub(self.unread.len())
     }
 
     /// Reads what of the next request has come. Whether anything has.
