@@ -5,9 +5,11 @@
 
 use std::path::Path;
 
-use domain::base::iana::Class;
-use domain::base::name::ToLabelIter;
-use domain::base::rdata::ComposeRecordData;
+use domain::base::iana::{Class, Rtype};
+use domain::base::name::{ParsedName, ToLabelIter};
+use domain::base::rdata::{ComposeRecordData, ParseAnyRecordData};
+use domain::dep::octseq::Parser;
+use domain::rdata::AllRecordData;
 use domain::zonefile::inplace::{self, ScannedRecord, Zonefile};
 
 use super::entries::{Entries, Entry, Unfinished};
@@ -86,8 +88,9 @@ fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecor
         owner.push(label.len() as u8);
         owner.extend_from_slice(label.as_slice());
     }
-    let owner = Name::from_wire(&owner)
-        .ok_or_else(|| refuse("the owner is longer than 255 octets".to_owned()))?;
+    let owner = Name::from_wire(&owner).ok_or_else(|| {
+        refuse("the owner has an empty label, or more than 255 octets".to_owned())
+    })?;
     let rtype = record.rtype().to_int();
     // RFC 6895 section 3.1: types of questions and of the protocol itself.
     if rtype == 0 || rtype == rtype::OPT || (128..=255).contains(&rtype) {
@@ -97,7 +100,26 @@ fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecor
     if record.data().compose_rdata(&mut data).is_err() || data.len() > usize::from(u16::MAX) {
         return Err(refuse("the record data is longer than 65,535 octets".to_owned()));
     }
+    if !is_well_formed(record.rtype(), &data) {
+        return Err(refuse(format!(
+            "the record data is not what type {} has: look for two dots in a row, and for a \
+             wrong length behind \\#",
+            record.rtype()
+        )));
+    }
     Ok(FileRecord { owner, rtype, ttl: record.ttl().as_secs(), data: data.into(), line })
+}
+
+/// Whether a receiver reads this data as it was meant. The scanner takes a name
+/// with an empty label, and anything in the form of RFC 3597, even a compressed
+/// name, for data of any type.
+fn is_well_formed(rtype: Rtype, data: &[u8]) -> bool {
+    let mut parser = Parser::from_ref(data);
+    let parsed = AllRecordData::<&[u8], ParsedName<&[u8]>>::parse_any_rdata(rtype, &mut parser);
+    let mut again = Vec::with_capacity(data.len());
+    parsed.is_ok_and(|parsed| parsed.compose_rdata(&mut again).is_ok())
+        && parser.remaining() == 0
+        && again == data
 }
 
 fn unfinished_error(path: &Path, unfinished: &Unfinished) -> DnsError {
