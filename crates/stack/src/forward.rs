@@ -20,9 +20,8 @@ use crate::address::{Kind, can_be_source_v4, is_link_local};
 use crate::ethernet::Arrival;
 use crate::icmp::Complaint;
 use crate::ipv6::can_be_source_v6;
-use crate::output::Packet;
+use crate::packet::{Fate, Packet};
 use crate::path::Path;
-use crate::stack::Fate;
 
 /// Where the time to live and the header checksum stand in an IPv4 header.
 const TTL_OFFSET_BYTES: usize = 8;

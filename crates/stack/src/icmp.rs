@@ -9,7 +9,7 @@ use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
 use crate::fast_path::Template;
 use crate::forward::Refusal;
-use crate::output::Packet;
+use crate::packet::Packet;
 use crate::path::Path;
 use crate::{Event, SocketError, Stack};
 

@@ -10,8 +10,7 @@ use crate::address::Kind;
 use crate::ethernet::Arrival;
 use crate::forward::Refusal;
 use crate::icmp::{Complaint, Quote, Report};
-use crate::output::Packet;
-use crate::stack::Fate;
+use crate::packet::{Fate, Packet};
 use crate::{Ownership, Stack};
 
 /// Errors are no longer than the minimum MTU (RFC 4443 section 2.4 c).

@@ -11,7 +11,7 @@ use crate::address::Kind;
 use crate::ethernet::Arrival;
 use crate::fragment::{Fragment, Key, Whole};
 use crate::icmp::Complaint;
-use crate::stack::Fate;
+use crate::packet::Fate;
 use crate::udp::IpInfo;
 
 /// Where the payload length stands in the header.

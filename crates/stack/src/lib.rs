@@ -33,6 +33,7 @@ mod mld;
 mod ndp;
 mod neighbour;
 mod output;
+mod packet;
 mod path;
 mod path_mtu;
 mod rate;

@@ -9,8 +9,7 @@ use tidegate_wire::mld::{self, MldMessage, MldRecord, MldRecordKind, MldRecords}
 use tidegate_wire::{DropReason, Icmpv6Message, MacAddr, Medium, Protocol};
 
 use crate::address::is_link_local;
-use crate::output::Packet;
-use crate::stack::Fate;
+use crate::packet::{Fate, Packet};
 use crate::{Ownership, SocketError, Stack};
 
 const MILLISECOND_NS: u64 = 1_000_000;

@@ -12,8 +12,7 @@ use tidegate_wire::{
 use crate::address::{ALL_NODES, Kind};
 use crate::ethernet::Arrival;
 use crate::neighbour::Claim;
-use crate::output::Packet;
-use crate::stack::Fate;
+use crate::packet::{Fate, Packet};
 use crate::{Event, Ownership, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;

@@ -10,21 +10,12 @@ use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medi
 use crate::address::Kind;
 use crate::fast_path::Template;
 use crate::neighbour::{Action, Resolution};
+use crate::packet::Packet;
 use crate::path::Path;
 use crate::{Event, Ownership, SendError, Stack};
 
 /// Counters that identifications are taken from.
 pub(crate) const IDENTIFICATIONS: usize = 256;
-
-/// What the header of a packet to send shall say.
-#[derive(Clone, Copy)]
-pub(crate) struct Packet {
-    pub(crate) source: IpAddr,
-    pub(crate) destination: IpAddr,
-    pub(crate) protocol: Protocol,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
-}
 
 impl Stack {
     /// The most room that headers take in front of a UDP payload.

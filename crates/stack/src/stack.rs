@@ -12,21 +12,22 @@ use crate::address::{ALL_ROUTERS, Addresses, Kind, is_link_local};
 use crate::chance::{Chance, HashKey};
 use crate::ethernet::Arrival;
 use crate::fast_path::PlainLink;
-use crate::forward::{Forwarding, Onward, checksum_behind};
+use crate::forward::{Forwarding, checksum_behind};
 use crate::fragment::{Fragment, Key, Reassembly, Timeout};
 use crate::icmp::{Complaint, Reply, Report};
 use crate::icmpv4::quote_v4;
 use crate::icmpv6::quote_v6;
 use crate::mld::Reports;
 use crate::ndp::Tentative;
-use crate::neighbour::{Claim, Claimed, Expired, Lost, Neighbours};
+use crate::neighbour::{Claimed, Expired, Lost, Neighbours};
 use crate::output::IDENTIFICATIONS;
+use crate::packet::Fate;
 use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
 use crate::route::Routes;
 use crate::tcp::{TcpTable, may_be_plain_tcp};
-use crate::udp::{Delivery, Payload, UdpTable};
+use crate::udp::{Payload, UdpTable};
 use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
 
 /// One interface of one host. See the [crate documentation](crate).
@@ -63,26 +64,6 @@ pub struct Stack {
     pub(crate) counters: Counters,
     pub(crate) hash_key: HashKey,
     pub(crate) identifications: Box<[u32]>,
-}
-
-/// What is to become of a received packet.
-pub(crate) enum Fate {
-    /// It goes to a socket.
-    Deliver(Delivery),
-    /// It is for somebody else, and may be forwarded.
-    Forward(Onward),
-    /// It was for the stack itself, and all is done.
-    Handled,
-    /// It is an ARP packet.
-    Arp(ArpPacket),
-    /// A neighbour spoke to us and told its hardware address.
-    Heard(IpAddr, MacAddr),
-    /// A neighbour advertises.
-    Claim(Claim),
-    /// It is a fragment of a packet that is not complete yet.
-    Held,
-    /// It was the last fragment that was missing of this packet.
-    Rebuilt(Vec<u8>),
 }
 
 impl Stack {

@@ -7,7 +7,7 @@ use tidegate_wire::{DropReason, TcpHeader, tcp};
 
 use super::segment::{Ends, Segment};
 use crate::ethernet::Arrival;
-use crate::stack::Fate;
+use crate::packet::Fate;
 use crate::udp::IpInfo;
 use crate::{Ownership, Stack};
 

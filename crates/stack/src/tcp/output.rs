@@ -7,7 +7,7 @@ use tidegate_wire::{DropReason, Protocol, Sum, TcpHeader, checksum, tcp};
 
 use super::segment::Out;
 use crate::Stack;
-use crate::output::Packet;
+use crate::packet::Packet;
 use crate::path::Path;
 
 /// Segments of one connection before others have their turn.

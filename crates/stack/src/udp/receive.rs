@@ -8,7 +8,7 @@ use tidegate_wire::{DropReason, UdpHeader, udp};
 use super::{Datagram, Payload};
 use crate::Stack;
 use crate::ethernet::Arrival;
-use crate::stack::Fate;
+use crate::packet::Fate;
 
 /// What the IP header says about a packet.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
 
 use super::UdpId;
 use crate::address::Kind;
-use crate::output::Packet;
+use crate::packet::Packet;
 use crate::path::Path;
 use crate::{SendError, Stack};
 
