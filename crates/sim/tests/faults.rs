@@ -181,6 +181,24 @@ fn a_class_that_nobody_matches_costs_the_others_nothing() {
     assert!(beside > 0.98 * alone, "{beside} of {alone}");
 }
 
+/// A program of its own is served in batches at the peak, and packet by packet
+/// below it, at twice the cost: what it serves of a smaller load is not all that
+/// it can serve.
+#[test]
+fn admission_keeps_the_peak_of_a_service_that_is_a_program() {
+    let served = |pps, admission| {
+        let mut machine = Machine::new(&Setup { admission, load: load(pps), ..Setup::default() });
+        let machine = machine.as_mut().unwrap();
+        machine.run(400 * MS);
+        machine.run(400 * MS).delivered_pps()
+    };
+    let peak = served(1_000_000, None);
+    for pps in [700_000, 740_000, 1_000_000, 3_000_000, 6_000_000] {
+        let kept = served(pps, admission("[[class]]\nname = 'all'\nrank = 1"));
+        assert!(kept > 0.8 * peak, "{kept} of {peak} at {pps}");
+    }
+}
+
 /// One port of four comes first, and is asked for no more than can be served.
 #[test]
 fn a_class_that_comes_first_is_served_through_a_flood() {

@@ -24,11 +24,13 @@ pub(super) const TOTAL_MIN_PPS: u64 = 100;
 
 /// The total rate that is let in.
 ///
-/// What is served while queues are not empty is what can be served. The total
-/// is set to nine tenths of that when queues fill and go on filling, so that
-/// they drain, and to just that between the marks. It rises when queues are
-/// short: slowly when it is near what could be served before, fast when it is
-/// far below.
+/// What is served while queues are not empty is what can be served, as far as is
+/// known. The total is set to nine tenths of that when packets are lost late, and
+/// a little below it when queues are above the high mark and do not drain: where
+/// feedback stops receiving there, they are so at every peak. Between the marks
+/// it is kept to just that while queues fill, and rises slowly while they do not.
+/// It rises when queues are short: slowly when it is near what could be served
+/// before, fast when it is far below.
 #[derive(Clone, Debug)]
 pub(super) struct Total {
     high_mark_percent: u32,
@@ -94,9 +96,12 @@ impl Total {
         }
         self.best_pps = (self.best_pps - self.best_pps / 128).max(self.capacity_pps);
         let draining = pressure.lost_late == 0 && pressure.level_percent < self.last_level_percent;
+        let filling = pressure.level_percent > self.last_level_percent;
         self.last_level_percent = pressure.level_percent;
         if pressed && !draining {
-            self.pps = self.pps.min(self.capacity_pps) / 10 * 9;
+            let served_pps = self.pps.min(self.capacity_pps);
+            let part = if pressure.lost_late > 0 { 10 } else { 32 };
+            self.pps = served_pps - served_pps / part;
         } else if short && refused_beyond_pps.is_some_and(|pps| pps >= self.pps / 3) {
             // More is tried only while some of it is used: sources that are
             // held to their shares leave something over.
@@ -111,8 +116,13 @@ impl Total {
             } else {
                 (self.pps + self.pps / 2).min(preferred_pps)
             };
-        } else if !short {
+        } else if !short && filling {
             self.pps = self.pps.min(self.capacity_pps);
+        } else if !short && refused_beyond_pps.is_some() {
+            // What is served may be no more than what is let in: work that does
+            // not come in batches costs more. So it is never taken for all that
+            // can be served while queues do not fill.
+            self.pps = self.pps.saturating_add(self.pps / 50 + 1);
         }
         self.pps = self.pps.max(TOTAL_MIN_PPS);
     }
