@@ -56,7 +56,8 @@ mod tests {
         assert_eq!(slots.get_mut(1), None);
         assert_eq!(slots.next(), 1);
         slots.insert(7);
-        assert_eq!((slots.get_mut(1), slots.next()), (Some(&mut 7), 3));
+        assert_eq!(slots.get_mut(1), Some(&mut 7));
+        assert_eq!(slots.next(), 3);
         slots.remove(9);
         assert_eq!(slots.get_mut(9), None);
     }
