@@ -132,11 +132,16 @@ impl Connection {
         }
         self.set_mtu(usize::from(u16::MAX));
         self.controller.set_mss(self.mss.into());
+        if self.is.syn_repeated {
+            // RFC 5681 section 3.1: one segment to begin with.
+            self.controller.window.cwnd = self.mss.into();
+        }
     }
 
     pub(crate) fn establish(&mut self, now_ns: u64, arrived: &mut Arrived) {
         self.state = TcpState::Established;
         self.phase = Phase::Open;
+        self.rtt.lost_syn = self.is.syn_repeated;
         self.retries = 0;
         self.wait = Wait::Nothing;
         self.is.tell_writable = true;

@@ -11,8 +11,9 @@ pub(crate) const CHUNK_BYTES: usize = 2048;
 const NONE: u32 = u32::MAX;
 
 /// Chunks without data that keep their memory, at least; beyond that, as many
-/// as are in use.
+/// as are in use or this part of all.
 const SPARE_CHUNKS: usize = 256;
+const SPARE_PART: usize = 16;
 
 /// What one connection may hold for each direction when memory is scarce.
 const MODEST_BYTES: usize = 16 * CHUNK_BYTES;
@@ -139,7 +140,7 @@ impl Chunks {
         }
         self.used -= 1;
         self.spare.push(chunk);
-        if self.spare.len() > SPARE_CHUNKS {
+        if self.spare.len() > SPARE_CHUNKS.max(self.limit / SPARE_PART) {
             self.give_back();
         }
     }

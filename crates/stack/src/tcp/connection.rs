@@ -272,6 +272,8 @@ pub(crate) struct Flags {
     /// It was sent before.
     pub(crate) tail_probe_repeats: bool,
     pub(crate) reordering_seen: bool,
+    /// Our SYN went out more than once.
+    pub(crate) syn_repeated: bool,
     /// The congestion window kept us from sending.
     pub(crate) window_limited: bool,
     /// The application could not write all it wanted.

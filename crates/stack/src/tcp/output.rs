@@ -57,6 +57,9 @@ impl Stack {
                 None => self.counters.transmit_drops.count(DropReason::NoRoute),
             }
             left -= 1;
+            if self.tcp.connections.at(index).is_none_or(|connection| !connection.is.wants_output) {
+                break;
+            }
         }
         self.tcp.settle(now_ns, index);
     }

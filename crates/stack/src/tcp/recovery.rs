@@ -20,7 +20,8 @@ const WORST_DELAYED_ACK_NS: u64 = 200_000_000;
 const FIRST_PROBE_NS: u64 = 1_000_000_000;
 /// How often to try (R2 of RFC 9293 section 3.8.3; about 15 minutes for data).
 const DATA_RETRIES: u8 = 15;
-const SYN_RETRIES: u8 = 6;
+/// At least three minutes for a SYN (RFC 9293 section 3.8.3).
+const SYN_RETRIES: u8 = 7;
 const SYN_ACK_RETRIES: u8 = 5;
 /// How long what the application has closed may go without progress.
 const ORPHAN_STALL_NS: u64 = 120_000_000_000;
@@ -51,16 +52,21 @@ impl Connection {
     }
 
     /// Takes the acknowledgement of a segment, whose number is known to be
-    /// between SND.UNA and SND.NXT. Returns how many numbers it acknowledges.
+    /// between SND.UNA and SND.NXT.
     pub(crate) fn acknowledged(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
         duplicate: bool,
         shared: &mut Shared,
-    ) -> u32 {
+    ) {
         let outstanding = self.nxt.since(self.una);
         let mut progress = Progress::default();
+        if self.flight.is_none() && segment.options.sack.is_none() {
+            // Nothing is on its way, so nothing can be learnt.
+            self.duplicate_acks = 0;
+            return self.after_acknowledgement(now_ns);
+        }
         if let Some(flight) = &mut self.flight {
             flight.acknowledge(now_ns, segment.ack, &mut progress);
         }
@@ -88,13 +94,17 @@ impl Connection {
         {
             shared.give_flight(flight);
         }
+        self.after_acknowledgement(now_ns);
+    }
+
+    /// Lets go out what may go out now, and sets the timers.
+    fn after_acknowledgement(&mut self, now_ns: u64) {
         if self.may_have_output() {
             self.is.wants_output = true;
         } else if !self.is.wants_output {
             // What goes out sets the timer by itself.
             self.arm(now_ns);
         }
-        progress.acked
     }
 
     /// Something new was acknowledged in order: drops it from the queue and
@@ -168,6 +178,9 @@ impl Connection {
     }
 
     pub(crate) fn detect_lost(&mut self, now_ns: u64) {
+        if self.flight.as_ref().is_none_or(|flight| flight.is_empty()) {
+            return;
+        }
         let reordering_ns = self.reordering_ns();
         let Some(flight) = &mut self.flight else { return };
         flight.look_again_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
@@ -453,6 +466,7 @@ impl Connection {
         } else {
             // RFC 5681 section 3.1: a lost SYN means one segment to begin with.
             self.controller.window.cwnd = mss;
+            self.is.syn_repeated = true;
         }
         self.phase = Phase::Loss;
         self.recovery_end = self.nxt;

@@ -7,6 +7,8 @@ use super::arrival::seconds;
 const MIN_RTO_US: u32 = 200_000;
 /// The first retransmission time-out (RFC 6298 section 2.1).
 const INITIAL_RTO_US: u32 = 1_000_000;
+/// The same for data, when the SYN had to be sent again (RFC 6298 section 5.7).
+const INITIAL_RTO_AFTER_LOSS_US: u32 = 3_000_000;
 /// The longest (RFC 6298 section 2.5 allows a limit of 60 seconds or more).
 const MAX_RTO_US: u32 = 120_000_000;
 /// How long the least round trip is believed.
@@ -22,6 +24,8 @@ pub(crate) struct RoundTrip {
     min_since_s: u32,
     /// How often the time-out was doubled.
     pub(crate) backoff: u8,
+    /// The SYN had to be sent again.
+    pub(crate) lost_syn: bool,
 }
 
 impl RoundTrip {
@@ -59,6 +63,7 @@ impl RoundTrip {
     /// The retransmission time-out, doubled as often as it has run out.
     pub(crate) fn rto_ns(&self) -> u64 {
         let rto_us = match self.smoothed_us {
+            0 if self.lost_syn => INITIAL_RTO_AFTER_LOSS_US,
             0 => INITIAL_RTO_US,
             smoothed => (smoothed + (4 * self.variation_us).max(1000)).max(MIN_RTO_US),
         };

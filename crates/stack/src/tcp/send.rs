@@ -31,13 +31,22 @@ impl Connection {
                 self.data_out(now_ns, shared)
             }
         };
-        self.is.wants_output = false;
-        if self.state != TcpState::Closed {
+        // Until there is nothing, there may be more.
+        self.is.wants_output = out.is_some() && self.may_have_more();
+        if self.state != TcpState::Closed && !self.is.wants_output {
             self.arm(now_ns);
         }
-        // Until there is nothing, there may be more.
-        self.is.wants_output = out.is_some();
         out
+    }
+
+    /// Whether it is worth asking for one more segment.
+    fn may_have_more(&self) -> bool {
+        !self.is_synchronized()
+            || self.may_have_output()
+            || self.is.ack_now
+            || self.acks_owed > 0
+            || self.is.keepalive_now
+            || self.is.tail_probe_now
     }
 
     fn reset_out(&mut self) -> Option<Out> {
