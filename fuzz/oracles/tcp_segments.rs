@@ -14,10 +14,14 @@ use tidegate_stack::{
     Config, Counters, Event, Shutdown, Stack, TcpError, TcpId, TcpListenerId, TcpOptions,
 };
 use tidegate_wire::tcp::{SackBlocks, TcpFlags, TcpOption};
-use tidegate_wire::{Ipv4Header, Protocol, TcpHeader, checksum, tcp};
+use tidegate_wire::{
+    EtherType, EthernetHeader, Ipv4Header, MacAddr, Protocol, TcpHeader, checksum, tcp,
+};
 
 const US: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const LISTENING: u16 = 80;
 const FRAMES: u32 = 256;
 const MOST_RECORDS: usize = 256;
@@ -35,6 +39,7 @@ mod setup {
     pub const USER_TIMEOUT: u8 = 16;
     pub const ECN: u8 = 32;
     pub const LITTLE_MEMORY: u8 = 64;
+    pub const ETHERNET: u8 = 128;
 }
 
 thread_local! {
@@ -71,6 +76,7 @@ struct Peer {
 
 struct Host {
     stack: Stack,
+    ethernet: bool,
     now_ns: u64,
     options: TcpOptions,
     listener: Option<TcpListenerId>,
@@ -88,7 +94,10 @@ fn pattern(at: u32) -> u8 {
 impl Host {
     fn new(bits: u8) -> Self {
         let has = |bit: u8| bits & bit != 0;
-        let mut config = Config::ip([9; 16]);
+        let mut config = match has(setup::ETHERNET) {
+            true => Config::ethernet(OUR_MAC, [9; 16]),
+            false => Config::ip([9; 16]),
+        };
         config.addresses = vec!["192.0.2.1/24".parse().expect("an address")];
         config.limits.tcp_connections = 6;
         config.limits.tcp_half_open = if has(setup::COOKIES) { 0 } else { 2 };
@@ -114,6 +123,7 @@ impl Host {
         let listener = stack.tcp_listen(local, 2, options).expect("a free port");
         Self {
             stack,
+            ethernet: has(setup::ETHERNET),
             now_ns: 0,
             options,
             listener: Some(listener),
@@ -195,8 +205,15 @@ impl Host {
         tcp::fill_checksum(pseudo, segment);
         let mut ip = Ipv4Header::new(PEER, US, Protocol::TCP, segment.len()).expect("it fits");
         ip.dscp_ecn = class;
-        let mut packet = vec![0; 20];
-        assert!(ip.emit(&mut packet).is_some());
+        let link_bytes = if self.ethernet { EthernetHeader::BYTES } else { 0 };
+        let mut packet = vec![0; link_bytes + 20];
+        if self.ethernet {
+            let (destination, source) = (OUR_MAC, PEER_MAC);
+            let header =
+                EthernetHeader { destination, source, vlan: None, ethertype: EtherType::IPV4 };
+            assert!(header.emit(&mut packet).is_some());
+        }
+        assert!(ip.emit(&mut packet[link_bytes..]).is_some());
         packet.extend_from_slice(segment);
         if let Some(frame) = arena.alloc_from(&packet) {
             self.stack.ingest(self.now_ns, frame, arena);
@@ -273,12 +290,30 @@ impl Host {
         self.now_ns = end_ns;
     }
 
+    /// It asks who the peer is.
+    fn introduce_peer(&mut self, arena: &mut Arena) {
+        self.stack.set_neighbour(self.now_ns, PEER.into(), Some(PEER_MAC), arena);
+    }
+
     /// Takes what we send: it must be well-formed and in bounds.
     fn transmit(&mut self, arena: &mut Arena, most: usize) {
         let mut count = 0;
         while let Some(frame) = self.stack.transmit_queue().pop_front() {
             count += 1;
-            let bytes = arena.bytes(&frame);
+            let bytes = match self.ethernet {
+                true => {
+                    let (link, packet) =
+                        EthernetHeader::parse(arena.bytes(&frame)).expect("a frame");
+                    if link.ethertype != EtherType::IPV4 {
+                        arena.free(frame);
+                        self.introduce_peer(arena);
+                        continue;
+                    }
+                    assert_eq!((link.source, link.destination), (OUR_MAC, PEER_MAC));
+                    packet
+                }
+                false => arena.bytes(&frame),
+            };
             assert!(bytes.len() <= 1500);
             let (ip, segment) = Ipv4Header::parse(bytes).expect("an IPv4 packet");
             assert_eq!((ip.source, ip.destination), (US, PEER));
