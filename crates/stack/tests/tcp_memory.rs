@@ -99,6 +99,9 @@ fn idle_connections_are_small_and_data_needs_no_allocation() {
     for _ in 0..1000 {
         hosts.pass(1_000_000);
     }
+    for _ in 0..200 {
+        hosts.pass(100_000_000);
+    }
     while hosts.a.poll_event().is_some() || hosts.b.poll_event().is_some() {}
     let used = BYTES.load(Ordering::Relaxed) - before - handles;
     // Each connection has two ends here.

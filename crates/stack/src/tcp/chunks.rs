@@ -11,9 +11,12 @@ pub(crate) const CHUNK_BYTES: usize = 2048;
 const NONE: u32 = u32::MAX;
 
 /// Chunks without data that keep their memory, at least; beyond that, as many
-/// as are in use or this part of all.
+/// as are in use, and for a while up to this part of all.
 const SPARE_CHUNKS: usize = 256;
 const SPARE_PART: usize = 16;
+
+/// Chunks whose memory goes back at a time.
+const TRIM_CHUNKS: usize = 256;
 
 /// What one connection may hold for each direction when memory is scarce.
 const MODEST_BYTES: usize = 16 * CHUNK_BYTES;
@@ -141,15 +144,22 @@ impl Chunks {
         self.used -= 1;
         self.spare.push(chunk);
         if self.spare.len() > SPARE_CHUNKS.max(self.limit / SPARE_PART) {
-            self.give_back();
+            // There is one spare more and one used less.
+            self.give_back(2);
+        }
+    }
+
+    /// Frees memory that was not needed of late, some of it at a time.
+    pub(crate) fn trim(&mut self) {
+        if self.spare.len() > SPARE_CHUNKS {
+            self.give_back(TRIM_CHUNKS);
         }
     }
 
     /// Frees memory that is spare, as far as it is more than is in use.
     #[cold]
-    fn give_back(&mut self) {
-        // There is one spare more and one used less.
-        for _ in 0..2 {
+    fn give_back(&mut self, most: usize) {
+        for _ in 0..most {
             if self.spare.len() > SPARE_CHUNKS.max(self.used)
                 && let Some(chunk) = self.spare.pop()
             {

@@ -26,6 +26,9 @@ const MOST_REPLIES: usize = 256;
 /// When something could not be sent because queues were full.
 const RETRY_NS: u64 = 1_000_000;
 
+/// Between two looks at memory that is not needed any more.
+const TRIM_NS: u64 = 100_000_000;
+
 pub(crate) struct TcpTable {
     pub(crate) connections: Connections,
     pub(crate) index: Index,
@@ -51,6 +54,8 @@ pub(crate) struct TcpTable {
     /// The largest payload that the link takes: for IPv4 and for IPv6.
     pub(crate) link_mss: [u16; 2],
     retry_at_ns: u64,
+    /// When to look for memory that is not needed any more.
+    trim_at_ns: u64,
 }
 
 impl TcpTable {
@@ -75,6 +80,7 @@ impl TcpTable {
             cookies_until_ns: 0,
             link_mss: [fits(40), fits(60)],
             retry_at_ns: NEVER,
+            trim_at_ns: now_ns,
         }
     }
 
@@ -364,6 +370,10 @@ impl TcpTable {
     pub(crate) fn expire(&mut self, now_ns: u64) {
         if self.retry_at_ns <= now_ns {
             self.retry_at_ns = NEVER;
+        }
+        if self.trim_at_ns <= now_ns {
+            self.trim_at_ns = now_ns.saturating_add(TRIM_NS);
+            self.shared.chunks.trim();
         }
         while let Some(index) = self.wheel.expire(&mut self.connections, now_ns) {
             if let Some(connection) = self.connections.at_mut(index) {
