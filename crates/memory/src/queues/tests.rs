@@ -1,7 +1,7 @@
 //! What every structure, account and semaphore has to pass.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
@@ -212,8 +212,11 @@ proptest! {
     }
 }
 
+/// Packets that a reader takes at once at most.
+const READ_BURST: usize = 7;
+
 /// Threads on both sides: nothing lost, nothing twice, order where promised,
-/// and every reader comes to the end.
+/// never more than the limit, and every reader comes to the end.
 fn survives_threads<S, A, B>(users: (usize, usize), each: usize, limit: u32) -> Checked
 where
     S: Structure<Packet = Numbered>,
@@ -224,25 +227,43 @@ where
     let shape = Shape { producers, readers, capacity: limit as usize };
     let limits = Limits::new(limit, u64::from(limit) * 10).unwrap();
     let ends = open::<S, A, B>(&shape, limits).unwrap();
+    // What was put in less what was taken out, as far as it was counted yet:
+    // readers may have taken some and not said so.
+    let (level, highest) = (AtomicIsize::new(0), AtomicIsize::new(0));
+    let put = |count: usize| {
+        let now = level.fetch_add(count as isize, Ordering::Relaxed) + count as isize;
+        highest.fetch_max(now, Ordering::Relaxed);
+    };
     let taken: Vec<Vec<Numbered>> = std::thread::scope(|scope| {
+        let (level, put) = (&level, &put);
         for (producer, mut end) in ends.producers.into_iter().enumerate() {
-            scope.spawn(move || produce(&mut end, producer, each));
+            scope.spawn(move || produce(&mut end, producer, each, put));
         }
         let reading = |(number, mut end): (usize, Reader<S, A, B>)| {
             scope.spawn(move || {
                 let mut taken = VecDeque::new();
-                // Every second reader takes bursts.
-                if number % 2 == 0 {
-                    taken.extend(std::iter::from_fn(|| end.pop_wait()));
-                } else {
-                    while end.pop_each_wait(7, &mut taken) > 0 {}
+                loop {
+                    let before = taken.len();
+                    // Every second reader takes bursts.
+                    if number % 2 == 0 {
+                        taken.extend(end.pop_wait());
+                    } else {
+                        end.pop_each_wait(READ_BURST, &mut taken);
+                    }
+                    let count = taken.len() - before;
+                    level.fetch_sub(count as isize, Ordering::Relaxed);
+                    if count == 0 {
+                        return Vec::from(taken);
+                    }
                 }
-                Vec::from(taken)
             })
         };
         let threads: Vec<_> = ends.readers.into_iter().enumerate().map(reading).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
+    let most = limit as usize + readers * READ_BURST;
+    let limited = A::NAME != Unlimited::NAME;
+    prop_assert!(!limited || highest.into_inner() <= most as isize, "more than the limit");
     for seen in taken.iter().filter(|_| S::KEEPS_ORDER) {
         for producer in 0..producers {
             let of_it = seen.iter().filter(|packet| packet.producer == producer);
@@ -257,9 +278,13 @@ where
     Ok(())
 }
 
-/// Puts `each` packets in, one by one and in bursts.
-fn produce<S, A, B>(end: &mut Producer<S, A, B>, producer: usize, each: usize)
-where
+/// Puts `each` packets in, one by one and in bursts, and tells `put` how many.
+fn produce<S, A, B>(
+    end: &mut Producer<S, A, B>,
+    producer: usize,
+    each: usize,
+    put: &(impl Fn(usize) + Sync),
+) where
     S: Structure<Packet = Numbered>,
     A: Account,
     B: Semaphore,
@@ -270,16 +295,19 @@ where
         if number % 3 == 0 {
             end.push(packet(number)).unwrap();
             number += 1;
+            put(1);
             continue;
         }
         let burst = (number..each.min(number + 50)).map(packet);
-        number += match end.push_each(burst) {
-            Ok(put) => put,
-            Err((put, _)) => {
+        let count = match end.push_each(burst) {
+            Ok(count) => count,
+            Err((count, _)) => {
                 wait_for_room(&mut turn);
-                put
+                count
             }
         };
+        number += count;
+        put(count);
     }
 }
 
