@@ -50,7 +50,7 @@ loom:
 
 # Undefined behaviour in the rings (needs a nightly toolchain with Miri).
 miri:
-	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --lib -p tidegate-memory spsc queues
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc queues
 
 # The receive queues under the thread sanitizer (needs a nightly toolchain with
 # rust-src).
