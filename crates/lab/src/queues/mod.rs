@@ -36,6 +36,10 @@ pub struct QueuesConfig {
     pub cut_off: Duration,
 }
 
+/// With so many packets per reader a run takes longer than its threads take to
+/// start.
+const ENOUGH_PACKETS: u64 = 100_000;
+
 impl Default for QueuesConfig {
     fn default() -> Self {
         Self {
@@ -55,7 +59,7 @@ impl QueuesConfig {
     #[must_use]
     pub fn quick(self) -> Self {
         Self {
-            packets_per_reader: 100_000,
+            packets_per_reader: ENOUGH_PACKETS,
             runs: 3,
             producers: Vec::new(),
             readers: Vec::new(),
@@ -287,6 +291,12 @@ fn notes(config: &QueuesConfig, points: &[Point], result: &mut Experiment) {
     result.note(
         "a burst is 32 packets put in or taken out together; best_singly_over_paper is without",
     );
+    if config.packets_per_reader < ENOUGH_PACKETS {
+        result.note(format!(
+            "with fewer than {ENOUGH_PACKETS} packets per reader the start of the threads counts: \
+             what needs no room is ahead before the readers have begun"
+        ));
+    }
     let cut: usize = points.iter().map(|point| point.cut_off).sum();
     if cut > 0 {
         result.note(format!(
