@@ -22,7 +22,7 @@ pub(crate) struct ReadersLab {
     /// Work for each request [default: 0,1000,5000]
     #[arg(long, value_name = "NANOSECONDS", value_delimiter = ',')]
     work_ns: Vec<u64>,
-    /// Loads to offer besides the maximum, in packets per second
+    /// Loads of the flood in place one-core besides the maximum, in packets per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     loads: Vec<f64>,
 }

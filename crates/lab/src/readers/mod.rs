@@ -22,8 +22,8 @@ pub struct ReadersConfig {
     pub readers: Vec<usize>,
     /// Work for each request, in nanoseconds.
     pub work_ns: Vec<u64>,
-    /// Loads to offer besides the maximum, in packets per second; the best
-    /// counts.
+    /// Loads of the flood besides the maximum, in packets per second; the best
+    /// counts. Where each reader has a core, loads follow from the work.
     pub loads_pps: Vec<f64>,
     /// How long to measure at each load, in seconds.
     pub seconds: f64,
