@@ -39,7 +39,8 @@ const READERS_MAX: usize = 1024;
 /// Datagrams that each thread reads to see who takes which lock.
 const NAMING_PACKETS: u64 = 2_000;
 
-/// Locks by the innermost function that takes them, of which this is a part.
+/// Locks by the innermost of these functions, given by a part of its name, that
+/// takes them.
 const TAKERS: [(&str, &str); 8] = [
     ("prepare_to_wait", WAIT_QUEUE),
     ("finish_wait", WAIT_QUEUE),
@@ -149,8 +150,8 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
 /// What happened while so many readers each read so many packets.
 struct Recorded {
     events: Vec<Event>,
-    /// Of a short run before, with stacks: who takes which lock, and the
-    /// socket's address.
+    /// The socket's address, and of a short run before, with stacks: who takes
+    /// which lock.
     naming: Vec<Event>,
     /// Events for which there was no room.
     lost: u64,
@@ -162,11 +163,15 @@ fn record(readers: usize, packets: u64) -> Result<Recorded, LabError> {
     instance.enable("lock/contention_begin")?;
     instance.enable("lock/contention_end")?;
     let switch = instance.switch()?;
-    let names = Instance::new(ROOM_KB)?;
-    names.record_stacks()?;
-    names.enable("lock/contention_begin")?;
-    names.enable("sock/sock_recv_length")?;
-    let namer = names.switch()?;
+    // One packet with the event that tells the socket's address.
+    let address = Instance::new(1024)?;
+    address.enable("sock/sock_recv_length")?;
+    let teller = address.switch()?;
+    // Stacks of nothing else: readers that are slowed down never wait.
+    let takers = Instance::new(ROOM_KB)?;
+    takers.record_stacks()?;
+    takers.enable("lock/contention_begin")?;
+    let namer = takers.switch()?;
     let namespace = Namespace::new("locks")?;
     let seconds = namespace.enter(|| -> Result<f64, LabError> {
         let (socket, _writer) = open_socket()?;
@@ -174,6 +179,10 @@ fn record(readers: usize, packets: u64) -> Result<Recorded, LabError> {
             let mut unit = [0; 16];
             rustix::io::read(&socket, &mut unit).map(drop).map_err(LabError::io("cannot read"))
         };
+        teller.add_this_thread()?;
+        teller.on()?;
+        read()?;
+        teller.off()?;
         namer.on()?;
         time_from(|| namer.add_this_thread(), readers, packets.min(NAMING_PACKETS), read)?;
         namer.off()?;
@@ -183,7 +192,8 @@ fn record(readers: usize, packets: u64) -> Result<Recorded, LabError> {
         seconds
     })??;
     let (events, lost) = instance.take()?;
-    let (naming, _) = names.take()?;
+    let (mut naming, _) = address.take()?;
+    naming.extend(takers.take()?.0);
     Ok(Recorded { events, naming, lost, seconds })
 }
 
@@ -241,14 +251,13 @@ impl<'a> Names<'a> {
 
 /// What a lock is called that was taken in these functions.
 fn taker(stack: &[String]) -> Option<String> {
-    let known = |function: &String| {
-        TAKERS.iter().find(|taker| function.contains(taker.0)).map(|taker| taker.1.to_owned())
-    };
     let is_lock = |function: &&String| {
         ["trace", "spin_lock", "mutex_lock"].iter().any(|part| function.contains(part))
     };
+    let known = |function: &String| TAKERS.iter().find(|taker| function.contains(taker.0));
     let first = stack.iter().find(|function| !is_lock(function))?;
-    known(first).or_else(|| Some(format!("in {first}")))
+    let name = stack.iter().filter(|function| !is_lock(function)).find_map(known);
+    Some(name.map_or_else(|| format!("in {first}"), |taker| taker.1.to_owned()))
 }
 
 /// What a lock of the socket is called; `None` if it is none.
@@ -307,7 +316,8 @@ mod tests {
                 0xa0_0000,
                 &["__traceiter_contention_begin", "_raw_spin_lock", "try_to_wake_up"],
             ),
-            by_function(0xb0_0000, &["_raw_spin_lock", "something_else", "__schedule"]),
+            by_function(0xb0_0000, &["_raw_spin_lock", "something_else", "udp_recvmsg"]),
+            by_function(0xc0_0000, &["_raw_spin_lock", "a_probe", "__schedule"]),
         ];
         let names = Names::new(&events, &fields);
         let name = |at: u64| names.of(0x1000 + at);
@@ -319,6 +329,7 @@ mod tests {
         assert_eq!(names.of(0x90_0000), "wait queue");
         assert_eq!(names.of(0xa0_0000), "scheduler");
         assert_eq!(names.of(0xb0_0000), "in something_else");
+        assert_eq!(names.of(0xc0_0000), "scheduler");
         assert_eq!(Names::new(&[], &fields).of(0x1000), "elsewhere");
     }
 
