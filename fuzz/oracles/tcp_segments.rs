@@ -194,7 +194,9 @@ impl Host {
         header.header_bytes = segment.len() as u8;
         assert!(header.emit(&mut segment).is_some());
         let bytes = if more & 64 == 0 { u32::from(len) } else { u32::from(len) * 5 };
-        let data_at = number.wrapping_sub(peer.first);
+        // A SYN takes the number in front of the data.
+        let syn = u32::from(flags.contains(TcpFlags::SYN));
+        let data_at = number.wrapping_add(syn).wrapping_sub(peer.first);
         segment.extend((0..bytes).map(|n| pattern(data_at.wrapping_add(n))));
         let class = if more & 32 == 0 { 0 } else { 3 };
         self.feed(arena, &mut segment, class);
