@@ -285,7 +285,12 @@ impl Common {
         }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let config = host.net_config(&settings)?;
+        let mut config = host.net_config(&settings)?;
+        let classes = self.config.as_deref().map(config::admission).transpose()?.flatten();
+        if self.admission || classes.is_some() {
+            be_urgent();
+            config = config.admission(classes.unwrap_or_default());
+        }
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcards(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);

@@ -4,6 +4,10 @@
 //! an arena and a stack, run by the calls that the program's own threads make.
 //! No thread is started. A thread that waits runs the stack for everybody.
 //!
+//! There are three ways to wait: calls that block, as in `std::net`; [`Poll`],
+//! for many sockets; and with the feature `tokio` futures (`tidegate::tokio`).
+//! [`Net::batch`] does many calls on TCP sockets at once.
+//!
 //! ```
 //! use tidegate::{Net, NetConfig, UdpSocket};
 //!

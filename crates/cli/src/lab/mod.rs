@@ -46,6 +46,8 @@ pub(crate) enum Lab {
     Bulk(tcp::TcpLab),
     /// What idle TCP connections cost: memory, and time of a request
     Connections(tcp::ConnectionsLab),
+    /// Whether one can still connect while strangers send SYN segments
+    SynFlood(tcp::TcpLab),
     /// UDP at the maximum with faults injected: does memory grow, is every
     /// packet accounted for
     Soak(soak::SoakLab),
@@ -96,6 +98,7 @@ impl Lab {
             Lab::Echo3(lab) => lab.run(tidegate_lab::tcp::echo::run_3),
             Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
             Lab::Connections(lab) => lab.run(),
+            Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Queues(lab) => lab.run(),

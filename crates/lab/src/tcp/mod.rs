@@ -1,5 +1,5 @@
 //! TCP beside the kernel's: echo in the three scenarios of Farias (2023),
-//! bytes one way, many idle connections.
+//! bytes one way, many idle connections, a flood of SYN segments.
 //!
 //! Core 1 serves, with all receive work of the server's device; core 0 makes
 //! the load. What goes over the wire are frames of at most 1,514 bytes.
@@ -7,6 +7,7 @@
 pub mod bulk;
 pub mod connections;
 pub mod echo;
+pub mod syn_flood;
 
 use std::net::{Ipv4Addr, SocketAddr};
 

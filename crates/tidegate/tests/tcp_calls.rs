@@ -1,0 +1,236 @@
+//! Calls on TCP sockets: several at once, in pieces, and at the wrong time.
+
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use tidegate::mem::{MemConfig, wire};
+use tidegate::{
+    Interest, Keepalive, Net, NetConfig, Poll, TcpListener, TcpOptions, TcpStream, Token,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
+
+fn hosts() -> [Net; 2] {
+    let (a, b) = wire(&MemConfig::default()).unwrap();
+    let open = |port, host: usize| {
+        let config = NetConfig::new(port)
+            .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
+            .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
+            .frames(1024, tidegate::FrameSize::K2)
+            .hugepages(false)
+            .seed([7; 16]);
+        Net::open(config).unwrap()
+    };
+    [open(a, 0), open(b, 1)]
+}
+
+/// Both ends of a connection, the first one's to the second.
+fn pair([a, b]: &[Net; 2], to: SocketAddr) -> [TcpStream; 2] {
+    let listener = TcpListener::bind(b, to).unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap().0);
+    let ends = [TcpStream::connect(a, to).unwrap(), accepting.join().unwrap()];
+    for end in &ends {
+        end.set_read_timeout(Some(LIMIT)).unwrap();
+        end.set_write_timeout(Some(LIMIT)).unwrap();
+    }
+    ends
+}
+
+fn on_both_families(check: impl Fn([Net; 2], SocketAddr)) {
+    for [_, b] in FAMILIES {
+        check(hosts(), SocketAddr::new(b.parse().unwrap(), 7));
+    }
+}
+
+/// Runs both stacks until a thing has happened.
+fn until<R>(nets: &[Net; 2], mut happened: impl FnMut() -> Option<R>) -> R {
+    for _ in 0..100_000 {
+        if let Some(result) = happened() {
+            return result;
+        }
+        for net in nets {
+            net.run_once().unwrap();
+        }
+    }
+    panic!("it never happens");
+}
+
+#[test]
+fn wrong_calls_give_the_errors_that_programs_expect() {
+    on_both_families(|nets, to| {
+        let [a, b] = &nets;
+        let early = TcpStream::connect_nonblocking(a, to, TcpOptions::default()).unwrap();
+        early.set_nonblocking(true).unwrap();
+        // Nobody has answered yet.
+        assert_eq!(early.send(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
+        assert_eq!(early.recv(&mut [0]).unwrap_err().kind(), ErrorKind::NotConnected);
+        let error = early.shutdown(Shutdown::Both).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotConnected);
+        // The same two ends again: there is one such connection.
+        let local = early.local_addr().unwrap();
+        let twice = TcpStream::connect_from(a, local, to, TcpOptions::default());
+        assert_eq!(twice.unwrap_err().kind(), ErrorKind::AddrInUse);
+        drop(early);
+        for wrong in [SocketAddr::new(to.ip(), 0), SocketAddr::new(local.ip(), 9)] {
+            let error = TcpStream::connect_nonblocking(a, wrong, TcpOptions::default());
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput, "{wrong}");
+        }
+        let error = TcpListener::bind(b, (local.ip(), 7)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+
+        let [client, server] = pair(&nets, to);
+        assert_eq!(
+            client.set_read_timeout(Some(Duration::ZERO)).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
+        assert_eq!(client.set_ttl(256).unwrap_err().kind(), ErrorKind::InvalidInput);
+        client.shutdown(Shutdown::Write).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.send(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert_eq!(server.recv(&mut [0; 9]).unwrap(), 0);
+        assert_eq!(server.recv(&mut [0; 9]).unwrap(), 0, "the end stays the end");
+        server.set_abrupt(true);
+        drop(server);
+        assert_eq!(client.recv(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        // It is told once; then the connection is over.
+        assert_eq!(client.recv(&mut [0]).unwrap(), 0);
+        assert_eq!(client.send(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert!(client.take_error().unwrap().is_none());
+        // A socket of another stack.
+        let mut poll = Poll::new(b);
+        assert_eq!(poll.register(&client, Token(0)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        let error = b.batch(|batch| batch.send(&client, b"x")).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let _ = a;
+    });
+}
+
+#[test]
+fn options_are_what_they_were_set_to() {
+    on_both_families(|nets, to| {
+        let [client, _server] = pair(&nets, to);
+        client.set_nodelay(true).unwrap();
+        client.set_keepalive(Some(Keepalive::default())).unwrap();
+        client.set_ttl(9).unwrap();
+        client
+            .set_options(|options| {
+                options.user_timeout_ms = Some(5_000);
+                options.send_buffer_bytes = 1;
+            })
+            .unwrap();
+        let options = client.options().unwrap();
+        assert!(client.nodelay().unwrap() && options.no_delay);
+        assert_eq!(options.keepalive, Some(Keepalive::default()));
+        assert_eq!((options.hop_limit, options.user_timeout_ms), (Some(9), Some(5_000)));
+        assert!(options.send_buffer_bytes > 1, "a connection could not work with that");
+        assert!(client.info().unwrap().mss_bytes > 500);
+    });
+}
+
+#[test]
+fn pieces_are_read_and_written_together() {
+    on_both_families(|nets, to| {
+        let [mut client, mut server] = pair(&nets, to);
+        let data = [b"high ".as_slice(), b"", b"water ", b"mark"].map(IoSlice::new);
+        assert_eq!(client.write_vectored(&data).unwrap(), 15);
+        let (mut first, mut second) = ([0; 7], [0; 20]);
+        let mut read = 0;
+        while read < 15 {
+            let skip = |buf: &mut [u8], from: usize| buf.len().min(from);
+            let (a, b) = (skip(&mut first, read), skip(&mut second, read.saturating_sub(7)));
+            let (first, second) = (&mut first[a..], &mut second[b..]);
+            let mut bufs = [IoSliceMut::new(first), IoSliceMut::new(second)];
+            read += server.read_vectored(&mut bufs).unwrap();
+        }
+        assert_eq!((&first, &second[..8]), (b"high wa", b"ter mark".as_slice()));
+        // Where it lies, and only part of it.
+        client.write_all(b"abcdef").unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < 6 {
+            let took = server.recv_with(|bytes| {
+                seen.extend(&bytes[..1]);
+                1
+            });
+            assert_eq!(took.unwrap(), 1);
+        }
+        assert_eq!(seen, b"abcdef");
+    });
+}
+
+#[test]
+fn a_batch_does_many_calls_at_once() {
+    on_both_families(|nets, to| {
+        let [a, b] = &nets;
+        let listener = TcpListener::bind(b, to).unwrap();
+        let poll = Poll::new(b);
+        let clients: Vec<TcpStream> = a
+            .batch(|batch| {
+                let connect = |_| batch.connect(None, to, TcpOptions::default()).unwrap();
+                (0..20).map(connect).collect()
+            })
+            .unwrap();
+        let mut servers = Vec::new();
+        until(&nets, || {
+            b.batch(|batch| {
+                while let Ok((stream, peer)) = batch.accept(&listener) {
+                    assert_eq!(peer.ip().is_ipv4(), to.is_ipv4());
+                    batch
+                        .register(&poll, &stream, Token(servers.len()), Interest::Readable)
+                        .unwrap();
+                    servers.push(stream);
+                }
+            })
+            .unwrap();
+            (servers.len() == 20).then_some(())
+        });
+        let sent = a.counters().port.transmitted;
+        a.batch(|batch| {
+            for (n, client) in clients.iter().enumerate() {
+                batch.finish_connect(client).unwrap();
+                assert_eq!(batch.send(client, &[n as u8; 100]).unwrap(), 100);
+            }
+        })
+        .unwrap();
+        assert_eq!(a.counters().port.transmitted - sent, 20, "a segment for each");
+        let mut ready = Vec::new();
+        until(&nets, || {
+            poll.ready_now(&mut ready);
+            (ready.len() == 20).then_some(())
+        });
+        // What is dropped inside is closed inside.
+        let mut all: Vec<Option<TcpStream>> = servers.into_iter().map(Some).collect();
+        b.batch(|batch| {
+            for slot in &mut all {
+                let stream = slot.take().unwrap();
+                let mut buf = [0; 200];
+                assert_eq!(batch.recv(&stream, &mut buf).unwrap(), 100);
+                let error = batch.recv_with(&stream, <[u8]>::len).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            }
+        })
+        .unwrap();
+        poll.ready_now(&mut ready);
+        assert!(ready.is_empty(), "what is closed has left the set");
+        for client in &clients {
+            client.set_read_timeout(Some(LIMIT)).unwrap();
+        }
+        until(&nets, || {
+            a.batch(|batch| {
+                let ends = |client| matches!(batch.recv(client, &mut [0]), Ok(0));
+                clients.iter().all(ends).then_some(())
+            })
+            .unwrap()
+        });
+    });
+}
+
+#[test]
+#[should_panic = "inside a batch by other ways"]
+fn a_socket_used_inside_a_batch_by_other_ways_is_a_mistake_that_is_told() {
+    let nets = hosts();
+    let listener = TcpListener::bind(&nets[1], "192.0.2.2:7").unwrap();
+    let _ = nets[1].batch(|_| listener.local_addr());
+}
