@@ -148,7 +148,7 @@ fn pieces_are_read_and_written_together() {
         assert_eq!((&first, &second[..8]), (b"high wa", b"ter mark".as_slice()));
         // Where it lies, and only part of it.
         client.write_all(b"abcdef").unwrap();
-        let mut seen = Vec::new();
+        let mut seen: Vec<u8> = Vec::new();
         while seen.len() < 6 {
             let took = server.recv_with(|bytes| {
                 seen.extend(&bytes[..1]);
@@ -224,6 +224,36 @@ fn a_batch_does_many_calls_at_once() {
             })
             .unwrap()
         });
+    });
+}
+
+/// A writer that stops before the buffer is full, and is not told that it
+/// would block, still learns that there is room again.
+#[test]
+fn room_is_told_to_who_only_asked() {
+    on_both_families(|nets, to| {
+        let [a, b] = &nets;
+        let listener = TcpListener::bind(b, to).unwrap();
+        let small = TcpOptions { send_buffer_bytes: 9_000, ..TcpOptions::default() };
+        let client = TcpStream::connect_nonblocking(a, to, small).unwrap();
+        let server = until(&nets, || {
+            b.batch(|batch| batch.accept(&listener).ok().map(|(stream, _)| stream)).unwrap()
+        });
+        let mut poll = Poll::new(a);
+        poll.register_for(&client, Token(3), Interest::Writable).unwrap();
+        let mut ready = Vec::new();
+        until(&nets, || {
+            poll.ready_now(&mut ready);
+            (!ready.is_empty()).then_some(())
+        });
+        assert_eq!(client.send(&[1; 8_000]).unwrap(), 8_000, "all of it");
+        poll.ready_now(&mut ready);
+        assert_eq!(ready, [], "too little room");
+        until(&nets, || {
+            poll.ready_now(&mut ready);
+            (!ready.is_empty()).then_some(())
+        });
+        assert_eq!(server.info().unwrap().unread_bytes, 8_000);
     });
 }
 

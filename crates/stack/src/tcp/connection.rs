@@ -399,6 +399,11 @@ impl Connection {
         self.options.send_buffer_bytes.saturating_sub(self.outgoing_bytes)
     }
 
+    /// Whether a good part of the send buffer is free: what readiness tells.
+    pub(crate) fn has_room(&self) -> bool {
+        self.writable() > self.options.send_buffer_bytes / 3
+    }
+
     /// How much of that there is memory for.
     pub(crate) fn appendable(&self, chunks: &Chunks) -> usize {
         let end = self.outgoing_bytes as usize;

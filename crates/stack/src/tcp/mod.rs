@@ -408,7 +408,7 @@ impl Stack {
         let read_closed = connection.is.fin_received || connection.is.read_shut || over;
         let write_closed = connection.is.fin_queued || over;
         let room = connection.can_send()
-            && connection.writable() > connection.options.send_buffer_bytes / 3
+            && connection.has_room()
             && connection.appendable(&self.tcp.shared.chunks) > 0;
         TcpReadiness {
             readable: connection.readable() > 0 || read_closed,

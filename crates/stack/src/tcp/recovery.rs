@@ -112,6 +112,7 @@ impl Connection {
     fn on_progress(&mut self, now_ns: u64, shared: &mut Shared) {
         let bytes = self.una.since(self.send_base).min(self.outgoing_bytes);
         if bytes > 0 {
+            let had_room = self.has_room();
             self.outgoing_bytes -= bytes;
             self.send_base += bytes;
             if self.outgoing_bytes == 0 {
@@ -119,8 +120,9 @@ impl Connection {
             } else {
                 self.outgoing.consume(&mut shared.chunks, bytes as usize);
             }
-            // Writers are woken when a good part is free, not for each byte.
-            if self.is.write_blocked && self.writable() >= self.options.send_buffer_bytes / 3 {
+            // Writers are woken when a good part is free, not for each byte;
+            // also those who only asked whether there is room, and wrote less.
+            if (self.is.write_blocked || !had_room) && self.has_room() {
                 self.is.write_blocked = false;
                 self.is.tell_writable = true;
             }
