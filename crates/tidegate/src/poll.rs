@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-use tidegate_stack::Stack;
+use tidegate_stack::{Stack, TcpId};
 
 use crate::net::Net;
 use crate::wait::{ById, Patience, SocketId, Waiters};
@@ -154,132 +154,182 @@ impl Drop for Poll {
     }
 }
 
+/// A socket in a set.
+#[derive(Clone, Copy)]
 struct Entry {
+    /// The number of the set.
+    set: u64,
     token: Token,
     interest: Interest,
     /// It stands in the queue of those that may be ready.
     queued: bool,
 }
 
-#[derive(Default)]
-struct Set {
-    entries: ById<Entry>,
-    /// Those that were ready when last asked, or had an event since.
-    maybe_ready: VecDeque<SocketId>,
-}
-
 /// All sets of one stack.
 #[derive(Default)]
 pub(crate) struct Polls {
-    sets: HashMap<u64, Set>,
-    /// In which sets a socket is.
-    members: ById<Vec<u64>>,
+    /// By set, the sockets that were ready when last asked, or had an event
+    /// since.
+    maybe_ready: HashMap<u64, VecDeque<SocketId>>,
+    /// Streams by their places: nearly all sockets are streams, in one set.
+    streams: Vec<Option<(TcpId, Entry)>>,
+    /// The other sockets, and streams that are in more than one set.
+    others: ById<Vec<Entry>>,
     next: u64,
 }
 
 impl Polls {
     fn add(&mut self) -> u64 {
         self.next += 1;
-        self.sets.insert(self.next, Set::default());
+        self.maybe_ready.insert(self.next, VecDeque::new());
         self.next
+    }
+
+    /// The socket in a set.
+    fn find(&mut self, set: u64, id: SocketId) -> Option<&mut Entry> {
+        if let SocketId::Stream(stream) = id
+            && let Some(Some((same, entry))) = self.streams.get_mut(stream.place())
+            && *same == stream
+            && entry.set == set
+        {
+            return Some(entry);
+        }
+        self.others.get_mut(&id)?.iter_mut().find(|entry| entry.set == set)
     }
 
     pub(crate) fn insert(
         &mut self,
-        number: u64,
+        set: u64,
         id: SocketId,
         token: Token,
         interest: Interest,
     ) -> io::Result<()> {
-        let set = self.sets.get_mut(&number).ok_or(io::ErrorKind::NotFound)?;
-        if set.entries.contains_key(&id) {
+        if self.find(set, id).is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         // It may be ready already.
-        set.entries.insert(id, Entry { token, interest, queued: true });
-        set.maybe_ready.push_back(id);
-        self.members.entry(id).or_default().push(number);
+        let waiting = self.maybe_ready.get_mut(&set).ok_or(io::ErrorKind::NotFound)?;
+        waiting.push_back(id);
+        let entry = Entry { set, token, interest, queued: true };
+        if let SocketId::Stream(stream) = id {
+            let place = stream.place();
+            if place >= self.streams.len() {
+                self.streams.resize(place + 1, None);
+            }
+            let slot = &mut self.streams[place];
+            // One that was there before is closed.
+            if slot.is_none_or(|(other, _)| other != stream) {
+                *slot = Some((stream, entry));
+                return Ok(());
+            }
+        }
+        self.others.entry(id).or_default().push(entry);
         Ok(())
     }
 
     /// Whether the socket is in the set.
     pub(crate) fn change(
         &mut self,
-        number: u64,
+        set: u64,
         id: SocketId,
         token: Token,
         interest: Interest,
     ) -> bool {
-        let Some(set) = self.sets.get_mut(&number) else { return false };
-        let Some(entry) = set.entries.get_mut(&id) else { return false };
+        let Some(entry) = self.find(set, id) else { return false };
         (entry.token, entry.interest) = (token, interest);
         // It may be ready for that already.
-        if !std::mem::replace(&mut entry.queued, true) {
-            set.maybe_ready.push_back(id);
+        if !std::mem::replace(&mut entry.queued, true)
+            && let Some(waiting) = self.maybe_ready.get_mut(&set)
+        {
+            waiting.push_back(id);
         }
         true
     }
 
-    pub(crate) fn remove(&mut self, number: u64, id: SocketId) -> bool {
-        let Some(set) = self.sets.get_mut(&number) else { return false };
-        if set.entries.remove(&id).is_none() {
+    pub(crate) fn remove(&mut self, set: u64, id: SocketId) -> bool {
+        if self.find(set, id).is_none() {
             return false;
         }
-        set.maybe_ready.retain(|&queued| queued != id);
-        if let Some(sets) = self.members.get_mut(&id) {
-            sets.retain(|&other| other != number);
-            if sets.is_empty() {
-                self.members.remove(&id);
+        if let Some(waiting) = self.maybe_ready.get_mut(&set) {
+            waiting.retain(|&queued| queued != id);
+        }
+        if let SocketId::Stream(stream) = id
+            && let Some(slot) = self.streams.get_mut(stream.place())
+            && slot.is_some_and(|(same, entry)| same == stream && entry.set == set)
+        {
+            *slot = None;
+        } else if let Some(entries) = self.others.get_mut(&id) {
+            entries.retain(|entry| entry.set != set);
+            if entries.is_empty() {
+                self.others.remove(&id);
             }
         }
         true
     }
 
-    fn drop_set(&mut self, number: u64) {
-        let Some(set) = self.sets.remove(&number) else { return };
-        for id in set.entries.keys() {
-            if let Some(sets) = self.members.get_mut(id) {
-                sets.retain(|&other| other != number);
+    fn drop_set(&mut self, set: u64) {
+        self.maybe_ready.remove(&set);
+        for slot in &mut self.streams {
+            if slot.is_some_and(|(_, entry)| entry.set == set) {
+                *slot = None;
             }
         }
-        self.members.retain(|_, sets| !sets.is_empty());
+        for entries in self.others.values_mut() {
+            entries.retain(|entry| entry.set != set);
+        }
+        self.others.retain(|_, entries| !entries.is_empty());
     }
 
-    /// A socket is closed.
+    /// A socket is closed. Its place in a queue is skipped when its turn comes.
     pub(crate) fn forget(&mut self, id: SocketId) {
-        for number in self.members.remove(&id).unwrap_or_default() {
-            if let Some(set) = self.sets.get_mut(&number) {
-                // Its place in the queue is skipped when its turn comes.
-                set.entries.remove(&id);
-            }
+        if let SocketId::Stream(stream) = id
+            && let Some(slot) = self.streams.get_mut(stream.place())
+            && slot.is_some_and(|(same, _)| same == stream)
+        {
+            *slot = None;
+        }
+        if !self.others.is_empty() {
+            self.others.remove(&id);
         }
     }
 
     /// Something happened to a socket.
     pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
-        for &number in self.members.get(&id).map_or(&[][..], Vec::as_slice) {
-            let Some(set) = self.sets.get_mut(&number) else { continue };
-            if let Some(entry) = set.entries.get_mut(&id)
-                && !std::mem::replace(&mut entry.queued, true)
-            {
-                set.maybe_ready.push_back(id);
+        let Self { maybe_ready, streams, others, .. } = self;
+        let mut tell = |entry: &mut Entry| {
+            let Some(waiting) = maybe_ready.get_mut(&entry.set) else { return };
+            if !std::mem::replace(&mut entry.queued, true) {
+                waiting.push_back(id);
             }
-            waiters.wake(SocketId::Poll(number));
+            waiters.wake(SocketId::Poll(entry.set));
+        };
+        if let SocketId::Stream(stream) = id
+            && let Some(Some((same, entry))) = streams.get_mut(stream.place())
+            && *same == stream
+        {
+            tell(entry);
+        }
+        if !others.is_empty()
+            && let Some(entries) = others.get_mut(&id)
+        {
+            entries.iter_mut().for_each(tell);
         }
     }
 
     /// The tokens of those that are ready.
-    fn collect(&mut self, number: u64, stack: &Stack, ready: &mut Vec<Token>) {
-        let Some(set) = self.sets.get_mut(&number) else { return };
-        for _ in 0..set.maybe_ready.len() {
-            let Some(id) = set.maybe_ready.pop_front() else { return };
-            let Some(entry) = set.entries.get_mut(&id) else { continue };
+    fn collect(&mut self, set: u64, stack: &Stack, ready: &mut Vec<Token>) {
+        let Some(waiting) = self.maybe_ready.get_mut(&set) else { return };
+        let mut waiting = std::mem::take(waiting);
+        for _ in 0..waiting.len() {
+            let Some(id) = waiting.pop_front() else { break };
+            let Some(entry) = self.find(set, id) else { continue };
             entry.queued = is_ready(stack, id, entry.interest);
             if entry.queued {
                 ready.push(entry.token);
-                set.maybe_ready.push_back(id);
+                waiting.push_back(id);
             }
         }
+        self.maybe_ready.insert(set, waiting);
     }
 }
 

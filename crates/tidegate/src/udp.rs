@@ -469,14 +469,11 @@ impl Core {
     }
 }
 
-pub(crate) fn timeout(cell: &Mutex<Option<Duration>>) -> Option<Duration> {
+fn timeout(cell: &Mutex<Option<Duration>>) -> Option<Duration> {
     *cell.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn set_timeout(
-    cell: &Mutex<Option<Duration>>,
-    timeout: Option<Duration>,
-) -> io::Result<()> {
+fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io::Result<()> {
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,

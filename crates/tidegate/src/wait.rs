@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,6 +85,35 @@ pub(crate) enum Patience {
     Until(Instant),
     /// For ever.
     Forever,
+}
+
+/// A time-out that threads share; none to begin with.
+pub(crate) struct SharedTimeout(AtomicU64);
+
+impl SharedTimeout {
+    pub(crate) const fn none() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+
+    pub(crate) fn get(&self) -> Option<Duration> {
+        let ns = self.0.load(Ordering::Relaxed);
+        (ns != u64::MAX).then(|| Duration::from_nanos(ns))
+    }
+
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    pub(crate) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a time-out of zero: use set_nonblocking",
+            ));
+        }
+        // Longer than 584 years is for ever.
+        let ns = timeout.and_then(|timeout| u64::try_from(timeout.as_nanos()).ok());
+        self.0.store(ns.unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl Patience {

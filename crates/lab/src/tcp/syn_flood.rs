@@ -28,6 +28,14 @@ const CONNECTS_PER_SECOND: f64 = 100.0;
 /// Its connections at the same time: more than are due in the time that a lost
 /// segment costs.
 const SLOTS: usize = 1_000;
+/// A source is known when it was seen in two periods of a second in a row, and
+/// the first one is not whole.
+const LEARNING_SECONDS: f64 = 4.0;
+/// From the beginning of the flood to that of the measurement.
+const SETTLING_SECONDS: f64 = 2.0;
+/// A segment that is lost costs a second: a shorter look would miss what comes
+/// of it.
+const LEAST_SECONDS: f64 = 5.0;
 /// Who sends the flood: RFC 2544's addresses.
 const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const STRANGERS: u32 = 8_192;
@@ -90,7 +98,7 @@ pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
     }
     result.note(format!(
         "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
-         each and reads them back, for {} s, while {STRANGERS} strangers send SYN segments as fast \
+         each and reads them back, for {} s and 5 at least, while {STRANGERS} strangers send SYN segments as fast \
          as core 0 can; core 1 serves; success is what was answered over what was due",
         config.seconds
     ));
@@ -109,7 +117,7 @@ fn measure(bench: &Bench, flags: &[&str], seconds: f64) -> Result<Run, LabError>
     command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
     let mut server = Process::start("tidegate", command.args(flags))?;
     server.wait_for_line()?;
-    let warm_up = 2.0;
+    let seconds = seconds.max(LEAST_SECONDS);
     let mut flood = bench.flood_frames(&frames(bench.pair.b.mac), ReceiveWork::Server)?;
     let load = TcpLoadConfig {
         connections: SLOTS,
@@ -117,14 +125,14 @@ fn measure(bench: &Bench, flags: &[&str], seconds: f64) -> Result<Run, LabError>
         source: Some(CLIENT_ADDRESS.into()),
         rate_per_second: Some(CONNECTS_PER_SECOND),
         // Known before the flood, and measured all through it.
-        warm_up_seconds: 2.0 * warm_up,
+        warm_up_seconds: LEARNING_SECONDS + SETTLING_SECONDS,
         seconds,
         core: Some(bench.load_core),
         ..TcpLoadConfig::new(LinkKind::Kernel, (OWN_ADDRESS, PORT).into())
     };
     let client = bench.pair.a.namespace.spawn(move || load_tcp(&load))?;
-    thread::sleep(Duration::from_secs_f64(warm_up));
-    let time = Duration::from_secs_f64(seconds + warm_up);
+    thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
+    let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);
     let measured = bench.measure(&mut flood, &Meter::Answers, None, Duration::ZERO, time);
     let load = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     flood.set_rate(Some(0.0))?;

@@ -19,6 +19,12 @@ impl TcpId {
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
+
+    /// A small number that no other connection has while this one is there, for
+    /// tables of the caller's. It is used again.
+    pub fn place(self) -> usize {
+        self.index as usize
+    }
 }
 
 /// The name of a listener. Never used again for another one.

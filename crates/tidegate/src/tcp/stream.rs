@@ -2,8 +2,8 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_stack::{Keepalive, Shutdown as Half, TcpError, TcpId, TcpInfo, TcpOptions, TcpState};
@@ -13,8 +13,8 @@ use crate::batch;
 use crate::net::{Core, Net};
 use crate::open::Claim;
 use crate::poll::{Pollable, Source};
-use crate::udp::{first_that_works, set_timeout, timeout};
-use crate::wait::{Patience, SocketId};
+use crate::udp::first_that_works;
+use crate::wait::{Patience, SharedTimeout, SocketId};
 
 /// A TCP connection on a [`Net`], in the style of `std::net::TcpStream`.
 ///
@@ -32,8 +32,8 @@ pub(super) struct StreamInner {
     nonblocking: AtomicBool,
     /// Whether closing breaks the connection off.
     abrupt: AtomicBool,
-    read_timeout: Mutex<Option<Duration>>,
-    write_timeout: Mutex<Option<Duration>>,
+    read_timeout: SharedTimeout,
+    write_timeout: SharedTimeout,
     claim: Option<Arc<Claim>>,
 }
 
@@ -44,8 +44,8 @@ impl TcpStream {
             id,
             nonblocking: AtomicBool::new(false),
             abrupt: AtomicBool::new(false),
-            read_timeout: Mutex::new(None),
-            write_timeout: Mutex::new(None),
+            read_timeout: SharedTimeout::none(),
+            write_timeout: SharedTimeout::none(),
             claim,
         };
         Self { inner: Arc::new(inner) }
@@ -374,7 +374,7 @@ impl TcpStream {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.inner.read_timeout, timeout)
+        self.inner.read_timeout.set(timeout)
     }
 
     /// How long writing waits for room; `None` for ever.
@@ -382,7 +382,7 @@ impl TcpStream {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.inner.write_timeout, timeout)
+        self.inner.write_timeout.set(timeout)
     }
 
     /// The error that the connection ended with, if any; it is then forgotten.
@@ -405,10 +405,10 @@ impl TcpStream {
 
     fn wait<R>(
         &self,
-        limit: &Mutex<Option<Duration>>,
+        limit: &SharedTimeout,
         ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        let patience = patience(&self.inner.nonblocking, timeout(limit));
+        let patience = patience(&self.inner.nonblocking, limit.get());
         self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, ready)
     }
 }
