@@ -407,7 +407,7 @@ impl Common {
                     let result = serve_readers(&sockets, readers, config, begin, stop, served);
                     // They end together, also by an error.
                     stop.store(true, Ordering::Relaxed);
-                    let streams = streams.map_or(Ok(Ok(())), |streams| streams.join());
+                    let streams = streams.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
                     result.and(streams.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 })?;
             } else {
