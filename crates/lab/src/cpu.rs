@@ -175,6 +175,24 @@ pub struct CoreUse {
     pub stolen_percent: f64,
 }
 
+/// How many times core `core` has begun to receive packets in a softirq since
+/// boot: once for each round of its NAPI contexts.
+///
+/// # Errors
+/// When `/proc/softirqs` cannot be read or has no such core.
+pub fn receive_softirqs(core: usize) -> Result<u64, LabError> {
+    let text = fs::read_to_string("/proc/softirqs").map_err(LabError::file("/proc/softirqs"))?;
+    parse_receive_softirqs(&text, core)
+        .ok_or_else(|| LabError::Config(format!("/proc/softirqs has no core {core}")))
+}
+
+fn parse_receive_softirqs(text: &str, core: usize) -> Option<u64> {
+    let name = format!("CPU{core}");
+    let column = text.lines().next()?.split_whitespace().position(|word| word == name)?;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("NET_RX:"))?;
+    line.split_whitespace().nth(column)?.parse().ok()
+}
+
 /// CPU time of a process with all of its threads, user and system, in ticks.
 ///
 /// # Errors
@@ -230,6 +248,15 @@ mod tests {
         let after = CoreTicks { idle: before.idle + 50, softirq: before.softirq + 50, ..before };
         let used = after.since(before);
         assert_eq!((used.busy_percent, used.softirq_percent), (50.0, 50.0));
+    }
+
+    #[test]
+    fn receive_softirqs_are_in_the_column_of_their_core() {
+        let text =
+            "                    CPU0       CPU3\n      NET_TX:   1  2\n      NET_RX:  30  40\n";
+        assert_eq!(parse_receive_softirqs(text, 3), Some(40));
+        assert_eq!(parse_receive_softirqs(text, 1), None);
+        assert!(receive_softirqs(0).is_ok());
     }
 
     #[test]

@@ -186,10 +186,15 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
          {server} does all the rest: receive work, softirqs, service"
     ));
     result.note(format!(
-        "kernel sockets, knot-xdp and modes moderated and napi: a timer on core {server} polls the \
-         veth's NAPI every 20 us while it is idle, as a card with coalescing would; in mode \
-         interrupt each arrival wakes a thread of real-time priority; the other modes poll it \
-         themselves"
+        "kernel, the DNS servers on kernel sockets, knot-xdp and modes moderated and napi: a timer \
+         on core {server} polls the veth's NAPI every 20 us while it is idle, as a card with \
+         coalescing would; in mode interrupt each arrival wakes a thread of real-time priority; \
+         the other modes poll it themselves"
+    ));
+    result.note(format!(
+        "kernel-thread: the NAPI context has a thread on core {server}, of ordinary priority; \
+         kernel-rps: core {load} receives up to where RPS hands a packet to core {server}, so two \
+         cores work for it, and the flood slows down"
     ));
     result.note(
         "goodput: packets that the service has worked on, read from its counters; of DNS servers, \
@@ -224,11 +229,18 @@ fn conclude(found: &[Found], result: &mut Experiment) {
     };
     figure("tidegate_floor", floor(DEFAULT_MODE));
     figure("kernel_floor", floor("kernel"));
+    figure("kernel_thread_floor", floor("kernel-thread"));
+    figure("kernel_rps_floor", floor("kernel-rps"));
     for mode in MODES.iter().filter(|mode| mode.name != DEFAULT_MODE) {
         figure(&format!("{}_floor", mode.name.replace('+', "_")), floor(mode.name));
     }
-    figure("tidegate_over_kernel_at_max", over_kernel_at_maximum(found, 500));
-    figure("tidegate_over_kernel_at_max_2us", over_kernel_at_maximum(found, 2_000));
+    for kernel in Carrier::all().filter(|carrier| matches!(carrier, Carrier::Kernel(_))) {
+        let name = kernel.name().replace('-', "_");
+        for (work_ns, suffix) in [(500, ""), (2_000, "_2us")] {
+            let ratio = over_kernel_at_maximum(found, kernel, work_ns);
+            figure(&format!("tidegate_over_{name}_at_max{suffix}"), ratio);
+        }
+    }
     figure("dns_floor", dns(found, ServerKind::TidegateXdp).and_then(at_a_million));
     for (name, kind) in [
         ("nsd_floor", ServerKind::Nsd),
@@ -248,12 +260,12 @@ fn rounded(value: f64) -> f64 {
 
 /// Tidegate's goodput at the most load over the kernel's, with so much work. A
 /// kernel that delivers nothing counts as one that delivers a packet a second.
-fn over_kernel_at_maximum(found: &[Found], work_ns: u64) -> Option<f64> {
+fn over_kernel_at_maximum(found: &[Found], kernel: Carrier, work_ns: u64) -> Option<f64> {
     let of = |carrier: Carrier| {
         let subject = Subject::Service { carrier, work_ns };
         found.iter().find(|one| one.subject == subject).map(|one| one.curve.at_maximum_pps())
     };
-    Some(of(Carrier::tidegate())? / of(Carrier::Kernel)?.max(1.0))
+    Some(of(Carrier::tidegate())? / of(kernel)?.max(1.0))
 }
 
 fn dns(found: &[Found], kind: ServerKind) -> Option<&Curve> {

@@ -19,11 +19,21 @@ use crate::process::Process;
 /// What carries a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// The kernel's sockets.
-    Kernel,
+    /// The kernel's sockets: the number in [`KERNELS`].
+    Kernel(usize),
     /// Tidegate on AF_XDP, in one of its modes: the number in [`MODES`].
     Tidegate(usize),
 }
+
+/// The kernel's sockets by who receives for them: the core that serves in its
+/// softirqs, as with any card; the same core in a thread of the NAPI context,
+/// which the scheduler holds to its share; the core that sends up to where RPS
+/// hands packets over, so that a second core helps.
+const KERNELS: [(&str, ReceiveWork); 3] = [
+    ("kernel", ReceiveWork::Timer),
+    ("kernel-thread", ReceiveWork::Thread),
+    ("kernel-rps", ReceiveWork::Steered),
+];
 
 /// A mode of Tidegate: its name in the result, the flags of `serve` for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,25 +68,32 @@ impl Carrier {
     /// The name in tables and flags.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Kernel => "kernel",
+            Self::Kernel(way) => KERNELS[way].0,
             Self::Tidegate(mode) => MODES[mode].name,
         }
     }
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Kernel).chain((0..MODES.len()).map(Self::Tidegate))
+        let kernels = (0..KERNELS.len()).map(Self::Kernel);
+        kernels.chain((0..MODES.len()).map(Self::Tidegate))
+    }
+
+    /// The kernel's sockets where the core that serves does all the work, as it
+    /// does for Tidegate.
+    pub fn kernel() -> Self {
+        Self::Kernel(0)
     }
 
     /// Tidegate as it is by default.
     pub fn tidegate() -> Self {
         let at = MODES.iter().position(|mode| mode.name == DEFAULT_MODE);
-        at.map_or(Self::Kernel, Self::Tidegate)
+        at.map_or(Self::kernel(), Self::Tidegate)
     }
 
     fn receive_work(self) -> ReceiveWork {
         match self {
-            Self::Kernel => ReceiveWork::Timer,
+            Self::Kernel(way) => KERNELS[way].1,
             Self::Tidegate(mode) => match MODES[mode].name {
                 "interrupt" => ReceiveWork::Interrupt,
                 "moderated" | "napi" => ReceiveWork::Timer,
@@ -87,7 +104,7 @@ impl Carrier {
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel => &[],
+            Self::Kernel(_) => &[],
             Self::Tidegate(mode) => MODES[mode].flags,
         }
     }
@@ -97,13 +114,9 @@ impl std::str::FromStr for Carrier {
     type Err = LabError;
 
     fn from_str(text: &str) -> Result<Self, LabError> {
-        if text == "kernel" {
-            return Ok(Self::Kernel);
-        }
-        let at = MODES.iter().position(|mode| mode.name == text);
-        at.map(Self::Tidegate).ok_or_else(|| {
-            let names = MODES.map(|mode| mode.name).join(", ");
-            LabError::Config(format!("{text:?} is neither `kernel` nor one of {names}"))
+        Self::all().find(|carrier| carrier.name() == text).ok_or_else(|| {
+            let names: Vec<_> = Self::all().map(Self::name).collect();
+            LabError::Config(format!("{text:?} is none of {}", names.join(", ")))
         })
     }
 }
@@ -146,7 +159,7 @@ impl Subject {
 
     fn receiver(self) -> Receiver {
         match self {
-            Self::Service { carrier: Carrier::Kernel, .. } => Receiver::Kernel,
+            Self::Service { carrier: Carrier::Kernel(_), .. } => Receiver::Kernel,
             Self::Dns(kind) if kind.is_on_kernel_sockets() => Receiver::Kernel,
             _ => Receiver::Server,
         }
@@ -253,7 +266,7 @@ impl Service<'_> {
     /// Starts it with a flood of the shortest packets that there are.
     pub(crate) fn start(&self, bench: &Bench, limit: Duration) -> Result<Running, LabError> {
         let folder = new_folder()?;
-        let kernel = self.carrier == Carrier::Kernel;
+        let kernel = matches!(self.carrier, Carrier::Kernel(_));
         bench.prepare(if kernel { Receiver::Kernel } else { Receiver::Server })?;
         let counters = folder.path().join("counters");
         let end = &bench.pair.b;

@@ -188,14 +188,14 @@ mod tests {
             vec![Seen { flow_mbps, ping: Ping { median_ms, loss: 0.0 }, ..Seen::default() }]
         };
         let one = Levels {
-            carrier: Carrier::Kernel,
+            carrier: Carrier::kernel(),
             seen: vec![seen(10.0, 0.1), seen(9.9, 0.15), seen(9.5, 0.12)],
         };
         assert_eq!(one.flow_kept_min(), 0.95);
         assert!((one.ping_ratio_max() - 1.5).abs() < 1e-9);
         assert_eq!(one.rows()[1]["level"], "N1");
         let dead = Levels {
-            carrier: Carrier::Kernel,
+            carrier: Carrier::kernel(),
             seen: vec![seen(10.0, 0.1), seen(0.0, f64::INFINITY)],
         };
         assert_eq!(dead.flow_kept_min(), 0.0);

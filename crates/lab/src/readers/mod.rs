@@ -127,7 +127,7 @@ impl Way {
     }
 
     fn carrier(self) -> Carrier {
-        if self == Self::Tidegate { Carrier::tidegate() } else { Carrier::Kernel }
+        if self == Self::Tidegate { Carrier::tidegate() } else { Carrier::kernel() }
     }
 }
 
