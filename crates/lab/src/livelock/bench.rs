@@ -111,6 +111,10 @@ pub(crate) enum Source {
     Strangers,
 }
 
+/// Frames of 64 bytes per second that fill a line of 1 Gb/s: each takes 20
+/// bytes more on the wire (RFC 2544, section 20).
+pub(crate) const GIGABIT_LINE_PPS: f64 = 1_488_095.0;
+
 /// How many strangers there are.
 pub(crate) const STRANGERS: u32 = 8192;
 const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);

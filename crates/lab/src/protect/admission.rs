@@ -11,7 +11,7 @@ use super::ProtectConfig;
 use crate::client::{Client, Questions, answered_of, answered_share, median_latency_s};
 use crate::dns::sweep::median;
 use crate::error::LabError;
-use crate::livelock::bench::{Bench, LOAD_ADDRESS, Source};
+use crate::livelock::bench::{Bench, GIGABIT_LINE_PPS, LOAD_ADDRESS, Source};
 use crate::livelock::subject::{Carrier, Service, this_program};
 use crate::netns::run_to_end;
 
@@ -47,17 +47,18 @@ struct Judged {
 /// How fast the strangers send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rate {
+    /// As fast as a line of 1 Gb/s is.
+    Line,
     /// As fast as they can. More comes then than anybody can look at, and the
     /// device loses frames whoever sent them.
-    Maximum,
-    /// As fast as the device can hand over: so many parts of what was looked at
-    /// in the run before.
-    InReach,
+    Unlimited,
 }
 
-/// The part of what was looked at that is in reach: the rest of the time is for
-/// serving.
-const IN_REACH: f64 = 0.75;
+impl Rate {
+    fn pps(self) -> Option<f64> {
+        (self == Self::Line).then_some(GIGABIT_LINE_PPS)
+    }
+}
 
 /// The runs with one policy.
 pub(super) struct Policy {
@@ -74,15 +75,14 @@ pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<Policy>, 
         |name, figure, flags, flood| Policy { name, figure, flags, flood, runs: Vec::new() };
     let admission: &[&str] = &["--admission"];
     let mut all = vec![
-        policy("admission", "known_peer_answered", admission, Rate::Maximum),
-        policy("admission, in reach", "known_peer_answered_in_reach", admission, Rate::InReach),
-        policy("drop-tail", "known_peer_answered_droptail", &[], Rate::Maximum),
+        policy("admission", "known_peer_answered", admission, Rate::Line),
+        policy("drop-tail", "known_peer_answered_droptail", &[], Rate::Line),
+        policy("admission, overrun", "known_peer_answered_overrun", admission, Rate::Unlimited),
+        policy("drop-tail, overrun", "known_peer_answered_droptail_overrun", &[], Rate::Unlimited),
     ];
     for repeat in 1..=config.repeats {
-        let mut looked_at_pps = None;
         for one in &mut all {
-            let flood_pps = looked_at_pps.filter(|_| one.flood == Rate::InReach);
-            let run = known_among_strangers(config, bench, one.flags, flood_pps)?;
+            let run = known_among_strangers(config, bench, one.flags, one.flood.pps())?;
             eprintln!(
                 "{repeat} {:<20} {:.1} % of the known client's questions answered, {:.1} % lost \
                  unseen, {:.0} k/s offered",
@@ -91,8 +91,6 @@ pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<Policy>, 
                 100.0 * run.unseen,
                 run.offered_pps / 1e3
             );
-            let judged = run.judged.map(|judged| judged.all as f64 / config.third_seconds);
-            looked_at_pps = judged.map(|pps| IN_REACH * pps);
             one.runs.push(run);
         }
     }
