@@ -2,7 +2,8 @@
 //! strangers, with `tidegate guard` in front of it and without.
 //!
 //! A known peer asks at a steady rate. What counts is how many of its questions
-//! are answered while strangers send as fast as they can.
+//! are answered while strangers fill a line of 1 Gb/s, and while they send as
+//! fast as they can.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -19,8 +20,8 @@ use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::bench::{
-    Bench, CLIENT_ADDRESS, KERNEL_ADDRESS, LOAD_ADDRESS, LOAD_MAC, ReceiveWork, Receiver,
-    STRANGERS, STRANGERS_NETWORK, Source,
+    Bench, CLIENT_ADDRESS, GIGABIT_LINE_PPS, KERNEL_ADDRESS, LOAD_ADDRESS, LOAD_MAC, ReceiveWork,
+    Receiver, STRANGERS, STRANGERS_NETWORK, Source,
 };
 use crate::livelock::subject::{Zone, check_installed};
 use crate::load::flood::{Flood, MAX_FRAMES};
@@ -33,8 +34,8 @@ use crate::process::Process;
 pub struct GuardConfig {
     /// Questions per second of the known peer.
     pub peer_pps: f64,
-    /// What they send per second; as fast as it goes when absent.
-    pub flood_pps: Option<f64>,
+    /// What the strangers send per second.
+    pub flood_pps: f64,
     /// How long to measure, in seconds.
     pub seconds: f64,
     /// How long the peer asks before the flood, in seconds: it has to be seen
@@ -52,7 +53,7 @@ impl Default for GuardConfig {
     fn default() -> Self {
         Self {
             peer_pps: 5_000.0,
-            flood_pps: None,
+            flood_pps: GIGABIT_LINE_PPS,
             seconds: 3.0,
             calm_seconds: 3.5,
             repeats: 5,
@@ -75,7 +76,7 @@ impl GuardConfig {
         }
         let rates = self.peer_pps > 0.0 && self.peer_pps <= 50_000.0 && self.repeats > 0;
         let times = (0.1..=60.0).contains(&self.seconds) && self.calm_seconds >= 0.0;
-        if rates && times && self.flood_pps.is_none_or(|pps| pps > 0.0) {
+        if rates && times && self.flood_pps > 0.0 {
             return Ok(());
         }
         Err(LabError::Config(
@@ -89,23 +90,50 @@ impl GuardConfig {
 /// The flood flows so long before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What is between the flood and the server.
+/// What floods the server, and what stands before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// No flood.
-    Unloaded,
-    Unguarded,
-    Guarded,
+struct Way {
+    flood: Flooded,
+    guarded: bool,
+}
+
+/// How much the strangers send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flooded {
+    No,
+    /// What the configuration says.
+    AtRate,
+    /// More than one core can look at: the device loses frames whoever sent
+    /// them.
+    Overrun,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::Unloaded, Self::Unguarded, Self::Guarded];
+    const ALL: [Self; 5] = [
+        Self { flood: Flooded::No, guarded: false },
+        Self { flood: Flooded::AtRate, guarded: false },
+        Self { flood: Flooded::AtRate, guarded: true },
+        Self { flood: Flooded::Overrun, guarded: false },
+        Self { flood: Flooded::Overrun, guarded: true },
+    ];
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Unloaded => "no flood",
-            Self::Unguarded => "flood, no guard",
-            Self::Guarded => "flood, guard",
+        match (self.flood, self.guarded) {
+            (Flooded::No, _) => "no flood",
+            (Flooded::AtRate, false) => "flood, no guard",
+            (Flooded::AtRate, true) => "flood, guard",
+            (Flooded::Overrun, false) => "overrun, no guard",
+            (Flooded::Overrun, true) => "overrun, guard",
+        }
+    }
+
+    fn figure(self) -> &'static str {
+        match (self.flood, self.guarded) {
+            (Flooded::No, _) => "unloaded_kept",
+            (Flooded::AtRate, false) => "unguarded_kept",
+            (Flooded::AtRate, true) => "guard_kept",
+            (Flooded::Overrun, false) => "unguarded_kept_overrun",
+            (Flooded::Overrun, true) => "guard_kept_overrun",
         }
     }
 }
@@ -171,12 +199,7 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
             "answers_pps": of(|run| run.answers_pps),
             "server_busy_percent": of(|run| run.server_busy_percent),
         }));
-        let name = match way {
-            Way::Unloaded => "unloaded_kept",
-            Way::Unguarded => "unguarded_kept",
-            Way::Guarded => "guard_kept",
-        };
-        result.figure(name, kept);
+        result.figure(way.figure(), kept);
     }
     result.columns =
         vec!["way", "kept", "asked", "answered", "flood_pps", "answers_pps", "server_busy_percent"];
@@ -187,9 +210,14 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
     ));
     result.note(format!(
         "the peer asks {} times a second, {} s before the flood begins and through it; {} \
-         strangers send as fast as they can; kept is answered over asked while they do",
-        config.peer_pps, config.calm_seconds, STRANGERS
+         strangers send {:.0} frames/s (a line of 1 Gb/s carries {:.0}), or, overrun, as fast as \
+         one core can; kept is answered over asked while they do",
+        config.peer_pps, config.calm_seconds, STRANGERS, config.flood_pps, GIGABIT_LINE_PPS
     ));
+    result.note(
+        "overrun: more comes than one core can look at, and the veth's ring of 256 frames loses \
+         the peer's as well, before any program runs",
+    );
     result.note(format!(
         "{} measurements of {} s each, taking turns; medians count",
         config.repeats, config.seconds
@@ -204,7 +232,7 @@ fn measure(config: &GuardConfig, way: Way, zone: &Zone) -> Result<Measured, LabE
     let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
     let setup = zone.setup(folder.path(), &bench);
     let server = Server::start(ServerKind::Nsd, &setup, &bench.pair.b)?;
-    let guard = if way == Way::Guarded { Some(start_guard(&bench)?) } else { None };
+    let guard = if way.guarded { Some(start_guard(&bench)?) } else { None };
     let payloads = (0..MAX_FRAMES).map(|index| zone.queries.get(index % zone.queries.len()).0);
     let mut flood = bench.flood(Source::Strangers, server.target, payloads, ReceiveWork::Timer)?;
     let namespace = &bench.pair.a.namespace;
@@ -212,9 +240,11 @@ fn measure(config: &GuardConfig, way: Way, zone: &Zone) -> Result<Measured, LabE
     let peer =
         Client::start(namespace, server.target, questions, config.peer_pps, config.load_core)?;
     thread::sleep(Duration::from_secs_f64(config.calm_seconds));
-    if way != Way::Unloaded {
-        flood.set_rate(config.flood_pps)?;
-    }
+    flood.set_rate(match way.flood {
+        Flooded::No => Some(0.0),
+        Flooded::AtRate => Some(config.flood_pps),
+        Flooded::Overrun => None,
+    })?;
     thread::sleep(WARM_UP);
     let (from_s, before) = (peer.now_s(), Reading::take(&bench, &mut flood)?);
     thread::sleep(Duration::from_secs_f64(config.seconds));
@@ -293,9 +323,9 @@ mod tests {
     fn medians_make_the_figures() {
         let run = |asked, answered| Measured { asked, answered, ..Measured::default() };
         let runs = [
-            (Way::Unloaded, vec![run(10, 10)]),
-            (Way::Unguarded, vec![run(10, 1), run(10, 0), run(10, 2)]),
-            (Way::Guarded, vec![run(100, 99), run(100, 97), run(100, 98)]),
+            (Way::ALL[0], vec![run(10, 10)]),
+            (Way::ALL[1], vec![run(10, 1), run(10, 0), run(10, 2)]),
+            (Way::ALL[2], vec![run(100, 99), run(100, 97), run(100, 98)]),
         ];
         let result = conclude(&GuardConfig::default(), &runs);
         assert_eq!(result.figures["unloaded_kept"], 1.0);
@@ -311,7 +341,7 @@ mod tests {
             GuardConfig { server_core: 0, load_core: 0, ..default() },
             GuardConfig { peer_pps: 0.0, ..default() },
             GuardConfig { seconds: 0.0, ..default() },
-            GuardConfig { flood_pps: Some(0.0), ..default() },
+            GuardConfig { flood_pps: 0.0, ..default() },
         ] {
             assert!(config.check().is_err(), "{config:?}");
         }

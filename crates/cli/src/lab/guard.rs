@@ -13,7 +13,7 @@ pub(crate) struct GuardLab {
     output: Output,
     #[command(flatten)]
     measure: Measure,
-    /// What the strangers send [default: as fast as it goes]
+    /// What the strangers send per second [default: 1488095, a full line of 1 Gb/s]
     #[arg(long, value_name = "RATE")]
     flood: Option<f64>,
 }
@@ -25,7 +25,7 @@ impl GuardLab {
             guard::GuardConfig::quick,
             |config| (&mut config.seconds, &mut config.repeats),
         );
-        config.flood_pps = self.flood.or(config.flood_pps);
+        config.flood_pps = self.flood.unwrap_or(config.flood_pps);
         self.output.write(&guard::run(&config)?)
     }
 }

@@ -1,6 +1,6 @@
 //! `tidegate lab protect`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tidegate_lab::protect;
 
 use super::{DrawnOutput, Measure};
@@ -20,6 +20,30 @@ pub(crate) struct ProtectLab {
     /// A third of the time line
     #[arg(long, value_name = "SECONDS")]
     third: Option<f64>,
+    /// Measure only this part
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+/// A part of the experiment.
+#[derive(Clone, Copy, ValueEnum)]
+enum Part {
+    /// What the flood does to the rest of the machine at eight levels
+    Levels,
+    /// How soon a server recovers
+    TimeLine,
+    /// A known client among strangers
+    Admission,
+}
+
+impl From<Part> for protect::Part {
+    fn from(part: Part) -> Self {
+        match part {
+            Part::Levels => Self::Levels,
+            Part::TimeLine => Self::TimeLine,
+            Part::Admission => Self::Admission,
+        }
+    }
 }
 
 impl ProtectLab {
@@ -29,6 +53,7 @@ impl ProtectLab {
             protect::ProtectConfig::quick,
             |config| (&mut config.seconds, &mut config.repeats),
         );
+        config.only = self.only.map(Into::into);
         config.carriers = self.carriers;
         config.third_seconds = self.third.unwrap_or(config.third_seconds);
         let result = protect::run(&config)?;

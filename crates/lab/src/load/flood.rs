@@ -44,10 +44,13 @@ const RATE_MAX: f64 = 10e6;
 /// core was seen outside of read sections, 10 ms and more. Another thread sends
 /// meanwhile.
 const THREADS: usize = 3;
-/// Frames that the kernel hands to the device at once, at full speed. Slower
-/// floods come in smaller batches.
+/// Frames that the kernel hands to the device at once. Slow floods come in
+/// smaller batches. The kernel keeps as many frames to send again: with few,
+/// sender and receiver of a fast flood meet at the lock of the page allocator.
 const BATCH: u32 = 64;
 const SMALL_BATCH: u32 = 8;
+/// The slowest flood that comes in large batches, in frames per second.
+const LARGE_BATCHES_PPS: f64 = 500_000.0;
 
 /// `struct settings` of the program: the interface and the number of frames,
 /// the version, when to begin, the interval.
@@ -79,7 +82,8 @@ struct Control {
 
 impl Control {
     fn set_rate(&self, rate_pps: Option<f64>) {
-        let batch = if rate_pps.is_none() { BATCH } else { SMALL_BATCH };
+        let fast = rate_pps.is_none_or(|pps| pps >= LARGE_BATCHES_PPS);
+        let batch = if fast { BATCH } else { SMALL_BATCH };
         let runs = match rate_pps {
             Some(0.0) => 0,
             Some(rate_pps) => (rate_pps.clamp(1.0 / RUN_MAX_S, RATE_MAX) * CALL_S) as u32,

@@ -29,19 +29,8 @@ struct Run {
     answered: f64,
     median_ms: f64,
     offered_pps: f64,
-    judged: Option<Judged>,
     /// The share of its questions that nobody looked at: the device had no room.
     unseen: f64,
-}
-
-/// What the program on the interface has judged, which it does from the
-/// beginning of the flood on.
-#[derive(Clone, Copy, Debug)]
-struct Judged {
-    /// Frames of known clients.
-    known: u64,
-    /// All frames.
-    all: u64,
 }
 
 /// How fast the strangers send.
@@ -134,21 +123,21 @@ fn known_among_strangers(
     let load = bench.measure(flood, &running.meter, flood_pps, Duration::ZERO, flooded)?;
     let to_s = client.now_s();
     running.flood.set_rate(Some(0.0))?;
-    let judged = judged(&control)?;
+    let known = judged_known(&control)?;
     let asked = client.stop()?;
     let (questions, _) = answered_of(&asked, from_s, to_s);
     Ok(Run {
         answered: answered_share(&asked, from_s, to_s),
         median_ms: 1e3 * median_latency_s(&asked, from_s, to_s),
         offered_pps: load.offered_pps,
-        judged,
-        unseen: judged
-            .map_or(0.0, |judged| 1.0 - (judged.known as f64 / questions.max(1) as f64).min(1.0)),
+        unseen: known.map_or(0.0, |known| 1.0 - (known as f64 / questions.max(1) as f64).min(1.0)),
     })
 }
 
-/// Asks the server what was judged; nothing without admission.
-fn judged(control: &Path) -> Result<Option<Judged>, LabError> {
+/// Asks the server how many frames of known clients its program on the interface
+/// has judged, which it does from the beginning of the flood on; nothing without
+/// admission.
+fn judged_known(control: &Path) -> Result<Option<u64>, LabError> {
     let mut command = Command::new(this_program()?);
     let output = run_to_end(command.arg("ctl").arg(control).arg("--json"), "tidegate")?;
     let answer: Value = serde_json::from_str(&output)
@@ -158,8 +147,8 @@ fn judged(control: &Path) -> Result<Option<Judged>, LabError> {
         let counters = class.as_object().into_iter().flatten();
         counters.filter_map(|(_, packets)| packets.as_u64()).sum()
     };
-    let all = classes.as_object().into_iter().flatten().map(|(_, class)| sum(class)).sum();
-    Ok((all > 0).then(|| Judged { known: sum(&classes["known"]), all }))
+    let all: u64 = classes.as_object().into_iter().flatten().map(|(_, class)| sum(class)).sum();
+    Ok((all > 0).then(|| sum(&classes["known"])))
 }
 
 impl Policy {
