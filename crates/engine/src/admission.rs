@@ -118,19 +118,14 @@ impl Admitter {
         Ok(())
     }
 
-    /// What the port tells of its work, while it drops what is refused and its
-    /// own calls run the receive path.
+    /// What the port tells of its work, if it drops early.
     ///
     /// # Errors
     /// When the port refuses.
     pub(crate) fn early_work(&self, port: &mut dyn Port) -> io::Result<Option<EarlyWork>> {
-        if !self.early || !self.admission.is_limiting() {
-            return Ok(None);
-        }
-        let Some(port) = port.admission() else { return Ok(None) };
-        let Some(worked_ns) = port.worked_ns() else { return Ok(None) };
+        let Some(port) = port.admission().filter(|_| self.early) else { return Ok(None) };
         let seen = port.counts()?.iter().map(ClassCounts::arrived).sum();
-        Ok(Some(EarlyWork { seen, unseen: port.unseen()?, worked_ns }))
+        Ok(Some(EarlyWork { seen, unseen: port.unseen()? }))
     }
 
     /// What decides.

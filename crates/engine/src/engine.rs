@@ -241,7 +241,7 @@ impl Engine {
             return Ok(());
         }
         let early = admitter.early_work(&mut *self.port)?;
-        let pressure = self.pressure.take(self.now_ns, self.stack.counters(), early);
+        let pressure = self.pressure.take(self.stack.counters(), early);
         admitter.on_period(self.now_ns, &pressure, &mut *self.port)
     }
 

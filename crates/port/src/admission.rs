@@ -136,11 +136,4 @@ pub trait Early {
     fn unseen(&mut self) -> io::Result<u64> {
         Ok(0)
     }
-
-    /// The time between the looks of the port at the device, in nanoseconds: it
-    /// went into serving what was let in. `None` where the receive path does not
-    /// run in the port's own calls.
-    fn worked_ns(&self) -> Option<u64> {
-        None
-    }
 }

@@ -95,7 +95,7 @@ impl Core {
             served: self.delivered - keeper.served,
             lost_late: lost_late - keeper.lost_late,
             level_percent: level_percent.unwrap_or(0),
-            crowded: false,
+            unseen_permille: 0,
         };
         (keeper.served, keeper.lost_late) = (self.delivered, lost_late);
         keeper.admission.on_period(clock_ns, &pressure);

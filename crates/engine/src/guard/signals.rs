@@ -160,7 +160,7 @@ fn pressure(
             + since(|totals| totals.backlog_dropped)
             + u64::from(near),
         level_percent,
-        crowded: false,
+        unseen_permille: 0,
     }
 }
 

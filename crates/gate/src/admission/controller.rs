@@ -14,10 +14,27 @@ pub struct Pressure {
     pub lost_late: u64,
     /// How full the fullest queue in front of an application is, in percent.
     pub level_percent: u32,
-    /// Packets were lost before anybody looked at them, whoever sent them: less
-    /// work on those that are let in would leave more time to look.
-    pub crowded: bool,
+    /// Of the packets that came, how many were lost before anybody looked at
+    /// them, in parts of a thousand, whoever sent them: less work on those that
+    /// are let in would leave more time to look.
+    pub unseen_permille: u32,
 }
+
+impl Pressure {
+    fn is_crowded(&self) -> bool {
+        self.unseen_permille >= CROWDED_PERMILLE
+    }
+
+    fn is_overrun(&self) -> bool {
+        self.unseen_permille >= OVERRUN_PERMILLE
+    }
+}
+
+/// So many of a thousand packets unseen are too many: those who do not come last
+/// lose as much.
+const CROWDED_PERMILLE: u32 = 3;
+/// So many, and it has to get better at once.
+const OVERRUN_PERMILLE: u32 = 100;
 
 /// The least that is ever tried, so that it can be seen when things are better.
 pub(super) const TOTAL_MIN_PPS: u64 = 100;
@@ -41,6 +58,8 @@ pub(super) struct Total {
     /// The best capacity that was seen, slowly forgotten.
     best_pps: u64,
     last_level_percent: u32,
+    /// Room had to be made since the last calm time.
+    made_room: bool,
 }
 
 impl Total {
@@ -52,6 +71,7 @@ impl Total {
             capacity_pps: 0,
             best_pps: 0,
             last_level_percent: 0,
+            made_room: false,
         }
     }
 
@@ -61,6 +81,7 @@ impl Total {
 
     /// All that came was served.
     pub(super) fn on_calm(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+        self.made_room = false;
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         self.best_pps = (self.best_pps - self.best_pps / 128).max(served_pps);
     }
@@ -72,7 +93,11 @@ impl Total {
         self.capacity_pps = served_pps;
         self.best_pps = served_pps;
         self.last_level_percent = pressure.level_percent;
-        self.pps = (served_pps / 10 * 9).max(TOTAL_MIN_PPS);
+        // Who asks for what is not known yet. In an overrun a little has to do
+        // until it is.
+        self.made_room = pressure.is_overrun();
+        let pps = if self.made_room { served_pps / 8 } else { served_pps / 10 * 9 };
+        self.pps = pps.max(TOTAL_MIN_PPS);
     }
 
     /// Sets the total by how things went. `refused_beyond_pps` is what was let
@@ -86,11 +111,14 @@ impl Total {
     ) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         let pressed = self.is_pressed(pressure);
-        let room_for_pps = preferred_pps.filter(|_| pressure.crowded && !pressed);
+        let crowded = pressure.is_crowded();
+        let room_for_pps = preferred_pps.filter(|&pps| crowded && (!pressed || self.pps > pps));
         let short =
             !pressed && room_for_pps.is_none() && pressure.level_percent <= self.low_mark_percent;
         if short {
-            self.capacity_pps = self.capacity_pps.max(served_pps);
+            // What waited from before room was made is no measure.
+            let most_pps = if self.made_room { self.pps } else { u64::MAX };
+            self.capacity_pps = self.capacity_pps.max(served_pps.min(most_pps));
         } else {
             self.capacity_pps = (self.capacity_pps * 3 + served_pps) / 4;
         }
@@ -98,7 +126,9 @@ impl Total {
         let draining = pressure.lost_late == 0 && pressure.level_percent < self.last_level_percent;
         let filling = pressure.level_percent > self.last_level_percent;
         self.last_level_percent = pressure.level_percent;
-        if pressed && !draining {
+        if let Some(preferred_pps) = room_for_pps {
+            self.make_room(preferred_pps, pressure.is_overrun());
+        } else if pressed && !draining {
             let served_pps = self.pps.min(self.capacity_pps);
             let part = if pressure.lost_late > 0 { 10 } else { 32 };
             self.pps = served_pps - served_pps / part;
@@ -107,15 +137,10 @@ impl Total {
             // held to their shares leave something over.
             let far = self.pps < self.best_pps / 10 * 9;
             let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
-            self.pps = self.pps.max(self.best_pps / 2).saturating_add(step_pps + 1);
-        } else if let Some(preferred_pps) = room_for_pps {
-            // What was served without a look at the rest is soon forgotten.
-            self.best_pps -= self.best_pps / 16;
-            self.pps = if self.pps > preferred_pps {
-                (self.pps / 10 * 9).max(preferred_pps)
-            } else {
-                (self.pps + self.pps / 2).min(preferred_pps)
-            };
+            // A large step could crowd out those who do not come last.
+            let careful = self.made_room && preferred_pps.is_some();
+            let least_pps = if careful { 0 } else { self.best_pps / 2 };
+            self.pps = self.pps.max(least_pps).saturating_add(step_pps + 1);
         } else if !short && filling {
             self.pps = self.pps.min(self.capacity_pps);
         } else if !short && refused_beyond_pps.is_some() {
@@ -128,6 +153,24 @@ impl Total {
     }
 }
 
+impl Total {
+    /// Lets in less, so that there is time to look at all that comes; not less
+    /// than those ask for who do not come last. From there it rises slowly: what
+    /// was served without a look at the rest is no measure.
+    fn make_room(&mut self, preferred_pps: u64, overrun: bool) {
+        self.pps = if self.pps <= preferred_pps {
+            (self.pps + self.pps / 2).min(preferred_pps)
+        } else if overrun {
+            preferred_pps
+        } else {
+            (self.pps / 2).max(preferred_pps)
+        };
+        self.capacity_pps = self.pps;
+        self.best_pps = self.pps;
+        self.made_room = true;
+    }
+}
+
 /// Packets in a time as packets per second.
 pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
     let pps = u128::from(packets) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
@@ -136,7 +179,7 @@ pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
 
 /// What those ask for who do not come last, in packets per second, with what the
 /// others are guaranteed; nothing when they hardly ask. There is no use in
-/// refusing it to look at more. An eighth more, since they do not come evenly.
+/// refusing it to look at more. Half more, since they do not come evenly.
 pub(super) fn preferred(terms: &[Terms], demand_pps: &PerClass<u64>) -> Option<u64> {
     let judged = || terms.iter().zip(demand_pps).filter(|(terms, _)| !terms.exempt);
     let last = judged().map(|(terms, _)| terms.rank).max()?;
@@ -149,7 +192,7 @@ pub(super) fn preferred(terms: &[Terms], demand_pps: &PerClass<u64>) -> Option<u
         }
     }
     let sum_pps = asked_pps.saturating_add(guaranteed_pps);
-    (asked_pps >= TOTAL_MIN_PPS).then(|| sum_pps.saturating_add(sum_pps / 8))
+    (asked_pps >= TOTAL_MIN_PPS).then(|| sum_pps.saturating_add(sum_pps / 2))
 }
 
 /// Shares a total rate out between classes and returns the rate of each.
@@ -259,22 +302,27 @@ mod tests {
             preferred(&classes, &demand_pps)
         };
         let preferred_pps = asked(400, 7_150, 1_000_000);
-        assert_eq!(preferred_pps, Some(7_300 + 7_300 / 8));
+        assert_eq!(preferred_pps, Some(7_300 + 7_300 / 2));
         assert_eq!(asked(1, 2, 1_000_000), None, "nobody to make room for");
         let mut total = Total::new(25, 75);
         let served = |served| Pressure { served, ..Pressure::default() };
+        let unseen = |unseen_permille| Pressure { unseen_permille, ..served(1_000) };
         total.start(&served(1_000), 5_000_000);
-        let crowded = Pressure { crowded: true, ..served(1_000) };
-        total.adjust(&crowded, 5_000_000, None, None);
+        total.adjust(&unseen(0), 5_000_000, None, None);
         assert_eq!(total.pps, 180_000);
+        total.adjust(&unseen(3), 5_000_000, Some(100_000), preferred_pps);
+        assert_eq!(total.pps, 90_000, "a few are lost: half");
+        total.adjust(&unseen(600), 5_000_000, Some(100_000), preferred_pps);
+        assert_eq!(Some(total.pps), preferred_pps, "an overrun: at once");
         for _ in 0..100 {
-            total.adjust(&crowded, 5_000_000, Some(100_000), preferred_pps);
-        }
-        assert_eq!(Some(total.pps), preferred_pps);
-        for _ in 0..100 {
-            total.adjust(&crowded, 5_000_000, Some(100_000), Some(50_000));
+            total.adjust(&unseen(600), 5_000_000, Some(100_000), Some(50_000));
         }
         assert_eq!(total.pps, 50_000, "more is asked for");
+        let served = Pressure { unseen_permille: 0, served: 250, ..Pressure::default() };
+        total.adjust(&served, 5_000_000, Some(50_000), Some(50_000));
+        assert_eq!(total.pps, 51_001, "slowly up again");
+        total.start(&unseen(600), 5_000_000);
+        assert_eq!(total.pps, 25_000, "an overrun from the start");
     }
 
     proptest! {

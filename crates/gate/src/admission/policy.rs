@@ -133,6 +133,8 @@ pub struct Admission {
     share_elapsed_ns: PerClass<u64>,
     share_target: PerClass<u64>,
     demand_pps: PerClass<u64>,
+    /// Whether [`Self::demand_pps`] was measured since limits began.
+    demand_is_known: bool,
     period_start_ns: Option<u64>,
     served: u64,
     lost_late: u64,
@@ -169,6 +171,7 @@ impl Admission {
             share_elapsed_ns: [0; CLASSES_MAX],
             share_target: [0; CLASSES_MAX],
             demand_pps: [0; CLASSES_MAX],
+            demand_is_known: false,
             period_start_ns: None,
             served: 0,
             lost_late: 0,
@@ -331,12 +334,15 @@ impl Admission {
         for (demand_pps, terms) in self.demand_pps.iter_mut().zip(self.classes.terms()) {
             *demand_pps = terms.guaranteed_pps;
         }
+        self.demand_is_known = false;
         self.restart_shares();
         self.set_class_limits();
     }
 
     fn go_on(&mut self, pressure: &Pressure, elapsed_ns: u64, before: &PerClass<ClassCounters>) {
         let (mut refused, mut admitted) = (0, 0);
+        // Those that nobody saw are of every class alike.
+        let seen_permille = 1000 - u64::from(pressure.unseen_permille.min(950));
         for (class, before) in before.iter().enumerate() {
             let period = self.counters[class].since(before);
             refused += period.refused();
@@ -344,11 +350,17 @@ impl Admission {
             admitted += if exempt { 0 } else { period.admitted };
             // More demand is believed sooner than less. Packets come in clumps,
             // so a single period says little.
-            let now_pps = rate_pps(period.arrived(), elapsed_ns);
+            let seen_pps = rate_pps(period.arrived(), elapsed_ns);
+            let now_pps = scale(seen_pps, 1000, seen_permille);
             let demand_pps = &mut self.demand_pps[class];
-            let parts = if now_pps > *demand_pps { 3 } else { 15 };
+            let parts = match now_pps > *demand_pps {
+                true if !self.demand_is_known => 0,
+                true => 3,
+                false => 15,
+            };
             *demand_pps = (*demand_pps * parts + now_pps) / (parts + 1);
         }
+        self.demand_is_known = true;
         let quiet = refused == 0 && !self.total.is_pressed(pressure);
         self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
         if self.quiet_ns >= self.calm_after_ns {

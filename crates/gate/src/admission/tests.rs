@@ -448,7 +448,7 @@ fn a_flood_teaches_nothing() {
 fn a_port_that_decides_by_itself_is_believed() {
     let mut admission = admission(&Config::default());
     admission.on_period(S, &Pressure::default());
-    let full = Pressure { served: 1000, lost_late: 50, level_percent: 100, crowded: false };
+    let full = Pressure { served: 1000, lost_late: 50, level_percent: 100, unseen_permille: 0 };
     assert!(admission.on_period(S + 5 * MS, &full));
     let mut totals = [ClassCounters::default(); 4];
     for period in 1..200 {
@@ -456,7 +456,8 @@ fn a_port_that_decides_by_itself_is_believed() {
         totals[3].admitted += 900;
         totals[3].refused_rate += 4000;
         admission.on_port_counters(&totals);
-        let pressure = Pressure { served: 925, lost_late: 0, level_percent: 10, crowded: false };
+        let pressure =
+            Pressure { served: 925, lost_late: 0, level_percent: 10, unseen_permille: 0 };
         admission.on_period(S + (1 + period) * 5 * MS, &pressure);
     }
     assert_eq!(admission.counters(), totals);
@@ -503,7 +504,7 @@ proptest! {
                 shown += 1;
             }
             let lost_late = u64::from(level_percent > 100);
-            admission.on_period(now_ns, &Pressure { served, lost_late, level_percent, crowded: false });
+            admission.on_period(now_ns, &Pressure { served, lost_late, level_percent, unseen_permille: 0 });
             let calm = admission.limits().iter().all(|limit| *limit == ClassLimit::OPEN);
             prop_assert_eq!(calm, !admission.is_limiting());
         }

@@ -13,6 +13,7 @@
 //! sockets, the program, its rules, busy polling; all raw calls are in `sys`.
 
 mod admission;
+mod alone;
 mod busy_poll;
 mod config;
 mod error;
@@ -28,7 +29,6 @@ mod socket;
 mod steering;
 mod sys;
 mod umem;
-mod until_frame;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,6 +36,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
+use self::alone::{Alone, LOOK_EVERY};
 use self::busy_poll::DeviceSettings;
 pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
@@ -45,7 +46,6 @@ use self::program::Program;
 use self::queue::{Polling, Queue};
 use self::ring_loss::RingLoss;
 pub use self::steering::Steering;
-use self::until_frame::FramePoller;
 use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early};
 pub use crate::steering::{Protocol, Rule};
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -90,8 +90,8 @@ pub struct XdpPort {
     program: Program,
     /// Polls the device when the sockets cannot.
     poller: Option<NapiPoller>,
-    /// Does so while not everything is let in.
-    frame_poller: Option<FramePoller>,
+    /// How the device is looked after while not everything is let in.
+    alone: Alone,
     device: Option<DeviceSettings>,
     readiness: OwnedFd,
     steering: Steering,
@@ -179,14 +179,12 @@ impl Port for XdpPort {
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         let mut received = self.receive_round(arena, burst, quota)?;
-        if self.program.is_limiting()
-            && let Some(poller) = &mut self.frame_poller
-        {
-            if received == 0 && quota > 0 {
-                poller.poll(self.queues.iter().map(|queue| queue.socket().as_fd()))?;
-                received = self.receive_round(arena, burst, quota)?;
-            }
-        } else if let Some(poller) = &mut self.poller
+        if self.program.is_limiting() {
+            self.keep_device()?;
+        }
+        let alone = self.works_alone();
+        if let Some(poller) = &mut self.poller
+            && !alone
             && quota > 0
             && poller.is_due(received, quota)
         {
@@ -213,6 +211,9 @@ impl Port for XdpPort {
     }
 
     fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
+        if self.works_alone() {
+            return Ok(());
+        }
         // Where the kernel refuses, the device works meanwhile.
         let device = self.device.as_mut();
         if device.is_some_and(|device| device.hold(wait_ns).unwrap_or(false)) {
@@ -223,7 +224,8 @@ impl Port for XdpPort {
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.large_bursts = 0;
-        let device = self.device.as_mut();
+        let alone = self.works_alone();
+        let device = self.device.as_mut().filter(|_| !alone);
         if device.is_some_and(|device| device.release().unwrap_or(false)) {
             self.run_device()?;
         }
@@ -275,13 +277,13 @@ impl Early for XdpPort {
     }
 
     fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
-        if limits.is_some()
-            && let Some(device) = &mut self.device
-        {
-            // Where the kernel refuses, the device works behind our back.
-            let _ = device.hold(PATIENCE_NS);
+        let was_limiting = self.program.is_limiting();
+        self.program.set_limits(limits, &self.steering)?;
+        if was_limiting != limits.is_some() {
+            self.alone = Alone::new(self.ring_loss.read()?);
+            self.set_device()?;
         }
-        self.program.set_limits(limits, &self.steering)
+        Ok(())
     }
 
     fn counts(&mut self) -> io::Result<[ClassCounts; CLASSES_MAX]> {
@@ -290,10 +292,6 @@ impl Early for XdpPort {
 
     fn unseen(&mut self) -> io::Result<u64> {
         self.ring_loss.read()
-    }
-
-    fn worked_ns(&self) -> Option<u64> {
-        self.frame_poller.as_ref().map(FramePoller::worked_ns)
     }
 }
 
@@ -306,6 +304,38 @@ impl XdpPort {
         self.queues.iter().try_for_each(|queue| queue.socket().poll_device())
     }
 
+    /// Whether the device runs the program on the interface without the port.
+    fn works_alone(&self) -> bool {
+        self.program.is_limiting() && !self.alone.overrun
+    }
+
+    /// Looks now and then how the device fares while not everything is let in.
+    fn keep_device(&mut self) -> io::Result<()> {
+        if self.alone.looked.elapsed() < LOOK_EVERY {
+            return Ok(());
+        }
+        let lost = self.ring_loss.read()?;
+        if self.alone.on_look(lost) {
+            self.set_device()
+        } else if self.alone.overrun {
+            Ok(())
+        } else {
+            self.run_device()
+        }
+    }
+
+    /// Tells the device when to look by itself, from now on.
+    fn set_device(&mut self) -> io::Result<()> {
+        let (limiting, alone) = (self.program.is_limiting(), self.works_alone());
+        // Where the kernel refuses, the device looks at other times.
+        let _ = self.device.as_mut().map(|device| match (limiting, alone) {
+            (true, true) => device.work_alone(),
+            (true, false) => device.hold(PATIENCE_NS),
+            (false, _) => device.release(),
+        });
+        self.run_device()
+    }
+
     /// A port that is busy polls again, however late: until it goes to sleep
     /// the device waits for it.
     fn note_burst(&mut self, frames: usize, quota: usize) {
@@ -315,6 +345,7 @@ impl XdpPort {
         }
         self.large_bursts = self.large_bursts.saturating_add(1);
         if self.large_bursts == BUSY
+            && !self.works_alone()
             && let Some(device) = &mut self.device
         {
             // Where the kernel refuses, the device works behind our back.

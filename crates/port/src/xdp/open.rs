@@ -9,6 +9,7 @@ use aya::programs::ProgramError;
 use rustix::event::epoll;
 use tidegate_memory::Arena;
 
+use super::alone::Alone;
 use super::busy_poll::DeviceSettings;
 use super::config::Target;
 use super::napi::NapiPoller;
@@ -17,7 +18,6 @@ use super::queue::Queue;
 use super::ring_loss::RingLoss;
 use super::socket::{Binding, Socket};
 use super::umem::Umem;
-use super::until_frame::FramePoller;
 use super::{Copy, Mode, Way, XdpConfig, XdpError, XdpPort};
 use crate::{Capabilities, Medium};
 
@@ -41,8 +41,6 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         }
     }
     let poller = busy_poll.and_then(|_| poller(&target, &sockets));
-    let frame_poller =
-        poller.as_ref().and_then(|_| FramePoller::of(target.index, sockets.len()).ok());
     let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
 
     let queues = queues(sockets, &config, arena);
@@ -64,7 +62,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         steering: config.steering,
         way: Way { native, zero_copy, busy_poll: config.busy_poll },
         ring_loss: RingLoss::of(&target),
-        frame_poller,
+        alone: Alone::new(0),
         next_receive: 0,
         next_transmit: 0,
         large_bursts: 0,

@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-use io_uring::{IoUring, opcode, types};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::xdp::XdpRingOffset;
 
@@ -427,16 +426,6 @@ fn uring_napi(
         )
     };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Asks `ring` to say once when `fd` is readable. Returns whether there was
-/// room to ask.
-pub(super) fn uring_watch(ring: &mut IoUring, fd: BorrowedFd<'_>, number: u64) -> bool {
-    let readable = libc::POLLIN as u32;
-    let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), readable).build().user_data(number);
-    // SAFETY: the operation touches no memory of this process. The kernel holds
-    // the file itself, so it does no harm if the descriptor is closed meanwhile.
-    unsafe { ring.submission().push(&entry) }.is_ok()
 }
 
 /// Waits on `ring` for `timeout_ns`, which polls its NAPI instances.
