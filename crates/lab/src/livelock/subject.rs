@@ -19,7 +19,7 @@ use crate::process::Process;
 /// What carries a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// The kernel's sockets: the number in [`KERNELS`].
+    /// The kernel's sockets: the number in the table of its ways.
     Kernel(usize),
     /// Tidegate on AF_XDP, in one of its modes: the number in [`MODES`].
     Tidegate(usize),
