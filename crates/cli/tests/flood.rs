@@ -91,8 +91,8 @@ fn protect_measures_every_level_and_draws_it() {
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(
         rows.len(),
-        2 * 9 + 2 + 3,
-        "each carrier at nine levels and over time, three policies"
+        2 * 9 + 2 + 4,
+        "each carrier at nine levels and over time, two policies at two rates"
     );
     for row in rows.iter().filter(|row| row["test"] == "levels") {
         let flooded = row["offered_per_s"].as_f64().unwrap() > 0.0;
@@ -112,8 +112,9 @@ fn protect_measures_every_level_and_draws_it() {
         "kernel_flow_kept_min",
         "kernel_recovery_ms",
         "known_peer_answered",
-        "known_peer_answered_in_reach",
         "known_peer_answered_droptail",
+        "known_peer_answered_overrun",
+        "known_peer_answered_droptail_overrun",
     ] {
         assert!(figure(&result, name) >= 0.0, "{name}");
     }

@@ -82,7 +82,11 @@ pub fn remove_stale() -> Result<Vec<String>, LabError> {
     let stale: Vec<String> =
         names.filter(|name| owner(name).is_some_and(|pid| !process_exists(pid))).collect();
     for name in &stale {
-        ip(&["netns", "del", name])?;
+        match ip(&["netns", "del", name]) {
+            // Another process that cleans up was faster.
+            Err(_) if !Path::new(NETNS_FOLDER).join(name).exists() => {}
+            result => drop(result?),
+        }
     }
     Ok(stale)
 }
