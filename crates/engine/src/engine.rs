@@ -169,9 +169,8 @@ impl Engine {
         if received > 0 {
             self.counters.busy_rounds += 1;
             self.idle.on_work(self.now_ns);
-        } else {
-            self.pressure.on_idle_round();
         }
+        self.pressure.on_round(received);
         self.admit_by_pressure()?;
         // The transmit ring had its turn: there is something only if timers
         // made it, or the card was full.

@@ -7,6 +7,10 @@ use tidegate_wire::DropReason;
 /// What one look at a port costs that has nothing, about.
 const IDLE_LOOK_NS: u64 = 10_000;
 
+/// So few frames are no queue, even if the port was never found empty: they came
+/// while this thread did not run.
+const FEW_FRAMES: u64 = 16;
+
 /// What a port that drops early can tell about its work, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EarlyWork {
@@ -22,15 +26,18 @@ pub(crate) struct PressureMeter {
     served: u64,
     lost_late: u64,
     early: Option<EarlyWork>,
+    received: u64,
     idle_rounds: u64,
     fullest_percent: u32,
 }
 
 impl PressureMeter {
-    /// A round of the engine received nothing: it keeps up with the port.
+    /// A round of the engine received so many frames. One that received nothing
+    /// keeps up with the port.
     #[inline]
-    pub(crate) fn on_idle_round(&mut self) {
-        self.idle_rounds += 1;
+    pub(crate) fn on_round(&mut self, received: usize) {
+        self.received += received as u64;
+        self.idle_rounds += u64::from(received == 0);
     }
 
     /// A queue in front of an application is so full.
@@ -44,7 +51,7 @@ impl PressureMeter {
     /// An engine that runs in the program's own calls has short queues however
     /// much arrives: what it cannot take waits at the port. So a port that is
     /// never found empty counts as a full queue, and one that is hardly ever as
-    /// one between the marks.
+    /// one between the marks, unless just a few frames came.
     ///
     /// `early` is what a port tells that drops early.
     pub(crate) fn take(&mut self, counters: &Counters, early: Option<EarlyWork>) -> Pressure {
@@ -60,13 +67,13 @@ impl PressureMeter {
             level_percent: self.fullest_percent.max(self.idle_percent()),
             unseen_permille,
         };
-        let (idle_rounds, fullest_percent) = (0, 0);
-        *self = Self { served, lost_late, early, idle_rounds, fullest_percent };
+        *self = Self { served, lost_late, early, ..Self::default() };
         pressure
     }
 
     fn idle_percent(&self) -> u32 {
         match self.idle_rounds {
+            _ if self.received < FEW_FRAMES => 0,
             0 => 100,
             rounds if rounds * IDLE_LOOK_NS * 20 < Config::PERIOD_NS => 50,
             _ => 0,
@@ -98,21 +105,33 @@ mod tests {
     fn a_port_that_is_never_empty_is_pressure() {
         let mut meter = PressureMeter::default();
         let mut counters = Counters { delivered: 100, ..Counters::default() };
+        meter.on_round(64);
         let busy = meter.take(&counters, None);
         assert_eq!((busy.served, busy.level_percent), (100, 100));
-        meter.on_idle_round();
+        meter.on_round(64);
+        meter.on_round(0);
         assert_eq!(meter.take(&counters, None).level_percent, 50);
+        meter.on_round(64);
         for _ in 0..100 {
-            meter.on_idle_round();
+            meter.on_round(0);
         }
         counters.drops.count(DropReason::SocketQueueFull);
         let calm = meter.take(&counters, None);
         assert_eq!((calm.served, calm.lost_late, calm.level_percent), (0, 1, 0));
-        for _ in 0..100 {
-            meter.on_idle_round();
-        }
         meter.on_level(80);
         assert_eq!(meter.take(&counters, None).level_percent, 80);
+    }
+
+    #[test]
+    fn a_few_frames_that_waited_for_a_thread_that_did_not_run_are_no_pressure() {
+        let mut meter = PressureMeter::default();
+        let counters = Counters::default();
+        meter.on_round(5);
+        meter.on_round(10);
+        assert_eq!(meter.take(&counters, None).level_percent, 0);
+        meter.on_round(15);
+        meter.on_round(1);
+        assert_eq!(meter.take(&counters, None).level_percent, 100);
     }
 
     #[test]
