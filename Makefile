@@ -20,10 +20,10 @@ test: build
 	$(CARGO) test --workspace --locked --no-fail-fast
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
-# That the echo of a UDP packet on IPv4 costs at most 410 instructions.
+# That the echo of a UDP packet on IPv4 costs at most 400 instructions.
 cost: build
 	@scripts/setup cost
-	scripts/cost 410
+	scripts/cost 400
 
 # What CI checks before the tests.
 lint:

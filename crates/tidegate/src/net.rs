@@ -293,6 +293,7 @@ impl Shared {
         Ok(Self { core: Mutex::new(core), wake_fds, idle })
     }
 
+    #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_> {
         assert!(!batch::is_held(), "a socket was used inside a batch by other ways than the batch");
         // A thread that panicked while it held the lock left the engine

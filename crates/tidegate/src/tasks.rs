@@ -137,12 +137,14 @@ impl Drop for Woken {
 pub(crate) struct CoreGuard<'a> {
     // Fields are dropped in their order: the lock, then the wakers are called.
     core: MutexGuard<'a, Core>,
-    woken: Woken,
+    // Every call on a socket drops one of these, and mostly nobody waits.
+    woken: Option<Box<Woken>>,
 }
 
 impl<'a> CoreGuard<'a> {
+    #[inline]
     pub(crate) fn new(core: MutexGuard<'a, Core>) -> Self {
-        Self { core, woken: Woken(Vec::new()) }
+        Self { core, woken: None }
     }
 }
 
@@ -161,9 +163,10 @@ impl DerefMut for CoreGuard<'_> {
 }
 
 impl Drop for CoreGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         if !self.core.tasks.woken.is_empty() {
-            self.woken.0 = std::mem::take(&mut self.core.tasks.woken);
+            self.woken = Some(Box::new(Woken(std::mem::take(&mut self.core.tasks.woken))));
         }
     }
 }

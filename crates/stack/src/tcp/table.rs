@@ -321,7 +321,14 @@ impl TcpTable {
     }
 
     /// Memory came back: those who waited for it may write.
+    #[inline]
     pub(crate) fn feed_starved(&mut self, now_ns: u64) {
+        if !self.starved.is_empty() {
+            self.feed(now_ns);
+        }
+    }
+
+    fn feed(&mut self, now_ns: u64) {
         while self.shared.chunks.has_reserve()
             && let Some(id) = self.starved.pop_front()
         {
