@@ -79,23 +79,32 @@ impl DeviceSettings {
     /// # Errors
     /// The kernel refuses; then the ring may run over.
     pub(super) fn work_alone(&mut self) -> io::Result<bool> {
-        if self.flush_timeout_ns == ALONE_NS {
-            return Ok(false);
-        }
-        self.wait(ALONE_NS)?;
-        Ok(true)
+        self.change(ALONE_NS)
     }
 
-    /// The port may sleep until a frame comes. Returns whether the device
-    /// waited longer before: it counts from the next poll on.
+    /// The port polls as a rule. Returns whether the device waited for longer
+    /// or not at all before: it counts from the next poll on.
     ///
     /// # Errors
     /// The kernel refuses; then the port wakes up late.
     pub(super) fn release(&mut self) -> io::Result<bool> {
-        if self.flush_timeout_ns == self.working_ns {
+        self.change(self.working_ns)
+    }
+
+    /// The device is to tell of each frame at once. Returns whether it waited
+    /// before: it counts from the next poll on.
+    ///
+    /// # Errors
+    /// The kernel refuses; then the port wakes up late.
+    pub(super) fn interrupt(&mut self) -> io::Result<bool> {
+        self.change(0)
+    }
+
+    fn change(&mut self, flush_timeout_ns: u64) -> io::Result<bool> {
+        if self.flush_timeout_ns == flush_timeout_ns {
             return Ok(false);
         }
-        self.wait(self.working_ns)?;
+        self.wait(flush_timeout_ns)?;
         Ok(true)
     }
 
@@ -255,6 +264,13 @@ mod tests {
         assert!(changed.release().unwrap());
         waits(123_456);
         assert!(!changed.release().unwrap());
+        assert!(changed.interrupt().unwrap());
+        waits(0);
+        assert!(!changed.interrupt().unwrap());
+        assert!(changed.hold(60_000).unwrap(), "it must not interrupt meanwhile");
+        waits(HELD_NS);
+        assert!(changed.release().unwrap());
+        waits(123_456);
         drop(changed);
         assert_eq!(napis(index).unwrap(), before);
     }

@@ -28,6 +28,7 @@ mod ring_loss;
 mod socket;
 mod steering;
 mod sys;
+mod traffic;
 mod umem;
 
 use std::io;
@@ -46,6 +47,7 @@ use self::program::Program;
 use self::queue::{Polling, Queue};
 use self::ring_loss::RingLoss;
 pub use self::steering::Steering;
+use self::traffic::Traffic;
 use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early};
 pub use crate::steering::{Protocol, Rule};
 use crate::{Burst, Capabilities, Port, PortCounters};
@@ -93,6 +95,7 @@ pub struct XdpPort {
     /// How the device is looked after while not everything is let in.
     alone: Alone,
     device: Option<DeviceSettings>,
+    traffic: Traffic,
     readiness: OwnedFd,
     steering: Steering,
     way: Way,
@@ -182,9 +185,9 @@ impl Port for XdpPort {
         if self.program.is_limiting() {
             self.keep_device()?;
         }
-        let alone = self.works_alone();
+        let polls = self.polls();
         if let Some(poller) = &mut self.poller
-            && !alone
+            && polls
             && quota > 0
             && poller.is_due(received, quota)
         {
@@ -195,6 +198,9 @@ impl Port for XdpPort {
             received += self.receive_round(arena, burst, quota - received)?;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
+        if self.traffic.on_look(received) {
+            self.set_device_for_traffic()?;
+        }
         self.note_burst(received, quota);
         Ok(received)
     }
@@ -217,6 +223,7 @@ impl Port for XdpPort {
         // Where the kernel refuses, the device works meanwhile.
         let device = self.device.as_mut();
         if device.is_some_and(|device| device.hold(wait_ns).unwrap_or(false)) {
+            self.traffic.set_heavy();
             self.run_device()?;
         }
         Ok(())
@@ -224,11 +231,8 @@ impl Port for XdpPort {
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.large_bursts = 0;
-        let alone = self.works_alone();
-        let device = self.device.as_mut().filter(|_| !alone);
-        if device.is_some_and(|device| device.release().unwrap_or(false)) {
-            self.run_device()?;
-        }
+        self.traffic.on_sleep();
+        self.set_device_for_traffic()?;
         let mut idle = true;
         for queue in &mut self.queues {
             idle &= queue.prepare_sleep()?;
@@ -281,6 +285,7 @@ impl Early for XdpPort {
         self.program.set_limits(limits, &self.steering)?;
         if was_limiting != limits.is_some() {
             self.alone = Alone::new(self.ring_loss.read()?);
+            self.traffic.set_heavy();
             self.set_device()?;
         }
         Ok(())
@@ -307,6 +312,29 @@ impl XdpPort {
     /// Whether the device runs the program on the interface without the port.
     fn works_alone(&self) -> bool {
         self.program.is_limiting() && !self.alone.overrun
+    }
+
+    /// Whether the port takes frames off the device itself.
+    fn polls(&self) -> bool {
+        !self.works_alone() && (self.traffic.is_heavy() || self.device.is_none())
+    }
+
+    /// Tells the device whether to wait for polls, from now on.
+    fn set_device_for_traffic(&mut self) -> io::Result<()> {
+        if self.works_alone() {
+            return Ok(());
+        }
+        let heavy = self.traffic.is_heavy();
+        let Some(device) = &mut self.device else { return Ok(()) };
+        match if heavy { device.release() } else { device.interrupt() } {
+            Ok(true) => self.run_device(),
+            Ok(false) => Ok(()),
+            // Where the kernel refuses, polls go on.
+            Err(_) => {
+                self.traffic.set_heavy();
+                Ok(())
+            }
+        }
     }
 
     /// Looks now and then how the device fares while not everything is let in.
@@ -344,8 +372,8 @@ impl XdpPort {
             return;
         }
         self.large_bursts = self.large_bursts.saturating_add(1);
-        if self.large_bursts == BUSY
-            && !self.works_alone()
+        if self.large_bursts >= BUSY
+            && self.polls()
             && let Some(device) = &mut self.device
         {
             // Where the kernel refuses, the device works behind our back.
@@ -360,11 +388,11 @@ impl XdpPort {
         burst: &mut Burst,
         quota: usize,
     ) -> io::Result<usize> {
-        let count = self.queues.len();
+        let (count, polls) = (self.queues.len(), self.polls());
         let mut received = 0;
         for turn in 0..count {
             let queue = &mut self.queues[(self.next_receive + turn) % count];
-            received += queue.receive(arena, burst, quota - received)?;
+            received += queue.receive(arena, burst, quota - received, polls)?;
         }
         Ok(received)
     }

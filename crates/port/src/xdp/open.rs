@@ -17,6 +17,7 @@ use super::program::Program;
 use super::queue::Queue;
 use super::ring_loss::RingLoss;
 use super::socket::{Binding, Socket};
+use super::traffic::Traffic;
 use super::umem::Umem;
 use super::{Copy, Mode, Way, XdpConfig, XdpError, XdpPort};
 use crate::{Capabilities, Medium};
@@ -58,6 +59,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         program,
         poller,
         device,
+        traffic: Traffic::new(),
         readiness,
         steering: config.steering,
         way: Way { native, zero_copy, busy_poll: config.busy_poll },

@@ -87,19 +87,20 @@ impl Queue {
         self.socket.receive.available(u32::MAX) as usize
     }
 
-    /// Takes up to `quota` frames. Runs the device's receive path only when
-    /// nothing waits, so one call serves a whole burst.
+    /// Takes up to `quota` frames. Runs the device's receive path if it `polls`,
+    /// and only when nothing waits, so one call serves a whole burst.
     pub(super) fn receive(
         &mut self,
         arena: &mut Arena,
         burst: &mut Burst,
         quota: usize,
+        polls: bool,
     ) -> io::Result<usize> {
         self.complete(arena);
         self.refill(arena);
         let quota = u32::try_from(quota).unwrap_or(u32::MAX);
         let mut waiting = self.socket.receive.available(quota);
-        let call_helps = self.polling != Polling::Off || self.socket.fill.needs_wakeup();
+        let call_helps = (polls && self.polling != Polling::Off) || self.socket.fill.needs_wakeup();
         if waiting == 0 && quota > 0 && call_helps {
             self.socket.poll_device()?;
             waiting = self.socket.receive.available(quota);
@@ -291,7 +292,7 @@ mod tests {
 
     fn receive(queue: &mut Queue, arena: &mut Arena) -> usize {
         let mut burst = Burst::new();
-        let received = queue.receive(arena, &mut burst, 64).unwrap();
+        let received = queue.receive(arena, &mut burst, 64, true).unwrap();
         assert_eq!(received, burst.len());
         burst.drain(..).for_each(|frame| arena.free(frame));
         received
