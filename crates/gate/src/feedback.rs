@@ -6,13 +6,14 @@
 //! reader takes nothing for a while loses its say. But a reader on the same
 //! processor may only seem stuck, because it never runs while receiving goes
 //! on. So it is waited for once more now and then, and has its say again when
-//! it takes something.
+//! it takes something. All that are stuck are waited for at the same time:
+//! however many there are, together they hold receiving no longer than one.
 
 /// The queues whose fill level has a say are kept in a list of this size. Those
 /// that fill when the list is full drop what does not fit, as without feedback.
 const FILLING_MAX: usize = 256;
 
-/// A queue that lost its say has it again, for one time-out, after so many
+/// Queues that lost their say have it again, for one time-out, after so many
 /// time-outs.
 const LOST_TIMEOUTS: u64 = 8;
 
@@ -25,7 +26,10 @@ pub(crate) struct Feedback {
     high_percent: u32,
     low_percent: u32,
     timeout_ns: u64,
+    /// In the order of their numbers, so that one is found among many.
     filling: Vec<Filling>,
+    /// Before this, queues that lost their say are not waited for again.
+    chance_ns: u64,
 }
 
 /// A queue that went over the high mark and has not yet come down to the low one.
@@ -43,18 +47,14 @@ struct Filling {
 
 impl Feedback {
     pub(crate) fn new(high_percent: u32, low_percent: u32, timeout_ns: u64) -> Self {
-        Self { high_percent, low_percent, timeout_ns, filling: Vec::new() }
+        Self { high_percent, low_percent, timeout_ns, filling: Vec::new(), chance_ns: 0 }
     }
 
     /// Changes the marks; what is filling stays so by the marks of before
     /// until its level is told again.
     pub(crate) fn set(&mut self, high_percent: u32, low_percent: u32, timeout_ns: u64) {
-        *self = Self {
-            high_percent,
-            low_percent,
-            timeout_ns,
-            filling: std::mem::take(&mut self.filling),
-        };
+        (self.high_percent, self.low_percent) = (high_percent, low_percent);
+        self.timeout_ns = timeout_ns;
     }
 
     /// A queue holds `packets` of `capacity`.
@@ -62,12 +62,12 @@ impl Feedback {
         let percent = u64::from(packets) * 100;
         let over = |mark: u32| percent > u64::from(mark) * u64::from(capacity);
         let reaches = |mark: u32| percent >= u64::from(mark) * u64::from(capacity);
-        let known = self.filling.iter().position(|filling| filling.queue == queue);
+        let known = self.filling.binary_search_by_key(&queue, |filling| filling.queue);
         match known {
-            Some(index) if !over(self.low_percent) => {
-                self.filling.swap_remove(index);
+            Ok(index) if !over(self.low_percent) => {
+                self.filling.remove(index);
             }
-            Some(index) => {
+            Ok(index) => {
                 let filling = &mut self.filling[index];
                 if let Some(since_ns) = &mut filling.waited_since_ns
                     && (packets < filling.packets || now_ns < *since_ns)
@@ -76,10 +76,10 @@ impl Feedback {
                 }
                 filling.packets = packets;
             }
-            None if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
-                self.filling.push(Filling { queue, packets, waited_since_ns: None });
+            Err(index) if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
+                self.filling.insert(index, Filling { queue, packets, waited_since_ns: None });
             }
-            None => {}
+            Err(_) => {}
         }
     }
 
@@ -98,12 +98,12 @@ impl Feedback {
     /// when it is not.
     #[inline]
     pub(crate) fn held_until(&mut self, now_ns: u64) -> Option<u64> {
+        let again = self.waits_again(now_ns);
         let mut until_ns = None;
         for filling in &mut self.filling {
             // A clock that stepped back must not hold for longer than the time-out.
             let mut since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
-            let lost_ns = self.timeout_ns.saturating_mul(1 + LOST_TIMEOUTS);
-            if now_ns - since_ns >= lost_ns {
+            if again && now_ns - since_ns >= self.timeout_ns {
                 since_ns = now_ns;
             }
             filling.waited_since_ns = Some(since_ns);
@@ -111,6 +111,24 @@ impl Feedback {
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
         }
         until_ns
+    }
+
+    /// Whether all queues that lost their say have it again from now on.
+    fn waits_again(&mut self, now_ns: u64) -> bool {
+        let lost_ns = self.timeout_ns.saturating_mul(1 + LOST_TIMEOUTS);
+        let is_over = |filling: &Filling| {
+            filling
+                .waited_since_ns
+                .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= lost_ns)
+        };
+        let next_ns = now_ns.saturating_add(lost_ns);
+        // Also after the clock stepped back.
+        self.chance_ns = self.chance_ns.min(next_ns);
+        let again = now_ns >= self.chance_ns && self.filling.iter().any(is_over);
+        if again {
+            self.chance_ns = next_ns;
+        }
+        again
     }
 }
 
@@ -172,6 +190,29 @@ mod tests {
             feedback.on_level(ms * MS, 1, 67 - ms as u32, 32);
             feedback.held_until(ms * MS).is_some()
         }));
+    }
+
+    /// Each fills when something gets through, so each is stuck at another time.
+    #[test]
+    fn many_that_are_stuck_hold_no_longer_than_one() {
+        const STUCK: u64 = 100;
+        let mut feedback = feedback();
+        let (mut filled, mut quarters, mut held) = (0, 0, 0);
+        while quarters < 9 * 4 * 10 {
+            let now_ns = (filled + quarters) * MS / 4;
+            (0..filled).for_each(|queue| feedback.on_level(now_ns, queue, 32, 32));
+            let is_held = feedback.held_until(now_ns).is_some();
+            if filled < STUCK {
+                // The first hold of each is its own.
+                let now_ns = if is_held { now_ns + MS } else { now_ns };
+                feedback.on_level(now_ns, filled, 32, 32);
+                filled += 1;
+            } else {
+                quarters += 1;
+                held += u64::from(is_held);
+            }
+        }
+        assert!(held <= quarters / 9 + 4, "held for {held} of {quarters}");
     }
 
     /// Polling may go on for longer than the time-out after the mark was
