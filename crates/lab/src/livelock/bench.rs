@@ -37,6 +37,8 @@ const POLL_EVERY_NS: u64 = 20_000;
 const NEVER: u32 = i32::MAX as u32;
 /// How long to look which core the timer is on.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long to wait for a flood to send anything.
+const FLOOD_PATIENCE: Duration = Duration::from_secs(60);
 /// How often to try to get it on the server's core.
 const RECEIVE_TRIES: usize = 20;
 
@@ -252,7 +254,8 @@ impl Bench {
         Ok(after.0 - before.0 > many && after.1 - before.1 < many)
     }
 
-    /// Offers a load and measures what comes of it.
+    /// Offers a load and measures what comes of it. A flood takes only the time
+    /// that its core has left: on a busy machine it is waited for.
     pub(crate) fn measure(
         &self,
         flood: &mut Flood,
@@ -265,7 +268,17 @@ impl Bench {
         thread::sleep(warm_up);
         let before = self.read(flood, meter)?;
         thread::sleep(time);
-        let after = self.read(flood, meter)?;
+        let mut after = self.read(flood, meter)?;
+        while rate_pps != Some(0.0) && after.sent == before.sent {
+            if before.at.elapsed() > FLOOD_PATIENCE {
+                return Err(LabError::Config(format!(
+                    "core {} has no time left to send: end what else runs on it",
+                    self.load_core
+                )));
+            }
+            thread::sleep(time);
+            after = self.read(flood, meter)?;
+        }
         let seconds = after.at.duration_since(before.at).as_secs_f64();
         Ok(Measured {
             offered_pps: (after.sent - before.sent) as f64 / seconds,
