@@ -6,8 +6,9 @@
 //! reader takes nothing for a while loses its say. But a reader on the same
 //! processor may only seem stuck, because it never runs while receiving goes
 //! on. So it is waited for once more now and then, and has its say again when
-//! it takes something. All that are stuck are waited for at the same time:
-//! however many there are, together they hold receiving no longer than one.
+//! it takes something. All that are stuck are waited for at the same time, and
+//! only after receiving went on for long enough: however many there are, and
+//! however late the clock is looked at, they hold receiving no longer than one.
 
 /// The queues whose fill level has a say are kept in a list of this size. Those
 /// that fill when the list is full drop what does not fit, as without feedback.
@@ -28,8 +29,9 @@ pub(crate) struct Feedback {
     timeout_ns: u64,
     /// In the order of their numbers, so that one is found among many.
     filling: Vec<Filling>,
-    /// Before this, queues that lost their say are not waited for again.
-    chance_ns: u64,
+    /// Since when receiving goes on with nobody waited for; `None` while it is
+    /// held back.
+    open_since_ns: Option<u64>,
 }
 
 /// A queue that went over the high mark and has not yet come down to the low one.
@@ -47,7 +49,7 @@ struct Filling {
 
 impl Feedback {
     pub(crate) fn new(high_percent: u32, low_percent: u32, timeout_ns: u64) -> Self {
-        Self { high_percent, low_percent, timeout_ns, filling: Vec::new(), chance_ns: 0 }
+        Self { high_percent, low_percent, timeout_ns, filling: Vec::new(), open_since_ns: None }
     }
 
     /// Changes the marks; what is filling stays so by the marks of before
@@ -88,6 +90,11 @@ impl Feedback {
         self.filling.retain(|filling| filling.queue != queue);
     }
 
+    /// Whether this queue has a say, or had it and lost it.
+    pub(crate) fn watches_queue(&self, queue: QueueId) -> bool {
+        self.filling.binary_search_by_key(&queue, |filling| filling.queue).is_ok()
+    }
+
     /// Whether any queue has a say.
     #[inline]
     pub(crate) fn watches(&self) -> bool {
@@ -110,25 +117,24 @@ impl Feedback {
             let end_ns = since_ns.saturating_add(self.timeout_ns);
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
         }
+        self.open_since_ns = match (until_ns, self.open_since_ns) {
+            (Some(_), _) => None,
+            // A clock that stepped back must not make it longer.
+            (None, since_ns) => Some(since_ns.map_or(now_ns, |since_ns| since_ns.min(now_ns))),
+        };
         until_ns
     }
 
     /// Whether all queues that lost their say have it again from now on.
-    fn waits_again(&mut self, now_ns: u64) -> bool {
-        let lost_ns = self.timeout_ns.saturating_mul(1 + LOST_TIMEOUTS);
-        let is_over = |filling: &Filling| {
-            filling
-                .waited_since_ns
-                .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= lost_ns)
+    fn waits_again(&self, now_ns: u64) -> bool {
+        let Some(open_since_ns) = self.open_since_ns else { return false };
+        let after = |since_ns: u64, timeouts: u64| {
+            now_ns.saturating_sub(since_ns) >= self.timeout_ns.saturating_mul(timeouts)
         };
-        let next_ns = now_ns.saturating_add(lost_ns);
-        // Also after the clock stepped back.
-        self.chance_ns = self.chance_ns.min(next_ns);
-        let again = now_ns >= self.chance_ns && self.filling.iter().any(is_over);
-        if again {
-            self.chance_ns = next_ns;
-        }
-        again
+        let is_over = |filling: &Filling| {
+            filling.waited_since_ns.is_some_and(|since_ns| after(since_ns, 1 + LOST_TIMEOUTS))
+        };
+        after(open_since_ns, LOST_TIMEOUTS) && self.filling.iter().any(is_over)
     }
 }
 
@@ -213,6 +219,19 @@ mod tests {
             }
         }
         assert!(held <= quarters / 9 + 4, "held for {held} of {quarters}");
+    }
+
+    /// A round may take longer than all the time-outs.
+    #[test]
+    fn there_is_receiving_between_two_looks_that_are_far_apart() {
+        let mut feedback = feedback();
+        let mut held = 0;
+        for look in 0..100 {
+            let now_ns = look * 20 * MS;
+            feedback.on_level(now_ns, 1, 32, 32);
+            held += u64::from(feedback.held_until(now_ns).is_some());
+        }
+        assert!(held <= 50, "held at {held} of 100 looks");
     }
 
     /// Polling may go on for longer than the time-out after the mark was

@@ -221,6 +221,11 @@ impl Gate {
         self.feedback.watches()
     }
 
+    /// Whether this queue is one of those.
+    pub fn watches_queue(&self, queue: QueueId) -> bool {
+        self.feedback.watches_queue(queue)
+    }
+
     /// The queue is gone.
     pub fn on_queue_closed(&mut self, queue: QueueId) {
         self.feedback.forget(queue);
