@@ -46,8 +46,11 @@ pub(crate) struct Core {
     pub(crate) sleepers: Vec<(Arc<Doorbell>, u64)>,
     /// Why the threads that ran the engine have ended.
     pub(crate) failure: Option<io::Error>,
-    /// The sockets whose queues have a say in receiving.
-    pub(crate) sockets: Vec<UdpId>,
+    /// Whether somebody calls [`Core::tell_levels`] before each round.
+    pub(crate) tells_levels: bool,
+    /// The sockets whose queues something arrived for, or whose readers the
+    /// gate waits for: of all others the gate need not know.
+    levels: Vec<UdpId>,
     /// Who runs the engine, held back by a queue that is full.
     pub(crate) held: Option<Arc<Doorbell>>,
     /// Sets of sockets that programs wait for.
@@ -282,7 +285,8 @@ impl Shared {
             waiters,
             sleepers: Vec::new(),
             failure: None,
-            sockets: Vec::new(),
+            tells_levels: false,
+            levels: Vec::new(),
             held: None,
             polls: Polls::default(),
             tasks: Tasks::default(),
@@ -383,10 +387,13 @@ impl Core {
     /// it; wakes the others that it has something for.
     pub(crate) fn tell(&mut self) -> io::Result<()> {
         while let Some(event) = self.engine.poll_event() {
-            if let Event::Readable(id) = event
-                && self.groups.on_readable(id)
-            {
-                continue;
+            if let Event::Readable(id) = event {
+                if self.tells_levels {
+                    self.levels.push(id);
+                }
+                if self.groups.on_readable(id) {
+                    continue;
+                }
             }
             if let Some(id) = SocketId::of_event(event) {
                 self.waiters.wake(id);
@@ -434,16 +441,20 @@ impl Core {
 
     /// Tells the gate how full the sockets' queues are.
     pub(crate) fn tell_levels(&mut self) {
-        if !self.engine.wants_levels() {
+        let Self { engine, groups, levels, .. } = self;
+        if !engine.wants_levels() {
+            levels.clear();
             return;
         }
-        for index in 0..self.sockets.len() {
-            let id = self.sockets[index];
-            match self.groups.fill(id) {
-                Some(fill) => self.engine.tell_fill(id, fill),
-                None => self.engine.tell_level(id),
+        levels.sort_unstable_by_key(|id| id.to_bits());
+        levels.dedup();
+        levels.retain(|&id| {
+            match groups.fill(id) {
+                Some(fill) => engine.tell_fill(id, fill),
+                None => engine.tell_level(id),
             }
-        }
+            engine.gate().watches_queue(id.to_bits())
+        });
         let (_, _, now_ns) = self.engine.parts();
         let held = self.engine.gate().held_until(now_ns).is_some();
         self.groups.set_held(held);

@@ -219,6 +219,7 @@ impl Control {
 
     /// Modes `polled` and `dedicated` on a thread of their own.
     fn polled(&self, shared: &Shared) -> io::Result<()> {
+        shared.lock().tells_levels = true;
         while !self.stops() {
             let mut core = shared.lock();
             // Before the round: who was woken because a queue has room again

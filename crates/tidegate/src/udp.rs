@@ -93,7 +93,6 @@ impl UdpSocket {
                 }
             }
         }
-        core.sockets.push(id);
         let inner = Inner {
             net: net.clone(),
             id,
@@ -424,7 +423,6 @@ impl Drop for Inner {
         stack.udp_close(self.id, arena);
         core.groups.close(self.id);
         core.engine.tell_level(self.id);
-        core.sockets.retain(|&id| id != self.id);
         core.polls.forget(SocketId::Udp(self.id));
     }
 }
