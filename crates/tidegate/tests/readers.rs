@@ -316,18 +316,25 @@ fn a_reader_that_stops_or_dies_costs_the_others_nothing() {
             });
             // The first eight for the one that never reads are not answered,
             // and what was with the one that died is answered by another.
-            let mut unanswered = 0;
-            for _ in 0..100 {
-                for client in &clients {
-                    client.send_to(b"tide", to).unwrap();
-                    client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-                    match client.recv_from(&mut [0; 8]) {
-                        Ok((len, _)) => assert_eq!(len, 4),
-                        Err(_) => unanswered += 1,
-                    }
+            let mut answered = BTreeSet::new();
+            let mut take_answer = |client: &UdpSocket| {
+                let mut number = [0; 8];
+                if client.recv_from(&mut number).is_ok_and(|(len, _)| len == 4) {
+                    answered.insert(number);
                 }
+                answered.len()
+            };
+            for number in 0..400u32 {
+                let client = &clients[number as usize % clients.len()];
+                client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                client.send_to(&number.to_be_bytes(), to).unwrap();
+                take_answer(client);
             }
-            assert!(unanswered <= 8, "{unanswered} unanswered");
+            // On a busy machine some are late.
+            let began = std::time::Instant::now();
+            while clients.iter().map(&mut take_answer).max() < Some(392) {
+                assert!(began.elapsed() < PATIENCE, "more than eight unanswered");
+            }
             assert!(dying.join().is_err());
             drop(end);
             let echoed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
