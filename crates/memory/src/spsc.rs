@@ -424,7 +424,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 256 },
+            cases: if cfg!(miri) { 4 } else { 256 },
             failure_persistence: None,
             ..ProptestConfig::default()
         })]
@@ -433,7 +433,7 @@ mod tests {
         #[test]
         fn behaves_like_a_bounded_queue(
             shift in 0u32..5,
-            steps in prop::collection::vec(any_step(), 0..100),
+            steps in prop::collection::vec(any_step(), 0..if cfg!(miri) { 40 } else { 100 }),
         ) {
             let capacity = 1 << shift;
             let (mut producer, mut consumer) = ring(capacity, || 0u32);

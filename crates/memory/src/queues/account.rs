@@ -326,7 +326,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 256 },
+            cases: if cfg!(miri) { 4 } else { 256 },
             failure_persistence: None,
             ..ProptestConfig::default()
         })]
@@ -335,7 +335,11 @@ mod tests {
         fn limits_are_exact(
             packets in 0u32..100,
             bytes in 0u64..5_000,
-            steps in prop::collection::vec((prop::bool::weighted(0.6), 0usize..8, 0usize..200), 0..300),
+            steps in prop::collection::vec(
+                (prop::bool::weighted(0.6), 0usize..8, 0usize..200),
+                // Miri needs a second for what takes a microsecond.
+                0..if cfg!(miri) { 60 } else { 300 },
+            ),
         ) {
             let limits = Limits::new(packets, bytes).unwrap();
             is_exact::<OneLock<Spin>>(limits, &steps)?;

@@ -125,14 +125,16 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 256 },
+            cases: if cfg!(miri) { 4 } else { 256 },
             failure_persistence: None,
             ..ProptestConfig::default()
         })]
 
         /// Against a plain queue as the model, links in both directions.
         #[test]
-        fn behaves_like_a_queue(steps in prop::collection::vec(any::<bool>(), 0..200)) {
+        fn behaves_like_a_queue(
+            steps in prop::collection::vec(any::<bool>(), 0..if cfg!(miri) { 30 } else { 200 }),
+        ) {
             let (mut list, mut model) = (List::new(), VecDeque::new());
             for (at, push) in steps.into_iter().enumerate() {
                 if push {
