@@ -53,6 +53,7 @@ pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_reada
 pub use tcp::{TcpListener, TcpStream};
 pub use tidegate_engine::{EngineCounters, IdleConfig};
 pub use tidegate_gate::{self as gate};
+pub use tidegate_memory::queues::lock::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
 pub use tidegate_stack::{

@@ -3,13 +3,14 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{Engine, EngineCounters, IdleWatch, Sleep, Step, WakeFds};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
+use tidegate_memory::queues::lock::{FoundTaken, LockMeter, LockStatistics};
 use tidegate_port::{Capabilities, PortCounters};
 use tidegate_stack::{Counters, Event, TcpId, UdpId};
 
@@ -33,6 +34,8 @@ pub struct Net {
 /// What all clones and threads share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
+    /// Whether the core has a meter of its lock.
+    counts_lock: bool,
     pub(crate) wake_fds: WakeFds,
     /// Tells when the processor falls idle, if there is a CPU share to lift.
     idle: Option<IdleWatch>,
@@ -40,6 +43,8 @@ pub(crate) struct Shared {
 
 /// The engine, and who sleeps until it has something for them.
 pub(crate) struct Core {
+    /// How this lock is used, if anybody wants to know.
+    pub(crate) meter: Option<Box<LockMeter>>,
     pub(crate) engine: Engine,
     pub(crate) waiters: Waiters,
     /// Who sleeps and will run the engine then, and until when at the latest.
@@ -97,8 +102,9 @@ impl Net {
     /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
         let form = config.form();
+        let meter = config.counts_lock().then(Box::default);
         let (engine, shared_addresses) = open::engine(config)?;
-        let shared = Shared::new(engine, shared_addresses).map_err(OpenError::Io)?;
+        let shared = Shared::new(engine, shared_addresses, meter).map_err(OpenError::Io)?;
         let shared = Arc::new(shared);
         let threads = threads::start(&shared, form).map_err(OpenError::Io)?;
         Ok(Self { shared, threads: threads.map(Arc::new) })
@@ -150,6 +156,12 @@ impl Net {
         let (engine, port, stack) = core.engine.counters();
         let stack = stack.clone();
         NetCounters { engine, gate, classes, port, stack }
+    }
+
+    /// How the lock of this stack was used since it was opened, if
+    /// [`NetConfig::lock_statistics`] asked for that.
+    pub fn lock_statistics(&self) -> Option<LockStatistics> {
+        self.lock().meter.as_ref().map(|meter| meter.statistics())
     }
 
     /// Frames that are neither in use nor with the port.
@@ -275,12 +287,18 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    fn new(mut engine: Engine, shared_addresses: Vec<IpAddr>) -> io::Result<Self> {
+    fn new(
+        mut engine: Engine,
+        shared_addresses: Vec<IpAddr>,
+        meter: Option<Box<LockMeter>>,
+    ) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
         let has_share = engine.gate().settings().config().cpu_share_percent < 100;
         let idle = has_share.then(IdleWatch::start).transpose()?;
         let waiters = Waiters::default();
+        let counts_lock = meter.is_some();
         let core = Core {
+            meter,
             engine,
             waiters,
             sleepers: Vec::new(),
@@ -294,15 +312,38 @@ impl Shared {
             groups: Groups::new(None),
             shared_addresses,
         };
-        Ok(Self { core: Mutex::new(core), wake_fds, idle })
+        Ok(Self { core: Mutex::new(core), counts_lock, wake_fds, idle })
     }
 
     #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_> {
         assert!(!batch::is_held(), "a socket was used inside a batch by other ways than the batch");
+        if self.counts_lock {
+            return CoreGuard::new(self.lock_counted());
+        }
         // A thread that panicked while it held the lock left the engine
         // between two packets, where it is whole.
         CoreGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[cold]
+    fn lock_counted(&self) -> MutexGuard<'_, Core> {
+        let (mut core, found_taken) = match self.core.try_lock() {
+            Ok(core) => (core, None),
+            Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), None),
+            Err(TryLockError::WouldBlock) => {
+                let found_taken = FoundTaken::now();
+                let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                (core, Some(found_taken))
+            }
+        };
+        if let Some(meter) = &mut core.meter {
+            if let Some(found_taken) = found_taken {
+                meter.on_waited(found_taken);
+            }
+            meter.on_taken();
+        }
+        core
     }
 
     /// Sleeps until there is work for the engine, `bell` is rung, or the time

@@ -79,6 +79,7 @@ pub struct NetConfig {
     arena: ArenaConfig,
     engine: EngineConfig,
     own_thread: bool,
+    counts_lock: bool,
     admission: Option<admission::Config>,
     seed: Option<[u8; 16]>,
 }
@@ -98,6 +99,7 @@ impl NetConfig {
             arena: ArenaConfig::default(),
             engine: EngineConfig::default(),
             own_thread: false,
+            counts_lock: false,
             admission: None,
             seed: None,
         }
@@ -192,6 +194,20 @@ impl NetConfig {
     pub fn own_thread(mut self, own_thread: bool) -> Self {
         self.own_thread = own_thread;
         self
+    }
+
+    /// Counts how the lock of the stack is used, for
+    /// [`crate::Net::lock_statistics`]. That takes two readings of the time
+    /// stamp counter for each call on a socket.
+    #[must_use]
+    pub fn lock_statistics(mut self, counted: bool) -> Self {
+        self.counts_lock = counted;
+        self
+    }
+
+    /// Whether the lock of the stack is counted.
+    pub(crate) fn counts_lock(&self) -> bool {
+        self.counts_lock
     }
 
     /// Who runs the engine.

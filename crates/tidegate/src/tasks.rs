@@ -165,6 +165,9 @@ impl DerefMut for CoreGuard<'_> {
 impl Drop for CoreGuard<'_> {
     #[inline]
     fn drop(&mut self) {
+        if let Some(meter) = &mut self.core.meter {
+            meter.on_release();
+        }
         if !self.core.tasks.woken.is_empty() {
             self.woken = Some(Box::new(Woken(std::mem::take(&mut self.core.tasks.woken))));
         }

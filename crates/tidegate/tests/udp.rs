@@ -330,3 +330,26 @@ fn no_frame_is_lost() {
         assert_eq!((hosts.a.frames_available(), hosts.b.frames_available()), before);
     });
 }
+
+/// Every call is a use of the stack's lock, and they are counted only if
+/// somebody asked for it.
+#[test]
+fn the_lock_is_counted_when_asked_for() {
+    on_both_families(|hosts, a, _| {
+        assert!(hosts.a.lock_statistics().is_none());
+        drop(hosts);
+        let (port, _other) = wire(&MemConfig::default()).unwrap();
+        let prefix = if a.contains(':') { 64 } else { 24 };
+        let config = NetConfig::new(port).address(format!("{a}/{prefix}").parse().unwrap());
+        let net = Net::open(config.hugepages(false).lock_statistics(true)).unwrap();
+        let before = net.lock_statistics().unwrap();
+        let socket = bind(&net, (a, 7)).unwrap();
+        for _ in 0..10 {
+            socket.local_addr().unwrap();
+        }
+        let after = net.lock_statistics().unwrap();
+        assert!(after.acquisitions >= before.acquisitions + 10, "{before:?} {after:?}");
+        assert_eq!(after.contentions, 0, "there is one thread");
+        assert!(after.held_ns > before.held_ns);
+    });
+}

@@ -2,9 +2,11 @@
 //! chapter 3 of Rivera's thesis, in the model of its chapter 4.
 //!
 //! Memory accounting by one lock stands for the kernel's socket lock. Beside it
-//! stands accounting that each user does in a stash of its own.
+//! stands accounting that each user does in a stash of its own, and beside the
+//! model Tidegate's own stack, on IPv4 and IPv6.
 
 mod published;
+mod stack;
 
 use std::hint::black_box;
 use std::io;
@@ -21,7 +23,8 @@ use crate::plot::{Axis, Panel, Picture, Series};
 use crate::queues::model::{Outcome, Run, Token, measure};
 use crate::sweep::hundredths;
 use crate::{Experiment, LabError, cpu};
-use published::LockTables;
+use published::{LockTables, Published};
+use stack::{StackOutcome, StackRun, Way};
 
 /// The kernel's receive buffer by default, and the packets that fit into it.
 const LIMIT_BYTES: u64 = 212_992;
@@ -120,11 +123,13 @@ pub fn run(config: &LocksConfig) -> Result<Experiment, LabError> {
             ));
         }
     }
+    stack_rows(config, &published, &mut result)?;
     figures(config, &mut result);
     result.columns = vec![
         "tables",
         "queue",
         "accounting",
+        "ip",
         "pause_ns",
         "readers",
         "lock",
@@ -221,10 +226,7 @@ fn rows(
         if let Some(first) = found.first() {
             let tables: Vec<&str> = found.iter().map(|row| row.table.as_str()).collect();
             row["tables"] = json!(tables.join(" "));
-            row["paper_acquisitions"] = json!(first.acquisitions);
-            row["paper_held_mean_us"] = json!(thousandths(first.held_mean_us));
-            row["paper_contentions"] = json!(first.contentions);
-            row["paper_waited_mean_us"] = json!(thousandths(first.waited_mean_us));
+            fill_paper(&mut row, first);
         }
         rows.push(row);
     }
@@ -244,6 +246,78 @@ fn fill(row: &mut Value, lock: &str, counted: &LockStatistics) {
     row["waited_total_us"] = json!((counted.waited_ns / 1000.0).round());
     row["contentions"] = json!(counted.contentions);
     row["waited_mean_us"] = json!(thousandths(counted.waited_mean_ns() / 1000.0));
+}
+
+fn fill_paper(row: &mut Value, paper: &Published) {
+    row["paper_acquisitions"] = json!(paper.acquisitions);
+    row["paper_held_mean_us"] = json!(thousandths(paper.held_mean_us));
+    row["paper_contentions"] = json!(paper.contentions);
+    row["paper_waited_mean_us"] = json!(thousandths(paper.waited_mean_us));
+}
+
+/// Tidegate's own stack: a row for each way to read, IP version and number of
+/// readers, and one of paced reads.
+fn stack_rows(
+    config: &LocksConfig,
+    published: &LockTables,
+    result: &mut Experiment,
+) -> Result<(), LabError> {
+    for way in [Way::OneSocket, Way::QueueEach] {
+        for ip in ["ipv4", "ipv6"] {
+            for &readers in &config.readers {
+                let mut run = StackRun {
+                    way,
+                    ipv6: ip == "ipv6",
+                    readers,
+                    packets_per_reader: config.packets_per_reader,
+                    pause: Duration::ZERO,
+                    cut_off: CUT_OFF,
+                };
+                let free = median_of_stack(config, run)?;
+                result.rows.push(stack_row(ip, run, &free, published));
+                if readers == 1 {
+                    run.pause = Duration::from_nanos(free.lock.held_mean_ns() as u64);
+                    let paced = median_of_stack(config, run)?;
+                    result.rows.push(stack_row(ip, run, &paced, published));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The run of median length.
+fn median_of_stack(config: &LocksConfig, run: StackRun) -> Result<StackOutcome, LabError> {
+    let mut all = Vec::new();
+    for _ in 0..config.runs {
+        all.push(run.measure()?);
+    }
+    all.sort_by_key(|outcome| outcome.elapsed);
+    let middle = all.len() / 2;
+    Ok(all.swap_remove(middle))
+}
+
+fn stack_row(ip: &str, run: StackRun, outcome: &StackOutcome, published: &LockTables) -> Value {
+    let seconds = outcome.elapsed.as_secs_f64();
+    let mut row = json!({
+        "queue": run.way.name(),
+        "ip": ip,
+        "pause_ns": run.pause.as_nanos() as u64,
+        "readers": run.readers,
+        "elapsed_us": (seconds * 1e6).round(),
+        "read": outcome.read,
+        "read_mpps": hundredths(outcome.read as f64 / seconds / 1e6),
+        "acquisitions_per_packet":
+            thousandths(outcome.lock.acquisitions as f64 / outcome.read.max(1) as f64),
+    });
+    fill(&mut row, "stack", &outcome.lock);
+    // The kernel's lock of the socket, with its accounting.
+    let mut found = published.find("socket", true, !run.pause.is_zero(), run.readers);
+    if let Some(paper) = found.find(|paper| paper.ip == ip) {
+        row["tables"] = json!(paper.table);
+        fill_paper(&mut row, paper);
+    }
+    row
 }
 
 fn thousandths(value: f64) -> f64 {
@@ -266,6 +340,18 @@ fn figures(config: &LocksConfig, result: &mut Experiment) {
     let grid = rate("grid", "reserved") / rate("grid", "one lock").max(1e-9);
     result.figure("reserved_over_one_lock_single", single);
     result.figure("reserved_over_one_lock_grid", grid);
+    for way in [Way::OneSocket, Way::QueueEach] {
+        let is_it = |row: &&Value| {
+            row["queue"] == way.name() && row["readers"] == most && row["pause_ns"] == 0
+        };
+        let uses = result
+            .rows
+            .iter()
+            .filter(is_it)
+            .filter_map(|row| row["acquisitions_per_packet"].as_f64());
+        let most_uses = uses.fold(0.0, f64::max);
+        result.figure(&format!("{}_uses_per_packet", way.name().replace('-', "_")), most_uses);
+    }
     let [plain, counted] = least_in_turn([use_ns::<Spin>, use_ns::<Counted<Spin>>]);
     result.figure("lock_ns", plain);
     result.figure("statistics_cost_ns", counted - plain);
@@ -321,8 +407,15 @@ fn notes(config: &LocksConfig, result: &mut Experiment) {
     result.note(
         "this is the model, not the kernel: its socket lock is held to count only, the kernel's \
          of 2013 while it freed the packet too; producers wait for room where the kernel drops. \
-         The paper's numbers are those for IPv4; the tables named are for IPv4 and IPv6, which \
-         the model does not tell apart",
+         The paper's numbers beside it are those for IPv4; the tables named are for IPv4 and \
+         IPv6, which the model does not tell apart",
+    );
+    result.note(
+        "tidegate-one-socket and tidegate-queue-each are Tidegate's own stack on a wire in \
+         memory that a sender fills without end: all readers on one socket, whose stack is \
+         locked for each call as the kernel's socket is, and readers with a queue each \
+         (UdpSocket::readers), who lock nothing for a datagram; what is left are the uses of the \
+         thread that runs the stack, one for a burst. Beside them the paper's socket lock",
     );
     result.note(
         "a pause between reads is as long as the lock is held that is held longest, as the paper \
@@ -342,7 +435,10 @@ fn picture(result: &Experiment) -> Picture {
         let mut series: Vec<Series> = Vec::new();
         for row in result.rows.iter().filter(|row| row["pause_ns"] == 0) {
             let text = |key: &str| row[key].as_str().unwrap_or_default();
-            let name = format!("{}, accounting: {}", text("queue"), text("accounting"));
+            let name = match row["ip"].as_str() {
+                Some(ip) => format!("{}, {ip}", text("queue")),
+                None => format!("{}, accounting: {}", text("queue"), text("accounting")),
+            };
             let (Some(x), Some(y)) = (row["readers"].as_f64(), row[key].as_f64()) else { continue };
             let at = series.iter().position(|series| series.name == name).unwrap_or_else(|| {
                 series.push(Series::new(name, []));
@@ -391,9 +487,24 @@ mod tests {
             assert!(queue["tables"].as_str().unwrap().contains("3.5"));
             assert!(of("single-queue-spinlock", "none", readers, "socket").is_none());
             assert!(of("grid", "reserved", readers, "none").is_some(), "there is no lock");
+            for (way, ip, table) in [
+                (Way::OneSocket, "ipv4", "3.1"),
+                (Way::OneSocket, "ipv6", "3.3"),
+                (Way::QueueEach, "ipv6", "3.3"),
+            ] {
+                let is_it = |row: &&Value| {
+                    row["queue"] == way.name()
+                        && row["ip"] == ip
+                        && row["readers"] == readers
+                        && row["tables"] == table
+                };
+                let stack = result.rows.iter().find(is_it).unwrap();
+                assert_eq!(stack["read"], 2_000 * readers, "{stack}");
+                assert!(stack["acquisitions"].as_u64() > Some(0), "{stack}");
+            }
         }
         let paced = result.rows.iter().filter(|row| row["pause_ns"].as_u64() > Some(0));
-        assert!(paced.count() >= 5);
+        assert!(paced.count() >= 9);
         for figure in ["lock_ns", "packet_ns"] {
             assert!(result.figures[figure] > 0.0, "{figure}");
         }

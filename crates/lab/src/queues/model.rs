@@ -185,7 +185,7 @@ where
 }
 
 /// Spins, since sleeping takes a hundred times as long as these pauses are.
-fn pause(length: Duration) {
+pub(crate) fn pause(length: Duration) {
     if length.is_zero() {
         return;
     }

@@ -21,21 +21,82 @@ impl<K: LockKind> LockKind for Counted<K> {
 /// A lock that counts.
 pub struct CountedLock<T: Send, K: LockKind> {
     lock: K::Lock<Watched<T>>,
-    made: Moment,
 }
 
 /// A value and how it was used.
 struct Watched<T> {
     value: T,
-    counts: Counts,
+    meter: LockMeter,
 }
 
-#[derive(Default)]
-struct Counts {
+/// What a lock counts, for locks that are not used through a closure: it lies
+/// beside the value and is written while the lock is held.
+pub struct LockMeter {
+    made: Moment,
+    /// When the one that holds the lock took it.
+    taken: u64,
     acquisitions: u64,
     contentions: u64,
     held_ticks: u64,
     waited_ticks: u64,
+}
+
+/// When a lock was found taken, for [`LockMeter::on_waited`].
+#[derive(Clone, Copy, Debug)]
+pub struct FoundTaken(u64);
+
+impl FoundTaken {
+    /// Now.
+    #[inline(always)]
+    pub fn now() -> Self {
+        Self(ticks::now())
+    }
+}
+
+impl Default for LockMeter {
+    fn default() -> Self {
+        Self {
+            made: Moment::now(),
+            taken: 0,
+            acquisitions: 0,
+            contentions: 0,
+            held_ticks: 0,
+            waited_ticks: 0,
+        }
+    }
+}
+
+impl LockMeter {
+    /// The lock was taken by one that had found it taken.
+    #[inline(always)]
+    pub fn on_waited(&mut self, FoundTaken(since): FoundTaken) {
+        self.contentions += 1;
+        self.waited_ticks += ticks::now().saturating_sub(since);
+    }
+
+    /// The lock was taken.
+    #[inline(always)]
+    pub fn on_taken(&mut self) {
+        self.taken = ticks::now();
+    }
+
+    /// The lock is about to be released.
+    #[inline(always)]
+    pub fn on_release(&mut self) {
+        self.acquisitions += 1;
+        self.held_ticks += ticks::now().saturating_sub(self.taken);
+    }
+
+    /// What was counted so far.
+    pub fn statistics(&self) -> LockStatistics {
+        let ns_per_tick = self.made.ns_per_tick();
+        LockStatistics {
+            acquisitions: self.acquisitions,
+            contentions: self.contentions,
+            held_ns: self.held_ticks as f64 * ns_per_tick,
+            waited_ns: self.waited_ticks as f64 * ns_per_tick,
+        }
+    }
 }
 
 /// How a lock was used.
@@ -74,18 +135,16 @@ impl LockStatistics {
 impl<T> Watched<T> {
     #[inline(always)]
     fn used<R>(&mut self, using: impl FnOnce(&mut T) -> R) -> R {
-        let taken = ticks::now();
+        self.meter.on_taken();
         let result = using(&mut self.value);
-        self.counts.acquisitions += 1;
-        self.counts.held_ticks += ticks::now().saturating_sub(taken);
+        self.meter.on_release();
         result
     }
 }
 
 impl<T: Send, K: LockKind> Lock<T> for CountedLock<T, K> {
     fn new(value: T) -> Self {
-        let watched = Watched { value, counts: Counts::default() };
-        Self { lock: K::Lock::new(watched), made: Moment::now() }
+        Self { lock: K::Lock::new(Watched { value, meter: LockMeter::default() }) }
     }
 
     #[inline]
@@ -94,10 +153,9 @@ impl<T: Send, K: LockKind> Lock<T> for CountedLock<T, K> {
             Ok(result) => return result,
             Err(using) => using,
         };
-        let found_taken = ticks::now();
+        let found_taken = FoundTaken::now();
         self.lock.with(|watched| {
-            watched.counts.contentions += 1;
-            watched.counts.waited_ticks += ticks::now().saturating_sub(found_taken);
+            watched.meter.on_waited(found_taken);
             using(watched)
         })
     }
@@ -116,16 +174,7 @@ impl<T: Send, K: LockKind> Lock<T> for CountedLock<T, K> {
     }
 
     fn statistics(&self) -> Option<LockStatistics> {
-        let ns_per_tick = self.made.ns_per_tick();
-        Some(self.lock.with(|watched| {
-            let counts = &watched.counts;
-            LockStatistics {
-                acquisitions: counts.acquisitions,
-                contentions: counts.contentions,
-                held_ns: counts.held_ticks as f64 * ns_per_tick,
-                waited_ns: counts.waited_ticks as f64 * ns_per_tick,
-            }
-        }))
+        Some(self.lock.with(|watched| watched.meter.statistics()))
     }
 }
 
