@@ -45,9 +45,10 @@ const RATE_MAX: f64 = 10e6;
 /// meanwhile.
 const THREADS: usize = 3;
 /// Frames that the kernel hands to the device at once. Slow floods come in
-/// smaller batches. The kernel keeps as many frames to send again: with few,
-/// sender and receiver of a fast flood meet at the lock of the page allocator.
-const BATCH: u32 = 64;
+/// smaller batches. The kernel keeps as many frames to send again: with fewer
+/// than a veth holds (256), sender and receiver of a fast flood meet at the lock
+/// of the page allocator.
+const BATCH: u32 = 256;
 const SMALL_BATCH: u32 = 8;
 /// The slowest flood that comes in large batches, in frames per second.
 const LARGE_BATCHES_PPS: f64 = 500_000.0;
