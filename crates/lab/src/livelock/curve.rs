@@ -28,6 +28,15 @@ impl Step {
     pub fn goodput_pps(&self) -> f64 {
         self.median(|run| run.goodput_pps)
     }
+
+    /// Goodput over that of another step in the same repeat, the median; 0 when
+    /// there was none.
+    fn over(&self, other: &Self) -> f64 {
+        let ratio = |(own, other): (&Measured, &Measured)| {
+            if other.goodput_pps > 0.0 { own.goodput_pps / other.goodput_pps } else { 0.0 }
+        };
+        median(&self.runs.iter().zip(&other.runs).map(ratio).collect::<Vec<_>>())
+    }
 }
 
 /// The steps of one server, in the order of the offered load.
@@ -44,44 +53,61 @@ impl Curve {
         Self { steps: loads.into_iter().map(step).collect() }
     }
 
-    /// Offered load and goodput of every step, sorted by the load that was
-    /// really offered.
+    /// The steps that were measured, sorted by the load that was really offered.
+    fn measured(&self) -> Vec<&Step> {
+        let mut steps: Vec<_> = self.steps.iter().filter(|step| !step.runs.is_empty()).collect();
+        steps.sort_by(|a, b| a.offered_pps().total_cmp(&b.offered_pps()));
+        steps
+    }
+
+    /// Offered load and goodput of every step, sorted by the load.
     pub fn points(&self) -> Vec<(f64, f64)> {
-        let measured = self.steps.iter().filter(|step| !step.runs.is_empty());
-        let mut points: Vec<_> =
-            measured.map(|step| (step.offered_pps(), step.goodput_pps())).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        points
+        self.measured().iter().map(|step| (step.offered_pps(), step.goodput_pps())).collect()
+    }
+
+    /// The step with the most goodput, and all from it on, by their load.
+    fn peak_and_beyond(&self) -> Option<(&Step, Vec<&Step>)> {
+        let mut steps = self.measured();
+        // Of equals the one with the least load.
+        let order = |a: &&Step, b: &&Step| a.goodput_pps().total_cmp(&b.goodput_pps());
+        let peak = *steps.iter().rev().max_by(|a, b| order(a, b))?;
+        let at_peak = steps.iter().position(|step| std::ptr::eq(*step, peak))?;
+        steps.drain(..at_peak);
+        Some((peak, steps))
     }
 
     /// The most goodput there was.
     pub fn peak_pps(&self) -> f64 {
-        self.points().iter().map(|point| point.1).fold(0.0, f64::max)
+        self.peak_and_beyond().map_or(0.0, |(peak, _)| peak.goodput_pps())
     }
 
     /// The worst goodput at any load from that of the peak on, over the peak; 0
     /// when nothing was worked on.
+    ///
+    /// Each repeat is compared with itself, and the median counts: a machine that
+    /// is shared is slower at some times than at others.
     pub fn floor(&self) -> f64 {
-        let (points, peak_pps) = (self.points(), self.peak_pps());
-        if peak_pps <= 0.0 {
-            return 0.0;
-        }
-        let at_peak = points.iter().position(|point| point.1 >= peak_pps).unwrap_or(0);
-        points[at_peak..].iter().map(|point| point.1).fold(peak_pps, f64::min) / peak_pps
+        let Some((peak, steps)) = self.peak_and_beyond() else { return 0.0 };
+        steps.iter().map(|step| step.over(peak)).fold(1.0, f64::min)
+    }
+
+    /// Goodput where about `offered_pps` were offered, over the peak, as
+    /// [`Curve::floor`]; at the most load when the generator did not come within
+    /// a tenth of that. `None` when nothing was measured.
+    pub fn kept_near(&self, offered_pps: f64) -> Option<f64> {
+        let (peak, _) = self.peak_and_beyond()?;
+        let steps = self.measured();
+        let distance = |step: &&Step| (step.offered_pps() - offered_pps).abs();
+        let near = steps
+            .iter()
+            .min_by(|a, b| distance(a).total_cmp(&distance(b)))
+            .filter(|step| distance(step) <= 0.1 * offered_pps);
+        Some(near.or(steps.last())?.over(peak))
     }
 
     /// Goodput at the most load there was.
     pub fn at_maximum_pps(&self) -> f64 {
         self.points().last().map_or(0.0, |point| point.1)
-    }
-
-    /// Goodput where about `offered_pps` were offered; `None` when the
-    /// generator did not come within a tenth of it.
-    pub fn near_pps(&self, offered_pps: f64) -> Option<f64> {
-        let distance = |point: &(f64, f64)| (point.0 - offered_pps).abs();
-        let points = self.points();
-        let nearest = points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
-        (distance(nearest) <= 0.1 * offered_pps).then_some(nearest.1)
     }
 }
 
@@ -111,8 +137,8 @@ mod tests {
         assert_eq!(collapsing.peak_pps(), 396.0);
         assert!((collapsing.floor() - 190.0 / 396.0).abs() < 1e-12);
         assert_eq!(collapsing.at_maximum_pps(), 200.0);
-        assert_eq!(collapsing.near_pps(810.0), Some(190.0));
-        assert_eq!(collapsing.near_pps(600.0), None);
+        assert_eq!(collapsing.kept_near(810.0), Some(190.0 / 396.0));
+        assert_eq!(collapsing.kept_near(600.0), Some(200.0 / 396.0), "the most");
         let holding = curve(&[(100.0, &[100.0]), (500.0, &[480.0]), (1000.0, &[483.0])]);
         assert_eq!(holding.floor(), 1.0);
     }
@@ -125,9 +151,17 @@ mod tests {
     }
 
     #[test]
+    fn each_repeat_is_compared_with_itself() {
+        let drifting = curve(&[(300.0, &[300.0, 200.0, 100.0]), (900.0, &[297.0, 100.0, 99.0])]);
+        assert_eq!(drifting.floor(), 0.99);
+        assert_eq!(drifting.kept_near(900.0), Some(0.99));
+    }
+
+    #[test]
     fn nothing_measured_is_no_floor() {
         assert_eq!(Curve::at([Some(1.0), None]).floor(), 0.0);
         assert_eq!(Curve::default().at_maximum_pps(), 0.0);
+        assert_eq!(Curve::default().kept_near(1.0), None);
         assert_eq!(curve(&[(1.0, &[0.0])]).floor(), 0.0);
     }
 }

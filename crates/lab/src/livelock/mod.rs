@@ -201,7 +201,8 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
          answers counted at their device",
     );
     result.note(format!(
-        "{} measurements of {} s at each load, subjects taking turns; medians count",
+        "{} measurements of {} s at each load, subjects taking turns; medians count; a floor is the \
+         median of what each turn kept of its own goodput at the load of the peak",
         config.repeats, config.seconds
     ));
 }
@@ -241,7 +242,8 @@ fn conclude(found: &[Found], result: &mut Experiment) {
             figure(&format!("tidegate_over_{name}_at_max{suffix}"), ratio);
         }
     }
-    figure("dns_floor", dns(found, ServerKind::TidegateXdp).and_then(at_a_million));
+    let tidegate_dns = dns(found, ServerKind::TidegateXdp);
+    figure("dns_floor", tidegate_dns.and_then(|curve| curve.kept_near(1e6)));
     for (name, kind) in [
         ("nsd_floor", ServerKind::Nsd),
         ("knot_floor", ServerKind::Knot),
@@ -270,13 +272,6 @@ fn over_kernel_at_maximum(found: &[Found], kernel: Carrier, work_ns: u64) -> Opt
 
 fn dns(found: &[Found], kind: ServerKind) -> Option<&Curve> {
     found.iter().find(|one| one.subject == Subject::Dns(kind)).map(|one| &one.curve)
-}
-
-/// Goodput at a million queries per second offered, over the peak; at the most
-/// that was offered when that is less.
-fn at_a_million(curve: &Curve) -> Option<f64> {
-    let goodput_pps = curve.near_pps(1e6).unwrap_or_else(|| curve.at_maximum_pps());
-    (curve.peak_pps() > 0.0).then(|| goodput_pps / curve.peak_pps())
 }
 
 fn rows(one: &Found) -> Vec<Value> {
