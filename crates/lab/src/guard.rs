@@ -93,6 +93,8 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// What floods the server, and what stands before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Way {
+    name: &'static str,
+    figure: &'static str,
     flood: Flooded,
     guarded: bool,
 }
@@ -110,31 +112,15 @@ enum Flooded {
 
 impl Way {
     const ALL: [Self; 5] = [
-        Self { flood: Flooded::No, guarded: false },
-        Self { flood: Flooded::AtRate, guarded: false },
-        Self { flood: Flooded::AtRate, guarded: true },
-        Self { flood: Flooded::Overrun, guarded: false },
-        Self { flood: Flooded::Overrun, guarded: true },
+        Self::new("no flood", "unloaded_kept", Flooded::No, false),
+        Self::new("flood, no guard", "unguarded_kept", Flooded::AtRate, false),
+        Self::new("flood, guard", "guard_kept", Flooded::AtRate, true),
+        Self::new("overrun, no guard", "unguarded_kept_overrun", Flooded::Overrun, false),
+        Self::new("overrun, guard", "guard_kept_overrun", Flooded::Overrun, true),
     ];
 
-    fn name(self) -> &'static str {
-        match (self.flood, self.guarded) {
-            (Flooded::No, _) => "no flood",
-            (Flooded::AtRate, false) => "flood, no guard",
-            (Flooded::AtRate, true) => "flood, guard",
-            (Flooded::Overrun, false) => "overrun, no guard",
-            (Flooded::Overrun, true) => "overrun, guard",
-        }
-    }
-
-    fn figure(self) -> &'static str {
-        match (self.flood, self.guarded) {
-            (Flooded::No, _) => "unloaded_kept",
-            (Flooded::AtRate, false) => "unguarded_kept",
-            (Flooded::AtRate, true) => "guard_kept",
-            (Flooded::Overrun, false) => "unguarded_kept_overrun",
-            (Flooded::Overrun, true) => "guard_kept_overrun",
-        }
+    const fn new(name: &'static str, figure: &'static str, flood: Flooded, guarded: bool) -> Self {
+        Self { name, figure, flood, guarded }
     }
 }
 
@@ -173,7 +159,7 @@ pub fn run(config: &GuardConfig) -> Result<Experiment, LabError> {
             let run = measure(config, *way, &zone)?;
             eprintln!(
                 "{repeat} {:<16} kept {:.3}, flood {:.0}/s, answers {:.0}/s",
-                way.name(),
+                way.name,
                 run.kept(),
                 run.flood_pps,
                 run.answers_pps
@@ -191,7 +177,7 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
             |figure: fn(&Measured) -> f64| median(&runs.iter().map(figure).collect::<Vec<_>>());
         let kept = of(Measured::kept);
         result.rows.push(json!({
-            "way": way.name(),
+            "way": way.name,
             "kept": kept,
             "asked": of(|run| run.asked as f64),
             "answered": of(|run| run.answered as f64),
@@ -199,7 +185,7 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
             "answers_pps": of(|run| run.answers_pps),
             "server_busy_percent": of(|run| run.server_busy_percent),
         }));
-        result.figure(way.figure(), kept);
+        result.figure(way.figure, kept);
     }
     result.columns =
         vec!["way", "kept", "asked", "answered", "flood_pps", "answers_pps", "server_busy_percent"];
