@@ -151,9 +151,7 @@ impl Total {
         }
         self.pps = self.pps.max(TOTAL_MIN_PPS);
     }
-}
 
-impl Total {
     /// Lets in less, so that there is time to look at all that comes; not less
     /// than those ask for who do not come last. From there it rises slowly: what
     /// was served without a look at the rest is no measure.

@@ -46,11 +46,9 @@ impl Alone {
         let elapsed = now.duration_since(std::mem::replace(&mut self.looked, now));
         let lost_now = lost.saturating_sub(std::mem::replace(&mut self.lost, lost));
         let too_many = OVERRUN_PPS * elapsed.as_nanos() / 1_000_000_000;
-        let since = match self.since {
-            Some(since) if self.overrun || u128::from(lost_now) > too_many => since,
-            _ => now,
-        };
-        self.since = (self.overrun || u128::from(lost_now) > too_many).then_some(since);
+        let watched = self.overrun || u128::from(lost_now) > too_many;
+        let since = self.since.filter(|_| watched).unwrap_or(now);
+        self.since = watched.then_some(since);
         let age = now.duration_since(since);
         let was = self.overrun;
         self.overrun = if was { age < OVERRUN } else { age >= OVERRUN_AFTER };
