@@ -1,8 +1,13 @@
 //! Classes as they are used: checked, and in arrays.
 
-use super::config::{CLASSES_MAX, Class, OTHERS};
 use super::facts::{Facts, Kind};
 use super::matching::{Match, Rule};
+
+/// The most classes, the one for the rest included.
+pub const CLASSES_MAX: usize = 16;
+
+/// The name of the class that takes what no other takes.
+pub(super) const OTHERS: &str = "others";
 
 /// The name of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +44,11 @@ pub struct Classes {
 }
 
 impl Classes {
-    pub(super) fn push(&mut self, name: ClassName, class: &Class) {
-        let ceiling_pps = class.ceiling_pps.unwrap_or(u64::MAX);
-        let (rank, guaranteed_pps, exempt) = (class.rank, class.guaranteed_pps, class.exempt);
-        let terms = Terms { name, rank, guaranteed_pps, ceiling_pps, exempt };
-        self.push_terms(terms, class.all_rules());
+    pub(super) fn push(&mut self, terms: Terms, rules: &[Match]) {
+        let class = self.terms.len();
+        self.terms.push(terms);
+        self.rules.extend(rules.iter().map(|rule| rule.compile(class)));
+        self.asks_known = self.rules.iter().any(Rule::asks_known);
     }
 
     pub(super) fn push_others(&mut self) {
@@ -51,14 +56,7 @@ impl Classes {
         let name = ClassName(OTHERS.to_owned());
         let rank = last.saturating_add(1);
         let terms = Terms { name, rank, guaranteed_pps: 0, ceiling_pps: u64::MAX, exempt: false };
-        self.push_terms(terms, &[Match::default()]);
-    }
-
-    fn push_terms(&mut self, terms: Terms, rules: &[Match]) {
-        let class = self.terms.len();
-        self.terms.push(terms);
-        self.rules.extend(rules.iter().map(|rule| rule.compile(class)));
-        self.asks_known = self.rules.iter().any(Rule::asks_known);
+        self.push(terms, &[Match::default()]);
     }
 
     /// How many classes there are.

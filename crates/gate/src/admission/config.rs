@@ -2,16 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::class::{ClassName, Classes};
+use super::class::{CLASSES_MAX, ClassName, Classes, OTHERS, Terms};
 use super::matching::{Match, ProtocolMatch};
 
-/// The most classes, the one for the rest included.
-pub const CLASSES_MAX: usize = 16;
 /// The most rules of all classes together.
 pub const RULES_MAX: usize = 32;
-
-/// The name of the class that takes what no other takes.
-pub(super) const OTHERS: &str = "others";
 
 /// A class as it stands in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,7 +201,7 @@ impl Config {
                 }
                 seen.push((&class.name, rule));
             }
-            classes.push(name, class);
+            classes.push(class.terms(name), class.all_rules());
         }
         if !seen.iter().any(|(_, rule)| **rule == Match::default()) {
             if self.classes.iter().any(|class| class.name == OTHERS) {
@@ -245,8 +240,18 @@ static EVERYTHING: [Match; 1] =
     [Match { protocol: None, port: None, source: None, known: None, size: None }];
 
 impl Class {
+    fn terms(&self, name: ClassName) -> Terms {
+        Terms {
+            name,
+            rank: self.rank,
+            guaranteed_pps: self.guaranteed_pps,
+            ceiling_pps: self.ceiling_pps.unwrap_or(u64::MAX),
+            exempt: self.exempt,
+        }
+    }
+
     /// The rules; the one that matches everything, when there are none.
-    pub(super) fn all_rules(&self) -> &[Match] {
+    fn all_rules(&self) -> &[Match] {
         if self.rules.is_empty() { &EVERYTHING } else { &self.rules }
     }
 

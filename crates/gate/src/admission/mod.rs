@@ -29,8 +29,8 @@ mod policy;
 mod source_share;
 
 pub use bucket::Bucket;
-pub use class::{ClassLimit, ClassName, Classes, Pace, Rate};
-pub use config::{CLASSES_MAX, Class, Config, ConfigError, RULES_MAX};
+pub use class::{CLASSES_MAX, ClassLimit, ClassName, Classes, Pace, Rate};
+pub use config::{Class, Config, ConfigError, RULES_MAX};
 pub use controller::Pressure;
 pub use facts::{Facts, Kind};
 pub use hash::{Source, SourceKey};

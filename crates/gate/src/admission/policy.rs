@@ -3,8 +3,8 @@
 use tidegate_wire::DropReason;
 
 use super::bucket::Bucket;
-use super::class::{ClassLimit, Classes, Pace, PerClass, Rate};
-use super::config::{CLASSES_MAX, Config, ConfigError};
+use super::class::{CLASSES_MAX, ClassLimit, Classes, Pace, PerClass, Rate};
+use super::config::{Config, ConfigError};
 use super::controller::{Pressure, TOTAL_MIN_PPS, Total, preferred, rate_pps, share_out};
 use super::facts::Facts;
 use super::hash::{Source, SourceKey};
