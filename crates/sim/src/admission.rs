@@ -5,9 +5,10 @@ use tidegate_wire::Protocol;
 
 use crate::core::{Core, Service, Timer};
 use crate::error::SetupError;
+use crate::load::Family;
 use crate::load::{Packet, ends};
 use crate::report::Place;
-use crate::setup::{Family, Role, Setup};
+use crate::setup::{Role, Setup};
 
 /// One packet of so many is looked at in calm time, as the engine does it.
 const SAMPLE: u64 = 16;

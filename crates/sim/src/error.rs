@@ -2,7 +2,7 @@
 
 use tidegate_gate::Mode;
 
-use crate::setup::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
+use crate::limits::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
 
 /// Why a machine cannot be built.
 #[derive(Debug, thiserror::Error)]

@@ -21,6 +21,7 @@ mod application;
 mod card;
 mod core;
 mod error;
+mod limits;
 mod load;
 mod machine;
 mod polling;
@@ -32,8 +33,8 @@ mod udp;
 
 pub use application::ReaderState;
 pub use error::SetupError;
-pub use load::{FlowHash, Load, Shape};
+pub use load::{Family, FlowHash, Link, Load, Shape};
 pub use machine::Machine;
 pub use processor::{Level, Processor, Step, TaskId};
 pub use report::{BesideReport, Place, Report};
-pub use setup::{Beside, Costs, Family, Link, Placement, Role, Screen, Setup, Tick};
+pub use setup::{Beside, Costs, Placement, Role, Screen, Setup, Tick};

@@ -6,11 +6,42 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::error::SetupError;
-use crate::setup::{Family, Link};
 
 const SECOND_NS: u128 = 1_000_000_000;
 /// Times are kept in 2^-16 ns, so that a rate is right over any time.
 const FRACTION_BITS: u32 = 16;
+
+/// A link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Bits per second.
+    pub bits_per_second: u64,
+}
+
+/// The least that a frame takes on Ethernet: 64 bytes, preamble and gap.
+const WIRE_BITS: u64 = (64 + 20) * 8;
+
+impl Link {
+    /// How long one 64-byte frame takes.
+    pub fn frame_ns(self) -> u64 {
+        (WIRE_BITS * 1_000_000_000).div_ceil(self.bits_per_second.max(1))
+    }
+
+    /// The most 64-byte frames per second.
+    pub fn frames_pps(self) -> u64 {
+        self.bits_per_second / WIRE_BITS
+    }
+}
+
+/// The IP family of the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    #[default]
+    V4,
+    /// IPv6.
+    V6,
+}
 
 /// When packets come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

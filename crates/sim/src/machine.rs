@@ -3,9 +3,9 @@
 use crate::application::ReaderState;
 use crate::core::Core;
 use crate::error::SetupError;
-use crate::load::{FlowHash, Generator, Load, ends};
+use crate::load::{Family, FlowHash, Generator, Link, Load, ends};
 use crate::report::Report;
-use crate::setup::{Family, Link, Role, Setup};
+use crate::setup::{Role, Setup};
 
 /// A machine under load. See the [crate documentation](crate).
 pub struct Machine {

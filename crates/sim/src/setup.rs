@@ -3,7 +3,8 @@
 use tidegate_gate::{Mode, Settings, admission};
 
 use crate::error::SetupError;
-use crate::load::Load;
+use crate::limits::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
+use crate::load::{Family, Link, Load};
 
 /// What each step takes of a processor, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,38 +60,6 @@ impl Costs {
         let packet_ns = self.receive_ns + self.protocol_ns + self.read_ns + self.work_ns;
         1_000_000_000 / packet_ns.max(1)
     }
-}
-
-/// A link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Bits per second.
-    pub bits_per_second: u64,
-}
-
-/// The least that a frame takes on Ethernet: 64 bytes, preamble and gap.
-const WIRE_BITS: u64 = (64 + 20) * 8;
-
-impl Link {
-    /// How long one 64-byte frame takes.
-    pub fn frame_ns(self) -> u64 {
-        (WIRE_BITS * 1_000_000_000).div_ceil(self.bits_per_second.max(1))
-    }
-
-    /// The most 64-byte frames per second.
-    pub fn frames_pps(self) -> u64 {
-        self.bits_per_second / WIRE_BITS
-    }
-}
-
-/// The IP family of the load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4.
-    #[default]
-    V4,
-    /// IPv6.
-    V6,
 }
 
 /// Where the program that serves packets runs.
@@ -231,15 +200,6 @@ impl Default for Setup {
         }
     }
 }
-
-/// The most cores of a machine.
-pub(crate) const CORES_MAX: u32 = 1024;
-/// The most programs of a service.
-pub(crate) const READERS_MAX: u32 = 64;
-/// The most entries of a ring or queue.
-pub(crate) const QUEUE_MAX: u32 = 1 << 16;
-/// The longest single step.
-pub(crate) const COST_MAX_NS: u64 = 1_000_000_000;
 
 impl Setup {
     /// Checks that the machine can be built and that time passes in it.

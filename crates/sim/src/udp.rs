@@ -10,8 +10,7 @@ use tidegate_wire::{
 };
 
 use crate::error::SetupError;
-use crate::load::{PORT, Packet, ends, reader_of};
-use crate::setup::Family;
+use crate::load::{Family, PORT, Packet, ends, reader_of};
 
 /// Frames that wait for the card at most.
 const TRANSMIT_FRAMES: usize = 512;
