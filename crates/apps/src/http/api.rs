@@ -1,22 +1,23 @@
 //! The API.
 
-use std::sync::atomic::Ordering;
-
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{Method, Request, Response, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::Service;
+use super::answer::{finish, not_allowed, plain};
 use super::body::ResponseBody;
-use super::service::{finish, not_allowed, plain};
 
 const OCTETS: &str = "application/octet-stream";
 
-/// Answers a request for something under `/api/`.
-pub(super) fn respond(service: &Service, request: Request<Incoming>) -> Response<ResponseBody> {
+/// Answers a request for something under `/api/`. `tell_status` says what the
+/// server has done so far.
+pub(super) fn respond(
+    request: Request<Incoming>,
+    tell_status: impl FnOnce() -> Value,
+) -> Response<ResponseBody> {
     match (request.uri().path(), request.method()) {
-        ("/api/status", &Method::GET | &Method::HEAD) => status(service, request.method()),
+        ("/api/status", &Method::GET | &Method::HEAD) => status(&tell_status(), request.method()),
         ("/api/status", _) => not_allowed("GET, HEAD"),
         ("/api/echo", &Method::POST | &Method::PUT) => echo(request),
         ("/api/echo", _) => not_allowed("POST, PUT"),
@@ -24,23 +25,7 @@ pub(super) fn respond(service: &Service, request: Request<Incoming>) -> Response
     }
 }
 
-fn status(service: &Service, method: &Method) -> Response<ResponseBody> {
-    let counters = service.counters();
-    let count = |class: usize| counters.answers[class].load(Ordering::Relaxed);
-    let mut status = json!({
-        "server": "tidegate",
-        "version": env!("CARGO_PKG_VERSION"),
-        "connections": counters.connections.load(Ordering::Relaxed),
-        "connections_open": counters.connections_open.load(Ordering::Relaxed),
-        "answers": counters.answered(),
-        "answers_2xx": count(1),
-        "answers_3xx": count(2),
-        "answers_4xx": count(3),
-        "answers_5xx": count(4),
-    });
-    if let (Value::Object(status), Value::Object(more)) = (&mut status, (service.more_status)()) {
-        status.extend(more);
-    }
+fn status(status: &Value, method: &Method) -> Response<ResponseBody> {
     let text = format!("{status}\n");
     let builder = Response::builder()
         .header(CONTENT_TYPE, "application/json")

@@ -3,6 +3,7 @@
 //! [`Service`] answers one request and knows nothing of sockets. [`serve_http`]
 //! puts it on Tidegate, [`serve_http_kernel`] on the kernel's sockets.
 
+mod answer;
 mod api;
 mod body;
 mod conditions;

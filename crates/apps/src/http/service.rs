@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::body::Incoming;
 use hyper::header::{
-    ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderValue,
-    LAST_MODIFIED, LOCATION, SERVER,
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderValue, LAST_MODIFIED,
+    LOCATION, SERVER,
 };
-use hyper::http::response::Builder;
 use hyper::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
 
+use super::answer::{finish, not_allowed, plain};
 use super::api;
 use super::body::ResponseBody;
 use super::conditions::Part;
@@ -37,7 +38,7 @@ impl HttpCounters {
 }
 
 /// What more `/api/status` tells.
-type MoreStatus = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
+type MoreStatus = Box<dyn Fn() -> Value + Send + Sync>;
 
 /// Answers requests: the files below a folder, and an API under `/api/`.
 ///
@@ -51,8 +52,8 @@ type MoreStatus = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
 /// link leads out of the folder.
 pub struct Service {
     folder: Option<Folder>,
-    pub(super) counters: HttpCounters,
-    pub(super) more_status: MoreStatus,
+    counters: HttpCounters,
+    more_status: MoreStatus,
 }
 
 /// Headers of every method that is meant for files.
@@ -66,7 +67,7 @@ impl Service {
     /// When the folder cannot be opened.
     pub fn new(
         root: Option<&Path>,
-        more_status: impl Fn() -> serde_json::Value + Send + Sync + 'static,
+        more_status: impl Fn() -> Value + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let folder = root.map(Folder::open).transpose()?;
         Ok(Self { folder, counters: HttpCounters::default(), more_status: Box::new(more_status) })
@@ -92,10 +93,31 @@ impl Service {
         Ok(response)
     }
 
+    /// What `/api/status` tells.
+    fn status(&self) -> Value {
+        let counters = &self.counters;
+        let count = |class: usize| counters.answers[class].load(Ordering::Relaxed);
+        let mut status = json!({
+            "server": "tidegate",
+            "version": env!("CARGO_PKG_VERSION"),
+            "connections": counters.connections.load(Ordering::Relaxed),
+            "connections_open": counters.connections_open.load(Ordering::Relaxed),
+            "answers": counters.answered(),
+            "answers_2xx": count(1),
+            "answers_3xx": count(2),
+            "answers_4xx": count(3),
+            "answers_5xx": count(4),
+        });
+        if let (Value::Object(status), Value::Object(more)) = (&mut status, (self.more_status)()) {
+            status.extend(more);
+        }
+        status
+    }
+
     fn route(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let path = request.uri().path();
         if path.starts_with("/api/") {
-            return api::respond(self, request);
+            return api::respond(request, || self.status());
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return not_allowed(READS);
@@ -115,29 +137,6 @@ impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Service").field("folder", &self.folder).finish_non_exhaustive()
     }
-}
-
-/// An answer that has its headers.
-pub(super) fn finish(builder: Builder, body: ResponseBody) -> Response<ResponseBody> {
-    builder.body(body).unwrap_or_else(|_| {
-        // A name of a file that no header can hold.
-        let mut response = Response::new(ResponseBody::empty());
-        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        response
-    })
-}
-
-/// A status that says everything.
-pub(super) fn plain(status: StatusCode) -> Response<ResponseBody> {
-    let builder = Response::builder().status(status);
-    let builder = builder.header(CONTENT_TYPE, "text/plain; charset=utf-8");
-    finish(builder, ResponseBody::bytes(format!("{status}\n")))
-}
-
-pub(super) fn not_allowed(methods: &'static str) -> Response<ResponseBody> {
-    let mut response = plain(StatusCode::METHOD_NOT_ALLOWED);
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
-    response
 }
 
 /// Links of a page count from its name: a folder needs its slash.
