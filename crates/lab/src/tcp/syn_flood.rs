@@ -16,8 +16,8 @@ use super::{PORT, TcpConfig, cores, median};
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::bench::{
-    Bench, CLIENT_ADDRESS, LOAD_ADDRESS, LOAD_MAC, Meter, OWN_ADDRESS, PREFIX, ReceiveWork,
-    Receiver,
+    Bench, CLIENT_ADDRESS, GIGABIT_LINE_PPS, LOAD_ADDRESS, LOAD_MAC, Meter, OWN_ADDRESS, PREFIX,
+    ReceiveWork, Receiver,
 };
 use crate::livelock::subject::this_program;
 use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
@@ -42,11 +42,13 @@ const STRANGERS: u32 = 8_192;
 /// The maximum segment size, no more: what floods send.
 const OPTION_BYTES: usize = 4;
 
-/// A way to serve.
+/// A way to serve, and how fast strangers send meanwhile: `None` is as fast as
+/// they can, which may be more than anybody can look at.
 struct Way {
     name: &'static str,
     figure: &'static str,
     flags: &'static [&'static str],
+    flood_pps: Option<f64>,
     runs: Vec<Run>,
 }
 
@@ -63,16 +65,22 @@ struct Run {
 pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
     let (server_core, load_core) = cores()?;
     let bench = Bench::new(server_core, load_core)?;
-    let way = |name, figure, flags| Way { name, figure, flags, runs: Vec::new() };
+    let way = |name, figure, flags, flood_pps| {
+        let runs = Vec::new();
+        Way { name, figure, flags, flood_pps, runs }
+    };
+    let (admission, line) = (&["--admission"][..], Some(GIGABIT_LINE_PPS));
     let mut ways = [
-        way("admission", "connect_success", &["--admission"][..]),
-        way("first come, first served", "connect_success_droptail", &[]),
+        way("admission", "connect_success", admission, line),
+        way("drop-tail", "connect_success_droptail", &[], line),
+        way("admission, overrun", "connect_success_overrun", admission, None),
+        way("drop-tail, overrun", "connect_success_droptail_overrun", &[], None),
     ];
     for repeat in 1..=config.repeats {
         for way in &mut ways {
-            let run = measure(&bench, way.flags, config.seconds)?;
+            let run = measure(&bench, way, config.seconds)?;
             eprintln!(
-                "{repeat} {:<24} {:.2} % of {CONNECTS_PER_SECOND} connections/s, p50 {:.0} us, p99 \
+                "{repeat} {:<20} {:.2} % of {CONNECTS_PER_SECOND} connections/s, p50 {:.0} us, p99 \
                  {:.0} us; {:.0} SYN/s",
                 way.name,
                 run.success * 100.0,
@@ -98,14 +106,15 @@ pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
     }
     result.note(format!(
         "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
-         each and reads them back, for {} s and 5 at least, while {STRANGERS} strangers send SYN segments as fast \
-         as core 0 can; core 1 serves; success is what was answered over what was due",
+         each and reads them back, for {} s and 5 at least, while {STRANGERS} strangers send SYN \
+         segments as fast as a line of 1 Gb/s is, or, in an overrun, as core 0 can; core 1 serves; \
+         success is what was answered over what was due",
         config.seconds
     ));
     Ok(result)
 }
 
-fn measure(bench: &Bench, flags: &[&str], seconds: f64) -> Result<Run, LabError> {
+fn measure(bench: &Bench, way: &Way, seconds: f64) -> Result<Run, LabError> {
     bench.prepare(Receiver::Server)?;
     let end = &bench.pair.b;
     let (core, port) = (bench.server_core.to_string(), PORT.to_string());
@@ -115,7 +124,7 @@ fn measure(bench: &Bench, flags: &[&str], seconds: f64) -> Result<Run, LabError>
     let mut command = end.namespace.command_on_core(bench.server_core, this_program()?);
     command.args(["serve", "echo", "--tcp", "--listen", &port, "--json", "--cpu", &core]);
     command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
-    let mut server = Process::start("tidegate", command.args(flags))?;
+    let mut server = Process::start("tidegate", command.args(way.flags))?;
     server.wait_for_line()?;
     let seconds = seconds.max(LEAST_SECONDS);
     let mut flood = bench.flood_frames(&frames(bench.pair.b.mac), ReceiveWork::Server)?;
@@ -133,7 +142,7 @@ fn measure(bench: &Bench, flags: &[&str], seconds: f64) -> Result<Run, LabError>
     let client = bench.pair.a.namespace.spawn(move || load_tcp(&load))?;
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
     let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);
-    let measured = bench.measure(&mut flood, &Meter::Answers, None, Duration::ZERO, time);
+    let measured = bench.measure(&mut flood, &Meter::Answers, way.flood_pps, Duration::ZERO, time);
     let load = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     flood.set_rate(Some(0.0))?;
     server.stop();
