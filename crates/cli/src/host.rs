@@ -19,6 +19,9 @@ use tidegate::{FrameSize, IpCidr, MacAddr, NetConfig, PortConfig, Route};
 use crate::Failure;
 use crate::config::{Section, Text};
 
+/// Buffers of 64 KiB where none are asked for.
+const LARGE_FRAMES: u32 = 1024;
+
 /// Where packets come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -70,7 +73,10 @@ pub(crate) struct HostOptions {
     /// Packets for each busy poll of the card's queue; 0 leaves it to interrupts [default: 64]
     #[arg(long, value_name = "PACKETS")]
     busy_poll: Option<u16>,
-    /// Packet buffers [default: 8192]
+    /// Let the kernel cut and merge TCP segments; with --port packet or tap
+    #[arg(long)]
+    segmentation: bool,
+    /// Packet buffers [default: 8192; 1024, of 64 KiB, with --segmentation]
     #[arg(long, value_name = "COUNT")]
     frames: Option<u32>,
     /// Do not try to get hugepages
@@ -178,13 +184,23 @@ impl HostOptions {
         if let Some(vlan) = self.vlan {
             config = config.vlan(vlan);
         }
-        if let Some(frames) = self.frames {
+        if self.segmentation {
+            config = config.frames(self.frames.unwrap_or(LARGE_FRAMES), FrameSize::K64);
+        } else if let Some(frames) = self.frames {
             config = config.frames(frames, FrameSize::K2);
         }
         self.wrap(config)
     }
 
     fn port_config(&self, gate: &gate::Config) -> Result<PortConfig, Failure> {
+        let segmentation = self.segmentation;
+        if segmentation && !matches!(self.port_kind(), PortKind::Packet | PortKind::Tap) {
+            return Err(
+                "--segmentation is for --port packet and --port tap: AF_XDP passes frames \
+                        as they are on the wire"
+                    .into(),
+            );
+        }
         let iface =
             || self.iface.clone().ok_or("no interface: give --iface NAME; `ip link` lists them");
         Ok(match self.port_kind() {
@@ -208,8 +224,8 @@ impl HostOptions {
                 };
                 xdp.into()
             }
-            PortKind::Packet => PacketConfig::new(iface()?).into(),
-            PortKind::Tap => TapConfig::new(iface()?).into(),
+            PortKind::Packet => PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into(),
+            PortKind::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
             PortKind::Kernel => return Err("kernel sockets are no port".into()),
         })
     }

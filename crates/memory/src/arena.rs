@@ -39,6 +39,9 @@ pub enum FrameSize {
     K2,
     /// 4096 bytes: a page each.
     K4,
+    /// 65536 bytes, of which the last one is not used: enough for what a port
+    /// with segmentation takes and gives at once.
+    K64,
 }
 
 impl FrameSize {
@@ -46,6 +49,7 @@ impl FrameSize {
         match self {
             FrameSize::K2 => 11,
             FrameSize::K4 => 12,
+            FrameSize::K64 => 16,
         }
     }
 
@@ -53,7 +57,15 @@ impl FrameSize {
     pub const fn bytes(self) -> usize {
         1 << self.shift()
     }
+
+    /// How far data may reach: places in a frame are told in 16 bits.
+    const fn usable_bytes(self) -> usize {
+        if self.bytes() > u16::MAX as usize { u16::MAX as usize } else { self.bytes() }
+    }
 }
+
+/// The largest payload that [`Frame::set_segment_bytes`] takes.
+pub const MAX_SEGMENT_BYTES: usize = (1 << 14) - 1;
 
 /// What an arena is made of.
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +128,12 @@ pub struct PackedChecksum(u64);
 impl PackedChecksum {
     const VERIFIED: u64 = 1 << 16;
     const PARTIAL: u64 = 2 << 16;
+    const KIND: u64 = 3 << 16;
     /// The bits of [`Frame::notes`] that are its own.
     const BITS: u64 = !0xffff;
+    /// Where [`Frame::segment_bytes`] stands: of the bits of the kind, those
+    /// that it does not need.
+    const SEGMENT_SHIFT: u32 = 18;
 
     /// From the top: offset and start of a partial checksum, and the kind, 16
     /// bits each.
@@ -135,7 +151,7 @@ impl PackedChecksum {
     /// What it says.
     #[inline(always)]
     pub const fn unpack(self) -> Checksum {
-        match self.0 & 0xffff_0000 {
+        match self.0 & Self::KIND {
             0 => Checksum::Unknown,
             Self::VERIFIED => Checksum::Verified,
             _ => Checksum::Partial { start: (self.0 >> 32) as u16, offset: (self.0 >> 48) as u16 },
@@ -199,6 +215,27 @@ impl Frame {
     #[inline(always)]
     pub fn set_checksum(&mut self, checksum: Checksum) {
         self.set_packed_checksum(PackedChecksum::new(checksum));
+    }
+
+    /// The payload of each of the TCP segments that the frame stands for; 0 when
+    /// it is one packet as any other. Only frames with a partial checksum stand
+    /// for several.
+    #[inline(always)]
+    pub fn segment_bytes(&self) -> usize {
+        (self.notes >> PackedChecksum::SEGMENT_SHIFT) as usize & MAX_SEGMENT_BYTES
+    }
+
+    /// Notes that the frame stands for several segments with this payload each,
+    /// at most [`MAX_SEGMENT_BYTES`]; the last may have less. To be called
+    /// behind [`Frame::set_checksum`], which forgets it. Has no effect on a
+    /// frame without a partial checksum.
+    #[inline(always)]
+    pub fn set_segment_bytes(&mut self, bytes: u16) {
+        if self.notes & PackedChecksum::KIND == PackedChecksum::PARTIAL {
+            let bits = (MAX_SEGMENT_BYTES as u64) << PackedChecksum::SEGMENT_SHIFT;
+            let bytes = u64::from(bytes) << PackedChecksum::SEGMENT_SHIFT;
+            self.notes = self.notes & !bits | bytes & bits;
+        }
     }
 
     /// Whether nothing is known about the transport checksum.
@@ -270,6 +307,8 @@ pub struct Arena {
     bytes: usize,
     shift: u32,
     frame_bytes: usize,
+    /// How far data may reach in a frame.
+    usable_bytes: usize,
     hugepages: bool,
     /// The places of free frames, each inside the mapping; the first
     /// `available` count.
@@ -312,6 +351,7 @@ impl Arena {
             bytes,
             shift,
             frame_bytes: config.frame_size.bytes(),
+            usable_bytes: config.frame_size.usable_bytes(),
             hugepages,
             // The last frame freed is the next one used: it is still in cache.
             free: (0..config.frames).rev().map(|index| (first(index) as u64) << 16).collect(),
@@ -336,6 +376,12 @@ impl Arena {
     #[inline]
     pub fn frame_bytes(&self) -> usize {
         self.frame_bytes
+    }
+
+    /// How long the data of a frame can become without more headroom, in bytes.
+    #[inline]
+    pub fn room(&self, frame: &Frame) -> usize {
+        self.usable_bytes.saturating_sub(frame.headroom())
     }
 
     /// Whether the memory is in hugepages.
@@ -364,7 +410,7 @@ impl Arena {
     /// frame or the bytes do not fit.
     #[inline(always)]
     pub fn alloc_from(&mut self, bytes: &[u8]) -> Option<Frame> {
-        if bytes.len() > self.frame_bytes() - usize::from(HEADROOM_BYTES) {
+        if bytes.len() > self.usable_bytes - usize::from(HEADROOM_BYTES) {
             return None;
         }
         let mut frame = self.alloc()?;
@@ -453,7 +499,7 @@ impl Arena {
         if headroom < N {
             return None;
         }
-        let room = self.frame_bytes.checked_sub(headroom)?;
+        let room = self.usable_bytes.checked_sub(headroom)?;
         if frame.at() + room > self.bytes {
             foreign_frame();
         }
@@ -488,7 +534,7 @@ impl Arena {
     /// hold whatever was there. Returns whether it fits in the frame.
     #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        let room = self.frame_bytes.checked_sub(frame.headroom());
+        let room = self.usable_bytes.checked_sub(frame.headroom());
         let fits = room.is_some_and(|room| len <= room);
         if fits {
             frame.place = frame.place & !0xffff | len as u64;
@@ -502,7 +548,7 @@ impl Arena {
     #[inline(always)]
     pub fn prepend(&self, frame: &mut Frame, before: usize, len: usize) -> bool {
         let headroom = frame.headroom();
-        let fits = headroom >= before && headroom - before + len <= self.frame_bytes;
+        let fits = headroom >= before && headroom - before + len <= self.usable_bytes;
         if fits {
             frame.place = ((frame.at() - before) as u64) << 16 | len as u64;
             frame.notes -= before as u64;
@@ -539,7 +585,7 @@ impl Arena {
         let at = usize::try_from(address).ok()?;
         let headroom = at & (self.frame_bytes() - 1);
         let state = self.state.get_mut(at >> self.shift)?;
-        if *state != State::Lent || headroom as u64 + u64::from(len) > 1 << self.shift {
+        if *state != State::Lent || headroom as u64 + u64::from(len) > self.usable_bytes as u64 {
             return None;
         }
         *state = State::Held;
@@ -744,6 +790,45 @@ mod tests {
         assert!(!arena.prepend(&mut frame, 4, 4));
         assert!(arena.headers::<4>(&frame).is_none());
         assert!(arena.headers_mut::<4>(&mut frame).is_none());
+        arena.free(frame);
+    }
+
+    #[test]
+    fn the_largest_frame_can_be_filled_and_emptied() {
+        let config = ArenaConfig { frames: 2, frame_size: FrameSize::K64, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        let mut frame = arena.alloc().unwrap();
+        let room = arena.room(&frame);
+        assert!(!arena.set_len(&mut frame, room + 1));
+        assert!(arena.set_len(&mut frame, room));
+        frame.set_checksum(Checksum::Partial { start: 34, offset: 16 });
+        frame.set_segment_bytes(1448);
+        frame.advance(room);
+        assert_eq!((frame.headroom(), frame.len()), (usize::from(u16::MAX), 0));
+        assert_eq!(frame.checksum(), Checksum::Partial { start: 34, offset: 16 });
+        frame.retreat(usize::from(u16::MAX));
+        assert_eq!((frame.headroom(), frame.len()), (0, usize::from(u16::MAX)));
+        assert_eq!(frame.segment_bytes(), 1448);
+        arena.free(frame);
+        assert_eq!(arena.available(), 2);
+    }
+
+    #[test]
+    fn only_a_partial_checksum_has_segments() {
+        let mut arena = arena(1);
+        let mut frame = arena.alloc().unwrap();
+        for checksum in [Checksum::Unknown, Checksum::Verified] {
+            frame.set_checksum(checksum);
+            frame.set_segment_bytes(1448);
+            assert_eq!((frame.segment_bytes(), frame.checksum()), (0, checksum));
+        }
+        let partial = Checksum::Partial { start: u16::MAX, offset: u16::MAX };
+        frame.set_checksum(partial);
+        frame.set_segment_bytes(MAX_SEGMENT_BYTES as u16);
+        assert_eq!((frame.segment_bytes(), frame.checksum()), (MAX_SEGMENT_BYTES, partial));
+        assert!(!frame.is_unchecked());
+        frame.set_checksum(partial);
+        assert_eq!(frame.segment_bytes(), 0, "forgotten with the old checksum");
         arena.free(frame);
     }
 

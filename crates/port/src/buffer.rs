@@ -14,5 +14,5 @@ pub fn blank(arena: &mut Arena) -> Option<Frame> {
 
 /// Bytes from the start of the frame's data to the end of its buffer.
 pub fn room(arena: &Arena, frame: &Frame) -> usize {
-    arena.frame_bytes() - frame.headroom()
+    arena.room(frame)
 }

@@ -2,9 +2,11 @@
 //!
 //! It is `struct virtio_net_hdr` of virtio 1.2 section 5.1.6, ten bytes in the
 //! byte order of this machine. Through it the kernel says what it knows of a
-//! frame's checksum, and we say what we left for it to do.
+//! frame's checksum and of the segments that it stands for, and we say what we
+//! left for it to do.
 
-use tidegate_memory::Checksum;
+use tidegate_memory::{Checksum, Frame, MAX_SEGMENT_BYTES};
+use tidegate_wire::Medium;
 
 /// Bytes of the header.
 pub const BYTES: usize = 10;
@@ -15,14 +17,26 @@ pub type Raw = [u8; BYTES];
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
 
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+/// A segment carries the mark of a reduced window (RFC 3168), only the first.
+const GSO_ECN: u8 = 0x80;
+
+/// The bytes of a TCP header that tell how long it is.
+const TCP_LENGTH_AT: usize = 12;
+
 /// What the header of a received frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What is known about the transport checksum.
     pub checksum: Checksum,
-    /// The frame stands for several packets of the sender that were never cut
-    /// (segmentation offload), so it may be longer than the MTU.
+    /// The frame stands for several packets, so it may be longer than the MTU:
+    /// the sender never cut them (segmentation offload), or the kernel has
+    /// merged them.
     pub merged: bool,
+    /// The payload of each, if they are TCP segments whose checksum is not in
+    /// question; 0 otherwise.
+    pub segment_bytes: u16,
 }
 
 /// Reads the header of a received frame of `len` bytes.
@@ -44,49 +58,120 @@ pub fn decode(raw: &Raw, len: usize) -> Received {
     } else {
         Checksum::Unknown
     };
-    Received { checksum, merged: raw[1] != 0 }
+    let is_tcp = matches!(raw[1] & !GSO_ECN, GSO_TCPV4 | GSO_TCPV6);
+    let segment_bytes = match checksum {
+        Checksum::Partial { .. } if is_tcp => u16::from_ne_bytes([raw[4], raw[5]]),
+        _ => 0,
+    };
+    let fits = usize::from(segment_bytes) <= MAX_SEGMENT_BYTES;
+    Received { checksum, merged: raw[1] != 0, segment_bytes: if fits { segment_bytes } else { 0 } }
 }
 
-/// Makes the header of a frame to send.
+/// Makes the header of a frame to send, which holds these bytes. What it says
+/// of segments is for TCP only.
 #[inline]
-pub fn encode(checksum: Checksum) -> Raw {
+pub fn encode(medium: Medium, frame: &Frame, bytes: &[u8]) -> Raw {
     let mut raw = [0; BYTES];
-    if let Checksum::Partial { start, offset } = checksum {
+    if let Checksum::Partial { start, offset } = frame.checksum() {
         raw[0] = NEEDS_CSUM;
         raw[6..8].copy_from_slice(&start.to_ne_bytes());
         raw[8..10].copy_from_slice(&offset.to_ne_bytes());
+        if frame.segment_bytes() > 0 {
+            put_segments(&mut raw, medium, start.into(), frame.segment_bytes() as u16, bytes);
+        }
     }
     raw
+}
+
+/// Says how to cut a frame whose TCP header is at `start`.
+fn put_segments(raw: &mut Raw, medium: Medium, start: usize, segment_bytes: u16, bytes: &[u8]) {
+    let is_v6 = match medium {
+        Medium::Ip => bytes.first().is_some_and(|first| first >> 4 == 6),
+        // The type stands in front of the packet, behind a tag if there is one.
+        Medium::Ethernet => match bytes.get(12..18) {
+            Some([0x81, 0x00, _, _, high, low]) => [*high, *low] == [0x86, 0xdd],
+            Some([high, low, ..]) => [*high, *low] == [0x86, 0xdd],
+            _ => false,
+        },
+    };
+    let Some(length) = bytes.get(start + TCP_LENGTH_AT) else { return };
+    let headers_bytes = start + usize::from(length >> 4) * 4;
+    raw[1] = if is_v6 { GSO_TCPV6 } else { GSO_TCPV4 };
+    raw[2..4].copy_from_slice(&(headers_bytes as u16).to_ne_bytes());
+    raw[4..6].copy_from_slice(&segment_bytes.to_ne_bytes());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+
+    /// The header of a frame of `len` zeros but for these bytes.
+    fn encoded(checksum: Checksum, segment_bytes: u16, len: usize, put: &[(usize, u8)]) -> Raw {
+        let config = ArenaConfig { frames: 1, frame_size: FrameSize::K4, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        let mut bytes = vec![0; len];
+        put.iter().for_each(|&(at, byte)| bytes[at] = byte);
+        let mut frame = arena.alloc_from(&bytes).unwrap();
+        frame.set_checksum(checksum);
+        frame.set_segment_bytes(segment_bytes);
+        let raw = encode(Medium::Ethernet, &frame, &bytes);
+        arena.free(frame);
+        raw
+    }
 
     #[test]
     fn what_is_encoded_is_decoded() {
         let partial = Checksum::Partial { start: 34, offset: 6 };
-        assert_eq!(decode(&encode(partial), 60).checksum, partial);
-        assert_eq!(decode(&encode(Checksum::Unknown), 60).checksum, Checksum::Unknown);
-        assert_eq!(decode(&encode(Checksum::Verified), 60).checksum, Checksum::Unknown);
+        let back = |checksum| decode(&encoded(checksum, 0, 60, &[]), 60);
+        assert_eq!(back(partial).checksum, partial);
+        assert!(!back(partial).merged);
+        assert_eq!(back(Checksum::Unknown).checksum, Checksum::Unknown);
+        assert_eq!(back(Checksum::Verified).checksum, Checksum::Unknown);
+    }
+
+    #[test]
+    fn segments_are_told_by_family_and_size() {
+        let length = |at| (at, 8 << 4);
+        for (start, put, kind, headers_bytes) in [
+            (34, &[(12, 0x08), length(46)][..], GSO_TCPV4, 66_u16),
+            (54, &[(12, 0x86), (13, 0xdd), length(66)], GSO_TCPV6, 86),
+            (38, &[(12, 0x81), (16, 0x08), length(50)], GSO_TCPV4, 70),
+            (58, &[(12, 0x81), (16, 0x86), (17, 0xdd), length(70)], GSO_TCPV6, 90),
+        ] {
+            let partial = Checksum::Partial { start, offset: 16 };
+            let raw = encoded(partial, 1000, 3000, put);
+            assert_eq!((raw[0], raw[1]), (NEEDS_CSUM, kind));
+            assert_eq!(u16::from_ne_bytes([raw[2], raw[3]]), headers_bytes);
+            let expected = Received { checksum: partial, merged: true, segment_bytes: 1000 };
+            assert_eq!(decode(&raw, 3000), expected);
+        }
     }
 
     #[test]
     fn a_checked_frame_is_verified_and_a_merged_one_is_known() {
         let mut raw = [0; BYTES];
         raw[0] = DATA_VALID;
-        assert_eq!(decode(&raw, 60), Received { checksum: Checksum::Verified, merged: false });
+        let expected = Received { checksum: Checksum::Verified, merged: false, segment_bytes: 0 };
+        assert_eq!(decode(&raw, 60), expected);
+        // UDP.
         raw[1] = 5;
-        assert!(decode(&raw, 60).merged);
+        raw[4..6].copy_from_slice(&1000_u16.to_ne_bytes());
+        assert_eq!(decode(&raw, 60), Received { merged: true, ..expected });
+        // TCP whose checksum nobody vouches for.
+        raw[1] = GSO_TCPV4;
+        assert_eq!(decode(&raw, 60), Received { merged: true, ..expected });
     }
 
     proptest! {
         #[test]
         fn a_partial_checksum_always_lies_inside_the_frame(raw: Raw, len in 0usize..2048) {
-            if let Checksum::Partial { start, offset } = decode(&raw, len).checksum {
+            let received = decode(&raw, len);
+            if let Checksum::Partial { start, offset } = received.checksum {
                 prop_assert!(usize::from(start) + usize::from(offset) + 2 <= len);
             }
+            prop_assert!(usize::from(received.segment_bytes) <= MAX_SEGMENT_BYTES);
         }
     }
 }

@@ -134,6 +134,9 @@ pub struct Config {
     /// Whether the port completes checksums: frames to send then carry
     /// `Checksum::Partial`.
     pub transmit_checksum: bool,
+    /// The largest TCP payload that the port cuts into segments itself, in
+    /// bytes; 0 when it cuts none. Only with [`Config::transmit_checksum`].
+    pub segmentation_bytes: usize,
     /// Whether an IPv6 address is checked for being unique before it is used
     /// (RFC 4862 section 5.4). Only with [`Ownership::Own`] on Ethernet.
     pub duplicate_address_detection: bool,
@@ -159,6 +162,7 @@ impl Config {
             ownership: Ownership::Own,
             forwarding: false,
             transmit_checksum: false,
+            segmentation_bytes: 0,
             duplicate_address_detection: false,
             hop_limit: 64,
             limits: Limits::default(),

@@ -26,7 +26,7 @@ use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
 use crate::route::Routes;
-use crate::tcp::{TcpTable, may_be_plain_tcp};
+use crate::tcp::{LARGEST_TRAIN_BYTES, TcpTable, may_be_plain_tcp};
 use crate::udp::{Payload, UdpTable};
 use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
 
@@ -38,6 +38,8 @@ pub struct Stack {
     pub(crate) vlan: Option<VlanTag>,
     pub(crate) ownership: Ownership,
     pub(crate) transmit_checksum: bool,
+    /// As in the configuration; no more than an IP packet holds.
+    pub(crate) segmentation_bytes: usize,
     pub(crate) hop_limit: u8,
     pub(crate) limits: Limits,
     pub(crate) chance: Chance,
@@ -88,6 +90,10 @@ impl Stack {
             vlan: config.vlan.map(VlanTag::new),
             ownership: config.ownership,
             transmit_checksum: config.transmit_checksum,
+            segmentation_bytes: match config.transmit_checksum {
+                true => config.segmentation_bytes.min(LARGEST_TRAIN_BYTES),
+                false => 0,
+            },
             hop_limit: config.hop_limit,
             addresses: Addresses::new(chance.hash_key()),
             routes: Routes::new(chance.hash_key()),

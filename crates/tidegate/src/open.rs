@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_engine::admission::AdmissionError;
 use tidegate_engine::{Clock, Engine, EngineConfig, IdleConfig, KernelNeighbours};
 use tidegate_gate::{Mode, Settings, admission};
-use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
+use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize, HEADROOM_BYTES};
 use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
@@ -333,6 +333,11 @@ pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), Ope
         ownership: config.ownership,
         limits: config.limits,
         transmit_checksum: capabilities.transmit_checksum,
+        segmentation_bytes: match capabilities.segmentation {
+            // Headers go in front.
+            true => usize::from(u16::MAX - HEADROOM_BYTES),
+            false => 0,
+        },
         ..Config::ethernet(mac, seed)
     };
     let clock = Clock::new();

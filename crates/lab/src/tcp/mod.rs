@@ -58,7 +58,8 @@ impl Subject {
     }
 }
 
-/// What makes the kernel's receive work run on the server's core.
+/// What makes the receive work run on the server's core, where the server does
+/// not do it itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelReceive {
     /// Receive Packet Steering.
@@ -108,10 +109,9 @@ impl Bench {
         let end = &self.pair.b;
         let steers = match subject {
             Subject::TidegateXdp => false,
-            Subject::TidegatePacket => true,
             _ => receive == KernelReceive::Steering,
         };
-        let merges = subject.is_kernel() && receive == KernelReceive::Thread;
+        let merges = subject != Subject::TidegateXdp && receive == KernelReceive::Thread;
         end.set_rps(steers.then_some(self.server_core))?;
         end.set_deferral(0, 0)?;
         // Fails where there was no thread.
@@ -139,6 +139,15 @@ impl Bench {
         process.wait_for_line()?;
         let address = if subject.is_kernel() { KERNEL_SERVER } else { OWN_SERVER };
         Ok(Server { process, target: SocketAddr::new(address.into(), PORT) })
+    }
+
+    /// Whether segments go over the wire that are not cut, with checksums that
+    /// are not filled in: between cards that do that, or on one machine.
+    fn set_offload(&self, on: bool) -> Result<(), LabError> {
+        let on = if on { "on" } else { "off" };
+        [&self.pair.a, &self.pair.b]
+            .into_iter()
+            .try_for_each(|end| end.ethtool(&["tx", on, "tso", on, "gso", on]))
     }
 
     /// A load on the load's core, through `link`.

@@ -21,6 +21,7 @@ pub struct GiveBack<'a> {
     base: NonNull<u8>,
     bytes: usize,
     frame_bytes: usize,
+    usable_bytes: usize,
     shift: u32,
     places: slice::IterMut<'a, FreePlace>,
     /// The places there were, less those that are counted in `available`.
@@ -36,7 +37,7 @@ impl Arena {
         let available = self.available.min(self.free.len());
         Take {
             base: self.base,
-            room: self.frame_bytes - usize::from(HEADROOM_BYTES),
+            room: self.usable_bytes - usize::from(HEADROOM_BYTES),
             shift: self.shift,
             places: self.free[..available].iter(),
             available: &mut self.available,
@@ -53,6 +54,7 @@ impl Arena {
             base: self.base,
             bytes: self.bytes,
             frame_bytes: self.frame_bytes,
+            usable_bytes: self.usable_bytes,
             shift: self.shift,
             unused: places.len(),
             places,
@@ -144,7 +146,7 @@ impl GiveBack<'_> {
         if headroom < N {
             return None;
         }
-        let room = self.frame_bytes.checked_sub(headroom)?;
+        let room = self.usable_bytes.checked_sub(headroom)?;
         if frame.at() + room > self.bytes {
             foreign_frame();
         }
@@ -155,7 +157,7 @@ impl GiveBack<'_> {
     /// As [`Arena::set_len`].
     #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        let room = self.frame_bytes.checked_sub(frame.headroom());
+        let room = self.usable_bytes.checked_sub(frame.headroom());
         let fits = room.is_some_and(|room| len <= room);
         if fits {
             frame.place = frame.place & !0xffff | len as u64;

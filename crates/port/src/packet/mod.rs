@@ -21,7 +21,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_memory::{Arena, Checksum, Frame, FrameSize};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::netlink::{self, Interface, NetlinkError};
@@ -77,6 +77,11 @@ pub struct PacketConfig {
     pub qdisc_bypass: bool,
     /// Takes frames for other hardware addresses than the interface's too.
     pub promiscuous: bool,
+    /// Lets the kernel cut what is sent into segments and merge those that
+    /// arrive ([`Capabilities::segmentation`]). Needs frames of
+    /// [`FrameSize::K64`](tidegate_memory::FrameSize::K64); goes through the
+    /// queueing discipline, where the cutting is done.
+    pub segmentation: bool,
     /// Joins this fanout group: the flows are spread by their hash over all
     /// ports of the group (`PACKET_FANOUT_HASH`).
     pub fanout: Option<u16>,
@@ -92,6 +97,7 @@ impl PacketConfig {
             buffer_bytes: 4 << 20,
             qdisc_bypass: true,
             promiscuous: false,
+            segmentation: false,
             fanout: None,
         }
     }
@@ -134,6 +140,12 @@ pub enum PacketError {
     /// The buffer is too small or too large.
     #[error("a packet port's buffer is between 64 KiB and 1 GiB, not {0} bytes")]
     BufferSize(usize),
+    /// What the kernel merges does not fit into a frame.
+    #[error(
+        "segmentation needs frames of 64 KiB and `recvmmsg`: open the port with an arena of \
+         `FrameSize::K64` and `Receive::Calls`"
+    )]
+    SmallFrames,
     /// The kernel refused a step.
     #[error("cannot {step} on {interface}: {source}")]
     Setup {
@@ -157,6 +169,12 @@ const BLOCK_TIMEOUT_MS: u32 = 1;
 /// too long are dropped without using the quota, and must not hold it up.
 const SKIP_MAX: usize = 64;
 
+/// Where frames hold many segments, so many are taken by one call, and no more
+/// calls are made when there are so many bytes: what a burst brings is
+/// acknowledged when all of it was read, and until then the sender waits.
+const MERGED_FRAMES: usize = 8;
+const MERGED_BYTES: u64 = 128 << 10;
+
 enum Receiver {
     Calls,
     Ring(Reader),
@@ -178,11 +196,18 @@ impl PacketPort {
     ///
     /// # Errors
     /// See [`PacketError`]; nothing is left behind.
-    pub fn open(config: &PacketConfig, _arena: &mut Arena) -> Result<Self, PacketError> {
+    pub fn open(config: &PacketConfig, arena: &mut Arena) -> Result<Self, PacketError> {
+        let large = arena.frame_bytes() >= FrameSize::K64.bytes();
+        if config.segmentation && !(large && config.receive == Receive::Calls) {
+            return Err(PacketError::SmallFrames);
+        }
         let interface = Interface::by_name(&config.interface)?;
         check(config, &interface)?;
         let (socket, receiver) = connect(config, &interface)?;
         let detail = match config.receive {
+            Receive::Calls if config.segmentation => {
+                "recvmmsg and sendmmsg, segmentation by the kernel".to_owned()
+            }
             Receive::Calls => "recvmmsg and sendmmsg".to_owned(),
             Receive::Ring => {
                 format!("TPACKET_V3 ring of {} KiB, sendmmsg", config.buffer_bytes >> 10)
@@ -197,7 +222,7 @@ impl PacketPort {
                 mtu: interface.mtu,
                 receive_checksum: true,
                 transmit_checksum: true,
-                segmentation: false,
+                segmentation: config.segmentation,
                 queues: 1,
             },
             counters: PortCounters::default(),
@@ -214,10 +239,16 @@ impl PacketPort {
         burst: &mut Burst,
         quota: usize,
     ) -> io::Result<usize> {
+        let segments = self.capabilities.segmentation;
         let mut taken = 0;
         let mut looked_at = 0;
+        let per_call = if segments { MERGED_FRAMES } else { BURST };
+        let before_bytes = self.counters.received_bytes;
         while taken < quota && looked_at < quota + SKIP_MAX {
-            let want = (quota - taken).min(BURST);
+            if segments && self.counters.received_bytes - before_bytes >= MERGED_BYTES {
+                break;
+            }
+            let want = (quota - taken).min(per_call);
             self.spare.extend(std::iter::from_fn(|| buffer::blank(arena)).take(want));
             let offered = self.spare.len();
             let outcome = match offered {
@@ -232,7 +263,9 @@ impl PacketPort {
                 }
                 let arrival = self.batch.arrival(at);
                 let header = vnet::decode(&arrival.vnet, arrival.len);
-                match finish(arena, frame, arrival.len, arrival.truncated, header, arrival.vlan) {
+                let takes = !header.merged || segments && header.segment_bytes > 0;
+                let fits = takes && !arrival.truncated;
+                match finish(arena, frame, arrival.len, fits, header, arrival.vlan) {
                     Some(frame) => {
                         count_received(&mut self.counters, &frame);
                         burst.push_back(frame);
@@ -312,7 +345,8 @@ fn connect(
     socket
         .set_packet(PACKET_IGNORE_OUTGOING, 1)
         .map_err(step("ignore sent frames (PACKET_IGNORE_OUTGOING, Linux 4.20)"))?;
-    if config.qdisc_bypass {
+    // Past the queueing discipline nothing is cut.
+    if config.qdisc_bypass && !config.segmentation {
         socket
             .set_packet(libc::PACKET_QDISC_BYPASS, 1)
             .map_err(step("bypass the queueing discipline"))?;
@@ -354,17 +388,17 @@ fn connect(
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 
 /// Makes a filled buffer a frame to hand on. `None`, and the buffer goes back,
-/// when the frame was cut off or stands for several UDP datagrams.
+/// when the frame does not fit: it was cut off, or stands for several packets.
 #[inline]
 fn finish(
     arena: &mut Arena,
     mut frame: Frame,
     len: usize,
-    truncated: bool,
+    fits: bool,
     header: vnet::Received,
     vlan: Option<(u16, u16)>,
 ) -> Option<Frame> {
-    if truncated || header.merged || !arena.set_len(&mut frame, len) {
+    if !fits || !arena.set_len(&mut frame, len) {
         arena.free(frame);
         return None;
     }
@@ -372,6 +406,7 @@ fn finish(
     if let Some((protocol, tag)) = vlan {
         put_tag_back(arena, &mut frame, protocol, tag);
     }
+    frame.set_segment_bytes(header.segment_bytes);
     Some(frame)
 }
 

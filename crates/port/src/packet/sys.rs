@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidegate_memory::{Arena, Frame};
+use tidegate_wire::Medium;
 
 use super::filter::Instruction;
 use crate::vnet;
@@ -361,7 +362,7 @@ impl Batch {
     ) -> io::Result<usize> {
         let mut count = 0;
         for (at, frame) in frames.take(BURST).enumerate() {
-            self.vnet[at] = vnet::encode(frame.checksum());
+            self.vnet[at] = vnet::encode(Medium::Ethernet, frame, arena.bytes(frame));
             self.aim(at, arena, frame, false);
             count += 1;
         }

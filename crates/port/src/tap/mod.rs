@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use tidegate_memory::{Arena, HEADROOM_BYTES};
+use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
 
 use crate::netlink::{self, Interface, NetlinkError};
@@ -38,6 +38,10 @@ pub struct TapConfig {
     pub kernel_addresses: Vec<IpCidr>,
     /// Whether to set the kernel's end up.
     pub up: bool,
+    /// Lets the kernel hand over and take segments that are not cut
+    /// ([`Capabilities::segmentation`]). Needs frames of
+    /// [`FrameSize::K64`](tidegate_memory::FrameSize::K64).
+    pub segmentation: bool,
 }
 
 impl TapConfig {
@@ -50,6 +54,7 @@ impl TapConfig {
             mtu: None,
             kernel_addresses: Vec::new(),
             up: true,
+            segmentation: false,
         }
     }
 }
@@ -94,6 +99,9 @@ pub enum TapError {
         /// The largest MTU that would do.
         room: usize,
     },
+    /// What is not cut does not fit into a frame.
+    #[error("segmentation needs frames of 64 KiB: open the port with an arena of `FrameSize::K64`")]
+    SmallFrames,
     /// The kernel refused a step.
     #[error("cannot {step} on {name}: {source}")]
     Setup {
@@ -128,9 +136,14 @@ impl TapPort {
     /// # Errors
     /// See [`TapError`]; a device that was made is gone again.
     pub fn open(config: &TapConfig, arena: &mut Arena) -> Result<Self, TapError> {
+        if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
+            return Err(TapError::SmallFrames);
+        }
         let (device, name) = attach(config)?;
-        sys::set_offload(device.as_fd(), libc::TUN_F_CSUM).map_err(|source| TapError::Setup {
-            step: "turn on checksum offload",
+        let segmentation = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        let offload = libc::TUN_F_CSUM | if config.segmentation { segmentation } else { 0 };
+        sys::set_offload(device.as_fd(), offload).map_err(|source| TapError::Setup {
+            step: "turn on checksum and segmentation offload",
             name: name.clone(),
             source,
         })?;
@@ -159,7 +172,7 @@ impl TapPort {
                 mtu: interface.mtu,
                 receive_checksum: true,
                 transmit_checksum: true,
-                segmentation: false,
+                segmentation: config.segmentation,
                 queues: 1,
             },
             counters: PortCounters::default(),
@@ -250,13 +263,15 @@ impl Port for TapPort {
                 Ok(bytes) => {
                     let len = bytes.saturating_sub(vnet::BYTES);
                     let known = vnet::decode(&header, len);
-                    if len >= room || known.merged {
+                    let takes = self.capabilities.segmentation && known.segment_bytes > 0;
+                    if len >= room || known.merged && !takes {
                         arena.free(frame);
                         self.counters.drops.count(DropReason::FrameTooLong);
                         continue;
                     }
                     frame.truncate(len);
                     frame.set_checksum(known.checksum);
+                    frame.set_segment_bytes(known.segment_bytes);
                     self.counters.received += 1;
                     self.counters.received_bytes += len as u64;
                     burst.push_back(frame);
@@ -278,8 +293,8 @@ impl Port for TapPort {
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(frame) = burst.pop_front() {
-            let header = vnet::encode(frame.checksum());
             let data = arena.bytes(&frame);
+            let header = vnet::encode(self.capabilities.medium, &frame, data);
             let written =
                 rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
             match written.map_err(io::Error::from) {

@@ -73,6 +73,8 @@ pub(crate) struct Shared {
     flights: Vec<Box<Flight>>,
     #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
     gaps: Vec<Box<Gaps>>,
+    /// The largest payload that the link takes.
+    pub(crate) link_mss: u16,
     /// How long TIME-WAIT lasts, and FIN-WAIT-2 when nobody reads any more.
     pub(crate) time_wait_ns: u64,
     pub(crate) fin_wait_2_ns: u64,
@@ -82,8 +84,9 @@ pub(crate) struct Shared {
 const SPARES: usize = 256;
 
 impl Shared {
-    pub(crate) fn new(limit_bytes: usize, time_wait_ns: u64) -> Self {
+    pub(crate) fn new(limit_bytes: usize, time_wait_ns: u64, link_mss: u16) -> Self {
         Self {
+            link_mss,
             chunks: Chunks::new(limit_bytes),
             options: Arc::default(),
             flights: Vec::new(),

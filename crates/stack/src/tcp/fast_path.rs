@@ -129,12 +129,14 @@ impl Stack {
     }
 
     /// Sends a frame that holds the data of a segment, by headers made ready. It
-    /// has headroom for them.
+    /// has headroom for them. The port cuts it into pieces of `cut_bytes`,
+    /// unless that is 0.
     pub(crate) fn send_plain_segment(
         &mut self,
         arena: &mut Arena,
         template: &Template,
         out: &Out,
+        cut_bytes: u16,
         traffic_class: u8,
         mut frame: Frame,
     ) {
@@ -155,6 +157,7 @@ impl Stack {
         out.emit(segment, if partial { pseudo.fold() } else { 0 });
         if partial {
             frame.set_checksum(Checksum::Partial { start: tcp_at as u16, offset: 16 });
+            frame.set_segment_bytes(cut_bytes);
         } else {
             tcp::fill_checksum(pseudo, segment);
             frame.set_checksum(Checksum::Unknown);

@@ -40,6 +40,7 @@ mod timers;
 
 pub use congestion::CongestionControl;
 pub(crate) use fast_path::may_be_plain_tcp;
+pub(crate) use output::LARGEST_TRAIN_BYTES;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
     TcpState,

@@ -2,9 +2,11 @@
 
 use std::net::IpAddr;
 
-use tidegate_memory::{Arena, Checksum, Frame};
-use tidegate_wire::{DropReason, Protocol, Sum, TcpHeader, checksum, tcp};
+use tidegate_memory::{Arena, Checksum, Frame, MAX_SEGMENT_BYTES};
+use tidegate_wire::tcp::TcpFlags;
+use tidegate_wire::{DropReason, Ipv6Header, Protocol, Sum, TcpHeader, checksum, tcp};
 
+use super::TcpOptions;
 use super::segment::Out;
 use crate::Stack;
 use crate::packet::Packet;
@@ -12,9 +14,55 @@ use crate::path::Path;
 
 /// Segments of one connection before others have their turn.
 const TURN_SEGMENTS: usize = 32;
+/// The same where the port cuts segments: two packets of the largest kind.
+const TURN_TRAIN_SEGMENTS: usize = 90;
+
+/// What segments in one packet hold at most: a packet has 16 bits for its
+/// length.
+pub(crate) const LARGEST_TRAIN_BYTES: usize =
+    u16::MAX as usize - Ipv6Header::BYTES - TcpHeader::BYTES - TcpHeader::MAX_OPTION_BYTES;
 
 /// The marks of the IP header (RFC 3168 section 5): ECT(0).
 const ECN_CAPABLE: u8 = 2;
+
+/// Segments in a row that leave as one, which the port cuts again. The
+/// connection has sent each of them.
+struct Train {
+    all: Out,
+    segment_bytes: u16,
+}
+
+impl Train {
+    fn new(first: Out) -> Self {
+        Self { segment_bytes: first.data_bytes, all: first }
+    }
+
+    /// Whether a segment was joined to the end: what goes in front of the data
+    /// must be the same, but for the push flag, which the last one has.
+    fn join(&mut self, next: &Out, most_bytes: usize) -> bool {
+        let all = &mut self.all;
+        let bytes = usize::from(all.data_bytes) + usize::from(next.data_bytes);
+        let is_behind = next.seq == all.seq + u32::from(all.data_bytes)
+            && all.data_bytes.is_multiple_of(self.segment_bytes.max(1))
+            && (1..=self.segment_bytes).contains(&next.data_bytes)
+            && usize::from(self.segment_bytes) <= MAX_SEGMENT_BYTES
+            && bytes <= most_bytes;
+        let is_alike = all.flags == TcpFlags::ACK
+            && (next.flags == TcpFlags::ACK || next.flags == TcpFlags::ACK | TcpFlags::PSH)
+            && (all.ack, all.window, all.ecn_capable) == (next.ack, next.window, next.ecn_capable)
+            && all.options.as_bytes() == next.options.as_bytes();
+        if is_behind && is_alike {
+            all.data_bytes = bytes as u16;
+            all.flags = next.flags;
+        }
+        is_behind && is_alike
+    }
+
+    /// The payload of each segment; 0 when there is only one.
+    fn cut_bytes(&self) -> u16 {
+        if self.all.data_bytes > self.segment_bytes { self.segment_bytes } else { 0 }
+    }
+}
 
 impl Stack {
     /// Sends what connections have to send, as far as there is room. Called at
@@ -46,29 +94,58 @@ impl Stack {
         // Without a path segments are as good as lost; timers go on.
         let path = self.path(now_ns, arena, remote).ok();
         let mtu = path.as_ref().map_or(self.mtu, |path| path.mtu);
-        let mut left = TURN_SEGMENTS;
+        let most_bytes = path.as_ref().map_or(0, |path| self.train_bytes(path, index));
+        let mut left = if most_bytes > 0 { TURN_TRAIN_SEGMENTS } else { TURN_SEGMENTS };
+        let mut train: Option<Train> = None;
         while left > 0 && self.has_room_for_segments(arena) {
-            let Some(connection) = self.tcp.connections.at_mut(index) else { return };
+            let Some(connection) = self.tcp.connections.at_mut(index) else { break };
             let Some(out) = connection.poll_output(now_ns, mtu, &mut self.tcp.shared) else {
-                return self.tcp.settle(now_ns, index);
+                break;
             };
-            match &path {
-                Some(path) => self.send_segment(arena, path, &out, Some(index)),
-                None => self.counters.transmit_drops.count(DropReason::NoRoute),
-            }
             left -= 1;
-            if self.tcp.connections.at(index).is_none_or(|connection| !connection.is.wants_output) {
+            let goes_on = connection.is.wants_output;
+            if !train.as_mut().is_some_and(|train| train.join(&out, most_bytes))
+                && let Some(whole) = train.replace(Train::new(out))
+            {
+                self.send_train(arena, path.as_ref(), &whole, index);
+            }
+            if !goes_on {
                 break;
             }
         }
+        if let Some(train) = train {
+            self.send_train(arena, path.as_ref(), &train, index);
+        }
         self.tcp.settle(now_ns, index);
+    }
+
+    /// What one packet of a connection may hold beyond a segment: 0 unless the
+    /// port cuts it and its headers are made ready.
+    fn train_bytes(&self, path: &Path, index: u32) -> usize {
+        let is_plain = |options: &TcpOptions| {
+            path.plain_bytes > 0 && options.hop_limit.is_none_or(|limit| limit == self.hop_limit)
+        };
+        let connection = self.tcp.connections.at(index);
+        let may = connection.is_some_and(|connection| {
+            is_plain(&connection.options) && path.template.is_from(connection.ends.local_ip())
+        });
+        if may { self.segmentation_bytes } else { 0 }
+    }
+
+    fn send_train(&mut self, arena: &mut Arena, path: Option<&Path>, train: &Train, index: u32) {
+        match path {
+            Some(path) => {
+                self.send_segment(arena, path, &train.all, train.cut_bytes(), Some(index));
+            }
+            None => self.counters.transmit_drops.count(DropReason::NoRoute),
+        }
     }
 
     fn send_tcp_replies(&mut self, now_ns: u64, arena: &mut Arena) {
         let mut replies = std::mem::take(&mut self.tcp.replies);
         for out in replies.drain(..) {
             match self.path(now_ns, arena, out.ends.remote_ip()) {
-                Ok(path) => self.send_segment(arena, &path, &out, None),
+                Ok(path) => self.send_segment(arena, &path, &out, 0, None),
                 Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
             }
         }
@@ -76,8 +153,16 @@ impl Stack {
         self.tcp.replies = replies;
     }
 
-    /// Puts a segment into a frame and sends it.
-    fn send_segment(&mut self, arena: &mut Arena, path: &Path, out: &Out, index: Option<u32>) {
+    /// Puts a segment into a frame and sends it; several, if the port is to cut
+    /// them, with so many bytes each.
+    fn send_segment(
+        &mut self,
+        arena: &mut Arena,
+        path: &Path,
+        out: &Out,
+        cut_bytes: u16,
+        index: Option<u32>,
+    ) {
         let Some(mut frame) = arena.alloc() else {
             return self.counters.transmit_drops.count(DropReason::NoBuffer);
         };
@@ -101,7 +186,8 @@ impl Stack {
             && hop_limit.is_none_or(|limit| limit == self.hop_limit)
             && path.template.is_from(out.ends.local_ip())
         {
-            return self.send_plain_segment(arena, &path.template, out, traffic_class, frame);
+            let (template, cut) = (&path.template, cut_bytes);
+            return self.send_plain_segment(arena, template, out, cut, traffic_class, frame);
         }
         let packet = Packet {
             source: out.ends.local_ip(),

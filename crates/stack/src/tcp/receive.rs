@@ -168,7 +168,9 @@ impl Connection {
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
         let end = start + data.len() as u32;
-        self.heard_mss = self.heard_mss.max(u16::try_from(data.len()).unwrap_or(u16::MAX));
+        // What is longer are several segments that the port has merged.
+        let heard = data.len().min(shared.link_mss.into());
+        self.heard_mss = self.heard_mss.max(heard as u16);
         if !end.is_after(self.rcv_nxt) {
             self.note_duplicate(start, end);
             return Ok(());

@@ -65,7 +65,7 @@ impl TcpTable {
             connections: Connections::new(limits.tcp_connections),
             index: Index::new(chance.hash_key()),
             listeners: Listeners::new(chance.hash_key(), limits.sockets),
-            shared: Shared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns),
+            shared: Shared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns, fits(40)),
             secret: Secret::new(chance),
             wheel: Wheel::new(now_ns),
             pending: VecDeque::new(),

@@ -652,7 +652,7 @@ impl Stack {
 #[inline(always)]
 fn blank(arena: &mut Arena) -> Option<Frame> {
     let mut frame = arena.alloc()?;
-    let room = arena.frame_bytes() - frame.headroom();
+    let room = arena.room(&frame);
     arena.set_len(&mut frame, room);
     Some(frame)
 }

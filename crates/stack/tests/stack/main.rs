@@ -12,4 +12,5 @@ mod tcp_calls;
 mod tcp_goodput;
 mod tcp_pair;
 mod tcp_script;
+mod tcp_segmentation;
 mod udp;
