@@ -34,13 +34,17 @@ pub enum StreamService {
     Source,
 }
 
-/// A connection and what of it was read and not sent back yet.
+/// A connection. Most of many have nothing unsent, so that is elsewhere.
 struct Connection {
     stream: TcpStream,
-    unsent: Box<[u8]>,
-    /// How much of `unsent` is sent.
-    sent: usize,
+    unsent: Option<Box<Unsent>>,
     state: State,
+}
+
+/// What was read and not all sent back yet.
+struct Unsent {
+    bytes: Box<[u8]>,
+    sent: usize,
 }
 
 /// What a connection waits for now.
@@ -118,7 +122,7 @@ impl Server<'_> {
             let token = Token(self.first + slot);
             let state = self.service.first_state();
             batch.register(self.poll, &stream, token, state.interest())?;
-            self.connections.insert(Connection { stream, unsent: Box::default(), sent: 0, state });
+            self.connections.insert(Connection { stream, unsent: None, state });
         }
     }
 
@@ -176,14 +180,16 @@ impl Connection {
     ) -> io::Result<State> {
         let mut turn = 0;
         while turn < TURN_BYTES {
-            while let Some(rest) = self.unsent.get(self.sent..).filter(|rest| !rest.is_empty()) {
-                match unless_blocked(batch.send(&self.stream, rest))? {
-                    Some(len) => self.sent += len,
+            while let Some(unsent) = &mut self.unsent {
+                match unless_blocked(batch.send(&self.stream, &unsent.bytes[unsent.sent..]))? {
+                    Some(len) => unsent.sent += len,
                     None => return Ok(State::Writing),
                 }
                 ServeCounters::add(&counters.answers, 1);
+                if unsent.sent == unsent.bytes.len() {
+                    self.unsent = None;
+                }
             }
-            (self.unsent, self.sent) = (Box::default(), 0);
             let Some(len) = unless_blocked(batch.recv(&self.stream, buffer))? else {
                 return Ok(State::Reading);
             };
@@ -197,13 +203,14 @@ impl Connection {
             if sent == len {
                 ServeCounters::add(&counters.answers, 1);
             } else {
-                self.unsent = buffer[sent..len].into();
+                let bytes = buffer[sent..len].into();
+                self.unsent = Some(Box::new(Unsent { bytes, sent: 0 }));
             }
             if len < buffer.len() && sent == len {
                 return Ok(State::Reading);
             }
         }
-        Ok(if self.unsent.is_empty() { State::Reading } else { State::Writing })
+        Ok(if self.unsent.is_none() { State::Reading } else { State::Writing })
     }
 
     /// Reads, where it lies, and forgets.

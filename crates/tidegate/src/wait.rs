@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -87,17 +87,18 @@ pub(crate) enum Patience {
     Forever,
 }
 
-/// A time-out that threads share; none to begin with.
-pub(crate) struct SharedTimeout(AtomicU64);
+/// A time-out that threads share; none to begin with. In whole milliseconds, as
+/// kernels have it: there are two in each stream.
+pub(crate) struct SharedTimeout(AtomicU32);
 
 impl SharedTimeout {
     pub(crate) const fn none() -> Self {
-        Self(AtomicU64::new(u64::MAX))
+        Self(AtomicU32::new(u32::MAX))
     }
 
     pub(crate) fn get(&self) -> Option<Duration> {
-        let ns = self.0.load(Ordering::Relaxed);
-        (ns != u64::MAX).then(|| Duration::from_nanos(ns))
+        let ms = self.0.load(Ordering::Relaxed);
+        (ms != u32::MAX).then(|| Duration::from_millis(ms.into()))
     }
 
     /// # Errors
@@ -109,9 +110,10 @@ impl SharedTimeout {
                 "a time-out of zero: use set_nonblocking",
             ));
         }
-        // Longer than 584 years is for ever.
-        let ns = timeout.and_then(|timeout| u64::try_from(timeout.as_nanos()).ok());
-        self.0.store(ns.unwrap_or(u64::MAX), Ordering::Relaxed);
+        // Not shorter than it was asked for, and longer than 49 days is for ever.
+        let ms = timeout.map(|timeout| timeout.as_nanos().div_ceil(1_000_000));
+        let ms = ms.and_then(|ms| u32::try_from(ms).ok());
+        self.0.store(ms.unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok(())
     }
 }
