@@ -316,6 +316,11 @@ pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), Ope
     }
     let shared_addresses =
         if shared { config.addresses.iter().map(IpCidr::address).collect() } else { Vec::new() };
+    let kernel_receives = matches!(config.port, PortConfig::Packet(_) | PortConfig::Tap(_));
+    if kernel_receives && config.engine.idle == IdleConfig::default() {
+        // Its work may need this core: a pause lets it have it.
+        config.engine.idle.spin_ns = 0;
+    }
     let mut arena = Arena::new(config.arena)?;
     let mut port = open_port(config.port, &config.addresses, config.vlan, shared, &mut arena)?;
     for wrap in config.wraps {

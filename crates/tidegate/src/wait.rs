@@ -175,11 +175,10 @@ impl Waiters {
     }
 }
 
-/// About a microsecond.
+/// About a microsecond, unless others want the processor: the kernel's receive
+/// work may be among them.
 pub(crate) fn pause() {
-    for _ in 0..32 {
-        std::hint::spin_loop();
-    }
+    std::thread::yield_now();
 }
 
 /// Sleeps until a descriptor is readable, the bell rings or the time is over.

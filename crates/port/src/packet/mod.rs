@@ -172,8 +172,8 @@ const SKIP_MAX: usize = 64;
 /// Where frames hold many segments, so many are taken by one call, and no more
 /// calls are made when there are so many bytes: what a burst brings is
 /// acknowledged when all of it was read, and until then the sender waits.
-const MERGED_FRAMES: usize = 8;
-const MERGED_BYTES: u64 = 128 << 10;
+const MERGED_FRAMES: usize = 4;
+const MERGED_BYTES: u64 = 96 << 10;
 
 enum Receiver {
     Calls,
