@@ -145,3 +145,37 @@ fn a_shared_address_leaves_other_ports_to_the_kernel() {
     others.accept().unwrap();
     drop(server);
 }
+
+/// The kernel cuts what the server sends and merges what it gets: to frames as
+/// on any wire, and not at all where its device says that it can do so.
+#[test]
+fn streams_arrive_whole_when_the_kernel_cuts_and_merges() {
+    if !is_root("tcp_segmentation") || !have("tcp_segmentation", &["ethtool"]) {
+        return;
+    }
+    for (kind, offload) in [(Kind::Packet, "off"), (Kind::Packet, "on"), (Kind::Tap, "on")] {
+        let site = Site::new(kind);
+        if let Site::Veth(pair) = &site {
+            for end in [&pair.a, &pair.b] {
+                let mut ethtool = end.namespace.command("ethtool");
+                ethtool.args(["-K", &end.device, "tx", offload, "tso", offload, "gso", offload]);
+                assert!(ethtool.args(["gro", "on"]).output().unwrap().status.success());
+            }
+        }
+        let serve = ["echo", "--tcp", "--listen", "7777", "--segmentation"];
+        let server = site.serve(kind, &serve);
+        site.client()
+            .enter(|| {
+                for address in [SERVER_V4, SERVER_V6] {
+                    for bytes in [0, 1, 1461, 100_000, 8_000_000] {
+                        round_trip(address, bytes);
+                    }
+                }
+            })
+            .unwrap();
+        let report = server.stop();
+        for reason in ["tcp_checksum", "frame_too_long", "transmit_failed"] {
+            assert!(report["drops"].get(reason).is_none(), "{kind:?} {offload}: {report}");
+        }
+    }
+}
