@@ -4,6 +4,7 @@
 use tidegate_wire::DropReason;
 
 use super::connection::{Connection, NEVER, Shared};
+use super::options::TIMESTAMPS_BYTES;
 use super::seq::Seq;
 use super::socket::TcpState;
 
@@ -110,6 +111,14 @@ impl Connection {
         self.rcv_edge.since(self.rcv_nxt)
     }
 
+    /// The most data that one segment of the peer's can have, on a link that
+    /// takes `link_mss` without options on IPv4.
+    fn largest_text(&self, link_mss: u16) -> usize {
+        let family = if self.ends.is_v4() { 0 } else { 20 };
+        let options = if self.is.timestamps { TIMESTAMPS_BYTES } else { 0 };
+        usize::from(link_mss).saturating_sub(family + options)
+    }
+
     /// How far the peer might be allowed to send now.
     fn wished_edge(&self) -> Seq {
         let free = self.options.receive_buffer_bytes.saturating_sub(self.readable());
@@ -169,8 +178,8 @@ impl Connection {
     ) -> Result<(), DropReason> {
         let end = start + data.len() as u32;
         // What is longer are several segments that the port has merged.
-        let heard = data.len().min(shared.link_mss.into());
-        self.heard_mss = self.heard_mss.max(heard as u16);
+        let heard = data.len().min(self.largest_text(shared.link_mss)) as u16;
+        self.heard_mss = self.heard_mss.max(heard);
         if !end.is_after(self.rcv_nxt) {
             self.note_duplicate(start, end);
             return Ok(());

@@ -195,7 +195,7 @@ fn segments_in_a_row_leave_as_one_and_arrive_as_they_are() {
         assert!(received == data);
         let least = data.len() / whole_bytes(family);
         assert!(frames.0 >= least && frames.0 < least + 60, "{frames:?}");
-        assert!(frames.1 * 5 < frames.0, "{frames:?}");
+        assert!(frames.1 * 3 < frames.0, "{frames:?}");
     });
 }
 
