@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::ServeCounters;
+use crate::kernel_listener::listen_on;
 use crate::slots::Slots;
 use crate::streams::StreamService;
 
@@ -20,7 +20,6 @@ const STOP_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 const EVENTS: usize = 256;
-const BACKLOG: i32 = 4096;
 
 /// How much is read at once.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -79,19 +78,6 @@ pub fn serve_kernel_streams(
         }
     }
     Ok(())
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    listen(&socket, BACKLOG)?;
-    Ok(socket.into())
 }
 
 struct Connection {

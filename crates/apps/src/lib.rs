@@ -14,6 +14,7 @@ pub mod echo;
 pub mod embedded;
 pub mod http;
 pub mod kernel;
+mod kernel_listener;
 pub mod kernel_streams;
 mod messages;
 pub mod readers;

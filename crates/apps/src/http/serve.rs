@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
 use super::Service;
+use crate::kernel_listener::listen_on;
 
 /// How often an idle server looks at its stop flag.
 const STOP_CHECK: Duration = Duration::from_millis(100);
@@ -107,27 +108,13 @@ pub fn serve_http_kernel(
     let listeners = async {
         let mut listeners = Vec::new();
         for &address in addresses {
-            listeners.push(listen(address)?);
+            let listener = listen_on(address)?;
+            listeners.push(tokio::net::TcpListener::from_std(listener)?);
         }
         ready()?;
         Ok(listeners)
     };
     run(listeners, std::future::pending(), service, limits, stop)
-}
-
-/// A listener of the kernel's, for one family.
-fn listen(address: SocketAddr) -> io::Result<tokio::net::TcpListener> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    listen(&socket, 4096)?;
-    tokio::net::TcpListener::from_std(socket.into())
 }
 
 fn run<L: HttpSocket>(
