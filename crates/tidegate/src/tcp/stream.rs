@@ -161,14 +161,9 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait(&self.inner.read_timeout, |core| {
-            let now_ns = core.engine.read_clock();
+        self.call(&self.inner.read_timeout, |core, now_ns| {
             let (stack, arena, _) = core.engine.parts();
-            match stack.tcp_recv(now_ns, arena, id, buf) {
-                Ok(len) => Some(core.commit().map(|()| len)),
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+            stack.tcp_recv(now_ns, arena, id, buf)
         })
     }
 
@@ -179,17 +174,11 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv_with(&self, mut read: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait(&self.inner.read_timeout, |core| {
-            let now_ns = core.engine.read_clock();
+        self.call(&self.inner.read_timeout, |core, now_ns| {
             let (stack, arena, _) = core.engine.parts();
-            match stack.tcp_read_with(now_ns, id, &mut read) {
-                Ok(len) => {
-                    stack.tcp_flush(now_ns, arena);
-                    Some(core.commit().map(|()| len))
-                }
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+            let len = stack.tcp_read_with(now_ns, id, &mut read)?;
+            stack.tcp_flush(now_ns, arena);
+            Ok(len)
         })
     }
 
@@ -199,14 +188,9 @@ impl TcpStream {
     /// As [`Write::write`] of the stream.
     pub fn send(&self, data: &[u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait(&self.inner.write_timeout, |core| {
-            let now_ns = core.engine.read_clock();
+        self.call(&self.inner.write_timeout, |core, now_ns| {
             let (stack, arena, _) = core.engine.parts();
-            match stack.tcp_send(now_ns, arena, id, data) {
-                Ok(len) => Some(core.commit().map(|()| len)),
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+            stack.tcp_send(now_ns, arena, id, data)
         })
     }
 
@@ -216,17 +200,11 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait(&self.inner.read_timeout, |core| {
-            let now_ns = core.engine.read_clock();
-            match core.read_vectored(now_ns, id, bufs) {
-                Ok(len) => {
-                    let (stack, arena, _) = core.engine.parts();
-                    stack.tcp_flush(now_ns, arena);
-                    Some(core.commit().map(|()| len))
-                }
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+        self.call(&self.inner.read_timeout, |core, now_ns| {
+            let len = core.read_vectored(now_ns, id, bufs)?;
+            let (stack, arena, _) = core.engine.parts();
+            stack.tcp_flush(now_ns, arena);
+            Ok(len)
         })
     }
 
@@ -236,17 +214,11 @@ impl TcpStream {
     /// As [`Write::write`] of the stream.
     pub fn send_vectored(&self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait(&self.inner.write_timeout, |core| {
-            let now_ns = core.engine.read_clock();
-            match core.write_vectored(now_ns, id, data) {
-                Ok(len) => {
-                    let (stack, arena, _) = core.engine.parts();
-                    stack.tcp_flush(now_ns, arena);
-                    Some(core.commit().map(|()| len))
-                }
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+        self.call(&self.inner.write_timeout, |core, now_ns| {
+            let len = core.write_vectored(now_ns, id, data)?;
+            let (stack, arena, _) = core.engine.parts();
+            stack.tcp_flush(now_ns, arena);
+            Ok(len)
         })
     }
 
@@ -403,13 +375,22 @@ impl TcpStream {
         Ok(self.clone())
     }
 
-    fn wait<R>(
+    /// Waits until a call that gets the time gives something, and sends what
+    /// that has made.
+    fn call<R>(
         &self,
         limit: &SharedTimeout,
-        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        mut call: impl FnMut(&mut Core, u64) -> Result<R, TcpError>,
     ) -> io::Result<R> {
         let patience = patience(&self.inner.nonblocking, limit.get());
-        self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, ready)
+        self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, |core| {
+            let now_ns = core.engine.read_clock();
+            match call(core, now_ns) {
+                Ok(result) => Some(core.commit().map(|()| result)),
+                Err(TcpError::WouldBlock) => None,
+                Err(error) => Some(Err(error.into())),
+            }
+        })
     }
 }
 
