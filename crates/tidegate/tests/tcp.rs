@@ -1,35 +1,25 @@
 //! TCP sockets of two hosts in one process, joined by a wire in memory.
 
+mod two_hosts;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::mem::{MemConfig, wire};
-use tidegate::{
-    Interest, Net, NetConfig, Poll, TcpListener, TcpOptions, TcpState, TcpStream, Token,
-};
+use tidegate::{Interest, Net, Poll, TcpListener, TcpOptions, TcpState, TcpStream, Token};
+use two_hosts::FAMILIES;
 
 struct Hosts {
     a: Net,
     b: Net,
 }
 
-const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn hosts() -> Hosts {
-    let (a, b) = wire(&MemConfig::default()).unwrap();
-    let open = |port, host: usize| {
-        let config = NetConfig::new(port)
-            .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
-            .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
-            .frames(1024, tidegate::FrameSize::K2)
-            .hugepages(false)
-            .seed([7; 16]);
-        Net::open(config).unwrap()
-    };
-    Hosts { a: open(a, 0), b: open(b, 1) }
+    let [a, b] = two_hosts::open(1024, |config| config);
+    Hosts { a, b }
 }
 
 fn on_both_families(check: impl Fn(Hosts, SocketAddr)) {

@@ -1,30 +1,19 @@
 //! Calls on TCP sockets: several at once, in pieces, and at the wrong time.
 
+mod two_hosts;
+
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::mem::{MemConfig, wire};
-use tidegate::{
-    Interest, Keepalive, Net, NetConfig, Poll, TcpListener, TcpOptions, TcpStream, Token,
-};
+use tidegate::{Interest, Keepalive, Net, Poll, TcpListener, TcpOptions, TcpStream, Token};
+use two_hosts::FAMILIES;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 
 fn hosts() -> [Net; 2] {
-    let (a, b) = wire(&MemConfig::default()).unwrap();
-    let open = |port, host: usize| {
-        let config = NetConfig::new(port)
-            .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
-            .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
-            .frames(1024, tidegate::FrameSize::K2)
-            .hugepages(false)
-            .seed([7; 16]);
-        Net::open(config).unwrap()
-    };
-    [open(a, 0), open(b, 1)]
+    two_hosts::open(1024, |config| config)
 }
 
 /// Both ends of a connection, the first one's to the second.

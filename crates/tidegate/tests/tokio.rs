@@ -1,19 +1,20 @@
 //! Futures for tokio, on two hosts in one process.
 #![cfg(feature = "tokio")]
 
+mod two_hosts;
+
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate::mem::{MemConfig, wire};
 use tidegate::tokio::{TcpListener, TcpStream, drive};
-use tidegate::{Net, NetConfig, TcpOptions};
+use tidegate::{Net, TcpOptions};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
+use two_hosts::FAMILIES;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const SERVERS: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
 /// Who runs the stacks.
 #[derive(Clone, Copy, Debug)]
@@ -23,20 +24,12 @@ enum Drive {
 }
 
 fn hosts(drive_by: Drive) -> [Net; 2] {
-    let (a, b) = wire(&MemConfig::default()).unwrap();
-    let open = |port, host: usize| {
-        let config = NetConfig::new(port)
-            .address(format!("192.0.2.{}/24", host + 1).parse().unwrap())
-            .address(format!("2001:db8::{}/64", host + 1).parse().unwrap())
-            .frames(1024, tidegate::FrameSize::K2)
-            .hugepages(false)
-            .own_thread(matches!(drive_by, Drive::Thread))
-            .seed([7; 16]);
-        let net = Net::open(config).unwrap();
+    let own_thread = matches!(drive_by, Drive::Thread);
+    let hosts = two_hosts::open(1024, |config| config.own_thread(own_thread));
+    for net in &hosts {
         tokio::spawn(drive(net.clone()));
-        net
-    };
-    [open(a, 0), open(b, 1)]
+    }
+    hosts
 }
 
 /// Runs `check` on every kind of runtime, on both families.
@@ -50,7 +43,7 @@ fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F)
     ];
     for runtime in runtimes {
         for drive_by in [Drive::Task, Drive::Thread] {
-            for server in SERVERS {
+            for [_, server] in FAMILIES {
                 let to = SocketAddr::new(server.parse().unwrap(), 7);
                 runtime().block_on(async {
                     let check = check(hosts(drive_by), to);

@@ -1,13 +1,15 @@
 //! Sockets of two hosts in one process, joined by a wire in memory.
 
+mod two_hosts;
+
 use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::mem::{MemConfig, wire};
-use tidegate::{Net, NetConfig, Poll, Token, UdpSocket};
+use tidegate::{Net, Poll, Token, UdpSocket};
+use two_hosts::FAMILIES;
 
 /// Two hosts and the addresses of each, IPv4 and IPv6.
 struct Hosts {
@@ -15,20 +17,9 @@ struct Hosts {
     b: Net,
 }
 
-const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
-
 fn hosts() -> Hosts {
-    let (a, b) = wire(&MemConfig::default()).unwrap();
-    let open = |port, host: usize| {
-        let config = NetConfig::new(port)
-            .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
-            .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
-            .frames(512, tidegate::FrameSize::K2)
-            .hugepages(false)
-            .seed([7; 16]);
-        Net::open(config).unwrap()
-    };
-    Hosts { a: open(a, 0), b: open(b, 1) }
+    let [a, b] = two_hosts::open(512, |config| config);
+    Hosts { a, b }
 }
 
 fn on_both_families(check: impl Fn(Hosts, &str, &str)) {
@@ -338,10 +329,7 @@ fn the_lock_is_counted_when_asked_for() {
     on_both_families(|hosts, a, _| {
         assert!(hosts.a.lock_statistics().is_none());
         drop(hosts);
-        let (port, _other) = wire(&MemConfig::default()).unwrap();
-        let prefix = if a.contains(':') { 64 } else { 24 };
-        let config = NetConfig::new(port).address(format!("{a}/{prefix}").parse().unwrap());
-        let net = Net::open(config.hugepages(false).lock_statistics(true)).unwrap();
+        let [net, _other] = two_hosts::open(512, |config| config.lock_statistics(true));
         let before = net.lock_statistics().unwrap();
         let socket = bind(&net, (a, 7)).unwrap();
         for _ in 0..10 {
