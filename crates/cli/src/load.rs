@@ -1,13 +1,14 @@
 //! `tidegate load`: packets at a rate, however slowly they are answered, and
 //! TCP connections.
 
+use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 use tidegate_lab::load::{
-    Exchange, LinkKind, LoadConfig, LoadReport, Progress, QuerySet, TcpLoadConfig, load_dns,
-    load_tcp, load_udp,
+    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp, load_udp,
 };
 
 use crate::Failure;
@@ -27,7 +28,7 @@ pub(crate) enum Load {
 #[derive(Args)]
 pub(crate) struct DnsLoad {
     #[command(flatten)]
-    common: Common,
+    datagrams: Datagrams,
     /// A file with a query on each line: NAME TYPE (as dnsperf's)
     #[arg(long, value_name = "FILE")]
     queries: PathBuf,
@@ -40,7 +41,7 @@ pub(crate) struct DnsLoad {
 #[derive(Args)]
 pub(crate) struct UdpLoad {
     #[command(flatten)]
-    common: Common,
+    datagrams: Datagrams,
     /// Bytes of payload
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     bytes: usize,
@@ -49,29 +50,15 @@ pub(crate) struct UdpLoad {
 /// Flags of `load tcp`.
 #[derive(Args)]
 pub(crate) struct TcpLoad {
-    /// The server: ADDRESS:PORT or [ADDRESS]:PORT
-    #[arg(value_name = "SERVER")]
-    target: SocketAddr,
-    /// What to connect through [default: kernel]
-    #[arg(long, value_enum, value_name = "KIND")]
-    port: Option<Link>,
+    #[command(flatten)]
+    common: Common,
     /// Connect through the kernel's sockets: the same as --port kernel
     #[arg(long, conflicts_with = "port")]
     kernel: bool,
-    /// The network interface; not for kernel sockets
-    #[arg(long, short, value_name = "NAME")]
-    iface: Option<String>,
-    /// The first source address; on an interface one that the kernel does not have
-    #[arg(long, value_name = "ADDRESS")]
-    source: Option<IpAddr>,
-    /// How many source addresses, counting up from the first; each has about
-    /// 16,000 ports
-    #[arg(long, value_name = "COUNT", default_value_t = 1)]
-    sources: u32,
     /// The length of the network's prefix [default: 24, 64 for IPv6]
     #[arg(long, value_name = "BITS")]
     prefix: Option<u8>,
-    /// Connections at the same time
+    /// Connections at the same time; each source address has about 16,000 ports
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
     connections: usize,
     /// Bytes of each message
@@ -86,55 +73,34 @@ pub(crate) struct TcpLoad {
     /// Connect for each request
     #[arg(long)]
     connect_each: bool,
-    /// Requests per second, in an open loop [default: the next when the answer
-    /// is there]
-    #[arg(long, value_name = "RATE")]
-    rate: Option<f64>,
-    /// How long to measure
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
-    seconds: f64,
-    /// How long to make load before measuring
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    warm_up: f64,
-    /// Run on this processor only
-    #[arg(long, value_name = "CPU")]
-    cpu: Option<usize>,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
 }
 
 impl TcpLoad {
     fn run(self) -> Result<(), Failure> {
-        let link = self.port.filter(|_| !self.kernel).unwrap_or(Link::Kernel).kind();
-        let defaults = TcpLoadConfig::new(link, self.target);
+        let common = self.common;
+        let link = if self.kernel { LinkKind::Kernel } else { common.port.kind() };
+        let defaults = TcpLoadConfig::new(link, common.target);
         let exchange = match (self.send, self.receive) {
             (true, _) => Exchange::Send,
             (_, true) => Exchange::Receive,
             _ => Exchange::Echo,
         };
         let config = TcpLoadConfig {
-            interface: self.iface,
-            source: self.source,
-            sources: self.sources,
+            interface: common.iface.clone(),
+            source: common.source,
+            sources: common.sources,
             prefix: self.prefix.unwrap_or(defaults.prefix),
             connections: self.connections,
             exchange,
             message_bytes: self.bytes,
             connect_each: self.connect_each,
-            rate_per_second: self.rate,
-            seconds: self.seconds,
-            warm_up_seconds: self.warm_up,
-            core: self.cpu,
+            rate_per_second: common.rate,
+            seconds: common.seconds,
+            warm_up_seconds: common.warm_up,
+            core: common.cpu,
             ..defaults
         };
-        let report = load_tcp(&config)?;
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&report)?);
-        } else {
-            print!("{report}");
-        }
-        Ok(())
+        common.print(&load_tcp(&config)?)
     }
 }
 
@@ -159,6 +125,7 @@ impl Link {
     }
 }
 
+/// Flags of every load.
 #[derive(Args)]
 struct Common {
     /// The server: ADDRESS:PORT or [ADDRESS]:PORT
@@ -170,30 +137,22 @@ struct Common {
     /// The network interface; not for kernel sockets
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
-    /// The first source address, one that the kernel does not have
+    /// The first source address; on an interface one that the kernel does not have
     #[arg(long, value_name = "ADDRESS")]
     source: Option<IpAddr>,
     /// How many source addresses, counting up from the first
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     sources: u32,
-    /// How many source ports
-    #[arg(long, value_name = "COUNT", default_value_t = 64)]
-    ports: u16,
-    /// The server's hardware address [default: asked for]
-    #[arg(long, value_name = "MAC")]
-    mac: Option<String>,
-    /// Requests per second [default: as fast as it goes]
+    /// Requests per second, however slowly they are answered [default: as fast
+    /// as it goes]
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
     /// How long to measure
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
-    /// How long to send before measuring
+    /// How long to make load before measuring
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     warm_up: f64,
-    /// How many requests to send at most
-    #[arg(long, value_name = "COUNT")]
-    requests: Option<u64>,
     /// Run on this processor only
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
@@ -202,18 +161,35 @@ struct Common {
     json: bool,
 }
 
+/// Flags of loads of datagrams.
+#[derive(Args)]
+struct Datagrams {
+    #[command(flatten)]
+    common: Common,
+    /// How many source ports
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    ports: u16,
+    /// The server's hardware address [default: asked for]
+    #[arg(long, value_name = "MAC")]
+    mac: Option<String>,
+    /// How many requests to send at most
+    #[arg(long, value_name = "COUNT")]
+    requests: Option<u64>,
+}
+
 impl Load {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self {
             Load::Dns(load) => {
                 let queries = QuerySet::read(&load.queries, !load.no_edns)?;
-                let config = load.common.config();
-                load.common.print(&load_dns(&config, &queries, None, &mut progress)?)
+                let config = load.datagrams.config();
+                let report = load_dns(&config, &queries, None, &mut progress)?;
+                load.datagrams.common.print(&report)
             }
             Load::Tcp(load) => load.run(),
             Load::Udp(load) => {
-                let config = load.common.config();
-                load.common.print(&load_udp(&config, load.bytes, &mut progress)?)
+                let config = load.datagrams.config();
+                load.datagrams.common.print(&load_udp(&config, load.bytes, &mut progress)?)
             }
         }
     }
@@ -223,25 +199,27 @@ fn progress(progress: &Progress) {
     eprintln!("{progress}");
 }
 
-impl Common {
+impl Datagrams {
     fn config(&self) -> LoadConfig {
-        let link = self.port.kind();
+        let Common { port, target, rate, seconds, warm_up, cpu, .. } = self.common;
         LoadConfig {
-            interface: self.iface.clone(),
-            source: self.source,
-            sources: self.sources,
+            interface: self.common.iface.clone(),
+            source: self.common.source,
+            sources: self.common.sources,
             ports: self.ports,
             mac: self.mac.clone(),
-            rate_pps: self.rate,
-            seconds: self.seconds,
-            warm_up_seconds: self.warm_up,
+            rate_pps: rate,
+            seconds,
+            warm_up_seconds: warm_up,
             requests: self.requests,
-            core: self.cpu,
-            ..LoadConfig::new(link, self.target)
+            core: cpu,
+            ..LoadConfig::new(port.kind(), target)
         }
     }
+}
 
-    fn print(&self, report: &LoadReport) -> Result<(), Failure> {
+impl Common {
+    fn print(&self, report: &(impl Serialize + Display)) -> Result<(), Failure> {
         if self.json {
             println!("{}", serde_json::to_string_pretty(report)?);
         } else {
