@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use support::{CLIENT_V4, Kind, SERVER_V4, SERVER_V6, Site, have, is_root, zone};
 
 /// What `dig +short` says.
@@ -167,6 +169,10 @@ fn service_goes_on_after_the_link_was_down() {
         for state in ["down", "up"] {
             site.client().ip(&["link", "set", site.client_device(), state]).unwrap();
         }
+        // The kernel notices a moment later that there is a carrier again, and
+        // sends nothing until then.
+        let show = ["-o", "link", "show", site.client_device()];
+        while !site.client().ip(&show).unwrap().contains("state UP") {}
         pings_are_answered(site, SERVER_V4);
         drop(server);
     });
@@ -176,8 +182,11 @@ fn service_goes_on_after_the_link_was_down() {
 #[test]
 fn an_idle_server_sleeps() {
     on_every_port("idle", &[], |kind, site| {
-        let mut server = site.serve(kind, &["echo", "--duration", "1"]);
-        let report = server.wait();
+        let server = site.serve(kind, &["echo"]);
+        // However long it took to start.
+        server.wait_until_asleep();
+        std::thread::sleep(Duration::from_secs(1));
+        let report = server.stop();
         let rounds = report["rounds"].as_u64().unwrap();
         assert!(report["sleeps"].as_u64() >= Some(1), "{kind:?} {report}");
         assert!(rounds < 20_000, "{kind:?}: {rounds} rounds of an idle server in a second");

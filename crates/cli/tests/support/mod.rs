@@ -3,8 +3,10 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
@@ -183,6 +185,20 @@ pub struct Server {
 impl Server {
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.child)
+    }
+
+    /// Waits until all of its threads sleep.
+    pub fn wait_until_asleep(&self) {
+        let begin = Instant::now();
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let sleeps = |task: std::io::Result<DirEntry>| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat"));
+            // A thread that is gone does nothing either.
+            stat.map_or(true, |stat| stat.rsplit_once(')').unwrap().1.starts_with(" S"))
+        };
+        while !fs::read_dir(&tasks).unwrap().all(sleeps) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "it does not sleep");
+        }
     }
 
     /// Ends it as an operator would and returns its counters.
