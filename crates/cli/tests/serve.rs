@@ -145,7 +145,7 @@ fn echo_sizes(server: &str) -> Vec<(usize, bool)> {
     let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = std::net::UdpSocket::bind(any).unwrap();
     socket.connect((server, 7777)).unwrap();
-    socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut buf = vec![0; 70_000];
     let sizes = [0, 1, 17, 64, 1000, 1471, 1472, 1473, 1600];
     let try_size = |&size: &usize| {
