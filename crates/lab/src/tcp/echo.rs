@@ -103,6 +103,7 @@ pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
     }
     result.note("scenario 3 of Farias (1 to 16 clients, one connection each, 2048 B; bypass up to 18 times slower)");
     note_cores(&mut result, "the clients are on kernel sockets, in one thread");
+    result.note("few clients are served by interrupts of the device on AF_XDP, which run on the clients' core");
     Ok(result)
 }
 
