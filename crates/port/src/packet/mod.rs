@@ -79,7 +79,7 @@ pub struct PacketConfig {
     pub promiscuous: bool,
     /// Lets the kernel cut what is sent into segments and merge those that
     /// arrive ([`Capabilities::segmentation`]). Needs frames of
-    /// [`FrameSize::K64`](tidegate_memory::FrameSize::K64); goes through the
+    /// [`FrameSize::K64`]; goes through the
     /// queueing discipline, where the cutting is done.
     pub segmentation: bool,
     /// Joins this fanout group: the flows are spread by their hash over all

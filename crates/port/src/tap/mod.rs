@@ -40,7 +40,7 @@ pub struct TapConfig {
     pub up: bool,
     /// Lets the kernel hand over and take segments that are not cut
     /// ([`Capabilities::segmentation`]). Needs frames of
-    /// [`FrameSize::K64`](tidegate_memory::FrameSize::K64).
+    /// [`FrameSize::K64`].
     pub segmentation: bool,
 }
 
