@@ -285,7 +285,7 @@ impl Early for XdpPort {
         self.program.set_limits(limits, &self.steering)?;
         if was_limiting != limits.is_some() {
             self.alone = Alone::new(self.ring_loss.read()?);
-            self.traffic.set_heavy();
+            self.traffic.set_limiting(limits.is_some());
             self.set_device()?;
         }
         Ok(())

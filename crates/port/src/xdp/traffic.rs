@@ -21,6 +21,8 @@ const BURSTS: u32 = 10;
 #[derive(Debug)]
 pub(super) struct Traffic {
     heavy: bool,
+    /// Most of what comes is refused before it is seen here.
+    limiting: bool,
     frames: u32,
     /// Looks that found frames.
     looks: u32,
@@ -30,7 +32,7 @@ pub(super) struct Traffic {
 impl Traffic {
     /// Heavy until it is known.
     pub(super) fn new() -> Self {
-        Self { heavy: true, frames: 0, looks: 0, since: Instant::now() }
+        Self { heavy: true, limiting: false, frames: 0, looks: 0, since: Instant::now() }
     }
 
     /// Whether so much comes that it is polled for.
@@ -40,13 +42,19 @@ impl Traffic {
 
     /// From now on it is.
     pub(super) fn set_heavy(&mut self) {
-        *self = Self::new();
+        *self = Self { limiting: self.limiting, ..Self::new() };
+    }
+
+    /// Frames are refused from now on, or no more. While they are it is heavy,
+    /// however few are let in.
+    pub(super) fn set_limiting(&mut self, limiting: bool) {
+        *self = Self { limiting, ..Self::new() };
     }
 
     /// A look found so many frames. Returns whether that changed anything.
     #[inline]
     pub(super) fn on_look(&mut self, frames: usize) -> bool {
-        if frames == 0 {
+        if frames == 0 || self.limiting {
             return false;
         }
         self.frames += frames as u32;
@@ -63,7 +71,10 @@ impl Traffic {
     /// The port is about to sleep. Returns whether that changed anything.
     pub(super) fn on_sleep(&mut self) -> bool {
         let now = Instant::now();
-        if now.duration_since(self.since) < FEW || self.window_would_take(now) < FEW {
+        if self.limiting
+            || now.duration_since(self.since) < FEW
+            || self.window_would_take(now) < FEW
+        {
             return false;
         }
         self.begin(now, false)
@@ -76,7 +87,8 @@ impl Traffic {
 
     /// Begins a window. Returns whether something changed.
     fn begin(&mut self, now: Instant, heavy: bool) -> bool {
-        let was = std::mem::replace(self, Self { heavy, frames: 0, looks: 0, since: now });
+        let (frames, looks) = (0, 0);
+        let was = std::mem::replace(self, Self { heavy, frames, looks, since: now, ..*self });
         was.heavy != heavy
     }
 }
@@ -116,6 +128,18 @@ mod tests {
         assert_eq!(pass(&mut traffic, 2, 20_000), 1);
         assert_eq!(pass(&mut traffic, 16, 100_000), 1);
         assert!(traffic.is_heavy());
+    }
+
+    /// The flood is dropped on the interface, and only a few are let in.
+    #[test]
+    fn few_that_are_let_in_of_many_are_no_light_traffic() {
+        let mut traffic = Traffic::new();
+        traffic.set_limiting(true);
+        assert_eq!(pass(&mut traffic, 2, 20_000), 0);
+        traffic.since -= 2 * FEW;
+        assert!(!traffic.on_sleep() && traffic.is_heavy());
+        traffic.set_limiting(false);
+        assert_eq!(pass(&mut traffic, 2, 20_000), 1);
     }
 
     #[test]
