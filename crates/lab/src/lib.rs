@@ -24,6 +24,7 @@ pub mod readers;
 pub mod reads;
 pub mod router;
 pub mod soak;
+mod stop;
 pub mod sweep;
 mod sys;
 pub mod tcp;

@@ -15,6 +15,7 @@ use crate::LabError;
 use crate::load::flood;
 use crate::load::template::Addressing;
 use crate::queues::model::pause;
+use crate::stop::StopAtEnd;
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 const PORT: u16 = 7777;
@@ -182,15 +183,6 @@ fn send(mut wire: MemPort, frames: &[Vec<u8>], stop: &AtomicBool) {
         if staged == 0 {
             std::thread::yield_now();
         }
-    }
-}
-
-/// Stops the sender, whatever ends the one that measures.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -17,6 +17,7 @@ use tidegate_apps::work::Work;
 use super::sender::{Loads, Sender, frames};
 use crate::livelock::bench::{OWN_ADDRESS, PREFIX};
 use crate::livelock::subject::SERVICE_PORT;
+use crate::stop::StopAtEnd;
 use crate::{LabError, cpu};
 
 /// Frames that the wire holds: what comes in some ticks of the sender.
@@ -91,15 +92,6 @@ fn open(port: MemPort, address: SocketAddr) -> io::Result<(Net, UdpSocket)> {
     let net = Net::open(config).map_err(io::Error::other)?;
     let socket = UdpSocket::bind(&net, address)?;
     Ok((net, socket))
-}
-
-/// Stops the readers, whatever ends the one that measures.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[cfg(test)]
