@@ -19,7 +19,10 @@
 #define NEVER (~0ull)
 /* Looks at the clock before a frame is given up: some ten microseconds. */
 #define TURNS_MAX 256
+/* Looks at the clock while the peer is full, at most. */
+#define FULL_TURNS_MAX 4096
 
+static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*bpf_redirect)(u32 interface, u64 flags) = (void *)23;
 
 struct settings {
@@ -33,6 +36,13 @@ struct settings {
 	u64 start_ns;
 	/* The time between two frames in 1/1024 ns; 0 is as fast as it goes. */
 	u64 interval;
+	/*
+	 * How long no frames are made when the peer had no room for one: those that
+	 * are due meanwhile are lost, as at a card. 0 is never.
+	 */
+	u64 full_ns;
+	/* The core that sends. */
+	u64 core;
 };
 
 struct progress {
@@ -40,11 +50,12 @@ struct progress {
 	u64 version;
 	/* When the next frame is due, in 1/1024 ns after the start. */
 	u64 due;
-	/* Frames sent, taken by the peer or not. */
+	/* Frames offered, taken by the peer or not. */
 	u64 sent;
 	/* The next frame. */
-	u32 frame;
-	u32 unused;
+	u64 frame;
+	/* The peer had no room for a frame, and none are made until then; or 0. */
+	u64 full_until_ns;
 };
 
 struct frame {
@@ -73,6 +84,30 @@ struct {
 } frames SECTION(".maps");
 
 /*
+ * A card drops what its ring has no room for, and nobody pays for it. Here the
+ * sender would have to free each frame under a lock that the receiver takes for
+ * each of its own, and at millions a second it would pay for them. So none are
+ * made for as long as the peer can do with what it has, and those that were due
+ * count as offered.
+ */
+INLINE void lose_what_comes_meanwhile(const struct settings *set, struct progress *at)
+{
+	u64 lost;
+	int turn;
+
+	for (turn = 0; turn < FULL_TURNS_MAX; turn++) {
+		if (bpf_ktime_get_ns() >= at->full_until_ns)
+			break;
+	}
+	at->full_until_ns = 0;
+	if (set->interval == 0)
+		return;
+	lost = (set->full_ns << 10) / set->interval;
+	at->due += lost * set->interval;
+	at->sent += lost;
+}
+
+/*
  * Waits until a frame is due, for a moment at most; then the schedule moves on
  * by one. A frame that is not sent goes back to the kernel's pool, whose lock
  * the receiver of earlier frames takes as well: it would pay for the waiting.
@@ -88,6 +123,8 @@ INLINE int is_due(const struct settings *set, struct progress *at)
 		at->version = set->version;
 		at->due = 0;
 	}
+	if (at->full_until_ns)
+		lose_what_comes_meanwhile(set, at);
 	if (set->interval == 0)
 		return 1;
 	for (turn = 0; turn < TURNS_MAX; turn++) {
@@ -131,6 +168,30 @@ int flood(struct xdp_md *context)
 	}
 	at->sent++;
 	return bpf_redirect(set->interface, 0);
+}
+
+/* The arguments of the tracepoint xdp_devmap_xmit. */
+struct transmitted {
+	u64 from_device;
+	u64 to_device;
+	u64 sent;
+	u64 dropped;
+};
+
+/* Sees what became of the frames, a few at a time. */
+SECTION("raw_tp/xdp_devmap_xmit")
+int room(struct transmitted *frames)
+{
+	struct settings *set;
+	struct progress *at;
+	u32 zero = 0;
+
+	set = bpf_map_lookup_elem(&settings, &zero);
+	at = bpf_map_lookup_elem(&progress, &zero);
+	if (set && at && set->full_ns && (int)frames->dropped > 0 &&
+	    bpf_get_smp_processor_id() == set->core)
+		at->full_until_ns = bpf_ktime_get_ns() + set->full_ns;
+	return 0;
 }
 
 static const char license_text[] SECTION("license") = "MIT";

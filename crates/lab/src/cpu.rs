@@ -175,6 +175,20 @@ pub struct CoreUse {
     pub stolen_percent: f64,
 }
 
+impl CoreUse {
+    /// How it was used during several intervals of the same length.
+    pub(crate) fn mean(all: impl ExactSizeIterator<Item = Self>) -> Self {
+        let share = 1.0 / all.len() as f64;
+        all.fold(Self::default(), |sum, one| Self {
+            busy_percent: sum.busy_percent + share * one.busy_percent,
+            user_percent: sum.user_percent + share * one.user_percent,
+            system_percent: sum.system_percent + share * one.system_percent,
+            softirq_percent: sum.softirq_percent + share * one.softirq_percent,
+            stolen_percent: sum.stolen_percent + share * one.stolen_percent,
+        })
+    }
+}
+
 /// How many times core `core` has begun to receive packets in a softirq since
 /// boot: once for each round of its NAPI contexts.
 ///

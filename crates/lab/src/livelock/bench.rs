@@ -93,6 +93,21 @@ pub struct Measured {
     pub load_core: CoreUse,
 }
 
+impl Measured {
+    /// What several measurements of the same length come to.
+    pub(crate) fn mean(all: &[Self]) -> Self {
+        let mean =
+            |figure: fn(&Self) -> f64| all.iter().map(figure).sum::<f64>() / all.len() as f64;
+        let cores = |core: fn(&Self) -> CoreUse| CoreUse::mean(all.iter().map(core));
+        Self {
+            offered_pps: mean(|one| one.offered_pps),
+            goodput_pps: mean(|one| one.goodput_pps),
+            server_core: cores(|one| one.server_core),
+            load_core: cores(|one| one.load_core),
+        }
+    }
+}
+
 /// Where a server's goodput is read.
 #[derive(Clone, Debug)]
 pub(crate) enum Meter {

@@ -12,13 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::netdev::Netdev;
 use super::sys;
 
-/// How long a look at the device takes: what an idle one costs.
-const LOOK_US: u32 = 10;
-/// How long a turn takes when there is much to do. The kernel takes eight
-/// packets at a time and looks at the time in between; a call costs two timers
-/// and a change of context besides, more than a look.
-const TURN_US: u32 = 60;
-/// So many frames from one call are much to do.
+/// So many frames from one call are a reason to poll for longer.
 const MUCH: usize = 16;
 /// So many frames in full bursts, besides those that the last call brought, mean
 /// that a softirq feeds the socket.
@@ -27,18 +21,54 @@ const FED_FRAMES: usize = 256;
 /// holds, so that what it was fed can be taken before it is fed more.
 const FED_FRAMES_MAX: usize = 4096;
 
+/// How long a call polls. The kernel takes eight packets at a time and looks at
+/// the time in between; a call costs two timers besides, which in a virtual
+/// machine take more than ten microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// What an idle device costs.
+    Look,
+    /// Something comes all the time.
+    Turn,
+    /// More comes than is taken: what waits is late already.
+    Long,
+}
+
+impl Length {
+    const ALL: [Self; 3] = [Self::Look, Self::Turn, Self::Long];
+
+    const fn us(self) -> u32 {
+        match self {
+            Self::Look => 10,
+            Self::Turn => 60,
+            Self::Long => 250,
+        }
+    }
+
+    /// How long to poll after a call of this length brought so many frames.
+    fn after(self, brought: usize) -> Self {
+        if brought >= Self::Turn.us().max(self.us()) as usize {
+            // A frame each microsecond, or more: the device never ran empty.
+            Self::Long
+        } else if brought >= MUCH {
+            Self::Turn
+        } else {
+            Self::Look
+        }
+    }
+}
+
 /// Runs the receive path of a device inside its own calls.
 pub(super) struct NapiPoller {
-    look: OwnedFd,
-    turn: OwnedFd,
+    /// One for each [`Length`].
+    rings: [OwnedFd; 3],
     pace: Pace,
 }
 
 /// When to poll, and for how long.
 #[derive(Debug)]
 struct Pace {
-    /// The last call brought much.
-    busy: bool,
+    next: Length,
     /// Frames that the last call brought and that were not taken yet.
     brought: usize,
     /// Frames that came in full bursts since then.
@@ -58,13 +88,14 @@ impl NapiPoller {
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let ring = |us| {
+        let ring = |length: Length| {
             let ring = sys::uring()?;
-            sys::uring_poll_napis(ring.as_fd(), us)?;
+            sys::uring_poll_napis(ring.as_fd(), length.us())?;
             napis.iter().try_for_each(|napi| sys::uring_add_napi(ring.as_fd(), napi.id))?;
             io::Result::Ok(ring)
         };
-        Ok(Self { look: ring(LOOK_US)?, turn: ring(TURN_US)?, pace: Pace::new() })
+        let [look, turn, long] = Length::ALL.map(ring);
+        Ok(Self { rings: [look?, turn?, long?], pace: Pace::new() })
     }
 
     /// Whether to poll, when a burst of `frames` has been taken of up to
@@ -78,11 +109,7 @@ impl NapiPoller {
     /// # Errors
     /// Never in practice: the rings are ours alone.
     pub(super) fn poll(&mut self) -> io::Result<()> {
-        if self.pace.busy {
-            sys::uring_wait(self.turn.as_fd(), TURN_US * 1000)
-        } else {
-            self.look()
-        }
+        self.poll_for(self.pace.next)
     }
 
     /// Polls as shortly as can be.
@@ -90,7 +117,11 @@ impl NapiPoller {
     /// # Errors
     /// As [`NapiPoller::poll`].
     pub(super) fn look(&self) -> io::Result<()> {
-        sys::uring_wait(self.look.as_fd(), LOOK_US * 1000)
+        self.poll_for(Length::Look)
+    }
+
+    fn poll_for(&self, length: Length) -> io::Result<()> {
+        sys::uring_wait(self.rings[length as usize].as_fd(), length.us() * 1000)
     }
 
     /// So many frames waited before a call, and so many after it.
@@ -101,12 +132,12 @@ impl NapiPoller {
 
 impl Pace {
     fn new() -> Self {
-        Self { busy: false, brought: 0, fed: 0, patience: FED_FRAMES }
+        Self { next: Length::Look, brought: 0, fed: 0, patience: FED_FRAMES }
     }
 
     fn on_call(&mut self, before: usize, after: usize) {
         let brought = after.saturating_sub(before);
-        self.busy = brought >= MUCH;
+        self.next = self.next.after(brought);
         self.brought += brought;
     }
 
@@ -115,7 +146,7 @@ impl Pace {
         self.brought -= expected;
         if frames < quota {
             (self.brought, self.fed, self.patience) = (0, 0, FED_FRAMES);
-            return frames == 0 || self.busy;
+            return frames == 0 || self.next != Length::Look;
         }
         // What comes besides comes without us: the softirq of some core polls
         // the device, and will as long as it never runs empty. It gives way to
@@ -157,6 +188,26 @@ mod tests {
         assert_eq!(due(&mut pace, 8, 64), [4], "patience begins anew when it was empty");
         pace.is_due(1, 64);
         assert_eq!(due(&mut pace, 100, 5), [52], "by frames, however few a burst has");
+    }
+
+    #[test]
+    fn a_device_that_never_runs_empty_is_polled_for_longer() {
+        use Length::{Long, Look, Turn};
+        let mut pace = Pace::new();
+        for (brought, next) in [
+            (MUCH - 1, Look),
+            (MUCH, Turn),
+            (59, Turn),
+            (60, Long),
+            (250, Long),
+            (249, Turn),
+            (400, Long),
+            (0, Look),
+            (60, Long),
+        ] {
+            pace.on_call(7, 7 + brought);
+            assert_eq!(pace.next, next, "{brought}");
+        }
     }
 
     #[test]
