@@ -19,6 +19,7 @@ use crate::cpu;
 use crate::dns::servers::ServerKind;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
+use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
 use bench::Bench;
@@ -222,10 +223,7 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
         config.slices(),
         1e3 * config.seconds / config.slices() as f64
     ));
-    result.note(
-        "a frame that the veth has no room for costs nobody anything, as at a card: for 40 us none \
-         are made, and those that were due count as offered; the most is a line of 10 Gb/s",
-    );
+    result.note(flood::CARD);
 }
 
 /// What people see; the JSON has more.

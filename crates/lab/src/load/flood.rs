@@ -56,6 +56,10 @@ const LARGE_BATCHES_PPS: f64 = 500_000.0;
 /// For how long no frames are made when the peer has no room, in nanoseconds:
 /// a veth holds 256, and no server takes that many meanwhile.
 const FULL_NS: u64 = 40_000;
+/// What people are told of [`Flood::lose_as_a_card`].
+pub(crate) const CARD: &str = "a frame that the veth has no room for costs nobody anything, as at \
+                               a card: for 40 us none are made, and those that were due count as \
+                               offered; the most is a line of 10 Gb/s";
 /// The most frames of 64 bytes that a line of 10 Gb/s brings in a second (RFC
 /// 2544, section 20).
 const TEN_GIGABIT_LINE_PPS: f64 = 14_880_952.0;

@@ -119,7 +119,10 @@ impl Bench {
             target: (address(SINK)?, SINK_PORT).into(),
         };
         let payloads = std::iter::repeat_n(PAYLOAD, usize::from(FLOWS));
-        Flood::new(&self.site.left, &flood::frames(&addressing, payloads), self.load_core)
+        let frames = flood::frames(&addressing, payloads);
+        let mut flood = Flood::new(&self.site.left, &frames, self.load_core)?;
+        flood.lose_as_a_card();
+        Ok(flood)
     }
 }
 

@@ -21,6 +21,7 @@ pub use self::site::{LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_R
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
 use crate::livelock::curve::{Curve, Step};
+use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
 
@@ -258,6 +259,7 @@ fn describe(config: &RouterLabConfig, result: &mut Experiment) {
          {server} does all the rest: receive work, router, screen, and dropping what was forwarded \
          at the far end; forwarded packets are counted at the far device"
     ));
+    result.note(flood::CARD);
     result.note(
         "the router has real-time priority, as a kernel's network code comes before programs; the \
          screen is an ordinary process. Linux keeps 5 % of a core for such processes, so a \

@@ -16,6 +16,7 @@ use crate::cpu;
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
+use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::process::Process;
@@ -315,6 +316,7 @@ fn describe(config: &ShareConfig, result: &mut Experiment) {
          those of the router and of ksoftirqd/{server}, and of the loop's time what interrupts took, \
          are the packets'"
     ));
+    result.note(flood::CARD);
     result.note(
         "share_error_max: points between the share that was set and what packets took, worst of all \
          loads and shares below 100 %; less than the share is no error where every packet was \
