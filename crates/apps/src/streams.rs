@@ -38,7 +38,6 @@ pub enum StreamService {
 struct Connection {
     stream: TcpStream,
     unsent: Option<Box<Unsent>>,
-    state: State,
 }
 
 /// What was read and not all sent back yet.
@@ -120,18 +119,18 @@ impl Server<'_> {
             };
             let slot = self.connections.next();
             let token = Token(self.first + slot);
-            let state = self.service.first_state();
-            batch.register(self.poll, &stream, token, state.interest())?;
-            self.connections.insert(Connection { stream, unsent: None, state });
+            let connection = Connection { stream, unsent: None };
+            let interest = connection.state(self.service).interest();
+            batch.register(self.poll, &connection.stream, token, interest)?;
+            self.connections.insert(connection);
         }
     }
 
     fn serve(&mut self, batch: &mut Batch<'_>, token: Token) -> io::Result<()> {
         let slot = token.0 - self.first;
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
-        let was = connection.state;
-        connection.state = connection.turn(batch, self.service, &mut self.buffer, self.counters);
-        let now = connection.state;
+        let was = connection.state(self.service);
+        let now = connection.turn(batch, self.service, &mut self.buffer, self.counters);
         if now == State::Over {
             self.connections.remove(slot);
         } else if now != was {
@@ -147,13 +146,16 @@ impl State {
     }
 }
 
-impl StreamService {
-    fn first_state(self) -> State {
-        if self == StreamService::Source { State::Writing } else { State::Reading }
-    }
-}
-
 impl Connection {
+    /// What it waits for between two turns.
+    fn state(&self, service: StreamService) -> State {
+        if service == StreamService::Source || self.unsent.is_some() {
+            State::Writing
+        } else {
+            State::Reading
+        }
+    }
+
     /// Serves it until there is nothing to do or others have waited long
     /// enough. An error is the end of this connection alone.
     fn turn(

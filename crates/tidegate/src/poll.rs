@@ -1,5 +1,6 @@
 //! Readiness: wait for the first of many sockets.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use tidegate_stack::{Stack, TcpId};
 
 use crate::net::Net;
-use crate::wait::{ById, Patience, SocketId, Waiters};
+use crate::wait::{ById, Patience, SetNumber, SocketId, Waiters};
 
 /// What a program calls a socket that it has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,7 +52,7 @@ pub(crate) trait Pollable {
 #[derive(Debug)]
 pub struct Poll {
     net: Net,
-    number: u64,
+    number: SetNumber,
 }
 
 impl Poll {
@@ -61,7 +62,7 @@ impl Poll {
         Self { net: net.clone(), number }
     }
 
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> SetNumber {
         self.number
     }
 
@@ -156,9 +157,9 @@ impl Drop for Poll {
 
 /// A socket in a set.
 #[derive(Clone, Copy)]
-struct Entry {
+struct Member {
     /// The number of the set.
-    set: u64,
+    set: SetNumber,
     token: Token,
     interest: Interest,
     /// It stands in the queue of those that may be ready.
@@ -170,23 +171,28 @@ struct Entry {
 pub(crate) struct Polls {
     /// By set, the sockets that were ready when last asked, or had an event
     /// since.
-    maybe_ready: HashMap<u64, VecDeque<SocketId>>,
+    maybe_ready: HashMap<SetNumber, VecDeque<SocketId>>,
     /// Streams by their places: nearly all sockets are streams, in one set.
-    streams: Vec<Option<(TcpId, Entry)>>,
+    streams: Vec<Option<(TcpId, Member)>>,
     /// The other sockets, and streams that are in more than one set.
-    others: ById<Vec<Entry>>,
-    next: u64,
+    others: ById<Vec<Member>>,
+    last: SetNumber,
 }
 
 impl Polls {
-    fn add(&mut self) -> u64 {
-        self.next += 1;
-        self.maybe_ready.insert(self.next, VecDeque::new());
-        self.next
+    fn add(&mut self) -> SetNumber {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            // A set may live as long as four billion others took to come and go.
+            if let Entry::Vacant(place) = self.maybe_ready.entry(self.last) {
+                place.insert(VecDeque::new());
+                return self.last;
+            }
+        }
     }
 
     /// The socket in a set.
-    fn find(&mut self, set: u64, id: SocketId) -> Option<&mut Entry> {
+    fn find(&mut self, set: SetNumber, id: SocketId) -> Option<&mut Member> {
         if let SocketId::Stream(stream) = id
             && let Some(Some((same, entry))) = self.streams.get_mut(stream.place())
             && *same == stream
@@ -199,7 +205,7 @@ impl Polls {
 
     pub(crate) fn insert(
         &mut self,
-        set: u64,
+        set: SetNumber,
         id: SocketId,
         token: Token,
         interest: Interest,
@@ -210,7 +216,7 @@ impl Polls {
         // It may be ready already.
         let waiting = self.maybe_ready.get_mut(&set).ok_or(io::ErrorKind::NotFound)?;
         waiting.push_back(id);
-        let entry = Entry { set, token, interest, queued: true };
+        let entry = Member { set, token, interest, queued: true };
         if let SocketId::Stream(stream) = id {
             let place = stream.place();
             if place >= self.streams.len() {
@@ -230,7 +236,7 @@ impl Polls {
     /// Whether the socket is in the set.
     pub(crate) fn change(
         &mut self,
-        set: u64,
+        set: SetNumber,
         id: SocketId,
         token: Token,
         interest: Interest,
@@ -246,7 +252,7 @@ impl Polls {
         true
     }
 
-    pub(crate) fn remove(&mut self, set: u64, id: SocketId) -> bool {
+    pub(crate) fn remove(&mut self, set: SetNumber, id: SocketId) -> bool {
         if self.find(set, id).is_none() {
             return false;
         }
@@ -267,7 +273,7 @@ impl Polls {
         true
     }
 
-    fn drop_set(&mut self, set: u64) {
+    fn drop_set(&mut self, set: SetNumber) {
         self.maybe_ready.remove(&set);
         for slot in &mut self.streams {
             if slot.is_some_and(|(_, entry)| entry.set == set) {
@@ -296,7 +302,7 @@ impl Polls {
     /// Something happened to a socket.
     pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
         let Self { maybe_ready, streams, others, .. } = self;
-        let mut tell = |entry: &mut Entry| {
+        let mut tell = |entry: &mut Member| {
             let Some(waiting) = maybe_ready.get_mut(&entry.set) else { return };
             if !std::mem::replace(&mut entry.queued, true) {
                 waiting.push_back(id);
@@ -317,7 +323,7 @@ impl Polls {
     }
 
     /// The tokens of those that are ready.
-    fn collect(&mut self, set: u64, stack: &Stack, ready: &mut Vec<Token>) {
+    fn collect(&mut self, set: SetNumber, stack: &Stack, ready: &mut Vec<Token>) {
         let Some(waiting) = self.maybe_ready.get_mut(&set) else { return };
         let mut waiting = std::mem::take(waiting);
         for _ in 0..waiting.len() {

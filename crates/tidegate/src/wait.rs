@@ -16,6 +16,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::Doorbell;
 use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
 
+/// The name of a set of sockets ([`crate::Poll`]). Each of its members holds it,
+/// so it is small.
+pub(crate) type SetNumber = u32;
+
 /// What can be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SocketId {
@@ -23,7 +27,7 @@ pub(crate) enum SocketId {
     Listener(TcpListenerId),
     Stream(TcpId),
     /// A set of sockets, by its number.
-    Poll(u64),
+    Poll(SetNumber),
 }
 
 /// A table by socket.

@@ -4,7 +4,7 @@
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
-use super::connection::{Connection, NEVER, Shared, Wait};
+use super::connection::{Connection, Is, NEVER, Shared, Wait};
 use super::recovery::Phase;
 use super::segment::{Out, Segment};
 use super::seq::Seq;
@@ -104,12 +104,16 @@ impl Connection {
         if !acceptable {
             // Both began at once (RFC 9293 section 3.5, figure 8).
             self.state = TcpState::SynReceived;
-            self.is.ecn = false;
+            self.is.remove(Is::ECN);
             self.acknowledge_now();
             return Ok(false);
         }
-        self.is.ecn &=
-            segment.flags.contains(TcpFlags::ECE) && !segment.flags.contains(TcpFlags::CWR);
+        self.is.set(
+            Is::ECN,
+            self.is.contains(Is::ECN)
+                && segment.flags.contains(TcpFlags::ECE)
+                && !segment.flags.contains(TcpFlags::CWR),
+        );
         self.acknowledged(now_ns, segment, false, shared);
         self.establish(now_ns, arrived);
         self.acknowledge_now();
@@ -121,8 +125,8 @@ impl Connection {
     pub(crate) fn learn_options(&mut self, now_ns: u64, segment: &Segment<'_>) {
         let options = &segment.options;
         self.set_peer_mss(options.mss);
-        self.is.sack = options.sack_permitted;
-        self.is.timestamps = options.timestamps.is_some();
+        self.is.set(Is::SACK, options.sack_permitted);
+        self.is.set(Is::TIMESTAMPS, options.timestamps.is_some());
         if let Some((value, _)) = options.timestamps {
             (self.ts_recent, self.ts_recent_s) = (value, seconds(now_ns));
         }
@@ -132,7 +136,7 @@ impl Connection {
         }
         self.set_mtu(usize::from(u16::MAX));
         self.controller.set_mss(self.mss.into());
-        if self.is.syn_repeated {
+        if self.is.contains(Is::SYN_REPEATED) {
             // RFC 5681 section 3.1: one segment to begin with.
             self.controller.window.cwnd = self.mss.into();
         }
@@ -141,13 +145,13 @@ impl Connection {
     pub(crate) fn establish(&mut self, now_ns: u64, arrived: &mut Arrived) {
         self.state = TcpState::Established;
         self.phase = Phase::Open;
-        self.rtt.lost_syn = self.is.syn_repeated;
+        self.rtt.lost_syn = self.is.contains(Is::SYN_REPEATED);
         self.retries = 0;
         self.wait = Wait::Nothing;
-        self.is.tell_writable = true;
-        self.is.wants_output = true;
+        self.is.insert(Is::TELL_WRITABLE);
+        self.is.insert(Is::WANTS_OUTPUT);
         self.start_keepalive(now_ns);
-        if self.is.fin_queued {
+        if self.is.contains(Is::FIN_QUEUED) {
             self.state = TcpState::FinWait1;
         }
         arrived.established = true;
@@ -188,7 +192,7 @@ impl Connection {
             return self.take_reset(now_ns, &segment, shared).map(|()| None);
         }
         if segment.is_syn() {
-            if self.state == TcpState::SynReceived && self.is.passive {
+            if self.state == TcpState::SynReceived && self.is.contains(Is::PASSIVE) {
                 // Fourth: back to where it came from.
                 self.abort(shared, None, false);
                 return Err(DropReason::TcpFlags);
@@ -211,7 +215,7 @@ impl Connection {
         segment: &Segment<'_>,
         shared: &Shared,
     ) -> Result<(), DropReason> {
-        if !self.is.timestamps || segment.is_rst() {
+        if !self.is.contains(Is::TIMESTAMPS) || segment.is_rst() {
             return Ok(());
         }
         let Some((value, _)) = segment.options.timestamps else {
@@ -227,7 +231,8 @@ impl Connection {
 
     /// RFC 7323 section 4.3, (2).
     fn note_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>) {
-        if let Some((value, _)) = segment.options.timestamps.filter(|_| self.is.timestamps)
+        if let Some((value, _)) =
+            segment.options.timestamps.filter(|_| self.is.contains(Is::TIMESTAMPS))
             && segment.seq.is_up_to(self.last_ack_sent)
             && Seq(self.ts_recent).is_up_to(Seq(value))
         {
@@ -324,7 +329,7 @@ impl Connection {
             return Err(DropReason::TcpReset);
         }
         let failure = match self.state {
-            TcpState::SynReceived if !self.is.passive => Failure::Refused,
+            TcpState::SynReceived if !self.is.contains(Is::PASSIVE) => Failure::Refused,
             TcpState::Closing | TcpState::LastAck => Failure::Ended,
             _ => Failure::Reset,
         };
@@ -391,9 +396,9 @@ impl Connection {
             && let Some(flight) = &mut self.flight
         {
             flight.mark_first_lost();
-            self.is.force_retransmission = true;
+            self.is.insert(Is::FORCE_RETRANSMISSION);
         }
-        self.is.wants_output = true;
+        self.is.insert(Is::WANTS_OUTPUT);
     }
 
     /// RFC 9293 section 3.10.7.4: updates SND.WND by newer segments only.
@@ -406,7 +411,7 @@ impl Connection {
         let shift = if scaled { self.shift_in } else { 0 };
         let window = u32::from(segment.window) << shift;
         if window > self.window && self.may_have_output() {
-            self.is.wants_output = true;
+            self.is.insert(Is::WANTS_OUTPUT);
         }
         self.window = window;
         self.max_window = self.max_window.max(window);
@@ -421,7 +426,7 @@ impl Connection {
         match self.state {
             TcpState::FinWait1 => {
                 self.state = TcpState::FinWait2;
-                if self.is.orphan {
+                if self.is.contains(Is::ORPHAN) {
                     self.wait_as_orphan(now_ns, shared);
                 }
             }
@@ -453,11 +458,11 @@ impl Connection {
         if !receives {
             return Ok(());
         }
-        if self.is.ecn {
+        if self.is.contains(Is::ECN) {
             self.note_congestion(segment);
         }
         let news = segment.seq + segment.payload.len() as u32;
-        if self.is.orphan
+        if self.is.contains(Is::ORPHAN)
             && self.listener.is_none()
             && !segment.payload.is_empty()
             && news.is_after(self.rcv_nxt)
@@ -479,7 +484,7 @@ impl Connection {
         } else if segment.is_fin() && news.is_after(self.rcv_nxt) {
             self.acknowledge_now();
         }
-        if self.is.read_shut && self.readable() > 0 {
+        if self.is.contains(Is::READ_SHUT) && self.readable() > 0 {
             let unread = self.readable() as usize;
             self.consume(unread, shared);
         }
@@ -489,10 +494,10 @@ impl Connection {
     /// RFC 3168 section 6.1.3.
     fn note_congestion(&mut self, segment: &Segment<'_>) {
         if segment.flags.contains(TcpFlags::CWR) {
-            self.is.echo_congestion = false;
+            self.is.remove(Is::ECHO_CONGESTION);
         }
         if segment.congestion_experienced {
-            self.is.echo_congestion = true;
+            self.is.insert(Is::ECHO_CONGESTION);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bitflags::bitflags;
+
 use super::chunks::{Chunks, Strand};
 use super::congestion::Controller;
 use super::options::TIMESTAMPS_BYTES;
@@ -230,63 +232,81 @@ pub(crate) struct Connection {
     pub(crate) challenge_due_ms: u32,
     pub(crate) keepalives: u8,
 
-    pub(crate) is: Flags,
+    pub(crate) is: Is,
 }
 
-/// What is so, yes or no.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Flags {
-    /// We did not begin it.
-    pub(crate) passive: bool,
-    /// The application has no handle on it any more, or has none yet.
-    pub(crate) orphan: bool,
-    pub(crate) in_accept_queue: bool,
-    /// Found by its ends.
-    pub(crate) indexed: bool,
-    /// Counted among those in TIME-WAIT.
-    pub(crate) in_time_wait: bool,
-    /// Counted in the SYN queue of its listener.
-    pub(crate) in_syn_queue: bool,
-    /// In the queue of those with something to send.
-    pub(crate) pending: bool,
-    pub(crate) wants_output: bool,
-    pub(crate) timestamps: bool,
-    pub(crate) sack: bool,
-    pub(crate) ecn: bool,
-    /// Congestion marks came: say so until the peer reacts (RFC 3168).
-    pub(crate) echo_congestion: bool,
-    /// Say that the window was reduced.
-    pub(crate) tell_reduced: bool,
-    /// The application sends nothing more.
-    pub(crate) fin_queued: bool,
-    pub(crate) fin_sent: bool,
-    pub(crate) fin_received: bool,
-    pub(crate) read_shut: bool,
-    pub(crate) ack_now: bool,
-    pub(crate) reset_now: bool,
-    pub(crate) keepalive_now: bool,
-    /// Send one segment whatever the congestion window says.
-    pub(crate) force_retransmission: bool,
-    /// Send one segment whatever the peer's window says.
-    pub(crate) force_window: bool,
-    pub(crate) tail_probe_now: bool,
-    /// A tail probe is on its way.
-    pub(crate) tail_probed: bool,
-    /// It was sent before.
-    pub(crate) tail_probe_repeats: bool,
-    pub(crate) reordering_seen: bool,
-    /// Our SYN went out more than once.
-    pub(crate) syn_repeated: bool,
-    /// The congestion window kept us from sending.
-    pub(crate) window_limited: bool,
-    /// The application could not write all it wanted.
-    pub(crate) write_blocked: bool,
-    /// Among those who wait for memory to write to.
-    pub(crate) starved: bool,
-    pub(crate) tell_readable: bool,
-    pub(crate) tell_writable: bool,
-    pub(crate) readable_told: bool,
-    pub(crate) writable_told: bool,
+bitflags! {
+    /// What is so, yes or no.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Is: u64 {
+        /// We did not begin it.
+        const PASSIVE = 1 << 0;
+        /// The application has no handle on it any more, or has none yet.
+        const ORPHAN = 1 << 1;
+        const IN_ACCEPT_QUEUE = 1 << 2;
+        /// Found by its ends.
+        const INDEXED = 1 << 3;
+        /// Counted among those in TIME-WAIT.
+        const IN_TIME_WAIT = 1 << 4;
+        /// Counted in the SYN queue of its listener.
+        const IN_SYN_QUEUE = 1 << 5;
+        /// In the queue of those with something to send.
+        const PENDING = 1 << 6;
+        const WANTS_OUTPUT = 1 << 7;
+        const TIMESTAMPS = 1 << 8;
+        const SACK = 1 << 9;
+        const ECN = 1 << 10;
+        /// Congestion marks came: say so until the peer reacts (RFC 3168).
+        const ECHO_CONGESTION = 1 << 11;
+        /// Say that the window was reduced.
+        const TELL_REDUCED = 1 << 12;
+        /// The application sends nothing more.
+        const FIN_QUEUED = 1 << 13;
+        const FIN_SENT = 1 << 14;
+        const FIN_RECEIVED = 1 << 15;
+        const READ_SHUT = 1 << 16;
+        const ACK_NOW = 1 << 17;
+        const RESET_NOW = 1 << 18;
+        const KEEPALIVE_NOW = 1 << 19;
+        /// Send one segment whatever the congestion window says.
+        const FORCE_RETRANSMISSION = 1 << 20;
+        /// Send one segment whatever the peer's window says.
+        const FORCE_WINDOW = 1 << 21;
+        const TAIL_PROBE_NOW = 1 << 22;
+        /// A tail probe is on its way.
+        const TAIL_PROBED = 1 << 23;
+        /// It was sent before.
+        const TAIL_PROBE_REPEATS = 1 << 24;
+        const REORDERING_SEEN = 1 << 25;
+        /// Our SYN went out more than once.
+        const SYN_REPEATED = 1 << 26;
+        /// The congestion window kept us from sending.
+        const WINDOW_LIMITED = 1 << 27;
+        /// The application could not write all it wanted.
+        const WRITE_BLOCKED = 1 << 28;
+        /// Among those who wait for memory to write to.
+        const STARVED = 1 << 29;
+        const TELL_READABLE = 1 << 30;
+        const TELL_WRITABLE = 1 << 31;
+        const READABLE_TOLD = 1 << 32;
+        const WRITABLE_TOLD = 1 << 33;
+    }
+}
+
+impl Is {
+    /// Whether it was so; it is not any more.
+    pub(crate) fn take(&mut self, what: Self) -> bool {
+        let was = self.contains(what);
+        self.remove(what);
+        was
+    }
+
+    /// Whether it was not so; it is now.
+    pub(crate) fn newly(&mut self, what: Self) -> bool {
+        let was = self.contains(what);
+        self.insert(what);
+        !was
+    }
 }
 
 impl Connection {
@@ -365,7 +385,7 @@ impl Connection {
             rto_base_ns: now_ns,
             challenge_due_ms: 0,
             keepalives: 0,
-            is: Flags::default(),
+            is: Is::empty(),
         }
     }
 
@@ -379,7 +399,7 @@ impl Connection {
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
         let headers = if self.ends.is_v4() { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        let options = if self.is.timestamps { TIMESTAMPS_BYTES as u16 } else { 0 };
+        let options = if self.is.contains(Is::TIMESTAMPS) { TIMESTAMPS_BYTES as u16 } else { 0 };
         self.mss_most = fits.min(self.peer_mss).max(LEAST_MSS);
         self.mss = self.mss_most.min(self.mss_limit) - options;
     }
@@ -387,7 +407,7 @@ impl Connection {
     /// Bytes that wait to be read.
     #[inline]
     pub(crate) fn readable(&self) -> u32 {
-        (self.rcv_nxt - u32::from(self.is.fin_received)).since(self.read_seq)
+        (self.rcv_nxt - u32::from(self.is.contains(Is::FIN_RECEIVED))).since(self.read_seq)
     }
 
     /// Bytes that were given to us and never sent.
@@ -416,7 +436,7 @@ impl Connection {
 
     /// Whether everything that was sent, our FIN included, is acknowledged.
     pub(crate) fn fin_acknowledged(&self) -> bool {
-        self.is.fin_sent && self.una == self.nxt
+        self.is.contains(Is::FIN_SENT) && self.una == self.nxt
     }
 
     /// Whether both sides have agreed to speak.
@@ -426,7 +446,8 @@ impl Connection {
 
     /// Whether the application may still send.
     pub(crate) fn can_send(&self) -> bool {
-        matches!(self.state, TcpState::Established | TcpState::CloseWait) && !self.is.fin_queued
+        matches!(self.state, TcpState::Established | TcpState::CloseWait)
+            && !self.is.contains(Is::FIN_QUEUED)
     }
 
     /// Whether our side may still have data or a FIN to bring over.
@@ -452,8 +473,10 @@ impl Connection {
             return;
         }
         // Nobody is told who has not heard of us.
-        self.is.reset_now = reset && self.state != TcpState::SynSent;
-        self.is.wants_output |= self.is.reset_now;
+        self.is.set(Is::RESET_NOW, reset && self.state != TcpState::SynSent);
+        if self.is.contains(Is::RESET_NOW) {
+            self.is.insert(Is::WANTS_OUTPUT);
+        }
         self.state = TcpState::Closed;
         if self.failure.is_none() {
             self.failure = failure;
@@ -462,8 +485,8 @@ impl Connection {
         self.release_gaps(shared);
         self.wait = Wait::Nothing;
         (self.wait_until_ns, self.ack_at_ns, self.idle_at_ns) = (NEVER, NEVER, NEVER);
-        self.is.tell_readable = true;
-        self.is.tell_writable = true;
+        self.is.insert(Is::TELL_READABLE);
+        self.is.insert(Is::TELL_WRITABLE);
     }
 
     /// Gives back everything that only sending needs.
@@ -484,12 +507,12 @@ impl Connection {
     /// The application sends nothing more: a FIN follows what it has written
     /// (RFC 9293 section 3.10.4).
     pub(crate) fn queue_fin(&mut self) {
-        if self.is.fin_queued || self.state == TcpState::Closed {
+        if self.is.contains(Is::FIN_QUEUED) || self.state == TcpState::Closed {
             return;
         }
-        self.is.fin_queued = true;
-        self.is.wants_output = true;
-        self.is.tell_writable = true;
+        self.is.insert(Is::FIN_QUEUED);
+        self.is.insert(Is::WANTS_OUTPUT);
+        self.is.insert(Is::TELL_WRITABLE);
         match self.state {
             TcpState::Established => self.state = TcpState::FinWait1,
             TcpState::CloseWait => self.state = TcpState::LastAck,
@@ -519,6 +542,6 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         let bytes = size_of::<Connection>();
-        assert!(bytes <= 416, "{bytes} bytes");
+        assert!(bytes <= 392, "{bytes} bytes");
     }
 }

@@ -1,7 +1,7 @@
 //! Where connections are kept, and how they are found by their ends: both in
 //! constant time at any size, without ever moving all of them at once.
 
-use super::connection::{Connection, NOWHERE};
+use super::connection::{Connection, Is, NOWHERE};
 use super::segment::Ends;
 use super::socket::TcpId;
 use crate::chance::HashKey;
@@ -158,7 +158,7 @@ impl Index {
         if let Some(connection) = connections.at_mut(index) {
             connection.links.hash = hash;
             connection.links.hash_next = self.heads[bucket];
-            connection.is.indexed = true;
+            connection.is.insert(Is::INDEXED);
             self.heads[bucket] = index;
         }
     }
@@ -179,7 +179,7 @@ impl Index {
 
     pub(crate) fn remove(&mut self, connections: &mut Connections, index: u32) {
         let Some(connection) = connections.at_mut(index) else { return };
-        if !std::mem::take(&mut connection.is.indexed) {
+        if !connection.is.take(Is::INDEXED) {
             return;
         }
         let links = connection.links;

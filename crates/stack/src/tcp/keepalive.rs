@@ -1,6 +1,6 @@
 //! The timers of a connection, and keep-alive (RFC 9293 section 3.8.4).
 
-use super::connection::{Connection, NEVER, Shared};
+use super::connection::{Connection, Is, NEVER, Shared};
 use super::socket::{Failure, TcpState};
 
 const MS: u64 = 1_000_000;
@@ -24,7 +24,7 @@ impl Connection {
         self.idle_at_ns = NEVER;
         match self.state {
             TcpState::TimeWait => self.abort(shared, None, false),
-            TcpState::FinWait2 if self.is.orphan => self.abort(shared, None, false),
+            TcpState::FinWait2 if self.is.contains(Is::ORPHAN) => self.abort(shared, None, false),
             TcpState::Closed | TcpState::SynSent | TcpState::SynReceived => {}
             _ => self.keep_alive(now_ns, shared),
         }
@@ -44,8 +44,8 @@ impl Connection {
                 return self.abort(shared, Some(Failure::TimedOut), true);
             }
             self.keepalives += 1;
-            self.is.keepalive_now = true;
-            self.is.wants_output = true;
+            self.is.insert(Is::KEEPALIVE_NOW);
+            self.is.insert(Is::WANTS_OUTPUT);
         }
         self.idle_at_ns = now_ns.saturating_add(u64::from(keepalive.interval_ms) * MS);
     }

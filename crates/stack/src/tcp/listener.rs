@@ -13,7 +13,7 @@ use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
 use super::arrival::seconds;
-use super::connection::Connection;
+use super::connection::{Connection, Is};
 use super::cookie;
 use super::isn;
 use super::segment::{Ends, Out, Segment};
@@ -238,18 +238,20 @@ impl TcpTable {
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
         connection.state = TcpState::SynReceived;
         connection.listener = Some(id);
-        connection.is.passive = true;
-        connection.is.orphan = true;
-        connection.is.in_syn_queue = true;
+        connection.is.insert(Is::PASSIVE);
+        connection.is.insert(Is::ORPHAN);
+        connection.is.insert(Is::IN_SYN_QUEUE);
         connection.begin_receiving(segment.seq);
         connection.learn_options(now_ns, segment);
         // RFC 3168 section 6.1.1: a SYN that offers it has both bits.
         let offer = TcpFlags::ECE | TcpFlags::CWR;
-        connection.is.ecn = segment.flags.contains(offer) && !segment.congestion_experienced;
+        connection
+            .is
+            .set(Is::ECN, segment.flags.contains(offer) && !segment.congestion_experienced);
         connection.window = segment.window.into();
         connection.max_window = connection.window;
         (connection.window_seq, connection.window_ack) = (segment.seq, iss);
-        connection.is.wants_output = true;
+        connection.is.insert(Is::WANTS_OUTPUT);
         self.enter(now_ns, connection);
         Ok(())
     }
@@ -315,15 +317,15 @@ impl TcpTable {
         let mut connection =
             Connection::new(now_ns, ends, Arc::clone(&listener.options), iss, offset);
         connection.listener = Some(id);
-        connection.is.passive = true;
-        connection.is.orphan = true;
+        connection.is.insert(Is::PASSIVE);
+        connection.is.insert(Is::ORPHAN);
         connection.state = TcpState::SynReceived;
         connection.nxt = segment.ack;
         connection.begin_receiving(segment.seq - 1);
         connection.rcv_edge = connection.rcv_nxt + u32::from(cookie_window(&connection.options));
         connection.set_peer_mss(Some(kept.mss));
-        connection.is.sack = kept.sack;
-        connection.is.timestamps = segment.options.timestamps.is_some();
+        connection.is.set(Is::SACK, kept.sack);
+        connection.is.set(Is::TIMESTAMPS, segment.options.timestamps.is_some());
         if let Some((value, _)) = segment.options.timestamps {
             (connection.ts_recent, connection.ts_recent_s) = (value, seconds(now_ns));
         }

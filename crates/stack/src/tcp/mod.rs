@@ -54,7 +54,7 @@ use tidegate_memory::Arena;
 use crate::address::Kind;
 use crate::udp::choose_port;
 use crate::{SendError, Stack};
-use connection::Connection;
+use connection::{Connection, Is};
 use segment::Ends;
 use socket::Failure;
 
@@ -106,8 +106,8 @@ impl Stack {
             debug_assert!(false, "what waits to be accepted is kept");
             return Err(TcpError::WouldBlock);
         };
-        connection.is.in_accept_queue = false;
-        connection.is.orphan = false;
+        connection.is.remove(Is::IN_ACCEPT_QUEUE);
+        connection.is.remove(Is::ORPHAN);
         connection.listener = None;
         Ok(self.tcp.connections.id(index))
     }
@@ -117,7 +117,7 @@ impl Stack {
         let Some(mut listener) = self.tcp.listeners.remove(id) else { return };
         while let Some(index) = listener.pop() {
             if let Some(connection) = self.tcp.connections.at_mut(index) {
-                connection.is.in_accept_queue = false;
+                connection.is.remove(Is::IN_ACCEPT_QUEUE);
                 connection.listener = None;
                 connection.abort(&mut self.tcp.shared, Some(Failure::Aborted), true);
                 self.tcp.settle(now_ns, index);
@@ -171,8 +171,8 @@ impl Stack {
         let options = self.tcp.shared.options(options);
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
         connection.state = TcpState::SynSent;
-        connection.is.ecn = ecn;
-        connection.is.wants_output = true;
+        connection.is.set(Is::ECN, ecn);
+        connection.is.insert(Is::WANTS_OUTPUT);
         let index = self.tcp.enter(now_ns, connection);
         self.tcp_flush(now_ns, arena);
         Ok(self.tcp.connections.id(index))
@@ -230,13 +230,14 @@ impl Stack {
         }
         match connection.state {
             TcpState::SynSent | TcpState::SynReceived => return Err(TcpError::NotConnected),
-            TcpState::Established | TcpState::CloseWait if !connection.is.fin_queued => {}
+            TcpState::Established | TcpState::CloseWait
+                if !connection.is.contains(Is::FIN_QUEUED) => {}
             _ => return Err(TcpError::BrokenPipe),
         }
         let room = connection.appendable(&shared.chunks).min(data.len());
         let end = connection.outgoing_bytes as usize;
         if room < data.len() {
-            connection.is.write_blocked = true;
+            connection.is.insert(Is::WRITE_BLOCKED);
         }
         if room == 0 && !data.is_empty()
             || !connection.outgoing.grow(&mut shared.chunks, end, end + room)
@@ -249,8 +250,10 @@ impl Stack {
         }
         connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
         connection.outgoing_bytes += room as u32;
-        connection.is.wants_output |= room > 0;
-        if !connection.is.pending {
+        if room > 0 {
+            connection.is.insert(Is::WANTS_OUTPUT);
+        }
+        if !connection.is.contains(Is::PENDING) {
             self.tcp.settle(now_ns, id.index);
         }
         Ok(room)
@@ -283,7 +286,7 @@ impl Stack {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if connection.readable() > 0 {
             let len = connection.read(buf, shared);
-            if connection.is.wants_output && !connection.is.pending {
+            if connection.is.contains(Is::WANTS_OUTPUT) && !connection.is.contains(Is::PENDING) {
                 self.tcp.settle(now_ns, id.index);
             }
             return Ok(len);
@@ -308,7 +311,7 @@ impl Stack {
             let bytes = connection.incoming.front(&shared.chunks, readable);
             let used = read(bytes).min(bytes.len());
             connection.consume(used, shared);
-            if connection.is.wants_output && !connection.is.pending {
+            if connection.is.contains(Is::WANTS_OUTPUT) && !connection.is.contains(Is::PENDING) {
                 self.tcp.settle(now_ns, id.index);
             }
             return Ok(used);
@@ -318,7 +321,10 @@ impl Stack {
 
     /// What reading gives when nothing has arrived.
     fn nothing_to_read(connection: &mut Connection, wants_none: bool) -> Result<usize, TcpError> {
-        if connection.is.fin_received || connection.is.read_shut || wants_none {
+        if connection.is.contains(Is::FIN_RECEIVED)
+            || connection.is.contains(Is::READ_SHUT)
+            || wants_none
+        {
             return Ok(0);
         }
         if let Some(failure) = connection.failure.take() {
@@ -348,8 +354,8 @@ impl Stack {
             return Err(TcpError::NotConnected);
         }
         if how != Shutdown::Write {
-            connection.is.read_shut = true;
-            connection.is.tell_readable = true;
+            connection.is.insert(Is::READ_SHUT);
+            connection.is.insert(Is::TELL_READABLE);
             let unread = connection.readable() as usize;
             connection.consume(unread, shared);
         }
@@ -366,7 +372,7 @@ impl Stack {
     /// it was lost (RFC 9293 section 3.10.4, RFC 1122 section 4.2.2.13).
     pub fn tcp_close(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
         let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
-        connection.is.orphan = true;
+        connection.is.insert(Is::ORPHAN);
         match connection.state {
             TcpState::SynSent => connection.abort(shared, None, false),
             _ if connection.readable() > 0 && connection.state != TcpState::TimeWait => {
@@ -383,7 +389,7 @@ impl Stack {
     /// acknowledged is lost, and the peer is told by a reset.
     pub fn tcp_abort(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
         let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
-        connection.is.orphan = true;
+        connection.is.insert(Is::ORPHAN);
         let reset = connection.state != TcpState::TimeWait;
         connection.abort(shared, None, reset);
         self.tcp.settle(now_ns, id.index);
@@ -406,8 +412,10 @@ impl Stack {
             };
         };
         let over = connection.state == TcpState::Closed;
-        let read_closed = connection.is.fin_received || connection.is.read_shut || over;
-        let write_closed = connection.is.fin_queued || over;
+        let read_closed = connection.is.contains(Is::FIN_RECEIVED)
+            || connection.is.contains(Is::READ_SHUT)
+            || over;
+        let write_closed = connection.is.contains(Is::FIN_QUEUED) || over;
         let room = connection.can_send()
             && connection.has_room()
             && connection.appendable(&self.tcp.shared.chunks) > 0;
@@ -463,7 +471,7 @@ impl Stack {
             connection.start_keepalive(now_ns);
         }
         // What Nagle held back may go now.
-        connection.is.wants_output = true;
+        connection.is.insert(Is::WANTS_OUTPUT);
         self.tcp.settle(now_ns, id.index);
         self.tcp_flush(now_ns, arena);
         Ok(())
@@ -484,9 +492,9 @@ impl Stack {
             mss_bytes: connection.mss,
             unacknowledged_bytes: connection.outgoing_bytes,
             unread_bytes: connection.readable(),
-            sack: connection.is.sack,
-            timestamps: connection.is.timestamps,
-            ecn: connection.is.ecn,
+            sack: connection.is.contains(Is::SACK),
+            timestamps: connection.is.contains(Is::TIMESTAMPS),
+            ecn: connection.is.contains(Is::ECN),
         })
     }
 
@@ -499,7 +507,10 @@ impl Stack {
     /// Whether a connection whose handle was closed still has something to
     /// bring over. Looks at all of them.
     pub fn tcp_unfinished(&self) -> bool {
-        self.tcp.connections.iter().any(|connection| connection.is.orphan && connection.sends())
+        self.tcp
+            .connections
+            .iter()
+            .any(|connection| connection.is.contains(Is::ORPHAN) && connection.sends())
     }
 
     /// Memory that holds data of connections now, in bytes.

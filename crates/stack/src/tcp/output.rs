@@ -7,6 +7,7 @@ use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, Ipv6Header, Protocol, Sum, TcpHeader, checksum, tcp};
 
 use super::TcpOptions;
+use super::connection::Is;
 use super::segment::Out;
 use crate::Stack;
 use crate::packet::Packet;
@@ -103,7 +104,7 @@ impl Stack {
                 break;
             };
             left -= 1;
-            let goes_on = connection.is.wants_output;
+            let goes_on = connection.is.contains(Is::WANTS_OUTPUT);
             if !train.as_mut().is_some_and(|train| train.join(&out, most_bytes))
                 && let Some(whole) = train.replace(Train::new(out))
             {

@@ -7,7 +7,7 @@
 //! the new size; when it is lost, that was its size and not congestion (RFC 4821
 //! section 7.5), and the truth lies between the two.
 
-use super::connection::{Connection, DEFAULT_MSS};
+use super::connection::{Connection, DEFAULT_MSS, Is};
 use super::flight::Flight;
 use super::recovery::Phase;
 use super::seq::Seq;
@@ -74,7 +74,7 @@ impl Connection {
         };
         // Without selective acknowledgements the loss of a probe cannot be told
         // from that of others (RFC 4821 section 7.5).
-        let is_of_use = self.is.sack && self.mss_limit < self.mss_most;
+        let is_of_use = self.is.contains(Is::SACK) && self.mss_limit < self.mss_most;
         self.search = is_of_use.then(|| Box::new(search));
     }
 
@@ -87,7 +87,7 @@ impl Connection {
         let needed = bytes + FOLLOWERS * u32::from(self.mss);
         let fits = self.pipe() + needed <= self.controller.window.cwnd;
         let is_time = search.probe == 0 && search.not_before_ns <= now_ns;
-        let is_calm = self.phase == Phase::Open && !self.is.tail_probe_now;
+        let is_calm = self.phase == Phase::Open && !self.is.contains(Is::TAIL_PROBE_NOW);
         (is_time && is_calm && fits && needed <= self.unsent().min(usable)).then_some(bytes)
     }
 

@@ -3,7 +3,7 @@
 
 use tidegate_wire::DropReason;
 
-use super::connection::{Connection, NEVER, Shared};
+use super::connection::{Connection, Is, NEVER, Shared};
 use super::options::TIMESTAMPS_BYTES;
 use super::seq::Seq;
 use super::socket::TcpState;
@@ -115,7 +115,7 @@ impl Connection {
     /// takes `link_mss` without options on IPv4.
     fn largest_text(&self, link_mss: u16) -> usize {
         let family = if self.ends.is_v4() { 0 } else { 20 };
-        let options = if self.is.timestamps { TIMESTAMPS_BYTES } else { 0 };
+        let options = if self.is.contains(Is::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 };
         usize::from(link_mss).saturating_sub(family + options)
     }
 
@@ -214,7 +214,9 @@ impl Connection {
             self.ack_at_ns = now_ns.saturating_add(DELAYED_ACK_NS);
         }
         let low = self.options.receive_low_water_bytes;
-        self.is.tell_readable |= !had_data || self.readable() >= low;
+        if !had_data || self.readable() >= low {
+            self.is.insert(Is::TELL_READABLE);
+        }
         Ok(())
     }
 
@@ -227,7 +229,7 @@ impl Connection {
         let end = start + data.len() as u32;
         // RFC 5681 section 4.2: at once, so that the peer learns of the gap.
         self.acknowledge_now();
-        if !self.is.sack {
+        if !self.is.contains(Is::SACK) {
             self.acks_owed = self.acks_owed.saturating_add(1);
         }
         if self.gaps.as_ref().is_some_and(|gaps| gaps.contains(start, end)) {
@@ -259,7 +261,7 @@ impl Connection {
 
     /// RFC 2883: the peer shall know that it sent something needlessly.
     pub(crate) fn note_duplicate(&mut self, start: Seq, end: Seq) {
-        if self.is.sack && start.is_before(end) {
+        if self.is.contains(Is::SACK) && start.is_before(end) {
             self.duplicate = (start, end);
         }
         self.acknowledge_now();
@@ -271,13 +273,13 @@ impl Connection {
     }
 
     pub(crate) fn acknowledge_now(&mut self) {
-        self.is.ack_now = true;
-        self.is.wants_output = true;
+        self.is.insert(Is::ACK_NOW);
+        self.is.insert(Is::WANTS_OUTPUT);
     }
 
     /// An acknowledgement has gone out.
     pub(crate) fn on_acknowledgement_sent(&mut self) {
-        self.is.ack_now = false;
+        self.is.remove(Is::ACK_NOW);
         self.acks_owed = self.acks_owed.saturating_sub(1);
         self.unacknowledged = 0;
         self.consumed = 0;
@@ -289,11 +291,11 @@ impl Connection {
     pub(crate) fn take_fin(&mut self, now_ns: u64, shared: &mut Shared) {
         self.rcv_nxt += 1;
         self.rcv_edge = self.rcv_edge.max(self.rcv_nxt);
-        self.is.fin_received = true;
+        self.is.insert(Is::FIN_RECEIVED);
         // Nothing can come behind it.
         self.release_gaps(shared);
         self.acknowledge_now();
-        self.is.tell_readable = true;
+        self.is.insert(Is::TELL_READABLE);
         match self.state {
             TcpState::Established => self.state = TcpState::CloseWait,
             TcpState::FinWait1 if self.fin_acknowledged() => self.enter_time_wait(now_ns, shared),

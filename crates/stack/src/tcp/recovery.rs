@@ -4,7 +4,7 @@
 pub(crate) use super::flight::{Flight, Progress, Reduction, Sent};
 
 use super::congestion::Acked;
-use super::connection::{Connection, NEVER, Shared, Wait};
+use super::connection::{Connection, Is, NEVER, Shared, Wait};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
@@ -47,7 +47,7 @@ impl Connection {
         let pipe = self.flight.as_ref().map_or(0, |flight| flight.pipe(outstanding));
         // Without SACK each duplicate says that one segment has arrived
         // (RFC 6582 section 3.2 step 3).
-        let arrived = if self.is.sack { 0 } else { u32::from(self.duplicate_acks) };
+        let arrived = if self.is.contains(Is::SACK) { 0 } else { u32::from(self.duplicate_acks) };
         pipe.saturating_sub(arrived * u32::from(self.mss))
     }
 
@@ -77,12 +77,14 @@ impl Connection {
         } else if progress.acked > 0 {
             self.rtt.backoff = 0;
         }
-        self.is.reordering_seen |= progress.reordered;
+        if progress.reordered {
+            self.is.insert(Is::REORDERING_SEEN);
+        }
         if progress.acked > 0 {
             self.on_progress(now_ns, shared);
         }
         self.end_tail_probe(segment.ack, outstanding, duplicate, &progress);
-        if self.is.sack {
+        if self.is.contains(Is::SACK) {
             self.detect_lost(now_ns);
         } else {
             self.count_duplicates(segment.ack, duplicate, &progress);
@@ -100,8 +102,8 @@ impl Connection {
     /// Lets go out what may go out now, and sets the timers.
     fn after_acknowledgement(&mut self, now_ns: u64) {
         if self.may_have_output() {
-            self.is.wants_output = true;
-        } else if !self.is.wants_output {
+            self.is.insert(Is::WANTS_OUTPUT);
+        } else if !self.is.contains(Is::WANTS_OUTPUT) {
             // What goes out sets the timer by itself.
             self.arm(now_ns);
         }
@@ -122,9 +124,9 @@ impl Connection {
             }
             // Writers are woken when a good part is free, not for each byte;
             // also those who only asked whether there is room, and wrote less.
-            if (self.is.write_blocked || !had_room) && self.has_room() {
-                self.is.write_blocked = false;
-                self.is.tell_writable = true;
+            if (self.is.contains(Is::WRITE_BLOCKED) || !had_room) && self.has_room() {
+                self.is.remove(Is::WRITE_BLOCKED);
+                self.is.insert(Is::TELL_WRITABLE);
             }
         }
         self.retries = 0;
@@ -135,7 +137,9 @@ impl Connection {
     /// Reads the blocks of a selective acknowledgement. Those that cannot be
     /// are ignored (RFC 2018 section 5 leaves no other use).
     fn take_sack(&mut self, now_ns: u64, segment: &Segment<'_>, progress: &mut Progress) {
-        let Some(blocks) = segment.options.sack.filter(|_| self.is.sack) else { return };
+        let Some(blocks) = segment.options.sack.filter(|_| self.is.contains(Is::SACK)) else {
+            return;
+        };
         let mut first = None;
         for (index, (start, end)) in blocks.enumerate() {
             let (start, end) = (Seq(start), Seq(end));
@@ -170,7 +174,7 @@ impl Connection {
     /// RFC 8985 section 6.2 step 4.
     fn reordering_ns(&self) -> u64 {
         let sacked = self.flight.as_ref().map_or(0, |flight| flight.sacked_segments());
-        if !self.is.reordering_seen
+        if !self.is.contains(Is::REORDERING_SEEN)
             && (self.phase != Phase::Open || sacked >= u32::from(DUPLICATES))
         {
             return 0;
@@ -222,7 +226,7 @@ impl Connection {
         let mss = u32::from(self.mss);
         let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
         let was_probe = lost > 0 && self.lost_only_a_path_probe();
-        let marked = self.is.ecn
+        let marked = self.is.contains(Is::ECN)
             && segment.flags.contains(TcpFlags::ECE)
             && !segment.is_syn()
             && self.phase == Phase::Open
@@ -236,7 +240,7 @@ impl Connection {
                 self.controller.on_congestion(outstanding, mss);
                 self.controller.end_recovery();
                 self.cwr_end = self.nxt;
-                self.is.tell_reduced = true;
+                self.is.insert(Is::TELL_REDUCED);
             }
             Phase::Open | Phase::Loss if progress.acked > 0 => {
                 let acked = Acked {
@@ -245,7 +249,7 @@ impl Connection {
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
                 };
-                let limited = self.is.window_limited || self.phase == Phase::Loss;
+                let limited = self.is.contains(Is::WINDOW_LIMITED) || self.phase == Phase::Loss;
                 self.controller.on_ack(&acked, limited);
             }
             _ => {}
@@ -264,7 +268,8 @@ impl Connection {
     /// Whether the acknowledgement that has come may let something go out.
     pub(crate) fn may_have_output(&self) -> bool {
         let lost = self.flight.as_ref().is_some_and(|flight| flight.lost_bytes() > 0);
-        lost || self.unsent() > 0 || self.is.fin_queued && !self.is.fin_sent
+        lost || self.unsent() > 0
+            || self.is.contains(Is::FIN_QUEUED) && !self.is.contains(Is::FIN_SENT)
     }
 
     fn enter_recovery(&mut self, outstanding: u32) {
@@ -274,8 +279,8 @@ impl Connection {
             flight.reduction = Reduction { flight: outstanding.max(1), delivered: 0, sent: 0 };
         }
         self.recovery_end = self.nxt;
-        self.is.force_retransmission = true;
-        self.is.tell_reduced = self.is.ecn;
+        self.is.insert(Is::FORCE_RETRANSMISSION);
+        self.is.set(Is::TELL_REDUCED, self.is.contains(Is::ECN));
         self.cwr_end = self.nxt;
     }
 
@@ -286,7 +291,7 @@ impl Connection {
         let Some(flight) = &mut self.flight else { return };
         let Reduction { flight, delivered, sent } = &mut flight.reduction;
         let news = match progress.acked + progress.sacked {
-            0 if !self.is.sack => mss,
+            0 if !self.is.contains(Is::SACK) => mss,
             news => news,
         };
         *delivered = delivered.saturating_add(news);
@@ -310,16 +315,16 @@ impl Connection {
 
     /// RFC 8985 section 7.4: what a tail probe showed.
     fn end_tail_probe(&mut self, ack: Seq, outstanding: u32, duplicate: bool, progress: &Progress) {
-        if !self.is.tail_probed || ack.is_before(self.probe_end) {
+        if !self.is.contains(Is::TAIL_PROBED) || ack.is_before(self.probe_end) {
             return;
         }
-        let repeated = self.is.tail_probe_repeats;
+        let repeated = self.is.contains(Is::TAIL_PROBE_REPEATS);
         if !repeated || progress.duplicate || duplicate {
             // Nothing was lost: new data arrived, or both copies did.
-            self.is.tail_probed = false;
+            self.is.remove(Is::TAIL_PROBED);
         } else if progress.acked > 0 {
             // The probe made good a loss that nobody else saw.
-            self.is.tail_probed = false;
+            self.is.remove(Is::TAIL_PROBED);
             if self.phase == Phase::Open {
                 self.controller.on_congestion(outstanding, self.mss.into());
                 self.controller.end_recovery();
@@ -348,10 +353,10 @@ impl Connection {
             (self.wait, self.wait_until_ns) = (Wait::Reordering, flight.look_again_ns);
             return;
         }
-        let may_probe = self.is.sack
+        let may_probe = self.is.contains(Is::SACK)
             && self.is_synchronized()
             && self.phase == Phase::Open
-            && !self.is.tail_probed
+            && !self.is.contains(Is::TAIL_PROBED)
             && !flight.has_sacked()
             && flight.lost_bytes() == 0
             && self.rtt.backoff == 0;
@@ -368,8 +373,8 @@ impl Connection {
     /// Nothing is on its way. If data waits for the peer's window, asks for it
     /// in time (RFC 9293 section 3.8.6.1).
     fn arm_window_probe(&mut self, now_ns: u64) {
-        let fin_waits = self.is.fin_queued && !self.is.fin_sent;
-        if !self.sends() || self.unsent() == 0 && !fin_waits || self.is.wants_output {
+        let fin_waits = self.is.contains(Is::FIN_QUEUED) && !self.is.contains(Is::FIN_SENT);
+        if !self.sends() || self.unsent() == 0 && !fin_waits || self.is.contains(Is::WANTS_OUTPUT) {
             self.wait = Wait::Nothing;
             self.wait_until_ns = NEVER;
         } else if self.wait != Wait::Window {
@@ -396,14 +401,14 @@ impl Connection {
                 if lost > 0 && self.phase == Phase::Open && !self.lost_only_a_path_probe() {
                     self.enter_recovery(outstanding);
                 }
-                self.is.wants_output = true;
+                self.is.insert(Is::WANTS_OUTPUT);
             }
             Wait::TailProbe => {
-                self.is.tail_probe_now = true;
-                self.is.tail_probed = true;
+                self.is.insert(Is::TAIL_PROBE_NOW);
+                self.is.insert(Is::TAIL_PROBED);
                 self.probe_end = self.nxt;
                 self.rto_base_ns = now_ns;
-                self.is.wants_output = true;
+                self.is.insert(Is::WANTS_OUTPUT);
             }
             Wait::Window => self.on_window_probe(now_ns, shared),
             Wait::Retransmission => self.on_timeout(now_ns, shared),
@@ -415,7 +420,9 @@ impl Connection {
         let stalled_ns = now_ns.saturating_sub(self.stalled_ns);
         let limit_ms = self.options.user_timeout_ms;
         limit_ms.is_some_and(|limit_ms| stalled_ns >= u64::from(limit_ms) * 1_000_000)
-            || self.is.orphan && self.is_synchronized() && stalled_ns >= ORPHAN_STALL_NS
+            || self.is.contains(Is::ORPHAN)
+                && self.is_synchronized()
+                && stalled_ns >= ORPHAN_STALL_NS
     }
 
     fn give_up(&mut self, shared: &mut Shared) {
@@ -434,11 +441,11 @@ impl Connection {
         self.rto_base_ns = now_ns;
         if let Some(flight) = &mut self.flight {
             flight.mark_first_lost();
-            self.is.force_retransmission = true;
+            self.is.insert(Is::FORCE_RETRANSMISSION);
         } else {
-            self.is.force_window = true;
+            self.is.insert(Is::FORCE_WINDOW);
         }
-        self.is.wants_output = true;
+        self.is.insert(Is::WANTS_OUTPUT);
     }
 
     /// RFC 6298 sections 5.4 to 5.7.
@@ -468,16 +475,16 @@ impl Connection {
         } else {
             // RFC 5681 section 3.1: a lost SYN means one segment to begin with.
             self.controller.window.cwnd = mss;
-            self.is.syn_repeated = true;
+            self.is.insert(Is::SYN_REPEATED);
         }
         self.phase = Phase::Loss;
         self.recovery_end = self.nxt;
         self.reordering_steps = 1;
         self.duplicate_acks = 0;
-        self.is.tail_probed = false;
+        self.is.remove(Is::TAIL_PROBED);
         self.rtt.back_off();
         self.rto_base_ns = now_ns;
-        self.is.force_retransmission = true;
-        self.is.wants_output = true;
+        self.is.insert(Is::FORCE_RETRANSMISSION);
+        self.is.insert(Is::WANTS_OUTPUT);
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use tidegate_wire::DropReason;
 
-use super::connection::Connection;
+use super::connection::{Connection, Is};
 use super::segment::Ends;
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
@@ -70,8 +70,8 @@ impl Connection {
     fn on_too_big(&mut self) {
         if let Some(flight) = &mut self.flight {
             flight.mark_first_lost();
-            self.is.force_retransmission = true;
-            self.is.wants_output = true;
+            self.is.insert(Is::FORCE_RETRANSMISSION);
+            self.is.insert(Is::WANTS_OUTPUT);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use tidegate_wire::tcp::TcpFlags;
 
-use super::connection::{Connection, DEFAULT_MSS, Shared, Wait};
+use super::connection::{Connection, DEFAULT_MSS, Is, Shared, Wait};
 use super::options::OptionBytes;
 use super::recovery::{Phase, Sent};
 use super::segment::Out;
@@ -32,8 +32,8 @@ impl Connection {
             }
         };
         // Until there is nothing, there may be more.
-        self.is.wants_output = out.is_some() && self.may_have_more();
-        if self.state != TcpState::Closed && !self.is.wants_output {
+        self.is.set(Is::WANTS_OUTPUT, out.is_some() && self.may_have_more());
+        if self.state != TcpState::Closed && !self.is.contains(Is::WANTS_OUTPUT) {
             self.arm(now_ns);
         }
         out
@@ -43,14 +43,14 @@ impl Connection {
     fn may_have_more(&self) -> bool {
         !self.is_synchronized()
             || self.may_have_output()
-            || self.is.ack_now
+            || self.is.contains(Is::ACK_NOW)
             || self.acks_owed > 0
-            || self.is.keepalive_now
-            || self.is.tail_probe_now
+            || self.is.contains(Is::KEEPALIVE_NOW)
+            || self.is.contains(Is::TAIL_PROBE_NOW)
     }
 
     fn reset_out(&mut self) -> Option<Out> {
-        if !std::mem::take(&mut self.is.reset_now) {
+        if !self.is.take(Is::RESET_NOW) {
             return None;
         }
         let mut out = Out::bare(self.ends, TcpFlags::RST | TcpFlags::ACK);
@@ -62,8 +62,8 @@ impl Connection {
     fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut Shared) -> Option<Out> {
         let iss = self.send_base - 1;
         let first = self.flight.is_none();
-        let again = !first && self.is.force_retransmission;
-        let answer = self.state == TcpState::SynReceived && self.is.ack_now;
+        let again = !first && self.is.contains(Is::FORCE_RETRANSMISSION);
+        let answer = self.state == TcpState::SynReceived && self.is.contains(Is::ACK_NOW);
         if !first && !again && !answer {
             return None;
         }
@@ -72,7 +72,7 @@ impl Connection {
         } else if let Some(flight) = self.flight.as_mut().filter(|_| again) {
             flight.resent(now_ns, iss, iss + 1);
         }
-        self.is.force_retransmission = false;
+        self.is.remove(Is::FORCE_RETRANSMISSION);
         let mut out = Out::bare(self.ends, TcpFlags::SYN);
         out.seq = iss;
         let is_answer = self.state == TcpState::SynReceived;
@@ -87,7 +87,7 @@ impl Connection {
         }
         // A peer or router that does not know the bits may be why nothing came
         // (RFC 3168 section 6.1.1.1).
-        if self.is.ecn && !again {
+        if self.is.contains(Is::ECN) && !again {
             let bits = if is_answer { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
             out.flags = out.flags | bits;
         }
@@ -99,10 +99,10 @@ impl Connection {
         let mut options = OptionBytes::new();
         options.mss(self.offered_mss(mtu));
         // An answer offers only what was offered to us.
-        if self.is.sack || !is_answer {
+        if self.is.contains(Is::SACK) || !is_answer {
             options.sack_permitted();
         }
-        if self.is.timestamps || !is_answer {
+        if self.is.contains(Is::TIMESTAMPS) || !is_answer {
             let echo = if is_answer { self.ts_recent } else { 0 };
             options.timestamps(self.ts_now(now_ns), echo);
         }
@@ -153,7 +153,7 @@ impl Connection {
     fn data_out(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
         // Selective acknowledgements go out on their own, where there is room
         // for all of their blocks.
-        if self.is.ack_now && (self.gaps.is_some() || self.has_duplicate()) {
+        if self.is.contains(Is::ACK_NOW) && (self.gaps.is_some() || self.has_duplicate()) {
             return self.ack_out(now_ns);
         }
         if let Some(out) = self.retransmission(now_ns) {
@@ -162,11 +162,11 @@ impl Connection {
         if let Some(out) = self.new_data(now_ns, shared) {
             return Some(out);
         }
-        if std::mem::take(&mut self.is.tail_probe_now)
+        if self.is.take(Is::TAIL_PROBE_NOW)
             && let Some(last) = self.flight.as_ref().and_then(|flight| flight.last()).copied()
         {
             // RFC 8985 section 7.3: nothing new to send, so the last again.
-            self.is.tail_probe_repeats = true;
+            self.is.insert(Is::TAIL_PROBE_REPEATS);
             return Some(self.repeat(now_ns, last));
         }
         self.ack_out(now_ns)
@@ -174,12 +174,12 @@ impl Connection {
 
     fn retransmission(&mut self, now_ns: u64) -> Option<Out> {
         let (cwnd, pipe) = (self.controller.window.cwnd, self.pipe());
-        let forced = self.is.force_retransmission;
+        let forced = self.is.contains(Is::FORCE_RETRANSMISSION);
         let lost = *self.flight.as_mut()?.first_lost()?;
         if !forced && pipe + lost.bytes().min(self.mss.into()) > cwnd && pipe > 0 {
             return None;
         }
-        self.is.force_retransmission = false;
+        self.is.remove(Is::FORCE_RETRANSMISSION);
         Some(self.repeat(now_ns, lost))
     }
 
@@ -202,11 +202,11 @@ impl Connection {
     }
 
     fn new_data(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
-        if !self.sends() || self.is.fin_sent {
+        if !self.sends() || self.is.contains(Is::FIN_SENT) {
             return None;
         }
         let unsent = self.unsent();
-        if unsent == 0 && !self.is.fin_queued {
+        if unsent == 0 && !self.is.contains(Is::FIN_QUEUED) {
             return None;
         }
         if self.flight.is_none() {
@@ -214,7 +214,7 @@ impl Connection {
         }
         let mss = u32::from(self.mss);
         let usable = (self.una + self.window).since(self.nxt);
-        let forced = std::mem::take(&mut self.is.force_window);
+        let forced = self.is.take(Is::FORCE_WINDOW);
         let probe_bytes = self.path_probe_bytes(now_ns, usable);
         let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         if forced && bytes == 0 {
@@ -222,8 +222,9 @@ impl Connection {
             bytes = unsent.min(1);
         }
         let all = bytes == unsent;
-        let fin =
-            self.is.fin_queued && all && (forced || usable > bytes || unsent == 0 && usable > 0);
+        let fin = self.is.contains(Is::FIN_QUEUED)
+            && all
+            && (forced || usable > bytes || unsent == 0 && usable > 0);
         if bytes == 0 && !fin {
             return None;
         }
@@ -243,14 +244,16 @@ impl Connection {
         if bytes < mss {
             self.small_end = end;
         }
-        self.is.fin_sent |= fin;
-        if std::mem::take(&mut self.is.tail_probe_now) {
-            self.is.tail_probe_repeats = false;
+        if fin {
+            self.is.insert(Is::FIN_SENT);
+        }
+        if self.is.take(Is::TAIL_PROBE_NOW) {
+            self.is.remove(Is::TAIL_PROBE_REPEATS);
             self.probe_end = end;
         }
         let mut out = self.segment(now_ns, start, bytes, fin);
-        out.ecn_capable = self.is.ecn;
-        if self.is.ecn && bytes > 0 && std::mem::take(&mut self.is.tell_reduced) {
+        out.ecn_capable = self.is.contains(Is::ECN);
+        if self.is.contains(Is::ECN) && bytes > 0 && self.is.take(Is::TELL_REDUCED) {
             out.flags = out.flags | TcpFlags::CWR;
         }
         Some(out)
@@ -268,36 +271,39 @@ impl Connection {
     fn is_worth_sending(&self, bytes: u32, all: bool) -> bool {
         let small_is_out = self.small_end.is_after(self.una);
         bytes >= self.mss.into()
-            || all && (self.options.no_delay || self.is.fin_queued || !small_is_out)
+            || all && (self.options.no_delay || self.is.contains(Is::FIN_QUEUED) || !small_is_out)
             || bytes > 0 && !all && bytes >= self.max_window / 2
     }
 
     fn fits_congestion_window(&mut self, bytes: u32, fin: bool) -> bool {
         let pipe = self.pipe();
         let mut cwnd = self.controller.window.cwnd;
-        if !self.is.sack && self.phase == Phase::Open {
+        if !self.is.contains(Is::SACK) && self.phase == Phase::Open {
             // RFC 3042; the pipe is smaller already by what has arrived.
             let extra = u32::from(self.duplicate_acks).min(LIMITED_TRANSMIT);
             cwnd = cwnd.saturating_sub(
                 u32::from(self.duplicate_acks).saturating_sub(extra) * u32::from(self.mss),
             );
         }
-        let fits = pipe == 0 || pipe + bytes <= cwnd || bytes == 0 && fin || self.is.tail_probe_now;
-        self.is.window_limited = !fits || pipe + bytes + u32::from(self.mss) > cwnd;
+        let fits = pipe == 0
+            || pipe + bytes <= cwnd
+            || bytes == 0 && fin
+            || self.is.contains(Is::TAIL_PROBE_NOW);
+        self.is.set(Is::WINDOW_LIMITED, !fits || pipe + bytes + u32::from(self.mss) > cwnd);
         fits
     }
 
     /// An acknowledgement, if one is due.
     fn ack_out(&mut self, now_ns: u64) -> Option<Out> {
-        if std::mem::take(&mut self.is.keepalive_now) {
+        if self.is.take(Is::KEEPALIVE_NOW) {
             // RFC 9293 section 3.8.4: a number that the peer has acknowledged.
             return Some(self.segment(now_ns, self.nxt - 1, 0, false));
         }
-        if !self.is.ack_now && self.acks_owed == 0 {
+        if !self.is.contains(Is::ACK_NOW) && self.acks_owed == 0 {
             return None;
         }
         let mut out = self.segment(now_ns, self.nxt, 0, false);
-        if self.is.sack {
+        if self.is.contains(Is::SACK) {
             let mut blocks = [(Seq(0), Seq(0)); 4];
             let count = self.sack_blocks(&mut blocks);
             out.options.sack(&blocks[..count]);
@@ -312,7 +318,7 @@ impl Connection {
         out.window = self.window_field(true);
         out.data_at = seq.since(self.send_base);
         out.data_bytes = data_bytes as u16;
-        if self.is.timestamps {
+        if self.is.contains(Is::TIMESTAMPS) {
             out.options.timestamps(self.ts_now(now_ns), self.ts_recent);
         }
         if fin {
@@ -321,7 +327,7 @@ impl Connection {
         if data_bytes > 0 && out.data_at + data_bytes >= self.outgoing_bytes {
             out.flags = out.flags | TcpFlags::PSH;
         }
-        if self.is.ecn && self.is.echo_congestion {
+        if self.is.contains(Is::ECN) && self.is.contains(Is::ECHO_CONGESTION) {
             out.flags = out.flags | TcpFlags::ECE;
         }
         self.on_acknowledgement_sent();

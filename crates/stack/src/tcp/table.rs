@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use tidegate_wire::DropReason;
 
 use super::arrival::Arrived;
-use super::connection::{Connection, NEVER, NOWHERE, Shared};
+use super::connection::{Connection, Is, NEVER, NOWHERE, Shared};
 pub(crate) use super::connections::Connections;
 use super::connections::Index;
 use super::listener::Listeners;
@@ -86,7 +86,7 @@ impl TcpTable {
 
     /// The connection with this name that the application still has.
     pub(crate) fn get(&self, id: TcpId) -> Option<&Connection> {
-        self.connections.get(id).filter(|connection| !connection.is.orphan)
+        self.connections.get(id).filter(|connection| !connection.is.contains(Is::ORPHAN))
     }
 
     /// As [`TcpTable::get`], with what connections share.
@@ -95,7 +95,7 @@ impl TcpTable {
             return None;
         }
         let connection = self.connections.at_mut(id.index)?;
-        (!connection.is.orphan).then_some((connection, &mut self.shared))
+        (!connection.is.contains(Is::ORPHAN)).then_some((connection, &mut self.shared))
     }
 
     /// Takes a new connection in.
@@ -166,9 +166,9 @@ impl TcpTable {
         if arrived.established
             && let Some(listener) = &mut listener
         {
-            listener.half_open -= usize::from(connection.is.in_syn_queue);
-            connection.is.in_syn_queue = false;
-            connection.is.in_accept_queue = true;
+            listener.half_open -= usize::from(connection.is.contains(Is::IN_SYN_QUEUE));
+            connection.is.remove(Is::IN_SYN_QUEUE);
+            connection.is.insert(Is::IN_ACCEPT_QUEUE);
             listener.push(index);
             if !std::mem::replace(&mut listener.told, true) {
                 self.events.extend(connection.listener.map(Event::TcpAcceptable));
@@ -198,11 +198,11 @@ impl TcpTable {
     /// output, timers, its end.
     pub(crate) fn settle(&mut self, now_ns: u64, index: u32) {
         let Some((connection, id)) = self.connections.at_mut_with_id(index) else { return };
-        if connection.is.wants_output && !connection.is.pending {
-            connection.is.pending = true;
+        if connection.is.contains(Is::WANTS_OUTPUT) && !connection.is.contains(Is::PENDING) {
+            connection.is.insert(Is::PENDING);
             self.pending.push_back(index);
         }
-        if connection.is.tell_readable || connection.is.tell_writable {
+        if connection.is.contains(Is::TELL_READABLE) || connection.is.contains(Is::TELL_WRITABLE) {
             Self::tell(connection, id, &mut self.events);
         }
         if matches!(connection.state, TcpState::TimeWait | TcpState::Closed) {
@@ -218,14 +218,14 @@ impl TcpTable {
     #[cold]
     fn settle_ended(&mut self, now_ns: u64, id: TcpId) {
         let Some(connection) = self.connections.at_mut(id.index) else { return };
-        if connection.state == TcpState::TimeWait && !connection.is.in_time_wait {
-            connection.is.in_time_wait = true;
+        if connection.state == TcpState::TimeWait && !connection.is.contains(Is::IN_TIME_WAIT) {
+            connection.is.insert(Is::IN_TIME_WAIT);
             self.time_wait_count += 1;
             self.time_waits.push_back(id);
             self.limit_time_waits(now_ns);
         }
         let Some(connection) = self.connections.at_mut(id.index) else { return };
-        if connection.state == TcpState::Closed && !connection.is.reset_now {
+        if connection.state == TcpState::Closed && !connection.is.contains(Is::RESET_NOW) {
             return self.bury(id.index);
         }
         let deadline_ns = connection.deadline_ns();
@@ -235,15 +235,15 @@ impl TcpTable {
     }
 
     fn tell(connection: &mut Connection, id: TcpId, events: &mut VecDeque<Event>) {
-        let (readable, writable) = (connection.is.tell_readable, connection.is.tell_writable);
-        (connection.is.tell_readable, connection.is.tell_writable) = (false, false);
-        if connection.is.orphan {
+        let readable = connection.is.take(Is::TELL_READABLE);
+        let writable = connection.is.take(Is::TELL_WRITABLE);
+        if connection.is.contains(Is::ORPHAN) {
             return;
         }
-        if readable && !std::mem::replace(&mut connection.is.readable_told, true) {
+        if readable && connection.is.newly(Is::READABLE_TOLD) {
             events.push_back(Event::TcpReadable(id));
         }
-        if writable && !std::mem::replace(&mut connection.is.writable_told, true) {
+        if writable && connection.is.newly(Is::WRITABLE_TOLD) {
             events.push_back(Event::TcpWritable(id));
         }
     }
@@ -254,13 +254,13 @@ impl TcpTable {
         self.index.remove(&mut self.connections, index);
         self.wheel.clear(&mut self.connections, index);
         let Some(connection) = self.connections.at_mut(index) else { return };
-        self.time_wait_count -= usize::from(std::mem::take(&mut connection.is.in_time_wait));
-        if std::mem::take(&mut connection.is.in_syn_queue)
+        self.time_wait_count -= usize::from(connection.is.take(Is::IN_TIME_WAIT));
+        if connection.is.take(Is::IN_SYN_QUEUE)
             && let Some(listener) = connection.listener.and_then(|id| self.listeners.get_mut(id))
         {
             listener.half_open -= 1;
         }
-        if !connection.is.orphan || connection.is.in_accept_queue {
+        if !connection.is.contains(Is::ORPHAN) || connection.is.contains(Is::IN_ACCEPT_QUEUE) {
             return;
         }
         if let Some(mut connection) = self.connections.remove(index) {
@@ -314,7 +314,7 @@ impl TcpTable {
     /// A writer waits for memory.
     pub(crate) fn starve(&mut self, id: TcpId) {
         if let Some((connection, _)) = self.get_mut(id)
-            && !std::mem::replace(&mut connection.is.starved, true)
+            && connection.is.newly(Is::STARVED)
         {
             self.starved.push_back(id);
         }
@@ -333,8 +333,8 @@ impl TcpTable {
             && let Some(id) = self.starved.pop_front()
         {
             if let Some((connection, _)) = self.get_mut(id) {
-                connection.is.starved = false;
-                connection.is.tell_writable = true;
+                connection.is.remove(Is::STARVED);
+                connection.is.insert(Is::TELL_WRITABLE);
                 self.settle(now_ns, id.index);
             }
         }
@@ -344,9 +344,9 @@ impl TcpTable {
     pub(crate) fn next_pending(&mut self) -> Option<(u32, IpAddr)> {
         while let Some(index) = self.pending.pop_front() {
             if let Some(connection) = self.connections.at_mut(index)
-                && connection.is.pending
+                && connection.is.contains(Is::PENDING)
             {
-                connection.is.pending = false;
+                connection.is.remove(Is::PENDING);
                 return Some((index, connection.ends.remote_ip()));
             }
         }
@@ -356,7 +356,7 @@ impl TcpTable {
     /// It is not done yet: it has another turn after the others.
     pub(crate) fn put_back(&mut self, index: u32) {
         if let Some(connection) = self.connections.at_mut(index)
-            && !std::mem::replace(&mut connection.is.pending, true)
+            && connection.is.newly(Is::PENDING)
         {
             self.pending.push_back(index);
         }
@@ -395,12 +395,12 @@ impl TcpTable {
         match event {
             Event::TcpReadable(id) => {
                 if let Some((connection, _)) = self.get_mut(id) {
-                    connection.is.readable_told = false;
+                    connection.is.remove(Is::READABLE_TOLD);
                 }
             }
             Event::TcpWritable(id) => {
                 if let Some((connection, _)) = self.get_mut(id) {
-                    connection.is.writable_told = false;
+                    connection.is.remove(Is::WRITABLE_TOLD);
                 }
             }
             Event::TcpAcceptable(id) => {

@@ -2,7 +2,7 @@
 //! (RFC 9293 section 3.6.1), and letting the same ends begin anew before that
 //! when it is safe (RFC 6191).
 
-use super::connection::{Connection, NEVER, Shared, Wait};
+use super::connection::{Connection, Is, NEVER, Shared, Wait};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::TcpState;
@@ -28,7 +28,7 @@ impl Connection {
         }
         let beyond = self.rcv_nxt.is_before(syn.seq);
         match syn.options.timestamps {
-            Some((value, _)) if self.is.timestamps => {
+            Some((value, _)) if self.is.contains(Is::TIMESTAMPS) => {
                 Seq(self.ts_recent).is_before(Seq(value)) || value == self.ts_recent && beyond
             }
             // PAWS will tell old segments, which have none, from new ones.
@@ -43,7 +43,7 @@ impl Connection {
     pub(crate) fn may_be_replaced(&self, now_ns: u64, shared: &Shared) -> bool {
         let since_ns = self.idle_at_ns.saturating_sub(shared.time_wait_ns);
         self.state == TcpState::TimeWait
-            && self.is.timestamps
+            && self.is.contains(Is::TIMESTAMPS)
             && now_ns.saturating_sub(since_ns) >= REPLACEABLE_NS
     }
 
