@@ -382,6 +382,24 @@ mod tests {
     }
 
     #[test]
+    fn a_measurement_is_cut_into_slices() {
+        let slices = |seconds| LivelockConfig { seconds, ..Default::default() }.slices();
+        assert_eq!([slices(0.01), slices(0.05), slices(0.2), slices(0.5)], [1, 1, 4, 10]);
+    }
+
+    #[test]
+    fn the_slices_of_a_turn_are_one_measurement() {
+        let slice = |goodput_pps, busy_percent| Measured {
+            goodput_pps,
+            server_core: cpu::CoreUse { busy_percent, ..Default::default() },
+            ..Measured::default()
+        };
+        let mean = Measured::mean(&[slice(100.0, 50.0), slice(300.0, 100.0)]);
+        assert_eq!((mean.goodput_pps, mean.server_core.busy_percent), (200.0, 75.0));
+        assert_eq!((mean.offered_pps, mean.load_core.busy_percent), (0.0, 0.0));
+    }
+
+    #[test]
     fn a_configuration_that_cannot_be_run_is_refused() {
         let config = LivelockConfig { dns: Vec::new(), ..LivelockConfig::default() };
         let refused = |config: &LivelockConfig| config.check().unwrap_err().to_string();
