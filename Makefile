@@ -4,10 +4,10 @@ CARGO ?= cargo
 
 .PHONY: build test cost demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
 
-# The program: target/release/tidegate
+# The program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
 	@scripts/setup build
-	$(CARGO) build --release --locked -p tidegate-cli
+	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload
 
 # A DNS server on real packets, beside the same server on kernel sockets.
 demo: build
@@ -50,7 +50,7 @@ loom:
 
 # Undefined behaviour in the rings (needs a nightly toolchain with Miri).
 miri:
-	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc queues
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc queues shared
 
 # The receive queues under the thread sanitizer (needs a nightly toolchain with
 # rust-src).

@@ -26,8 +26,9 @@ const LISTENING: u16 = 80;
 const FRAMES: u32 = 256;
 const MOST_RECORDS: usize = 256;
 const RECORD: usize = 8;
-/// The most that one record may make us send: a window of small segments.
-const MOST_SENT: usize = 128;
+/// The most that one record may make us send: what the queue holds. A window of
+/// segments of 64 bytes has more.
+const MOST_SENT: usize = 192;
 const MS: u64 = 1_000_000;
 
 /// Bits of the first byte.
@@ -102,7 +103,7 @@ impl Host {
         config.limits.tcp_connections = 6;
         config.limits.tcp_half_open = if has(setup::COOKIES) { 0 } else { 2 };
         config.limits.tcp_time_waits = 2;
-        config.limits.transmit_frames = 192;
+        config.limits.transmit_frames = MOST_SENT;
         if has(setup::LITTLE_MEMORY) {
             config.limits.tcp_buffer_bytes = 8 * 2048;
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
@@ -24,4 +25,15 @@ pub(crate) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     bind(&socket, &address)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Listeners on these addresses, for a server of very many connections: each is a
+/// descriptor, so it may have as many as the process can.
+///
+/// # Errors
+/// As [`listen_on`].
+pub(crate) fn listen_for_many(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    addresses.iter().map(|&address| listen_on(address)).collect()
 }

@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::ServeCounters;
-use crate::kernel_listener::listen_on;
+use crate::kernel_listener::listen_for_many;
 use crate::slots::Slots;
 use crate::streams::StreamService;
 
@@ -41,12 +40,8 @@ pub fn serve_kernel_streams(
     counters: &ServeCounters,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    // Each connection is a descriptor.
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let listeners = addresses.iter().map(|&address| listen_on(address));
-    let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
+    let listeners = listen_for_many(addresses)?;
     for (index, listener) in listeners.iter().enumerate() {
         let data = epoll::EventData::new_u64(index as u64);
         epoll::add(&epoll, listener, data, epoll::EventFlags::IN)?;

@@ -5,8 +5,8 @@
 //! responders.
 //! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
 //! [`streams`] and [`http`] serve streams.
-//! [`embedded`] runs them on Tidegate, [`kernel`] and [`kernel_streams`] on the
-//! kernel's sockets.
+//! [`embedded`] runs them on Tidegate, [`kernel`], [`kernel_streams`] and
+//! [`kernel_uring`] on the kernel's sockets.
 
 mod counters;
 pub mod dns;
@@ -16,6 +16,7 @@ pub mod http;
 pub mod kernel;
 mod kernel_listener;
 pub mod kernel_streams;
+pub mod kernel_uring;
 mod messages;
 pub mod readers;
 mod responder;

@@ -83,12 +83,17 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
     Ok(serde_json::from_value(merged)?)
 }
 
-/// Section `[admission]` of a file, if it has one.
+/// The classes of admission: those of section `[admission]` of the file, or those
+/// that there are anyway if the flag asks for them.
 ///
 /// # Errors
 /// Names the file, and the line and column where it can.
-pub(crate) fn admission(path: &Path) -> Result<Option<admission::Config>, Failure> {
-    Ok(read(path)?.admission)
+pub(crate) fn admission(
+    flag: bool,
+    path: Option<&Path>,
+) -> Result<Option<admission::Config>, Failure> {
+    let classes = path.map(read).transpose()?.and_then(|file| file.admission);
+    Ok(classes.or_else(|| flag.then(admission::Config::default)))
 }
 
 fn read(path: &Path) -> Result<File, Failure> {

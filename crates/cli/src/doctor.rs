@@ -1,12 +1,20 @@
 //! `tidegate doctor`: what this machine can do, and what to type for the rest.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tidegate::port::netlink::{self, Interface};
+use tidegate_service::attachment::DEFAULT_PATH;
+use tidegate_service::daemon::Report;
 
-use crate::Failure;
+use crate::{Failure, run};
+
+/// Each connection of a daemon or of an attached program takes a descriptor in the
+/// program: fewer are soon used up.
+const FEW_FILES: u64 = 16_384;
 
 /// Flags of `doctor`.
 #[derive(Args)]
@@ -14,6 +22,9 @@ pub(crate) struct Doctor {
     /// Look at this interface only [default: all]
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
+    /// The Unix socket of the daemon
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
+    socket: PathBuf,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -59,6 +70,7 @@ impl Doctor {
             None => Interface::all()?,
         };
         let mut findings = machine();
+        findings.extend([library(), daemon(&self.socket)]);
         for interface in interfaces.iter().filter(|interface| !interface.loopback) {
             look_at(interface, &mut findings)?;
         }
@@ -83,7 +95,7 @@ impl Doctor {
 
 /// What holds for every interface.
 fn machine() -> Vec<Finding> {
-    vec![kernel(), privileges(), hugepages(), processors()]
+    vec![kernel(), privileges(), hugepages(), processors(), files()]
 }
 
 fn kernel() -> Finding {
@@ -147,6 +159,54 @@ fn processors() -> Finding {
     } else {
         Finding::new("processors", Verdict::Fair, "one: Tidegate shares it with every program")
     }
+}
+
+fn files() -> Finding {
+    let limits = getrlimit(Resource::Nofile);
+    let (now, most) = (limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX));
+    let what = format!("a program may have {now} descriptors, one for each socket");
+    if now >= FEW_FILES {
+        Finding::new("files", Verdict::Good, what)
+    } else if most > now {
+        Finding::new("files", Verdict::Fair, what).remedy(format!("ulimit -n {most}"))
+    } else {
+        Finding::new("files", Verdict::Fair, what)
+            .remedy("LimitNOFILE=1048576 in its unit, or /etc/security/limits.conf")
+    }
+}
+
+/// What `tidegate run` needs.
+fn library() -> Finding {
+    match run::library() {
+        Ok(path) => {
+            let what = format!("{} is there for `tidegate run`", path.display());
+            Finding::new("library", Verdict::Good, what)
+        }
+        Err(why) => Finding::new("library", Verdict::Missing, why.to_string()).remedy("make build"),
+    }
+}
+
+fn daemon(socket: &Path) -> Finding {
+    let at = socket.display();
+    match Report::ask(socket) {
+        Ok(report) => {
+            let what = format!(
+                "at {at}: {} programs, {} connections",
+                report.applications.len(),
+                report.connections
+            );
+            Finding::new("daemon", Verdict::Good, what)
+        }
+        Err(error) if is_nobody(&error) => {
+            Finding::new("daemon", Verdict::Fair, format!("none at {at}"))
+                .remedy("sudo tidegate serve --iface NAME --address ADDRESS/PREFIX")
+        }
+        Err(error) => Finding::new("daemon", Verdict::Missing, format!("at {at}: {error}")),
+    }
+}
+
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 fn look_at(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Failure> {

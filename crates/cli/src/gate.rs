@@ -25,7 +25,7 @@ pub(crate) enum Mode {
 }
 
 /// Section `[gate]`.
-#[derive(Args, Serialize, Deserialize, Default)]
+#[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[command(next_help_heading = "Receive scheduling")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct GateOptions {

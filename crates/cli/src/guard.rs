@@ -15,7 +15,7 @@ use tidegate_gate::admission::{Admission, Config};
 use crate::Failure;
 use crate::config::{self, Text};
 use crate::host::XdpMode;
-use crate::serve::stop_flag;
+use crate::process::{be_urgent, stop_flag};
 
 /// Flags of `guard`.
 #[derive(Args)]
@@ -45,19 +45,10 @@ pub(crate) struct Guard {
     json: bool,
 }
 
-/// As urgent as a program that is not real-time can be.
-const NICE: i32 = -20;
-
-/// Makes the calling thread urgent: who decides what is dropped is needed when
-/// the machine is busiest. Without the right to it, it works too.
-pub(crate) fn be_urgent() {
-    let _ = rustix::process::nice(NICE);
-}
-
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let config = match &self.config {
-            Some(path) => config::admission(path)?.ok_or_else(|| {
+            Some(path) => config::admission(false, Some(path))?.ok_or_else(|| {
                 let path = path.display();
                 format!(
                     "{path}: there is no section [admission]; its classes are [[admission.class]]"

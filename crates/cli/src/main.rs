@@ -7,12 +7,16 @@ mod doctor;
 mod gate;
 mod guard;
 mod host;
-mod http;
 mod lab;
 mod load;
+mod process;
 mod report;
 mod router;
+mod run;
 mod serve;
+mod ss;
+mod top;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -38,9 +42,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a server on Tidegate
-    #[command(subcommand)]
-    Serve(serve::Serve),
+    /// Run the stack for other programs to attach to, or a server on it
+    Serve(Box<serve::Serve>),
+    /// Replace the daemon by the program that is installed now; no connection is lost
+    Upgrade(upgrade::Upgrade),
+    /// Run an unmodified program on Tidegate
+    Run(Box<run::Run>),
+    /// List the sockets of programs that are attached
+    Ss(ss::Ss),
+    /// Watch the daemon: its core, frames, drops by reason, what each program does
+    Top(top::Top),
     /// Show or change the receive scheduling of a server that runs
     Ctl(control::Ctl),
     /// Forward IPv4 and IPv6 packets between ports
@@ -66,6 +77,10 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(serve) => serve.run(),
+        Command::Upgrade(upgrade) => upgrade.run(),
+        Command::Run(run) => run.run(),
+        Command::Ss(ss) => ss.run(),
+        Command::Top(top) => top.run(),
         Command::Ctl(ctl) => ctl.run(),
         Command::Route(route) => route.run(),
         Command::Screen(screen) => screen.run(),

@@ -12,9 +12,11 @@ use tidegate_apps::screen::{Rules, ScreenConfig, Screener};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
-use crate::host::{parse_route, pin_to};
+use tidegate::host::parse_route;
+
+use crate::host::pin_to;
+use crate::process::stop_flag;
 use crate::report::drops_json;
-use crate::serve::stop_flag;
 
 /// Flags of `route`.
 #[derive(Args)]

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use support::{SERVER_V4, Site, is_root, tidegate, zone};
 
@@ -250,6 +250,27 @@ fn help_leads_a_newcomer() {
     }
     let zone = zone();
     assert!(std::path::Path::new(zone.split_once('=').unwrap().1).exists());
+}
+
+#[test]
+fn doctor_says_what_programs_need() {
+    let socket = ["--socket", "/no/such/daemon.sock"];
+    let output = tidegate(&[&["doctor", "--json"][..], &socket].concat());
+    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |subject: &str| {
+        let all = findings.as_array().unwrap().iter();
+        all.clone().find(|finding| finding["subject"] == subject).unwrap().clone()
+    };
+    assert_eq!(of("daemon")["verdict"], "fair");
+    assert!(of("daemon")["remedy"].as_str().unwrap().contains("tidegate serve"));
+    assert!(of("files")["what"].as_str().unwrap().contains("descriptors"));
+    let no_library = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["doctor"])
+        .env("TIDEGATE_PRELOAD_LIBRARY", "/no/such/library.so")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&no_library.stdout).into_owned();
+    assert!(said.contains("/no/such/library.so is no file"), "{said}");
 }
 
 #[test]

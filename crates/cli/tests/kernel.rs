@@ -52,6 +52,61 @@ fn reads_measures_every_source() {
 }
 
 #[test]
+fn readers_measures_every_way_in_both_places() {
+    if !is_root("readers_measures_every_way_in_both_places") {
+        return;
+    }
+    let small = ["--readers", "1,2", "--work-ns", "0", "--seconds", "0.05", "--repeats", "1"];
+    let result = lab(&[&["readers", "--loads", "5000"], &small[..]].concat());
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "two places, two numbers of readers");
+    for row in rows {
+        let mut ways = vec!["kernel_shared_rps", "kernel_reuseport_rps", "tidegate_rps"];
+        ways.extend((row["place"] == "core-each").then_some("tidegate_memory_rps"));
+        // How many a busy machine answers meanwhile is not for a test to say.
+        assert!(ways.iter().all(|way| row[way].is_number()), "{row}");
+    }
+    assert!(result["figures"]["readers_over_kernel_min"].is_number());
+}
+
+#[test]
+fn attach_measures_every_way_between_two_processes() {
+    let small = ["--round-trips", "20", "--messages", "2000", "--repeats", "1"];
+    let result = lab(&[&["attach"], &small[..]].concat());
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6, "the core, a ring, a Unix socket twice, pipes, the loopback");
+    for row in rows {
+        assert!(row["p50_ns"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["messages_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(result["figures"]["ping_pong_p50_ns"].is_number());
+}
+
+#[test]
+fn chaos_kills_applications_and_the_daemon() {
+    if !is_root("chaos_kills_applications_and_the_daemon") {
+        return;
+    }
+    let small = ["--kills", "12", "--seconds", "0.05", "--repeats", "1"];
+    let result = lab(&[&["chaos"], &small[..]].concat());
+    let figure = |name: &str| result["figures"][name].as_f64().unwrap();
+    assert_eq!(figure("kills"), 12.0);
+    for nothing in [
+        "honest_errors",
+        "applications_left",
+        "leaked_descriptors",
+        "hung_applications",
+        "upgrade_lost_connections",
+    ] {
+        assert_eq!(figure(nothing), 0.0, "{nothing}");
+    }
+    assert!(figure("honest_bytes") > 0.0 && figure("daemon_restart_ms") > 0.0);
+    // What memory grows by at first and what a busy machine loses is not for a test
+    // to say.
+    assert!(figure("leaked_bytes") >= 0.0 && result["figures"]["bad_slows_percent"].is_number());
+}
+
+#[test]
 fn trace_follows_packets_through_the_kernel_and_through_tidegate() {
     if !can_trace("trace_follows_packets_through_the_kernel_and_through_tidegate") {
         return;

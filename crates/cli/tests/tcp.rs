@@ -179,3 +179,38 @@ fn streams_arrive_whole_when_the_kernel_cuts_and_merges() {
         }
     }
 }
+
+/// The servers on kernel sockets that Tidegate is measured beside.
+#[test]
+fn kernel_sockets_echo_with_epoll_and_with_io_uring() {
+    if !is_root("tcp_kernel") {
+        return;
+    }
+    for way in [&[][..], &["--spin"], &["--io-uring"]] {
+        let site = Site::shared();
+        let flags = ["echo", "--tcp", "--port", "kernel", "--listen", "7777"];
+        let server = site.start(&[&flags[..], way].concat());
+        site.client()
+            .enter(|| {
+                for address in [SERVER_V4, SERVER_V6] {
+                    for bytes in [0, 1, 1000, 100_000, 4_000_000] {
+                        round_trip(address, bytes);
+                    }
+                    // More at once than one call hands over, and some that end badly.
+                    let streams: Vec<_> = (0..300).map(|_| connect(address)).collect();
+                    for _ in 0..3 {
+                        streams.iter().for_each(|mut stream| stream.write_all(b"tide").unwrap());
+                        let mut buf = [0; 4];
+                        for mut stream in &streams {
+                            stream.read_exact(&mut buf).unwrap();
+                            assert_eq!(&buf, b"tide");
+                        }
+                    }
+                    streams.iter().for_each(|mut stream| stream.write_all(b"unread").unwrap());
+                }
+                round_trip(SERVER_V4, 1000);
+            })
+            .unwrap();
+        assert!(server.stop()["requests"].as_u64().unwrap() > 1800, "{way:?}");
+    }
+}

@@ -1,10 +1,11 @@
 //! Admission at work: the gate decides, the port drops early if it can.
 
 use std::io;
+use std::net::IpAddr;
 
 use tidegate_gate::admission::{
     Admission, ClassCounters, ClassLimit, Config, ConfigError, Facts, Pace, Pressure, Rate, Rule,
-    Verdict,
+    Source, Verdict,
 };
 use tidegate_memory::Arena;
 use tidegate_port::admission::{self as early, ClassCounts, Early};
@@ -133,9 +134,9 @@ impl Admitter {
         &self.admission
     }
 
-    /// What decides, to tell it who has proven to be there.
-    pub fn admission_mut(&mut self) -> &mut Admission {
-        &mut self.admission
+    /// A peer has proven that it gets what is sent to its address.
+    pub(crate) fn confirm(&mut self, peer: IpAddr) {
+        self.admission.confirm(Source::of(peer));
     }
 
     /// What was dropped here. What the port dropped is among its own counters.
@@ -180,15 +181,18 @@ pub fn update(
             refused_source_share: counts.refused_source_share,
         }));
     }
-    if !admission.on_period(now_ns, pressure) {
+    let changed = admission.on_period(now_ns, pressure);
+    let begins = admission.is_limiting() && !was_limiting;
+    // In calm time the port need not know.
+    if admission.is_limiting() && (admission.take_confirmed() || begins) {
+        let words: Vec<_> = admission.known().words().collect();
+        port.set_known(&words)?;
+    }
+    if !changed {
         return Ok(());
     }
     if !admission.is_limiting() {
         return port.set_limits(None);
-    }
-    if !was_limiting {
-        let words: Vec<_> = admission.known().words().collect();
-        port.set_known(&words)?;
     }
     let mut limits = [early::ClassLimit::default(); early::CLASSES_MAX];
     for (to, from) in limits.iter_mut().zip(admission.limits()) {
@@ -223,5 +227,64 @@ fn port_pace(rate: Rate) -> early::Pace {
         Rate::Limited(Pace { interval_ns, burst_ns }) => {
             early::Pace::Limited { interval_ns, burst_ns }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Remembers what it was told.
+    #[derive(Default)]
+    struct Told {
+        known: Vec<Vec<u64>>,
+        limiting: bool,
+    }
+
+    impl Early for Told {
+        fn set_program(&mut self, _: &early::Program) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn set_known(&mut self, words: &[u64]) -> io::Result<()> {
+            self.known.push(words.to_vec());
+            Ok(())
+        }
+
+        fn set_limits(&mut self, limits: Option<&[early::ClassLimit]>) -> io::Result<()> {
+            self.limiting = limits.is_some();
+            Ok(())
+        }
+
+        fn counts(&mut self) -> io::Result<[ClassCounts; early::CLASSES_MAX]> {
+            Ok(Default::default())
+        }
+    }
+
+    #[test]
+    fn a_port_that_limits_learns_at_once_who_was_confirmed() {
+        let mut admission = Admission::new(&Config::default(), [7; 16]).unwrap();
+        let (mut port, mut now_ns) = (Told::default(), 0);
+        let stuck = Pressure { lost_late: 1, level_percent: 100, ..Pressure::default() };
+        let mut period = |admission: &mut Admission, port: &mut Told| {
+            now_ns += Config::PERIOD_NS;
+            update(admission, now_ns, &stuck, port).unwrap();
+        };
+        admission.confirm(Source::of([192, 0, 2, 1].into()));
+        while !port.limiting {
+            assert_eq!(port.known.len(), 0, "in calm time it need not know");
+            period(&mut admission, &mut port);
+        }
+        assert_eq!(port.known.len(), 1);
+        period(&mut admission, &mut port);
+        assert_eq!(port.known.len(), 1, "nobody is new");
+        admission.confirm(Source::of([192, 0, 2, 2].into()));
+        admission.confirm(Source::of([192, 0, 2, 1].into()));
+        period(&mut admission, &mut port);
+        assert_eq!(port.known.len(), 2);
+        assert_eq!(port.known[1], admission.known().words().collect::<Vec<_>>());
+        admission.confirm(Source::of([192, 0, 2, 2].into()));
+        period(&mut admission, &mut port);
+        assert_eq!(port.known.len(), 2, "it is known");
     }
 }

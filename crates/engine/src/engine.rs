@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tidegate_gate::admission::{self, Admission};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
+use tidegate_port::xdp::Loaded;
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
 use tidegate_wire::DropCounters;
@@ -78,6 +79,8 @@ pub struct Engine {
     pub(crate) port: Box<dyn Port>,
     pub(crate) arena: Arena,
     pub(crate) stack: Stack,
+    /// What is left of an AF_XDP port that was closed for another process.
+    pub(crate) loaded: Option<Loaded>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admitter: Option<Admitter>,
@@ -116,6 +119,7 @@ impl Engine {
             port,
             arena,
             stack,
+            loaded: None,
             neighbours,
             gate,
             admitter: None,
@@ -142,6 +146,7 @@ impl Engine {
         seed: [u8; 16],
     ) -> Result<(), AdmissionError> {
         self.admitter = Some(Admitter::new(config, seed, &mut *self.port)?);
+        self.stack.tell_confirmed_peers();
         Ok(())
     }
 
@@ -268,8 +273,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The next thing that happened to a socket. Requests for neighbours are
-    /// served here and not shown.
+    /// The next thing that happened to a socket. Requests for neighbours and
+    /// peers who finished a handshake are served here and not shown.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.stack.has_events() { self.next_event() } else { None }
@@ -281,6 +286,11 @@ impl Engine {
                 Event::NeighbourWanted(address) => {
                     if let Some(neighbours) = &mut self.neighbours {
                         neighbours.resolve(address);
+                    }
+                }
+                Event::PeerConfirmed(peer) => {
+                    if let Some(admitter) = &mut self.admitter {
+                        admitter.confirm(peer);
                     }
                 }
                 event => return Some(event),
@@ -316,6 +326,16 @@ impl Engine {
         }
         let now_ns = self.read_clock();
         self.idle.step(now_ns)
+    }
+
+    /// There was work that did not come from the port: back to the first step.
+    pub fn on_work(&mut self) {
+        self.idle.on_work(self.now_ns);
+    }
+
+    /// Others had the processor during a pause: it is not for waiting on.
+    pub fn on_crowded(&mut self) {
+        self.idle.on_crowded();
     }
 
     /// Makes ready to sleep on [`Engine::wake_fds`]. `None` when there is work

@@ -13,6 +13,13 @@
 //! softirqs, which go on for as long as the flood does and have the processor to
 //! themselves for some milliseconds. So the engine stays awake the longer, the
 //! longer it was busy.
+//!
+//! All that is for a processor that has nothing else to do. To those who want
+//! it, a thread that looks again and again is one that works: the scheduler
+//! gives it as much as them. So the engine sleeps soon where a pause was used by
+//! others.
+
+use std::time::{Duration, Instant};
 
 /// How long to stay on each step of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +40,17 @@ impl Default for IdleConfig {
     fn default() -> Self {
         Self { spin_ns: 20_000, pause_ns: 50_000, return_ns: 200_000, linger_ns: 5_000_000 }
     }
+}
+
+/// A pause longer than this was somebody else's turn.
+const CROWDED: Duration = Duration::from_micros(20);
+
+/// About a microsecond, unless others want the processor: the kernel's receive
+/// work may be among them. Returns whether they did.
+pub fn pause() -> bool {
+    let began = Instant::now();
+    std::thread::yield_now();
+    began.elapsed() > CROWDED
 }
 
 /// How to wait for the next look.
@@ -73,6 +91,13 @@ impl Idle {
             self.on_return(now_ns, waited);
         }
         self.last_work_ns = now_ns;
+    }
+
+    /// Others wanted the processor while the engine paused: it waits no longer
+    /// than `pause_ns` from the last work on, until it was busy for long again.
+    pub fn on_crowded(&mut self) {
+        self.busy_since_ns = self.last_work_ns;
+        self.awake_ns = self.config.pause_ns;
     }
 
     /// There was none for a while.
@@ -173,5 +198,18 @@ mod tests {
         assert_eq!(awake_after(50..251), Some(50));
         assert_eq!(awake_after(400..402), Some(20), "a sleep ends a busy time");
         assert_eq!(awake_after(500..1501), Some(100));
+    }
+
+    #[test]
+    fn it_leaves_the_processor_to_others_who_want_it() {
+        let config = IdleConfig { linger_ns: 100, return_ns: 100, ..NO };
+        let mut idle = Idle::new(config, 0);
+        (0..1_000).for_each(|now_ns| idle.on_work(now_ns));
+        come_back(&mut idle, 1_050);
+        assert_eq!(awake_ns(&idle, 1_050), 100);
+        idle.on_crowded();
+        assert_eq!(awake_ns(&idle, 1_050), 20);
+        (1_050..2_050).for_each(|now_ns| idle.on_work(now_ns));
+        assert_eq!(awake_ns(&idle, 2_049), 100, "it was busy again");
     }
 }

@@ -5,23 +5,30 @@
 //! take it, serve the timers, transmit. It takes no lock and starts no thread; whoever owns it
 //! calls [`Engine::poll`]. When there is nothing to do, [`Idle`] says how to
 //! wait, and [`Engine::prepare_sleep`] makes the descriptors of
-//! [`Engine::wake_fds`] good to sleep on.
+//! [`Engine::wake_fds`] good to sleep on. [`open()`] makes one of a [`NetConfig`].
 
 pub mod admission;
+mod claim;
 mod clock;
 mod engine;
 pub mod guard;
+mod handover;
 mod idle;
 mod idle_watch;
 mod interrupt;
 mod neighbours;
+mod open;
+mod prepared;
 mod pressure;
 mod priority;
 mod sys;
 
+pub use claim::{Claim, KernelAddresses};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, EngineCounters, Sleep, Stepped, WakeFds};
-pub use idle::{Idle, IdleConfig, Step};
+pub use idle::{Idle, IdleConfig, Step, pause};
 pub use idle_watch::IdleWatch;
 pub use neighbours::KernelNeighbours;
+pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
+pub use prepared::{Prepared, open};
 pub use priority::Priority;

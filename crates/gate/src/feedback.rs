@@ -15,8 +15,10 @@
 const FILLING_MAX: usize = 256;
 
 /// Queues that lost their say have it again, for one time-out, after so many
-/// time-outs.
+/// time-outs; after twice as many each time that it was in vain, up to so many
+/// doublings.
 const LOST_TIMEOUTS: u64 = 8;
+const DOUBLINGS: u32 = 4;
 
 /// A queue between the stack and an application, by a number of the caller's.
 pub type QueueId = u64;
@@ -45,6 +47,8 @@ struct Filling {
     /// chance. Until then the reader may not have had the processor at all, so
     /// nothing can be said against it.
     waited_since_ns: Option<u64>,
+    /// How often in a row its reader was waited for again and took nothing.
+    in_vain: u32,
 }
 
 impl Feedback {
@@ -71,6 +75,9 @@ impl Feedback {
             }
             Ok(index) => {
                 let filling = &mut self.filling[index];
+                if packets < filling.packets {
+                    filling.in_vain = 0;
+                }
                 if let Some(since_ns) = &mut filling.waited_since_ns
                     && (packets < filling.packets || now_ns < *since_ns)
                 {
@@ -79,7 +86,8 @@ impl Feedback {
                 filling.packets = packets;
             }
             Err(index) if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
-                self.filling.insert(index, Filling { queue, packets, waited_since_ns: None });
+                self.filling
+                    .insert(index, Filling { queue, packets, waited_since_ns: None, in_vain: 0 });
             }
             Err(_) => {}
         }
@@ -112,6 +120,7 @@ impl Feedback {
             let mut since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
             if again && now_ns - since_ns >= self.timeout_ns {
                 since_ns = now_ns;
+                filling.in_vain += 1;
             }
             filling.waited_since_ns = Some(since_ns);
             let end_ns = since_ns.saturating_add(self.timeout_ns);
@@ -132,7 +141,8 @@ impl Feedback {
             now_ns.saturating_sub(since_ns) >= self.timeout_ns.saturating_mul(timeouts)
         };
         let is_over = |filling: &Filling| {
-            filling.waited_since_ns.is_some_and(|since_ns| after(since_ns, 1 + LOST_TIMEOUTS))
+            let timeouts = 1 + (LOST_TIMEOUTS << filling.in_vain.min(DOUBLINGS));
+            filling.waited_since_ns.is_some_and(|since_ns| after(since_ns, timeouts))
         };
         after(open_since_ns, LOST_TIMEOUTS) && self.filling.iter().any(is_over)
     }
@@ -183,19 +193,23 @@ mod tests {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
         let mut held_ms = Vec::new();
-        for ms in 0..30 {
+        for ms in 0..500 {
             feedback.on_level(ms * MS, 1, 32, 32);
             if feedback.held_until(ms * MS).is_some() {
                 held_ms.push(ms);
             }
         }
-        assert_eq!(held_ms, [0, 9, 18, 27], "others have the rest");
-        assert!(feedback.held_until(36 * MS).is_some());
-        feedback.on_level(36 * MS, 1, 31, 32);
-        assert!((36..40).all(|ms| {
-            feedback.on_level(ms * MS, 1, 67 - ms as u32, 32);
+        assert_eq!(held_ms, [0, 9, 26, 59, 124, 253, 382], "ever less, but not never");
+        assert!(feedback.held_until(511 * MS).is_some());
+        feedback.on_level(511 * MS, 1, 31, 32);
+        assert!((511..515).all(|ms| {
+            feedback.on_level(ms * MS, 1, 542 - ms as u32, 32);
             feedback.held_until(ms * MS).is_some()
         }));
+        let stuck_again = 515 * MS;
+        feedback.on_level(stuck_again, 1, 32, 32);
+        let is_held = (1..12).any(|ms| feedback.held_until(stuck_again + ms * MS).is_some());
+        assert!(is_held, "who read since is waited for soon");
     }
 
     /// Each fills when something gets through, so each is stuck at another time.

@@ -19,6 +19,7 @@ use tidegate_apps::dns as dns_server;
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_memory::{Arena, ArenaConfig};
 
+use crate::apps;
 use crate::cpu;
 use crate::dns::bench::{Bench, Measured};
 use crate::dns::servers::{Server, ServerKind};
@@ -65,7 +66,12 @@ pub fn run(config: &DemoConfig) -> Result<Experiment, LabError> {
             let removed = netns::remove_stale()?;
             removed.iter().for_each(|name| println!("removed {name}, left by a killed process"));
             let link = if inside { LinkKind::Packet } else { LinkKind::Xdp };
-            on_a_wire(config, link)
+            let mut result = on_a_wire(config, link)?;
+            if !inside && cpu::cores() > 1 {
+                let programs = apps::demo::run(config.seconds)?;
+                result.figures.extend(programs.into_iter().flat_map(|programs| programs.figures));
+            }
+            Ok(result)
         }
         Err(LabError::Permission { .. } | LabError::Missing { .. } | LabError::Command { .. })
             if !inside =>

@@ -1,6 +1,9 @@
 //! Experiments, comparisons and load generators.
 
+pub mod apps;
+pub mod attach;
 mod btf;
+pub mod chaos;
 mod client;
 pub mod contention;
 pub mod cpu;

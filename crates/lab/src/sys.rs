@@ -1,9 +1,11 @@
 //! The system calls that no safe crate wraps: many datagrams at once, a mount
-//! namespace for one thread, a socket for ARP alone.
+//! namespace for one thread, a socket for ARP alone, an `io_uring`.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
 
 /// Room for a number of datagrams on a connected socket, used again and again.
 pub(crate) struct Datagrams {
@@ -216,6 +218,72 @@ impl Drop for Writer {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);
         }
+    }
+}
+
+/// Calls on a stream by an `io_uring`, several of them at once.
+pub(crate) struct Uring {
+    ring: IoUring,
+    stream: OwnedFd,
+}
+
+impl Uring {
+    /// Calls on this stream, so many at once at most.
+    pub(crate) fn new(stream: OwnedFd, entries: u32) -> io::Result<Self> {
+        Ok(Self { ring: IoUring::new(entries)?, stream })
+    }
+
+    /// Sends pieces, each by a call of its own, one behind the other, and then
+    /// receives until `into` is full, if that is wanted: all of it handed to the
+    /// kernel at once.
+    ///
+    /// # Errors
+    /// When the stream has ended, or there are more pieces than calls.
+    pub(crate) fn exchange(
+        &mut self,
+        pieces: &[u8],
+        len: usize,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let fd = types::Fd(self.stream.as_raw_fd());
+        let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        let wants = !into.is_empty();
+        let mut entries: Vec<_> = pieces
+            .chunks(len)
+            .map(|piece| {
+                let send = opcode::Send::new(fd, piece.as_ptr(), piece.len() as u32);
+                send.flags(flags).build().flags(squeue::Flags::IO_LINK)
+            })
+            .collect();
+        if wants {
+            let receive = opcode::Recv::new(fd, into.as_mut_ptr(), into.len() as u32);
+            entries.push(receive.flags(flags).build());
+        } else if let Some(last) = entries.pop() {
+            entries.push(last.clear_flags());
+        }
+        // SAFETY: what the entries point to is borrowed until this returns, which it
+        // does when all of them have come back.
+        unsafe { self.ring.submission().push_multiple(&entries) }.map_err(io::Error::other)?;
+        let mut result = Ok(());
+        let mut under_way = entries.len();
+        while under_way > 0 {
+            match self.ring.submit_and_wait(under_way) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    // The kernel has the buffers, and will not say when it is done.
+                    panic!("io_uring fails: {error}");
+                }
+                _ => {}
+            }
+            for done in self.ring.completion() {
+                under_way -= 1;
+                result = match done.result() {
+                    0 => result.and(Err(io::ErrorKind::UnexpectedEof.into())),
+                    error @ ..0 => result.and(Err(io::Error::from_raw_os_error(-error))),
+                    _ => result,
+                };
+            }
+        }
+        result
     }
 }
 

@@ -21,10 +21,10 @@ use std::ptr::NonNull;
 use std::slice;
 
 use rustix::fs::MemfdFlags;
-use rustix::mm::{MapFlags, ProtFlags};
 
 pub use self::batch::{GiveBack, Take};
 use crate::copy_packet;
+use crate::mapping::{Pages, map_shared};
 
 /// Bytes kept free in front of a new frame's data, for headers to be put there.
 ///
@@ -693,21 +693,7 @@ fn map(bytes: usize, huge: bool) -> io::Result<(NonNull<u8>, OwnedFd)> {
     };
     let fd = rustix::fs::memfd_create("tidegate-arena", flags)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
-    // Populated at once: a page fault per frame under load would look like a
-    // slow stack, and missing hugepages must fail here, not by a signal later.
-    // SAFETY: a new mapping at an address of the kernel's choice aliases
-    // nothing.
-    let base = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED | MapFlags::POPULATE,
-            &fd,
-            0,
-        )?
-    };
-    let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
+    let base = map_shared(&fd, bytes, Pages::Now)?;
     Ok((base, fd))
 }
 

@@ -1,14 +1,17 @@
 //! Packet buffers and rings.
 //!
 //! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
-//! one producer and one consumer; [`queues`] are for several of both; [`fifo`] is the queue of one owner;
+//! one producer and one consumer; [`queues`] are for several of both; [`shared`] has memory
+//! and rings between processes; [`fifo`] is the queue of one owner;
 //! [`doorbell`] wakes a side that sleeps.
 
 pub mod arena;
 mod copy;
 pub mod doorbell;
 pub mod fifo;
+mod mapping;
 pub mod queues;
+pub mod shared;
 pub mod spsc;
 mod sync;
 

@@ -49,3 +49,8 @@ impl<T> UnsafeCell<T> {
         f(self.0.get())
     }
 }
+
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::atomic::AtomicU8;
+#[cfg(all(test, not(loom)))]
+pub(crate) use std::sync::atomic::AtomicU8;

@@ -1,6 +1,9 @@
-//! Frames for the kernel to fill.
+//! Frames for the kernel to fill, and what they must have room for.
 
 use tidegate_memory::{Arena, Frame};
+
+/// What stands in front of an IP packet: an Ethernet header and a VLAN tag.
+pub const LINK_HEADER_BYTES: usize = 14 + 4;
 
 /// A frame whose whole tail is data.
 #[inline]

@@ -11,6 +11,7 @@ use crate::pcap::{
     PACKET_BYTES_MAX, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
 use crate::steering::Rule;
+use crate::xdp::Loaded;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// What a [`Capture`] writes.
@@ -107,6 +108,10 @@ impl<W: Write> Recorder<W> {
 }
 
 impl<P: Port, W: Write + Send> Port for Capture<P, W> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
+        Box::new(self.port).close_for_now(arena)
+    }
+
     fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
     }

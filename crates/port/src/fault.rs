@@ -11,6 +11,7 @@ use tidegate_wire::{DropCounters, DropReason, Sum};
 
 use crate::admission::Early;
 use crate::steering::Rule;
+use crate::xdp::Loaded;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// How often each thing happens to a frame: probabilities from 0 to 1, each on
@@ -225,6 +226,10 @@ fn fill_checksum(data: &mut [u8], start: usize, offset: usize) {
 }
 
 impl<P: Port> Port for Fault<P> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
+        Box::new(self.port).close_for_now(arena)
+    }
+
     fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
     }

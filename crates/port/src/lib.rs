@@ -134,6 +134,15 @@ pub trait Port: Send {
 
     /// What passed through so far. May ask the kernel, so not for every burst.
     fn counters(&mut self) -> PortCounters;
+
+    /// Closes the port, so that another process can have the interface, and gives
+    /// the frames that the kernel held back to the arena. What it had loaded for
+    /// AF_XDP stays for the next port on the interface.
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<xdp::Loaded> {
+        drop(self);
+        arena.reclaim_all();
+        None
+    }
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -163,5 +172,8 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn counters(&mut self) -> PortCounters {
         (**self).counters()
+    }
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<xdp::Loaded> {
+        (*self).close_for_now(arena)
     }
 }

@@ -11,6 +11,7 @@ use tidegate_memory::spsc::{Consumer, Producer, ring};
 use tidegate_memory::{Arena, Checksum, Doorbell, PackedChecksum, copy_packet};
 use tidegate_wire::{DropReason, Medium};
 
+use crate::buffer::LINK_HEADER_BYTES;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// The longest frame that the wire carries, in bytes.
@@ -83,7 +84,6 @@ pub struct MemPort {
 /// When the process has no descriptor left, or the configuration asks for a
 /// capacity that is no power of two or an MTU that no frame can hold.
 pub fn wire(config: &MemConfig) -> io::Result<(MemPort, MemPort)> {
-    const LINK_HEADER_BYTES: usize = 18;
     if !config.capacity.is_power_of_two() || config.mtu + LINK_HEADER_BYTES > MAX_FRAME_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,

@@ -10,6 +10,7 @@ use tidegate_memory::Arena;
 use crate::admission::Early;
 use crate::passed::Copies;
 use crate::steering::Rule;
+use crate::xdp::Loaded;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 pub use summary::Summary;
@@ -59,6 +60,10 @@ impl<W: Write> Lines<W> {
 }
 
 impl<P: Port, W: Write + Send> Port for Trace<P, W> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
+        Box::new(self.port).close_for_now(arena)
+    }
+
     fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
     }

@@ -13,7 +13,7 @@ use sandbox::{
     has_tun, ip, is_numbered, is_udp_to, numbered_frame, receive_until_error, receive_wanted,
     sleep_on, transmit_all, turn_round, veth,
 };
-use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_memory::{Arena, ArenaConfig, Checksum, Frame, FrameSize};
 use tidegate_port::packet::{PacketConfig, PacketError, PacketPort, Receive, Steering};
 use tidegate_port::{Burst, Port};
 use tidegate_wire::DropReason;
@@ -194,6 +194,35 @@ fn segment_at(socket: &UdpSocket, bytes: libc::c_int) {
         )
     };
     assert_eq!(result, 0);
+}
+
+#[test]
+fn a_port_with_segmentation_has_no_more_merged_than_it_can_take() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    let limits = || {
+        let show = ["-d", "link", "show", "tg0"];
+        let output = std::process::Command::new("ip").args(show).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let limit = words.windows(2).find(|pair| pair[0] == "gro_max_size");
+        limit.map(|pair| pair[1].parse::<usize>().unwrap())
+    };
+    let Some(before) = limits() else {
+        eprintln!("skipped: this kernel merges up to 64 KiB, always");
+        return;
+    };
+    let config = ArenaConfig { frames: 16, frame_size: FrameSize::K64, hugepages: false };
+    let mut arena = Arena::new(config).unwrap();
+    let config = PacketConfig { segmentation: true, ..PacketConfig::new("tg0") };
+    let port = PacketPort::open(&config, &mut arena).unwrap();
+    let largest = arena.alloc().unwrap();
+    let link_bytes = 18;
+    assert!(limits().unwrap() + link_bytes <= arena.room(&largest));
+    drop(port);
+    assert_eq!(limits(), Some(before), "others find it as it was");
 }
 
 #[test]

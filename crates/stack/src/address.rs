@@ -39,6 +39,16 @@ pub(crate) fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
+/// Whether a packet can come from this address. The unspecified address can:
+/// neighbour discovery uses it.
+#[inline]
+pub(crate) fn can_be_source_v6(address: Ipv6Addr) -> bool {
+    // ::1, and IPv4-mapped addresses, which must never be on a wire (RFC 4942
+    // section 2.2).
+    let high = address.to_bits() >> 32;
+    !address.is_multicast() && !address.is_loopback() && high != 0xffff
+}
+
 /// Whether a packet can come from `address`, as far as the address alone can
 /// tell (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5).
 #[inline]
@@ -245,6 +255,18 @@ impl Addresses {
     /// Whether frames to this hardware group are for us.
     pub(crate) fn listens_to(&self, group: MacAddr) -> bool {
         group.is_broadcast() || self.group_macs.contains(&group)
+    }
+
+    /// All of our own that may be used.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let ours = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Ours);
+        ours.map(|(&address, _)| address)
+    }
+
+    /// The groups of both families.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let groups = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Group);
+        groups.map(|(&group, _)| group)
     }
 
     /// The IPv6 groups that routers and switches must know of: all but the

@@ -3,8 +3,10 @@
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+
 /// Why a socket could not be made or used, or what a peer reported about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum SocketError {
     /// The socket was closed.
     #[error("the socket is closed")]

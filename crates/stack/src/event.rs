@@ -23,6 +23,9 @@ pub enum Event {
     TcpWritable(TcpId),
     /// A connection waits to be accepted where none did.
     TcpAcceptable(TcpListenerId),
+    /// A peer has answered what only it was told: it gets what is sent to its
+    /// address. Only after [`crate::Stack::tell_confirmed_peers`].
+    PeerConfirmed(IpAddr),
     /// Another host claims this address of ours.
     AddressConflict(IpAddr),
 }

@@ -16,11 +16,9 @@ use tidegate_memory::{Arena, Checksum, Frame, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Sum, checksum};
 
 use crate::Stack;
-use crate::address::{Kind, can_be_source_v4, is_link_local};
+use crate::address::{Kind, can_be_source_v4, can_be_source_v6, is_link_local};
 use crate::ethernet::Arrival;
-use crate::icmp::Complaint;
-use crate::ipv6::can_be_source_v6;
-use crate::packet::{Fate, Packet};
+use crate::packet::{Complaint, Fate, Onward, Packet, Refusal};
 use crate::path::Path;
 
 /// Where the time to live and the header checksum stand in an IPv4 header.
@@ -51,44 +49,6 @@ impl Transit {
     /// The number of the interface that it came in by.
     pub fn ingress(&self) -> usize {
         self.ingress
-    }
-}
-
-/// What the header of a packet for others says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Onward {
-    pub(crate) destination: IpAddr,
-    /// The length of the packet; behind it there may be padding.
-    packet_bytes: usize,
-}
-
-/// Why a packet is not forwarded, as far as its sender is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// Its time to live ran out.
-    HopLimit,
-    /// Nothing leads there.
-    NoRoute,
-    /// Its source has no meaning where it wants to go.
-    Scope,
-    /// The next hop does not answer.
-    Host,
-    /// It is longer than the next link carries, and must not be cut.
-    TooBig {
-        /// What that link carries, in bytes.
-        mtu: u16,
-    },
-}
-
-impl Refusal {
-    pub(crate) fn reason(self) -> DropReason {
-        match self {
-            Self::HopLimit => DropReason::HopLimitExceeded,
-            Self::NoRoute => DropReason::NoRoute,
-            Self::Scope => DropReason::ForwardScope,
-            Self::Host => DropReason::NeighbourUnreachable,
-            Self::TooBig { .. } => DropReason::PacketTooBig,
-        }
     }
 }
 

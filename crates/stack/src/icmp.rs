@@ -4,11 +4,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::{Arena, Checksum};
-use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
 use crate::fast_path::Template;
-use crate::forward::Refusal;
 use crate::packet::Packet;
 use crate::path::Path;
 use crate::{Event, SocketError, Stack};
@@ -23,21 +21,6 @@ pub(crate) struct Reply {
     pub(crate) packet: Option<Packet>,
     /// Where to, when that is known without looking it up.
     pub(crate) mac: Option<MacAddr>,
-}
-
-/// What we have to say about a packet.
-#[derive(Clone, Copy)]
-pub(crate) enum Complaint {
-    /// Nobody listens on the port.
-    Port,
-    /// Nothing here speaks the protocol; IPv6 tells where it was named.
-    Protocol(u32),
-    /// Fragments were missing when the time was up.
-    Reassembly,
-    /// A header is wrong.
-    Parameter(ParameterProblem),
-    /// We do not forward the packet.
-    Transit(Refusal),
 }
 
 /// An error that came back about a packet of ours.

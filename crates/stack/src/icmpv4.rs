@@ -7,9 +7,8 @@ use tidegate_wire::{DropReason, Icmpv4Message, Ipv4Header, Protocol};
 
 use crate::address::Kind;
 use crate::ethernet::Arrival;
-use crate::forward::Refusal;
-use crate::icmp::{Complaint, Quote, Report};
-use crate::packet::{Fate, Packet};
+use crate::icmp::{Quote, Report};
+use crate::packet::{Complaint, Fate, Packet, Refusal};
 use crate::{Ownership, Stack};
 
 /// Errors are no longer than what every host can take (RFC 1812 section

@@ -8,9 +8,8 @@ use tidegate_wire::{DropReason, Icmpv6Message, Ipv6Header, MldMessage, Protocol}
 
 use crate::address::Kind;
 use crate::ethernet::Arrival;
-use crate::forward::Refusal;
-use crate::icmp::{Complaint, Quote, Report};
-use crate::packet::{Fate, Packet};
+use crate::icmp::{Quote, Report};
+use crate::packet::{Complaint, Fate, Packet, Refusal};
 use crate::{Ownership, Stack};
 
 /// Errors are no longer than the minimum MTU (RFC 4443 section 2.4 c).

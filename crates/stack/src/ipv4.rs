@@ -8,8 +8,7 @@ use crate::Stack;
 use crate::address::{Kind, can_be_source_v4};
 use crate::ethernet::Arrival;
 use crate::fragment::{Fragment, Key, Whole};
-use crate::icmp::Complaint;
-use crate::packet::Fate;
+use crate::packet::{Complaint, Fate};
 use crate::udp::IpInfo;
 
 /// The least that the first fragment of a packet must hold: as much as the

@@ -1,17 +1,16 @@
 //! IPv6 packets on their way in (RFC 8200).
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use tidegate_wire::icmpv6::parameter_problem;
 use tidegate_wire::ipv6_extension::{ParameterProblem, UpperLayer, upper_layer};
 use tidegate_wire::{DropReason, Ipv6Header, Protocol};
 
 use crate::Stack;
-use crate::address::Kind;
+use crate::address::{Kind, can_be_source_v6};
 use crate::ethernet::Arrival;
 use crate::fragment::{Fragment, Key, Whole};
-use crate::icmp::Complaint;
-use crate::packet::Fate;
+use crate::packet::{Complaint, Fate};
 use crate::udp::IpInfo;
 
 /// Where the payload length stands in the header.
@@ -144,16 +143,6 @@ impl Stack {
         }
         result
     }
-}
-
-/// Whether a packet can come from this address. The unspecified address can:
-/// neighbour discovery uses it.
-#[inline]
-pub(crate) fn can_be_source_v6(address: Ipv6Addr) -> bool {
-    // ::1, and IPv4-mapped addresses, which must never be on a wire (RFC 4942
-    // section 2.2).
-    let high = address.to_bits() >> 32;
-    !address.is_multicast() && !address.is_loopback() && high != 0xffff
 }
 
 /// The packet that the fragments were cut from, without extension headers:

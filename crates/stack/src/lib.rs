@@ -39,6 +39,7 @@ mod path_mtu;
 mod rate;
 mod route;
 mod router;
+mod saved;
 mod stack;
 mod tcp;
 mod udp;
@@ -49,6 +50,7 @@ pub use error::{SendError, SocketError};
 pub use event::Event;
 pub use forward::Transit;
 pub use router::Router;
+pub use saved::{RestoreError, STATE_VERSION, SavedStack};
 pub use stack::Stack;
 pub use tcp::{
     CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,

@@ -299,6 +299,12 @@ impl Neighbours {
         ))
     }
 
+    /// Everybody whose hardware address is known.
+    pub(crate) fn known(&self) -> impl Iterator<Item = (IpAddr, MacAddr)> + '_ {
+        let known = self.entries.iter().filter(|entry| entry.state != State::Incomplete);
+        known.map(|entry| (entry.ip, entry.mac))
+    }
+
     /// When the next timer is due.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         self.timers.first().map(|&(at_ns, _)| at_ns)

@@ -44,6 +44,20 @@ impl PathMtus {
         self.known.get(&destination).copied().filter(|known| now_ns < known.until_ns)
     }
 
+    /// All that is known.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, PathMtu)> + '_ {
+        self.known.iter().map(|(&destination, &known)| (destination, known))
+    }
+
+    /// Takes what was known before, if it can be and there is room.
+    pub(crate) fn take_up(&mut self, now_ns: u64, destination: IpAddr, known: PathMtu) {
+        let minimum = if destination.is_ipv4() { MINIMUM_V4 } else { MINIMUM_V6 };
+        if known.mtu >= minimum && self.known.len() < self.limit {
+            let until_ns = known.until_ns.min(now_ns.saturating_add(self.timeout_ns));
+            self.known.insert(destination, PathMtu { until_ns, ..known });
+        }
+    }
+
     /// Takes what a router told about a packet of `packet_bytes` that we sent
     /// over a path with MTU `current`. `told` is 0 when the router is too old
     /// to tell. Returns the new path MTU.

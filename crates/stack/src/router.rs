@@ -9,7 +9,8 @@ use tidegate_wire::DropReason;
 use crate::Stack;
 use crate::address::Kind;
 use crate::chance::{Chance, HashKey};
-use crate::forward::{OwnPacket, Refusal, Transit};
+use crate::forward::{OwnPacket, Transit};
+use crate::packet::Refusal;
 
 /// Destinations whose interface is kept at hand.
 const WAYS: usize = 1024;

@@ -14,14 +14,14 @@ use crate::ethernet::Arrival;
 use crate::fast_path::PlainLink;
 use crate::forward::{Forwarding, checksum_behind};
 use crate::fragment::{Fragment, Key, Reassembly, Timeout};
-use crate::icmp::{Complaint, Reply, Report};
+use crate::icmp::{Reply, Report};
 use crate::icmpv4::quote_v4;
 use crate::icmpv6::quote_v6;
 use crate::mld::Reports;
 use crate::ndp::Tentative;
 use crate::neighbour::{Claimed, Expired, Lost, Neighbours};
 use crate::output::IDENTIFICATIONS;
-use crate::packet::Fate;
+use crate::packet::{Complaint, Fate};
 use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
@@ -401,6 +401,12 @@ impl Stack {
         }
     }
 
+    /// From now on each finished TCP handshake is an
+    /// [`Event::PeerConfirmed`].
+    pub fn tell_confirmed_peers(&mut self) {
+        self.tcp.tells_confirmed = true;
+    }
+
     /// Whether there is something that the outside should know.
     #[inline]
     pub fn has_events(&self) -> bool {
@@ -437,6 +443,8 @@ impl Stack {
             Event::TcpReadable(_) | Event::TcpWritable(_) | Event::TcpAcceptable(_) => {
                 self.tcp.on_taken(event);
             }
+            // It is told each time.
+            Event::PeerConfirmed(_) => {}
         }
     }
 

@@ -6,9 +6,11 @@ use std::net::SocketAddr;
 
 use tidegate_stack::TcpOptions;
 
-use crate::net::{Core, Net};
-use crate::poll::{Interest, Poll, Source, Token};
+use crate::calls::Calls;
+use crate::net::Net;
+use crate::poll::{Interest, Poll, Source, Token, Trigger};
 use crate::tcp::{Ended, TcpListener, TcpStream};
+use crate::wait::SocketId;
 
 thread_local! {
     /// The streams that were dropped while this thread held a stack.
@@ -21,8 +23,7 @@ thread_local! {
 /// Made by [`Net::batch`].
 pub struct Batch<'b> {
     net: &'b Net,
-    core: &'b mut Core,
-    now_ns: u64,
+    calls: &'b mut dyn Calls,
 }
 
 impl Net {
@@ -37,18 +38,15 @@ impl Net {
     /// # Errors
     /// When the port is of no further use.
     pub fn batch<R>(&self, calls: impl FnOnce(&mut Batch<'_>) -> R) -> io::Result<R> {
-        let mut core = self.lock();
-        let now_ns = core.engine.read_clock();
-        let held = Held::enter();
-        let result = calls(&mut Batch { net: self, core: &mut core, now_ns });
-        let dropped = held.leave().into_iter();
-        // What was dropped of other stacks needs their locks.
-        let others: Vec<Ended> =
-            dropped.filter_map(|ended| ended.end_in(self, &mut core)).collect();
-        let (stack, arena, _) = core.engine.parts();
-        stack.tcp_flush(now_ns, arena);
-        let committed = core.commit();
-        drop(core);
+        let (result, committed, others) = self.with(|core| {
+            core.read_clock();
+            let held = Held::enter();
+            let result = calls(&mut Batch { net: self, calls: core });
+            let dropped = held.leave().into_iter();
+            // What was dropped of other stacks needs their locks.
+            let others: Vec<Ended> = dropped.filter_map(|ended| ended.end_in(self, core)).collect();
+            (result, core.commit(), others)
+        });
         drop(others);
         committed.map(|()| result)
     }
@@ -78,6 +76,10 @@ impl Drop for Held {
 
 /// Keeps a stream that ends for later, if this thread holds a stack.
 pub(crate) fn defer(ended: Ended) -> Result<(), Ended> {
+    // A thread that is about to end holds nothing.
+    if !is_held() {
+        return Err(ended);
+    }
     DROPPED.with_borrow_mut(|dropped| match dropped {
         Some(dropped) => {
             dropped.push(ended);
@@ -89,7 +91,7 @@ pub(crate) fn defer(ended: Ended) -> Result<(), Ended> {
 
 /// Whether this thread holds a stack.
 pub(crate) fn is_held() -> bool {
-    DROPPED.with_borrow(Option::is_some)
+    DROPPED.try_with(|dropped| dropped.borrow().is_some()).unwrap_or(false)
 }
 
 impl Batch<'_> {
@@ -99,7 +101,7 @@ impl Batch<'_> {
     /// [`io::ErrorKind::WouldBlock`] when no connection waits.
     pub fn accept(&mut self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
         self.check(listener)?;
-        let (id, peer) = listener.take(self.core)?;
+        let (id, peer) = self.calls.tcp_accept(listener.listener_id())?;
         Ok((listener.stream(id), peer))
     }
 
@@ -114,7 +116,7 @@ impl Batch<'_> {
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<TcpStream> {
-        TcpStream::begin(self.net, self.core, local, address, options)
+        TcpStream::begin(self.net, self.calls, local, address, options)
     }
 
     /// Whether a stream is connected.
@@ -123,7 +125,7 @@ impl Batch<'_> {
     /// [`io::ErrorKind::WouldBlock`] while it is not; how it failed.
     pub fn finish_connect(&mut self, stream: &TcpStream) -> io::Result<()> {
         self.check(stream)?;
-        Ok(self.core.finish_connect(stream.tcp_id())?)
+        Ok(self.calls.tcp_finish_connect(stream.tcp_id())?)
     }
 
     /// As [`TcpStream::recv`].
@@ -133,8 +135,16 @@ impl Batch<'_> {
     /// connection ended.
     pub fn recv(&mut self, stream: &TcpStream, buf: &mut [u8]) -> io::Result<usize> {
         self.check(stream)?;
-        let (stack, _, _) = self.core.engine.parts();
-        Ok(stack.tcp_read(self.now_ns, stream.tcp_id(), buf)?)
+        Ok(self.calls.tcp_recv(stream.tcp_id(), buf)?)
+    }
+
+    /// As [`TcpStream::peek`].
+    ///
+    /// # Errors
+    /// As [`Batch::recv`].
+    pub fn peek(&mut self, stream: &TcpStream, buf: &mut [u8]) -> io::Result<usize> {
+        self.check(stream)?;
+        Ok(self.calls.tcp_peek(stream.tcp_id(), buf)?)
     }
 
     /// As [`TcpStream::recv_with`].
@@ -144,11 +154,10 @@ impl Batch<'_> {
     pub fn recv_with(
         &mut self,
         stream: &TcpStream,
-        read: impl FnOnce(&[u8]) -> usize,
+        mut read: impl FnMut(&[u8]) -> usize,
     ) -> io::Result<usize> {
         self.check(stream)?;
-        let (stack, _, _) = self.core.engine.parts();
-        Ok(stack.tcp_read_with(self.now_ns, stream.tcp_id(), read)?)
+        Ok(self.calls.tcp_recv_with(stream.tcp_id(), &mut read)?)
     }
 
     /// As [`TcpStream::send`].
@@ -158,8 +167,21 @@ impl Batch<'_> {
     /// ended.
     pub fn send(&mut self, stream: &TcpStream, data: &[u8]) -> io::Result<usize> {
         self.check(stream)?;
-        let (stack, _, _) = self.core.engine.parts();
-        Ok(stack.tcp_write(self.now_ns, stream.tcp_id(), data)?)
+        Ok(self.calls.tcp_send(stream.tcp_id(), data)?)
+    }
+
+    /// As [`TcpStream::send_with`].
+    ///
+    /// # Errors
+    /// As [`Batch::send`].
+    pub fn send_with(
+        &mut self,
+        stream: &TcpStream,
+        limit: usize,
+        mut write: impl FnMut(&mut [u8]) -> usize,
+    ) -> io::Result<usize> {
+        self.check(stream)?;
+        Ok(self.calls.tcp_send_with(stream.tcp_id(), limit, &mut write)?)
     }
 
     /// As [`Poll::register_for`].
@@ -169,12 +191,14 @@ impl Batch<'_> {
     pub fn register(
         &mut self,
         poll: &Poll,
-        socket: &impl Source,
+        socket: &(impl Source + ?Sized),
         token: Token,
         interest: Interest,
     ) -> io::Result<()> {
         self.check(socket)?;
-        self.core.polls.insert(poll.number(), socket.id(), token, interest)
+        self.calls.polls().insert(poll.number(), socket.id(), token, interest)?;
+        self.calls.waiters().wake(SocketId::Poll(poll.number()));
+        Ok(())
     }
 
     /// As [`Poll::reregister`].
@@ -184,17 +208,43 @@ impl Batch<'_> {
     pub fn reregister(
         &mut self,
         poll: &Poll,
-        socket: &impl Source,
+        socket: &(impl Source + ?Sized),
         token: Token,
         interest: Interest,
     ) -> io::Result<()> {
         self.check(socket)?;
-        let changed = self.core.polls.change(poll.number(), socket.id(), token, interest);
+        let changed = self.calls.polls().change(poll.number(), socket.id(), token, interest);
+        self.calls.waiters().wake(SocketId::Poll(poll.number()));
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
+    /// As [`Poll::set_trigger`].
+    ///
+    /// # Errors
+    /// As [`Poll::set_trigger`].
+    pub fn set_trigger(
+        &mut self,
+        poll: &Poll,
+        socket: &(impl Source + ?Sized),
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        self.check(socket)?;
+        let changed = self.calls.polls().set_trigger(poll.number(), socket.id(), trigger);
+        if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// As [`Poll::deregister`].
+    ///
+    /// # Errors
+    /// As [`Poll::deregister`].
+    pub fn deregister(&mut self, poll: &Poll, socket: &(impl Source + ?Sized)) -> io::Result<()> {
+        self.check(socket)?;
+        let removed = self.calls.polls().remove(poll.number(), socket.id());
+        if removed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
     /// Without this a socket of another stack would be one of ours by number.
-    fn check(&self, socket: &impl Source) -> io::Result<()> {
+    fn check(&self, socket: &(impl Source + ?Sized)) -> io::Result<()> {
         if socket.net().is_same(self.net) {
             return Ok(());
         }

@@ -32,11 +32,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attached;
 mod batch;
+mod calls;
+mod embedded;
+pub mod host;
 mod net;
-mod open;
 mod poll;
 mod readers;
+mod readiness;
 mod tasks;
 mod tcp;
 mod threads;
@@ -45,20 +49,23 @@ pub mod tokio;
 mod udp;
 mod wait;
 
+pub use attached::Fork;
 pub use batch::Batch;
 pub use net::{Net, NetCounters};
-pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
-pub use poll::{Interest, Poll, Source, Token};
+pub use poll::{Interest, Poll, Ready, Source, Token, Trigger};
 pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_readable};
+pub use readiness::{Readiness, Sleeper};
 pub use tcp::{TcpListener, TcpStream};
-pub use tidegate_engine::{EngineCounters, IdleConfig};
+pub use tidegate_engine::{
+    EngineCounters, IdleConfig, NetConfig, OpenError, OpenPort, PortConfig, Wrap,
+};
 pub use tidegate_gate::{self as gate};
 pub use tidegate_memory::queues::lock::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_port::{self as port, mem};
 pub use tidegate_stack::{
     CongestionControl, InPlace, Keepalive, Limits, Ownership, Request, Route, TcpInfo, TcpOptions,
-    TcpState,
+    TcpState, UdpOptions,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 pub use udp::{Received, UdpSocket};

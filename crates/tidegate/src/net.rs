@@ -1,34 +1,76 @@
 //! The stack that a program's sockets share.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use tidegate_engine::{Engine, EngineCounters, IdleWatch, Sleep, Step, WakeFds};
+use tidegate_engine::{
+    self as engine, Engine, EngineCounters, IdleWatch, KernelAddresses, NetConfig, OpenError,
+    Sleep, Step, WakeFds,
+};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
 use tidegate_memory::queues::lock::{FoundTaken, LockMeter, LockStatistics};
 use tidegate_port::{Capabilities, PortCounters};
-use tidegate_stack::{Counters, Event, TcpId, UdpId};
+use tidegate_service::attachment::Attachment;
+use tidegate_stack::{Counters, Event, UdpId};
+use tidegate_wire::Medium;
 
+use crate::attached::{Attached, Fork};
 use crate::batch;
-use crate::open::{self, Claim, NetConfig, OpenError};
+use crate::calls::Calls;
 use crate::poll::Polls;
 use crate::readers::group::Groups;
+use crate::readiness::Sleeper;
 use crate::tasks::{CoreGuard, Tasks};
 use crate::threads::{self, Threads};
-use crate::wait::{self, Patience, SocketId, Waiters};
+use crate::wait::{self, JustSleep, Patience, SocketId, Waiters};
 
-/// A network stack embedded in this program. Cheap to clone: all clones are
-/// the same stack, which ends when the last clone and the last socket are gone.
+/// A network stack: in this program, or in a daemon that it is attached to.
+/// Cheap to clone: all clones are the same stack, or the same attachment, which
+/// ends when the last clone and the last socket are gone.
 #[derive(Clone)]
 pub struct Net {
-    shared: Arc<Shared>,
-    /// Threads that run the engine; without them whoever waits runs it.
-    threads: Option<Arc<Threads>>,
+    home: Home,
+}
+
+/// Where the stack is.
+#[derive(Clone)]
+enum Home {
+    /// In this program.
+    Here {
+        shared: Arc<Shared>,
+        /// Threads that run the engine; without them whoever waits runs it.
+        threads: Option<Arc<Threads>>,
+    },
+    /// In a daemon.
+    Daemon(Arc<Attached>),
+}
+
+/// The port of a daemon.
+fn unknown_port() -> Capabilities {
+    Capabilities {
+        kind: "daemon",
+        detail: "attached".to_owned(),
+        medium: Medium::Ip,
+        mac: [0; 6],
+        mtu: 0,
+        receive_checksum: false,
+        transmit_checksum: false,
+        segmentation: false,
+        queues: 0,
+    }
+}
+
+/// What needs the stack in this program.
+pub(crate) fn elsewhere(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!("{what} needs the stack in this program, and this one is attached to a daemon"),
+    )
 }
 
 /// What all clones and threads share.
@@ -62,16 +104,16 @@ pub(crate) struct Core {
     pub(crate) polls: Polls,
     /// Tasks of an executor that wait for sockets.
     pub(crate) tasks: Tasks,
-    /// Ports of closed connections, which stay ours until those have ended.
-    pub(crate) closing: Vec<(TcpId, Arc<Claim>)>,
     /// The sockets that have several readers.
     pub(crate) groups: Groups,
     /// The kernel's addresses, when the stack lives on them.
-    pub(crate) shared_addresses: Vec<IpAddr>,
+    pub(crate) kernels: KernelAddresses,
+    /// So many more calls leave what they send to the next one.
+    pub(crate) deferred_calls: u32,
 }
 
 /// What a stack counted since it was opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct NetCounters {
     /// Rounds and sleeps of the engine.
     pub engine: EngineCounters,
@@ -101,18 +143,45 @@ impl Net {
     /// # Errors
     /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
-        let form = config.form();
+        let mode = config.mode_of_threads();
         let meter = config.counts_lock().then(Box::default);
-        let (engine, shared_addresses) = open::engine(config)?;
-        let shared = Shared::new(engine, shared_addresses, meter).map_err(OpenError::Io)?;
+        let (engine, kernels) = engine::open(config)?;
+        let shared = Shared::new(engine, kernels, meter).map_err(OpenError::Io)?;
         let shared = Arc::new(shared);
-        let threads = threads::start(&shared, form).map_err(OpenError::Io)?;
-        Ok(Self { shared, threads: threads.map(Arc::new) })
+        let threads =
+            mode.map(|mode| threads::start(&shared, mode)).transpose().map_err(OpenError::Io)?;
+        Ok(Self { home: Home::Here { shared, threads: threads.map(Arc::new) } })
+    }
+
+    /// Attaches to the daemon that listens at a path (`tidegate serve`), which
+    /// knows this program as `name`. Sockets of this [`Net`] are the daemon's, and
+    /// end with it or with this program.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no
+    /// daemon listens there, [`io::ErrorKind::PermissionDenied`] when it is not for
+    /// this user.
+    pub fn attach(path: impl AsRef<Path>, name: &str) -> io::Result<Self> {
+        let attachment = Attachment::connect(path.as_ref(), name)?;
+        Ok(Self { home: Home::Daemon(Arc::new(Attached::new(attachment)?)) })
+    }
+
+    /// Whether the stack is in a daemon. Such a [`Net`] knows nothing of the port
+    /// and of what was counted: ask the daemon, by `tidegate ss`.
+    pub fn is_attached(&self) -> bool {
+        matches!(self.home, Home::Daemon(_))
+    }
+
+    /// Before this process is forked, if it is attached to a daemon: the child gets
+    /// all sockets of this [`Net`], and a socket ends when no process has it any
+    /// more. None when the stack is in this program; a child must not use it then.
+    pub fn prepare_fork(&self) -> Option<Fork<'_>> {
+        self.attached().map(|attached| attached.prepare_fork())
     }
 
     /// The settings of receive scheduling that are in force.
     pub fn gate(&self) -> Settings {
-        self.lock().engine.gate().settings().clone()
+        self.core().map_or_else(Settings::default, |mut core| core.engine.gate().settings().clone())
     }
 
     /// Changes the settings of receive scheduling from now on.
@@ -121,7 +190,7 @@ impl Net {
     /// [`io::ErrorKind::InvalidInput`] for another mode: which threads there
     /// are is settled when the stack is opened.
     pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
-        let mut core = self.lock();
+        let mut core = self.core().ok_or_else(|| elsewhere("receive scheduling"))?;
         let (now, new) = (core.engine.gate().settings().config().mode, settings.config().mode);
         if now != new {
             let (now, new) = (now.name(), new.name());
@@ -137,17 +206,17 @@ impl Net {
     /// Whether threads of its own run the stack. If not, the calls that wait
     /// for a socket do.
     pub fn has_threads(&self) -> bool {
-        self.threads.is_some()
+        matches!(self.home, Home::Here { threads: Some(_), .. })
     }
 
     /// What the port can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.lock().engine.capabilities().clone()
+        self.core().map_or_else(unknown_port, |core| core.engine.capabilities().clone())
     }
 
     /// What was counted so far.
     pub fn counters(&self) -> NetCounters {
-        let mut core = self.lock();
+        let Some(mut core) = self.core() else { return NetCounters::default() };
         let gate = *core.engine.gate().counters();
         let classes = core.engine.admission().map_or_else(Vec::new, |admission| {
             let names = admission.classes().names().map(str::to_owned);
@@ -161,12 +230,12 @@ impl Net {
     /// How the lock of this stack was used since it was opened, if
     /// [`NetConfig::lock_statistics`] asked for that.
     pub fn lock_statistics(&self) -> Option<LockStatistics> {
-        self.lock().meter.as_ref().map(|meter| meter.statistics())
+        self.core()?.meter.as_ref().map(|meter| meter.statistics())
     }
 
     /// Frames that are neither in use nor with the port.
     pub fn frames_available(&self) -> usize {
-        self.lock().engine.frames_available()
+        self.core().map_or(0, |core| core.engine.frames_available())
     }
 
     /// Runs the stack once: receive, process, transmit. Returns how many
@@ -176,11 +245,49 @@ impl Net {
     /// # Errors
     /// When the port is of no further use.
     pub fn run_once(&self) -> io::Result<usize> {
-        self.lock().run()
+        match &self.home {
+            Home::Here { shared, .. } => shared.lock().run(),
+            Home::Daemon(attached) => attached.lock().hear().map(|_| 0),
+        }
     }
 
-    pub(crate) fn lock(&self) -> CoreGuard<'_> {
-        self.shared.lock()
+    /// Brings connections that were closed to their end, if that does not take
+    /// long: for a program that is about to end without dropping its last
+    /// handle of the stack.
+    pub fn finish(&self) {
+        if let Some(mut core) = self.core() {
+            core.finish_connections();
+        }
+    }
+
+    /// The stack, if it is in this program.
+    pub(crate) fn here(&self) -> Option<&Arc<Shared>> {
+        match &self.home {
+            Home::Here { shared, .. } => Some(shared),
+            Home::Daemon(_) => None,
+        }
+    }
+
+    /// The attachment, if the stack is in a daemon.
+    pub(crate) fn attached(&self) -> Option<&Arc<Attached>> {
+        match &self.home {
+            Home::Here { .. } => None,
+            Home::Daemon(attached) => Some(attached),
+        }
+    }
+
+    /// The stack, held by this thread, if it is in this program.
+    pub(crate) fn core(&self) -> Option<CoreGuard<'_>> {
+        self.here().map(|shared| shared.lock())
+    }
+
+    /// Calls the stack, wherever it is.
+    #[inline]
+    pub(crate) fn with<R>(&self, calls: impl FnOnce(&mut dyn Calls) -> R) -> R {
+        match &self.home {
+            Home::Here { shared, .. } => calls(&mut *shared.lock()),
+            Home::Daemon(attached) => calls(&mut *attached.lock()),
+        }
     }
 
     /// Runs the stack until `ready` gives a value or patience ends.
@@ -194,19 +301,68 @@ impl Net {
         &self,
         sockets: &[SocketId],
         patience: Patience,
-        mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        if self.threads.is_some() {
-            return self.wait_for_threads(sockets, patience, ready);
+        match &self.home {
+            Home::Here { shared, threads: None } => shared.run_for(sockets, patience, ready),
+            Home::Here { shared, .. } => shared.wait_for(sockets, patience, ready),
+            Home::Daemon(attached) => attached.wait_for(sockets, patience, ready),
         }
+    }
+
+    pub(crate) fn is_same(&self, other: &Net) -> bool {
+        match (&self.home, &other.home) {
+            (Home::Here { shared, .. }, Home::Here { shared: other, .. }) => {
+                Arc::ptr_eq(shared, other)
+            }
+            (Home::Daemon(attached), Home::Daemon(other)) => Arc::ptr_eq(attached, other),
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Debug for Net {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.home {
+            Home::Here { shared, .. } => shared.fmt(f),
+            Home::Daemon(_) => f.debug_struct("Net").field("port", &"a daemon's").finish(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let port = self.lock().engine.capabilities().clone();
+        f.debug_struct("Net").field("port", &port).finish_non_exhaustive()
+    }
+}
+
+/// How long a stack that nobody has any more works on what its connections
+/// still have to send.
+const FINISH_LIMIT: Duration = Duration::from_secs(2);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
+    }
+}
+
+impl Shared {
+    /// Runs the stack until `ready` gives a value or patience ends.
+    fn run_for<R>(
+        &self,
+        sockets: &[SocketId],
+        patience: Patience,
+        mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
-            if let Some(result) = ready(&mut core) {
+            if let Some(result) = ready(&mut *core) {
                 core.mind_timers();
                 return result;
             }
             core.run()?;
-            if let Some(result) = ready(&mut core) {
+            if let Some(result) = ready(&mut *core) {
                 core.mind_timers();
                 return result;
             }
@@ -217,13 +373,13 @@ impl Net {
                 Step::Spin => {}
                 Step::Pause => {
                     drop(core);
-                    wait::pause();
+                    self.pause();
                 }
                 Step::Sleep => {
                     let bell = wait::thread_bell()?;
                     bell.arm();
                     core.waiters.enter(Arc::clone(&bell), sockets);
-                    let slept = self.shared.sleep(core, &bell, patience.left());
+                    let slept = self.sleep(core, &bell, patience.left());
                     self.lock().waiters.leave(&bell);
                     bell.disarm();
                     slept?;
@@ -232,23 +388,23 @@ impl Net {
         }
     }
 
-    /// As [`Net::wait_for`], when other threads run the stack.
-    fn wait_for_threads<R>(
+    /// As [`Shared::run_for`], when other threads run the stack.
+    fn wait_for<R>(
         &self,
         sockets: &[SocketId],
         patience: Patience,
-        mut ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
-            let result = ready(&mut core);
+            let result = ready(&mut *core);
             core.on_read(sockets);
             if let Some(result) = result {
                 core.mind_timers();
                 return result;
             }
-            if let Some(failure) = &core.failure {
-                return Err(io::Error::new(failure.kind(), failure.to_string()));
+            if let Some(failure) = core.failure() {
+                return Err(failure);
             }
             let left = patience.left();
             if left.is_some_and(|left| left.is_zero()) {
@@ -265,31 +421,16 @@ impl Net {
         }
     }
 
-    pub(crate) fn is_same(&self, other: &Net) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+    /// Pauses while nothing comes, and tells the engine if others used that.
+    pub(crate) fn pause(&self) {
+        if engine::pause() {
+            self.lock().engine.on_crowded();
+        }
     }
-}
 
-impl std::fmt::Debug for Net {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Net").field("port", &self.capabilities()).finish_non_exhaustive()
-    }
-}
-
-/// How long a stack that nobody has any more works on what its connections
-/// still have to send.
-const FINISH_LIMIT: Duration = Duration::from_secs(2);
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
-    }
-}
-
-impl Shared {
     fn new(
         mut engine: Engine,
-        shared_addresses: Vec<IpAddr>,
+        kernels: KernelAddresses,
         meter: Option<Box<LockMeter>>,
     ) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
@@ -308,9 +449,9 @@ impl Shared {
             held: None,
             polls: Polls::default(),
             tasks: Tasks::default(),
-            closing: Vec::new(),
             groups: Groups::new(None),
-            shared_addresses,
+            kernels,
+            deferred_calls: 0,
         };
         Ok(Self { core: Mutex::new(core), counts_lock, wake_fds, idle })
     }
@@ -350,33 +491,55 @@ impl Shared {
     /// is over. The caller has armed the bell.
     pub(crate) fn sleep(
         &self,
-        mut core: CoreGuard<'_>,
+        core: CoreGuard<'_>,
         bell: &Arc<Doorbell>,
         limit: Option<Duration>,
     ) -> io::Result<()> {
+        self.sleep_by(core, bell, limit, &mut JustSleep).map(|_| ())
+    }
+
+    /// As [`Shared::sleep`], in the sleeper's way. Whether it has found
+    /// something of its own.
+    pub(crate) fn sleep_by(
+        &self,
+        mut core: CoreGuard<'_>,
+        bell: &Arc<Doorbell>,
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<bool> {
         if core.groups.has_work() {
-            return Ok(());
+            return Ok(false);
         }
-        let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(()) };
+        let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(false) };
         core.held = sleep.held.then(|| Arc::clone(bell));
         core.enter_sleep(bell, sleep.timeout_ns);
         drop(core);
-        let slept = self.sleep_for(sleep, bell, limit);
+        let slept = self.sleep_for(sleep, bell, limit, sleeper);
         self.lock().leave_sleep(bell);
         slept
     }
 
-    fn sleep_for(&self, sleep: Sleep, bell: &Doorbell, limit: Option<Duration>) -> io::Result<()> {
+    fn sleep_for(
+        &self,
+        sleep: Sleep,
+        bell: &Doorbell,
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<bool> {
         let timer = sleep.timeout_ns.map(Duration::from_nanos);
         let timeout = timer.into_iter().chain(limit).min();
         let neighbours = self.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
         if !sleep.held {
             let port = self.wake_fds.port.as_ref().map(AsFd::as_fd);
-            return wait::sleep(port.into_iter().chain(neighbours), bell, timeout);
+            let wake: Vec<_> = port.into_iter().chain(neighbours).chain([bell.as_fd()]).collect();
+            return sleeper.sleep(&wake, timeout);
         }
-        let Some(idle) = &self.idle else { return wait::sleep(neighbours, bell, timeout) };
+        let wake = neighbours.into_iter().chain([bell.as_fd()]);
+        let Some(idle) = &self.idle else {
+            return sleeper.sleep(&wake.collect::<Vec<_>>(), timeout);
+        };
         idle.ask();
-        let slept = wait::sleep(neighbours.into_iter().chain([idle.idle_fd()]), bell, timeout);
+        let slept = sleeper.sleep(&wake.chain([idle.idle_fd()]).collect::<Vec<_>>(), timeout);
         if idle.done() {
             let mut core = self.lock();
             let now_ns = core.engine.read_clock();
@@ -389,10 +552,23 @@ impl Shared {
 impl Core {
     /// Transmits what a call has made, wakes those whom it concerns, and sees to
     /// the timers that it has set.
-    pub(crate) fn commit(&mut self) -> io::Result<()> {
-        self.engine.flush()?;
+    pub(crate) fn send_and_tell(&mut self) -> io::Result<()> {
+        self.flush()?;
         self.tell()?;
         self.mind_timers();
+        Ok(())
+    }
+
+    /// Transmits, unless that was left to a later call.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        if self.deferred_calls == 0 {
+            return self.engine.flush();
+        }
+        let (stack, _, _) = self.engine.parts();
+        // A call that sent nothing is none to wait for.
+        if !stack.transmit_queue().is_empty() {
+            self.deferred_calls -= 1;
+        }
         Ok(())
     }
 
@@ -409,7 +585,7 @@ impl Core {
 
     /// When all who sleep would wake up too late for the next timer, wakes one
     /// of them.
-    fn mind_timers(&self) {
+    pub(crate) fn mind_timers(&self) {
         let Some((first, _)) = self.sleepers.first() else { return };
         let next_ns = self.engine.stack().next_timeout();
         if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
@@ -442,23 +618,8 @@ impl Core {
                 self.tasks.on_event(event);
             }
         }
-        if !self.closing.is_empty() {
-            self.release_closed();
-        }
+        self.kernels.release_ended(&mut self.engine);
         self.groups.serve(&mut self.engine)
-    }
-
-    /// Gives the ports of connections back that have ended.
-    fn release_closed(&mut self) {
-        let Self { engine, closing, .. } = self;
-        let (open, over) =
-            std::mem::take(closing).into_iter().partition(|(id, _)| engine.stack().tcp_exists(*id));
-        *closing = open;
-        let over: Vec<(TcpId, Arc<Claim>)> = over;
-        // The last one who needed the port gives it back.
-        for claim in over.into_iter().filter_map(|(_, claim)| Arc::into_inner(claim)) {
-            claim.release(engine.port());
-        }
     }
 
     /// Connections that the program has closed are brought to their end, if

@@ -5,9 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-use tidegate_stack::{Stack, TcpId};
+use tidegate_stack::TcpId;
 
 use crate::net::Net;
+use crate::readiness::Readiness;
 use crate::wait::{ById, Patience, SetNumber, SocketId, Waiters};
 
 /// What a program calls a socket that it has registered.
@@ -26,18 +27,48 @@ pub enum Interest {
     Writable,
     /// Either.
     Both,
+    /// Nothing but errors and the end of both directions, which are told
+    /// whatever is waited for.
+    Neither,
+}
+
+/// How often a socket that is ready is reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trigger {
+    /// As long as it is ready.
+    #[default]
+    Level,
+    /// When something happened since it was reported last.
+    Edge,
+    /// Once, until it is registered again by [`Poll::reregister`].
+    OneShot,
+}
+
+/// A socket that was found ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// What the program calls it.
+    pub token: Token,
+    /// All that it is ready for, also what was not waited for.
+    pub readiness: Readiness,
 }
 
 impl Interest {
-    fn has(self, other: Interest) -> bool {
+    pub(crate) fn has(self, other: Interest) -> bool {
         self == other || self == Interest::Both
     }
 }
 
-/// A socket that a [`Poll`] can wait for: [`crate::UdpSocket`],
-/// [`crate::TcpListener`] and [`crate::TcpStream`].
+/// A socket that can be waited for: [`crate::UdpSocket`],
+/// [`crate::TcpListener`] and [`crate::TcpStream`]. A [`Poll`] is one too, for
+/// [`Net::wait`]: it is readable when one of its sockets is ready.
 #[expect(private_bounds, reason = "only sockets of this crate can be waited for")]
-pub trait Source: Pollable {}
+pub trait Source: Pollable {
+    /// What it is ready for now. Neither waits nor runs the stack.
+    fn readiness(&self) -> Readiness {
+        self.net().with(|calls| calls.readiness(self.id()))
+    }
+}
 
 /// What a [`Poll`] needs to know of a socket.
 pub(crate) trait Pollable {
@@ -58,7 +89,7 @@ pub struct Poll {
 impl Poll {
     /// An empty set.
     pub fn new(net: &Net) -> Self {
-        let number = net.lock().polls.add();
+        let number = net.with(|calls| calls.polls().add());
         Self { net: net.clone(), number }
     }
 
@@ -91,8 +122,22 @@ impl Poll {
                 "the socket belongs to another Net: use one Poll per Net",
             ));
         }
-        let mut core = self.net.lock();
-        core.polls.insert(self.number, socket.id(), token, interest)
+        self.net.with(|calls| {
+            calls.polls().insert(self.number, socket.id(), token, interest)?;
+            calls.waiters().wake(SocketId::Poll(self.number));
+            Ok(())
+        })
+    }
+
+    /// Sets how often a socket of the set is reported, from now on; it may be
+    /// ready already.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] when the socket is not in the set.
+    pub fn set_trigger(&mut self, socket: &impl Source, trigger: Trigger) -> io::Result<()> {
+        let changed =
+            self.net.with(|calls| calls.polls().set_trigger(self.number, socket.id(), trigger));
+        if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     /// Changes what to wait for.
@@ -105,7 +150,8 @@ impl Poll {
         token: Token,
         interest: Interest,
     ) -> io::Result<()> {
-        let changed = self.net.lock().polls.change(self.number, socket.id(), token, interest);
+        let changed =
+            self.net.with(|calls| calls.polls().change(self.number, socket.id(), token, interest));
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
@@ -114,7 +160,7 @@ impl Poll {
     /// # Errors
     /// [`io::ErrorKind::NotFound`] when it is not in the set.
     pub fn deregister(&mut self, socket: &impl Source) -> io::Result<()> {
-        let removed = self.net.lock().polls.remove(self.number, socket.id());
+        let removed = self.net.with(|calls| calls.polls().remove(self.number, socket.id()));
         if removed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
@@ -127,8 +173,8 @@ impl Poll {
     pub fn wait(&self, ready: &mut Vec<Token>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
         let ids = [SocketId::Poll(self.number)];
-        let found = self.net.wait_for(&ids, Patience::timeout(timeout), |core| {
-            core.polls.collect(self.number, core.engine.stack(), ready);
+        let found = self.net.wait_for(&ids, Patience::timeout(timeout), |calls| {
+            calls.collect(self.number, usize::MAX, &mut |found| ready.push(found.token));
             (!ready.is_empty()).then_some(Ok(()))
         });
         match found {
@@ -143,15 +189,34 @@ impl Poll {
     /// that run it by other calls.
     pub fn ready_now(&self, ready: &mut Vec<Token>) {
         ready.clear();
-        let mut core = self.net.lock();
-        let core = &mut *core;
-        core.polls.collect(self.number, core.engine.stack(), ready);
+        self.net.with(|calls| {
+            calls.collect(self.number, usize::MAX, &mut |found| ready.push(found.token));
+        });
+    }
+
+    /// Puts at most `limit` sockets that are ready behind those in `found`,
+    /// with what they are ready for. Neither waits nor runs the stack; those
+    /// that were left out come first the next time.
+    pub fn collect(&self, found: &mut Vec<Ready>, limit: usize) {
+        self.net.with(|calls| calls.collect(self.number, limit, &mut |ready| found.push(ready)));
+    }
+}
+
+impl Source for Poll {}
+
+impl Pollable for Poll {
+    fn net(&self) -> &Net {
+        &self.net
+    }
+
+    fn id(&self) -> SocketId {
+        SocketId::Poll(self.number)
     }
 }
 
 impl Drop for Poll {
     fn drop(&mut self) {
-        self.net.lock().polls.drop_set(self.number);
+        self.net.with(|calls| calls.polls().drop_set(self.number));
     }
 }
 
@@ -162,6 +227,9 @@ struct Member {
     set: SetNumber,
     token: Token,
     interest: Interest,
+    trigger: Trigger,
+    /// It was reported once, and that was all that was asked for.
+    is_spent: bool,
     /// It stands in the queue of those that may be ready.
     queued: bool,
 }
@@ -216,7 +284,8 @@ impl Polls {
         // It may be ready already.
         let waiting = self.maybe_ready.get_mut(&set).ok_or(io::ErrorKind::NotFound)?;
         waiting.push_back(id);
-        let entry = Member { set, token, interest, queued: true };
+        let trigger = Trigger::Level;
+        let entry = Member { set, token, interest, trigger, is_spent: false, queued: true };
         if let SocketId::Stream(stream) = id {
             let place = stream.place();
             if place >= self.streams.len() {
@@ -243,13 +312,27 @@ impl Polls {
     ) -> bool {
         let Some(entry) = self.find(set, id) else { return false };
         (entry.token, entry.interest) = (token, interest);
-        // It may be ready for that already.
+        self.look_again(set, id);
+        true
+    }
+
+    /// Whether the socket is in the set.
+    pub(crate) fn set_trigger(&mut self, set: SetNumber, id: SocketId, trigger: Trigger) -> bool {
+        let Some(entry) = self.find(set, id) else { return false };
+        entry.trigger = trigger;
+        self.look_again(set, id);
+        true
+    }
+
+    /// A member was changed, and may be ready for that already.
+    fn look_again(&mut self, set: SetNumber, id: SocketId) {
+        let Some(entry) = self.find(set, id) else { return };
+        entry.is_spent = false;
         if !std::mem::replace(&mut entry.queued, true)
             && let Some(waiting) = self.maybe_ready.get_mut(&set)
         {
             waiting.push_back(id);
         }
-        true
     }
 
     pub(crate) fn remove(&mut self, set: SetNumber, id: SocketId) -> bool {
@@ -322,32 +405,55 @@ impl Polls {
         }
     }
 
-    /// The tokens of those that are ready.
-    fn collect(&mut self, set: SetNumber, stack: &Stack, ready: &mut Vec<Token>) {
+    /// Tells of at most `limit` that are ready.
+    pub(crate) fn collect(
+        &mut self,
+        set: SetNumber,
+        of: &mut dyn FnMut(SocketId) -> Readiness,
+        limit: usize,
+        tell: &mut dyn FnMut(Ready),
+    ) {
         let Some(waiting) = self.maybe_ready.get_mut(&set) else { return };
         let mut waiting = std::mem::take(waiting);
+        let mut told = 0;
         for _ in 0..waiting.len() {
+            if told == limit {
+                break;
+            }
             let Some(id) = waiting.pop_front() else { break };
             let Some(entry) = self.find(set, id) else { continue };
-            entry.queued = is_ready(stack, id, entry.interest);
-            if entry.queued {
-                ready.push(entry.token);
-                waiting.push_back(id);
+            entry.queued = false;
+            let readiness = of(id);
+            if entry.is_spent || !readiness.meets(entry.interest) {
+                continue;
+            }
+            told += 1;
+            tell(Ready { token: entry.token, readiness });
+            match entry.trigger {
+                Trigger::Level => {
+                    entry.queued = true;
+                    waiting.push_back(id);
+                }
+                Trigger::Edge => {}
+                Trigger::OneShot => entry.is_spent = true,
             }
         }
         self.maybe_ready.insert(set, waiting);
     }
-}
 
-fn is_ready(stack: &Stack, id: SocketId, interest: Interest) -> bool {
-    let (reads, writes) = (interest.has(Interest::Readable), interest.has(Interest::Writable));
-    match id {
-        SocketId::Udp(id) => writes || stack.udp_readable(id) > 0,
-        SocketId::Listener(id) => reads && stack.tcp_acceptable(id) > 0,
-        SocketId::Stream(id) => {
-            let readiness = stack.tcp_readiness(id);
-            reads && readiness.readable || writes && readiness.writable
-        }
-        SocketId::Poll(_) => false,
+    /// Whether a socket of the set would be reported.
+    pub(crate) fn has_ready(
+        &mut self,
+        set: SetNumber,
+        of: &mut dyn FnMut(SocketId) -> Readiness,
+    ) -> bool {
+        let Some(waiting) = self.maybe_ready.get_mut(&set) else { return false };
+        let waiting = std::mem::take(waiting);
+        let found = waiting.iter().any(|&id| {
+            let Some(entry) = self.find(set, id) else { return false };
+            !entry.is_spent && of(id).meets(entry.interest)
+        });
+        self.maybe_ready.insert(set, waiting);
+        found
     }
 }

@@ -10,6 +10,7 @@ use std::task::Waker;
 
 use tidegate_stack::Event;
 
+use crate::calls::Calls;
 use crate::net::Core;
 use crate::wait::SocketId;
 
@@ -60,6 +61,14 @@ impl Tasks {
             Event::TcpWritable(id) => self.wake(SocketId::Stream(id), Side::Write),
             Event::TcpAcceptable(id) => self.wake_accepting(SocketId::Listener(id)),
             _ => {}
+        }
+    }
+
+    /// Something happened to a socket, and nobody says what.
+    pub(crate) fn wake_both(&mut self, id: SocketId) {
+        match id {
+            SocketId::Listener(_) => self.wake_accepting(id),
+            _ => [Side::Read, Side::Write].into_iter().for_each(|side| self.wake(id, side)),
         }
     }
 
@@ -133,43 +142,45 @@ impl Drop for Woken {
     }
 }
 
-/// The stack, held by one thread.
-pub(crate) struct CoreGuard<'a> {
+/// A stack, held by one thread.
+pub(crate) struct Guard<'a, C: Calls> {
     // Fields are dropped in their order: the lock, then the wakers are called.
-    core: MutexGuard<'a, Core>,
+    core: MutexGuard<'a, C>,
     // Every call on a socket drops one of these, and mostly nobody waits.
     woken: Option<Box<Woken>>,
 }
 
-impl<'a> CoreGuard<'a> {
+/// A stack in this program, held by one thread.
+pub(crate) type CoreGuard<'a> = Guard<'a, Core>;
+
+impl<'a, C: Calls> Guard<'a, C> {
     #[inline]
-    pub(crate) fn new(core: MutexGuard<'a, Core>) -> Self {
+    pub(crate) fn new(core: MutexGuard<'a, C>) -> Self {
         Self { core, woken: None }
     }
 }
 
-impl Deref for CoreGuard<'_> {
-    type Target = Core;
+impl<C: Calls> Deref for Guard<'_, C> {
+    type Target = C;
 
-    fn deref(&self) -> &Core {
+    fn deref(&self) -> &C {
         &self.core
     }
 }
 
-impl DerefMut for CoreGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
+impl<C: Calls> DerefMut for Guard<'_, C> {
+    fn deref_mut(&mut self) -> &mut C {
         &mut self.core
     }
 }
 
-impl Drop for CoreGuard<'_> {
+impl<C: Calls> Drop for Guard<'_, C> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(meter) = &mut self.core.meter {
-            meter.on_release();
-        }
-        if !self.core.tasks.woken.is_empty() {
-            self.woken = Some(Box::new(Woken(std::mem::take(&mut self.core.tasks.woken))));
+        self.core.on_release();
+        let tasks = self.core.tasks();
+        if !tasks.woken.is_empty() {
+            self.woken = Some(Box::new(Woken(std::mem::take(&mut tasks.woken))));
         }
     }
 }

@@ -22,15 +22,6 @@ use crate::wait;
 /// The most frames that protocol work takes before others may have the engine.
 const PROTOCOL_BURST: usize = 16;
 
-/// Who runs the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// The calls that wait for sockets.
-    Calls,
-    /// Threads as the mode needs them.
-    Threads(Mode),
-}
-
 /// The threads of one stack. They end when this is dropped.
 pub(crate) struct Threads {
     control: Arc<Control>,
@@ -45,12 +36,11 @@ struct Control {
     protocol: Arc<Doorbell>,
 }
 
-/// Starts the threads that `form` asks for.
+/// Starts the threads that a mode needs.
 ///
 /// # Errors
 /// When there may be no more threads, or none of real-time priority.
-pub(crate) fn start(shared: &Arc<Shared>, form: Form) -> io::Result<Option<Threads>> {
-    let Form::Threads(mode) = form else { return Ok(None) };
+pub(crate) fn start(shared: &Arc<Shared>, mode: Mode) -> io::Result<Threads> {
     let control = Arc::new(Control {
         stop: AtomicBool::new(false),
         receive: Arc::new(Doorbell::new()?),
@@ -73,7 +63,7 @@ pub(crate) fn start(shared: &Arc<Shared>, form: Form) -> io::Result<Option<Threa
             threads.spawn("network", Priority::Program, shared, Control::polled)?;
         }
     }
-    Ok(Some(threads))
+    Ok(threads)
 }
 
 impl Threads {
@@ -230,7 +220,7 @@ impl Control {
                 Step::Spin => {}
                 Step::Pause => {
                     drop(core);
-                    wait::pause();
+                    shared.pause();
                 }
                 Step::Sleep => {
                     drop(core);

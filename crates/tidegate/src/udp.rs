@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tidegate_engine::Claim;
 use tidegate_memory::Arena;
-use tidegate_port::steering::Protocol;
-use tidegate_stack::{Datagram, InPlace, Request, SendError, Stack, UdpId, UdpOptions};
+use tidegate_stack::{InPlace, Request, Stack, UdpId, UdpOptions};
 
-use crate::net::{Core, Net};
-use crate::open::Claim;
+use crate::calls::{CallError, Calls, unless_blocked};
+use crate::net::{Net, elsewhere};
 use crate::poll::{Pollable, Source};
 use crate::wait::{Patience, SocketId};
 
@@ -32,7 +32,7 @@ struct Inner {
     nonblocking: AtomicBool,
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
-    claim: Option<Claim>,
+    claim: Option<Arc<Claim>>,
 }
 
 /// Where a datagram came from, and how much of it there is.
@@ -42,6 +42,8 @@ pub struct Received {
     pub len: usize,
     /// Whether the datagram was longer than the buffer; the rest is lost.
     pub truncated: bool,
+    /// Bytes of the datagram, also those that did not fit.
+    pub datagram_len: usize,
     /// Who sent it.
     pub from: SocketAddr,
     /// The address of ours that it was sent to.
@@ -57,7 +59,8 @@ impl UdpSocket {
     /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
     /// address that is not of this stack, and what resolving a name gives.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address, true))
+        let options = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+        Self::bind_with(net, address, options)
     }
 
     /// As [`UdpSocket::bind`], but a socket on the unspecified IPv6 address
@@ -67,32 +70,23 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::bind`].
     pub fn bind_one_family(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address, false))
+        Self::bind_with(net, address, UdpOptions::default())
     }
 
-    fn bind_one(net: &Net, address: SocketAddr, dual_stack: bool) -> io::Result<Self> {
-        let mut core = net.lock();
-        let core = &mut *core;
-        let (stack, _, _) = core.engine.parts();
-        let id = stack.udp_bind(address, UdpOptions { dual_stack, ..UdpOptions::default() })?;
-        let local = stack.udp_local_addr(id).unwrap_or(address);
-        let mut claim = None;
-        if !core.shared_addresses.is_empty() {
-            match Claim::take(
-                core.engine.port(),
-                Protocol::Udp,
-                local,
-                dual_stack,
-                &core.shared_addresses,
-            ) {
-                Ok(taken) => claim = Some(taken),
-                Err(error) => {
-                    let (stack, arena, _) = core.engine.parts();
-                    stack.udp_close(id, arena);
-                    return Err(error);
-                }
-            }
-        }
+    /// As [`UdpSocket::bind`], with options.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_with(
+        net: &Net,
+        address: impl ToSocketAddrs,
+        options: UdpOptions,
+    ) -> io::Result<Self> {
+        first_that_works(address, |address| Self::bind_one(net, address, options))
+    }
+
+    fn bind_one(net: &Net, address: SocketAddr, options: UdpOptions) -> io::Result<Self> {
+        let (id, claim) = net.with(|calls| calls.udp_bind(address, options))?;
         let inner = Inner {
             net: net.clone(),
             id,
@@ -113,9 +107,7 @@ impl UdpSocket {
     /// resolving a name gives.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
         first_that_works(address, |address| {
-            let mut core = self.inner.net.lock();
-            let (stack, _, _) = core.engine.parts();
-            Ok(stack.udp_connect(self.inner.id, address)?)
+            self.inner.net.with(|calls| calls.udp_connect(self.inner.id, Some(address)))
         })
     }
 
@@ -124,8 +116,8 @@ impl UdpSocket {
     /// # Errors
     /// None while the socket is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        core.engine.stack().udp_local_addr(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+        let address = self.inner.net.with(|calls| calls.udp_local_addr(self.inner.id));
+        address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
     /// The address the socket is connected to.
@@ -133,8 +125,8 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`].
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        core.engine.stack().udp_peer_addr(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+        let address = self.inner.net.with(|calls| calls.udp_peer_addr(self.inner.id));
+        address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
     /// Receives one datagram. What does not fit in `buf` is lost.
@@ -160,7 +152,23 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::recv_from`].
     pub fn recv_meta(&self, buf: &mut [u8]) -> io::Result<Received> {
-        self.wait_readable(|core| core.take(self.inner.id, buf))
+        self.wait_readable(|calls| unless_blocked(calls.udp_recv(self.inner.id, buf, false)))
+    }
+
+    /// As [`UdpSocket::recv_meta`], and leaves the datagram for the next call.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn peek_meta(&self, buf: &mut [u8]) -> io::Result<Received> {
+        self.wait_readable(|calls| unless_blocked(calls.udp_recv(self.inner.id, buf, true)))
+    }
+
+    /// Takes datagrams from everybody again, as before [`UdpSocket::connect`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another socket took its place.
+    pub fn disconnect(&self) -> io::Result<()> {
+        self.inner.net.with(|calls| calls.udp_connect(self.inner.id, None))
     }
 
     /// Receives as many datagrams as have arrived, at least one, each into one
@@ -175,13 +183,15 @@ impl UdpSocket {
         received: &mut Vec<Received>,
     ) -> io::Result<()> {
         received.clear();
-        self.wait_readable(|core| {
+        self.wait_readable(|calls| {
             for buf in buffers.iter_mut() {
-                match core.take(self.inner.id, buf) {
-                    Some(Ok(one)) => received.push(one),
+                match calls.udp_recv(self.inner.id, buf, false) {
+                    Ok(one) => received.push(one),
                     // An error after datagrams is told by the next call.
-                    Some(Err(error)) if received.is_empty() => return Some(Err(error)),
-                    _ => break,
+                    Err(CallError::Failed(error)) if received.is_empty() => {
+                        return Some(Err(error));
+                    }
+                    Err(_) => break,
                 }
             }
             (!received.is_empty() || buffers.is_empty()).then_some(Ok(()))
@@ -198,7 +208,7 @@ impl UdpSocket {
     /// connected peer's host reported before.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         let to = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
-        self.send_one(payload, Some(to))
+        self.send_one(payload, Some(to), None)
     }
 
     /// Sends one datagram to the connected peer.
@@ -206,18 +216,33 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::send_to`], and [`io::ErrorKind::NotConnected`].
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
-        self.send_one(payload, None)
+        self.send_one(payload, None, None)
     }
 
-    fn send_one(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
-        self.wait_writable(|core| {
-            core.engine.read_clock();
-            let (stack, arena, now_ns) = core.engine.parts();
-            match stack.udp_send(now_ns, arena, self.inner.id, to, None, payload) {
-                Ok(()) => Some(core.engine.flush().map(|()| payload.len())),
-                Err(SendError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+    /// Sends one datagram from this address of the stack's, to `to` or to the
+    /// connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`].
+    pub fn send_from(
+        &self,
+        payload: &[u8],
+        to: Option<SocketAddr>,
+        from: IpAddr,
+    ) -> io::Result<usize> {
+        self.send_one(payload, to, Some(from))
+    }
+
+    fn send_one(
+        &self,
+        payload: &[u8],
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+    ) -> io::Result<usize> {
+        self.wait_writable(|calls| {
+            calls.read_clock();
+            let sent = calls.udp_send(self.inner.id, payload, to, from);
+            unless_blocked(sent.and_then(|()| Ok(calls.udp_flush().map(|()| payload.len())?)))
         })
     }
 
@@ -231,19 +256,17 @@ impl UdpSocket {
         if datagrams.is_empty() {
             return Ok(0);
         }
-        self.wait_writable(|core| {
-            core.engine.read_clock();
-            let (stack, arena, now_ns) = core.engine.parts();
+        self.wait_writable(|calls| {
+            calls.read_clock();
             let mut sent = 0;
             for &(payload, to) in datagrams {
-                match stack.udp_send(now_ns, arena, self.inner.id, Some(to), None, payload) {
+                match calls.udp_send(self.inner.id, payload, Some(to), None) {
                     Ok(()) => sent += 1,
-                    Err(SendError::WouldBlock) if sent == 0 => return None,
-                    Err(error) if sent == 0 => return Some(Err(error.into())),
+                    Err(error) if sent == 0 => return unless_blocked(Err(error)),
                     Err(_) => break,
                 }
             }
-            Some(core.engine.flush().map(|()| sent))
+            Some(calls.udp_flush().map(|()| sent))
         })
     }
 
@@ -288,10 +311,11 @@ impl UdpSocket {
         mut exchange: impl FnMut(&mut Stack, &mut Arena, u64, UdpId) -> usize,
     ) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait_readable(|core| {
-            if let Some(error) = core.take_error(id) {
+        self.wait_readable(|calls| {
+            if let Some(error) = calls.udp_take_error(id) {
                 return Some(Err(error));
             }
+            let Some(core) = calls.core() else { return Some(Err(elsewhere("exchange"))) };
             let (stack, arena, now_ns) = core.engine.parts();
             let taken = exchange(stack, arena, now_ns, id);
             if taken == 0 {
@@ -349,7 +373,7 @@ impl UdpSocket {
     /// # Errors
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.inner.net.lock().take_error(self.inner.id))
+        Ok(self.inner.net.with(|calls| calls.udp_take_error(self.inner.id)))
     }
 
     /// A second handle on the same socket.
@@ -366,14 +390,14 @@ impl UdpSocket {
 
     fn wait_readable<R>(
         &self,
-        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.wait(&self.inner.read_timeout, ready)
     }
 
     fn wait_writable<R>(
         &self,
-        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.wait(&self.inner.write_timeout, ready)
     }
@@ -381,7 +405,7 @@ impl UdpSocket {
     fn wait<R>(
         &self,
         limit: &Mutex<Option<Duration>>,
-        ready: impl FnMut(&mut Core) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         let patience = if self.inner.nonblocking.load(Ordering::Relaxed) {
             Patience::None
@@ -415,55 +439,8 @@ impl std::fmt::Debug for UdpSocket {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let mut core = self.net.lock();
-        if let Some(claim) = &self.claim {
-            claim.release(core.engine.port());
-        }
-        let (stack, arena, _) = core.engine.parts();
-        stack.udp_close(self.id, arena);
-        core.groups.close(self.id);
-        core.engine.tell_level(self.id);
-        core.polls.forget(SocketId::Udp(self.id));
-    }
-}
-
-impl Core {
-    fn take_error(&mut self, id: UdpId) -> Option<io::Error> {
-        self.engine.parts().0.udp_take_error(id).map(io::Error::from)
-    }
-
-    /// The oldest datagram of a socket, if there is one.
-    fn next(&mut self, id: UdpId) -> Option<Datagram> {
-        let (stack, arena, _) = self.engine.parts();
-        let datagram = stack.udp_receive(arena, id)?;
-        self.pass_on(id);
-        Some(datagram)
-    }
-
-    /// When more datagrams wait, wakes another thread that waits for them.
-    fn pass_on(&self, id: UdpId) {
-        if !self.waiters.is_empty() && self.engine.stack().udp_readable(id) > 0 {
-            self.waiters.wake(SocketId::Udp(id));
-        }
-    }
-
-    fn take(&mut self, id: UdpId, buf: &mut [u8]) -> Option<io::Result<Received>> {
-        if let Some(error) = self.take_error(id) {
-            return Some(Err(error));
-        }
-        let datagram = self.next(id)?;
-        let (_, arena, _) = self.engine.parts();
-        let bytes = datagram.bytes(arena);
-        let len = bytes.len().min(buf.len());
-        buf[..len].copy_from_slice(&bytes[..len]);
-        let received = Received {
-            len,
-            truncated: len < bytes.len(),
-            from: datagram.remote,
-            to: datagram.local,
-        };
-        datagram.release(arena);
-        Some(Ok(received))
+        let (id, claim) = (self.id, self.claim.take());
+        self.net.with(|calls| calls.udp_close(id, claim));
     }
 }
 

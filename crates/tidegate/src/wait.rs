@@ -16,6 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::Doorbell;
 use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
 
+use crate::readiness::Sleeper;
+
 /// The name of a set of sockets ([`crate::Poll`]). Each of its members holds it,
 /// so it is small.
 pub(crate) type SetNumber = u32;
@@ -179,19 +181,27 @@ impl Waiters {
     }
 }
 
-/// About a microsecond, unless others want the processor: the kernel's receive
-/// work may be among them.
-pub(crate) fn pause() {
-    std::thread::yield_now();
-}
-
 /// Sleeps until a descriptor is readable, the bell rings or the time is over.
 pub(crate) fn sleep<'a>(
     descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
     bell: &'a Doorbell,
     timeout: Option<Duration>,
 ) -> io::Result<()> {
-    let fds = descriptors.into_iter().chain([bell.as_fd()]);
+    let wake: Vec<BorrowedFd<'_>> = descriptors.into_iter().chain([bell.as_fd()]).collect();
+    JustSleep.sleep(&wake, timeout).map(|_| ())
+}
+
+/// Sleeps, and waits for nothing of its own.
+pub(crate) struct JustSleep;
+
+impl Sleeper for JustSleep {
+    fn sleep(&mut self, wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+        sleep_on(wake, timeout).map(|()| false)
+    }
+}
+
+fn sleep_on(wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    let fds = wake.iter().copied();
     let mut fds: Vec<PollFd<'_>> =
         fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let timeout = timeout.map(|timeout| Timespec {
@@ -205,15 +215,25 @@ pub(crate) fn sleep<'a>(
     }
 }
 
+thread_local!(static BELL: RefCell<Option<Arc<Doorbell>>> = const { RefCell::new(None) });
+
+/// In a child that was forked: the bell is the parent's.
+pub(crate) fn forget_thread_bell() {
+    // A thread that is about to end has none.
+    let _ = BELL.try_with(RefCell::take);
+}
+
 /// The doorbell of this thread, made at its first sleep.
 pub(crate) fn thread_bell() -> io::Result<Arc<Doorbell>> {
-    thread_local!(static BELL: RefCell<Option<Arc<Doorbell>>> = const { RefCell::new(None) });
-    BELL.with_borrow_mut(|bell| {
-        if let Some(bell) = bell {
+    let own = BELL.try_with(|bell| {
+        let mut bell = bell.borrow_mut();
+        if let Some(bell) = &*bell {
             return Ok(Arc::clone(bell));
         }
         let new = Arc::new(Doorbell::new()?);
         *bell = Some(Arc::clone(&new));
         Ok(new)
-    })
+    });
+    // A thread that is about to end keeps none.
+    own.unwrap_or_else(|_| Ok(Arc::new(Doorbell::new()?)))
 }

@@ -12,7 +12,7 @@ use tidegate::{Net, TcpOptions};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use two_hosts::FAMILIES;
+use two_hosts::{Daemons, FAMILIES};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -21,11 +21,16 @@ const LIMIT: Duration = Duration::from_secs(20);
 enum Drive {
     Task,
     Thread,
+    /// A daemon, and a task that hears what it tells.
+    Daemon,
 }
 
-fn hosts(drive_by: Drive) -> [Net; 2] {
+fn hosts(drive_by: Drive, daemons: Option<&Daemons>) -> [Net; 2] {
     let own_thread = matches!(drive_by, Drive::Thread);
-    let hosts = two_hosts::open(1024, |config| config.own_thread(own_thread));
+    let hosts = match daemons {
+        Some(daemons) => daemons.attach(),
+        None => two_hosts::open(1024, |config| config.own_thread(own_thread)),
+    };
     for net in &hosts {
         tokio::spawn(drive(net.clone()));
     }
@@ -42,11 +47,12 @@ fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F)
         },
     ];
     for runtime in runtimes {
-        for drive_by in [Drive::Task, Drive::Thread] {
+        for drive_by in [Drive::Task, Drive::Thread, Drive::Daemon] {
             for [_, server] in FAMILIES {
                 let to = SocketAddr::new(server.parse().unwrap(), 7);
+                let daemons = matches!(drive_by, Drive::Daemon).then(|| two_hosts::daemons(1024));
                 runtime().block_on(async {
-                    let check = check(hosts(drive_by), to);
+                    let check = check(hosts(drive_by, daemons.as_ref()), to);
                     timeout(LIMIT, check).await.unwrap_or_else(|_| panic!("{drive_by:?} {to}"));
                 });
             }

@@ -22,9 +22,10 @@ fn hosts() -> Hosts {
     Hosts { a, b }
 }
 
+/// On both families, with the stacks here and in daemons.
 fn on_both_families(check: impl Fn(Hosts, &str, &str)) {
-    for [a, b] in FAMILIES {
-        check(hosts(), a, b);
+    for [first, second] in FAMILIES {
+        two_hosts::in_both_forms(512, |[a, b]| check(Hosts { a, b }, first, second));
     }
 }
 

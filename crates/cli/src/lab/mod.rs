@@ -1,5 +1,7 @@
 //! `tidegate lab`: experiments that write their figures.
 
+mod attach;
+mod chaos;
 mod dns;
 mod echo_cost;
 mod guard;
@@ -48,6 +50,13 @@ pub(crate) enum Lab {
     Connections(tcp::ConnectionsLab),
     /// Whether one can still connect while strangers send SYN segments
     SynFlood(tcp::TcpLab),
+    /// Requests per second of unmodified programs, calm and under a flood: redis,
+    /// memcached and nginx on the kernel, with Tidegate inside, and attached to the
+    /// daemon
+    Apps(tcp::TcpLab),
+    /// Context switches and interrupts of redis at the same throughput: the kernel
+    /// tuned by affinity, and a network core
+    Asymmetric(tcp::TcpLab),
     /// UDP at the maximum with faults injected: does memory grow, is every
     /// packet accounted for
     Soak(soak::SoakLab),
@@ -79,6 +88,12 @@ pub(crate) enum Lab {
     /// Concurrent reads of /dev/zero, a FIFO and a UDP socket, and null calls:
     /// Rivera's Tables 2.1 to 2.4 on this kernel
     Reads(reads::ReadsLab),
+    /// What it costs to hand a message to another process: a ring in shared
+    /// memory, a Unix socket, a pipe, the loopback
+    Attach(attach::AttachLab),
+    /// Applications of the daemon that are killed in any state, bad ones, and the
+    /// daemon killed: what the others lose, and whether all memory comes back
+    Chaos(chaos::ChaosLab),
     /// Where a packet's time goes on receive, in the kernel and in Tidegate
     Trace(trace::TraceLab),
     /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
@@ -99,6 +114,8 @@ impl Lab {
             Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
             Lab::Connections(lab) => lab.run(),
             Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
+            Lab::Apps(lab) => lab.run(tidegate_lab::apps::speed::run),
+            Lab::Asymmetric(lab) => lab.run(tidegate_lab::apps::asymmetric::run),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::Queues(lab) => lab.run(),
@@ -110,6 +127,8 @@ impl Lab {
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
             Lab::Reads(lab) => lab.run(),
+            Lab::Attach(lab) => lab.run(),
+            Lab::Chaos(lab) => lab.run(),
             Lab::Trace(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
             Lab::PapersLivelock(lab) => lab.run(),

@@ -1,5 +1,5 @@
 //! `tidegate lab echo-1`, `echo-2`, `echo-3`, `bulk`, `connections`,
-//! `syn-flood`.
+//! `syn-flood`, `apps`, `asymmetric`.
 
 use clap::Args;
 use tidegate_lab::tcp::{TcpConfig, connections};

@@ -3,6 +3,8 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+pub mod run;
+
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};

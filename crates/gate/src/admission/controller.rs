@@ -28,6 +28,11 @@ impl Pressure {
     fn is_overrun(&self) -> bool {
         self.unseen_permille >= OVERRUN_PERMILLE
     }
+
+    /// Whether packets were lost for which there was no room or no time.
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost_late > 0 || self.is_overrun()
+    }
 }
 
 /// So many of a thousand packets unseen are too many: those who do not come last
@@ -98,6 +103,12 @@ impl Total {
         self.made_room = pressure.is_overrun();
         let pps = if self.made_room { served_pps / 8 } else { served_pps / 10 * 9 };
         self.pps = pps.max(TOTAL_MIN_PPS);
+    }
+
+    /// More classes share the total from now on: it is as much as can be served.
+    pub(super) fn share_anew(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+        let served_pps = rate_pps(pressure.served, elapsed_ns).max(self.capacity_pps);
+        self.pps = (served_pps - served_pps / 10).max(TOTAL_MIN_PPS);
     }
 
     /// Sets the total by how things went. `refused_beyond_pps` is what was let

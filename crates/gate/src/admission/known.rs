@@ -126,9 +126,13 @@ impl Known {
     }
 
     /// A source has proven that it gets what is sent to its address: a
-    /// handshake was completed. It is known at once.
-    pub fn confirm(&mut self, source: Source) {
-        self.insert(self.key.hash(source));
+    /// handshake was completed. It is known at once. Returns whether it was
+    /// not before, and there was room for it.
+    pub fn confirm(&mut self, source: Source) -> bool {
+        let hash = self.key.hash(source);
+        let is_new = !self.contains_hash(hash);
+        self.insert(hash);
+        is_new && self.contains_hash(hash)
     }
 
     /// Who is known stays so. New ones come in while both lifetimes together
@@ -203,8 +207,9 @@ mod tests {
         known.on_calm(PERIOD_NS);
         known.learn(source(2));
         assert!(!known.contains(source(2)));
-        known.confirm(source(3));
+        assert!(known.confirm(source(3)));
         assert!(known.contains(source(3)), "a handshake is proof enough");
+        assert!(!known.confirm(source(3)), "it is not new any more");
     }
 
     #[test]
@@ -245,9 +250,9 @@ mod tests {
     #[test]
     fn the_filter_that_is_handed_out_says_the_same() {
         let mut known = known(100);
-        (0..50).for_each(|n| known.confirm(source(n)));
+        assert!((0..50).all(|n| known.confirm(source(n))));
         known.on_calm(LIFETIME_NS);
-        (50..90).for_each(|n| known.confirm(source(n)));
+        assert!((50..90).all(|n| known.confirm(source(n))));
         let words: Vec<_> = known.words().collect();
         assert_eq!(words.len() * 64, known.bits());
         let merged = Filter { words: words.into(), ones: 0 };

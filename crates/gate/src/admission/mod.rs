@@ -7,8 +7,9 @@
 //! rates first, then what classes ask for in the order of their ranks, so the
 //! last rank gets what is left. The total follows what is really served: it
 //! falls at once when queues fill and rises slowly when they are short, so that
-//! higher ranks do not wait behind lower ones. Inside a class no source may
-//! take more than its fair share.
+//! higher ranks do not wait behind lower ones. Only the last rank is held to its
+//! rate at first, the one before it only when packets are lost all the same.
+//! Inside a class no source may take more than its fair share.
 //!
 //! Mogul and Ramakrishnan (1996) drop whatever comes last, and so do Jonack and
 //! Murta (2006); both leave open which packets to drop. This is our answer.
@@ -26,6 +27,7 @@ mod hash;
 mod known;
 mod matching;
 mod policy;
+mod reach;
 mod source_share;
 
 pub use bucket::Bucket;

@@ -9,6 +9,7 @@ use super::controller::{Pressure, TOTAL_MIN_PPS, Total, preferred, rate_pps, sha
 use super::facts::Facts;
 use super::hash::{Source, SourceKey};
 use super::known::Known;
+use super::reach::Reach;
 use super::source_share::{SOURCE_CELLS, SourceShare};
 
 /// Why a packet was refused.
@@ -124,7 +125,10 @@ pub struct Admission {
     counters: PerClass<ClassCounters>,
     port_counters: PerClass<ClassCounters>,
     total: Total,
+    reach: Reach,
     limiting: bool,
+    /// Somebody has become known by a proof that was not told yet.
+    confirmed: bool,
     calm_after_ns: u64,
     /// What was counted when the period, and the period of shares, began.
     period_start: PerClass<ClassCounters>,
@@ -150,6 +154,8 @@ impl Admission {
     pub fn new(config: &Config, seed: [u8; 16]) -> Result<Self, ConfigError> {
         let classes = config.check()?;
         let key = SourceKey::new(seed);
+        let ranks = classes.terms().iter().filter(|terms| !terms.exempt).map(|terms| terms.rank);
+        let last_rank = ranks.max().unwrap_or(0);
         let ms = |ms: u64| ms.saturating_mul(1_000_000);
         let lifetime_ns = ms(config.known_lifetime_s.saturating_mul(1000));
         let period_ns = ms(config.learning_period_ms);
@@ -164,7 +170,9 @@ impl Admission {
             counters: [ClassCounters::default(); CLASSES_MAX],
             port_counters: [ClassCounters::default(); CLASSES_MAX],
             total: Total::new(config.low_mark_percent, config.high_mark_percent),
+            reach: Reach::new(last_rank),
             limiting: false,
+            confirmed: false,
             calm_after_ns: ms(config.calm_after_ms),
             period_start: [ClassCounters::default(); CLASSES_MAX],
             share_start: [ClassCounters::default(); CLASSES_MAX],
@@ -234,7 +242,13 @@ impl Admission {
     /// A source has proven that it gets what is sent to its address, for
     /// example by completing a handshake: it is known from now on.
     pub fn confirm(&mut self, source: Source) {
-        self.known.confirm(source);
+        self.confirmed |= self.known.confirm(source);
+    }
+
+    /// Whether somebody became known by [`Admission::confirm`] since the last
+    /// call: whoever else decides has to be told.
+    pub fn take_confirmed(&mut self) -> bool {
+        std::mem::take(&mut self.confirmed)
     }
 
     /// The class of a packet.
@@ -329,6 +343,7 @@ impl Admission {
     fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         self.limiting = true;
         self.quiet_ns = 0;
+        self.reach.restart();
         self.total.start(pressure, elapsed_ns);
         // Nothing was counted yet: every class may come for what it was promised.
         for (demand_pps, terms) in self.demand_pps.iter_mut().zip(self.classes.terms()) {
@@ -340,14 +355,18 @@ impl Admission {
     }
 
     fn go_on(&mut self, pressure: &Pressure, elapsed_ns: u64, before: &PerClass<ClassCounters>) {
-        let (mut refused, mut admitted) = (0, 0);
+        let (mut refused, mut admitted, mut admitted_in_reach) = (0, 0, 0);
         // Those that nobody saw are of every class alike.
         let seen_permille = 1000 - u64::from(pressure.unseen_permille.min(950));
         for (class, before) in before.iter().enumerate() {
             let period = self.counters[class].since(before);
             refused += period.refused();
-            let exempt = self.classes.terms().get(class).is_some_and(|terms| terms.exempt);
-            admitted += if exempt { 0 } else { period.admitted };
+            if let Some(terms) = self.classes.terms().get(class).filter(|terms| !terms.exempt) {
+                admitted += period.admitted;
+                if self.reach.contains(terms.rank) {
+                    admitted_in_reach += period.admitted;
+                }
+            }
             // More demand is believed sooner than less. Packets come in clumps,
             // so a single period says little.
             let seen_pps = rate_pps(period.arrived(), elapsed_ns);
@@ -372,6 +391,12 @@ impl Admission {
         let preferred_pps = preferred(self.classes.terms(), &self.demand_pps);
         let beyond_pps = (refused > 0).then_some(admitted_pps);
         self.total.adjust(pressure, elapsed_ns, beyond_pps, preferred_pps);
+        let exhausted = admitted_in_reach <= admitted / 8;
+        let ranks = self.classes.terms().iter().filter(|terms| !terms.exempt);
+        let ranks = ranks.map(|terms| terms.rank);
+        if self.reach.on_period(pressure.has_lost(), exhausted, elapsed_ns, ranks) {
+            self.total.share_anew(pressure, elapsed_ns);
+        }
         for class in 0..self.classes.len() {
             self.update_source_limit(class, elapsed_ns);
         }
@@ -400,6 +425,10 @@ impl Admission {
             let limit = &mut self.limits[class];
             limit.class = match rate_pps {
                 _ if terms.exempt => Rate::Open,
+                _ if !self.reach.contains(terms.rank) => match terms.ceiling_pps {
+                    u64::MAX => Rate::Open,
+                    ceiling_pps => Rate::Limited(Pace::patient(ceiling_pps)),
+                },
                 0 => Rate::Closed,
                 rate_pps if satisfied => Rate::Limited(Pace::patient(rate_pps)),
                 rate_pps => Rate::Limited(Pace::of(rate_pps)),

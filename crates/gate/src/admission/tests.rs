@@ -282,6 +282,47 @@ fn a_known_peer_is_answered_through_a_flood_and_the_peak_is_kept() {
 }
 
 #[test]
+fn known_peers_that_ask_for_more_than_ever_are_not_held_to_what_they_had() {
+    let mut admission = admission(&Config::default());
+    let mut now_ns = S;
+    // Strangers who ask nobody are not served, only in the way.
+    let mut period = |admission: &mut Admission, asked: u32, strangers: u32| {
+        let mut let_in = |facts| matches!(admission.decide(now_ns, &facts), Verdict::Admit { .. });
+        let served = (0..asked).filter(|_| let_in(udp_from(1))).count() as u64;
+        let in_the_way = (0..strangers).filter(|&n| let_in(udp_from(0x5000_0000 + n))).count();
+        let level_percent = if in_the_way > 500 { 100 } else { 0 };
+        now_ns += Config::PERIOD_NS;
+        admission.on_period(now_ns, &Pressure { served, level_percent, ..Pressure::default() });
+        u64::from(asked) - served
+    };
+    for _ in 0..600 {
+        admission.learn(&udp_from(1));
+        assert_eq!(period(&mut admission, 50, 0), 0);
+    }
+    // They make up for lost time, all at once: there is room for it, and each
+    // packet that was refused would be a connection that waits.
+    for asked in [50, 0, 400, 0, 50, 400] {
+        for _ in 0..40 {
+            let refused = period(&mut admission, asked, 5000);
+            assert_eq!(refused, 0, "of {asked}");
+        }
+    }
+    assert!(admission.is_limiting());
+    assert!(admission.counters()[3].refused() > 1_000_000);
+}
+
+#[test]
+fn known_peers_that_ask_for_too_much_share_what_there_is() {
+    let (mut server, mut crowds) = flooded(1 << 24);
+    crowds[0].rate_pps = 800_000;
+    server.run(S, &mut crowds);
+    server.run(S, &mut crowds);
+    assert!(server.admission.counters()[2].refused() > 0);
+    assert!(server.lost_late < 800_000 / 20, "{}", server.lost_late);
+    assert!(server.served >= 400_000 * 95 / 100, "{}", server.served);
+}
+
+#[test]
 fn without_admission_the_same_peer_is_lost() {
     // Drop-tail, for comparison: one class.
     let text = "[[class]]\nname = 'all'\nguaranteed-pps = 100000000";

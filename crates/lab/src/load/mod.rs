@@ -30,7 +30,9 @@ pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp,
 pub use pace::Pacer;
 pub use query_file::QuerySet;
 pub use raw::RawLine;
-pub use tcp::{Exchange, TcpLoadConfig, TcpLoadReport, load_tcp, load_tcp_watched};
+pub use tcp::{
+    Answer, Exchange, Question, TcpLoadConfig, TcpLoadReport, load_tcp, load_tcp_watched,
+};
 pub use template::Addressing;
 pub use workload::{
     AnswerHook, DnsWorkload, EchoWorkload, Payload, Verdict, Workload, WorkloadSummary,

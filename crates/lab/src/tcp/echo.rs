@@ -43,9 +43,7 @@ pub fn run_1(config: &TcpConfig) -> Result<Experiment, LabError> {
     let mut points = vec![Point { connections: 100, bytes: 64 }];
     points.push(Point { connections: most, bytes: 64 });
     points.push(Point { connections: most, bytes: 128 });
-    let subjects =
-        [Subject::KernelEpoll, Subject::KernelSpin, Subject::TidegateXdp, Subject::TidegatePacket];
-    let rows = measure(config, &subjects, &points, LinkKind::Xdp)?;
+    let rows = measure(config, &Subject::ALL, &points, LinkKind::Xdp)?;
     let mut result = experiment("echo-1", &rows);
     for (name, point) in [("rps_ratio_100", points[0]), ("rps_ratio", points[1])] {
         result.figure(name, ratio(&rows, point, Subject::TidegateXdp));
@@ -65,7 +63,8 @@ pub fn run_2(config: &TcpConfig) -> Result<Experiment, LabError> {
     let connections = if config.full { 12_000 } else { 1_000 };
     let sizes = [64, 256, 1024, 4096, 8192, 16_384];
     let points = sizes.map(|bytes| Point { connections, bytes });
-    let subjects = [Subject::KernelEpoll, Subject::KernelSpin, Subject::TidegateXdp];
+    let subjects =
+        [Subject::KernelEpoll, Subject::KernelSpin, Subject::KernelUring, Subject::TidegateXdp];
     let rows = measure(config, &subjects, &points, LinkKind::Xdp)?;
     let mut result = experiment("echo-2", &rows);
     for point in points {
@@ -84,9 +83,7 @@ pub fn run_2(config: &TcpConfig) -> Result<Experiment, LabError> {
 pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
     let clients = [1, 2, 4, 8, 16];
     let points = clients.map(|connections| Point { connections, bytes: 2048 });
-    let subjects =
-        [Subject::KernelEpoll, Subject::KernelSpin, Subject::TidegateXdp, Subject::TidegatePacket];
-    let rows = measure(config, &subjects, &points, LinkKind::Kernel)?;
+    let rows = measure(config, &Subject::ALL, &points, LinkKind::Kernel)?;
     let mut result = experiment("echo-3", &rows);
     for (clients, point) in [(1, points[0]), (16, points[4])] {
         let of = |subject, of: fn(&Measured) -> f64| find(&rows, subject, point).median(of);

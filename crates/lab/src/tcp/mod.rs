@@ -37,6 +37,8 @@ enum Subject {
     KernelEpoll,
     /// The same, and it never sleeps.
     KernelSpin,
+    /// The kernel's sockets with `io_uring`.
+    KernelUring,
     /// Tidegate on AF_XDP.
     TidegateXdp,
     /// Tidegate on AF_PACKET.
@@ -44,17 +46,26 @@ enum Subject {
 }
 
 impl Subject {
+    const ALL: [Self; 5] = [
+        Self::KernelEpoll,
+        Self::KernelSpin,
+        Self::KernelUring,
+        Self::TidegateXdp,
+        Self::TidegatePacket,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             Self::KernelEpoll => "kernel-epoll",
             Self::KernelSpin => "kernel-spin",
+            Self::KernelUring => "kernel-io-uring",
             Self::TidegateXdp => "tidegate-xdp",
             Self::TidegatePacket => "tidegate-packet",
         }
     }
 
     fn is_kernel(self) -> bool {
-        matches!(self, Self::KernelEpoll | Self::KernelSpin)
+        matches!(self, Self::KernelEpoll | Self::KernelSpin | Self::KernelUring)
     }
 }
 
@@ -127,6 +138,7 @@ impl Bench {
         match subject {
             Subject::KernelEpoll => command.args(["--port", "kernel"]),
             Subject::KernelSpin => command.args(["--port", "kernel", "--spin"]),
+            Subject::KernelUring => command.args(["--port", "kernel", "--io-uring"]),
             Subject::TidegateXdp => {
                 command.args(["--port", "xdp", "--iface", &end.device, "--address", &own])
             }
@@ -224,12 +236,12 @@ impl TcpConfig {
 }
 
 /// The median of what was measured.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     crate::dns::sweep::median(&values.collect::<Vec<_>>())
 }
 
 /// The cores that serve and that make the load.
-fn cores() -> Result<(usize, usize), LabError> {
+pub(crate) fn cores() -> Result<(usize, usize), LabError> {
     if crate::cpu::cores() < 2 {
         return Err(LabError::Config("this experiment needs two cores".to_owned()));
     }

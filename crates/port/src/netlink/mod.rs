@@ -5,6 +5,7 @@
 //! read them (rtnetlink(7)), and a [`Monitor`] tells when they change.
 
 mod change;
+mod merging;
 mod monitor;
 mod socket;
 
@@ -27,6 +28,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
 pub use change::{add_address, set_mtu, set_up};
+pub use merging::MergeLimit;
 pub use monitor::{Change, Monitor};
 use socket::Socket;
 

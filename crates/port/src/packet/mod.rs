@@ -21,10 +21,11 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use tidegate_memory::{Arena, Checksum, Frame, FrameSize};
+use tidegate_memory::{Arena, Checksum, Frame, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
-use crate::netlink::{self, Interface, NetlinkError};
+use crate::buffer::LINK_HEADER_BYTES;
+use crate::netlink::{self, Interface, MergeLimit, NetlinkError};
 use crate::{Burst, Capabilities, Port, PortCounters, buffer, vnet};
 use ring::{Reader, Step};
 use sys::{BURST, Batch, Socket};
@@ -79,8 +80,9 @@ pub struct PacketConfig {
     pub promiscuous: bool,
     /// Lets the kernel cut what is sent into segments and merge those that
     /// arrive ([`Capabilities::segmentation`]). Needs frames of
-    /// [`FrameSize::K64`]; goes through the
-    /// queueing discipline, where the cutting is done.
+    /// [`FrameSize::K64`]; goes through the queueing discipline, where the
+    /// cutting is done. With CAP_NET_ADMIN the interface merges no more than
+    /// fits into a frame for as long as the port is open (`gro_max_size`).
     pub segmentation: bool,
     /// Joins this fanout group: the flows are spread by their hash over all
     /// ports of the group (`PACKET_FANOUT_HASH`).
@@ -189,6 +191,8 @@ pub struct PacketPort {
     batch: Batch,
     spare: Vec<Frame>,
     socket: Socket,
+    /// For what is merged to fit into frames.
+    _merge_limit: Option<MergeLimit>,
 }
 
 impl PacketPort {
@@ -204,6 +208,11 @@ impl PacketPort {
         let interface = Interface::by_name(&config.interface)?;
         check(config, &interface)?;
         let (socket, receiver) = connect(config, &interface)?;
+        // The link header does not count for what is merged.
+        let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
+        // Who may not set it loses what does not fit, which is counted.
+        let limit = || MergeLimit::set(interface.index, longest.into()).ok().flatten();
+        let merge_limit = config.segmentation.then(limit).flatten();
         let detail = match config.receive {
             Receive::Calls if config.segmentation => {
                 "recvmmsg and sendmmsg, segmentation by the kernel".to_owned()
@@ -230,6 +239,7 @@ impl PacketPort {
             batch: Batch::new(),
             spare: Vec::with_capacity(BURST),
             socket,
+            _merge_limit: merge_limit,
         })
     }
 

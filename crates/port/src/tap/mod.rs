@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
 
+use crate::buffer::LINK_HEADER_BYTES;
 use crate::netlink::{self, Interface, NetlinkError};
 use crate::{Burst, Capabilities, Port, PortCounters, buffer, vnet};
 
@@ -117,9 +118,6 @@ pub enum TapError {
     Netlink(#[from] NetlinkError),
 }
 
-/// Link header and VLAN tag, in front of a packet of MTU size.
-const LINK_BYTES: usize = 18;
-
 /// Frames of a TAP or TUN device.
 #[derive(Debug)]
 pub struct TapPort {
@@ -159,7 +157,7 @@ impl TapPort {
         }
         let interface = Interface::by_index(index)?;
         // One byte stays free, so that a frame that was cut off is known.
-        let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - LINK_BYTES - 1;
+        let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - LINK_HEADER_BYTES - 1;
         if interface.mtu > room {
             return Err(TapError::Mtu { name, mtu: interface.mtu, room });
         }

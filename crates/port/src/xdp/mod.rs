@@ -117,6 +117,9 @@ const LARGE: usize = 16;
 /// So many large bursts in a row make a busy port.
 const BUSY: u32 = 8;
 
+/// The steering program in the kernel, attached to nothing.
+pub struct Loaded(Option<Program>);
+
 impl XdpPort {
     /// Opens a port: registers the arena's memory, attaches the program, binds
     /// a socket to each queue and begins to take what the rules say.
@@ -127,7 +130,29 @@ impl XdpPort {
     /// [`XdpError`] names what was wrong and the next step. Nothing is left
     /// attached or changed.
     pub fn open(config: XdpConfig, arena: &mut Arena) -> Result<Self, XdpError> {
-        open::open(config, arena)
+        open::open(config, &mut None, arena)
+    }
+
+    /// Does the part of [`XdpPort::open`] that takes longest and needs no interface:
+    /// some tenths of a second, for the kernel checks the program.
+    ///
+    /// # Errors
+    /// [`XdpError`] when the kernel does not take the program.
+    pub fn load() -> Result<Loaded, XdpError> {
+        Ok(Loaded(Some(open::load()?)))
+    }
+
+    /// As [`XdpPort::open`], with what was loaded before. When it fails that is as it
+    /// was, and this may be tried again; once it did not, a next time loads anew.
+    ///
+    /// # Errors
+    /// As [`XdpPort::open`].
+    pub fn open_loaded(
+        config: XdpConfig,
+        loaded: &mut Loaded,
+        arena: &mut Arena,
+    ) -> Result<Self, XdpError> {
+        open::open(config, &mut loaded.0, arena)
     }
 
     /// Closes the port and gives the frames that the kernel held back to the
@@ -266,6 +291,14 @@ impl Port for XdpPort {
         }
         self.capabilities.detail = self.detail();
         counters
+    }
+
+    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
+        let Self { queues, mut program, .. } = *self;
+        drop(queues);
+        program.detach();
+        arena.reclaim_all();
+        Some(Loaded(Some(program)))
     }
 }
 

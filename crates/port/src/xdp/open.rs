@@ -22,34 +22,25 @@ use super::umem::Umem;
 use super::{Copy, Mode, Way, XdpConfig, XdpError, XdpPort};
 use crate::{Capabilities, Medium};
 
-pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpError> {
+/// The program is taken out when the port is open.
+pub(super) fn open(
+    config: XdpConfig,
+    loaded: &mut Option<Program>,
+    arena: &mut Arena,
+) -> Result<XdpPort, XdpError> {
     config.rings.check()?;
     let umem = Umem::of(arena);
     let target = Target::find(&config, &umem)?;
-    let mut program = Program::load().map_err(load_error)?;
-    if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.queue_limit()) {
-        let interface = target.name;
-        return Err(XdpError::NoQueue { interface, queue, active: program.queue_limit() });
-    }
-    let link = |native| program.attach(target.index, native);
-    let native = attach(link, config.mode, &target.name)?;
-    let (sockets, zero_copy) = bind(&config, &target, &umem, native)?;
-
-    let busy_poll = config.busy_poll.as_ref();
-    if let Some(settings) = busy_poll {
-        for socket in &sockets {
-            socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
-        }
-    }
-    let poller = busy_poll.and_then(|_| poller(&target, &sockets));
-    let device = busy_poll.and_then(|settings| DeviceSettings::set(&target, settings).ok());
-
-    let queues = queues(sockets, &config, arena);
-    let readiness = match start(&config, &target, &mut program, &queues) {
-        Ok(readiness) => readiness,
+    let mut program = match loaded.take() {
+        Some(program) => program,
+        None => load()?,
+    };
+    let opened = take_into_service(&config, &target, &umem, &mut program, arena);
+    let Parts { queues, way, poller, device, readiness } = match opened {
+        Ok(parts) => parts,
         Err(error) => {
-            drop(queues);
-            arena.reclaim_all();
+            program.detach();
+            *loaded = Some(program);
             return Err(error);
         }
     };
@@ -62,7 +53,7 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
         traffic: Traffic::new(),
         readiness,
         steering: config.steering,
-        way: Way { native, zero_copy, busy_poll: config.busy_poll },
+        way,
         ring_loss: RingLoss::of(&target),
         alone: Alone::new(0),
         next_receive: 0,
@@ -71,6 +62,57 @@ pub(super) fn open(config: XdpConfig, arena: &mut Arena) -> Result<XdpPort, XdpE
     };
     port.capabilities.detail = port.detail();
     Ok(port)
+}
+
+/// The program in the kernel, attached to nothing.
+pub(super) fn load() -> Result<Program, XdpError> {
+    Program::load().map_err(load_error)
+}
+
+/// What belongs to the interface in a port.
+struct Parts {
+    queues: Vec<Queue>,
+    way: Way,
+    poller: Option<NapiPoller>,
+    device: Option<DeviceSettings>,
+    readiness: OwnedFd,
+}
+
+fn take_into_service(
+    config: &XdpConfig,
+    target: &Target,
+    umem: &Umem,
+    program: &mut Program,
+    arena: &mut Arena,
+) -> Result<Parts, XdpError> {
+    if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.queue_limit()) {
+        let interface = target.name.clone();
+        return Err(XdpError::NoQueue { interface, queue, active: program.queue_limit() });
+    }
+    let link = |native| program.attach(target.index, native);
+    let native = attach(link, config.mode, &target.name)?;
+    let (sockets, zero_copy) = bind(config, target, umem, native)?;
+
+    let busy_poll = config.busy_poll.as_ref();
+    if let Some(settings) = busy_poll {
+        for socket in &sockets {
+            socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
+        }
+    }
+    let poller = busy_poll.and_then(|_| poller(target, &sockets));
+    let device = busy_poll.and_then(|settings| DeviceSettings::set(target, settings).ok());
+
+    let queues = queues(sockets, config, arena);
+    let readiness = match start(config, target, program, &queues) {
+        Ok(readiness) => readiness,
+        Err(error) => {
+            drop(queues);
+            arena.reclaim_all();
+            return Err(error);
+        }
+    };
+    let way = Way { native, zero_copy, busy_poll: config.busy_poll };
+    Ok(Parts { queues, way, poller, device, readiness })
 }
 
 /// What polls the device when the sockets do not know how to. Since the kernel

@@ -72,6 +72,11 @@ impl Program {
         Ok(())
     }
 
+    /// Takes it off the interface. It stays in the kernel, and lets everything in.
+    pub(super) fn detach(&mut self) {
+        (self.link, self.limiting) = (None, false);
+    }
+
     /// The most receive queues that sockets can be set for.
     pub(super) fn queue_limit(&self) -> u32 {
         self.sockets.len()

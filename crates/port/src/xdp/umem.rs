@@ -7,12 +7,11 @@ use rustix::net::sockopt;
 use rustix::net::xdp::{XdpUmemReg, XdpUmemRegFlags};
 use tidegate_memory::Arena;
 
+use crate::buffer::LINK_HEADER_BYTES;
+
 /// `XDP_PACKET_HEADROOM`: the kernel puts a received frame this far into its
 /// chunk, whatever headroom is asked for on top.
 const KERNEL_HEADROOM_BYTES: usize = 256;
-
-/// Room for an Ethernet header and one VLAN tag.
-const LINK_HEADER_BYTES: usize = 14 + 4;
 
 /// The memory of an arena, ready to be registered. It must outlive the sockets
 /// that it is registered with, which [`super::XdpPort`] asks of its caller.

@@ -257,6 +257,11 @@ impl Strand {
         rest + chunks.left() * CHUNK_BYTES
     }
 
+    /// How many bytes from `end` on lie together, once there is room for them.
+    pub(crate) fn together(&self, end: usize) -> usize {
+        CHUNK_BYTES - (self.start as usize + end) % CHUNK_BYTES
+    }
+
     /// The chunk that holds byte `at`, and where in it. There must be room.
     fn locate(&mut self, chunks: &Chunks, at: usize) -> (u32, usize) {
         let place = self.start as usize + at;
@@ -274,18 +279,31 @@ impl Strand {
         (chunk, place % CHUNK_BYTES)
     }
 
+    /// The bytes from `at` on, as many as lie together and no more than `limit`,
+    /// where [`Strand::grow`] made room.
+    pub(crate) fn place<'c>(
+        &mut self,
+        chunks: &'c mut Chunks,
+        at: usize,
+        limit: usize,
+    ) -> &'c mut [u8] {
+        let (chunk, within) = self.locate(chunks, at);
+        let place = chunks.bytes_mut(chunk).get_mut(within..).unwrap_or(&mut []);
+        let len = place.len().min(limit);
+        &mut place[..len]
+    }
+
     /// Writes `data` from byte `at` on, where [`Strand::grow`] made room.
     pub(crate) fn write(&mut self, chunks: &mut Chunks, mut at: usize, mut data: &[u8]) {
         debug_assert!(at + data.len() <= self.room(), "room was made");
         while !data.is_empty() {
-            let (chunk, within) = self.locate(chunks, at);
-            let place = chunks.bytes_mut(chunk).get_mut(within..).unwrap_or(&mut []);
-            let piece = place.len().min(data.len());
+            let place = self.place(chunks, at, data.len());
+            let piece = place.len();
             if piece == 0 {
                 debug_assert!(false, "memory was taken");
                 return;
             }
-            place[..piece].copy_from_slice(&data[..piece]);
+            place.copy_from_slice(&data[..piece]);
             at += piece;
             data = &data[piece..];
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 use super::chunks::{Chunks, Strand};
 use super::congestion::Controller;
@@ -27,7 +28,7 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
 
 /// No peer makes us send smaller segments than this: each costs a header.
-const LEAST_MSS: u16 = 64;
+pub(crate) const LEAST_MSS: u16 = 64;
 
 /// What the tables need to find a connection.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +53,7 @@ impl Links {
 }
 
 /// Why the retransmission timer runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Wait {
     Nothing,
     /// For an acknowledgement (RFC 6298).
@@ -399,8 +400,13 @@ impl Connection {
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
         let headers = if self.ends.is_v4() { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        self.set_mss_most(fits.min(self.peer_mss).max(LEAST_MSS));
+    }
+
+    /// Peer and link take segments of so many bytes, options included.
+    pub(crate) fn set_mss_most(&mut self, bytes: u16) {
         let options = if self.is.contains(Is::TIMESTAMPS) { TIMESTAMPS_BYTES as u16 } else { 0 };
-        self.mss_most = fits.min(self.peer_mss).max(LEAST_MSS);
+        self.mss_most = bytes;
         self.mss = self.mss_most.min(self.mss_limit) - options;
     }
 

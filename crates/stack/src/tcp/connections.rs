@@ -30,8 +30,48 @@ impl Connections {
         Self { pages: Vec::new(), free: Vec::new(), used: 0, limit }
     }
 
+    /// Every place that was ever used, in order: its generation and who is
+    /// there.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (u32, Option<&Connection>)> {
+        let slots = self.pages.iter().flatten().take(self.used);
+        slots.map(|slot| (slot.generation, slot.connection.as_ref()))
+    }
+
+    /// Adds the next place, with who is there. Returns its number; `None` when
+    /// there may be no more.
+    pub(crate) fn add_place(
+        &mut self,
+        generation: u32,
+        connection: Option<Connection>,
+    ) -> Option<u32> {
+        if self.used >= self.limit {
+            return None;
+        }
+        let index = self.new_place();
+        let slot = &mut self.pages[index as usize / PAGE][index as usize % PAGE];
+        *slot = Slot { generation, connection };
+        if slot.connection.is_none() {
+            self.free.push(index);
+        }
+        Some(index)
+    }
+
+    /// A place that was never used.
+    fn new_place(&mut self) -> u32 {
+        if self.used == self.pages.len() * PAGE {
+            let empty = || Slot { generation: 0, connection: None };
+            self.pages.push((0..PAGE).map(|_| empty()).collect());
+        }
+        self.used += 1;
+        (self.used - 1) as u32
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.used - self.free.len()
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -43,14 +83,7 @@ impl Connections {
         if self.is_full() {
             return None;
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            if self.used == self.pages.len() * PAGE {
-                let empty = || Slot { generation: 0, connection: None };
-                self.pages.push((0..PAGE).map(|_| empty()).collect());
-            }
-            self.used += 1;
-            (self.used - 1) as u32
-        });
+        let index = self.free.pop().unwrap_or_else(|| self.new_place());
         let slot = &mut self.pages[index as usize / PAGE][index as usize % PAGE];
         slot.connection = Some(connection);
         Some(TcpId { index, generation: slot.generation })
@@ -94,6 +127,11 @@ impl Connections {
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.pages.iter().flatten().filter_map(|slot| slot.connection.as_ref())
+    }
+
+    /// All of them, to be changed.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
+        self.pages.iter_mut().flatten().filter_map(|slot| slot.connection.as_mut())
     }
 
     /// The connection with this name.

@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::seq::Seq;
 
 /// A segment on its way, or lost.
@@ -76,14 +78,118 @@ pub(crate) struct Flight {
 
 /// Proportional rate reduction (RFC 6937 section 3): the flight when recovery
 /// began, what was delivered and what was sent since, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Reduction {
     pub(crate) flight: u32,
     pub(crate) delivered: u32,
     pub(crate) sent: u32,
 }
 
+/// A [`Sent`] as plain data.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSent {
+    start: Seq,
+    end: Seq,
+    /// How long ago it was sent last.
+    age_ns: u64,
+    syn: bool,
+    fin: bool,
+    sacked: bool,
+    lost: bool,
+}
+
+/// A [`Flight`] as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedFlight {
+    sent: Vec<SavedSent>,
+    reduction: Reduction,
+    /// Of all that arrived, what was sent last: how long ago, its end, its round
+    /// trip.
+    rack: Option<(u64, Seq, u64)>,
+    look_again_in_ns: Option<u64>,
+}
+
+/// No flight is longer than the largest window.
+const MOST_IN_FLIGHT_BYTES: u32 = 1 << 30;
+
 impl Flight {
+    /// What there is to know about it.
+    pub(crate) fn save(&self, now_ns: u64) -> SavedFlight {
+        let sent = self.sent.iter().map(|sent| SavedSent {
+            start: sent.start,
+            end: sent.end,
+            age_ns: now_ns.saturating_sub(sent.at_ns),
+            syn: sent.syn,
+            fin: sent.fin,
+            sacked: sent.sacked,
+            lost: sent.lost,
+        });
+        let rack_age_ns = now_ns.saturating_sub(self.rack_at_ns);
+        let look_again_in_ns = self.look_again_ns.saturating_sub(now_ns);
+        SavedFlight {
+            sent: sent.collect(),
+            reduction: self.reduction,
+            rack: (self.rack_at_ns != 0).then_some((rack_age_ns, self.rack_end, self.rack_rtt_ns)),
+            look_again_in_ns: (self.look_again_ns != 0).then_some(look_again_in_ns),
+        }
+    }
+
+    /// Takes up what was saved of another, if it is empty and that is one
+    /// stretch of numbers without gaps. Nothing of it gives a round trip any
+    /// more: the time in between was not the network's (Karn's algorithm).
+    #[must_use = "it may be damaged"]
+    pub(crate) fn restore(&mut self, now_ns: u64, saved: &SavedFlight) -> bool {
+        let Some(first) = saved.sent.first() else { return false };
+        // 0 would be never.
+        let past_ns = |age_ns: u64| now_ns.saturating_sub(age_ns).max(1);
+        let (mut end, mut bytes) = (first.start, 0_u32);
+        for (at, sent) in saved.sent.iter().enumerate() {
+            bytes = bytes.saturating_add(sent.end.since(sent.start));
+            let is_last = at + 1 == saved.sent.len();
+            let is_right = sent.start == end
+                && sent.start.is_before(sent.end)
+                && bytes <= MOST_IN_FLIGHT_BYTES
+                && !(sent.sacked && sent.lost)
+                && !(sent.syn && sent.fin)
+                && (is_last || !sent.fin);
+            if !is_right {
+                return false;
+            }
+            end = sent.end;
+            self.sent.push_back(Sent {
+                start: sent.start,
+                end: sent.end,
+                at_ns: past_ns(sent.age_ns),
+                syn: sent.syn,
+                fin: sent.fin,
+                sacked: sent.sacked,
+                lost: sent.lost,
+                repeated: true,
+            });
+            self.lost_bytes += if sent.lost { sent.end.since(sent.start) } else { 0 };
+            if sent.sacked {
+                self.sacked_bytes += sent.end.since(sent.start);
+                self.sacked_segments += 1;
+                self.highest_sacked = sent.end;
+            }
+        }
+        if let Some((age_ns, end, rtt_ns)) = saved.rack {
+            (self.rack_at_ns, self.rack_end, self.rack_rtt_ns) = (past_ns(age_ns), end, rtt_ns);
+        }
+        let look_again_ns = saved.look_again_in_ns.map(|in_ns| now_ns.saturating_add(in_ns).max(1));
+        self.look_again_ns = look_again_ns.unwrap_or(0);
+        let least = |bytes: u32| bytes.min(MOST_IN_FLIGHT_BYTES);
+        let Reduction { flight, delivered, sent } = saved.reduction;
+        self.reduction =
+            Reduction { flight: least(flight), delivered: least(delivered), sent: least(sent) };
+        true
+    }
+
+    /// The oldest segment that was not acknowledged.
+    pub(crate) fn first(&self) -> Option<&Sent> {
+        self.sent.front()
+    }
+
     /// Empties it for another connection. Returns whether it is worth keeping.
     pub(crate) fn recycle(&mut self) -> bool {
         let mut sent = std::mem::take(&mut self.sent);

@@ -9,17 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
 use super::arrival::seconds;
-use super::connection::{Connection, Is};
+use super::connection::{Connection, Is, Shared};
 use super::cookie;
-use super::isn;
 use super::segment::{Ends, Out, Segment};
 use super::seq::Seq;
 use super::socket::{TcpError, TcpListenerId, TcpOptions, TcpState};
 use super::table::TcpTable;
+use crate::RestoreError;
 use crate::chance::HashKey;
 
 /// For so long after the last cookie went out, acknowledgements may bring one.
@@ -55,10 +56,27 @@ impl Listener {
         self.queue.pop_front()
     }
 
+    /// Those established and not accepted, oldest first.
+    pub(crate) fn queued(&self) -> impl Iterator<Item = u32> + '_ {
+        self.queue.iter().copied()
+    }
+
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
 }
+
+/// A [`Listener`] as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedListener {
+    local: SocketAddr,
+    options: TcpOptions,
+    backlog: u64,
+    queue: Vec<u32>,
+}
+
+/// A place for a listener: its generation and who is there.
+pub(crate) type SavedPlace = (NonZeroU32, Option<SavedListener>);
 
 /// All listeners.
 pub(crate) struct Listeners {
@@ -73,6 +91,64 @@ impl Listeners {
     pub(crate) fn new(key: HashKey, limit: usize) -> Self {
         let by_address = HashMap::with_hasher(key);
         Self { slots: Vec::new(), free: Vec::new(), by_address, limit }
+    }
+
+    /// All of them as plain data, place by place.
+    pub(crate) fn save(&self) -> Vec<SavedPlace> {
+        let save = |listener: &Listener| SavedListener {
+            local: listener.local,
+            options: *listener.options,
+            backlog: listener.backlog as u64,
+            queue: listener.queue.iter().copied().collect(),
+        };
+        let place = |slot: &(NonZeroU32, Option<Listener>)| (slot.0, slot.1.as_ref().map(save));
+        self.slots.iter().map(place).collect()
+    }
+
+    /// Adds the next place, with who was there. Whether those in its queue can
+    /// be there is checked elsewhere.
+    ///
+    /// # Errors
+    /// When there are too many, or two cannot have one address.
+    pub(crate) fn add_place(
+        &mut self,
+        (generation, saved): SavedPlace,
+        shared: &mut Shared,
+    ) -> Result<(), RestoreError> {
+        let index = self.slots.len() as u32;
+        self.slots.push((generation, None));
+        let Some(saved) = saved else {
+            self.free.push(index);
+            return Ok(());
+        };
+        let options = shared.options(saved.options);
+        let local = SocketAddr::new(saved.local.ip(), saved.local.port());
+        let has_room = Self::keys(local, &options).all(|key| self.may_have(key, &options));
+        if local.port() == 0 || !has_room {
+            return Err(RestoreError::Damaged("two listeners have one address"));
+        }
+        for key in Self::keys(local, &options) {
+            self.by_address.entry(key).or_default().push(index);
+        }
+        self.slots[index as usize].1 = Some(Listener {
+            local,
+            options,
+            backlog: usize::try_from(saved.backlog).unwrap_or(usize::MAX).max(1),
+            queue: saved.queue.into(),
+            half_open: 0,
+            told: false,
+        });
+        Ok(())
+    }
+
+    /// How many places were ever used.
+    pub(crate) fn places(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// How many there may be.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     pub(crate) fn at(&self, index: u32) -> Option<&Listener> {
@@ -233,8 +309,8 @@ impl TcpTable {
         }
         listener.half_open += 1;
         let options = Arc::clone(&listener.options);
-        let iss = replaces.unwrap_or_else(|| isn::initial(&self.secret, now_ns, &ends));
-        let offset = isn::timestamp_offset(&self.secret, &ends);
+        let iss = replaces.unwrap_or_else(|| self.initial_seq(now_ns, &ends));
+        let offset = self.timestamp_offset(&ends);
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
         connection.state = TcpState::SynReceived;
         connection.listener = Some(id);
@@ -265,7 +341,7 @@ impl TcpTable {
         options: &TcpOptions,
     ) {
         let mut out = Out::bare(ends, TcpFlags::SYN | TcpFlags::ACK);
-        out.seq = cookie::make(&self.secret, now_ns, &ends, segment);
+        out.seq = cookie::make(&self.secret, self.clock.ns(now_ns), &ends, segment);
         out.ack = segment.seq + 1;
         out.window = cookie_window(options);
         out.options.mss(self.link_mss[usize::from(!ends.is_v4())]);
@@ -274,7 +350,7 @@ impl TcpTable {
             if segment.options.sack_permitted {
                 out.options.sack_permitted();
             }
-            let offset = isn::timestamp_offset(&self.secret, &ends);
+            let offset = self.timestamp_offset(&ends);
             let now = ((now_ns / 1_000_000) as u32).wrapping_add(offset);
             out.options.timestamps(cookie::timestamp(now, segment), value);
             if segment.options.window_shift.is_some() {
@@ -298,7 +374,7 @@ impl TcpTable {
         };
         let expects = now_ns < self.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
         let kept = match expects {
-            true => cookie::open(&self.secret, now_ns, &ends, segment),
+            true => cookie::open(&self.secret, self.clock.ns(now_ns), &ends, segment),
             false => None,
         };
         let Some(kept) = kept else {
@@ -312,7 +388,7 @@ impl TcpTable {
         if self.connections.is_full() {
             return Err(DropReason::TcpTableFull);
         }
-        let offset = isn::timestamp_offset(&self.secret, &ends);
+        let offset = self.timestamp_offset(&ends);
         let iss = segment.ack - 1;
         let mut connection =
             Connection::new(now_ns, ends, Arc::clone(&listener.options), iss, offset);

@@ -25,11 +25,13 @@ mod listener;
 mod options;
 mod output;
 mod path_search;
+mod peer_clock;
 mod prf;
 mod receive;
 mod recovery;
 mod report;
 mod rtt;
+mod saved;
 mod segment;
 mod send;
 mod seq;
@@ -41,6 +43,7 @@ mod timers;
 pub use congestion::CongestionControl;
 pub(crate) use fast_path::may_be_plain_tcp;
 pub(crate) use output::LARGEST_TRAIN_BYTES;
+pub(crate) use saved::SavedTcp;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
     TcpState,
@@ -54,7 +57,7 @@ use tidegate_memory::Arena;
 use crate::address::Kind;
 use crate::udp::choose_port;
 use crate::{SendError, Stack};
-use connection::{Connection, Is};
+use connection::{Connection, Is, Shared};
 use segment::Ends;
 use socket::Failure;
 
@@ -164,9 +167,9 @@ impl Stack {
         if self.tcp.connections.is_full() {
             return Err(TcpError::TooMany("connections"));
         }
-        let iss = isn::initial(&self.tcp.secret, now_ns, &ends);
+        let iss = self.tcp.initial_seq(now_ns, &ends);
         let iss = self.tcp.replace_time_wait(now_ns, &ends).map_or(iss, |old| old.max(iss));
-        let offset = isn::timestamp_offset(&self.tcp.secret, &ends);
+        let offset = self.tcp.timestamp_offset(&ends);
         let ecn = options.ecn;
         let options = self.tcp.shared.options(options);
         let mut connection = Connection::new(now_ns, ends, options, iss, offset);
@@ -224,6 +227,51 @@ impl Stack {
     /// # Errors
     /// As [`Stack::tcp_send`].
     pub fn tcp_write(&mut self, now_ns: u64, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
+        let all = |_: &Connection| data.len();
+        self.write_where_it_stays(now_ns, id, all, |connection, shared, room| {
+            let end = connection.outgoing_bytes as usize;
+            connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
+            room
+        })
+    }
+
+    /// Lets `write` put data where it stays until the peer has it, as much as
+    /// lies together and no more than `limit`: no other copy of it is needed.
+    /// `write` says how much it wrote; what it finds there has no meaning. The
+    /// segments go out as with [`Stack::tcp_write`].
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_send`]; `write` is not called then.
+    pub fn tcp_write_with(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        limit: usize,
+        write: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize, TcpError> {
+        let together = |connection: &Connection| {
+            let end = connection.outgoing_bytes as usize;
+            connection.outgoing.together(end).min(limit)
+        };
+        self.write_where_it_stays(now_ns, id, together, |connection, shared, room| {
+            let end = connection.outgoing_bytes as usize;
+            let place = connection.outgoing.place(&mut shared.chunks, end, room);
+            let written = write(place).min(place.len());
+            if written == 0 && end == 0 {
+                connection.outgoing.clear(&mut shared.chunks);
+            }
+            written
+        })
+    }
+
+    /// Makes room for as many bytes as are `wanted` or fewer, and lets `write` fill some of it.
+    fn write_where_it_stays(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        wanted: impl FnOnce(&Connection) -> usize,
+        write: impl FnOnce(&mut Connection, &mut Shared, usize) -> usize,
+    ) -> Result<usize, TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if let Some(failure) = connection.failure.take() {
             return Err(TcpError::from_failure(failure, connection.ends.remote()));
@@ -234,13 +282,13 @@ impl Stack {
                 if !connection.is.contains(Is::FIN_QUEUED) => {}
             _ => return Err(TcpError::BrokenPipe),
         }
-        let room = connection.appendable(&shared.chunks).min(data.len());
+        let wanted = wanted(connection);
+        let room = connection.appendable(&shared.chunks).min(wanted);
         let end = connection.outgoing_bytes as usize;
-        if room < data.len() {
+        if room < wanted {
             connection.is.insert(Is::WRITE_BLOCKED);
         }
-        if room == 0 && !data.is_empty()
-            || !connection.outgoing.grow(&mut shared.chunks, end, end + room)
+        if room == 0 && wanted > 0 || !connection.outgoing.grow(&mut shared.chunks, end, end + room)
         {
             if end == 0 {
                 // No acknowledgement will come to wake it.
@@ -248,15 +296,15 @@ impl Stack {
             }
             return Err(TcpError::WouldBlock);
         }
-        connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
-        connection.outgoing_bytes += room as u32;
-        if room > 0 {
+        let written = write(connection, shared, room);
+        connection.outgoing_bytes += written as u32;
+        if written > 0 {
             connection.is.insert(Is::WANTS_OUTPUT);
         }
         if !connection.is.contains(Is::PENDING) {
             self.tcp.settle(now_ns, id.index);
         }
-        Ok(room)
+        Ok(written)
     }
 
     /// Reads what has arrived into `buf`. Returns how much: 0 is the end of
@@ -292,6 +340,21 @@ impl Stack {
             return Ok(len);
         }
         Self::nothing_to_read(connection, buf.is_empty())
+    }
+
+    /// Copies what [`Stack::tcp_read`] would take next, and takes nothing away.
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_recv`].
+    pub fn tcp_peek(&mut self, id: TcpId, buf: &mut [u8]) -> Result<usize, TcpError> {
+        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let readable = connection.readable() as usize;
+        if readable == 0 {
+            return Self::nothing_to_read(connection, buf.is_empty());
+        }
+        let len = buf.len().min(readable);
+        connection.incoming.read(&shared.chunks, 0, &mut buf[..len]);
+        Ok(len)
     }
 
     /// Shows what has arrived, as much as lies together, where it lies. `read`
@@ -409,6 +472,7 @@ impl Stack {
                 writable: true,
                 read_closed: true,
                 write_closed: true,
+                failed: false,
             };
         };
         let over = connection.state == TcpState::Closed;
@@ -424,6 +488,7 @@ impl Stack {
             writable: room || write_closed,
             read_closed,
             write_closed,
+            failed: connection.failure.is_some(),
         }
     }
 

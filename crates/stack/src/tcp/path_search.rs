@@ -59,23 +59,30 @@ impl PathSearch {
 }
 
 impl Connection {
-    /// Time-out after time-out: the path may swallow large packets (RFC 4821
-    /// section 7.7). The least that every host takes gets through if anything
-    /// does.
-    pub(crate) fn on_black_hole(&mut self, now_ns: u64) {
-        self.mss_limit = DEFAULT_MSS[usize::from(!self.ends.is_v4())];
-        let search = PathSearch {
+    /// Begins a search: nothing is known of sizes that are too large.
+    pub(crate) fn begin_path_search(&mut self, now_ns: u64) {
+        self.search = Some(Box::new(PathSearch {
             failed: 0,
             probe: 0,
             start: self.una,
             end: self.una,
             is_lost: false,
             not_before_ns: now_ns,
-        };
+        }));
+    }
+
+    /// Time-out after time-out: the path may swallow large packets (RFC 4821
+    /// section 7.7). The least that every host takes gets through if anything
+    /// does.
+    pub(crate) fn on_black_hole(&mut self, now_ns: u64) {
+        self.mss_limit = DEFAULT_MSS[usize::from(!self.ends.is_v4())];
         // Without selective acknowledgements the loss of a probe cannot be told
         // from that of others (RFC 4821 section 7.5).
         let is_of_use = self.is.contains(Is::SACK) && self.mss_limit < self.mss_most;
-        self.search = is_of_use.then(|| Box::new(search));
+        match is_of_use {
+            true => self.begin_path_search(now_ns),
+            false => self.search = None,
+        }
     }
 
     /// The payload of a probe, if one may go out now with the next data.

@@ -2,11 +2,20 @@
 //! Bernstein, "SipHash: a fast short-input PRF"). The hash of the tables is
 //! cheaper, but its results must stay inside.
 
+use serde::{Deserialize, Serialize};
+
 use crate::chance::Chance;
 
 /// A secret key.
-#[derive(Clone, Copy)]
+// Never shown: whoever knows it can guess the numbers of connections.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Secret([u64; 2]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 impl Secret {
     pub(crate) fn new(chance: &mut Chance) -> Self {

@@ -44,6 +44,13 @@ impl Gaps {
         self.ranges.is_empty()
     }
 
+    /// Where the stretches are: what came last comes last.
+    pub(crate) fn stretches(&self) -> impl Iterator<Item = (Seq, Seq)> + use<> {
+        let mut ranges = self.ranges.clone();
+        ranges.sort_unstable_by_key(|range| range.stamp);
+        ranges.into_iter().map(|range| (range.start, range.end))
+    }
+
     /// Whether a stretch can be noted.
     fn has_room(&self, start: Seq, end: Seq) -> bool {
         self.ranges.len() < MOST_RANGES || self.touched(start, end).0 > 0
@@ -245,6 +252,23 @@ impl Connection {
         gaps.insert(start, end);
         self.gaps = Some(gaps);
         Ok(())
+    }
+
+    /// Takes data out of order that was saved, if there is room for it: who
+    /// sent it has it still (RFC 2018 section 8).
+    pub(crate) fn take_up_out_of_order(&mut self, start: Seq, data: &[u8], shared: &mut Shared) {
+        let end = start + data.len() as u32;
+        let fits =
+            start.is_after(self.rcv_nxt) && start.is_before(end) && end.is_up_to(self.rcv_edge);
+        let has_room = self.gaps.as_ref().is_none_or(|gaps| gaps.has_room(start, end));
+        if !fits || !has_room || shared.chunks.is_scarce() {
+            return;
+        }
+        if self.store(start, data, shared).is_ok() {
+            let mut gaps = self.gaps.take().unwrap_or_else(|| shared.take_gaps());
+            gaps.insert(start, end);
+            self.gaps = Some(gaps);
+        }
     }
 
     /// Puts data where it belongs.

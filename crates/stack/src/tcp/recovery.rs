@@ -3,6 +3,8 @@
 
 pub(crate) use super::flight::{Flight, Progress, Reduction, Sent};
 
+use serde::{Deserialize, Serialize};
+
 use super::congestion::Acked;
 use super::connection::{Connection, Is, NEVER, Shared, Wait};
 use super::segment::Segment;
@@ -30,7 +32,7 @@ const ORPHAN_STALL_NS: u64 = 120_000_000_000;
 const BLACK_HOLE_RETRIES: u8 = 5;
 
 /// Where the sender is in getting over a loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Nothing is missing.
     Open,

@@ -1,5 +1,7 @@
 //! How long a round trip takes, and how long to wait for one (RFC 6298).
 
+use serde::{Deserialize, Serialize};
+
 use super::arrival::seconds;
 
 /// The least retransmission time-out. RFC 6298 section 2.4 says one second;
@@ -28,7 +30,37 @@ pub(crate) struct RoundTrip {
     pub(crate) lost_syn: bool,
 }
 
+/// A [`RoundTrip`] as plain data.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedRoundTrip {
+    smoothed_us: u32,
+    variation_us: u32,
+    min_us: u32,
+    min_age_s: u32,
+    backoff: u8,
+    lost_syn: bool,
+}
+
 impl RoundTrip {
+    /// What there is to know about it.
+    pub(crate) fn save(&self, now_ns: u64) -> SavedRoundTrip {
+        let Self { smoothed_us, variation_us, min_us, min_since_s, backoff, lost_syn } = *self;
+        let min_age_s = seconds(now_ns).wrapping_sub(min_since_s);
+        SavedRoundTrip { smoothed_us, variation_us, min_us, min_age_s, backoff, lost_syn }
+    }
+
+    /// One that goes on where another was saved.
+    pub(crate) fn restore(now_ns: u64, saved: &SavedRoundTrip) -> Self {
+        Self {
+            smoothed_us: saved.smoothed_us.min(MAX_RTO_US),
+            variation_us: saved.variation_us.min(MAX_RTO_US),
+            min_us: saved.min_us.min(MAX_RTO_US),
+            min_since_s: seconds(now_ns).wrapping_sub(saved.min_age_s),
+            backoff: saved.backoff,
+            lost_syn: saved.lost_syn,
+        }
+    }
+
     /// Takes a sample, which must be of a segment that was sent once (Karn's
     /// algorithm, RFC 6298 section 3).
     pub(crate) fn sample(&mut self, now_ns: u64, rtt_ns: u64) {

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, TcpHeader};
 
@@ -10,7 +11,7 @@ use super::seq::Seq;
 
 /// Both ends of a connection. IPv4 addresses are kept as IPv4-mapped ones,
 /// which never stand in packets, so that all are of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Ends {
     local: [u8; 16],
     remote: [u8; 16],

@@ -54,8 +54,15 @@ impl Connection {
             return None;
         }
         let mut out = Out::bare(self.ends, TcpFlags::RST | TcpFlags::ACK);
-        (out.seq, out.ack) = (self.nxt, self.rcv_nxt);
+        (out.seq, out.ack) = (self.seq_in_window(), self.rcv_nxt);
         Some(out)
+    }
+
+    /// Where a segment without data stands: SND.NXT, or the edge of a window that was
+    /// closed behind what was sent. The peer drops what lies beyond its window, with
+    /// what it acknowledges.
+    fn seq_in_window(&self) -> Seq {
+        self.nxt.min(self.una + self.window)
     }
 
     /// The SYN, with or without an acknowledgement, the first time or again.
@@ -302,7 +309,7 @@ impl Connection {
         if !self.is.contains(Is::ACK_NOW) && self.acks_owed == 0 {
             return None;
         }
-        let mut out = self.segment(now_ns, self.nxt, 0, false);
+        let mut out = self.segment(now_ns, self.seq_in_window(), 0, false);
         if self.is.contains(Is::SACK) {
             let mut blocks = [(Seq(0), Seq(0)); 4];
             let count = self.sack_blocks(&mut blocks);

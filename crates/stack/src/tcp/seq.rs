@@ -2,8 +2,10 @@
 
 use std::ops::{Add, AddAssign, Sub};
 
+use serde::{Deserialize, Serialize};
+
 /// A sequence number. "Before" and "after" mean less than half the circle away.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Seq(pub(crate) u32);
 
 impl Seq {

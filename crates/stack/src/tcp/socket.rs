@@ -4,11 +4,13 @@ use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 
+use serde::{Deserialize, Serialize};
+
 use super::congestion::CongestionControl;
 use super::options::MAX_WINDOW_SHIFT;
 
 /// The name of a connection. Never used again for another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TcpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
@@ -20,6 +22,12 @@ impl TcpId {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
+    /// The name that a number is, for who gives names of this kind to something
+    /// else.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+
     /// A small number that no other connection has while this one is there, for
     /// tables of the caller's. It is used again.
     pub fn place(self) -> usize {
@@ -28,7 +36,7 @@ impl TcpId {
 }
 
 /// The name of a listener. Never used again for another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TcpListenerId {
     pub(crate) index: u32,
     pub(crate) generation: NonZeroU32,
@@ -39,10 +47,16 @@ impl TcpListenerId {
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation.get()) << 32 | u64::from(self.index)
     }
+
+    /// As [`TcpId::from_bits`]; `None` when the upper half is 0.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let generation = NonZeroU32::new((bits >> 32) as u32)?;
+        Some(Self { index: bits as u32, generation })
+    }
 }
 
 /// The states of a connection (RFC 9293 section 3.3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the RFC")]
 pub enum TcpState {
     Closed,
@@ -58,7 +72,7 @@ pub enum TcpState {
 }
 
 /// When to ask a silent peer whether it is still there (RFC 9293 section 3.8.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keepalive {
     /// How long the peer may be silent before it is asked.
     pub idle_ms: u32,
@@ -77,7 +91,7 @@ impl Default for Keepalive {
 
 /// How a connection shall behave. A listener's options are those of the
 /// connections that come through it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpOptions {
     /// Data that is written but not acknowledged, at most.
     pub send_buffer_bytes: u32,
@@ -141,7 +155,8 @@ impl TcpOptions {
 
     /// With buffers that a connection can work with: windows end at 2^30
     /// (RFC 7323 section 2.3).
-    pub(crate) fn within_limits(self) -> Self {
+    #[must_use]
+    pub fn within_limits(self) -> Self {
         Self {
             send_buffer_bytes: self.send_buffer_bytes.clamp(LEAST_BUFFER_BYTES, 1 << 30),
             receive_buffer_bytes: self.receive_buffer_bytes.clamp(LEAST_BUFFER_BYTES, 1 << 30),
@@ -161,6 +176,8 @@ pub struct TcpReadiness {
     pub read_closed: bool,
     /// Nothing can be written any more.
     pub write_closed: bool,
+    /// The connection failed, and nobody was told how.
+    pub failed: bool,
 }
 
 /// What is known about a connection.
@@ -194,6 +211,27 @@ pub struct TcpInfo {
     pub ecn: bool,
 }
 
+impl TcpInfo {
+    /// Nothing is known but the state.
+    pub fn unknown(state: TcpState) -> Self {
+        Self {
+            state,
+            rtt_ns: None,
+            rto_ns: 0,
+            cwnd_bytes: 0,
+            ssthresh_bytes: 0,
+            send_window_bytes: 0,
+            receive_window_bytes: 0,
+            mss_bytes: 0,
+            unacknowledged_bytes: 0,
+            unread_bytes: 0,
+            sack: false,
+            timestamps: false,
+            ecn: false,
+        }
+    }
+}
+
 /// Which half of a connection to shut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
@@ -206,7 +244,7 @@ pub enum Shutdown {
 }
 
 /// Why a connection ended, in one byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Failure {
     Refused,
     Reset,

@@ -10,7 +10,9 @@ use super::arrival::Arrived;
 use super::connection::{Connection, Is, NEVER, NOWHERE, Shared};
 pub(crate) use super::connections::Connections;
 use super::connections::Index;
+use super::isn;
 use super::listener::Listeners;
+use super::peer_clock::PeerClock;
 use super::prf::Secret;
 use super::segment::{Ends, Out, Segment};
 use super::seq::Seq;
@@ -35,6 +37,7 @@ pub(crate) struct TcpTable {
     pub(crate) listeners: Listeners,
     pub(crate) shared: Shared,
     pub(crate) secret: Secret,
+    pub(crate) clock: PeerClock,
     wheel: Wheel,
     /// Connections with something to send, in turn.
     pending: VecDeque<u32>,
@@ -42,6 +45,8 @@ pub(crate) struct TcpTable {
     pub(crate) replies: Vec<Out>,
     resets: TokenBucket,
     pub(crate) events: VecDeque<Event>,
+    /// Finished handshakes are events too.
+    pub(crate) tells_confirmed: bool,
     /// Those who found no memory to write to, in turn.
     starved: VecDeque<TcpId>,
     /// Connections in TIME-WAIT, oldest first; some have left it.
@@ -67,11 +72,13 @@ impl TcpTable {
             listeners: Listeners::new(chance.hash_key(), limits.sockets),
             shared: Shared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns, fits(40)),
             secret: Secret::new(chance),
+            clock: PeerClock::default(),
             wheel: Wheel::new(now_ns),
             pending: VecDeque::new(),
             replies: Vec::new(),
             resets: TokenBucket::new(now_ns, limits.tcp_resets_pps),
             events: VecDeque::new(),
+            tells_confirmed: false,
             starved: VecDeque::new(),
             time_waits: VecDeque::new(),
             time_wait_count: 0,
@@ -96,6 +103,17 @@ impl TcpTable {
         }
         let connection = self.connections.at_mut(id.index)?;
         (!connection.is.contains(Is::ORPHAN)).then_some((connection, &mut self.shared))
+    }
+
+    /// The number that a new connection begins with.
+    pub(crate) fn initial_seq(&self, now_ns: u64, ends: &Ends) -> Seq {
+        isn::initial(&self.secret, self.clock.ns(now_ns), ends)
+    }
+
+    /// What is added to the caller's clock for the time stamps of a new
+    /// connection.
+    pub(crate) fn timestamp_offset(&self, ends: &Ends) -> u32 {
+        isn::timestamp_offset(&self.secret, ends).wrapping_add(self.clock.ahead_ms())
     }
 
     /// Takes a new connection in.
@@ -163,6 +181,9 @@ impl TcpTable {
         let mut arrived = Arrived::default();
         let result =
             connection.arrival(now_ns, segment, may_establish, &mut arrived, &mut self.shared);
+        if arrived.established && self.tells_confirmed {
+            self.events.push_back(Event::PeerConfirmed(connection.ends.remote_ip()));
+        }
         if arrived.established
             && let Some(listener) = &mut listener
         {
@@ -287,7 +308,7 @@ impl TcpTable {
     /// connection between them. Returns the least number to begin with.
     pub(crate) fn replace_time_wait(&mut self, now_ns: u64, ends: &Ends) -> Option<Seq> {
         let index = self.index.find(&self.connections, ends)?;
-        let proposed = super::isn::initial(&self.secret, now_ns, ends);
+        let proposed = self.initial_seq(now_ns, ends);
         let iss = self.connections.at(index).map(|old| old.next_iss(proposed));
         self.end(now_ns, index);
         iss

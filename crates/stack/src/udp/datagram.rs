@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::{Ipv4Header, Ipv6Header, UdpHeader};
 
@@ -70,6 +72,22 @@ pub(crate) enum Waiting {
 pub(crate) const PLAIN_V4_BYTES: usize = Ipv4Header::BYTES + UdpHeader::BYTES;
 pub(crate) const PLAIN_V6_BYTES: usize = Ipv6Header::BYTES + UdpHeader::BYTES;
 
+/// Who sent a datagram with these headers, and the address it was sent to.
+#[inline]
+pub(crate) fn ends_v4(head: &[u8; PLAIN_V4_BYTES]) -> (SocketAddr, IpAddr) {
+    let address = |at| Ipv4Addr::from(array_at::<4, PLAIN_V4_BYTES>(head, at));
+    let port = u16::from_be_bytes(array_at(head, 20));
+    (SocketAddr::new(address(12).into(), port), address(16).into())
+}
+
+/// As [`ends_v4`].
+#[inline]
+pub(crate) fn ends_v6(head: &[u8; PLAIN_V6_BYTES]) -> (SocketAddr, IpAddr) {
+    let address = |at| Ipv6Addr::from(array_at::<16, PLAIN_V6_BYTES>(head, at));
+    let port = u16::from_be_bytes(array_at(head, 40));
+    (SocketAddr::new(address(8).into(), port), address(24).into())
+}
+
 /// A datagram that arrived.
 ///
 /// Give it back with [`Datagram::release`]: most datagrams lie in the frame
@@ -96,10 +114,10 @@ impl Datagram {
             debug_assert!(false, "a datagram lost its headers");
             return Self::unknown(frame);
         };
-        let address = |at| Ipv4Addr::from(array_at::<4, PLAIN_V4_BYTES>(head, at));
+        let (remote, local) = ends_v4(head);
         Self {
-            remote: SocketAddr::new(address(12).into(), u16::from_be_bytes(array_at(head, 20))),
-            local: address(16).into(),
+            remote,
+            local,
             hop_limit: head[8],
             traffic_class: head[1],
             payload: Payload::Frame(frame),
@@ -113,10 +131,10 @@ impl Datagram {
             debug_assert!(false, "a datagram lost its headers");
             return Self::unknown(frame);
         };
-        let address = |at| Ipv6Addr::from(array_at::<16, PLAIN_V6_BYTES>(head, at));
+        let (remote, local) = ends_v6(head);
         Self {
-            remote: SocketAddr::new(address(8).into(), u16::from_be_bytes(array_at(head, 40))),
-            local: address(24).into(),
+            remote,
+            local,
             hop_limit: head[7],
             traffic_class: head[0] << 4 | head[1] >> 4,
             payload: Payload::Frame(frame),
@@ -203,4 +221,14 @@ impl fmt::Debug for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes from {} to {}", self.len(), self.remote, self.local)
     }
+}
+
+/// A datagram that waits, as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedDatagram {
+    pub(crate) remote: SocketAddr,
+    pub(crate) local: IpAddr,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) data: ByteBuf,
 }

@@ -11,6 +11,12 @@ impl UdpId {
     pub fn to_bits(self) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.generation)
     }
+
+    /// The name that a number is, for who gives names of this kind to something
+    /// else.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: (bits >> 32) as u32, generation: bits as u32 }
+    }
 }
 
 impl Stack {

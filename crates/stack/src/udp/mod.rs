@@ -6,6 +6,7 @@ mod fill;
 mod lookup;
 mod ports;
 mod receive;
+mod saved;
 mod send;
 mod socket;
 mod table;
@@ -17,6 +18,7 @@ pub use fill::FULL;
 pub(crate) use lookup::Lookup;
 pub(crate) use ports::choose as choose_port;
 pub(crate) use receive::{Delivery, IpInfo};
+pub(crate) use saved::SavedUdp;
 pub use socket::{UdpId, UdpOptions};
 pub(crate) use table::UdpTable;
 
@@ -116,6 +118,22 @@ impl Stack {
         Some(datagram)
     }
 
+    /// Shows the datagram that has waited longest, with who sent it and the
+    /// address it was sent to, and leaves it where it is.
+    pub fn udp_peek<R>(
+        &self,
+        arena: &Arena,
+        id: UdpId,
+        see: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+    ) -> Option<R> {
+        self.udp.get(id)?.peek(arena, see)
+    }
+
+    /// Whether an error waits to be told.
+    pub fn udp_has_error(&self, id: UdpId) -> bool {
+        self.udp.get(id).is_some_and(|socket| socket.error.is_some())
+    }
+
     /// So many datagrams that were taken by [`Stack::udp_receive`] found no room
     /// with those whom they were taken for: they count as dropped.
     pub fn udp_refused(&mut self, datagrams: u64) {
@@ -140,8 +158,14 @@ impl Stack {
         arena.alloc()
     }
 
-    /// The address that packets to `destination` leave from.
-    fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+    /// Whether an address is one of ours.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.addresses.kind(address) == Kind::Ours
+    }
+
+    /// The address that packets to `destination` leave from; `None` when nothing
+    /// leads there.
+    pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
         let next_hop = self.next_hop(destination)?;
         self.addresses.source_for(destination, next_hop)
     }

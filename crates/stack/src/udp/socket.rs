@@ -3,23 +3,24 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use tidegate_memory::fifo::{Run, Spare};
 use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
-use super::datagram::Waiting;
+use super::datagram::{SavedDatagram, Waiting, ends_v4, ends_v6};
 use crate::{Event, Limits, SocketError};
 
 /// The name of a socket. Never used again for another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UdpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
 /// How a socket shall behave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpOptions {
     /// A socket bound to the unspecified IPv6 address takes IPv4 too; those
     /// peers have IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
@@ -269,6 +270,66 @@ impl Socket {
         datagram.remote = self.present(datagram.remote);
         datagram.local = self.present_ip(datagram.local);
         Some(datagram)
+    }
+
+    /// Shows the datagram at the front: who sent it, to which address of ours,
+    /// and its bytes.
+    pub(crate) fn peek<R>(
+        &self,
+        arena: &Arena,
+        see: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+    ) -> Option<R> {
+        let (remote, local, bytes) = match self.front()? {
+            Waiting::V4(frame) => {
+                let (remote, local) = ends_v4(arena.headers(frame)?);
+                (remote, local, arena.bytes(frame))
+            }
+            Waiting::V6(frame) => {
+                let (remote, local) = ends_v6(arena.headers(frame)?);
+                (remote, local, arena.bytes(frame))
+            }
+            Waiting::Described => {
+                let datagram = self.described.front()?;
+                (datagram.remote, datagram.local, datagram.bytes(arena))
+            }
+        };
+        Some(see(self.present(remote), self.present_ip(local), bytes))
+    }
+
+    /// Every datagram that waits, in order, as the application would see it.
+    pub(crate) fn datagrams<'a>(
+        &'a self,
+        arena: &'a Arena,
+    ) -> impl Iterator<Item = SavedDatagram> + 'a {
+        let mut described = self.described.iter();
+        self.queue.iter().filter_map(move |waiting| match waiting {
+            Waiting::V4(frame) => {
+                let head = arena.headers(frame)?;
+                Some(self.save(ends_v4(head), head[8], head[1], arena.bytes(frame)))
+            }
+            Waiting::V6(frame) => {
+                let head = arena.headers(frame)?;
+                let traffic_class = head[0] << 4 | head[1] >> 4;
+                Some(self.save(ends_v6(head), head[7], traffic_class, arena.bytes(frame)))
+            }
+            Waiting::Described => {
+                let datagram = described.next()?;
+                let Datagram { remote, local, hop_limit, traffic_class, .. } = *datagram;
+                let bytes = datagram.bytes(arena);
+                Some(self.save((remote, local), hop_limit, traffic_class, bytes))
+            }
+        })
+    }
+
+    fn save(
+        &self,
+        (remote, local): (SocketAddr, IpAddr),
+        hop_limit: u8,
+        traffic_class: u8,
+        bytes: &[u8],
+    ) -> SavedDatagram {
+        let (remote, local) = (self.present(remote), self.present_ip(local));
+        SavedDatagram { remote, local, hop_limit, traffic_class, data: bytes.to_vec().into() }
     }
 
     /// Gives every frame of the queue back and returns how many datagrams

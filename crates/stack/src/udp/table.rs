@@ -7,8 +7,8 @@ use tidegate_memory::Arena;
 use super::lookup::{Lookup, Port, place_of};
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions, ports};
-use crate::SocketError;
 use crate::chance::{Chance, HashKey};
+use crate::{RestoreError, SocketError};
 
 struct Slot {
     generation: u32,
@@ -133,10 +133,7 @@ impl UdpTable {
         (socket.local, socket.remote) = (local, Some(remote));
         // Errors of the former peer say nothing about this one.
         socket.error = None;
-        self.lookup.connected.insert((local, remote), id.index);
-        let port = self.enter_port(local.port());
-        port.connected += 1;
-        port.find_only();
+        self.enter_connected(id.index, local.port(), local, remote);
         Ok(())
     }
 
@@ -177,6 +174,58 @@ impl UdpTable {
         for socket in self.sockets.slots.iter_mut().filter_map(|slot| slot.socket.as_mut()) {
             socket.release(arena);
         }
+    }
+
+    /// Every place that was ever used, in order: its generation and who is
+    /// there.
+    pub(super) fn places(&self) -> impl Iterator<Item = (u32, Option<&Socket>)> {
+        self.sockets.slots.iter().map(|slot| (slot.generation, slot.socket.as_ref()))
+    }
+
+    /// How many sockets there may be.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Adds the next place, with who was there, whose addresses are right by
+    /// themselves. Returns its name.
+    ///
+    /// # Errors
+    /// When another socket has its addresses.
+    pub(super) fn add_place(
+        &mut self,
+        generation: u32,
+        socket: Option<Socket>,
+    ) -> Result<UdpId, RestoreError> {
+        let index = self.sockets.slots.len() as u32;
+        match &socket {
+            // A place whose generations are used up is never used again.
+            None if generation == 0 => {}
+            None => self.free.push(index),
+            Some(socket) => {
+                let (local, bound) = (socket.local, socket.bound);
+                let taken = match socket.remote {
+                    Some(remote) => self.lookup.connected.contains_key(&(local, remote)),
+                    None => self.unconnected_taken(socket).is_some(),
+                };
+                if taken {
+                    return Err(RestoreError::Damaged("two sockets have one address"));
+                }
+                match socket.remote {
+                    Some(remote) => self.enter_connected(index, bound.port(), local, remote),
+                    None => self.enter_bound(index, socket),
+                }
+            }
+        }
+        self.sockets.slots.push(Slot { generation, socket });
+        Ok(UdpId { index, generation })
+    }
+
+    fn enter_connected(&mut self, index: u32, port: u16, local: SocketAddr, remote: SocketAddr) {
+        self.lookup.connected.insert((local, remote), index);
+        let port = self.enter_port(port);
+        port.connected += 1;
+        port.find_only();
     }
 
     /// The families whose unspecified address a socket stands for.

@@ -12,5 +12,8 @@ mod tcp_calls;
 mod tcp_goodput;
 mod tcp_pair;
 mod tcp_script;
+mod tcp_scripts;
 mod tcp_segmentation;
 mod udp;
+mod upgrade;
+mod upgrade_rest;

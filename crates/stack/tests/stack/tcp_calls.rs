@@ -171,6 +171,34 @@ fn writers_wait_for_memory() {
     });
 }
 
+/// Both with the SYN remembered and with a cookie instead.
+#[test]
+fn a_peer_is_confirmed_by_a_finished_handshake_and_nothing_else() {
+    for half_open in [16, 0] {
+        both(|family| {
+            let mut server = config(2);
+            server.limits.tcp_half_open = half_open;
+            let mut pair = Pair::new(family, [config(1), server]);
+            let confirmed = |host: &mut Host| {
+                let is_it = |event: &Event| matches!(event, Event::PeerConfirmed(_));
+                host.events().into_iter().filter(is_it).collect::<Vec<_>>()
+            };
+            pair.connect();
+            assert_eq!(confirmed(&mut pair.b), [], "nobody has asked");
+            pair.b.stack.tell_confirmed_peers();
+            let Host { stack, arena, now_ns } = &mut pair.a;
+            stack.tcp_connect(*now_ns, arena, None, pair.to, TcpOptions::default()).unwrap();
+            // The SYN alone.
+            pair.a.sent().iter().for_each(|bytes| pair.b.feed(bytes));
+            assert_eq!(confirmed(&mut pair.b), []);
+            pair.carry();
+            assert_eq!(confirmed(&mut pair.b), [Event::PeerConfirmed(family.host(1))]);
+            pair.pass(SECOND_NS);
+            assert_eq!(confirmed(&mut pair.b), [], "once");
+        });
+    }
+}
+
 #[test]
 fn listeners_that_agree_share_a_port() {
     both(|family| {

@@ -47,16 +47,17 @@
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
 use tidegate_stack::{
-    CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions,
+    Config, CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions,
+    TcpState,
 };
 use tidegate_wire::tcp::{TcpFlags, TcpOption};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
 
 use crate::kit::packets::{frame, ip_with_class, port_unreachable, too_big, transport_pseudo};
 use crate::kit::{Family, Host, config, mac};
+use crate::upgrade::upgrade;
 
 const MS: u64 = 1_000_000;
 /// Timers of TCP come on ticks of a millisecond.
@@ -64,27 +65,14 @@ const TOLERANCE_NS: u64 = 2_200_000;
 const OUR_PORT: u16 = 80;
 const PEER_PORT: u16 = 4000;
 
-#[test]
-fn every_script() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/tcp");
-    let mut paths: Vec<_> =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let only = std::env::var("TCP_SCRIPT").unwrap_or_default();
-    let (mut count, mut failed) = (0, Vec::new());
-    for path in paths.iter().filter(|path| path.to_string_lossy().contains(&only)) {
-        let text = std::fs::read_to_string(path).unwrap();
-        for family in [Family::V4, Family::V6] {
-            let name = format!("{} ({family:?})", path.file_name().unwrap().to_string_lossy());
-            // Each script tells what is wrong with it.
-            if std::panic::catch_unwind(|| Script::run(&name, &text, family)).is_err() {
-                failed.push(name);
-            }
-        }
-        count += 1;
-    }
-    assert!(count > 0, "no script is like {only:?}");
-    assert!(failed.is_empty(), "failed: {failed:#?}");
+/// When the stack is replaced by another that goes on from its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upgrades {
+    Never,
+    /// After each line that leaves nothing on its way.
+    AtRest,
+    /// After each line.
+    Always,
 }
 
 /// A segment as scripts see it.
@@ -122,7 +110,7 @@ enum Opt {
     Sack(Vec<(u32, u32)>),
 }
 
-struct Script {
+pub struct Script {
     name: String,
     line: String,
     family: Family,
@@ -155,7 +143,8 @@ fn pattern_bytes(at: u32, len: u32) -> Vec<u8> {
 }
 
 impl Script {
-    fn run(name: &str, text: &str, family: Family) {
+    /// Runs a script; it panics with what is wrong.
+    pub fn run(name: &str, text: &str, family: Family, upgrades: Upgrades) {
         let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
         let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         if lines.iter().any(|line| {
@@ -175,7 +164,8 @@ impl Script {
                 _ => {}
             }
         }
-        let mut host = Host::quiet(tidegate_stack::Config { limits, ..config(1) });
+        let config = Config { limits, ..config(1) };
+        let mut host = Host::quiet(config.clone());
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let start_ns = host.now_ns;
         let last_drops = host.stack.counters().drops.clone();
@@ -213,6 +203,15 @@ impl Script {
             };
             script.at(now_ms);
             script.step(&words[1..]);
+            let is_due = match upgrades {
+                Upgrades::Never => false,
+                Upgrades::AtRest => script.is_at_rest(),
+                Upgrades::Always => true,
+            };
+            if is_due {
+                upgrade(&mut script.host, config.clone());
+                script.collect();
+            }
         }
         script.line = "the end".to_owned();
         script.expect_silence();
@@ -222,6 +221,17 @@ impl Script {
     #[track_caller]
     fn fail(&self, what: &str) -> ! {
         panic!("{}: {}: {what}; still queued: {:?}", self.name, self.line, self.sent);
+    }
+
+    /// Whether nothing of ours is on its way.
+    fn is_at_rest(&self) -> bool {
+        match self.connection.and_then(|id| self.host.stack.tcp_info(id)) {
+            Some(info) => {
+                info.unacknowledged_bytes == 0
+                    && !matches!(info.state, TcpState::SynSent | TcpState::SynReceived)
+            }
+            None => self.host.stack.tcp_connections() == 0,
+        }
     }
 
     fn expect_silence(&mut self) {

@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::net::{Shared, elsewhere};
 use crate::poll::Pollable;
 use crate::udp::{Received, UdpSocket};
 use crate::wait::{self, Patience};
@@ -89,6 +90,7 @@ impl ReadersConfig {
 /// [`UdpSocket::recv_from`].
 #[derive(Clone, Debug)]
 pub struct UdpReaders {
+    shared: Arc<Shared>,
     socket: UdpSocket,
     config: ReadersConfig,
 }
@@ -124,8 +126,9 @@ impl UdpSocket {
                  open the Net with NetConfig::own_thread(true)",
             ));
         }
-        self.net().lock().groups.open(self.udp_id(), config)?;
-        Ok(UdpReaders { socket: self.clone(), config })
+        let shared = self.net().here().ok_or_else(|| elsewhere("a socket with several readers"))?;
+        shared.lock().groups.open(self.udp_id(), config)?;
+        Ok(UdpReaders { shared: Arc::clone(shared), socket: self.clone(), config })
     }
 }
 
@@ -137,7 +140,7 @@ impl UdpReaders {
     /// # Errors
     /// None while the socket is open.
     pub fn add(&self) -> io::Result<UdpReader> {
-        let mut core = self.socket.net().lock();
+        let mut core = self.shared.lock();
         let core = &mut *core;
         let added = core.groups.add(self.socket.udp_id(), &mut core.engine);
         let (number, end) = added.ok_or(io::ErrorKind::NotConnected)?;
@@ -155,7 +158,7 @@ impl UdpReaders {
 
     /// How many readers there are.
     pub fn count(&self) -> usize {
-        self.socket.net().lock().groups.count(self.socket.udp_id())
+        self.shared.lock().groups.count(self.socket.udp_id())
     }
 
     /// The socket.
@@ -193,7 +196,11 @@ impl UdpReader {
             let len = bytes.len().min(buf.len());
             buf[..len].copy_from_slice(&bytes[..len]);
             let truncated = len < bytes.len();
-            (Received { len, truncated, from: slot.remote, to: slot.local }, bytes.len())
+            let datagram_len = bytes.len();
+            (
+                Received { len, truncated, datagram_len, from: slot.remote, to: slot.local },
+                datagram_len,
+            )
         });
         self.end.release(1, bytes);
         self.made_room();
@@ -283,7 +290,7 @@ impl UdpReader {
     }
 
     fn failure(&self) -> io::Error {
-        let core = self.readers.socket.net().lock();
+        let core = self.readers.shared.lock();
         let failure = core.failure.as_ref();
         failure.map_or_else(
             || io::ErrorKind::NotConnected.into(),
@@ -345,7 +352,7 @@ impl std::fmt::Debug for UdpReader {
 
 impl Drop for UdpReader {
     fn drop(&mut self) {
-        let mut core = self.readers.socket.net().lock();
+        let mut core = self.readers.shared.lock();
         let core = &mut *core;
         let id = self.readers.socket.udp_id();
         core.groups.remove(id, self.number, &mut self.end.requests, &mut core.engine);

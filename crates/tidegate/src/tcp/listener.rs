@@ -5,11 +5,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate_stack::{TcpError, TcpId, TcpListenerId, TcpOptions};
+use tidegate_engine::Claim;
+use tidegate_stack::{TcpId, TcpListenerId, TcpOptions};
 
 use super::{TcpStream, patience};
-use crate::net::{Core, Net};
-use crate::open::Claim;
+use crate::calls::{Calls, unless_blocked};
+use crate::net::Net;
 use crate::poll::{Pollable, Source};
 use crate::udp::first_that_works;
 use crate::wait::SocketId;
@@ -64,17 +65,7 @@ impl TcpListener {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let mut core = net.lock();
-        let claim = core.claim(address, options.dual_stack)?;
-        let local = claim.as_ref().map_or(address, |claim| claim.local());
-        let (stack, _, _) = core.engine.parts();
-        let id = match stack.tcp_listen(local, backlog, options) {
-            Ok(id) => id,
-            Err(error) => {
-                core.release(claim);
-                return Err(error.into());
-            }
-        };
+        let (id, claim) = net.with(|calls| calls.tcp_listen(address, backlog, options))?;
         let nonblocking = AtomicBool::new(false);
         let inner = ListenerInner { net: net.clone(), id, nonblocking, claim };
         Ok(Self { inner: Arc::new(inner) })
@@ -89,26 +80,13 @@ impl TcpListener {
         let inner = &*self.inner;
         let patience = patience(&inner.nonblocking, None);
         let ids = [SocketId::Listener(inner.id)];
-        let (id, peer) = inner.net.wait_for(&ids, patience, |core| match self.take(core) {
-            Ok(accepted) => Some(Ok(accepted)),
-            Err(TcpError::WouldBlock) => None,
-            Err(error) => Some(Err(error.into())),
-        })?;
+        let accept = |calls: &mut dyn Calls| unless_blocked(calls.tcp_accept(inner.id));
+        let (id, peer) = inner.net.wait_for(&ids, patience, accept)?;
         Ok((self.stream(id), peer))
     }
 
-    /// The connection that has waited longest.
-    pub(crate) fn take(&self, core: &mut Core) -> Result<(TcpId, SocketAddr), TcpError> {
-        let (stack, _, _) = core.engine.parts();
-        let id = stack.tcp_accept(self.inner.id)?;
-        let peer = stack.tcp_peer_addr(id).ok_or(TcpError::NotConnected)?;
-        // Others may wait for the next.
-        if stack.tcp_acceptable(self.inner.id) > 0 {
-            let listener = SocketId::Listener(self.inner.id);
-            core.waiters.wake(listener);
-            core.tasks.wake_accepting(listener);
-        }
-        Ok((id, peer))
+    pub(crate) fn listener_id(&self) -> TcpListenerId {
+        self.inner.id
     }
 
     pub(crate) fn stream(&self, id: TcpId) -> TcpStream {
@@ -125,8 +103,7 @@ impl TcpListener {
     /// # Errors
     /// None while it is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        let address = core.engine.stack().tcp_listener_addr(self.inner.id);
+        let address = self.inner.net.with(|calls| calls.tcp_listener_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
@@ -169,14 +146,11 @@ impl std::fmt::Debug for TcpListener {
 
 impl Drop for ListenerInner {
     fn drop(&mut self) {
-        let mut core = self.net.lock();
-        core.polls.forget(SocketId::Listener(self.id));
-        core.tasks.forget(SocketId::Listener(self.id));
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        stack.tcp_close_listener(now_ns, arena, self.id);
-        core.release(self.claim.take());
-        // A port that takes nothing more says so to the next who uses it.
-        let _ = core.commit();
+        let (id, claim) = (self.id, self.claim.take());
+        self.net.with(|calls| {
+            calls.polls().forget(SocketId::Listener(id));
+            calls.tasks().forget(SocketId::Listener(id));
+            calls.tcp_close_listener(id, claim);
+        });
     }
 }

@@ -8,44 +8,29 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::task::{Context, Poll, ready};
 
-use tidegate_stack::TcpError;
-
+use super::stream::write_pieces;
 use super::{TcpListener, TcpStream};
-use crate::net::Core;
+use crate::calls::{CallError, Called, Calls};
 use crate::tasks::Side;
 use crate::wait::SocketId;
 
-impl Core {
-    /// Asks `ready`. If it has nothing yet, the task is woken when it may have.
-    fn poll<R>(
-        &mut self,
-        context: &mut Context<'_>,
-        (id, side): (SocketId, Side),
-        ready: impl FnOnce(&mut Core) -> Result<R, TcpError>,
-    ) -> Poll<io::Result<R>> {
-        match ready(self) {
-            Ok(result) => Poll::Ready(Ok(result)),
-            Err(TcpError::WouldBlock) => {
-                if let Some(failure) = &self.failure {
-                    let failure = io::Error::new(failure.kind(), failure.to_string());
-                    return Poll::Ready(Err(failure));
-                }
-                self.tasks.wait(id, side, context.waker());
-                Poll::Pending
+/// Asks `ready`. If it has nothing yet, the task is woken when it may have.
+fn poll<R>(
+    calls: &mut dyn Calls,
+    context: &mut Context<'_>,
+    (id, side): (SocketId, Side),
+    ready: impl FnOnce(&mut dyn Calls) -> Called<R>,
+) -> Poll<io::Result<R>> {
+    match ready(calls) {
+        Ok(result) => Poll::Ready(Ok(result)),
+        Err(CallError::WouldBlock) => {
+            if let Some(failure) = calls.failure() {
+                return Poll::Ready(Err(failure));
             }
-            Err(error) => Poll::Ready(Err(error.into())),
+            calls.tasks().wait(id, side, context.waker());
+            Poll::Pending
         }
-    }
-
-    /// Lets the segments that calls have made go out: now, or with those of
-    /// other tasks when the task that runs the engine has its turn.
-    fn flush_later(&mut self) -> io::Result<()> {
-        if self.tasks.call_driver() {
-            return Ok(());
-        }
-        let (stack, arena, now_ns) = self.engine.parts();
-        stack.tcp_flush(now_ns, arena);
-        self.commit()
+        Err(CallError::Failed(error)) => Poll::Ready(Err(error)),
     }
 }
 
@@ -59,10 +44,10 @@ impl TcpListener {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
-        let mut core = self.inner.net.lock();
-        let waits = (SocketId::Listener(self.inner.id), Side::Read);
-        let accepted = core.poll(context, waits, |core| self.take(core));
-        drop(core);
+        let id = self.inner.id;
+        let accepted = self.inner.net.with(|calls| {
+            poll(calls, context, (SocketId::Listener(id), Side::Read), |calls| calls.tcp_accept(id))
+        });
         accepted.map_ok(|(id, peer)| (self.stream(id), peer))
     }
 }
@@ -75,8 +60,11 @@ impl TcpStream {
     /// As [`TcpStream::connect`].
     pub fn poll_connected(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let id = self.inner.id;
-        let mut core = self.inner.net.lock();
-        core.poll(context, (SocketId::Stream(id), Side::Write), |core| core.finish_connect(id))
+        self.inner.net.with(|calls| {
+            poll(calls, context, (SocketId::Stream(id), Side::Write), |calls| {
+                calls.tcp_finish_connect(id)
+            })
+        })
     }
 
     /// Reads what has arrived, where it lies, at least one byte: `read` is
@@ -94,32 +82,32 @@ impl TcpStream {
         mut read: impl FnMut(&[u8]) -> usize,
     ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
-        let mut core = self.inner.net.lock();
-        let taken = core.poll(context, (SocketId::Stream(id), Side::Read), |core| {
-            let now_ns = core.engine.read_clock();
-            let (stack, _, _) = core.engine.parts();
-            let mut total = 0;
-            loop {
-                let mut shown = 0;
-                let used = stack.tcp_read_with(now_ns, id, |bytes| {
-                    shown = bytes.len();
-                    read(bytes).min(shown)
-                });
-                match used {
-                    Ok(used) => {
-                        total += used;
-                        if used < shown || shown == 0 || stack.tcp_readable(id) == 0 {
-                            return Ok(total);
+        self.inner.net.with(|calls| {
+            let taken = poll(calls, context, (SocketId::Stream(id), Side::Read), |calls| {
+                calls.read_clock();
+                let mut total = 0;
+                loop {
+                    let mut shown = 0;
+                    let used = calls.tcp_recv_with(id, &mut |bytes| {
+                        shown = bytes.len();
+                        read(bytes).min(shown)
+                    });
+                    match used {
+                        Ok(used) => {
+                            total += used;
+                            if used < shown || shown == 0 || calls.tcp_readable(id) == 0 {
+                                return Ok(total);
+                            }
                         }
+                        Err(_) if total > 0 => return Ok(total),
+                        Err(error) => return Err(error),
                     }
-                    Err(_) if total > 0 => return Ok(total),
-                    Err(error) => return Err(error),
                 }
-            }
-        });
-        let taken = ready!(taken)?;
-        // The peer may have to be told that there is room again.
-        Poll::Ready(core.flush_later().map(|()| taken))
+            });
+            let taken = ready!(taken)?;
+            // The peer may have to be told that there is room again.
+            Poll::Ready(calls.commit_later().map(|()| taken))
+        })
     }
 
     /// Writes some of these pieces of data, at least one byte of them; else the
@@ -135,12 +123,13 @@ impl TcpStream {
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
-        let mut core = self.inner.net.lock();
-        let written = core.poll(context, (SocketId::Stream(id), Side::Write), |core| {
-            let now_ns = core.engine.read_clock();
-            core.write_vectored(now_ns, id, data)
-        });
-        let written = ready!(written)?;
-        Poll::Ready(core.flush_later().map(|()| written))
+        self.inner.net.with(|calls| {
+            let written = poll(calls, context, (SocketId::Stream(id), Side::Write), |calls| {
+                calls.read_clock();
+                write_pieces(calls, id, data)
+            });
+            let written = ready!(written)?;
+            Poll::Ready(calls.commit_later().map(|()| written))
+        })
     }
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_stack::{Keepalive, Shutdown as Half, TcpError, TcpId, TcpInfo, TcpOptions, TcpState};
+use tidegate_engine::Claim;
+use tidegate_stack::{Keepalive, Shutdown as Half, TcpId, TcpInfo, TcpOptions};
 
 use super::patience;
 use crate::batch;
-use crate::net::{Core, Net};
-use crate::open::Claim;
+use crate::calls::{Called, Calls, one_after_another, unless_blocked};
+use crate::net::Net;
 use crate::poll::{Pollable, Source};
 use crate::udp::first_that_works;
 use crate::wait::{Patience, SharedTimeout, SocketId};
@@ -90,10 +91,11 @@ impl TcpStream {
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let mut core = net.lock();
-        let stream = Self::begin(net, &mut core, None, address, options)?;
-        core.commit()?;
-        Ok(stream)
+        net.with(|calls| {
+            let stream = Self::begin(net, calls, None, address, options)?;
+            calls.commit()?;
+            Ok(stream)
+        })
     }
 
     /// As [`TcpStream::connect_nonblocking`], from a local address. Port 0
@@ -108,37 +110,23 @@ impl TcpStream {
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let mut core = net.lock();
-        let stream = Self::begin(net, &mut core, Some(local), address, options)?;
-        core.commit()?;
-        Ok(stream)
+        net.with(|calls| {
+            let stream = Self::begin(net, calls, Some(local), address, options)?;
+            calls.commit()?;
+            Ok(stream)
+        })
     }
 
     /// Begins to connect; the first segment is not on its way yet.
     pub(crate) fn begin(
         net: &Net,
-        core: &mut Core,
+        calls: &mut dyn Calls,
         local: Option<SocketAddr>,
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let mut claim = None;
-        let shared = || core.shared_address_like(address).map(|own| SocketAddr::new(own, 0));
-        if !core.shared_addresses.is_empty()
-            && let Some(own) = local.or_else(shared)
-        {
-            claim = core.claim(own, false)?;
-        }
-        let local = claim.as_ref().map(|claim| claim.local()).or(local);
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        match stack.tcp_connect(now_ns, arena, local, address, options) {
-            Ok(id) => Ok(Self::new(net, id, claim)),
-            Err(error) => {
-                core.release(claim);
-                Err(error.into())
-            }
-        }
+        let (id, claim) = calls.tcp_connect(local, address, options)?;
+        Ok(Self::new(net, id, claim))
     }
 
     pub(crate) fn tcp_id(&self) -> TcpId {
@@ -147,11 +135,8 @@ impl TcpStream {
 
     fn wait_connected(&self, patience: Patience) -> io::Result<()> {
         let id = self.inner.id;
-        self.inner.net.wait_for(&[SocketId::Stream(id)], patience, |core| {
-            match core.finish_connect(id) {
-                Err(TcpError::WouldBlock) => None,
-                result => Some(result.map_err(io::Error::from)),
-            }
+        self.inner.net.wait_for(&[SocketId::Stream(id)], patience, |calls| {
+            unless_blocked(calls.tcp_finish_connect(id))
         })
     }
 
@@ -161,10 +146,16 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |core, now_ns| {
-            let (stack, arena, _) = core.engine.parts();
-            stack.tcp_recv(now_ns, arena, id, buf)
-        })
+        self.call(&self.inner.read_timeout, |calls| calls.tcp_recv(id, buf))
+    }
+
+    /// Copies what [`TcpStream::recv`] would read next, and leaves it there.
+    ///
+    /// # Errors
+    /// As [`Read::read`] of the stream.
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.call(&self.inner.read_timeout, |calls| calls.tcp_peek(id, buf))
     }
 
     /// Reads what has arrived where it lies, as much as lies together: `read`
@@ -174,12 +165,7 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv_with(&self, mut read: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |core, now_ns| {
-            let (stack, arena, _) = core.engine.parts();
-            let len = stack.tcp_read_with(now_ns, id, &mut read)?;
-            stack.tcp_flush(now_ns, arena);
-            Ok(len)
-        })
+        self.call(&self.inner.read_timeout, |calls| calls.tcp_recv_with(id, &mut read))
     }
 
     /// Writes some of `data`, at least one byte of it.
@@ -188,10 +174,23 @@ impl TcpStream {
     /// As [`Write::write`] of the stream.
     pub fn send(&self, data: &[u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.write_timeout, |core, now_ns| {
-            let (stack, arena, _) = core.engine.parts();
-            stack.tcp_send(now_ns, arena, id, data)
-        })
+        self.call(&self.inner.write_timeout, |calls| calls.tcp_send(id, data))
+    }
+
+    /// Has `write` put data where it stays until the peer has it, as much as
+    /// lies together (up to 2 KiB) and no more than `limit`: the program needs
+    /// no buffer of its own. `write` says how much it wrote; what it finds there
+    /// has no meaning. It runs while nobody else can use the stack.
+    ///
+    /// # Errors
+    /// As [`Write::write`] of the stream; `write` is not called then.
+    pub fn send_with(
+        &self,
+        limit: usize,
+        mut write: impl FnMut(&mut [u8]) -> usize,
+    ) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.call(&self.inner.write_timeout, |calls| calls.tcp_send_with(id, limit, &mut write))
     }
 
     /// Reads what has arrived into these buffers, one after the other.
@@ -200,11 +199,12 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |core, now_ns| {
-            let len = core.read_vectored(now_ns, id, bufs)?;
-            let (stack, arena, _) = core.engine.parts();
-            stack.tcp_flush(now_ns, arena);
-            Ok(len)
+        self.call(&self.inner.read_timeout, |calls| {
+            let filled = bufs.iter_mut().filter(|buf| !buf.is_empty());
+            one_after_another(filled, |buf| {
+                let len = calls.tcp_recv(id, buf)?;
+                Ok((len, calls.tcp_readable(id) > 0))
+            })
         })
     }
 
@@ -214,12 +214,7 @@ impl TcpStream {
     /// As [`Write::write`] of the stream.
     pub fn send_vectored(&self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.write_timeout, |core, now_ns| {
-            let len = core.write_vectored(now_ns, id, data)?;
-            let (stack, arena, _) = core.engine.parts();
-            stack.tcp_flush(now_ns, arena);
-            Ok(len)
-        })
+        self.call(&self.inner.write_timeout, |calls| write_pieces(calls, id, data))
     }
 
     /// Shuts reading, writing or both.
@@ -232,11 +227,7 @@ impl TcpStream {
             Shutdown::Write => Half::Write,
             Shutdown::Both => Half::Both,
         };
-        let mut core = self.inner.net.lock();
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        stack.tcp_shutdown(now_ns, arena, self.inner.id, half)?;
-        core.commit()
+        self.inner.net.with(|calls| calls.tcp_shutdown(self.inner.id, half))
     }
 
     /// The peer's address.
@@ -244,8 +235,7 @@ impl TcpStream {
     /// # Errors
     /// None while it is open.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        let address = core.engine.stack().tcp_peer_addr(self.inner.id);
+        let address = self.inner.net.with(|calls| calls.tcp_peer_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
@@ -254,8 +244,7 @@ impl TcpStream {
     /// # Errors
     /// None while it is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let core = self.inner.net.lock();
-        let address = core.engine.stack().tcp_local_addr(self.inner.id);
+        let address = self.inner.net.with(|calls| calls.tcp_local_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
@@ -264,8 +253,8 @@ impl TcpStream {
     /// # Errors
     /// None while it is open.
     pub fn info(&self) -> io::Result<TcpInfo> {
-        let core = self.inner.net.lock();
-        core.engine.stack().tcp_info(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+        let info = self.inner.net.with(|calls| calls.tcp_info(self.inner.id));
+        info.ok_or(io::ErrorKind::NotConnected.into())
     }
 
     /// The options of the connection.
@@ -273,8 +262,8 @@ impl TcpStream {
     /// # Errors
     /// None while it is open.
     pub fn options(&self) -> io::Result<TcpOptions> {
-        let core = self.inner.net.lock();
-        core.engine.stack().tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected.into())
+        let options = self.inner.net.with(|calls| calls.tcp_options(self.inner.id));
+        options.ok_or(io::ErrorKind::NotConnected.into())
     }
 
     /// Changes the options of the connection.
@@ -282,13 +271,12 @@ impl TcpStream {
     /// # Errors
     /// None while it is open.
     pub fn set_options(&self, change: impl FnOnce(&mut TcpOptions)) -> io::Result<()> {
-        let mut core = self.inner.net.lock();
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        let mut options = stack.tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected)?;
-        change(&mut options);
-        stack.tcp_set_options(now_ns, arena, self.inner.id, options)?;
-        core.commit()
+        self.inner.net.with(|calls| {
+            let mut options =
+                calls.tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected)?;
+            change(&mut options);
+            calls.tcp_set_options(self.inner.id, options)
+        })
     }
 
     /// Whether small segments go out at once.
@@ -362,9 +350,7 @@ impl TcpStream {
     /// # Errors
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let mut core = self.inner.net.lock();
-        let (stack, _, _) = core.engine.parts();
-        Ok(stack.tcp_take_error(self.inner.id).map(io::Error::from))
+        Ok(self.inner.net.with(|calls| calls.tcp_take_error(self.inner.id)))
     }
 
     /// A second handle on the same connection.
@@ -375,21 +361,21 @@ impl TcpStream {
         Ok(self.clone())
     }
 
-    /// Waits until a call that gets the time gives something, and sends what
-    /// that has made.
+    /// Waits until a call gives something, and sends what that has made.
     fn call<R>(
         &self,
         limit: &SharedTimeout,
-        mut call: impl FnMut(&mut Core, u64) -> Result<R, TcpError>,
+        mut call: impl FnMut(&mut dyn Calls) -> Called<R>,
     ) -> io::Result<R> {
         let patience = patience(&self.inner.nonblocking, limit.get());
-        self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, |core| {
-            let now_ns = core.engine.read_clock();
-            match call(core, now_ns) {
-                Ok(result) => Some(core.commit().map(|()| result)),
-                Err(TcpError::WouldBlock) => None,
-                Err(error) => Some(Err(error.into())),
-            }
+        self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, |calls| {
+            calls.read_clock();
+            unless_blocked(call(calls)).map(|called| {
+                called.and_then(|result| {
+                    calls.commit()?;
+                    Ok(result)
+                })
+            })
         })
     }
 }
@@ -490,27 +476,17 @@ pub(crate) struct Ended {
 
 impl Ended {
     /// Closes the connection, if it is of this stack; `None` when it is done.
-    pub(crate) fn end_in(mut self, net: &Net, core: &mut Core) -> Option<Self> {
+    pub(crate) fn end_in(mut self, net: &Net, calls: &mut dyn Calls) -> Option<Self> {
         if !self.net.is_same(net) {
             return Some(self);
         }
-        self.end(core);
+        self.end(calls);
         None
     }
 
-    fn end(&mut self, core: &mut Core) {
+    fn end(&mut self, calls: &mut dyn Calls) {
         self.is_over = true;
-        core.polls.forget(SocketId::Stream(self.id));
-        core.tasks.forget(SocketId::Stream(self.id));
-        let now_ns = core.engine.read_clock();
-        let (stack, arena, _) = core.engine.parts();
-        match self.abrupt {
-            true => stack.tcp_abort(now_ns, arena, self.id),
-            false => stack.tcp_close(now_ns, arena, self.id),
-        }
-        if let Some(claim) = self.claim.take() {
-            core.closing.push((self.id, claim));
-        }
+        calls.tcp_end(self.id, self.abrupt, self.claim.take());
     }
 }
 
@@ -520,63 +496,23 @@ impl Drop for Ended {
             return;
         }
         let net = self.net.clone();
-        let mut core = net.lock();
-        self.end(&mut core);
-        // A port that takes nothing more says so to the next who uses it.
-        let _ = core.commit();
+        net.with(|calls| {
+            self.end(calls);
+            // A port that takes nothing more says so to the next who uses it.
+            let _ = calls.commit();
+        });
     }
 }
 
-impl Core {
-    /// Whether a connection is established, or how that failed.
-    pub(crate) fn finish_connect(&mut self, id: TcpId) -> Result<(), TcpError> {
-        let (stack, _, _) = self.engine.parts();
-        match stack.tcp_state(id) {
-            Some(TcpState::SynSent | TcpState::SynReceived) => Err(TcpError::WouldBlock),
-            Some(_) => stack.tcp_take_error(id).map_or(Ok(()), Err),
-            None => Err(TcpError::Closed),
-        }
-    }
-
-    /// Reads into one buffer after the other.
-    fn read_vectored(
-        &mut self,
-        now_ns: u64,
-        id: TcpId,
-        bufs: &mut [IoSliceMut<'_>],
-    ) -> Result<usize, TcpError> {
-        let (stack, _, _) = self.engine.parts();
-        let mut total = 0;
-        for buf in bufs.iter_mut().filter(|buf| !buf.is_empty()) {
-            if total > 0 && stack.tcp_readable(id) == 0 {
-                break;
-            }
-            total += stack.tcp_read(now_ns, id, buf)?;
-        }
-        Ok(total)
-    }
-
-    /// Writes one piece after the other, as far as there is room.
-    pub(super) fn write_vectored(
-        &mut self,
-        now_ns: u64,
-        id: TcpId,
-        data: &[IoSlice<'_>],
-    ) -> Result<usize, TcpError> {
-        let (stack, _, _) = self.engine.parts();
-        let mut total = 0;
-        for piece in data.iter().filter(|piece| !piece.is_empty()) {
-            match stack.tcp_write(now_ns, id, piece) {
-                Ok(len) => {
-                    total += len;
-                    if len < piece.len() {
-                        break;
-                    }
-                }
-                Err(TcpError::WouldBlock) if total > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(total)
-    }
+/// Writes one piece after the other, as far as there is room.
+pub(super) fn write_pieces(
+    calls: &mut dyn Calls,
+    id: TcpId,
+    data: &[IoSlice<'_>],
+) -> Called<usize> {
+    let pieces = data.iter().filter(|piece| !piece.is_empty());
+    one_after_another(pieces, |piece| {
+        let len = calls.tcp_send(id, piece)?;
+        Ok((len, len == piece.len()))
+    })
 }

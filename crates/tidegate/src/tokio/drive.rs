@@ -17,7 +17,8 @@ use tidegate_engine::{Sleep, Step};
 use tidegate_memory::Doorbell;
 
 use crate::Net;
-use crate::net::Core;
+use crate::attached::Attached;
+use crate::net::{Core, Shared};
 
 /// The most rounds before other tasks have a turn though frames still come.
 const ROUNDS: usize = 4;
@@ -31,17 +32,37 @@ const ROUNDS: usize = 4;
 /// # Errors
 /// When the port is of no further use.
 pub async fn drive(net: Net) -> io::Result<()> {
-    let driver = Driver::new(net)?;
-    let result = driver.run().await;
+    if let Some(attached) = net.attached() {
+        return hear(attached).await;
+    }
+    let Some(shared) = net.here() else { return Ok(()) };
+    let driver = Driver::new(Arc::clone(shared))?;
+    let result = match net.has_threads() {
+        true => poll_fn(|context| driver.poll_failure(context)).await,
+        false => driver.run().await,
+    };
     if let Err(error) = &result {
         let error = io::Error::new(error.kind(), error.to_string());
-        driver.net.lock().fail(error);
+        driver.shared.lock().fail(error);
     }
     result
 }
 
+/// Hears what a daemon tells, and wakes the tasks that it concerns.
+async fn hear(attached: &Attached) -> io::Result<()> {
+    let connection = watch(attached.connection()?)?;
+    loop {
+        if attached.lock().prepare_sleep()? {
+            connection.readable().await?.clear_ready();
+        }
+        attached.lock().wake_up()?;
+        // Tasks that were woken have their turn.
+        yield_now().await;
+    }
+}
+
 struct Driver {
-    net: Net,
+    shared: Arc<Shared>,
     bell: Arc<Doorbell>,
     /// What there is to wait for, by its use.
     port: Option<AsyncFd<OwnedFd>>,
@@ -55,9 +76,9 @@ fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 impl Driver {
-    fn new(net: Net) -> io::Result<Self> {
+    fn new(shared: Arc<Shared>) -> io::Result<Self> {
         let bell = Arc::new(Doorbell::new()?);
-        let fds = net.lock().engine.wake_fds()?;
+        let fds = shared.lock().engine.wake_fds()?;
         let rung = bell.as_fd().try_clone_to_owned()?;
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
@@ -73,14 +94,11 @@ impl Driver {
                 .map(watch)
                 .collect::<Result<_, _>>()?,
             timer: watch(timer)?,
-            net,
+            shared,
         })
     }
 
     async fn run(&self) -> io::Result<()> {
-        if self.net.has_threads() {
-            return poll_fn(|context| self.poll_failure(context)).await;
-        }
         loop {
             match self.rounds()? {
                 // Tasks that were woken have their turn.
@@ -91,7 +109,7 @@ impl Driver {
     }
 
     fn poll_failure(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut core = self.net.lock();
+        let mut core = self.shared.lock();
         match &core.failure {
             Some(failure) => Poll::Ready(Err(io::Error::new(failure.kind(), failure.to_string()))),
             None => {
@@ -103,7 +121,7 @@ impl Driver {
 
     /// Runs the engine, and says how to wait for the next time.
     fn rounds(&self) -> io::Result<Step> {
-        let mut core = self.net.lock();
+        let mut core = self.shared.lock();
         for _ in 0..ROUNDS {
             core.send_written();
             if core.run()? == 0 {
@@ -129,7 +147,7 @@ impl Driver {
     ) -> Poll<io::Result<()>> {
         let sleep = match asleep {
             Some(asleep) => {
-                asleep.net.lock().tasks.set_driver(Some(context.waker()));
+                asleep.shared.lock().tasks.set_driver(Some(context.waker()));
                 asleep.sleep
             }
             None => match Asleep::enter(self, context)? {
@@ -137,7 +155,7 @@ impl Driver {
                 None => return Poll::Ready(Ok(())),
             },
         };
-        let mut woken = self.net.lock().tasks.driver_called;
+        let mut woken = self.shared.lock().tasks.driver_called;
         let port = self.port.iter().filter(|_| !sleep.held);
         for fd in port.chain(&self.others).chain([&self.timer]) {
             if let Poll::Ready(guard) = fd.poll_read_ready(context) {
@@ -163,17 +181,17 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let mut core = self.net.lock();
+        let mut core = self.shared.lock();
         core.tasks.set_driver(None);
         // What was left to it goes out all the same.
         core.send_written();
-        let _ = core.commit();
+        let _ = core.send_and_tell();
     }
 }
 
 /// Somebody who sleeps and will run the engine then.
 struct Asleep<'d> {
-    net: &'d Net,
+    shared: &'d Arc<Shared>,
     bell: &'d Arc<Doorbell>,
     sleep: Sleep,
 }
@@ -181,9 +199,9 @@ struct Asleep<'d> {
 impl<'d> Asleep<'d> {
     /// `None` when there is work.
     fn enter(driver: &'d Driver, context: &mut Context<'_>) -> io::Result<Option<Self>> {
-        let Driver { net, bell, .. } = driver;
+        let Driver { shared, bell, .. } = driver;
         bell.arm();
-        let mut core = net.lock();
+        let mut core = shared.lock();
         core.tasks.set_driver(Some(context.waker()));
         if core.tasks.driver_called || core.groups.has_work() {
             return Ok(None);
@@ -193,13 +211,13 @@ impl<'d> Asleep<'d> {
         core.enter_sleep(bell, sleep.timeout_ns);
         drop(core);
         driver.set_timer(sleep.timeout_ns)?;
-        Ok(Some(Self { net, bell, sleep }))
+        Ok(Some(Self { shared, bell, sleep }))
     }
 }
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        self.net.lock().leave_sleep(self.bell);
+        self.shared.lock().leave_sleep(self.bell);
         self.bell.disarm();
     }
 }

@@ -1,22 +1,68 @@
 //! Two hosts in one process, joined by a wire in memory.
+#![allow(dead_code, reason = "each test uses some of it")]
 
+use std::sync::Arc;
+
+use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig};
+use tidegate_service::Geometry;
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig};
 
 /// The addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 
-/// The hosts, each with so many frames; `change` sets what else a test needs.
-pub fn open(frames: u32, change: impl Fn(NetConfig) -> NetConfig) -> [Net; 2] {
+/// The configurations of the hosts, each with so many frames.
+fn configs(frames: u32) -> [NetConfig; 2] {
     let (a, b) = wire(&MemConfig::default()).unwrap();
-    let open = |port, host: usize| {
-        let config = NetConfig::new(port)
+    [(a, 0), (b, 1)].map(|(port, host)| {
+        NetConfig::new(port)
             .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
             .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
             .frames(frames, FrameSize::K2)
             .hugepages(false)
-            .seed([7; 16]);
-        Net::open(change(config)).unwrap()
-    };
-    [open(a, 0), open(b, 1)]
+            .seed([7; 16])
+    })
+}
+
+/// The hosts, each with so many frames; `change` sets what else a test needs.
+pub fn open(frames: u32, change: impl Fn(NetConfig) -> NetConfig) -> [Net; 2] {
+    configs(frames).map(|config| Net::open(change(config)).unwrap())
+}
+
+/// Hosts whose stacks are in daemons, which end with this.
+pub struct Daemons {
+    daemons: [(Daemon, std::path::PathBuf); 2],
+    _folder: TempDir,
+}
+
+/// Starts them, each with so many frames.
+pub fn daemons(frames: u32) -> Daemons {
+    let folder = tempfile::tempdir().unwrap();
+    let mut names = ["a.sock", "b.sock"].into_iter();
+    let daemons = configs(frames).map(|config| {
+        let path = folder.path().join(names.next().unwrap());
+        let door = DoorConfig {
+            path: path.clone(),
+            mode: 0o600,
+            group: None,
+            geometry: Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 },
+            coalescing: DEFAULT_COALESCING,
+        };
+        (Daemon::start(config, door, || Ok(()), Arc::new(|_: &str| {})).unwrap(), path)
+    });
+    Daemons { daemons, _folder: folder }
+}
+
+impl Daemons {
+    /// A program on each.
+    pub fn attach(&self) -> [Net; 2] {
+        [0, 1].map(|n| Net::attach(&self.daemons[n].1, "test").unwrap())
+    }
+}
+
+/// Runs `check` with stacks in this program, and with stacks in daemons.
+pub fn in_both_forms(frames: u32, check: impl Fn([Net; 2])) {
+    check(open(frames, |config| config));
+    check(daemons(frames).attach());
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
-use super::{Calls, Exchange, Streams, TcpLoadConfig, TcpLoadReport};
+use super::{Answer, Calls, Exchange, Question, Streams, TcpLoadConfig, TcpLoadReport};
 use crate::load::Latencies;
 
 /// Connections that are being established at the same time, at most.
@@ -51,6 +51,7 @@ pub(super) struct Load<'c> {
     began: Instant,
     slots: Vec<Slot>,
     message: Vec<u8>,
+    answer: Answer,
     buffer: Vec<u8>,
     connecting: usize,
     opened: usize,
@@ -70,11 +71,16 @@ pub(super) struct Load<'c> {
 impl<'c> Load<'c> {
     pub(super) fn new(config: &'c TcpLoadConfig) -> Self {
         let slot = || Slot { phase: Phase::Closed, wants_room: false };
+        let question = config.question.clone().unwrap_or_else(|| {
+            let request: Vec<u8> = (0..config.message_bytes).map(|n| (n % 251) as u8).collect();
+            Question { answer: Answer::Exactly(request.clone()), request }
+        });
         Self {
             config,
             began: Instant::now(),
             slots: (0..config.connections).map(|_| slot()).collect(),
-            message: (0..config.message_bytes).map(|n| (n % 251) as u8).collect(),
+            message: question.request,
+            answer: question.answer,
             buffer: vec![0; BUFFER_BYTES],
             connecting: 0,
             opened: 0,
@@ -352,14 +358,13 @@ impl<'c> Load<'c> {
                 Err(error) => return self.on_result(calls, slot, Err(error)),
             };
             self.received_bytes += len as u64;
-            let expected = self.message.get(received..received + len);
-            if expected != Some(&self.buffer[..len]) {
+            if !self.answer.goes_on(received, &self.buffer[..len]) {
                 self.report.wrong_answers += 1;
                 self.end(calls, slot);
                 return Ok(());
             }
             self.slots[slot].phase = Phase::Asking { due_ns, sent, received: received + len };
-            if received + len == self.message.len() {
+            if received + len == self.answer.len() {
                 self.on_answer(calls, slot, due_ns)?;
                 // There is nothing more before the next request has arrived.
                 return Ok(());

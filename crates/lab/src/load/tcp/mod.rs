@@ -33,6 +33,47 @@ pub enum Exchange {
     Receive,
 }
 
+/// A question to a server that knows more than to echo, and its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// What is sent.
+    pub request: Vec<u8>,
+    /// What comes back.
+    pub answer: Answer,
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// These bytes.
+    Exactly(Vec<u8>),
+    /// So many bytes, whatever they are.
+    Bytes(usize),
+}
+
+impl Answer {
+    /// How long it is.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Exactly(bytes) => bytes.len(),
+            Self::Bytes(len) => *len,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether these bytes may be what follows the first `received` ones.
+    fn goes_on(&self, received: usize, bytes: &[u8]) -> bool {
+        match self {
+            Self::Exactly(whole) => whole.get(received..received + bytes.len()) == Some(bytes),
+            Self::Bytes(len) => received + bytes.len() <= *len,
+        }
+    }
+}
+
 /// How to make load.
 #[derive(Clone, Debug)]
 pub struct TcpLoadConfig {
@@ -57,6 +98,8 @@ pub struct TcpLoadConfig {
     pub exchange: Exchange,
     /// The length of a message.
     pub message_bytes: usize,
+    /// What to ask instead of sending messages that come back.
+    pub question: Option<Question>,
     /// A connection for each request.
     pub connect_each: bool,
     /// Requests per second; `None` is a closed loop.
@@ -83,6 +126,7 @@ impl TcpLoadConfig {
             active: None,
             exchange: Exchange::Echo,
             message_bytes: 64,
+            question: None,
             connect_each: false,
             rate_per_second: None,
             seconds: 10.0,
@@ -207,6 +251,11 @@ fn check(config: &TcpLoadConfig) -> Result<(), LabError> {
     let wrong = |what: &str| Err(LabError::Config(what.to_owned()));
     if config.connections == 0 || config.message_bytes == 0 || config.sources == 0 {
         return wrong("connections, bytes and sources must be 1 or more");
+    }
+    if let Some(question) = &config.question
+        && (question.request.is_empty() || question.answer.is_empty())
+    {
+        return wrong("a request and its answer must be 1 byte or more");
     }
     if !(config.seconds > 0.0 && config.warm_up_seconds >= 0.0) {
         return wrong("the time to measure must be more than 0 seconds");

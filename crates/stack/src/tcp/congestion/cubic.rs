@@ -41,6 +41,16 @@ impl Cubic {
         self.w_est = cwnd as f32;
     }
 
+    /// The windows before the last loss and at it: what outlasts a growth.
+    pub(super) fn windows(&self) -> (f32, f32) {
+        (self.w_max, self.w_last_max)
+    }
+
+    /// One with these windows, whose growth has not begun.
+    pub(super) fn with_windows(w_max: f32, w_last_max: f32) -> Self {
+        Self { w_max, w_last_max, ..Self::default() }
+    }
+
     /// Section 4.2, equation 1.
     fn w_cubic(&self, seconds: f64) -> f64 {
         C * (seconds - f64::from(self.k)).powi(3) + f64::from(self.w_max)

@@ -7,6 +7,8 @@
 mod cubic;
 mod newreno;
 
+use serde::{Deserialize, Serialize};
+
 use cubic::Cubic;
 use newreno::NewReno;
 
@@ -14,7 +16,7 @@ use newreno::NewReno;
 pub(crate) const INITIAL_SEGMENTS: u32 = 10;
 
 /// Which algorithm a connection uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CongestionControl {
     /// RFC 9438.
     #[default]
@@ -63,6 +65,15 @@ enum Algorithm {
     NewReno(NewReno),
 }
 
+/// A [`Controller`] as plain data; windows of CUBIC's in segments.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedController {
+    cwnd: u32,
+    ssthresh: u32,
+    w_max: f32,
+    w_last_max: f32,
+}
+
 /// The window of a connection and the algorithm that moves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Controller {
@@ -78,6 +89,27 @@ impl Controller {
         };
         let window = Window { cwnd: initial_window(mss), ssthresh: u32::MAX };
         Self { window, algorithm }
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn save(&self) -> SavedController {
+        let (w_max, w_last_max) = match &self.algorithm {
+            Algorithm::Cubic(cubic) => cubic.windows(),
+            Algorithm::NewReno(_) => (0.0, 0.0),
+        };
+        let Window { cwnd, ssthresh } = self.window;
+        SavedController { cwnd, ssthresh, w_max, w_last_max }
+    }
+
+    /// One that goes on where another was saved: with the same window, from
+    /// which CUBIC begins to grow anew.
+    pub(crate) fn restore(kind: CongestionControl, mss: u32, saved: &SavedController) -> Self {
+        let mut controller = Self::new(kind, mss);
+        controller.window = Window { cwnd: saved.cwnd.max(mss), ssthresh: saved.ssthresh };
+        if let Algorithm::Cubic(cubic) = &mut controller.algorithm {
+            *cubic = Cubic::with_windows(saved.w_max, saved.w_last_max);
+        }
+        controller
     }
 
     fn algorithm(&mut self) -> (&mut dyn Congestion, &mut Window) {

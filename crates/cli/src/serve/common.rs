@@ -1,33 +1,24 @@
-//! `tidegate serve`: a server on Tidegate, or on kernel sockets to compare.
+//! What all servers have in common: their flags, and how they are brought up on
+//! Tidegate or on kernel sockets.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use clap::{Args, ValueEnum};
 use tidegate::{Distribution, Net, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
-use tidegate_apps::dns::{self, DnsConfig, ZoneSource};
 use tidegate_apps::embedded::serve_both;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
-use tidegate_apps::kernel_streams::serve_kernel_streams;
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
-use tidegate_apps::streams::{StreamService, serve_streams};
-use tidegate_apps::work::Work;
 use tidegate_apps::{MessageLimits, Responder, ServeCounters};
 
 use crate::Failure;
-use crate::config::{self, Section};
+use crate::config;
 use crate::control::Control;
 use crate::gate::GateOptions;
-use crate::guard::be_urgent;
 use crate::host::{HostOptions, PortKind, pin_to};
-use crate::http::HttpCommand;
+use crate::process::{be_urgent, ready, stop_flag};
 use crate::report::ServeReport;
 
 /// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
@@ -35,35 +26,6 @@ const MAX_DATAGRAM_BYTES: usize = 2048;
 
 /// Connections that may wait to be accepted.
 const TCP_BACKLOG: usize = 4096;
-
-/// Servers.
-#[derive(Subcommand)]
-pub(crate) enum Serve {
-    /// An authoritative DNS server
-    Dns(Box<DnsCommand>),
-    /// A UDP or TCP server that sends back what it gets
-    Echo(Box<EchoCommand>),
-    /// An HTTP/1.1 server for static files, with a small API
-    Http(Box<HttpCommand>),
-}
-
-/// Flags of `serve dns`.
-#[derive(Args)]
-pub(crate) struct DnsCommand {
-    #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
-    dns: DnsOptions,
-}
-
-/// Flags of `serve echo`.
-#[derive(Args)]
-pub(crate) struct EchoCommand {
-    #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
-    echo: EchoOptions,
-}
 
 #[derive(Args)]
 pub(crate) struct Common {
@@ -130,140 +92,6 @@ impl From<DistributionName> for Distribution {
 /// The most threads that may read.
 const MOST_READERS: usize = 1024;
 
-/// Section `[dns]`.
-#[derive(Args, Serialize, Deserialize, Default)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct DnsOptions {
-    /// A zone file, as FILE or as ORIGIN=FILE; may be given several times
-    #[arg(long, value_name = "[ORIGIN=]FILE")]
-    zone: Vec<String>,
-    /// The UDP port to serve [default: 53]
-    #[arg(long, value_name = "PORT")]
-    listen: Option<u16>,
-    /// The largest answer in bytes, whatever the client offers [default: 1232]
-    #[arg(long, value_name = "BYTES")]
-    max_udp_bytes: Option<u16>,
-    /// Serve no TCP
-    #[arg(long)]
-    no_tcp: bool,
-    /// TCP connections at the same time; one more ends the longest idle [default: 1024]
-    #[arg(long, value_name = "COUNT")]
-    tcp_connections: Option<usize>,
-    /// TCP connections of one address at the same time [default: 64]
-    #[arg(long, value_name = "COUNT")]
-    tcp_per_address: Option<usize>,
-    /// How long a TCP connection may be idle [default: 10]
-    #[arg(long, value_name = "SECONDS")]
-    tcp_idle_timeout: Option<u64>,
-}
-
-impl DnsOptions {
-    /// What TCP connections may cost; `None` when there are none.
-    fn streams(&self) -> Option<MessageLimits> {
-        let defaults = MessageLimits::default();
-        let seconds = |seconds: u64| Duration::from_secs(seconds.max(1));
-        (!self.no_tcp).then(|| MessageLimits {
-            connections: self.tcp_connections.unwrap_or(defaults.connections).max(1),
-            per_address: self.tcp_per_address.unwrap_or(defaults.per_address).max(1),
-            idle_timeout: self.tcp_idle_timeout.map_or(defaults.idle_timeout, seconds),
-        })
-    }
-}
-
-impl Section for DnsOptions {
-    const NAME: &'static str = "dns";
-}
-
-/// Section `[echo]`.
-#[derive(Args, Serialize, Deserialize, Default)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct EchoOptions {
-    /// The port to serve [default: 7]
-    #[arg(long, value_name = "PORT")]
-    listen: Option<u16>,
-    /// Work on each datagram for about so long; measured once at the start
-    #[arg(long, value_name = "NANOSECONDS")]
-    work_ns: Option<u64>,
-    /// Answer nothing
-    #[arg(long)]
-    sink: bool,
-    /// Serve TCP instead of UDP
-    #[arg(long)]
-    tcp: bool,
-    /// With --tcp: send bytes as fast as they are taken, and read none
-    #[arg(long, conflicts_with = "sink")]
-    source: bool,
-    /// With --tcp and --port kernel: never sleep
-    #[arg(long)]
-    spin: bool,
-}
-
-impl Section for EchoOptions {
-    const NAME: &'static str = "echo";
-}
-
-impl Serve {
-    pub(crate) fn run(self) -> Result<(), Failure> {
-        match self {
-            Serve::Dns(command) => {
-                let DnsCommand { common, dns } = *command;
-                let options = config::over(dns, common.config.as_deref())?;
-                let server = load_zones(&options)?;
-                let port = options.listen.unwrap_or(53);
-                common.serve("dns", port, server, options.streams())
-            }
-            Serve::Http(command) => command.run(),
-            Serve::Echo(command) => {
-                let EchoCommand { common, echo } = *command;
-                let options = config::over(echo, common.config.as_deref())?;
-                if options.source && !options.tcp {
-                    return Err("--source is for streams: give --tcp as well".into());
-                }
-                if options.tcp {
-                    return common.serve_tcp_echo(&options);
-                }
-                // On the processor that will do the work.
-                config::over(common.host.clone(), common.config.as_deref())?.pin()?;
-                let began = Instant::now();
-                let now_ns = || began.elapsed().as_nanos() as u64;
-                let turns = Work::turns_for(options.work_ns.unwrap_or(0), now_ns);
-                let work = Work::new(turns, options.sink);
-                common.serve("echo", options.listen.unwrap_or(7), work, None)
-            }
-        }
-    }
-}
-
-fn load_zones(options: &DnsOptions) -> Result<dns::Server, Failure> {
-    if options.zone.is_empty() {
-        return Err("no zone to serve: give --zone ORIGIN=FILE".into());
-    }
-    let mut config = DnsConfig {
-        zones: options.zone.iter().map(|zone| zone_source(zone)).collect(),
-        hash_seed: RandomState::new().hash_one(std::process::id()),
-        ..DnsConfig::default()
-    };
-    if let Some(bytes) = options.max_udp_bytes {
-        config.max_udp_bytes = bytes.into();
-    }
-    let began = Instant::now();
-    let server = dns::Server::load(&config)?;
-    for warning in server.warnings() {
-        eprintln!("{warning}");
-    }
-    let (zones, names) = (server.zone_count(), server.name_count());
-    eprintln!("loaded {names} names in {zones} zones in {:.2} s", began.elapsed().as_secs_f64());
-    Ok(server)
-}
-
-/// `ORIGIN=FILE`, or `FILE` alone when the file says its origin itself.
-fn zone_source(text: &str) -> ZoneSource {
-    match text.split_once('=') {
-        Some((origin, path)) => ZoneSource { origin: Some(origin.to_owned()), path: path.into() },
-        None => ZoneSource { origin: None, path: text.into() },
-    }
-}
-
 impl Common {
     /// Section `[host]` and its flags.
     pub(crate) fn host(&self) -> Result<HostOptions, Failure> {
@@ -286,10 +114,9 @@ impl Common {
         host.pin()?;
         let stop = stop_flag(self.duration)?;
         let mut config = host.net_config(&settings)?;
-        let classes = self.config.as_deref().map(config::admission).transpose()?.flatten();
-        if self.admission || classes.is_some() {
+        if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
             be_urgent();
-            config = config.admission(classes.unwrap_or_default());
+            config = config.admission(classes);
         }
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcards(port);
@@ -300,37 +127,9 @@ impl Common {
         Ok(StreamServer { net, listeners, addresses, stop, _control: control })
     }
 
-    /// Streams on Tidegate, or on kernel sockets to compare.
-    fn serve_tcp_echo(self, echo: &EchoOptions) -> Result<(), Failure> {
-        let port = echo.listen.unwrap_or(7);
-        let service = match echo {
-            EchoOptions { source: true, .. } => StreamService::Source,
-            EchoOptions { sink: true, .. } => StreamService::Sink,
-            _ => StreamService::Echo,
-        };
-        let json = self.json;
-        let served = ServeCounters::new();
-        let host = self.host()?;
-        if host.port_kind() == PortKind::Kernel {
-            host.pin()?;
-            let stop = stop_flag(self.duration)?;
-            let addresses = host.kernel_addresses(port);
-            let ready = || ready("echo", &addresses, "kernel sockets");
-            serve_kernel_streams(&addresses, service, echo.spin, &stop, &served, ready)?;
-            return ServeReport::kernel("echo", &served).print(json);
-        }
-        if echo.spin {
-            return Err("--spin is for --port kernel: on Tidegate give --mode dedicated".into());
-        }
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
-        let server = self.open_streams("TCP echo", port, options)?;
-        server.ready("echo")?;
-        let StreamServer { net, listeners, stop, .. } = &server;
-        serve_streams(net, listeners, service, stop, &served)?;
-        ServeReport::tidegate("echo", &served, net).print(json)
-    }
-
-    fn serve(
+    /// Serves datagrams, and streams of messages if they have limits, on
+    /// Tidegate or on kernel sockets.
+    pub(crate) fn serve(
         self,
         name: &str,
         port: u16,
@@ -370,10 +169,9 @@ impl Common {
             ServeReport::kernel(name, served)
         } else {
             let mut config = host.net_config(&settings)?;
-            let classes = self.config.as_deref().map(config::admission).transpose()?.flatten();
-            if self.admission || classes.is_some() {
+            if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
                 be_urgent();
-                config = config.admission(classes.unwrap_or_default());
+                config = config.admission(classes);
             }
             let net = Net::open(config.own_thread(gate.network_thread() || has_reader_threads))?;
             let addresses = host.wildcards(port);
@@ -472,32 +270,4 @@ impl StreamServer {
         let path = format!("{} ({})", capabilities.kind, capabilities.detail);
         ready(name, &self.addresses, &path)
     }
-}
-
-/// Tells whoever started us that it is served from now on.
-pub(crate) fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()> {
-    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "ready: {name} on {} by {path}", addresses.join(", "))?;
-    out.flush()
-}
-
-/// Set when the command is to end: by SIGINT, by SIGTERM, or by time.
-pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the process at once.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    if let Some(seconds) = duration {
-        let limit = Duration::try_from_secs_f64(seconds)
-            .map_err(|_| format!("--duration {seconds}: give a number of seconds above 0"))?;
-        let stop = Arc::clone(&stop);
-        std::thread::spawn(move || {
-            std::thread::sleep(limit);
-            stop.store(true, Ordering::Relaxed);
-        });
-    }
-    Ok(stop)
 }

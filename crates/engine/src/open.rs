@@ -1,25 +1,22 @@
 //! From a configuration to a running engine.
 
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::IpAddr;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tidegate_engine::admission::AdmissionError;
-use tidegate_engine::{Clock, Engine, EngineConfig, IdleConfig, KernelNeighbours};
 use tidegate_gate::{Mode, Settings, admission};
-use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize, HEADROOM_BYTES};
+use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
 use tidegate_port::Port;
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
 use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
-use tidegate_port::steering::{Protocol, Rule};
+use tidegate_port::steering::Rule;
 use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::xdp::{XdpConfig, XdpError, XdpPort};
-use tidegate_stack::{Config, ConfigError, Limits, Ownership, Route, Stack};
+use tidegate_port::xdp::{Loaded, XdpConfig, XdpError, XdpPort};
+use tidegate_stack::{ConfigError, Limits, Ownership, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::threads::Form;
+use crate::admission::AdmissionError;
+use crate::{EngineConfig, IdleConfig};
 
 /// Where packets come from.
 pub enum PortConfig {
@@ -38,6 +35,21 @@ pub enum PortConfig {
 
 /// Opens a port with the arena that its frames will live in.
 pub type OpenPort = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>;
+
+impl PortConfig {
+    /// The same once more; what can be used only once is taken out.
+    pub(crate) fn again(&mut self) -> Self {
+        match self {
+            Self::Xdp(config) => Self::Xdp(config.clone()),
+            Self::Packet(config) => Self::Packet(config.clone()),
+            Self::Tap(config) => Self::Tap(config.clone()),
+            Self::Mem(_) | Self::Custom(_) => {
+                let used = || io::Error::other("this port can be opened only once");
+                std::mem::replace(self, Self::Custom(Box::new(move |_| Err(used()))))
+            }
+        }
+    }
+}
 
 impl From<MemPort> for PortConfig {
     fn from(port: MemPort) -> Self {
@@ -66,22 +78,23 @@ impl From<TapConfig> for PortConfig {
 /// Wraps a port after it was opened: faults, tracing, capture.
 pub type Wrap = Box<dyn FnOnce(Box<dyn Port>) -> io::Result<Box<dyn Port>> + Send>;
 
-/// What a [`crate::Net`] is made of.
+/// What a stack and its engine are made of.
 pub struct NetConfig {
-    port: PortConfig,
-    wraps: Vec<Wrap>,
-    addresses: Vec<IpCidr>,
-    routes: Vec<Route>,
-    ownership: Ownership,
-    mac: Option<MacAddr>,
-    vlan: Option<u16>,
-    limits: Limits,
-    arena: ArenaConfig,
-    engine: EngineConfig,
-    own_thread: bool,
-    counts_lock: bool,
-    admission: Option<admission::Config>,
-    seed: Option<[u8; 16]>,
+    pub(crate) port: PortConfig,
+    pub(crate) wraps: Vec<Wrap>,
+    pub(crate) addresses: Vec<IpCidr>,
+    pub(crate) routes: Vec<Route>,
+    pub(crate) ownership: Ownership,
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) vlan: Option<u16>,
+    pub(crate) limits: Limits,
+    pub(crate) arena: ArenaConfig,
+    pub(crate) engine: EngineConfig,
+    pub(crate) own_thread: bool,
+    pub(crate) counts_lock: bool,
+    pub(crate) ports_are_held: bool,
+    pub(crate) admission: Option<admission::Config>,
+    pub(crate) seed: Option<[u8; 16]>,
 }
 
 impl NetConfig {
@@ -100,6 +113,7 @@ impl NetConfig {
             engine: EngineConfig::default(),
             own_thread: false,
             counts_lock: false,
+            ports_are_held: false,
             admission: None,
             seed: None,
         }
@@ -196,25 +210,33 @@ impl NetConfig {
         self
     }
 
-    /// Counts how the lock of the stack is used, for
-    /// [`crate::Net::lock_statistics`]. That takes two readings of the time
-    /// stamp counter for each call on a socket.
+    /// Counts how the lock is used that threads share the stack by. That takes
+    /// two readings of the time stamp counter for each call on a socket.
     #[must_use]
     pub fn lock_statistics(mut self, counted: bool) -> Self {
         self.counts_lock = counted;
         self
     }
 
+    /// On a shared address: the program has bound a socket of the kernel's to
+    /// each port that it binds here, so none is taken for it.
+    #[must_use]
+    pub fn ports_are_held(mut self, held: bool) -> Self {
+        self.ports_are_held = held;
+        self
+    }
+
     /// Whether the lock of the stack is counted.
-    pub(crate) fn counts_lock(&self) -> bool {
+    pub fn counts_lock(&self) -> bool {
         self.counts_lock
     }
 
-    /// Who runs the engine.
-    pub(crate) fn form(&self) -> Form {
+    /// The mode, if threads of the stack's own run it; else the calls that wait
+    /// for a socket do.
+    pub fn mode_of_threads(&self) -> Option<Mode> {
         let mode = self.engine.gate.config().mode;
         let by_calls = matches!(mode, Mode::Polled | Mode::Dedicated) && !self.own_thread;
-        if by_calls { Form::Calls } else { Form::Threads(mode) }
+        (!by_calls).then_some(mode)
     }
 
     /// Keys the hash tables and port choices from this seed instead of the
@@ -233,7 +255,7 @@ impl NetConfig {
     }
 }
 
-/// Why a [`crate::Net`] could not be opened.
+/// Why a stack could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No memory for packet buffers.
@@ -254,6 +276,9 @@ pub enum OpenError {
     /// The stack does not take the configuration.
     #[error(transparent)]
     Stack(#[from] ConfigError),
+    /// What another process has saved.
+    #[error("what the other daemon has handed over cannot be taken up: {0}")]
+    Restore(#[from] RestoreError),
     /// The settings of admission, or a port that does not take them.
     #[error(transparent)]
     Admission(#[from] AdmissionError),
@@ -290,102 +315,51 @@ pub enum OpenError {
     Io(io::Error),
 }
 
-/// Opens the port and joins it to a stack. Also gives the addresses that are
-/// shared with the kernel, if any.
-pub(crate) fn engine(mut config: NetConfig) -> Result<(Engine, Vec<IpAddr>), OpenError> {
-    let shared = config.ownership == Ownership::Shared;
-    let mode = config.engine.gate.config().mode;
-    if config.admission.is_some() && !matches!(mode, Mode::Polled | Mode::Dedicated) {
-        return Err(OpenError::AdmissionNeedsPolling(mode));
+impl OpenError {
+    /// Another process still has what is needed, which it may be about to give
+    /// up.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Xdp(XdpError::AlreadyAttached(_) | XdpError::QueueBusy { .. }))
     }
-    let mut neighbours = None;
-    if shared {
-        let PortConfig::Xdp(xdp) = &config.port else { return Err(OpenError::CannotShare) };
-        let interface = Interface::by_name(&xdp.interface)?;
-        neighbours = Some(KernelNeighbours::follow(interface.index)?);
-        config.addresses = netlink::addresses(interface.index)?;
-        if config.addresses.is_empty() {
-            return Err(OpenError::NothingToShare(interface.name));
-        }
-        let routes = netlink::routes(interface.index)?;
-        let routes =
-            routes.iter().map(|route| Route { prefix: route.destination, gateway: route.gateway });
-        config.routes.extend(routes);
-    } else if config.addresses.is_empty() {
-        return Err(OpenError::NoAddress);
-    }
-    let shared_addresses =
-        if shared { config.addresses.iter().map(IpCidr::address).collect() } else { Vec::new() };
-    let kernel_receives = matches!(config.port, PortConfig::Packet(_) | PortConfig::Tap(_));
-    if kernel_receives && config.engine.idle == IdleConfig::default() {
-        // Its work may need this core: a pause lets it have it.
-        config.engine.idle.spin_ns = 0;
-    }
-    let mut arena = Arena::new(config.arena)?;
-    let mut port = open_port(config.port, &config.addresses, config.vlan, shared, &mut arena)?;
-    for wrap in config.wraps {
-        port = wrap(port).map_err(OpenError::Io)?;
-    }
-    let capabilities = port.capabilities();
-    let mac = config.mac.unwrap_or(MacAddr(capabilities.mac));
-    let seed = config.seed.map_or_else(random_seed, Ok)?;
-    let stack = Config {
-        medium: capabilities.medium,
-        mtu: capabilities.mtu,
-        vlan: config.vlan,
-        addresses: config.addresses,
-        routes: config.routes,
-        ownership: config.ownership,
-        limits: config.limits,
-        transmit_checksum: capabilities.transmit_checksum,
-        segmentation_bytes: match capabilities.segmentation {
-            // Headers go in front.
-            true => usize::from(u16::MAX - HEADROOM_BYTES),
-            false => 0,
-        },
-        ..Config::ethernet(mac, seed)
-    };
-    let clock = Clock::new();
-    let stack = Stack::new(stack, clock.now_ns())?;
-    let mut engine = Engine::new(port, arena, stack, clock, neighbours, config.engine);
-    if let Some(admission) = &config.admission {
-        engine.set_admission(admission, seed)?;
-    }
-    Ok((engine, shared_addresses))
 }
 
-fn open_port(
-    port: PortConfig,
-    addresses: &[IpCidr],
-    vlan: Option<u16>,
-    shared: bool,
+pub(crate) fn open_port(
+    config: &mut NetConfig,
+    loaded: &mut Option<Loaded>,
     arena: &mut Arena,
 ) -> Result<Box<dyn Port>, OpenError> {
+    let port = config.port.again();
+    let (addresses, vlan) = (&config.addresses, config.vlan);
     Ok(match port {
         PortConfig::Xdp(mut xdp) => {
-            if !shared {
+            if config.ownership == Ownership::Own {
                 not_the_kernels(&xdp.interface, addresses)?;
                 let own = addresses.iter().map(|address| Rule::Address(address.address()));
                 xdp.steering.rules.extend(own);
             }
             xdp.steering.vlan = vlan;
-            Box::new(XdpPort::open(xdp, arena)?)
+            match loaded {
+                Some(loaded) => Box::new(XdpPort::open_loaded(xdp, loaded, arena)?),
+                None => Box::new(XdpPort::open(xdp, arena)?),
+            }
         }
         PortConfig::Packet(mut packet) => {
             not_the_kernels(&packet.interface, addresses)?;
-            // The filter reads untagged frames only.
-            packet.steering = match vlan {
-                Some(_) => packet::Steering::Everything,
-                None => {
-                    packet::Steering::Addresses(addresses.iter().map(IpCidr::address).collect())
-                }
-            };
+            packet.steering = packet_steering(addresses, vlan);
             Box::new(PacketPort::open(&packet, arena)?)
         }
         PortConfig::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
         PortConfig::Mem(port) => port,
         PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })
+}
+
+/// What an AF_PACKET port takes. The filter reads untagged frames only.
+pub(crate) fn packet_steering(addresses: &[IpCidr], vlan: Option<u16>) -> packet::Steering {
+    match vlan {
+        Some(_) => packet::Steering::Everything,
+        None => packet::Steering::Addresses(addresses.iter().map(IpCidr::address).collect()),
+    }
 }
 
 /// Refuses an own address that the kernel answers for too.
@@ -400,85 +374,10 @@ fn not_the_kernels(interface: &str, addresses: &[IpCidr]) -> Result<(), OpenErro
     Ok(())
 }
 
-fn random_seed() -> Result<[u8; 16], OpenError> {
+pub(crate) fn random_seed() -> Result<[u8; 16], OpenError> {
     let mut seed = [0; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut seed))
         .map_err(OpenError::Io)?;
     Ok(seed)
-}
-
-/// A port of a shared address that was moved from the kernel to Tidegate.
-///
-/// The kernel's own socket on it is held too: so no other program gets the
-/// port, and stray packets that the kernel still sees are not answered with
-/// "port unreachable".
-pub(crate) struct Claim {
-    rules: Vec<Rule>,
-    local: SocketAddr,
-    _kernel: OwnedFd,
-}
-
-/// A socket of the kernel's that nothing is read from.
-fn reserve(protocol: Protocol, local: SocketAddr, dual_stack: bool) -> io::Result<OwnedFd> {
-    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let kind = match protocol {
-        Protocol::Udp => SocketType::DGRAM,
-        Protocol::Tcp => SocketType::STREAM,
-    };
-    let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    if local.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&fd, !dual_stack)?;
-    }
-    rustix::net::bind(&fd, &local)?;
-    Ok(fd)
-}
-
-impl Claim {
-    /// Moves `local`, which may be the unspecified address: then the port of
-    /// each of the `shared` addresses of its families moves.
-    pub(crate) fn take(
-        port: &mut dyn Port,
-        protocol: Protocol,
-        mut local: SocketAddr,
-        dual_stack: bool,
-        shared: &[IpAddr],
-    ) -> io::Result<Self> {
-        let kernel = reserve(protocol, local, dual_stack)?;
-        if local.port() == 0 {
-            let chosen = rustix::net::getsockname(&kernel)?;
-            local.set_port(SocketAddr::try_from(chosen)?.port());
-        }
-        let takes = |address: IpAddr| match local.ip() {
-            IpAddr::V4(any) if any.is_unspecified() => address.is_ipv4(),
-            IpAddr::V6(any) if any.is_unspecified() => dual_stack || address.is_ipv6(),
-            one => one == address,
-        };
-        let rules = shared
-            .iter()
-            .copied()
-            .filter(|&address| takes(address))
-            .map(|address| Rule::Port { protocol, address: Some(address), port: local.port() });
-        let claim = Self { rules: rules.collect(), local, _kernel: kernel };
-        for rule in &claim.rules {
-            if let Err(error) = port.set_steering(rule, true) {
-                claim.release(port);
-                return Err(error);
-            }
-        }
-        Ok(claim)
-    }
-
-    /// What was moved, with the port that the kernel chose for port 0.
-    pub(crate) fn local(&self) -> SocketAddr {
-        self.local
-    }
-
-    pub(crate) fn release(&self, port: &mut dyn Port) {
-        for rule in &self.rules {
-            // The port is closing or gone when this fails, and then it takes
-            // nothing any more.
-            let _ = port.set_steering(rule, false);
-        }
-    }
 }

@@ -11,11 +11,12 @@ use tidegate::{Net, TcpOptions};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{HttpLimits, Service, serve_http, serve_http_kernel};
 
+use super::common::{Common, StreamServer};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::PortKind;
+use crate::process::{ready, stop_flag};
 use crate::report::ServeReport;
-use crate::serve::{Common, StreamServer, ready, stop_flag};
 
 /// Flags of `serve http`.
 #[derive(Args)]

@@ -1,0 +1,402 @@
+//! `tidegate top`: what the daemon does, live.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Paragraph, Row, Table};
+use serde::Serialize;
+use tidegate_service::Phase;
+use tidegate_service::attachment::DEFAULT_PATH;
+use tidegate_service::daemon::{ApplicationReport, Report};
+
+use crate::Failure;
+use crate::process::stop_flag;
+
+/// Flags of `top`.
+#[derive(Args)]
+pub(crate) struct Top {
+    /// The Unix socket of the daemon
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
+    socket: PathBuf,
+    /// How long to count before rates are shown again
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// Print one interval and end; without a terminal there is one after the other
+    #[arg(long)]
+    once: bool,
+    /// Print a JSON object for each interval
+    #[arg(long)]
+    json: bool,
+}
+
+/// What happened in an interval.
+#[derive(Debug, Serialize, PartialEq)]
+struct View {
+    /// Rounds of the network core that found frames, of all that it made.
+    busy_percent: f64,
+    sleeps_per_s: f64,
+    frames_in_per_s: f64,
+    frames_out_per_s: f64,
+    connections: usize,
+    tcp_memory_bytes: usize,
+    frames_available: usize,
+    drops_per_s: Vec<(String, f64)>,
+    applications: Vec<AppView>,
+}
+
+/// What one process did.
+#[derive(Debug, Serialize, PartialEq)]
+struct AppView {
+    name: String,
+    pid: u32,
+    uid: u32,
+    sockets: usize,
+    connections: usize,
+    /// Bytes, datagrams and connections that wait for it in the stack.
+    waiting: usize,
+    commands_per_s: f64,
+    bytes_in_per_s: f64,
+    bytes_out_per_s: f64,
+}
+
+/// The counters of a process, which may have attached several times.
+type Counts = BTreeMap<u32, [u64; 3]>;
+
+fn counts(report: &Report) -> Counts {
+    let mut counts = Counts::new();
+    for app in &report.applications {
+        let sums = counts.entry(app.identity.pid).or_default();
+        for (sum, count) in sums.iter_mut().zip([app.commands, app.bytes_in, app.bytes_out]) {
+            *sum += count;
+        }
+    }
+    counts
+}
+
+impl View {
+    fn new(before: &Report, now: &Report, elapsed: Duration) -> Self {
+        // A daemon that was started anew counts from the beginning.
+        let since = |now: u64, before: u64| now.saturating_sub(before) as f64;
+        let per_s = |now, before| since(now, before) / elapsed.as_secs_f64();
+        let rounds = since(now.rounds, before.rounds);
+        let busy = since(now.busy_rounds, before.busy_rounds);
+        let dropped = |reason: &str| {
+            before.drops.iter().find(|(other, _)| other == reason).map_or(0, |(_, count)| *count)
+        };
+        let drops = now.drops.iter();
+        let drops = drops.map(|(reason, count)| (reason.clone(), per_s(*count, dropped(reason))));
+        let (counts_before, counts_now) = (counts(before), counts(now));
+        let mut applications: Vec<AppView> = Vec::new();
+        for app in &now.applications {
+            match applications.iter_mut().find(|known| known.pid == app.identity.pid) {
+                Some(known) => known.add(app),
+                None => {
+                    let [before, now] = [&counts_before, &counts_now]
+                        .map(|counts| counts.get(&app.identity.pid).copied().unwrap_or_default());
+                    let rates = std::array::from_fn(|index| per_s(now[index], before[index]));
+                    applications.push(AppView::new(app, rates));
+                }
+            }
+        }
+        Self {
+            busy_percent: if rounds > 0.0 { 100.0 * busy / rounds } else { 0.0 },
+            sleeps_per_s: per_s(now.sleeps, before.sleeps),
+            frames_in_per_s: per_s(now.received, before.received),
+            frames_out_per_s: per_s(now.transmitted, before.transmitted),
+            connections: now.connections,
+            tcp_memory_bytes: now.tcp_memory_bytes,
+            frames_available: now.frames_available,
+            drops_per_s: drops.filter(|(_, rate)| *rate > 0.0).collect(),
+            applications,
+        }
+    }
+
+    /// What is said of the network core.
+    fn head(&self) -> [String; 2] {
+        let drops: Vec<String> =
+            self.drops_per_s.iter().map(|(reason, rate)| format!("{reason} {rate:.0}/s")).collect();
+        [
+            format!(
+                "core {:.0} % busy, {:.0} sleeps/s; {:.0} frames/s in, {:.0} out; {} connections, \
+                 {} KiB of data, {} free buffers",
+                self.busy_percent,
+                self.sleeps_per_s,
+                self.frames_in_per_s,
+                self.frames_out_per_s,
+                self.connections,
+                self.tcp_memory_bytes / 1024,
+                self.frames_available
+            ),
+            format!("dropped: {}", if drops.is_empty() { "none".into() } else { drops.join(", ") }),
+        ]
+    }
+}
+
+const COLUMNS: [&str; 9] = [
+    "PID",
+    "USER",
+    "SOCKETS",
+    "CONNECTED",
+    "WAITING",
+    "COMMANDS/S",
+    "IN B/S",
+    "OUT B/S",
+    "PROGRAM",
+];
+
+impl AppView {
+    fn new(app: &ApplicationReport, [commands, bytes_in, bytes_out]: [f64; 3]) -> Self {
+        let mut view = Self {
+            name: app.identity.name.clone(),
+            pid: app.identity.pid,
+            uid: app.identity.uid,
+            sockets: 0,
+            connections: 0,
+            waiting: 0,
+            commands_per_s: commands,
+            bytes_in_per_s: bytes_in,
+            bytes_out_per_s: bytes_out,
+        };
+        view.add(app);
+        view
+    }
+
+    fn add(&mut self, app: &ApplicationReport) {
+        self.sockets += app.sockets.len();
+        let is_connected = |phase| matches!(phase, Phase::Connecting | Phase::Connected);
+        self.connections += app.sockets.iter().filter(|s| is_connected(s.phase)).count();
+        self.waiting += app.sockets.iter().map(|socket| socket.waiting).sum::<usize>();
+    }
+
+    fn cells(&self) -> [String; 9] {
+        [
+            self.pid.to_string(),
+            self.uid.to_string(),
+            self.sockets.to_string(),
+            self.connections.to_string(),
+            self.waiting.to_string(),
+            format!("{:.0}", self.commands_per_s),
+            format!("{:.0}", self.bytes_in_per_s),
+            format!("{:.0}", self.bytes_out_per_s),
+            self.name.clone(),
+        ]
+    }
+}
+
+/// Asks the daemon again and again.
+struct Watch<'p> {
+    path: &'p Path,
+    interval: Duration,
+    last: Report,
+    asked: Instant,
+}
+
+impl<'p> Watch<'p> {
+    fn new(path: &'p Path, interval: Duration) -> io::Result<Self> {
+        Ok(Self { path, interval, last: Report::ask(path)?, asked: Instant::now() })
+    }
+
+    /// How long the interval still lasts.
+    fn left(&self) -> Duration {
+        self.interval.saturating_sub(self.asked.elapsed())
+    }
+
+    /// What happened in the interval that is over.
+    fn next(&mut self) -> io::Result<View> {
+        let now = Report::ask(self.path)?;
+        let view = View::new(&self.last, &now, self.asked.elapsed());
+        (self.last, self.asked) = (now, Instant::now());
+        Ok(view)
+    }
+}
+
+impl Top {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let interval = Duration::try_from_secs_f64(self.interval)
+            .ok()
+            .filter(|interval| !interval.is_zero())
+            .ok_or_else(|| {
+                format!("--interval {}: give a number of seconds above 0", self.interval)
+            })?;
+        let mut watch = Watch::new(&self.socket, interval)?;
+        if self.once || self.json || !io::stdout().is_terminal() {
+            return self.print(&mut watch);
+        }
+        // It puts the terminal back also when we panic.
+        let mut terminal = ratatui::try_init()?;
+        let shown = show(&mut terminal, &mut watch);
+        ratatui::try_restore()?;
+        Ok(shown?)
+    }
+
+    /// Prints line by line, until it is told to stop or nobody reads.
+    fn print(&self, watch: &mut Watch<'_>) -> Result<(), Failure> {
+        let stop = stop_flag(None)?;
+        while !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(watch.left().min(LOOK));
+            if !watch.left().is_zero() {
+                continue;
+            }
+            let view = watch.next()?;
+            match print(&view, self.json) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+                printed => printed?,
+            }
+            if self.once {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How often to look whether it is time to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+fn print(view: &View, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(view)?)?;
+        return out.flush();
+    }
+    let line = |out: &mut io::StdoutLock<'_>, cells: [&str; 9]| {
+        let [pid, user, sockets, connected, waiting, commands, bytes_in, bytes_out, name] = cells;
+        writeln!(
+            out,
+            "{pid:>8} {user:>6} {sockets:>8} {connected:>9} {waiting:>9} {commands:>11} \
+             {bytes_in:>12} {bytes_out:>12}  {name}"
+        )
+    };
+    for text in view.head() {
+        writeln!(out, "{text}")?;
+    }
+    line(&mut out, COLUMNS)?;
+    for app in &view.applications {
+        let cells = app.cells();
+        line(&mut out, cells.each_ref().map(String::as_str))?;
+    }
+    out.flush()
+}
+
+/// Shows it on the terminal until q or Ctrl-C.
+fn show(terminal: &mut ratatui::DefaultTerminal, watch: &mut Watch<'_>) -> io::Result<()> {
+    let mut view = View::new(&watch.last, &watch.last, watch.interval);
+    loop {
+        terminal.draw(|frame| draw(frame, &view))?;
+        if event::poll(watch.left())? {
+            if matches!(event::read()?, Event::Key(key) if ends(key)) {
+                return Ok(());
+            }
+        } else {
+            view = watch.next()?;
+        }
+    }
+}
+
+fn ends(key: KeyEvent) -> bool {
+    let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press
+        && (matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+            || is_control && key.code == KeyCode::Char('c'))
+}
+
+fn draw(frame: &mut Frame<'_>, view: &View) {
+    let parts = [Constraint::Length(1), Constraint::Length(3), Constraint::Fill(1)];
+    let [title, head, table] = Layout::vertical(parts).areas(frame.area());
+    frame.render_widget(Line::from("tidegate top, q to quit").bold(), title);
+    let lines = view.head().map(Line::from);
+    let wrap = ratatui::widgets::Wrap { trim: true };
+    frame.render_widget(Paragraph::new(Text::from(lines.to_vec())).wrap(wrap), head);
+    let widths = [8, 6, 8, 9, 9, 11, 12, 12]
+        .map(Constraint::Length)
+        .into_iter()
+        .chain([Constraint::Fill(1)]);
+    let rows = view.applications.iter().map(|app| Row::new(app.cells()));
+    let heading = Row::new(COLUMNS).style(Style::new().reversed());
+    frame.render_widget(Table::new(rows, widths).header(heading), table);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use tidegate_service::daemon::Identity;
+
+    use super::*;
+
+    fn app(pid: u32, counts: [u64; 3]) -> ApplicationReport {
+        let [commands, bytes_in, bytes_out] = counts;
+        let identity = Identity { pid, uid: 0, name: "redis".to_owned() };
+        ApplicationReport { identity, commands, bytes_in, bytes_out, sockets: Vec::new() }
+    }
+
+    fn report(scale: u64, applications: Vec<ApplicationReport>) -> Report {
+        Report {
+            pid: 1,
+            arguments: Vec::new(),
+            folder: "/".into(),
+            is_shared: false,
+            applications,
+            frames_available: 7,
+            connections: 3,
+            tcp_memory_bytes: 2048,
+            received: 100 * scale,
+            transmitted: 50 * scale,
+            drops: vec![("no_route".to_owned(), 10 * scale), ("no_buffer".to_owned(), 4)],
+            rounds: 10 * scale,
+            busy_rounds: 5 * scale,
+            sleeps: 2 * scale,
+        }
+    }
+
+    fn view() -> View {
+        let before = report(1, vec![app(9, [1, 10, 100])]);
+        let now = report(3, vec![app(9, [5, 20, 300]), app(9, [2, 2, 2]), app(8, [4, 0, 0])]);
+        View::new(&before, &now, Duration::from_secs(2))
+    }
+
+    #[test]
+    fn rates_are_differences_by_time() {
+        let view = view();
+        assert_eq!((view.busy_percent, view.sleeps_per_s), (50.0, 2.0));
+        assert_eq!((view.frames_in_per_s, view.frames_out_per_s), (100.0, 50.0));
+        assert_eq!(view.drops_per_s, [("no_route".to_owned(), 10.0)]);
+        let [twice, new] = &view.applications[..] else { panic!("{view:?}") };
+        assert_eq!((twice.pid, twice.commands_per_s), (9, 3.0), "it attached twice");
+        assert_eq!((twice.bytes_in_per_s, twice.bytes_out_per_s), (6.0, 101.0));
+        assert_eq!((new.pid, new.commands_per_s), (8, 2.0));
+    }
+
+    #[test]
+    fn a_daemon_that_was_started_anew_has_no_rates_below_zero() {
+        let view = View::new(&report(9, vec![]), &report(1, vec![]), Duration::from_secs(1));
+        assert_eq!((view.busy_percent, view.frames_in_per_s), (0.0, 0.0));
+    }
+
+    #[test]
+    fn the_terminal_shows_every_program() {
+        let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
+        terminal.draw(|frame| draw(frame, &view())).unwrap();
+        let text = terminal.backend().to_string();
+        for part in ["core 50 % busy", "no_route 10/s", "PROGRAM", "redis", "COMMANDS/S"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn q_and_control_c_end_it() {
+        let key = |code, modifiers| ends(KeyEvent::new(code, modifiers));
+        assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
+        assert!(key(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        assert!(!key(KeyCode::Char('c'), KeyModifiers::NONE));
+    }
+}

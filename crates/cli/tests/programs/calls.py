@@ -1,0 +1,523 @@
+"""Makes the calls on sockets that programs make, and prints what came of each.
+
+The same must be printed on the kernel and on Tidegate. `calls.py peer ADDRESS`
+is the other side, on the kernel: a connection to its port 7000 gives it orders.
+`calls.py subject OWN PEER` makes the calls. Nothing waits by sleeping: what has
+to happen first is waited for by a call that ends when it has.
+"""
+
+import array
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import termios
+import threading
+
+CONTROL = 7000
+LIMIT = 20
+
+
+def family(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+# The other side.
+
+
+def order(connection, address):
+    """Does what one line of the subject says, and then ends the connection."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte:
+            return
+        line += byte
+    words = line.split()
+    if words[0] == b"echo":
+        while data := connection.recv(65536):
+            connection.sendall(data)
+    elif words[0] == b"give":
+        connection.sendall(bytes(int(words[1])))
+        connection.recv(1)
+    elif words[0] == b"pieces":
+        # Each piece is asked for.
+        for piece in words[1:]:
+            connection.recv(1)
+            connection.sendall(piece)
+        connection.recv(1)
+    elif words[0] == b"hold":
+        # Reads nothing until the other side has closed.
+        gone = select.poll()
+        gone.register(connection, select.POLLRDHUP)
+        gone.poll(LIMIT * 1000)
+    elif words[0] == b"count":
+        total = 0
+        while data := connection.recv(65536):
+            total += len(data)
+        connection.sendall(b"%d" % total)
+    elif words[0] == b"reset":
+        connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif words[0] == b"call":
+        # Connects back, says something and waits for the end.
+        for text in words[2:]:
+            with socket.create_connection((address, int(words[1])), LIMIT) as back:
+                back.sendall(text)
+                back.shutdown(socket.SHUT_WR)
+                while back.recv(65536):
+                    pass
+        connection.sendall(b".")
+    elif words[0] == b"datagrams":
+        with socket.socket(family(address), socket.SOCK_DGRAM) as back:
+            for text in words[2:]:
+                back.sendto(text, (address, int(words[1])))
+            connection.sendall(b".")
+            connection.recv(1)
+
+
+def peer(own, subject):
+    listener = socket.create_server((own, CONTROL), family=family(own), backlog=64)
+    udp = socket.socket(family(own), socket.SOCK_DGRAM)
+    udp.bind((own, CONTROL))
+
+    def echo_datagrams():
+        while True:
+            data, sender = udp.recvfrom(65536)
+            udp.sendto(data, sender)
+
+    threading.Thread(target=echo_datagrams, daemon=True).start()
+    print("ready", flush=True)
+
+    def serve(connection):
+        with connection:
+            try:
+                order(connection, subject)
+            except OSError:
+                pass
+
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+# The side that is looked at.
+
+
+class Subject:
+    def __init__(self, own, peer):
+        self.own, self.peer = own, peer
+        self.family = family(own)
+
+    def told(self, text):
+        """A connection on which the peer does this."""
+        connection = socket.create_connection((self.peer, CONTROL), LIMIT)
+        connection.settimeout(None)
+        connection.sendall(text.encode() + b"\n")
+        return connection
+
+    def listener(self, port=0):
+        listener = socket.socket(self.family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self.own, port))
+        listener.listen(16)
+        return listener
+
+    def called(self, *texts):
+        """A listener that the peer calls, and where it says that it has."""
+        listener = self.listener()
+        port = listener.getsockname()[1]
+        return listener, self.told(" ".join(["call", str(port), *texts]))
+
+
+def names(events):
+    words = ["IN", "OUT", "ERR", "HUP", "RDHUP"]
+    return "|".join(word for word in words if events & getattr(select, "EPOLL" + word)) or "0"
+
+
+def error_name(number):
+    return errno.errorcode.get(number, number)
+
+
+def code(call, *arguments):
+    """The name of the error of a call, or what it gives."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+
+
+def blocking(subject):
+    with subject.told("echo") as connection:
+        connection.sendall(b"hello")
+        yield connection.recv(100)
+        yield connection.send(b"")
+        yield connection.getpeername()[1] == CONTROL
+        yield connection.getsockname()[0] == subject.own
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(100)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        yield code(connection.send, b"more")
+
+
+def whole_and_peeked(subject):
+    with subject.told("pieces abc defgh") as connection:
+        connection.sendall(b"1")
+        yield connection.recv(2, socket.MSG_PEEK)
+        yield connection.recv(2)
+        connection.sendall(b"2")
+        yield connection.recv(6, socket.MSG_WAITALL)
+        yield code(connection.recv, 1, socket.MSG_DONTWAIT)
+
+
+def vectors(subject):
+    with subject.told("echo") as connection:
+        yield connection.sendmsg([b"one ", b"two ", b"three"])
+        got = bytearray()
+        while len(got) < 13:
+            first, second = bytearray(3), bytearray(100)
+            count, _, flags, _ = connection.recvmsg_into([first, second])
+            got += (bytes(first) + bytes(second))[:count]
+        yield bytes(got), flags
+        yield os.writev(connection.fileno(), [b"a", b"b"])
+        yield os.read(connection.fileno(), 1)
+
+
+def nonblocking_connect(subject):
+    connection = socket.socket(subject.family)
+    connection.setblocking(False)
+    yield error_name(connection.connect_ex((subject.peer, CONTROL)))
+    _, writable, _ = select.select([], [connection], [], LIMIT)
+    yield len(writable), connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    yield code(connection.recv, 1)
+    yield error_name(connection.connect_ex((subject.peer, CONTROL)))
+    yield error_name(connection.connect_ex((subject.peer, CONTROL)))
+    connection.close()
+
+
+def refused(subject):
+    connection = socket.socket(subject.family)
+    yield code(connection.connect, (subject.peer, 1))
+    connection.close()
+    connection = socket.socket(subject.family)
+    connection.setblocking(False)
+    connection.connect_ex((subject.peer, 1))
+    poll = select.epoll()
+    poll.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+    yield [names(events) for _, events in poll.poll(LIMIT)]
+    yield error_name(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    yield connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def reset(subject):
+    with subject.told("reset") as connection:
+        connection.sendall(b"1")
+        yield code(connection.recv, 1)
+        yield code(connection.send, b"x")
+
+
+def level_triggered(subject):
+    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN)
+        yield poll.poll(0)
+        connection.sendall(b"1")
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        connection.recv(1)
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        connection.recv(10)
+        yield poll.poll(0)
+        poll.modify(connection, select.EPOLLIN | select.EPOLLOUT)
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        poll.modify(connection, 0)
+        yield poll.poll(0)
+        yield code(poll.register, connection, select.EPOLLIN)
+        poll.unregister(connection)
+        yield code(poll.unregister, connection)
+
+
+def edge_triggered(subject):
+    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN | select.EPOLLET)
+        connection.sendall(b"1")
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        yield poll.poll(0)
+        connection.sendall(b"2")
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        yield connection.recv(5, socket.MSG_WAITALL)
+        yield code(connection.recv, 1, socket.MSG_DONTWAIT), poll.poll(0)
+
+
+def one_shot(subject):
+    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN | select.EPOLLONESHOT)
+        connection.sendall(b"1")
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        yield poll.poll(0)
+        poll.modify(connection, select.EPOLLIN | select.EPOLLONESHOT)
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        yield poll.poll(0)
+
+
+def ends(subject):
+    with subject.told("give 3") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
+        connection.recv(3, socket.MSG_WAITALL)
+        connection.sendall(b"1")
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        yield connection.recv(1)
+        connection.shutdown(socket.SHUT_WR)
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+
+
+def nested_and_mixed(subject):
+    inner, outer = select.epoll(), select.epoll()
+    reader, writer = os.pipe()
+    with subject.told("pieces abc") as connection:
+        inner.register(connection, select.EPOLLIN)
+        outer.register(inner.fileno(), select.EPOLLIN)
+        outer.register(reader, select.EPOLLIN)
+        yield outer.poll(0)
+        os.write(writer, b"x")
+        yield [fd == reader for fd, _ in outer.poll(LIMIT)]
+        os.read(reader, 1)
+        connection.sendall(b"1")
+        yield [fd == inner.fileno() for fd, _ in outer.poll(LIMIT)]
+        yield [fd == connection.fileno() for fd, _ in inner.poll(0)]
+        poll = select.poll()
+        for fd in (reader, connection, inner.fileno()):
+            poll.register(fd, select.POLLIN)
+        yield sorted(names(events) for _, events in poll.poll(LIMIT * 1000))
+        os.write(writer, b"x")
+        readable, _, _ = select.select([reader, connection], [], [], LIMIT)
+        yield len(readable)
+
+
+def accepting(subject):
+    listener, orders = subject.called("first", "second")
+    listener.setblocking(False)
+    poll = select.epoll()
+    poll.register(listener, select.EPOLLIN)
+    for _ in range(2):
+        yield [names(events) for _, events in poll.poll(LIMIT)]
+        connection, sender = listener.accept()
+        connection.setblocking(True)
+        yield sender[0] == subject.peer, connection.recv(100), connection.recv(100)
+        yield connection.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        connection.close()
+    yield orders.recv(1)
+    yield code(listener.accept)
+    yield listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    yield code(listener.recv, 1)
+    port = listener.getsockname()[1]
+    other = socket.socket(subject.family)
+    yield code(other.bind, (subject.own, port))
+
+
+def duplicates(subject):
+    with subject.told("echo") as connection:
+        copy = os.dup(connection.fileno())
+        other = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 100)
+        connection.close()
+        os.write(copy, b"hello")
+        yield os.read(other, 100)
+        yield fcntl.fcntl(other, fcntl.F_GETFD), other >= 100
+        os.dup2(copy, other)
+        os.close(copy)
+        os.write(other, b"again")
+        yield os.read(other, 100)
+        os.close(other)
+        yield code(os.read, other, 1)
+
+
+def files(subject):
+    with tempfile.TemporaryFile() as file, subject.told("count") as connection:
+        file.write(bytes(300_000))
+        file.flush()
+        sent = 0
+        while sent < 200_000:
+            sent += os.sendfile(connection.fileno(), file.fileno(), sent, 200_000 - sent)
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(100)
+
+
+def corked(subject):
+    with subject.told("count") as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        connection.sendall(b"head")
+        connection.sendall(bytes(5000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+        connection.send(b"more", socket.MSG_MORE)
+        connection.sendall(b"last")
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(100)
+
+
+def full(subject):
+    with subject.told("hold") as connection:
+        connection.setblocking(False)
+        sent = 0
+        try:
+            while True:
+                sent += connection.send(bytes(65536))
+        except BlockingIOError:
+            yield sent > 0
+        with select.epoll() as poll:
+            poll.register(connection, select.EPOLLOUT)
+            yield poll.poll(0)
+
+
+def options(subject):
+    with subject.told("pieces abc") as connection:
+        get, set_ = connection.getsockopt, connection.setsockopt
+        yield get(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+        yield get(socket.SOL_SOCKET, socket.SO_DOMAIN) == subject.family
+        yield get(socket.SOL_SOCKET, socket.SO_PROTOCOL) == socket.IPPROTO_TCP
+        for level, name, value in [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000),
+        ]:
+            set_(level, name, value)
+            yield get(level, name)
+        yield code(set_, socket.SOL_SOCKET, 9999, 1)
+        yield get(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
+        connection.sendall(b"1")
+        select.select([connection], [], [], LIMIT)
+        waiting = array.array("i", [0])
+        fcntl.ioctl(connection, termios.FIONREAD, waiting)
+        yield waiting[0]
+        set_(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 20_000))
+        connection.settimeout(None)
+        yield connection.recv(100), code(connection.recv, 1)
+        flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+        yield code(os.read, connection.fileno(), 1)
+
+
+def interrupted(subject):
+    heard = []
+    signal.signal(signal.SIGALRM, lambda *_: heard.append(1) or heard[9])
+    with subject.told("pieces abc") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN)
+        for wait in (
+            lambda: connection.recv(1),
+            lambda: poll.poll(LIMIT),
+            lambda: select.select([connection], [], [], LIMIT),
+        ):
+            connection.settimeout(None)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            # The handler fails, so that the call is not made again.
+            try:
+                yield wait()
+            except IndexError:
+                yield "interrupted"
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def datagrams(subject):
+    udp = socket.socket(subject.family, socket.SOCK_DGRAM)
+    udp.settimeout(LIMIT)
+    yield udp.sendto(b"hello", (subject.peer, CONTROL))
+    yield udp.recvfrom(3)[0]
+    udp.connect((subject.peer, CONTROL))
+    yield udp.getpeername()[1], udp.getsockname()[0] == subject.own
+    yield udp.send(b"again")
+    select.select([udp], [], [], LIMIT)
+    yield udp.recv(2, socket.MSG_PEEK), len(udp.recv(2, socket.MSG_TRUNC | socket.MSG_PEEK))
+    data, _, flags, sender = udp.recvmsg(2)
+    yield data, bool(flags & socket.MSG_TRUNC), sender[0] == subject.peer
+    udp.setblocking(False)
+    yield code(udp.recv, 1)
+
+
+def bound_datagrams(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    udp = socket.socket(subject.family, socket.SOCK_DGRAM)
+    udp.bind((any_address, 7001))
+    if subject.family == socket.AF_INET6:
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    else:
+        udp.setsockopt(socket.IPPROTO_IP, getattr(socket, "IP_PKTINFO", 8), 1)
+    poll = select.epoll()
+    poll.register(udp, select.EPOLLIN)
+    with subject.told("datagrams 7001 one two") as orders:
+        yield orders.recv(1)
+        for _ in range(2):
+            yield len(poll.poll(LIMIT))
+            data, notes, _, _ = udp.recvmsg(100, 200)
+            level, kind, raw = notes[0]
+            at, size = (0, 16) if subject.family == socket.AF_INET6 else (8, 4)
+            own = socket.inet_ntop(subject.family, raw[at : at + size])
+            yield data, own == subject.own
+    loopback = "::1" if subject.family == socket.AF_INET6 else "127.0.0.1"
+    other = socket.socket(subject.family, socket.SOCK_DGRAM)
+    other.sendto(b"inside", (loopback, 7001))
+    yield len(poll.poll(LIMIT)), udp.recv(100)
+
+
+def over_loopback(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    loopback = "::1" if subject.family == socket.AF_INET6 else "127.0.0.1"
+    listener = socket.create_server((any_address, 7002), family=subject.family)
+    poll = select.epoll()
+    poll.register(listener, select.EPOLLIN)
+    with socket.create_connection((loopback, 7002), LIMIT) as inside:
+        yield len(poll.poll(LIMIT))
+        connection, _ = listener.accept()
+        inside.sendall(b"inside")
+        yield connection.recv(100)
+    with subject.told("call 7002 outside") as orders:
+        yield len(poll.poll(LIMIT))
+        connection, _ = listener.accept()
+        yield connection.recv(100)
+        connection.close()
+        yield orders.recv(1)
+
+
+def children(subject):
+    with subject.told("echo") as connection:
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            os._exit(7)
+        yield os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.sendall(b"still here")
+        yield connection.recv(100)
+
+
+def threads(subject):
+    with subject.told("pieces abc") as connection:
+        got = []
+        reader = threading.Thread(target=lambda: got.append(connection.recv(100)))
+        reader.start()
+        connection.sendall(b"1")
+        reader.join(LIMIT)
+        yield got
+
+
+def subject(own, peer):
+    own_side = Subject(own, peer)
+    for part in [
+        blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
+        level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        duplicates, files, corked, full, options, interrupted, datagrams, bound_datagrams,
+        over_loopback, children, threads,
+    ]:
+        number = 0
+        try:
+            for number, result in enumerate(part(own_side)):
+                print(f"{part.__name__} {number}: {result}", flush=True)
+        except Exception as error:
+            print(f"{part.__name__} after {number}: {error!r}", flush=True)
+
+
+if __name__ == "__main__":
+    {"peer": peer, "subject": subject}[sys.argv[1]](*sys.argv[2:])

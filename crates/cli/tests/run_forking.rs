@@ -1,0 +1,258 @@
+//! Unmodified programs that serve from children, attached to a daemon, with the
+//! kernel's tools on the other side.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use support::run::{Daemon, Program};
+use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether a test can run that needs these programs.
+fn can(test: &str, programs: &[&str]) -> bool {
+    is_root(test) && have(test, programs)
+}
+
+/// How many have each socket of each program that is attached.
+fn holders(daemon: &Daemon<'_>) -> Vec<Vec<u64>> {
+    let report = daemon.sockets();
+    let apps = report["applications"].as_array().unwrap();
+    let of = |app: &serde_json::Value| {
+        let sockets = app["sockets"].as_array().unwrap();
+        sockets.iter().map(|socket| socket["holders"].as_u64().unwrap()).collect()
+    };
+    apps.iter().map(of).collect()
+}
+
+/// Waits until this is so.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LIMIT, "it never comes to this: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What a server answers to this, until it ends the connection.
+fn exchange(site: &Site, address: &str, port: u16, data: &str) -> String {
+    site.tool("sh", &["-c", &format!("printf '%s' '{data}' | nc -N -w 30 {address} {port}")])
+}
+
+/// nginx is ended by its own means, workers and all.
+struct Nginx<'s> {
+    site: &'s Site,
+    config: String,
+    _program: Program,
+}
+
+impl Nginx<'_> {
+    fn signal(&self, signal: &str) -> bool {
+        let mut nginx = self.site.server().command("nginx");
+        nginx.args(["-c", &self.config, "-s", signal]).stderr(Stdio::null());
+        nginx.status().unwrap().success()
+    }
+}
+
+impl Drop for Nginx<'_> {
+    fn drop(&mut self) {
+        self.signal("stop");
+        // The master removes it when its workers have ended: before that it must not
+        // be killed.
+        let pid = Path::new(&self.config).with_file_name("pid");
+        let began = Instant::now();
+        while pid.exists() && began.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn nginx_config(root: &Path, is_daemon: bool) -> String {
+    let daemon = if is_daemon { "on" } else { "off" };
+    let root = root.display();
+    format!(
+        "daemon {daemon}; master_process on; worker_processes 2; user root; pid {root}/pid;
+         error_log {root}/error.log; events {{ worker_connections 256; }}
+         http {{ access_log off; client_body_temp_path {root}/body;
+         proxy_temp_path {root}/proxy; fastcgi_temp_path {root}/fastcgi;
+         uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
+         server {{ listen 8080; listen [::]:8080; root {root}; }} }}"
+    )
+}
+
+#[test]
+fn nginx_serves_from_workers_and_reloads_under_load() {
+    if !can("run_forking_nginx", &["nginx", "ab", "curl"]) {
+        return;
+    }
+    for is_daemon in [false, true] {
+        let site = Site::new(Kind::Xdp);
+        let daemon = Daemon::start(&site, &[]);
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
+        let config = root.join("nginx.conf");
+        fs::write(&config, nginx_config(root, is_daemon)).unwrap();
+        let config = config.to_str().unwrap().to_owned();
+        let program = ["nginx", "-c", &config, "-p", root.to_str().unwrap()];
+        let program = daemon.run_server(&program, 8080);
+        let nginx = Nginx { site: &site, config, _program: program };
+        let is_complete = || {
+            let all = holders(&daemon);
+            all.len() == 3 && all.iter().all(|sockets| sockets == &[3, 3])
+        };
+        wait_until("a master and two workers", is_complete);
+        for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
+            let url = format!("http://{host}:8080/page");
+            let mut load = site.client().command("ab");
+            load.args(["-q", "-n", "4000", "-c", "8", &url]);
+            let mut load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut reloads = 0;
+            while load.try_wait().unwrap().is_none() || reloads < 3 {
+                assert!(nginx.signal("reload"));
+                reloads += 1;
+                // The workers of before have gone when they have served their last.
+                wait_until("a master and two workers again", is_complete);
+            }
+            let output = load.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}{errors}");
+            let is_zero = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
+            assert!(said.lines().any(is_zero), "{said}");
+            assert!(said.contains("Complete requests:      4000"), "{said}");
+            assert!(!said.contains("Non-2xx"), "{said}");
+        }
+        drop(nginx);
+        wait_until("nobody is there", || holders(&daemon).is_empty());
+    }
+}
+
+#[test]
+fn socat_serves_each_connection_by_a_child() {
+    if !can("run_forking_socat", &["socat", "nc"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let daemon = Daemon::start(&site, &[]);
+    let large = "x".repeat(50_000);
+    for (listen, port, serve) in [
+        ("TCP6-LISTEN:7001,fork,reuseaddr,ipv6only=0", 7001, "PIPE"),
+        ("TCP6-LISTEN:7002,fork,reuseaddr,ipv6only=0", 7002, "EXEC:cat"),
+    ] {
+        let socat = daemon.run_server(&["socat", listen, serve], port);
+        for address in [SERVER_V4, SERVER_V6] {
+            for data in ["one", "two", &large] {
+                assert!(exchange(&site, address, port, data) == data, "{address} {serve}");
+            }
+        }
+        wait_until("the children have ended", || holders(&daemon) == [[1]]);
+        drop(socat);
+        wait_until("nobody is there", || holders(&daemon).is_empty());
+    }
+}
+
+/// Three children serve from the sockets that their parent has made. A fourth kind
+/// of child is made for a connection that the parent has accepted.
+const FORKING: &str = r#"
+import ctypes, os, signal, socket
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        work()
+        os._exit(0)
+    return pid
+
+tcp = socket.create_server(("::", 7100), family=socket.AF_INET6, dualstack_ipv6=True)
+single = socket.create_server(("::", 7101), family=socket.AF_INET6, dualstack_ipv6=True)
+udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+udp.bind(("::", 7100))
+
+def answer(connection):
+    data = b""
+    while piece := connection.recv(1000):
+        data += piece
+    connection.sendall(b"%d %s" % (os.getpid(), data))
+    connection.close()
+
+def accept():
+    while True:
+        answer(tcp.accept()[0])
+
+def datagrams():
+    while True:
+        data, peer = udp.recvfrom(2000)
+        udp.sendto(b"%d %s" % (os.getpid(), data), peer)
+
+for work in [accept, accept, accept, datagrams, datagrams]:
+    child(work)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    connection, _ = single.accept()
+    child(lambda: answer(connection))
+    connection.close()
+"#;
+
+#[test]
+fn children_serve_from_the_sockets_of_their_parent() {
+    if !can("run_forking_python", &["python3", "nc"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let daemon = Daemon::start(&site, &[]);
+    let python = daemon.run_server(&["python3", "-c", FORKING], 7101);
+    let pid = std::cell::Cell::new(0_u32);
+    let answered = |answer: String, data: &str| {
+        let (by, said) = answer.split_once(' ').unwrap_or_else(|| panic!("{answer:?}"));
+        assert_eq!(said, data);
+        pid.set(by.parse().unwrap());
+    };
+    for address in [SERVER_V4, SERVER_V6] {
+        let mut servers = std::collections::HashSet::new();
+        for n in 0..20 {
+            let data = format!("hello {n}");
+            answered(exchange(&site, address, 7100, &data), &data);
+            answered(exchange(&site, address, 7101, &data), &data);
+            assert!(servers.insert(pid.get()), "each of these has a child of its own");
+            let ask = format!("printf '%s' '{data}' | nc -u -W 1 -w 30 {address} 7100");
+            answered(site.tool("sh", &["-c", &ask]), &data);
+        }
+    }
+    drop(python);
+    wait_until("nobody is there", || holders(&daemon).is_empty());
+}
+
+#[test]
+fn redis_saves_in_a_child() {
+    if !can("run_forking_redis", &["redis-server", "redis-cli"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let daemon = Daemon::start(&site, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let redis = ["redis-server", "--bind", "0.0.0.0", "::", "--protected-mode", "no", "--dir", dir];
+    let _redis = daemon.run_server(&redis, 6379);
+    for address in [SERVER_V4, SERVER_V6] {
+        let ask = |words: &[&str]| site.tool("redis-cli", &[&["-h", address], words].concat());
+        assert_eq!(ask(&["set", "tide", "high"]), "OK\n");
+        assert_eq!(ask(&["bgsave"]), "Background saving started\n");
+        wait_until("it is saved", || {
+            let said = ask(&["info", "persistence"]);
+            said.contains("rdb_bgsave_in_progress:0") && said.contains("rdb_last_bgsave_status:ok")
+        });
+        assert_eq!(ask(&["get", "tide"]), "high\n");
+        assert!(folder.path().join("dump.rdb").exists());
+        fs::remove_file(folder.path().join("dump.rdb")).unwrap();
+    }
+    wait_until("the child has ended", || holders(&daemon).len() == 1);
+}

@@ -1,0 +1,74 @@
+//! What an engine does when another process is to go on in its place.
+
+use std::io;
+
+use tidegate_memory::Arena;
+use tidegate_port::{Burst, Capabilities, Port, PortCounters};
+use tidegate_stack::SavedStack;
+
+use crate::Engine;
+use crate::open::{NetConfig, OpenError};
+use crate::prepared::open_wrapped;
+
+/// Where a port was that was closed. Nothing arrives, and what is to be sent
+/// waits.
+struct Closed {
+    capabilities: Capabilities,
+    counters: PortCounters,
+}
+
+impl Port for Closed {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn receive(&mut self, _: &mut Arena, _: &mut Burst, _: usize) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn transmit(&mut self, _: &mut Arena, _: &mut Burst) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn counters(&mut self) -> PortCounters {
+        self.counters.clone()
+    }
+}
+
+impl Engine {
+    /// The stack as plain data, for another process to go on with. What is still
+    /// to be sent is sent first, as much as the port takes.
+    ///
+    /// # Errors
+    /// When the port is of no further use.
+    pub fn save(&mut self) -> io::Result<SavedStack> {
+        self.flush()?;
+        let now_ns = self.read_clock();
+        Ok(self.stack.save(now_ns, &self.arena))
+    }
+
+    /// Closes the port, so that another process can have the interface. The stack
+    /// stays as it is.
+    pub fn close_port(&mut self) {
+        let closed = Closed {
+            capabilities: self.port.capabilities().clone(),
+            counters: self.port.counters(),
+        };
+        let port = std::mem::replace(&mut self.port, Box::new(closed));
+        self.loaded = port.close_for_now(&mut self.arena);
+    }
+
+    /// Opens the port again that [`Engine::close_port`] closed, by the
+    /// configuration that the engine was made of. [`Engine::wake_fds`] are others
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is wrong; it may be tried again.
+    pub fn open_port_again(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
+        self.port = open_wrapped(&mut config, &mut self.loaded, &mut self.arena)?;
+        if let Some(admission) = &config.admission {
+            self.set_admission(admission, crate::open::random_seed()?)?;
+        }
+        Ok(())
+    }
+}

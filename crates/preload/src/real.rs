@@ -1,0 +1,87 @@
+//! The C library's own functions.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
+    off_t, off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    timeval,
+};
+
+/// Looks a function up among the libraries behind this one.
+#[cold]
+fn find(place: &AtomicPtr<c_void>, name: &std::ffi::CStr) -> *mut c_void {
+    // SAFETY: the name is a string of C's.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if found.is_null() {
+        eprintln!("tidegate: the C library has no {name:?}: this program needs another one");
+        std::process::abort();
+    }
+    place.store(found, Ordering::Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($($name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {$(
+        #[inline]
+        pub(crate) unsafe fn $name($($arg: $type),*) $(-> $result)? {
+            static PLACE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
+            let mut found = PLACE.load(Ordering::Relaxed);
+            if found.is_null() {
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                // Made of a literal.
+                let name = std::ffi::CStr::from_bytes_with_nul(name).unwrap_or_default();
+                found = find(&PLACE, name);
+            }
+            // SAFETY: the C library declares the function like this; the
+            // arguments are the caller's to answer for.
+            unsafe { std::mem::transmute::<*mut c_void, Function>(found)($($arg),*) }
+        }
+    )*};
+}
+
+real! {
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
+    readv(fd: c_int, bufs: *const iovec, count: c_int) -> ssize_t;
+    write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
+    writev(fd: c_int, bufs: *const iovec, count: c_int) -> ssize_t;
+    pread(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t) -> ssize_t;
+    recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    sendfile64(out: c_int, source: c_int, offset: *mut off64_t, count: size_t) -> ssize_t;
+    splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom(first: c_int);
+    dup(fd: c_int) -> c_int;
+    dup2(from: c_int, to: c_int) -> c_int;
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    select(count: c_int, reads: *mut fd_set, writes: *mut fd_set, others: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, reads: *mut fd_set, writes: *mut fd_set, others: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(fd: c_int, operation: c_int, target: c_int, event: *mut epoll_event) -> c_int;
+    epoll_pwait(fd: c_int, events: *mut epoll_event, limit: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(fd: c_int, events: *mut epoll_event, limit: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    fork() -> pid_t;
+    _exit(status: c_int) -> !;
+}

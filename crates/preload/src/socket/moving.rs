@@ -1,0 +1,196 @@
+//! When a socket moves from the kernel to Tidegate.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
+
+use super::{Body, Listener, Socket, Stream, Udp, any, options};
+use crate::rules::{Protocol, is_loopback};
+use crate::table::{self, Entry};
+use crate::{epoll, start};
+
+/// What a call on a kernel's socket came to.
+pub(crate) enum Moved {
+    /// It stays where it is: the kernel serves the call.
+    No,
+    /// It is Tidegate's now.
+    Yes(Arc<Socket>),
+}
+
+/// The descriptor is this socket from now on.
+fn enter(fd: i32, socket: Socket) -> Moved {
+    let socket = Arc::new(socket);
+    options::adopt(fd, &socket);
+    if !table::put(fd, Entry::Socket(Arc::clone(&socket))) {
+        return Moved::No;
+    }
+    epoll::on_moved(fd, &socket);
+    Moved::Yes(socket)
+}
+
+/// Whether a socket with this address can be Tidegate's.
+fn has_address(net: &Net, local: SocketAddr) -> bool {
+    let ip = local.ip().to_canonical();
+    ip.is_unspecified() || net.has_address(ip)
+}
+
+/// A socket was bound by the kernel to `local`. One for datagrams moves now if
+/// a port was asked for: nothing else will tell that it serves.
+///
+/// # Errors
+/// When it is to move and cannot.
+pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<Moved> {
+    let Some(rules) = start::rules() else { return Ok(Moved::No) };
+    let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+    if local.port() == 0 || !rules.moves_listener(Protocol::Udp, local) {
+        return Ok(Moved::No);
+    }
+    let net = start::net()?;
+    if !has_address(net, local) {
+        return Ok(Moved::No);
+    }
+    move_udp(fd, net, local, is_v6)
+}
+
+fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<Moved> {
+    let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
+    socket.set_nonblocking(true)?;
+    let has_kernel = local.ip().is_unspecified();
+    Ok(enter(fd, Socket::new(net, Body::Udp(Udp::new(socket)), is_v6, has_kernel)))
+}
+
+/// A kernel's socket that is bound to `local` begins to listen.
+///
+/// # Errors
+/// When it is to move and cannot.
+pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Result<Moved> {
+    let Some(rules) = start::rules() else { return Ok(Moved::No) };
+    let Some((Protocol::Tcp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+    if local.port() == 0 || !rules.moves_listener(Protocol::Tcp, local) {
+        return Ok(Moved::No);
+    }
+    let net = start::net()?;
+    if !has_address(net, local) {
+        return Ok(Moved::No);
+    }
+    let options = options::of_tcp(fd, is_v6);
+    let local = SocketAddr::new(local.ip(), local.port());
+    let listener = TcpListener::bind_with(net, local, backlog.max(1), options)?;
+    let inherited = Mutex::new(options::inherited(fd));
+    let body = Body::Listener(Listener { listener, inherited });
+    let has_kernel = local.ip().is_unspecified();
+    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel)))
+}
+
+/// The stack, if it is what leads to `peer`.
+fn leads_to(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
+    let Some(rules) = start::rules() else { return Ok(None) };
+    if !rules.moves_to(peer.ip()) || start::is_child() {
+        return Ok(None);
+    }
+    let net = start::net()?;
+    Ok(net.source_for(peer.ip()).map(|_| net))
+}
+
+/// A kernel's socket that is bound to `local`, if it is, connects to `peer`.
+/// One for a connection has begun to when it has moved.
+///
+/// # Errors
+/// When it is to move and cannot.
+pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
+    let Some((protocol, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+    if is_loopback(local.ip()) || !has_address(net, local) {
+        return Ok(Moved::No);
+    }
+    match protocol {
+        Protocol::Tcp => {
+            let body = Body::Stream(Stream::new(begin(fd, net, local, peer, is_v6)?, true));
+            Ok(enter(fd, Socket::new(net, body, is_v6, false)))
+        }
+        Protocol::Udp => {
+            let moved = move_udp(fd, net, bound(fd, local, is_v6), is_v6)?;
+            if let Moved::Yes(socket) = &moved {
+                connect_udp(socket, peer)?;
+            }
+            Ok(moved)
+        }
+    }
+}
+
+fn begin(
+    fd: i32,
+    net: &Net,
+    local: SocketAddr,
+    peer: SocketAddr,
+    is_v6: bool,
+) -> io::Result<TcpStream> {
+    let options = options::of_tcp(fd, is_v6);
+    let ip = local.ip().to_canonical();
+    if local.port() == 0 && ip.is_unspecified() {
+        return TcpStream::connect_nonblocking(net, peer, options);
+    }
+    // The stack fills in what is open, but wants it of the peer's family.
+    let ip = match ip.is_unspecified() {
+        true => any(peer.ip().to_canonical().is_ipv6()).ip(),
+        false => ip,
+    };
+    TcpStream::connect_from(net, SocketAddr::new(ip, local.port()), peer, options)
+}
+
+/// A socket that connects again after it failed to.
+///
+/// # Errors
+/// As [`on_connect`].
+pub(crate) fn connect_again(fd: i32, old: &Socket, peer: SocketAddr) -> io::Result<Arc<Socket>> {
+    let stream = begin(fd, old.net, any(old.is_v6), peer, old.is_v6)?;
+    let body = Body::Stream(Stream::new(stream, true));
+    match enter(fd, Socket::new(old.net, body, old.is_v6, false)) {
+        Moved::Yes(socket) => Ok(socket),
+        Moved::No => Err(io::Error::from_raw_os_error(libc::EBADF)),
+    }
+}
+
+/// The address to bind a socket for datagrams to that is not bound yet: the
+/// kernel's gets a port first, so that it is the same in both worlds.
+fn bound(fd: i32, local: SocketAddr, is_v6: bool) -> SocketAddr {
+    if local.port() != 0 {
+        return SocketAddr::new(local.ip(), local.port());
+    }
+    SocketAddr::new(any(is_v6).ip(), options::bind_any(fd, is_v6).unwrap_or(0))
+}
+
+/// Connects a socket for datagrams.
+///
+/// # Errors
+/// What the stack says.
+pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
+    let Body::Udp(udp) = &socket.body else { return Err(io::ErrorKind::InvalidInput.into()) };
+    udp.socket.connect(peer)?;
+    udp.is_connected.store(true, std::sync::atomic::Ordering::Relaxed);
+    Ok(())
+}
+
+/// A kernel's socket for datagrams sends to `peer`. If it is bound to a port
+/// that does not move, it does not either.
+///
+/// # Errors
+/// When it is to move and cannot.
+pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
+    let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+    let may_move = local.port() == 0
+        || start::rules().is_some_and(|rules| rules.moves_listener(Protocol::Udp, local));
+    if !may_move || is_loopback(local.ip()) || !has_address(net, local) {
+        return Ok(Moved::No);
+    }
+    move_udp(fd, net, bound(fd, local, is_v6), is_v6)
+}
+
+/// The kernel's socket of a connection that was accepted: its entry.
+pub(crate) fn enter_accepted(fd: i32, accepted: Socket, is_nonblocking: bool) -> bool {
+    accepted.set_nonblocking(is_nonblocking);
+    table::put(fd, Entry::Socket(Arc::new(accepted)))
+}

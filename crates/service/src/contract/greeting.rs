@@ -1,0 +1,179 @@
+//! The first words on the Unix socket.
+//!
+//! The application says which version it speaks and what it is called; the daemon
+//! answers with how much there is of everything and with the memory, or with a
+//! sentence that says why not.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
+};
+use tidegate_memory::shared::Region;
+
+use super::layout::{Geometry, Memory};
+use super::ticket::{TICKET_BYTES, Ticket};
+
+/// What this is, and which version.
+const MAGIC: [u8; 8] = *b"tidegat\x02";
+
+/// Bytes of a name.
+const NAME_BYTES: usize = 48;
+const HELLO_BYTES: usize = MAGIC.len() + 1 + TICKET_BYTES + NAME_BYTES;
+const WELCOME_BYTES: usize = MAGIC.len() + TICKET_BYTES + 3 * 4;
+/// Bytes of the longest sentence that says why not.
+const REFUSAL_BYTES: usize = 256;
+
+fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+/// What somebody comes for.
+#[derive(Clone, Debug)]
+pub enum Hello {
+    /// To attach, under this name.
+    Attach(String),
+    /// To attach with the sockets of whom the ticket was given to, under this name.
+    Inherit(Ticket, String),
+    /// To hear how things stand.
+    Report,
+    /// To go on in the daemon's place.
+    Upgrade,
+}
+
+const ATTACH: u8 = 1;
+const REPORT: u8 = 2;
+const INHERIT: u8 = 3;
+const UPGRADE: u8 = 4;
+
+/// The first message. Names are cut to 48 bytes.
+///
+/// # Errors
+/// What the kernel says.
+pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
+    let (kind, ticket, name) = match hello {
+        Hello::Attach(name) => (ATTACH, None, name.as_str()),
+        Hello::Inherit(ticket, name) => (INHERIT, Some(ticket), name.as_str()),
+        Hello::Report => (REPORT, None, ""),
+        Hello::Upgrade => (UPGRADE, None, ""),
+    };
+    let mut message = [0; HELLO_BYTES];
+    let (magic, rest) = message.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    rest[0] = kind;
+    let (shown, rest) = rest[1..].split_at_mut(TICKET_BYTES);
+    shown.copy_from_slice(ticket.map_or(&[0; TICKET_BYTES], |ticket| ticket.bytes()));
+    let name = &name.as_bytes()[..name.len().min(NAME_BYTES)];
+    rest[..name.len()].copy_from_slice(name);
+    send(socket, &message, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Reads the first message. Of a name only printable characters are taken.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] when it is none of this version.
+pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
+    let mut message = [0; HELLO_BYTES];
+    let (len, _) = rustix::net::recv(socket, &mut message, RecvFlags::empty())?;
+    let unknown = || invalid("it does not speak this version of the protocol");
+    let words = message[..len].strip_prefix(&MAGIC);
+    let (kind, rest) = words.and_then(|words| words.split_first()).ok_or_else(unknown)?;
+    let (ticket, name) = rest.split_first_chunk().ok_or_else(unknown)?;
+    let name = String::from_utf8_lossy(name).chars().filter(char::is_ascii_graphic).collect();
+    match *kind {
+        ATTACH => Ok(Hello::Attach(name)),
+        INHERIT => Ok(Hello::Inherit(Ticket::from_bytes(*ticket), name)),
+        REPORT => Ok(Hello::Report),
+        UPGRADE => Ok(Hello::Upgrade),
+        _ => Err(invalid("it wants something that there is not in this version")),
+    }
+}
+
+/// The daemon's answer, with the memory and the ticket of the application.
+///
+/// # Errors
+/// What the kernel says.
+pub fn send_welcome(socket: BorrowedFd<'_>, memory: &Memory, ticket: &Ticket) -> io::Result<()> {
+    let Geometry { sockets, tcp_bytes, udp_bytes } = *memory.geometry();
+    let mut message = [0; WELCOME_BYTES];
+    message[..MAGIC.len()].copy_from_slice(&MAGIC);
+    let (shown, rest) = message[MAGIC.len()..].split_at_mut(TICKET_BYTES);
+    shown.copy_from_slice(ticket.bytes());
+    let numbers = [sockets, tcp_bytes, udp_bytes];
+    for (to, number) in rest.chunks_exact_mut(4).zip(numbers) {
+        to.copy_from_slice(&number.to_ne_bytes());
+    }
+    let regions = memory.regions().map(AsFd::as_fd);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&regions)) {
+        return Err(io::Error::other("two descriptors do not fit into a message"));
+    }
+    sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The daemon's answer to whom it does not serve.
+///
+/// # Errors
+/// What the kernel says.
+pub fn send_refusal(socket: BorrowedFd<'_>, why: &str) -> io::Result<()> {
+    let why = &why.as_bytes()[..why.len().min(REFUSAL_BYTES)];
+    send(socket, why, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Reads the daemon's answer.
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`] with the daemon's reason when it refuses;
+/// [`io::ErrorKind::InvalidData`] when it is none of this version;
+/// [`io::ErrorKind::ConnectionAborted`] when it has ended.
+pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
+    let mut message = [0; REFUSAL_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut message)];
+    let received = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let message = &message[..received.bytes];
+    if message.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            "the network daemon has ended",
+        ));
+    }
+    let Some(numbers) = message.strip_prefix(&MAGIC) else {
+        let why = String::from_utf8_lossy(message).into_owned();
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    };
+    let other = || invalid("the network daemon speaks another version: restart this program");
+    let (ticket, numbers) = numbers.split_first_chunk().ok_or_else(other)?;
+    let ([sockets, tcp_bytes, udp_bytes], []) = numbers.as_chunks() else { return Err(other()) };
+    let number = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
+    let geometry = Geometry {
+        sockets: number(sockets),
+        tcp_bytes: number(tcp_bytes),
+        udp_bytes: number(udp_bytes),
+    };
+    let fds: [OwnedFd; 2] =
+        fds.try_into().map_err(|_| invalid("the network daemon has sent no memory"))?;
+    if !geometry.is_sound() {
+        return Err(invalid("the network daemon offers memory of a size that makes no sense"));
+    }
+    let [control, data] = fds;
+    let control = Region::open(control, geometry.control_words())?;
+    let data = Region::open(data, geometry.data_words())?;
+    Ok((Memory::new(geometry, control, data)?, Ticket::from_bytes(*ticket)))
+}

@@ -1,0 +1,361 @@
+//! An application: its rings, its sockets, and what it may have.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{RecvFlags, SendFlags};
+use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
+
+use super::coalescing::Coalescing;
+use super::names::{Identity, Moved, SocketKey};
+use super::state::{Damaged, SavedApplication, SavedEntry};
+use crate::contract::command::{COMMAND_WORDS, Command, Handle};
+use crate::contract::layout::Memory;
+use crate::contract::notice::{NOTICE_WORDS, Notice};
+use crate::contract::ticket::Ticket;
+
+/// An application that is attached.
+pub(super) struct Application {
+    pub(super) identity: Identity,
+    pub(super) memory: Memory,
+    /// By which a child of its process gets its sockets.
+    pub(super) ticket: Ticket,
+    /// The ticket of the one whose sockets it gets when it comes in.
+    pub(super) heir_of: Option<Ticket>,
+    /// Whose other end the application has. A byte wakes it, or us.
+    connection: Arc<OwnedFd>,
+    commands: Receiver<Part, COMMAND_WORDS>,
+    notices: Sender<Part, NOTICE_WORDS>,
+    pub(super) we_sleep: Wanted<Part>,
+    it_sleeps: Wanted<Part>,
+    entries: Vec<Option<Entry>>,
+    /// How many sockets were in each place.
+    generations: Vec<u32>,
+    free: Vec<u32>,
+    /// What found no room in the ring of notices.
+    untold: VecDeque<Notice>,
+    /// Something was put into the ring of notices and is not seen yet.
+    has_told: bool,
+    /// It was told of something since it was woken.
+    may_wake: bool,
+    coalescing: Coalescing,
+    /// How many commands were taken.
+    pub(super) commands_taken: u64,
+    /// What went through sockets that are gone.
+    pub(super) moved: Moved,
+}
+
+/// A socket that an application has.
+struct Entry {
+    handle: Handle,
+    key: SocketKey,
+    /// The application wants to be told of changes.
+    changes: Wanted<Part>,
+    /// It waits to be told of.
+    waits_to_tell: bool,
+}
+
+/// Why an application is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Misbehaved {
+    /// Its indices or its datagrams make no sense.
+    #[error("it wrote nonsense into the shared memory")]
+    Lied,
+    /// A command that there is not.
+    #[error("it asked for something that there is not")]
+    Unknown,
+}
+
+impl From<Broken> for Misbehaved {
+    fn from(_: Broken) -> Self {
+        Self::Lied
+    }
+}
+
+impl Application {
+    pub(super) fn new(
+        identity: Identity,
+        memory: Memory,
+        connection: OwnedFd,
+        heir_of: Option<Ticket>,
+        coalescing_ns: u64,
+    ) -> io::Result<Self> {
+        let places = memory.geometry().sockets;
+        Ok(Self {
+            identity,
+            ticket: Ticket::new()?,
+            heir_of,
+            connection: Arc::new(connection),
+            commands: memory.asked()?,
+            notices: memory.telling()?,
+            we_sleep: memory.daemon_sleeps()?,
+            it_sleeps: memory.application_sleeps()?,
+            memory,
+            entries: Vec::new(),
+            generations: Vec::new(),
+            free: (0..places).rev().collect(),
+            untold: VecDeque::new(),
+            has_told: false,
+            may_wake: false,
+            coalescing: Coalescing::new(coalescing_ns),
+            commands_taken: 0,
+            moved: Moved::default(),
+        })
+    }
+
+    /// What another daemon needs to go on with it; its memory is number `memory`
+    /// there.
+    pub(super) fn save(&mut self, memory: u32) -> SavedApplication {
+        // The other one finds in the memory how far we came.
+        self.notices.publish();
+        self.commands.release();
+        let saved = |entry: &Entry| SavedEntry {
+            handle: entry.handle,
+            key: entry.key,
+            waits_to_tell: entry.waits_to_tell,
+        };
+        SavedApplication {
+            identity: self.identity.clone(),
+            ticket: *self.ticket.bytes(),
+            memory,
+            entries: self.entries.iter().flatten().map(saved).collect(),
+            generations: self.generations.clone(),
+            free: self.free.clone(),
+            untold: self.untold.iter().map(|notice| notice.to_words()).collect(),
+            commands_taken: self.commands_taken,
+            moved: self.moved,
+        }
+    }
+
+    /// Goes on with one that another daemon has saved.
+    pub(super) fn restore(
+        saved: SavedApplication,
+        memory: Memory,
+        connection: OwnedFd,
+        coalescing_ns: u64,
+    ) -> io::Result<Self> {
+        let places = memory.geometry().sockets as usize;
+        let SavedApplication { identity, ticket, entries, generations, free, untold, .. } = saved;
+        let is_there = |place: u32| (place as usize) < places;
+        if generations.len() > places || free.len() > places || !free.iter().all(|&f| is_there(f)) {
+            return Err(Damaged("an application has more places than its memory").into());
+        }
+        let notices = untold.into_iter().map(Notice::from_words).collect::<Option<_>>();
+        let mut app = Self::new(identity, memory, connection, None, coalescing_ns)?;
+        app.ticket = Ticket::from_bytes(ticket);
+        // An application that has spoilt its rings is found out when they are used.
+        let _ = (app.commands.resume(), app.notices.resume());
+        app.entries.resize_with(generations.len(), || None);
+        app.generations = generations;
+        app.free = free;
+        app.untold = notices.ok_or(Damaged("a notice is none"))?;
+        // Told once too often is better than not at all.
+        app.may_wake = true;
+        app.commands_taken = saved.commands_taken;
+        app.moved = saved.moved;
+        for SavedEntry { handle, key, waits_to_tell } in entries {
+            let changes = app.memory.changes(handle.place)?;
+            let place = app.entries.get_mut(handle.place as usize);
+            match place {
+                Some(place @ None) => {
+                    *place = Some(Entry { handle, key, changes, waits_to_tell });
+                }
+                _ => return Err(Damaged("a socket has no place of its own").into()),
+            }
+        }
+        Ok(app)
+    }
+
+    /// The other end of what it wakes us by, for another daemon.
+    pub(super) fn connection(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.connection)
+    }
+
+    /// The next command, unless it has to be told of others first.
+    pub(super) fn next_command(&mut self) -> Result<Option<Command>, Misbehaved> {
+        if !self.untold.is_empty() {
+            return Ok(None);
+        }
+        let Some(words) = self.commands.pop()? else { return Ok(None) };
+        self.commands_taken += 1;
+        Command::from_words(words).map(Some).ok_or(Misbehaved::Unknown)
+    }
+
+    /// Gives the places of the commands back.
+    pub(super) fn release_commands(&mut self) {
+        self.commands.release();
+    }
+
+    /// Whether a place is free.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// A free place for a new socket, and the name that the socket gets.
+    pub(super) fn reserve(&mut self) -> io::Result<Handle> {
+        let place = self.free.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
+        self.make_entry_at(place);
+        // None is 0: names with that are no names elsewhere.
+        let generation = &mut self.generations[place as usize];
+        *generation = generation.wrapping_add(1).max(1);
+        Ok(Handle { place, generation: *generation })
+    }
+
+    fn make_entry_at(&mut self, place: u32) {
+        let least = place as usize + 1;
+        if least > self.entries.len() {
+            self.entries.resize_with(least, || None);
+            self.generations.resize(least, 0);
+        }
+    }
+
+    /// A place that was reserved is free again.
+    pub(super) fn set_free(&mut self, place: u32) {
+        self.free.push(place);
+    }
+
+    /// It has this socket from now on.
+    pub(super) fn enter(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+        let changes = self.memory.changes(handle.place)?;
+        let entry = Entry { handle, key, changes, waits_to_tell: false };
+        self.entries[handle.place as usize] = Some(entry);
+        Ok(())
+    }
+
+    /// It does not have the socket in this place any more. If the place is its
+    /// own, others may have what is in it.
+    pub(super) fn leave(&mut self, place: u32, is_own: bool) {
+        let entry = self.entries.get_mut(place as usize).and_then(Option::take);
+        if entry.is_some() && !is_own {
+            self.set_free(place);
+        }
+    }
+
+    /// It gets a socket of the one whose heir it is, by the same name.
+    pub(super) fn inherit(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+        self.make_entry_at(handle.place);
+        self.generations[handle.place as usize] = handle.generation;
+        self.enter(handle, key)?;
+        // It is told of the first thing that happens.
+        self.memory.changes(handle.place)?.ask();
+        Ok(())
+    }
+
+    /// It has got all it gets: the other places are free.
+    pub(super) fn has_inherited(&mut self) {
+        let Self { free, entries, .. } = self;
+        free.retain(|&place| !matches!(entries.get(place as usize), Some(Some(_))));
+    }
+
+    /// The socket of this name; one that was there before is none.
+    pub(super) fn key(&self, handle: Handle) -> Option<SocketKey> {
+        let entry = self.entries.get(handle.place as usize)?.as_ref()?;
+        (entry.handle == handle).then_some(entry.key)
+    }
+
+    /// All sockets.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (Handle, SocketKey)> {
+        self.entries.iter().flatten().map(|entry| (entry.handle, entry.key))
+    }
+
+    fn entry(&mut self, place: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(place as usize)?.as_mut()
+    }
+
+    /// Tells of a change, if the application wants to know.
+    pub(super) fn tell_changed(&mut self, place: u32) -> Result<(), Misbehaved> {
+        let Some(entry) = self.entry(place) else { return Ok(()) };
+        if entry.waits_to_tell || !entry.changes.take() {
+            return Ok(());
+        }
+        let notice = Notice::Changed(entry.handle);
+        if !self.try_tell(notice)? {
+            self.untold.push_back(notice);
+            if let Some(entry) = self.entry(place) {
+                entry.waits_to_tell = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a command.
+    pub(super) fn answer(&mut self, notice: Notice) -> Result<(), Misbehaved> {
+        if !self.try_tell(notice)? {
+            self.untold.push_back(notice);
+        }
+        Ok(())
+    }
+
+    fn try_tell(&mut self, notice: Notice) -> Result<bool, Misbehaved> {
+        let told = self.notices.push(&notice.to_words())?;
+        if told {
+            self.has_told = true;
+            self.coalescing.on_told(match notice {
+                Notice::Changed(handle) => Some(handle.place),
+                _ => None,
+            });
+        }
+        Ok(told)
+    }
+
+    /// Lets the application see what it was told, and wakes it if it sleeps.
+    /// Returns when it is to be woken, if that is later.
+    pub(super) fn finish_telling(&mut self, now_ns: u64) -> Result<Option<u64>, Misbehaved> {
+        while let Some(&notice) = self.untold.front() {
+            if !self.try_tell(notice)? {
+                break;
+            }
+            self.untold.pop_front();
+            if let Notice::Changed(handle) = notice
+                && let Some(entry) = self.entry(handle.place)
+                && entry.handle == handle
+            {
+                entry.waits_to_tell = false;
+            }
+        }
+        if std::mem::take(&mut self.has_told) {
+            self.notices.publish();
+            self.may_wake = true;
+        }
+        if !self.may_wake {
+            return Ok(None);
+        }
+        let wake_at_ns = self.coalescing.wake_at(now_ns);
+        if wake_at_ns > now_ns && self.it_sleeps.is_asked() {
+            return Ok(Some(wake_at_ns));
+        }
+        self.may_wake = false;
+        if !self.it_sleeps.take() {
+            self.coalescing.on_awake();
+        } else {
+            self.coalescing.on_wake(now_ns);
+            // A connection that is full has woken it already; one that is over is
+            // found out by the next look.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(&self.connection, &[0], flags);
+        }
+        Ok(None)
+    }
+
+    /// Whether it has told us something since, or waits to be told.
+    pub(super) fn has_work(&mut self) -> bool {
+        !self.untold.is_empty() || !matches!(self.commands.is_empty(), Ok(true))
+    }
+
+    /// Takes the bytes away that woke us. Whether it is still there.
+    pub(super) fn is_alive(&self) -> bool {
+        let mut bytes = [0; 4096];
+        match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((len, _)) => len > 0,
+            Err(error) => error == rustix::io::Errno::AGAIN || error == rustix::io::Errno::INTR,
+        }
+    }
+}
+
+impl AsFd for Application {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}

@@ -1,0 +1,58 @@
+//! Who is who: applications and sockets by their numbers, and what is told of them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tidegate_stack::{TcpId, TcpListenerId, UdpId};
+
+/// The number of an application.
+pub(super) type AppNumber = u32;
+
+/// The number of a socket among those of all applications.
+pub(super) type SocketKey = u32;
+
+/// Who has a socket: an application, and the place among its sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Owner {
+    pub(super) app: AppNumber,
+    pub(super) place: u32,
+}
+
+/// A socket of the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SocketId {
+    Udp(UdpId),
+    Listener(TcpListenerId),
+    Stream(TcpId),
+}
+
+/// Who an application is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its process, as the kernel knows it.
+    pub pid: u32,
+    /// Its user, as the kernel knows it.
+    pub uid: u32,
+    /// What it calls itself.
+    pub name: String,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (process {})", self.name, self.pid)
+    }
+}
+
+/// Bytes of payload that went through a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Moved {
+    pub(super) to_app: u64,
+    pub(super) from_app: u64,
+}
+
+impl Moved {
+    pub(super) fn add(&mut self, other: Self) {
+        self.to_app += other.to_app;
+        self.from_app += other.from_app;
+    }
+}

@@ -1,0 +1,321 @@
+//! A core as plain data, and back.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tidegate_memory::shared::Region;
+use tidegate_stack::SavedStack;
+
+use super::application::Application;
+use super::calls::Host;
+use super::names::{AppNumber, Owner, SocketKey};
+use super::owners::Sockets;
+use super::socket::Socket;
+use super::state::{Damaged, SavedApplication, SavedSocket, State};
+use crate::contract::layout::{Geometry, Memory};
+
+/// The descriptors that belong to a [`State`].
+pub(super) struct Belongings {
+    memories: Vec<Memory>,
+    connections: Vec<Arc<OwnedFd>>,
+}
+
+/// Descriptors of each memory.
+const MEMORY_FDS: usize = 2;
+
+impl Belongings {
+    /// All of them, in the order in which [`restore_applications`] takes them.
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let memories = self.memories.iter().flat_map(Memory::regions).map(AsFd::as_fd);
+        memories.chain(self.connections.iter().map(AsFd::as_fd)).collect()
+    }
+
+    /// The number of a memory, which is added if it is new.
+    fn number(&mut self, memory: &Memory) -> u32 {
+        let known = self.memories.iter().position(|known| known.is_same(memory));
+        let number = known.unwrap_or_else(|| {
+            self.memories.push(memory.clone());
+            self.memories.len() - 1
+        });
+        number as u32
+    }
+}
+
+/// Writes down all that applications have.
+pub(super) fn save(
+    stack: SavedStack,
+    host: &mut Host,
+    apps: &mut [Option<Box<Application>>],
+) -> (State, Belongings) {
+    let mut belongings = Belongings { memories: Vec::new(), connections: Vec::new() };
+    let applications = apps
+        .iter_mut()
+        .map(|app| {
+            let app = app.as_deref_mut()?;
+            // Every application has a memory of its own.
+            belongings.memories.push(app.memory.clone());
+            belongings.connections.push(app.connection());
+            Some(app.save(belongings.memories.len() as u32 - 1))
+        })
+        .collect();
+    let Host { engine, sockets, .. } = host;
+    let sockets = sockets
+        .all()
+        .map(|socket| {
+            let socket = socket?;
+            // That of an application that has ended is there as long as the socket.
+            let memory = belongings.number(socket.place.memory());
+            Some(socket.save(memory, engine))
+        })
+        .collect();
+    let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
+    (State { stack, memories, applications, sockets }, belongings)
+}
+
+/// What a core has besides its engine.
+pub(super) struct Restored {
+    pub(super) apps: Vec<Option<Box<Application>>>,
+    pub(super) sockets: Sockets,
+}
+
+/// Makes everything again of what another daemon has saved.
+///
+/// # Errors
+/// [`Damaged`], and what the kernel says of the memory.
+pub(super) fn restore(
+    memories: Vec<Geometry>,
+    applications: Vec<Option<SavedApplication>>,
+    sockets: Vec<Option<SavedSocket>>,
+    descriptors: Vec<OwnedFd>,
+    coalescing_ns: u64,
+) -> io::Result<Restored> {
+    let count = memories.len() * MEMORY_FDS + applications.iter().flatten().count();
+    if descriptors.len() != count {
+        return Err(Damaged("there are not as many descriptors as it says").into());
+    }
+    let mut descriptors = descriptors.into_iter();
+    let memories: Vec<Memory> =
+        memories.into_iter().map(|of| map(of, &mut descriptors)).collect::<io::Result<_>>()?;
+    let memory = |number: u32| memories.get(number as usize).ok_or(Damaged("no such memory"));
+    let apps: Vec<_> = applications
+        .into_iter()
+        .map(|saved| {
+            let Some(saved) = saved else { return Ok(None) };
+            let connection = descriptors.next().ok_or(Damaged("a connection is missing"))?;
+            let memory = memory(saved.memory)?.clone();
+            let app = Application::restore(saved, memory, connection, coalescing_ns)?;
+            Ok(Some(Box::new(app)))
+        })
+        .collect::<io::Result<_>>()?;
+    let sockets: Vec<_> = sockets
+        .into_iter()
+        .map(|saved| {
+            let Some(saved) = saved else { return Ok(None) };
+            let memory = memory(saved.memory)?;
+            Socket::restore(saved, memory).map(Some)
+        })
+        .collect::<io::Result<_>>()?;
+    check(&apps, &sockets)?;
+    Ok(Restored { apps, sockets: Sockets::restore(sockets) })
+}
+
+fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> io::Result<Memory> {
+    if !geometry.is_sound() {
+        return Err(Damaged("memory of a size that makes no sense").into());
+    }
+    let mut region = |words| {
+        let fd = descriptors.next().ok_or(Damaged("a memory is missing"))?;
+        Region::open(fd, words)
+    };
+    let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
+    Memory::new(geometry, control, data)
+}
+
+/// Who has a socket is written down twice: with him and with it.
+fn check(apps: &[Option<Box<Application>>], sockets: &[Option<Socket>]) -> Result<(), Damaged> {
+    let mut had = 0;
+    for (number, app) in apps.iter().enumerate() {
+        for (handle, key) in app.iter().flat_map(|app| app.sockets()) {
+            had += 1;
+            let holder = Owner { app: number as AppNumber, place: handle.place };
+            let socket = sockets.get(key as usize).and_then(Option::as_ref);
+            let holds =
+                |socket: &Socket| socket.handle == handle && socket.holders.contains(&holder);
+            if !socket.is_some_and(holds) {
+                return Err(Damaged("an application has a socket that is not its own"));
+            }
+        }
+    }
+    let held: usize = sockets.iter().flatten().map(|socket| socket.holders.len()).sum();
+    if held != had || sockets.len() > SocketKey::MAX as usize {
+        return Err(Damaged("a socket has an application that knows nothing of it"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+    use tidegate_stack::{Config, Stack};
+    use tidegate_wire::MacAddr;
+
+    use super::*;
+    use crate::contract::command::Handle;
+    use crate::contract::status::{Phase, Status};
+    use crate::daemon::names::{Identity, Moved};
+    use crate::daemon::state::{SavedDatagram, SavedEntry, SavedKind};
+
+    const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
+
+    /// One application with a socket of each kind.
+    fn state() -> State {
+        let arena = ArenaConfig { frames: 64, frame_size: FrameSize::K2, hugepages: false };
+        let arena = Arena::new(arena).unwrap();
+        let config = Config {
+            addresses: vec!["192.0.2.1/24".parse().unwrap()],
+            ..Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
+        };
+        let stack = Stack::new(config, 0).unwrap().save(0, &arena);
+        let handle = |place| Handle { place, generation: 1 };
+        let held = SavedDatagram {
+            remote: "192.0.2.2:53".parse().unwrap(),
+            local: "192.0.2.1".parse().unwrap(),
+            bytes: vec![7; 20],
+        };
+        let moved = Moved { to_app: 1, from_app: 2 };
+        let kinds = [
+            SavedKind::Datagrams { id: 1, held: Some(held), moved },
+            SavedKind::Listener { id: 1 << 32 },
+            SavedKind::Stream { id: 3, is_shut: false, is_closed: true, moved },
+        ];
+        let phase = Status { phase: Phase::Connected, ..Status::default() };
+        let socket = |(place, kind)| {
+            let place = place as u32;
+            Some(SavedSocket {
+                handle: handle(place),
+                kind,
+                memory: 0,
+                status: phase.to_word(),
+                origin: Owner { app: 0, place },
+                holders: vec![Owner { app: 0, place }],
+                is_broken: false,
+            })
+        };
+        let entry = |place| SavedEntry { handle: handle(place), key: place, waits_to_tell: false };
+        let application = SavedApplication {
+            identity: Identity { pid: 1, uid: 2, name: "test".to_owned() },
+            ticket: [9; 16],
+            memory: 0,
+            entries: (0..3).map(entry).collect(),
+            generations: vec![1; 3],
+            free: vec![3],
+            untold: vec![[1, 0, 0, 0, 0, 0, 0, 0]],
+            commands_taken: 5,
+            moved,
+        };
+        State {
+            stack,
+            memories: vec![GEOMETRY],
+            applications: vec![Some(application), None],
+            sockets: kinds.into_iter().enumerate().map(socket).collect(),
+        }
+    }
+
+    struct Kit {
+        regions: [Region; 2],
+        connection: UnixStream,
+    }
+
+    impl Kit {
+        fn new() -> Self {
+            let region = |words| Region::reserve(words).unwrap();
+            let regions = [region(GEOMETRY.control_words()), region(GEOMETRY.data_words())];
+            Self { regions, connection: UnixStream::pair().unwrap().0 }
+        }
+
+        fn restore(&self, state: State) -> io::Result<Restored> {
+            let fds = self.regions.iter().map(AsFd::as_fd).chain([self.connection.as_fd()]);
+            let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+            let State { memories, applications, sockets, .. } = state;
+            restore(memories, applications, sockets, fds, 0)
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_comes_back() {
+        let kit = Kit::new();
+        let state = state();
+        let bytes = state.encode().unwrap();
+        let read = State::decode(&bytes).unwrap();
+        assert_eq!(read.encode().unwrap(), bytes);
+        let mut restored = kit.restore(read).unwrap();
+        let app = restored.apps[0].as_mut().unwrap();
+        assert_eq!(app.sockets().count(), 3);
+        assert_eq!(app.reserve().unwrap(), Handle { place: 3, generation: 1 });
+        assert!(!app.has_room());
+        assert_eq!(restored.sockets.keys(), [0, 1, 2]);
+        assert!(restored.sockets.get(2).unwrap().is_closed());
+        assert!(State::decode(&bytes[..bytes.len() - 1]).is_err(), "cut off");
+        assert!(State::decode(&[&bytes[..], &[0]].concat()).is_err(), "too long");
+        assert!(State::decode(b"tidestt\x00").is_err(), "another version");
+    }
+
+    #[test]
+    fn a_state_that_contradicts_itself_is_refused() {
+        let kit = Kit::new();
+        let refused = |change: fn(&mut State)| {
+            let mut state = state();
+            change(&mut state);
+            kit.restore(state).map(|_| ()).unwrap_err().to_string()
+        };
+        fn app(state: &mut State) -> &mut SavedApplication {
+            state.applications[0].as_mut().unwrap()
+        }
+        fn socket(state: &mut State) -> &mut SavedSocket {
+            state.sockets[0].as_mut().unwrap()
+        }
+        let lies: [fn(&mut State); 14] = [
+            |state| state.memories.clear(),
+            |state| state.memories[0].tcp_bytes = 5,
+            |state| state.memories[0].sockets = 1 << 19,
+            |state| state.applications.push(state.applications[0].clone()),
+            |state| app(state).memory = 1,
+            |state| app(state).generations = vec![1; 5],
+            |state| app(state).free = vec![4],
+            |state| app(state).entries[0].handle.place = 7,
+            |state| app(state).entries[1].handle.place = 0,
+            |state| app(state).entries[0].key = 9,
+            |state| app(state).untold[0] = [99; 8],
+            |state| socket(state).memory = u32::MAX,
+            |state| socket(state).holders.push(Owner { app: 1, place: 0 }),
+            |state| socket(state).handle.place = 4,
+        ];
+        for (number, lie) in lies.into_iter().enumerate() {
+            assert!(!refused(lie).is_empty(), "{number}");
+        }
+    }
+
+    #[test]
+    fn no_damage_does_any() {
+        let kit = Kit::new();
+        let bytes = state().encode().unwrap();
+        for at in 0..bytes.len() {
+            for flip in [1, 0x40, 0x80, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= flip;
+                let Ok(state) = State::decode(&damaged) else { continue };
+                let Ok(mut restored) = kit.restore(state) else { continue };
+                for app in restored.apps.iter_mut().flatten() {
+                    for place in [0, 3, u32::MAX] {
+                        let _ = app.tell_changed(place);
+                        app.leave(place, false);
+                    }
+                    let _ = (app.next_command(), app.reserve(), app.finish_telling(0));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Two daemons on one wire, and applications on both.
+
+mod support;
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Instant;
+
+use support::{FAMILIES, LIMIT, Site, address, connected, pair, until};
+use tidegate_service::Handle;
+use tidegate_service::attachment::Attachment;
+use tidegate_stack::{Shutdown, TcpOptions};
+
+#[test]
+fn datagrams_of_every_length_go_both_ways() {
+    let site = Site::new();
+    for family in FAMILIES {
+        let mut apps = [site.attach(0), site.attach(1)];
+        let to = address(1, family, 7);
+        let server = apps[1].bind_udp(to, Default::default()).unwrap();
+        let client = apps[0].bind_udp(address(0, family, 0), Default::default()).unwrap();
+        let from = apps[0].local_addr(client).unwrap();
+        assert_ne!(from.port(), 0);
+        let (mut buf, mut answer) = (vec![0; 65_536], vec![0; 65_536]);
+        for len in [0, 1, 7, 8, 9, 1000, 1472, 1473, 9000, 65_507] {
+            let payload: Vec<u8> = (0..len).map(|n| n as u8).collect();
+            apps[0].send_datagram(client, &payload, Some(to), None).unwrap();
+            let got = until(&mut apps[1], |app| app.recv_datagram(server, &mut buf, true)).unwrap();
+            assert_eq!((got.len, got.whole, got.from, got.to), (len, len, from, to.ip()));
+            let short = apps[1].recv_datagram(server, &mut answer[..len / 2], false).unwrap();
+            assert_eq!((short.len, short.whole), (len / 2, len));
+            assert_eq!(buf[..len], payload);
+            let again = apps[1].recv_datagram(server, &mut answer, false).unwrap_err();
+            assert_eq!(again.kind(), ErrorKind::WouldBlock);
+            apps[1].send_datagram(server, &buf[..len], Some(from), None).unwrap();
+            let got =
+                until(&mut apps[0], |app| app.recv_datagram(client, &mut answer, false)).unwrap();
+            assert_eq!((got.len, got.from), (len, to));
+            assert_eq!(answer[..len], payload);
+        }
+    }
+}
+
+#[test]
+fn errors_of_datagrams_are_told() {
+    let site = Site::new();
+    for family in FAMILIES {
+        let mut app = site.attach(0);
+        let client = app.bind_udp(address(0, family, 0), Default::default()).unwrap();
+        let unsent = app.send_datagram(client, b"x", None, None).unwrap_err();
+        assert_eq!(unsent.kind(), ErrorKind::NotConnected);
+        app.connect_udp(client, Some(address(1, family, 9))).unwrap();
+        app.send_datagram(client, b"nobody is there", None, None).unwrap();
+        let refused = until(&mut app, |app| app.recv_datagram(client, &mut [0; 8], false));
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let own = app.local_addr(client).unwrap();
+        let taken = app.bind_udp(own, Default::default()).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        let foreign = app.bind_udp(address(1, family, 0), Default::default()).unwrap_err();
+        assert_eq!(foreign.kind(), ErrorKind::AddrNotAvailable);
+        app.close(client, false);
+    }
+}
+
+/// Sends everything from one to the other and says so.
+fn transfer(apps: &mut [Attachment; 2], sockets: [Handle; 2], from: usize, data: &[u8]) {
+    let to = 1 - from;
+    let (mut sent, mut received) = (0, Vec::new());
+    let began = Instant::now();
+    let mut buf = vec![0; 10_000];
+    while received.len() < data.len() {
+        assert!(began.elapsed() < LIMIT, "{} of {} arrived", received.len(), data.len());
+        match apps[from].send(sockets[from], &data[sent..]) {
+            Ok(len) => sent += len,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        match apps[to].recv(sockets[to], &mut buf, false) {
+            Ok(len) => received.extend_from_slice(&buf[..len]),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        apps.iter_mut().for_each(|app| {
+            app.poll().unwrap();
+        });
+    }
+    assert!(received == data);
+}
+
+#[test]
+fn streams_carry_everything_in_order_and_end() {
+    let site = Site::new();
+    let byte = |n: u32| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8;
+    let data: Vec<u8> = (0..1_000_000).map(byte).collect();
+    for family in FAMILIES {
+        let mut apps = [site.attach(0), site.attach(1)];
+        let sockets = pair(&mut apps, address(1, family, 80));
+        transfer(&mut apps, sockets, 0, &data);
+        transfer(&mut apps, sockets, 1, &data[..100_000]);
+        let [ours, theirs] = sockets;
+        // Half-closed: the other way still works, and what was written comes first.
+        apps[0].send(ours, b"last").unwrap();
+        apps[0].shutdown(ours, Shutdown::Write).unwrap();
+        assert_eq!(apps[0].send(ours, b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        let mut buf = [0; 10];
+        let len = until(&mut apps[1], |app| app.recv(theirs, &mut buf, true)).unwrap();
+        assert_eq!(&buf[..len], b"last");
+        assert_eq!(apps[1].recv(theirs, &mut buf, false).unwrap(), 4);
+        assert_eq!(until(&mut apps[1], |app| app.recv(theirs, &mut buf, false)).unwrap(), 0);
+        apps[1].send(theirs, b"reply").unwrap();
+        let len = until(&mut apps[0], |app| app.recv(ours, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"reply");
+        // Closed with data that is still to go.
+        apps[1].send(theirs, b"bye").unwrap();
+        apps[1].close(theirs, false);
+        let len = until(&mut apps[0], |app| app.recv(ours, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"bye");
+        assert_eq!(until(&mut apps[0], |app| app.recv(ours, &mut buf, false)).unwrap(), 0);
+        apps[0].close(ours, false);
+    }
+}
+
+#[test]
+fn connecting_to_nobody_is_refused() {
+    let site = Site::new();
+    for family in FAMILIES {
+        let mut app = site.attach(0);
+        let socket = app.connect_tcp(None, address(1, family, 9), TcpOptions::default()).unwrap();
+        let error = connected(&mut app, socket).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    }
+}
+
+#[test]
+fn places_are_limited_and_used_again() {
+    let site = Site::new();
+    let mut app = site.attach(0);
+    let bind = |app: &mut Attachment, n: u16| {
+        app.bind_udp(address(0, FAMILIES[0], 1000 + n), Default::default())
+    };
+    for round in 0..3 {
+        let sockets: Vec<Handle> = (0..16).map(|n| bind(&mut app, n).unwrap()).collect();
+        let error = bind(&mut app, 16).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::QuotaExceeded, "round {round}");
+        assert_eq!(site.report(0).applications[0].sockets.len(), 16);
+        sockets.into_iter().for_each(|socket| app.close(socket, false));
+    }
+}
+
+/// Waits until a report is as it should be.
+fn until_report(
+    site: &Site,
+    side: usize,
+    is_so: impl Fn(&tidegate_service::daemon::Report) -> bool,
+) {
+    let began = Instant::now();
+    while !is_so(&site.report(side)) {
+        assert!(began.elapsed() < LIMIT, "{:?}", site.report(side));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_end_of_an_application_frees_all_it_had_and_resets_its_connections() {
+    let site = Site::new();
+    let frames = site.report(1).frames_available;
+    for family in FAMILIES {
+        let mut apps = [site.attach(0), site.attach(1)];
+        let [ours, _theirs] = pair(&mut apps, address(1, family, 80));
+        let udp = apps[1].bind_udp(address(1, family, 53), Default::default()).unwrap();
+        for _ in 0..100 {
+            let to = Some(address(1, family, 53));
+            let from = apps[0].bind_udp(address(0, family, 0), Default::default()).unwrap();
+            apps[0].send_datagram(from, &[0; 1000], to, None).unwrap();
+            apps[0].close(from, false);
+        }
+        until(&mut apps[1], |app| app.recv_datagram(udp, &mut [0; 8], true)).unwrap();
+        let [mut client, server] = apps;
+        drop(server);
+        let error = until(&mut client, |app| app.recv(ours, &mut [0; 8], false)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        until_report(&site, 1, |report| {
+            report.applications.is_empty()
+                && report.frames_available == frames
+                && report.connections == 0
+        });
+    }
+}
+
+#[test]
+fn the_end_of_the_daemon_is_an_error_and_no_hang() {
+    let site = Site::new();
+    let mut app = site.attach(1);
+    let socket = app.bind_udp(address(1, FAMILIES[0], 53), Default::default()).unwrap();
+    let Site { daemons, paths, _folder } = site;
+    drop(daemons);
+    let error = until(&mut app, |app| app.recv_datagram(socket, &mut [0; 8], false)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+    let error = app.bind_udp(address(1, FAMILIES[0], 54), Default::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+    let error = Attachment::connect(Path::new(&paths[1]), "late").unwrap_err();
+    assert!(error.to_string().contains("tidegate serve"), "{error}");
+}

@@ -1,0 +1,737 @@
+//! A stack is saved, written down, and taken up by another with a fresh arena
+//! and another clock: nobody notices but by the pause.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_stack::{
+    Config, CongestionControl, Event, Keepalive, SavedStack, Shutdown, Stack, TcpError, TcpId,
+    TcpListenerId, TcpOptions, TcpState,
+};
+use tidegate_wire::tcp::TcpOption;
+use tidegate_wire::{Protocol, TcpHeader};
+
+use crate::kit::{FRAMES, Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::tcp_pair::{Exchange, Link, Side};
+
+const PORT: u16 = 80;
+
+/// A state after its way through bytes.
+pub fn written_and_read(saved: &SavedStack) -> SavedStack {
+    let bytes = postcard::to_allocvec(saved).unwrap();
+    postcard::from_bytes(&bytes).unwrap()
+}
+
+/// An arena that nobody has used.
+pub fn fresh_arena() -> Arena {
+    let frames = ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false };
+    Arena::new(frames).unwrap()
+}
+
+/// Replaces the stack and the arena of a host; its configuration is `config`.
+pub fn upgrade(host: &mut Host, config: Config) {
+    upgrade_at(host, config, host.now_ns);
+}
+
+/// As [`upgrade`], to a stack on whose clock it is `now_ns`.
+pub fn upgrade_at(host: &mut Host, config: Config, now_ns: u64) {
+    let saved = written_and_read(&host.stack.save(host.now_ns, &host.arena));
+    let mut arena = fresh_arena();
+    // The seed is another one in life too.
+    let config = Config { seed: [host.now_ns as u8 ^ 0x5a; 16], ..config };
+    let stack = Stack::restore(config, saved, now_ns, &mut arena).unwrap();
+    let old = std::mem::replace(&mut host.stack, stack);
+    let mut old_arena = std::mem::replace(&mut host.arena, arena);
+    host.now_ns = now_ns;
+    old.release(&mut old_arena);
+    assert_eq!(old_arena.available(), FRAMES as usize, "the old stack lost frames");
+}
+
+/// Two hosts; the second listens.
+pub struct Hosts {
+    pub pair: Pair,
+    family: Family,
+    options: TcpOptions,
+    listener: TcpListenerId,
+    /// As they were made.
+    configs: [Config; 2],
+}
+
+impl Hosts {
+    pub fn new(family: Family) -> Self {
+        Self::with(family, TcpOptions::default(), [config(1), config(2)])
+    }
+
+    pub fn with(family: Family, options: TcpOptions, configs: [Config; 2]) -> Self {
+        let [a, b] = configs.clone().map(Host::quiet);
+        let mut pair = Pair { a, b };
+        for (host, other) in [(&mut pair.a, 2), (&mut pair.b, 1)] {
+            let Host { stack, arena, now_ns } = host;
+            stack.set_neighbour(*now_ns, family.host(other), Some(mac(other)), arena);
+        }
+        let any = SocketAddr::new(family.any(), PORT);
+        let listener = pair.b.stack.tcp_listen(any, 4, options).unwrap();
+        Self { pair, family, options, listener, configs }
+    }
+
+    /// Begins a connection; nothing is carried yet.
+    pub fn connect(&mut self) -> TcpId {
+        let to = SocketAddr::new(self.family.host(2), PORT);
+        let Host { stack, arena, now_ns } = &mut self.pair.a;
+        stack.tcp_connect(*now_ns, arena, None, to, self.options).unwrap()
+    }
+
+    pub fn accept(&mut self) -> TcpId {
+        self.pair.b.stack.tcp_accept(self.listener).unwrap()
+    }
+
+    /// Both ends of a new connection, whose events were taken.
+    pub fn connected(&mut self) -> (TcpId, TcpId) {
+        let client = self.connect();
+        self.pair.run();
+        let server = self.accept();
+        self.pair.a.events();
+        self.pair.b.events();
+        (client, server)
+    }
+
+    /// Replaces both sides, by some on another clock each: one has just begun.
+    pub fn upgrade(&mut self) {
+        let [a, b] = self.configs.clone();
+        upgrade_at(&mut self.pair.a, a, 123_456);
+        upgrade_at(&mut self.pair.b, b, 3_000 * SECOND_NS + 654_321);
+        self.check();
+    }
+
+    fn check(&mut self) {
+        assert_eq!(self.pair.a.stack.counters().balance(), 0);
+        assert_eq!(self.pair.b.stack.counters().balance(), 0);
+    }
+
+    /// Lets time pass, and carries what is sent.
+    pub fn pass(&mut self, ns: u64) {
+        const STEPS: u64 = 100;
+        for _ in 0..STEPS {
+            self.pair.run();
+            self.pair.pass(ns / STEPS);
+        }
+        self.pair.run();
+    }
+
+    /// Everything is closed and over.
+    pub fn finish(mut self) {
+        let Host { stack, arena, now_ns } = &mut self.pair.b;
+        stack.tcp_close_listener(*now_ns, arena, self.listener);
+        self.pass(200 * SECOND_NS);
+        let Pair { a, b } = &self.pair;
+        assert_eq!((a.stack.tcp_connections(), b.stack.tcp_connections()), (0, 0));
+        assert_eq!((a.stack.tcp_memory_used(), b.stack.tcp_memory_used()), (0, 0));
+        self.pair.finish();
+    }
+}
+
+pub fn send(host: &mut Host, id: TcpId, data: &[u8]) -> usize {
+    host.stack.tcp_send(host.now_ns, &mut host.arena, id, data).unwrap()
+}
+
+/// All that can be read now.
+pub fn receive(host: &mut Host, id: TcpId) -> Vec<u8> {
+    let (mut all, mut buf) = (Vec::new(), vec![0; 1 << 16]);
+    while let Ok(len @ 1..) = host.stack.tcp_recv(host.now_ns, &mut host.arena, id, &mut buf) {
+        all.extend(&buf[..len]);
+    }
+    all
+}
+
+/// The segments among the frames that the stack wants to send: another process
+/// tells of its groups again.
+pub fn sent_segments(host: &mut Host) -> Vec<Vec<u8>> {
+    let mut sent = host.sent();
+    let protocol_at = |frame: &[u8]| if frame[12] == 8 { 23 } else { 20 };
+    sent.retain(|frame| frame[protocol_at(frame)] == Protocol::TCP.0);
+    sent
+}
+
+fn shut(host: &mut Host, id: TcpId) {
+    host.stack.tcp_shutdown(host.now_ns, &mut host.arena, id, Shutdown::Write).unwrap();
+}
+
+pub fn close(host: &mut Host, id: TcpId) {
+    host.stack.tcp_close(host.now_ns, &mut host.arena, id);
+}
+
+fn bytes(count: usize) -> Vec<u8> {
+    (0..count).map(|at| (at % 251) as u8).collect()
+}
+
+#[test]
+fn an_established_connection_goes_on_time_after_time() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        for message in [b"before".as_slice(), b"after", b"and after that"] {
+            assert_eq!(send(&mut hosts.pair.a, client, message), message.len());
+            hosts.pair.run();
+            assert_eq!(receive(&mut hosts.pair.b, server), *message);
+            assert_eq!(send(&mut hosts.pair.b, server, message), message.len());
+            hosts.pair.run();
+            assert_eq!(receive(&mut hosts.pair.a, client), *message);
+            hosts.pass(SECOND_NS);
+            hosts.upgrade();
+        }
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Established));
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn the_stack_that_was_saved_can_go_on_if_nobody_takes_over() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        send(&mut hosts.pair.a, client, b"hello");
+        hosts.pair.run();
+        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        drop(stack.save(*now_ns, arena));
+        assert_eq!(receive(&mut hosts.pair.b, server), b"hello");
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn both_connect_at_once() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let ends = [1, 2].map(|n| SocketAddr::new(family.host(n), 7000));
+        let connect = |host: &mut Host, from: SocketAddr, to: SocketAddr| {
+            let Host { stack, arena, now_ns } = host;
+            let options = TcpOptions::default();
+            stack.tcp_connect(*now_ns, arena, Some(from), to, options).unwrap()
+        };
+        let a = connect(&mut hosts.pair.a, ends[0], ends[1]);
+        let b = connect(&mut hosts.pair.b, ends[1], ends[0]);
+        let (from_a, from_b) = (hosts.pair.a.sent_one(), hosts.pair.b.sent_one());
+        hosts.pair.a.feed(&from_b);
+        hosts.pair.b.feed(&from_a);
+        assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
+        hosts.pass(5 * SECOND_NS);
+        hosts.upgrade();
+        assert_eq!(send(&mut hosts.pair.a, a, b"hello"), 5);
+        hosts.pair.run();
+        assert_eq!(receive(&mut hosts.pair.b, b), b"hello");
+        close(&mut hosts.pair.a, a);
+        close(&mut hosts.pair.b, b);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn options_and_a_shut_reading_half_stay() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        send(&mut hosts.pair.b, server, &bytes(20_000));
+        hosts.pair.run();
+        // Less room than there is data.
+        let small = TcpOptions {
+            receive_buffer_bytes: 4096,
+            send_buffer_bytes: 4096,
+            traffic_class: 8,
+            user_timeout_ms: Some(90_000),
+            ..TcpOptions::default()
+        };
+        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        stack.tcp_set_options(*now_ns, arena, client, small).unwrap();
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_options(client), Some(small));
+        assert_eq!(receive(&mut hosts.pair.a, client), bytes(20_000));
+        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        stack.tcp_shutdown(*now_ns, arena, client, Shutdown::Read).unwrap();
+        hosts.upgrade();
+        send(&mut hosts.pair.b, server, b"for nobody");
+        hosts.pass(SECOND_NS);
+        assert!(hosts.pair.a.stack.tcp_readiness(client).read_closed);
+        assert_eq!(hosts.pair.a.stack.tcp_readable(client), 0);
+        hosts.upgrade();
+        assert_eq!(send(&mut hosts.pair.a, client, b"still heard"), 11);
+        hosts.pass(SECOND_NS);
+        assert_eq!(receive(&mut hosts.pair.b, server), b"still heard");
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn who_waits_for_memory_is_told_when_there_is_some() {
+    both(|family| {
+        let mut tight = config(1);
+        tight.limits.tcp_buffer_bytes = 64 << 10;
+        let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [tight, config(2)]);
+        let pairs = [(); 4].map(|()| hosts.connected());
+        let mut starved = Vec::new();
+        for &(client, _) in &pairs {
+            for _ in 0..40 {
+                let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+                if stack.tcp_send(*now_ns, arena, client, &[1; 2048]).is_err() {
+                    starved.push(client);
+                    break;
+                }
+            }
+        }
+        assert_eq!(starved.len(), 4);
+        hosts.upgrade();
+        hosts.pair.a.events();
+        let mut told = Vec::new();
+        for _ in 0..60 {
+            hosts.pass(SECOND_NS);
+            pairs.iter().for_each(|&(_, server)| drop(receive(&mut hosts.pair.b, server)));
+            told.extend(hosts.pair.a.events());
+        }
+        for (client, server) in pairs {
+            assert!(told.contains(&Event::TcpWritable(client)), "{told:?}");
+            close(&mut hosts.pair.a, client);
+            close(&mut hosts.pair.b, server);
+        }
+        hosts.finish();
+    });
+}
+
+/// Number and time stamp of a segment.
+fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
+    let tcp = &frame[14 + family.header_bytes()..];
+    let (header, _) = TcpHeader::parse(tcp).unwrap();
+    let mut options = header.options(tcp).map(Result::unwrap);
+    let stamp = options.find_map(|option| match option {
+        TcpOption::Timestamps { value, .. } => Some(value),
+        _ => None,
+    });
+    (header.sequence, stamp.unwrap())
+}
+
+#[test]
+fn numbers_and_time_stamps_go_on_where_they_were() {
+    both(|family| {
+        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.connected();
+        let from = Some(SocketAddr::new(family.host(1), 50_000));
+        let closed = SocketAddr::new(family.host(2), 9);
+        let mut last = None;
+        let mut last_syn = None;
+        for _ in 0..3 {
+            assert_eq!(send(&mut hosts.pair.a, client, b"x"), 1);
+            let [data] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
+            let (seq, stamp) = numbers(family, data);
+            assert!(last.is_none_or(|last| last == (seq.wrapping_sub(1), stamp)), "{last:?}");
+            last = Some((seq, stamp));
+            hosts.pair.b.feed(data);
+            hosts.pair.run();
+            let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+            let options = TcpOptions::default();
+            let refused = stack.tcp_connect(*now_ns, arena, from, closed, options).unwrap();
+            let [syn] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
+            let numbers = numbers(family, syn);
+            assert_eq!(numbers.1, stamp, "the same for all between two hosts");
+            assert!(last_syn.is_none_or(|last| last == numbers), "{last_syn:?}");
+            last_syn = Some(numbers);
+            hosts.pair.b.feed(syn);
+            hosts.pair.run();
+            close(&mut hosts.pair.a, refused);
+            // No time passes but between the clocks.
+            hosts.upgrade();
+        }
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn a_syn_that_was_not_answered_goes_again_with_the_same_number() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let client = hosts.connect();
+        let lost = hosts.pair.a.sent_one();
+        hosts.pair.a.pass(SECOND_NS / 2);
+        hosts.upgrade();
+        hosts.pair.a.sent();
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::SynSent));
+        hosts.pair.a.pass(6 * SECOND_NS / 10);
+        let [again] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
+        let seq_at = 14 + family.header_bytes() + 4;
+        assert_eq!(lost[seq_at..seq_at + 4], again[seq_at..seq_at + 4]);
+        hosts.pair.b.feed(again);
+        hosts.pair.run();
+        assert_eq!(hosts.pair.a.events(), [Event::TcpWritable(client)]);
+        let server = hosts.accept();
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn a_half_open_connection_can_still_be_established() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let client = hosts.connect();
+        let syn = hosts.pair.a.sent_one();
+        hosts.pair.b.feed(&syn);
+        let answer = hosts.pair.b.sent_one();
+        hosts.upgrade();
+        assert_eq!(hosts.pair.b.stack.tcp_connections(), 1);
+        hosts.pair.b.sent();
+        hosts.pair.a.feed(&answer);
+        hosts.pair.run();
+        assert_eq!(hosts.pair.b.events(), [Event::TcpAcceptable(hosts.listener)]);
+        let server = hosts.accept();
+        send(&mut hosts.pair.a, client, b"hello");
+        hosts.pair.run();
+        assert_eq!(receive(&mut hosts.pair.b, server), b"hello");
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn a_cookie_is_taken_back_by_another_process_on_another_clock() {
+    both(|family| {
+        let mut crowded = config(2);
+        crowded.limits.tcp_half_open = 0;
+        let options = TcpOptions::default();
+        let mut hosts = Hosts::with(family, options, [config(1), crowded]);
+        let client = hosts.connect();
+        let syn = hosts.pair.a.sent_one();
+        hosts.pair.b.feed(&syn);
+        assert_eq!(hosts.pair.b.stack.tcp_connections(), 0);
+        let answer = hosts.pair.b.sent_one();
+        hosts.pair.a.feed(&answer);
+        hosts.upgrade();
+        hosts.pair.run();
+        // The acknowledgement was in the queue that is lost: data brings it.
+        send(&mut hosts.pair.a, client, b"hello");
+        hosts.pair.run();
+        let server = hosts.accept();
+        hosts.upgrade();
+        assert_eq!(receive(&mut hosts.pair.b, server), b"hello");
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn those_not_accepted_wait_on_in_their_order() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let clients = [(); 3].map(|()| hosts.connect());
+        hosts.pair.run();
+        for (client, name) in clients.into_iter().zip([b"a", b"b", b"c"]) {
+            send(&mut hosts.pair.a, client, name);
+        }
+        hosts.pair.run();
+        hosts.pair.b.events();
+        hosts.upgrade();
+        assert_eq!(hosts.pair.b.events(), [Event::TcpAcceptable(hosts.listener)]);
+        assert_eq!(hosts.pair.b.stack.tcp_acceptable(hosts.listener), 3);
+        for (client, name) in clients.into_iter().zip([b"a", b"b", b"c"]) {
+            let server = hosts.accept();
+            assert_eq!(receive(&mut hosts.pair.b, server), name);
+            close(&mut hosts.pair.a, client);
+            close(&mut hosts.pair.b, server);
+        }
+        hosts.finish();
+    });
+}
+
+#[test]
+fn what_is_ready_is_told_again() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        send(&mut hosts.pair.a, client, b"unread");
+        hosts.pair.run();
+        assert_eq!(hosts.pair.b.events(), [Event::TcpReadable(server)]);
+        hosts.upgrade();
+        let told = [Event::TcpReadable(server), Event::TcpWritable(server)];
+        assert_eq!(hosts.pair.b.events(), told);
+        assert_eq!(hosts.pair.a.events(), [Event::TcpWritable(client)]);
+        assert_eq!(receive(&mut hosts.pair.b, server), b"unread");
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn a_closed_window_opens_again() {
+    both(|family| {
+        let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.connected();
+        let data = bytes(100_000);
+        assert_eq!(send(&mut hosts.pair.a, client, &data), data.len());
+        hosts.pass(SECOND_NS);
+        let mut received = Vec::new();
+        for _ in 0..40 {
+            hosts.upgrade();
+            hosts.pass(SECOND_NS);
+            received.extend(receive(&mut hosts.pair.b, server));
+            hosts.pass(SECOND_NS);
+        }
+        assert_eq!(received, data);
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn data_out_of_order_and_what_was_lost_are_put_together() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        let data = bytes(10_000);
+        send(&mut hosts.pair.a, client, &data);
+        let mut sent = hosts.pair.a.sent();
+        let lost = sent.remove(0);
+        sent.iter().for_each(|frame| hosts.pair.b.feed(frame));
+        let acks = hosts.pair.b.sent();
+        hosts.upgrade();
+        assert_eq!(receive(&mut hosts.pair.b, server), b"");
+        // Only what is missing is needed.
+        hosts.pair.b.feed(&lost);
+        assert_eq!(receive(&mut hosts.pair.b, server), data);
+        hosts.pair.b.sent();
+        acks.iter().for_each(|frame| hosts.pair.a.feed(frame));
+        hosts.upgrade();
+        hosts.pass(5 * SECOND_NS);
+        assert_eq!(hosts.pair.a.stack.tcp_info(client).unwrap().unacknowledged_bytes, 0);
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn a_connection_ends_in_order_with_an_upgrade_in_every_state() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        let states = |hosts: &Hosts| {
+            let Pair { a, b } = &hosts.pair;
+            (a.stack.tcp_state(client), b.stack.tcp_state(server))
+        };
+        shut(&mut hosts.pair.a, client);
+        let fin = hosts.pair.a.sent_one();
+        hosts.upgrade();
+        assert_eq!(states(&hosts), (Some(TcpState::FinWait1), Some(TcpState::Established)));
+        hosts.pair.a.sent();
+        hosts.pair.b.feed(&fin);
+        hosts.pair.run();
+        hosts.pass(SECOND_NS);
+        hosts.upgrade();
+        assert_eq!(states(&hosts), (Some(TcpState::FinWait2), Some(TcpState::CloseWait)));
+        // The other half goes on.
+        send(&mut hosts.pair.b, server, b"late");
+        hosts.upgrade();
+        hosts.pass(SECOND_NS);
+        assert_eq!(receive(&mut hosts.pair.a, client), b"late");
+        shut(&mut hosts.pair.b, server);
+        hosts.pair.b.sent();
+        hosts.upgrade();
+        assert_eq!(states(&hosts), (Some(TcpState::FinWait2), Some(TcpState::LastAck)));
+        hosts.pass(5 * SECOND_NS);
+        assert_eq!(states(&hosts), (Some(TcpState::TimeWait), Some(TcpState::Closed)));
+        hosts.upgrade();
+        assert_eq!(states(&hosts), (Some(TcpState::TimeWait), Some(TcpState::Closed)));
+        let mut buf = [0; 8];
+        for (host, id) in [(&mut hosts.pair.a, client), (&mut hosts.pair.b, server)] {
+            let read = host.stack.tcp_recv(host.now_ns, &mut host.arena, id, &mut buf);
+            assert_eq!(read, Ok(0), "the end is still the end");
+            close(host, id);
+        }
+        hosts.pass(30 * SECOND_NS);
+        hosts.upgrade();
+        assert!(hosts.pair.a.stack.tcp_exists(client), "TIME-WAIT lasts a minute");
+        hosts.pass(31 * SECOND_NS);
+        assert!(!hosts.pair.a.stack.tcp_exists(client));
+        hosts.finish();
+    });
+}
+
+#[test]
+fn both_close_at_once() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        shut(&mut hosts.pair.a, client);
+        shut(&mut hosts.pair.b, server);
+        let (from_a, from_b) = (hosts.pair.a.sent_one(), hosts.pair.b.sent_one());
+        hosts.pair.a.feed(&from_b);
+        hosts.pair.a.sent();
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Closing));
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Closing));
+        hosts.pair.b.feed(&from_a);
+        hosts.pass(5 * SECOND_NS);
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn what_was_written_before_closing_still_goes_out() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        let data = bytes(300_000);
+        assert_eq!(send(&mut hosts.pair.a, client, &data), data.len());
+        close(&mut hosts.pair.a, client);
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), None);
+        let mut received = Vec::new();
+        for _ in 0..20 {
+            hosts.upgrade();
+            hosts.pass(SECOND_NS);
+            received.extend(receive(&mut hosts.pair.b, server));
+        }
+        assert_eq!(received, data);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn an_error_is_told_once() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        send(&mut hosts.pair.b, server, b"last words");
+        hosts.pair.run();
+        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        stack.tcp_abort(*now_ns, arena, server);
+        hosts.pair.run();
+        hosts.pair.a.events();
+        hosts.upgrade();
+        let told = [Event::TcpReadable(client), Event::TcpWritable(client)];
+        assert_eq!(hosts.pair.a.events(), told);
+        assert_eq!(receive(&mut hosts.pair.a, client), b"last words");
+        let reset = TcpError::Reset(SocketAddr::new(family.host(2), PORT));
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_take_error(client), None, "reading has told it");
+        close(&mut hosts.pair.a, client);
+        let (client, server) = hosts.connected();
+        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        stack.tcp_abort(*now_ns, arena, server);
+        hosts.pair.run();
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_take_error(client), Some(reset));
+        hosts.upgrade();
+        assert_eq!(hosts.pair.a.stack.tcp_take_error(client), None);
+        close(&mut hosts.pair.a, client);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn names_that_were_given_back_stay_so() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.connected();
+        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        stack.tcp_abort(*now_ns, arena, client);
+        hosts.pair.run();
+        close(&mut hosts.pair.b, server);
+        hosts.upgrade();
+        assert!(!hosts.pair.a.stack.tcp_exists(client));
+        let (next_client, next_server) = hosts.connected();
+        assert_eq!(next_client.place(), client.place(), "the place is used again");
+        assert_ne!((next_client, next_server), (client, server));
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), None);
+        close(&mut hosts.pair.a, next_client);
+        close(&mut hosts.pair.b, next_server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn keep_alive_goes_on_asking() {
+    both(|family| {
+        let keepalive = Keepalive { idle_ms: 10_000, interval_ms: 1000, probes: 3 };
+        let options = TcpOptions { keepalive: Some(keepalive), ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.connected();
+        hosts.pair.a.pass(5 * SECOND_NS);
+        // On a clock that has just begun it takes as long again.
+        upgrade_at(&mut hosts.pair.a, config(1), 2_000 * SECOND_NS);
+        hosts.pair.a.sent();
+        hosts.pair.a.pass(4 * SECOND_NS);
+        assert_eq!(sent_segments(&mut hosts.pair.a).len(), 0);
+        hosts.pair.a.pass(2 * SECOND_NS);
+        assert_eq!(sent_segments(&mut hosts.pair.a).len(), 1, "the first question");
+        upgrade_at(&mut hosts.pair.a, config(1), 4_000 * SECOND_NS);
+        hosts.pair.a.pass(5 * SECOND_NS);
+        assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Closed));
+        hosts.pair.run();
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order_however_often_sides_are_replaced(
+        v6 in any::<bool>(),
+        upgrades in 1u32..100,
+        lost in 0u32..200,
+        doubled in 0u32..100,
+        late in 0u32..200,
+        corrupted in 0u32..50,
+        delay_us in 1u64..100_000,
+        seed in any::<u64>(),
+        sizes in (0usize..100_000, 0usize..100_000),
+        buffers in (2048u32..200_000, 2048u32..200_000),
+        appetites in (100usize..20_000, 100usize..20_000),
+        newreno in any::<bool>(),
+        ecn in any::<bool>(),
+    ) {
+        let family = if v6 { Family::V6 } else { Family::V4 };
+        let link = Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed };
+        let options = TcpOptions {
+            send_buffer_bytes: buffers.0,
+            receive_buffer_bytes: buffers.1,
+            ecn,
+            // A peer that has given up may not get the word through.
+            keepalive: Some(Keepalive { idle_ms: 60_000, interval_ms: 10_000, probes: 20 }),
+            congestion_control: match newreno {
+                true => CongestionControl::NewReno,
+                false => CongestionControl::Cubic,
+            },
+            ..TcpOptions::default()
+        };
+        let up = Side::new(sizes.0, appetites.0, 0);
+        let down = Side::new(sizes.1, appetites.1, 0xaa);
+        let exchange = Exchange::new(family, link, options, up, down);
+        let mut exchange = exchange.with_upgrades(upgrades);
+        exchange.run(100_000 * SECOND_NS);
+        exchange.check_ended(lost > 100);
+    }
+}

@@ -1,0 +1,431 @@
+//! What else goes on when a stack is replaced: datagrams, neighbours, path MTUs,
+//! addresses. And what does not: states that are damaged, or too large.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::prelude::*;
+use tidegate_memory::Arena;
+use tidegate_stack::{
+    Event, RestoreError, STATE_VERSION, SavedStack, SocketError, Stack, TcpError, TcpOptions,
+    UdpId, UdpOptions,
+};
+
+use crate::kit::packets::{
+    fragment, frame, packet_of, port_unreachable, too_big, udp_frame, udp_packet,
+};
+use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
+use crate::upgrade::{
+    Hosts, close, fresh_arena, receive, send, upgrade, upgrade_at, written_and_read,
+};
+
+fn at(ip: IpAddr, port: u16) -> SocketAddr {
+    SocketAddr::new(ip, port)
+}
+
+fn bind(host: &mut Host, local: SocketAddr, options: UdpOptions) -> UdpId {
+    host.stack.udp_bind(local, options).unwrap()
+}
+
+#[test]
+fn datagrams_that_wait_are_read_with_all_that_is_known_about_them() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let socket = host.bind(at(family.any(), 53));
+        for payload in [b"one".as_slice(), b"", b"three"] {
+            host.feed(&udp_frame(family, (4000, 53), payload));
+        }
+        // Put together from fragments, so in memory of its own.
+        let long = vec![7; 2000];
+        let whole = udp_packet(family.host(2), family.host(1), (4000, 53), &long);
+        let datagram = &whole[family.header_bytes()..];
+        for (from, to) in [(0, 1000), (1000, datagram.len())] {
+            let bytes = &datagram[from..to];
+            let last = to == datagram.len();
+            host.feed(&frame(&fragment(family.host(2), family.host(1), 9, from, !last, bytes)));
+        }
+        assert_eq!(host.stack.udp_readable(socket), 4);
+        host.events();
+        upgrade(&mut host, config(1));
+        upgrade(&mut host, config(1));
+        assert_eq!(host.stack.counters().balance(), 0);
+        assert_eq!(host.events(), [Event::Readable(socket)]);
+        for expected in [b"one".as_slice(), b"", b"three", &long] {
+            let (from, to, bytes) = host.receive(socket).unwrap();
+            assert_eq!((from, to), (at(family.host(2), 4000), family.host(1)));
+            assert_eq!(bytes, expected);
+        }
+        assert_eq!(host.receive(socket), None);
+        host.feed(&udp_frame(family, (4000, 53), b"after"));
+        assert_eq!(host.events(), [Event::Readable(socket)]);
+        assert_eq!(host.receive(socket).unwrap().2, b"after");
+        assert_eq!((host.stack.counters().delivered, host.stack.counters().held), (5, 0));
+        host.finish();
+    });
+}
+
+#[test]
+fn sockets_keep_names_addresses_peers_options_and_errors() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let closed = host.bind(at(family.any(), 9));
+        let options = UdpOptions { reuse_address: true, traffic_class: 8, ..UdpOptions::default() };
+        let bound = bind(&mut host, at(family.host(1), 53), options);
+        let peer = at(family.host(2), 4000);
+        let connected = bind(&mut host, at(family.any(), 0), UdpOptions::default());
+        host.stack.udp_connect(connected, peer).unwrap();
+        let port = host.stack.udp_local_addr(connected).unwrap().port();
+        host.send(connected, None, b"nobody there");
+        let sent = packet_of(&host.sent_one()).to_vec();
+        host.feed(&frame(&port_unreachable(family.host(2), family.host(1), &sent)));
+        host.stack.udp_close(closed, &mut host.arena);
+        host.events();
+
+        upgrade(&mut host, config(1));
+        assert_eq!(host.events(), [Event::Error(connected)]);
+        let refused = Some(SocketError::ConnectionRefused(peer));
+        assert_eq!(host.stack.udp_take_error(connected), refused);
+        assert_eq!(host.stack.udp_peer_addr(connected), Some(peer));
+        assert_eq!(host.stack.udp_local_addr(connected), Some(at(family.host(1), port)));
+        assert_eq!(host.stack.udp_local_addr(bound), Some(at(family.host(1), 53)));
+        assert_eq!(host.stack.udp_local_addr(closed), None);
+        assert_ne!(host.bind(at(family.any(), 9)), closed);
+        let taken = host.stack.udp_bind(at(family.host(1), 53), UdpOptions::default());
+        assert_eq!(taken, Err(SocketError::AddressInUse(at(family.host(1), 53))));
+        // Only the peer reaches a connected socket.
+        host.feed(&udp_frame(family, (4000, port), b"peer"));
+        host.feed(&udp_frame(family, (4001, port), b"other"));
+        assert_eq!(host.receive(connected).unwrap().2, b"peer");
+        assert_eq!(host.receive(connected), None);
+        host.stack.udp_disconnect(connected).unwrap();
+        host.feed(&udp_frame(family, (4001, port), b"other"));
+        assert_eq!(host.receive(connected).unwrap().2, b"other");
+        host.sent();
+        host.finish();
+    });
+}
+
+#[test]
+fn one_socket_for_both_families_has_the_mapped_addresses_it_had() {
+    let mut host = Host::with_neighbour(2);
+    let dual = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+    let socket = bind(&mut host, at(Family::V6.any(), 53), dual);
+    host.feed(&udp_frame(Family::V4, (4000, 53), b"four"));
+    host.feed(&udp_frame(Family::V6, (4000, 53), b"six"));
+    upgrade(&mut host, config(1));
+    host.feed(&udp_frame(Family::V4, (4000, 53), b"four again"));
+    let mapped = "[::ffff:192.0.2.2]:4000".parse().unwrap();
+    assert_eq!(host.receive(socket).unwrap().0, mapped);
+    assert_eq!(host.receive(socket).unwrap().0, at(Family::V6.host(2), 4000));
+    assert_eq!(host.receive(socket).unwrap().0, mapped);
+    host.finish();
+}
+
+#[test]
+fn neighbours_groups_and_narrow_paths_are_still_known() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let socket = host.bind(at(family.any(), 4000));
+        let group = match family {
+            Family::V4 => "239.1.2.3".parse().unwrap(),
+            Family::V6 => "ff05::1234".parse().unwrap(),
+        };
+        host.stack.join_group(host.now_ns, group).unwrap();
+        host.pass(3 * SECOND_NS);
+        host.sent();
+        host.send(socket, Some(at(family.host(2), 53)), &[1; 1400]);
+        let sent = packet_of(&host.sent_one()).to_vec();
+        host.feed(&frame(&too_big(family.host(254), family.host(1), 1300, &sent)));
+        let now_ns = 5 * SECOND_NS;
+        upgrade_at(&mut host, config(1), now_ns);
+        host.pass(3 * SECOND_NS);
+        host.sent();
+        // Nobody is asked for, and two fragments leave.
+        host.send(socket, Some(at(family.host(2), 53)), &[1; 1400]);
+        assert_eq!(host.sent().len(), 2);
+        let packet = udp_packet(family.host(2), group, (53, 4000), b"to all");
+        let to = match group {
+            IpAddr::V4(v4) => tidegate_wire::MacAddr::of_ipv4_group(v4),
+            IpAddr::V6(v6) => tidegate_wire::MacAddr::of_ipv6_group(v6),
+        };
+        host.feed(&crate::kit::packets::frame_to(to, &packet));
+        assert_eq!(host.receive(socket).unwrap().2, b"to all");
+        // It is believed for as long as it would have been.
+        host.pass(600 * SECOND_NS);
+        let Host { stack, arena, now_ns } = &mut host;
+        stack.set_neighbour(*now_ns, family.host(2), Some(mac(2)), arena);
+        host.sent();
+        host.send(socket, Some(at(family.host(2), 53)), &[1; 1400]);
+        assert_eq!(host.sent().len(), 1);
+        host.finish();
+    });
+}
+
+#[test]
+fn an_address_that_is_known_to_be_unique_is_used_at_once() {
+    let mut settings = config(1);
+    settings.duplicate_address_detection = true;
+    let mut host = Host::new(settings.clone());
+    let ours = Family::V6.host(1);
+    assert!(!host.stack.has_address(ours));
+    upgrade(&mut host, settings.clone());
+    assert!(!host.stack.has_address(ours), "it was not known yet");
+    host.pass(3 * SECOND_NS);
+    assert!(host.stack.has_address(ours));
+    upgrade(&mut host, settings);
+    assert!(host.stack.has_address(ours));
+    host.pass(3 * SECOND_NS);
+    assert!(host.stack.has_address(ours));
+    host.sent();
+    host.finish();
+}
+
+#[test]
+fn counters_go_on() {
+    let mut host = Host::with_neighbour(2);
+    host.feed(&udp_frame(Family::V4, (4000, 53), b"nobody"));
+    host.feed(&frame(&fragment(Family::V4.host(2), Family::V4.host(1), 9, 0, true, &[0; 64])));
+    host.feed(&[0; 3]);
+    host.sent();
+    let before = host.stack.counters().clone();
+    assert_eq!(before.held, 1);
+    upgrade(&mut host, config(1));
+    let after = host.stack.counters().clone();
+    assert_eq!((after.received, after.held), (before.received, 0));
+    assert_eq!(after.drops.total(), before.drops.total() + 1, "the fragment is not taken along");
+    assert_eq!(after.balance(), 0);
+    host.finish();
+}
+
+/// Hosts with something of everything, and the state of the second.
+fn rich(family: Family) -> (Hosts, SavedStack) {
+    let mut hosts = Hosts::new(family);
+    let (client, server) = hosts.connected();
+    send(&mut hosts.pair.a, client, &[1; 5000]);
+    hosts.pair.run();
+    send(&mut hosts.pair.b, server, &[2; 30_000]);
+    let mut in_flight = hosts.pair.b.sent();
+    in_flight.remove(0);
+    in_flight.iter().for_each(|frame| hosts.pair.a.feed(frame));
+    let acks = hosts.pair.a.sent();
+    acks.iter().for_each(|frame| hosts.pair.b.feed(frame));
+    // One unaccepted, one half open, one in TIME-WAIT, one reset.
+    let _ = hosts.connected();
+    let (client, server) = hosts.connected();
+    close(&mut hosts.pair.b, server);
+    hosts.pair.run();
+    close(&mut hosts.pair.a, client);
+    hosts.pair.run();
+    let (client, _) = hosts.connected();
+    hosts.pair.a.stack.tcp_abort(hosts.pair.a.now_ns, &mut hosts.pair.a.arena, client);
+    hosts.pair.run();
+    hosts.connect();
+    hosts.pair.run();
+    hosts.connect();
+    let syn = hosts.pair.a.sent();
+    syn.iter().for_each(|frame| hosts.pair.b.feed(frame));
+    let host = &mut hosts.pair.b;
+    let from = at(family.host(1), 9);
+    let Host { stack, arena, now_ns } = host;
+    let _ = stack.tcp_connect(*now_ns, arena, None, from, TcpOptions::default()).unwrap();
+    let socket = host.bind(at(family.any(), 53));
+    let other = host.bind(at(family.any(), 0));
+    host.stack.udp_connect(other, at(family.host(1), 7)).unwrap();
+    for payload in [b"one".as_slice(), b"two"] {
+        let packet = udp_packet(family.host(1), family.host(2), (4000, 53), payload);
+        host.feed(&crate::kit::packets::frame_to(mac(2), &packet));
+    }
+    assert_eq!(host.stack.udp_readable(socket), 2);
+    let saved = host.stack.save(host.now_ns, &host.arena);
+    (hosts, saved)
+}
+
+/// Does everything there is to do with the connections and sockets of a stack
+/// that may come from anywhere.
+fn use_all(mut stack: Stack, other: &mut Host, arena: &mut Arena) {
+    let mut now_ns = 7 * SECOND_NS;
+    let mut buf = vec![0; 1 << 16];
+    for round in 0..6 {
+        while let Some(event) = stack.poll_event() {
+            match event {
+                Event::TcpAcceptable(id) => while stack.tcp_accept(id).is_ok() {},
+                Event::Readable(id) => {
+                    while let Some(datagram) = stack.udp_receive(arena, id) {
+                        datagram.release(arena);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for bits in (0..32_u64).flat_map(|index| (0..3).map(move |g| g << 32 | index)) {
+            let id = tidegate_stack::TcpId::from_bits(bits);
+            while let Ok(1..) = stack.tcp_recv(now_ns, arena, id, &mut buf) {}
+            let _ = stack.tcp_send(now_ns, arena, id, &buf[..3000]);
+            let _ = (stack.tcp_info(id), stack.tcp_readiness(id), stack.tcp_take_error(id));
+            if round == 4 {
+                stack.tcp_close(now_ns, arena, id);
+            }
+        }
+        for _ in 0..20 {
+            for frame in stack.transmit_queue().drain(..).collect::<Vec<_>>() {
+                other.feed(arena.bytes(&frame));
+                arena.free(frame);
+            }
+            for bytes in other.sent() {
+                if let Some(frame) = arena.alloc_from(&bytes) {
+                    stack.ingest(now_ns, frame, arena);
+                }
+            }
+        }
+        for _ in 0..200 {
+            let Some(due_ns) = stack.next_timeout() else { break };
+            now_ns = now_ns.max(due_ns.min(now_ns + SECOND_NS));
+            stack.handle_timeout(now_ns, arena);
+            for frame in stack.transmit_queue().drain(..).collect::<Vec<_>>() {
+                arena.free(frame);
+            }
+        }
+    }
+    assert_eq!(stack.counters().balance(), 0);
+    stack.release(arena);
+    assert_eq!(arena.available(), crate::kit::FRAMES as usize);
+}
+
+#[test]
+fn a_whole_state_can_be_used() {
+    both(|family| {
+        let (mut hosts, saved) = rich(family);
+        let mut arena = fresh_arena();
+        let saved = written_and_read(&saved);
+        let stack = Stack::restore(config(2), saved, 7 * SECOND_NS, &mut arena).unwrap();
+        assert_eq!(stack.tcp_connections(), hosts.pair.b.stack.tcp_connections());
+        use_all(stack, &mut hosts.pair.a, &mut arena);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 512,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_damaged_state_is_refused_or_harmless(
+        v6 in any::<bool>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let family = if v6 { Family::V6 } else { Family::V4 };
+        let (mut hosts, saved) = rich(family);
+        let mut bytes = postcard::to_allocvec(&saved).unwrap();
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] ^= value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let Ok(saved) = postcard::from_bytes::<SavedStack>(&bytes) else { return Ok(()) };
+        let mut arena = fresh_arena();
+        if let Ok(stack) = Stack::restore(config(2), saved, 7 * SECOND_NS, &mut arena) {
+            use_all(stack, &mut hosts.pair.a, &mut arena);
+        } else {
+            prop_assert_eq!(arena.available(), crate::kit::FRAMES as usize);
+        }
+    }
+}
+
+/// Data takes most of a state, and any data is good: here is none.
+#[test]
+fn every_byte_of_a_small_state_may_be_wrong() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        hosts.connected();
+        hosts.connect();
+        hosts.pair.run();
+        let server = hosts.accept();
+        send(&mut hosts.pair.b, server, b"?");
+        hosts.pair.b.bind(at(family.any(), 53));
+        let saved = hosts.pair.b.stack.save(hosts.pair.b.now_ns, &hosts.pair.b.arena);
+        let good = postcard::to_allocvec(&saved).unwrap();
+        let mut taken_up = 0;
+        // Both are used by all, to save time.
+        let (mut arena, mut other) = (fresh_arena(), Host::with_neighbour(2));
+        for at in 0..good.len() {
+            for value in [0, 0x7f, 0xff, good[at] ^ 1] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                let Ok(saved) = postcard::from_bytes::<SavedStack>(&bad) else { continue };
+                let stack = Stack::restore(config(2), saved, 7 * SECOND_NS, &mut arena);
+                if let Ok(stack) = stack {
+                    taken_up += 1;
+                    use_all(stack, &mut other, &mut arena);
+                }
+            }
+        }
+        assert!(taken_up > 100, "{taken_up}");
+    });
+}
+
+#[test]
+fn another_format_is_refused_with_its_number() {
+    let (_, saved) = rich(Family::V4);
+    let mut bytes = postcard::to_allocvec(&saved).unwrap();
+    assert_eq!(u32::from(bytes[0]), STATE_VERSION);
+    bytes[0] += 1;
+    let saved: SavedStack = postcard::from_bytes(&bytes).unwrap();
+    let error = Stack::restore(config(2), saved, 0, &mut fresh_arena()).err().unwrap();
+    assert_eq!(error, RestoreError::Version { found: STATE_VERSION + 1 });
+    let text = error.to_string();
+    assert!(text.contains("restart instead"), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_limit() {
+    let (_, saved) = rich(Family::V4);
+    let mut small = [config(2), config(2), config(2)];
+    small[0].limits.tcp_connections = 3;
+    small[1].limits.sockets = 1;
+    small[2].limits.tcp_buffer_bytes = 8192;
+    for config in small {
+        let refused = Stack::restore(config, saved.clone(), 0, &mut fresh_arena()).err().unwrap();
+        assert!(matches!(refused, RestoreError::TooMany { .. }), "{refused}");
+        assert!(refused.to_string().contains("raise the limit"));
+    }
+}
+
+#[test]
+fn an_address_in_use_must_still_be_ours() {
+    both(|family| {
+        let (_, saved) = rich(family);
+        let ours = family.host(2);
+        let mut moved = config(2);
+        moved.addresses.retain(|cidr| cidr.address() != ours);
+        let refused = Stack::restore(moved, saved, 0, &mut fresh_arena()).err().unwrap();
+        assert_eq!(refused, RestoreError::Address(ours));
+    });
+}
+
+#[test]
+fn ten_thousand_connections_are_taken_up() {
+    const CONNECTIONS: usize = 10_000;
+    let mut hosts = Hosts::new(Family::V4);
+    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| hosts.connected()).collect();
+    hosts.upgrade();
+    assert_eq!(hosts.pair.b.stack.tcp_connections(), CONNECTIONS);
+    let told = hosts.pair.b.events().into_iter().filter(|e| matches!(e, Event::TcpWritable(_)));
+    assert_eq!(told.count(), CONNECTIONS);
+    for &(client, server) in pairs.iter().step_by(97) {
+        send(&mut hosts.pair.a, client, b"still there");
+        hosts.pair.run();
+        assert_eq!(receive(&mut hosts.pair.b, server), b"still there");
+    }
+    let (client, server) = pairs[0];
+    close(&mut hosts.pair.a, client);
+    close(&mut hosts.pair.b, server);
+    let listener =
+        hosts.pair.b.stack.tcp_listen(at(Family::V4.any(), 80), 1, TcpOptions::default());
+    assert_eq!(listener, Err(TcpError::AddressInUse(at(Family::V4.any(), 80))));
+    hosts.pair.run();
+    hosts.pair.finish();
+}
