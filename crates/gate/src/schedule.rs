@@ -77,9 +77,7 @@ impl Schedule {
     /// A ring has work, or may have some.
     #[inline]
     pub(crate) fn on_ready(&mut self, ring: Ring) {
-        if let Some(slot) = self.rings.iter_mut().find(|slot| slot.ring == ring) {
-            slot.waiting = true;
-        }
+        self.set_waiting(ring, true);
     }
 
     /// Every ring may have work.
@@ -93,8 +91,17 @@ impl Schedule {
     /// A ring had less than its quota: nothing is left.
     #[inline]
     pub(crate) fn on_empty(&mut self, ring: Ring) {
+        // It is nearly always the ring that had its turn last.
+        let last = self.next.checked_sub(1).unwrap_or(self.rings.len().saturating_sub(1));
+        match self.rings.get_mut(last) {
+            Some(slot) if slot.ring == ring => slot.waiting = false,
+            _ => self.set_waiting(ring, false),
+        }
+    }
+
+    fn set_waiting(&mut self, ring: Ring, waiting: bool) {
         if let Some(slot) = self.rings.iter_mut().find(|slot| slot.ring == ring) {
-            slot.waiting = false;
+            slot.waiting = waiting;
         }
     }
 

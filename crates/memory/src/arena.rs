@@ -35,12 +35,13 @@ pub const HEADROOM_BYTES: u16 = 256;
 /// The size of every frame of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameSize {
-    /// 2048 bytes: enough for an MTU of 1500 with headroom.
+    /// 2048 bytes, of which, as with every size, the last one is not used:
+    /// enough for an MTU of 1500 with headroom.
     K2,
     /// 4096 bytes: a page each.
     K4,
-    /// 65536 bytes, of which the last one is not used: enough for what a port
-    /// with segmentation takes and gives at once.
+    /// 65536 bytes: enough for what a port with segmentation takes and gives at
+    /// once.
     K64,
 }
 
@@ -58,9 +59,11 @@ impl FrameSize {
         1 << self.shift()
     }
 
-    /// How far data may reach: places in a frame are told in 16 bits.
+    /// How far data may reach. Never to the last byte: the place behind the
+    /// data, where a frame begins of which all was dropped from the front, is
+    /// still in the frame. So places in a frame fit in 16 bits, too.
     const fn usable_bytes(self) -> usize {
-        if self.bytes() > u16::MAX as usize { u16::MAX as usize } else { self.bytes() }
+        self.bytes() - 1
     }
 }
 
@@ -745,6 +748,22 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_used_up_to_its_end_is_given_back_as_itself() {
+        let mut arena = arena(2);
+        let (mut first, second) = (arena.alloc().unwrap(), arena.alloc().unwrap());
+        let room = arena.room(&first);
+        assert!(arena.set_len(&mut first, room) && !arena.set_len(&mut first, room + 1));
+        first.advance(room);
+        let (place, other) = (first.at() >> arena.shift, second.at() >> arena.shift);
+        assert_ne!(place, other);
+        arena.free(first);
+        let again = arena.alloc().unwrap();
+        assert_ne!(again.at() >> arena.shift, other);
+        arena.free(again);
+        arena.free(second);
+    }
+
+    #[test]
     fn only_lent_frames_are_reclaimed() {
         let mut arena = arena(2);
         assert!(arena.reclaim(0, 0).is_none(), "a free frame");
@@ -768,7 +787,7 @@ mod tests {
         assert_eq!(arena.headers::<4>(&frame), Some(b"head"));
         let (head, room) = arena.headers_mut::<4>(&mut frame).unwrap();
         assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
-        assert_eq!(room.len(), 2048 - usize::from(HEADROOM_BYTES) - 4);
+        assert_eq!(room.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
         assert!(!arena.prepend(&mut frame, 1, 2048));
         assert!(arena.prepend(&mut frame, 2, 5));
         assert_eq!((arena.bytes(&frame), frame.headroom()), (&b"adpay"[..], 258));

@@ -149,12 +149,14 @@ impl Plain for V4 {
         let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return false };
         let packet_bytes = ((bytes.len() - LINK_BYTES) as u16).to_be_bytes();
         let udp_bytes = (bytes.len() - LINK_BYTES - Ipv4Header::BYTES) as u16;
+        // Of the four bytes from the fragment's on, all but the time to live.
+        let [a, b, _, protocol] = array_at(head, 20);
+        let whole_udp = [a & 0x3f, b, 0, protocol] == [0, 0, 0, Protocol::UDP.0];
         // EtherType, version and header length; not a fragment, UDP; lengths.
         let plain = link.is_front_of(head)
             && array_at(head, 12) == EtherType::IPV4.0.to_be_bytes()
             && head[14] == PLAIN_V4
-            && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
-            && head[23] == Protocol::UDP.0
+            && whole_udp
             && array_at(head, 16) == packet_bytes
             && array_at(head, 38) == udp_bytes.to_be_bytes();
         let filled = array_at(head, 40) != [0; 2];

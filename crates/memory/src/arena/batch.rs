@@ -99,17 +99,14 @@ impl GiveBack<'_> {
     #[inline(always)]
     pub fn consume<R>(&mut self, frame: Frame, read: impl FnOnce(&[u8]) -> R) -> R {
         let (at, len) = (frame.at(), frame.len());
-        let start = at & !(self.frame_bytes - 1);
-        if start >= self.bytes {
-            foreign_frame();
-        }
-        if at + len > self.bytes {
+        // No data reaches to the last byte of a frame.
+        if at + len >= self.bytes {
             foreign_frame();
         }
         // SAFETY: the range lies inside the mapping (checked just now); the
         // exclusive borrow of the arena excludes whoever writes to it.
         let result = read(unsafe { slice::from_raw_parts(self.base.as_ptr().add(at), len) });
-        self.put(&frame, start);
+        self.put(&frame, at & !(self.frame_bytes - 1));
         result
     }
 
@@ -216,7 +213,7 @@ mod tests {
         back.free(other);
         let (head, room) = back.headers_mut::<4>(&mut frame).unwrap();
         assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
-        assert_eq!(room.len(), 2048 - usize::from(HEADROOM_BYTES) - 4);
+        assert_eq!(room.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
         assert!(back.headers_mut::<261>(&mut frame).is_none());
         assert!(!back.set_len(&mut frame, 2048) && back.set_len(&mut frame, 3));
         drop(back);
