@@ -297,6 +297,12 @@ pub enum OpenError {
          packet too and answers it; use the xdp port or an own address"
     )]
     CannotShare,
+    /// Neighbours and ports of the kernel's are followed by one core.
+    #[error(
+        "several network cores need an address that the kernel does not have: give the stack one \
+         of its own, or use one network core"
+    )]
+    SharedByCores,
     /// The kernel has no address on the interface to share.
     #[error("the kernel has no address on {0} to share: `ip address add` one, or use an own one")]
     NothingToShare(String),

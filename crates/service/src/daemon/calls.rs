@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tidegate_engine::{Claim, Engine, KernelAddresses};
+use tidegate_engine::{Claim, Claims, Engine};
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpId, UdpOptions};
 
@@ -22,7 +22,7 @@ const MOST_BACKLOG: u32 = 65_535;
 /// The host that applications are served from.
 pub(super) struct Host {
     pub(super) engine: Engine,
-    pub(super) kernels: KernelAddresses,
+    pub(super) claims: Claims,
     pub(super) sockets: Sockets,
     pub(super) owners: Owners,
     /// Sockets that have ended: those who had them do not know yet.
@@ -30,10 +30,10 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(engine: Engine, kernels: KernelAddresses) -> Self {
+    pub(super) fn new(engine: Engine, claims: Claims) -> Self {
         Self {
             engine,
-            kernels,
+            claims,
             sockets: Sockets::default(),
             owners: Owners::default(),
             gone: Vec::new(),
@@ -161,8 +161,7 @@ impl Host {
         check_room(app)?;
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
-        let claim =
-            self.kernels.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
+        let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::datagrams(memory, handle, id)?;
@@ -209,7 +208,7 @@ impl Host {
     ) -> io::Result<Granted> {
         check_room(app)?;
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let claim = self.kernels.claim(port, Protocol::Tcp, local, dual)?;
+        let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MOST_BACKLOG) as usize;
         let made = self.engine.parts().0.tcp_listen(local, backlog, options);
@@ -259,7 +258,7 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         check_room(app)?;
-        let claim = self.kernels.claim_to_reach(self.engine.port(), local, remote)?;
+        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();
         match stack.tcp_connect(now_ns, arena, local, remote, options) {
@@ -383,17 +382,17 @@ impl Host {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
         }
-        self.kernels.release_later(id, claim);
+        self.claims.release_later(id, claim);
     }
 
     /// Gives a port back to the kernel, if nobody else needs it.
     fn release(&mut self, claim: Option<Arc<Claim>>) {
-        self.kernels.release(self.engine.port(), claim);
+        self.claims.release(self.engine.port(), claim);
     }
 
     /// Gives the ports of connections back that have ended.
     pub(super) fn release_closed(&mut self) {
-        self.kernels.release_ended(&mut self.engine);
+        self.claims.release_ended(&mut self.engine);
     }
 }
 

@@ -260,7 +260,7 @@ impl Core {
     fn hand_over(&mut self, to: &HandOver) -> io::Result<Option<u32>> {
         let refusal = match &self.upgrade {
             Upgrade::Refused(why) => Some((*why).to_owned()),
-            _ if !self.host.kernels.is_empty() => Some(SHARES.to_owned()),
+            _ if self.host.claims.is_shared() => Some(SHARES.to_owned()),
             _ => None,
         };
         if let Some(why) = refusal {

@@ -25,7 +25,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{Engine, IdleConfig, KernelAddresses, NetConfig, OpenError, Prepared, open};
+use tidegate_engine::{Claims, Engine, IdleConfig, NetConfig, OpenError, Prepared, open};
 use tidegate_gate::Mode;
 
 pub use door::DoorConfig;
@@ -176,7 +176,7 @@ impl Daemon {
 
     /// Starts the threads. They begin when `may_begin` has said so.
     fn run(
-        (engine, kernels): (Engine, KernelAddresses),
+        (engine, claims): (Engine, Claims),
         restored: Option<Restored>,
         way: Doorway,
         start: Start<
@@ -186,7 +186,7 @@ impl Daemon {
         may_begin: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
         let Start { begin, settle, upgrade, log, .. } = start;
-        let host = Host::new(engine, kernels);
+        let host = Host::new(engine, claims);
         let (core, post) = match restored {
             Some(restored) => Core::restore(host, restored, upgrade, Arc::clone(&log))?,
             None => Core::new(host, upgrade, Arc::clone(&log))?,

@@ -129,7 +129,7 @@ impl Report {
             pid: std::process::id(),
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
-            is_shared: !host.kernels.is_empty(),
+            is_shared: host.claims.is_shared(),
             applications,
             received: port.received,
             transmitted: port.transmitted,
