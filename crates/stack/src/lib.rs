@@ -30,6 +30,7 @@ mod icmpv6;
 mod ipv4;
 mod ipv6;
 mod mld;
+mod moving;
 mod ndp;
 mod neighbour;
 mod output;
@@ -50,12 +51,13 @@ pub use counters::Counters;
 pub use error::{SendError, SocketError};
 pub use event::Event;
 pub use forward::Transit;
+pub use moving::{MoveError, Moved, MovingSockets, NotMoved, TakenSockets};
 pub use reserved::Transport;
 pub use router::Router;
 pub use saved::{RestoreError, STATE_VERSION, SavedStack};
 pub use stack::Stack;
 pub use tcp::{
     CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
-    TcpReadiness, TcpState,
+    TcpReadiness, TcpSecrets, TcpState,
 };
 pub use udp::{Datagram, FULL, InPlace, Request, UdpId, UdpOptions};

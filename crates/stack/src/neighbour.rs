@@ -305,6 +305,12 @@ impl Neighbours {
         known.map(|entry| (entry.ip, entry.mac))
     }
 
+    /// The hardware address of a neighbour, as far as it is known.
+    pub(crate) fn mac(&self, ip: IpAddr) -> Option<MacAddr> {
+        let entry = &self.entries[*self.index.get(&ip)?];
+        (entry.state != State::Incomplete).then_some(entry.mac)
+    }
+
     /// When the next timer is due.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         self.timers.first().map(|&(at_ns, _)| at_ns)

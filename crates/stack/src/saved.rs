@@ -150,6 +150,9 @@ impl SavedCounters {
             forwarded: self.forwarded,
             merged: self.merged,
             held,
+            // What came in sockets counts as received here.
+            moved_in: 0,
+            moved_out: 0,
             drops,
             transmitted: self.transmitted,
             icmp_errors_sent: self.icmp_errors_sent,
@@ -221,15 +224,16 @@ impl Stack {
 
     /// What sockets send must not come from somebody else's address.
     fn check_addresses(&self) -> Result<(), RestoreError> {
-        let foreign = |ip: &IpAddr| {
-            let may_be = ip.is_unspecified() || ip.is_multicast();
-            !may_be && self.addresses.kind(*ip) == Kind::Other
-        };
         let used = self.udp.local_addresses().chain(self.tcp.local_addresses());
-        match used.into_iter().find(foreign) {
-            Some(ip) => Err(RestoreError::Address(ip)),
-            None => Ok(()),
-        }
+        self.foreign(used).map_or(Ok(()), |ip| Err(RestoreError::Address(ip)))
+    }
+
+    /// The first of some addresses of sockets that is not ours.
+    pub(crate) fn foreign(&self, mut used: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+        used.find(|&ip| {
+            let may_be = ip.is_unspecified() || ip.is_multicast();
+            !may_be && self.addresses.kind(ip) == Kind::Other
+        })
     }
 
     /// Takes up what was known about the link and the ways beyond it. What

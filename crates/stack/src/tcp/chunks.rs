@@ -25,10 +25,13 @@ const MODEST_BYTES: usize = 16 * CHUNK_BYTES;
 /// hollow ones cost a few bytes.
 const HOLLOW_FACTOR: usize = 8;
 
+/// The memory of a chunk; `None` when nothing was written to it yet.
+type Memory = Option<Box<[u8; CHUNK_BYTES]>>;
+
 /// All chunks.
 pub(crate) struct Chunks {
-    /// The memory of each; `None` when nothing was written to it yet.
-    memory: Vec<Option<Box<[u8; CHUNK_BYTES]>>>,
+    /// The memory of each.
+    memory: Vec<Memory>,
     /// The one behind each.
     next: Vec<u32>,
     /// Those in no strand, with memory and without.
@@ -169,6 +172,37 @@ impl Chunks {
         }
     }
 
+    /// Whether there is room for what other pools have let go of.
+    pub(crate) fn has_room_for<'a>(&self, loose: impl Iterator<Item = &'a Loose>) -> bool {
+        let (mut all, mut filled) = (0, 0);
+        for loose in loose {
+            all += loose.memory.len();
+            filled += loose.memory.iter().flatten().count();
+        }
+        filled <= self.left() && all <= self.hollow_left()
+    }
+
+    /// Lets go of a chunk of a strand, with its memory.
+    fn let_go(&mut self, chunk: u32) -> Memory {
+        let memory = self.memory[chunk as usize].take();
+        self.used -= usize::from(memory.is_some());
+        self.next[chunk as usize] = NONE;
+        self.hollow.push(chunk);
+        memory
+    }
+
+    /// Takes memory over that another pool has let go of.
+    fn take_over(&mut self, memory: Memory) -> Option<u32> {
+        if memory.is_none() {
+            return self.take();
+        }
+        // What is spare makes room for it.
+        let chunk = self.spare.pop().or_else(|| self.take())?;
+        self.memory[chunk as usize] = memory;
+        self.used += 1;
+        Some(chunk)
+    }
+
     fn bytes(&self, chunk: u32) -> &[u8] {
         self.memory.get(chunk as usize).and_then(|memory| memory.as_deref()).map_or(&[], |m| &m[..])
     }
@@ -177,6 +211,13 @@ impl Chunks {
         let memory = self.memory.get_mut(chunk as usize).and_then(|memory| memory.as_deref_mut());
         memory.map_or(&mut [], |m| &mut m[..])
     }
+}
+
+/// A strand on its way from one pool to another: its memory, and where in it
+/// the first byte is. Nothing is copied.
+pub(crate) struct Loose {
+    memory: Vec<Memory>,
+    start: u32,
 }
 
 /// A string of chunks: bytes in order, written anywhere, taken from the front.
@@ -356,6 +397,33 @@ impl Strand {
         }
     }
 
+    /// Takes the memory out of the pool; the strand is empty then.
+    pub(crate) fn loosen(&mut self, chunks: &mut Chunks) -> Loose {
+        let strand = std::mem::replace(self, Self::EMPTY);
+        let numbers: Vec<u32> = chunks.following(strand.head).take(strand.count as usize).collect();
+        let memory = numbers.into_iter().map(|chunk| chunks.let_go(chunk)).collect();
+        Loose { memory, start: strand.start }
+    }
+
+    /// The strand in another pool, which was asked whether it has room.
+    pub(crate) fn join(chunks: &mut Chunks, loose: Loose) -> Self {
+        let mut strand = Self::EMPTY;
+        for memory in loose.memory {
+            let Some(chunk) = chunks.take_over(memory) else {
+                debug_assert!(false, "it was asked whether there is room");
+                break;
+            };
+            if strand.count == 0 {
+                (strand.head, strand.start) = (chunk, loose.start);
+            } else {
+                chunks.next[strand.tail as usize] = chunk;
+            }
+            strand.tail = chunk;
+            strand.count += 1;
+        }
+        strand
+    }
+
     /// Gives every chunk back.
     pub(crate) fn clear(&mut self, chunks: &mut Chunks) {
         match self.count {
@@ -417,6 +485,39 @@ mod tests {
         strand.clear(&mut chunks);
         assert_eq!(chunks.used(), 0);
         assert_eq!(chunks.spare.len() + chunks.hollow.len(), chunks.memory.len());
+    }
+
+    #[test]
+    fn a_strand_moves_to_another_pool_with_its_memory_and_its_holes() {
+        let mut from = Chunks::new(8 * CHUNK_BYTES);
+        let mut to = Chunks::new(4 * CHUNK_BYTES);
+        let mut strand = Strand::EMPTY;
+        assert!(strand.grow(&mut from, 0, CHUNK_BYTES + 1));
+        strand.write(&mut from, 0, &[7; CHUNK_BYTES + 1]);
+        let far = 5 * CHUNK_BYTES;
+        assert!(strand.grow(&mut from, far, far + 1));
+        strand.write(&mut from, far, b"x");
+        strand.consume(&mut from, 9);
+        let mut spare = Strand::EMPTY;
+        assert!(spare.grow(&mut to, 0, 2 * CHUNK_BYTES));
+        let loose = strand.loosen(&mut from);
+        assert_eq!((from.used(), strand.count), (0, 0));
+        assert_eq!(from.hollow.len() + from.spare.len(), from.memory.len());
+        assert!(!to.has_room_for([&loose].into_iter()), "two of four are in use");
+        spare.clear(&mut to);
+        assert!(to.has_room_for([&loose].into_iter()));
+        let mut strand = Strand::join(&mut to, loose);
+        assert_eq!(to.used(), 3);
+        assert!(to.memory.iter().flatten().count() <= 4, "no more memory than the limit");
+        let mut read = [0; CHUNK_BYTES - 8];
+        strand.read(&to, 0, &mut read);
+        assert_eq!(read, [7; CHUNK_BYTES - 8]);
+        strand.read(&to, far - 9, &mut read[..1]);
+        assert_eq!(read[0], b'x');
+        strand.clear(&mut to);
+        assert_eq!(to.used(), 0);
+        let nothing = strand.loosen(&mut to);
+        assert_eq!(Strand::join(&mut from, nothing).count, 0);
     }
 
     proptest! {

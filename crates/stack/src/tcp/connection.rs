@@ -410,6 +410,16 @@ impl Connection {
         self.mss = self.mss_most.min(self.mss_limit) - options;
     }
 
+    /// Whether its ends are its own still: it is found by them.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.state != TcpState::Closed || self.is.contains(Is::RESET_NOW)
+    }
+
+    /// Whether segments may still leave from our end, other than answers.
+    pub(crate) fn sends_from_its_address(&self) -> bool {
+        !matches!(self.state, TcpState::Closed | TcpState::TimeWait)
+    }
+
     /// Bytes that wait to be read.
     #[inline]
     pub(crate) fn readable(&self) -> u32 {

@@ -78,6 +78,11 @@ impl Connections {
         self.len() >= self.limit
     }
 
+    /// Whether there may be so many more.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        self.len() + more <= self.limit
+    }
+
     /// Finds a place for a new connection; `None` when there is none.
     pub(crate) fn insert(&mut self, connection: Connection) -> Option<TcpId> {
         if self.is_full() {

@@ -64,6 +64,12 @@ impl Listener {
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
+
+    /// Gives those in the queue the places that they have in another table.
+    pub(crate) fn rename_queued(&mut self, renamed: impl FnMut(u32) -> Option<u32>) {
+        let queue = std::mem::take(&mut self.queue);
+        self.queue = queue.into_iter().filter_map(renamed).collect();
+    }
 }
 
 /// A [`Listener`] as plain data.
@@ -226,26 +232,41 @@ impl Listeners {
         if !Self::keys(local, &options).all(|key| self.may_have(key, &options)) {
             return Err(TcpError::AddressInUse(local));
         }
-        if self.slots.len() - self.free.len() >= self.limit {
+        if !self.has_room_for(1) {
             return Err(TcpError::TooMany("listeners"));
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((NonZeroU32::MIN, None));
-            (self.slots.len() - 1) as u32
-        });
-        let keys = Self::keys(local, &options);
-        self.slots[index as usize].1 = Some(Listener {
+        Ok(self.enter(Listener {
             local,
             options,
             backlog: backlog.max(1),
             queue: VecDeque::new(),
             half_open: 0,
             told: false,
+        }))
+    }
+
+    /// Whether there may be so many more.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        self.slots.len() - self.free.len() + more <= self.limit
+    }
+
+    /// Whether a listener may be here, beside those who are.
+    pub(crate) fn may_enter(&self, listener: &Listener) -> bool {
+        let options = &listener.options;
+        Self::keys(listener.local, options).all(|key| self.may_have(key, options))
+    }
+
+    /// Gives a place to a listener who may be here.
+    pub(crate) fn enter(&mut self, listener: Listener) -> TcpListenerId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((NonZeroU32::MIN, None));
+            (self.slots.len() - 1) as u32
         });
-        for key in keys {
+        for key in Self::keys(listener.local, &listener.options) {
             self.by_address.entry(key).or_default().push(index);
         }
-        Ok(self.id(index))
+        self.slots[index as usize].1 = Some(listener);
+        self.id(index)
     }
 
     pub(crate) fn remove(&mut self, id: TcpListenerId) -> Option<Listener> {

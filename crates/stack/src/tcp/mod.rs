@@ -22,6 +22,7 @@ mod input;
 mod isn;
 mod keepalive;
 mod listener;
+mod moving;
 mod options;
 mod output;
 mod path_search;
@@ -32,6 +33,7 @@ mod recovery;
 mod report;
 mod rtt;
 mod saved;
+mod secrets;
 mod segment;
 mod send;
 mod seq;
@@ -42,8 +44,10 @@ mod timers;
 
 pub use congestion::CongestionControl;
 pub(crate) use fast_path::may_be_plain_tcp;
+pub(crate) use moving::{MovedTcp, TakenTcp};
 pub(crate) use output::LARGEST_TRAIN_BYTES;
 pub(crate) use saved::SavedTcp;
+pub use secrets::TcpSecrets;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
     TcpState,

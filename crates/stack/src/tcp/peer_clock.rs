@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How far that clock is ahead of the caller's. Both numbers wrap.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerClock {
     ahead_ns: u64,
     ahead_ms: u32,

@@ -8,7 +8,7 @@ use crate::chance::Chance;
 
 /// A secret key.
 // Never shown: whoever knows it can guess the numbers of connections.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Secret([u64; 2]);
 
 impl std::fmt::Debug for Secret {

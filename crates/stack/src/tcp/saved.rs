@@ -30,8 +30,8 @@ use crate::{Event, RestoreError};
 /// No window or buffer is larger (RFC 7323 section 2.3).
 const MOST_BYTES: u32 = 1 << 30;
 
-/// What is so and stays so in another process. The rest follows from it.
-const LASTING: Is = Is::PASSIVE
+/// What is so and stays so in another stack. The rest follows from it.
+pub(super) const LASTING: Is = Is::PASSIVE
     .union(Is::ORPHAN)
     .union(Is::IN_SYN_QUEUE)
     .union(Is::WANTS_OUTPUT)
@@ -380,7 +380,7 @@ impl Connection {
 
     /// Has a look at what there may be to send and to tell: better once too
     /// often than never.
-    fn look_around(&mut self) {
+    pub(super) fn look_around(&mut self) {
         let is_over = match self.state {
             TcpState::Closed => !self.is.contains(Is::RESET_NOW),
             TcpState::TimeWait => !self.is.contains(Is::ACK_NOW),
@@ -409,11 +409,6 @@ impl SavedConnection {
 
     fn is_synchronized(&self) -> bool {
         !matches!(self.state, TcpState::Closed | TcpState::SynSent | TcpState::SynReceived)
-    }
-
-    /// Whether it is found by its ends.
-    fn is_indexed(&self) -> bool {
-        self.state != TcpState::Closed || self.is(Is::RESET_NOW)
     }
 
     fn check(&self) -> Result<(), RestoreError> {
@@ -492,8 +487,7 @@ impl TcpTable {
     /// The addresses that listeners have and that connections send from.
     pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let listeners = (0..self.listeners.places()).filter_map(|index| self.listeners.at(index));
-        let open = |c: &&Connection| !matches!(c.state, TcpState::Closed | TcpState::TimeWait);
-        let connections = self.connections.iter().filter(open);
+        let connections = self.connections.iter().filter(|c| c.sends_from_its_address());
         listeners.map(|listener| listener.local.ip()).chain(connections.map(|c| c.ends.local_ip()))
     }
 
@@ -508,8 +502,7 @@ impl TcpTable {
         self.tells_confirmed = saved.tells_confirmed;
         self.events.extend(saved.confirmed.into_iter().map(Event::PeerConfirmed));
         self.restore_listeners(saved.listeners)?;
-        let mut time_waits = Vec::new();
-        let mut others = Vec::new();
+        let mut taken_up = Vec::new();
         let mut stretches = Vec::new();
         let found = saved.connections.len();
         for (generation, saved) in saved.connections {
@@ -522,15 +515,12 @@ impl TcpTable {
                 return Err(RestoreError::TooMany { what: "connections", found, limit });
             };
             let Some(saved) = saved else { continue };
-            if saved.is_indexed() {
+            if self.connections.at(index).is_some_and(Connection::has_ends) {
                 let known = self.index.find(&self.connections, &saved.ends);
                 damaged_unless(known.is_none(), "two connections have the same ends")?;
                 self.index.insert(&mut self.connections, index);
             }
-            match saved.state {
-                TcpState::TimeWait => time_waits.push((saved.timers.idle_in_ns, index)),
-                _ => others.push(index),
-            }
+            taken_up.push(index);
             if !saved.receiving.stretches.is_empty() {
                 stretches.push((index, saved.receiving.stretches));
             }
@@ -543,13 +533,18 @@ impl TcpTable {
                 connection.take_up_out_of_order(start, &data, &mut self.shared);
             }
         }
-        // Those in TIME-WAIT are in a queue by age.
-        time_waits.sort_unstable();
-        let in_turn = time_waits.into_iter().map(|(_, index)| index).chain(others);
-        for index in in_turn {
-            self.wake(now_ns, index);
-        }
+        self.wake_all(now_ns, taken_up);
         Ok(())
+    }
+
+    /// Lets those go on who came from another table.
+    pub(super) fn wake_all(&mut self, now_ns: u64, mut indices: Vec<u32>) {
+        // Those in TIME-WAIT are in a queue by age.
+        indices.sort_by_key(|&index| match self.connections.at(index) {
+            Some(connection) if connection.state == TcpState::TimeWait => connection.idle_at_ns,
+            _ => NEVER,
+        });
+        indices.into_iter().for_each(|index| self.wake(now_ns, index));
     }
 
     fn wake(&mut self, now_ns: u64, index: u32) {

@@ -24,7 +24,7 @@ impl TcpId {
 
     /// The name that a number is, for who gives names of this kind to something
     /// else.
-    pub fn from_bits(bits: u64) -> Self {
+    pub const fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
 

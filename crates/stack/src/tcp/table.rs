@@ -272,10 +272,8 @@ impl TcpTable {
     /// A connection is over: its ends are free, and when nobody has a name for
     /// it any more, so is its place.
     fn bury(&mut self, index: u32) {
-        self.index.remove(&mut self.connections, index);
-        self.wheel.clear(&mut self.connections, index);
+        self.unlink(index);
         let Some(connection) = self.connections.at_mut(index) else { return };
-        self.time_wait_count -= usize::from(connection.is.take(Is::IN_TIME_WAIT));
         if connection.is.take(Is::IN_SYN_QUEUE)
             && let Some(listener) = connection.listener.and_then(|id| self.listeners.get_mut(id))
         {
@@ -287,6 +285,21 @@ impl TcpTable {
         if let Some(mut connection) = self.connections.remove(index) {
             connection.release(&mut self.shared);
         }
+    }
+
+    /// Takes a connection out of what finds it, wakes it and counts it.
+    fn unlink(&mut self, index: u32) {
+        self.index.remove(&mut self.connections, index);
+        self.wheel.clear(&mut self.connections, index);
+        if let Some(connection) = self.connections.at_mut(index) {
+            self.time_wait_count -= usize::from(connection.is.take(Is::IN_TIME_WAIT));
+        }
+    }
+
+    /// Takes a connection out as it is, for another table.
+    pub(super) fn remove(&mut self, index: u32) -> Option<Connection> {
+        self.unlink(index);
+        self.connections.remove(index)
     }
 
     /// Ends a connection without a word.

@@ -9,7 +9,7 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
-use super::datagram::{SavedDatagram, Waiting, ends_v4, ends_v6};
+use super::datagram::{Payload, SavedDatagram, Waiting, ends_v4, ends_v6};
 use crate::{Event, Limits, SocketError};
 
 /// The name of a socket. Never used again for another one.
@@ -294,6 +294,17 @@ impl Socket {
             }
         };
         Some(see(self.present(remote), self.present_ip(local), bytes))
+    }
+
+    /// Copies what waits into memory of its own, and gives the frames back.
+    pub(crate) fn leave_arena(&mut self, arena: &mut Arena) {
+        for _ in 0..self.queue.len() {
+            let Some(datagram) = self.pop(arena) else { break };
+            let payload = Payload::Owned(datagram.bytes(arena).into());
+            let Datagram { remote, local, hop_limit, traffic_class, .. } = datagram;
+            datagram.release(arena);
+            let _ = self.push(Datagram { payload, remote, local, hop_limit, traffic_class });
+        }
     }
 
     /// Every datagram that waits, in order, as the application would see it.

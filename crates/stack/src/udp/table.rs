@@ -94,7 +94,7 @@ impl UdpTable {
         options: UdpOptions,
         is_reserved: impl Fn(u16) -> bool,
     ) -> Result<UdpId, SocketError> {
-        if self.free.is_empty() && self.sockets.slots.len() >= self.limit {
+        if !self.has_room_for(1) {
             return Err(SocketError::TooManySockets(self.limit));
         }
         let mut socket = Socket::new(local, options);
@@ -107,14 +107,24 @@ impl UdpTable {
             socket.local = socket.bound;
         }
         self.check_free(&socket)?;
+        Ok(self.enter(socket))
+    }
+
+    /// Gives a place to a socket whose addresses are free.
+    pub(super) fn enter(&mut self, socket: Socket) -> UdpId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.sockets.slots.push(Slot { generation: 0, socket: None });
             (self.sockets.slots.len() - 1) as u32
         });
-        self.enter_bound(index, &socket);
+        self.enter_lookup(index, &socket);
         let slot = &mut self.sockets.slots[index as usize];
         slot.socket = Some(socket);
-        Ok(UdpId { index, generation: slot.generation })
+        UdpId { index, generation: slot.generation }
+    }
+
+    /// Whether there may be so many more.
+    pub(super) fn has_room_for(&self, more: usize) -> bool {
+        self.sockets.slots.len() - self.free.len() + more <= self.limit
     }
 
     pub(crate) fn connect(
@@ -205,22 +215,23 @@ impl UdpTable {
             None if generation == 0 => {}
             None => self.free.push(index),
             Some(socket) => {
-                let (local, bound) = (socket.local, socket.bound);
-                let taken = match socket.remote {
-                    Some(remote) => self.lookup.connected.contains_key(&(local, remote)),
-                    None => self.unconnected_taken(socket).is_some(),
-                };
-                if taken {
+                if self.is_taken(socket) {
                     return Err(RestoreError::Damaged("two sockets have one address"));
                 }
-                match socket.remote {
-                    Some(remote) => self.enter_connected(index, bound.port(), local, remote),
-                    None => self.enter_bound(index, socket),
-                }
+                self.enter_lookup(index, socket);
             }
         }
         self.sockets.slots.push(Slot { generation, socket });
         Ok(UdpId { index, generation })
+    }
+
+    fn enter_lookup(&mut self, index: u32, socket: &Socket) {
+        match socket.remote {
+            Some(remote) => {
+                self.enter_connected(index, socket.bound.port(), socket.local, remote);
+            }
+            None => self.enter_bound(index, socket),
+        }
     }
 
     fn enter_connected(&mut self, index: u32, port: u16, local: SocketAddr, remote: SocketAddr) {
@@ -246,10 +257,20 @@ impl UdpTable {
         (any || self.lookup.bound.contains_key(&socket.bound)).then_some(socket.bound)
     }
 
-    fn check_free(&self, socket: &Socket) -> Result<(), SocketError> {
+    /// Whether another socket has just the place that this one wants.
+    fn is_taken(&self, socket: &Socket) -> bool {
+        match socket.remote {
+            Some(remote) => self.lookup.connected.contains_key(&(socket.local, remote)),
+            None => self.unconnected_taken(socket).is_some(),
+        }
+    }
+
+    /// # Errors
+    /// When the other sockets do not leave its addresses to this one.
+    pub(super) fn check_free(&self, socket: &Socket) -> Result<(), SocketError> {
         let bound = socket.bound;
         let taken = SocketError::AddressInUse(bound);
-        if self.unconnected_taken(socket).is_some() {
+        if self.is_taken(socket) {
             return Err(taken);
         }
         let place = self.lookup.port_of[place_of(bound.port())];

@@ -5,6 +5,7 @@ mod fragments;
 mod hostile;
 mod icmp;
 mod kit;
+mod moving;
 mod neighbours;
 mod path_mtu;
 mod random;

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use tidegate_stack::{
-    Config, CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions,
-    TcpState,
+    Config, CongestionControl, Keepalive, MovingSockets, Shutdown, TcpError, TcpId, TcpListenerId,
+    TcpOptions, TcpState,
 };
 
 use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
+use crate::moving::{move_between, renamed};
 use crate::upgrade::upgrade;
 
 const MS: u64 = 1_000_000;
@@ -77,6 +78,8 @@ pub struct Side {
     shut: bool,
     ended: bool,
     failure: Option<TcpError>,
+    /// The connection after its handle was closed.
+    closed: Option<TcpId>,
     /// Reads at most so much at a time.
     appetite: usize,
     salt: u8,
@@ -92,6 +95,7 @@ impl Side {
             shut: false,
             ended: false,
             failure: None,
+            closed: None,
             appetite,
             salt,
         }
@@ -137,7 +141,7 @@ impl Side {
         }
         if self.shut && self.ended || self.failure.is_some() {
             host.stack.tcp_close(now_ns, &mut host.arena, id);
-            self.id = None;
+            self.closed = self.id.take();
         }
     }
 
@@ -155,6 +159,10 @@ pub struct Exchange {
     server: Side,
     /// In so many of a thousand moments a side is replaced.
     upgrades: u32,
+    /// In so many of a thousand moments the sockets of a side move to its other
+    /// stack.
+    moves: u32,
+    other_stacks: [Host; 2],
 }
 
 fn config_of(n: u8) -> Config {
@@ -184,13 +192,61 @@ impl Exchange {
         let listener = b.stack.tcp_listen(any, 4, options).unwrap();
         let id = a.stack.tcp_connect(a.now_ns, &mut a.arena, None, to, options).unwrap();
         let client = Side { id: Some(id), ..up };
-        Self { a, b, wire: Wire::new(link), listener, client, server: down, upgrades: 0 }
+        let mut other_stacks = [host(1, 2), host(2, 1)];
+        for (host, other) in [&a, &b].into_iter().zip(&mut other_stacks) {
+            other.stack.share_tcp_secrets(host.stack.tcp_secrets());
+        }
+        Self {
+            a,
+            b,
+            wire: Wire::new(link),
+            listener,
+            client,
+            server: down,
+            upgrades: 0,
+            moves: 0,
+            other_stacks,
+        }
+    }
+
+    /// In so many of a thousand moments the sockets of a side move from one of
+    /// its stacks to the other.
+    pub fn with_moves(self, moves: u32) -> Self {
+        Self { moves, ..self }
+    }
+
+    fn move_some(&mut self) {
+        if self.moves == 0 {
+            return;
+        }
+        let sides = [(&mut self.a, &mut self.client), (&mut self.b, &mut self.server)];
+        for (at, (host, side)) in sides.into_iter().enumerate() {
+            if !self.wire.happens(self.moves) {
+                continue;
+            }
+            let connections = side.id.into_iter().chain(side.closed).collect();
+            let listeners = if at == 1 { vec![self.listener] } else { Vec::new() };
+            let sockets = MovingSockets { listeners, connections, ..MovingSockets::default() };
+            let moved = move_between(host, &mut self.other_stacks[at], &sockets);
+            std::mem::swap(host, &mut self.other_stacks[at]);
+            side.id = side.id.map(|old| renamed(&moved.connections, old).expect("it moves"));
+            side.closed = side.closed.and_then(|old| renamed(&moved.connections, old));
+            if at == 1 {
+                // It may be closed.
+                self.listener = renamed(&moved.listeners, self.listener).unwrap_or(self.listener);
+            }
+        }
     }
 
     /// In so many of a thousand moments a side is saved, and another with a
     /// fresh arena goes on.
     pub fn with_upgrades(self, upgrades: u32) -> Self {
         Self { upgrades, ..self }
+    }
+
+    fn change_some(&mut self) {
+        self.upgrade_some();
+        self.move_some();
     }
 
     fn upgrade_some(&mut self) {
@@ -219,10 +275,10 @@ impl Exchange {
         let start_ns = self.a.now_ns;
         for _ in 0..2_000_000 {
             self.collect();
-            self.upgrade_some();
+            self.change_some();
             self.act();
             self.collect();
-            self.upgrade_some();
+            self.change_some();
             if done(self) {
                 return self.a.now_ns - start_ns;
             }
@@ -312,8 +368,8 @@ impl Exchange {
             assert_eq!(wrong, None);
         }
         self.end();
-        self.a.finish();
-        self.b.finish();
+        let [other_a, other_b] = self.other_stacks;
+        [self.a, self.b, other_a, other_b].into_iter().for_each(Host::finish);
     }
 
     fn end(&mut self) {
@@ -322,7 +378,7 @@ impl Exchange {
         let limit_ns = self.a.now_ns + 3000 * SECOND_NS;
         while self.a.stack.tcp_connections() + self.b.stack.tcp_connections() > 0 {
             self.collect();
-            self.upgrade_some();
+            self.change_some();
             self.collect();
             let flying = self.wire.flying.keys().next().map(|key| key.0);
             let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
@@ -343,8 +399,8 @@ impl Exchange {
         }
         assert!(may_fail, "{:?}", self.progress());
         self.end();
-        self.a.finish();
-        self.b.finish();
+        let [other_a, other_b] = self.other_stacks;
+        [self.a, self.b, other_a, other_b].into_iter().for_each(Host::finish);
     }
 }
 

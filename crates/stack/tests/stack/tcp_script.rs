@@ -53,10 +53,11 @@ use tidegate_stack::{
     TcpState,
 };
 use tidegate_wire::tcp::{TcpFlags, TcpOption};
-use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
+use tidegate_wire::{DropCounters, DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
 
 use crate::kit::packets::{frame, ip_with_class, port_unreachable, too_big, transport_pseudo};
 use crate::kit::{Family, Host, config, mac};
+use crate::moving::{GONE, move_all, renamed};
 use crate::upgrade::upgrade;
 
 const MS: u64 = 1_000_000;
@@ -65,14 +66,16 @@ const TOLERANCE_NS: u64 = 2_200_000;
 const OUR_PORT: u16 = 80;
 const PEER_PORT: u16 = 4000;
 
-/// When the stack is replaced by another that goes on from its state.
+/// When another stack goes on in the place of the one there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Upgrades {
+pub enum Changes {
     Never,
-    /// After each line that leaves nothing on its way.
-    AtRest,
-    /// After each line.
-    Always,
+    /// It goes on from its state, after each line that leaves nothing on its way.
+    UpgradesAtRest,
+    /// The same after each line.
+    Upgrades,
+    /// All sockets move to it, after each line.
+    Moves,
 }
 
 /// A segment as scripts see it.
@@ -130,7 +133,9 @@ pub struct Script {
     connection: Option<TcpId>,
     written: u32,
     read: u32,
-    last_drops: tidegate_wire::DropCounters,
+    last_drops: DropCounters,
+    /// Of stacks that sockets have moved away from.
+    drops_before: DropCounters,
 }
 
 /// The byte at a place in a stream.
@@ -144,7 +149,7 @@ fn pattern_bytes(at: u32, len: u32) -> Vec<u8> {
 
 impl Script {
     /// Runs a script; it panics with what is wrong.
-    pub fn run(name: &str, text: &str, family: Family, upgrades: Upgrades) {
+    pub fn run(name: &str, text: &str, family: Family, changes: Changes) {
         let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
         let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         if lines.iter().any(|line| {
@@ -188,6 +193,7 @@ impl Script {
             written: 0,
             read: 0,
             last_drops,
+            drops_before: DropCounters::new(),
         };
         let mut now_ms = 0.0;
         for line in lines {
@@ -203,15 +209,15 @@ impl Script {
             };
             script.at(now_ms);
             script.step(&words[1..]);
-            let is_due = match upgrades {
-                Upgrades::Never => false,
-                Upgrades::AtRest => script.is_at_rest(),
-                Upgrades::Always => true,
-            };
-            if is_due {
-                upgrade(&mut script.host, config.clone());
-                script.collect();
+            match changes {
+                Changes::UpgradesAtRest if script.is_at_rest() => {
+                    upgrade(&mut script.host, config.clone());
+                }
+                Changes::Upgrades => upgrade(&mut script.host, config.clone()),
+                Changes::Moves => script.move_on(config.clone()),
+                Changes::UpgradesAtRest | Changes::Never => continue,
             }
+            script.collect();
         }
         script.line = "the end".to_owned();
         script.expect_silence();
@@ -221,6 +227,15 @@ impl Script {
     #[track_caller]
     fn fail(&self, what: &str) -> ! {
         panic!("{}: {}: {what}; still queued: {:?}", self.name, self.line, self.sent);
+    }
+
+    /// Everything goes on in another stack.
+    fn move_on(&mut self, config: Config) {
+        self.drops_before = self.drops();
+        let moved = move_all(&mut self.host, config, &[]);
+        let new_name = |old| renamed(&moved.connections, old).unwrap_or(GONE);
+        self.connection = self.connection.map(new_name);
+        self.listener = self.listener.and_then(|old| renamed(&moved.listeners, old));
     }
 
     /// Whether nothing of ours is on its way.
@@ -385,7 +400,7 @@ impl Script {
             self.expect_silence();
         }
         if words[0] != "drops" {
-            self.last_drops = self.host.stack.counters().drops.clone();
+            self.last_drops = self.drops();
         }
         match words {
             ["<", "icmp", rest @ ..] => self.inject_icmp(rest),
@@ -399,10 +414,17 @@ impl Script {
 
     fn expect_drop(&mut self, reason: &str) {
         let reason = DropReason::from_name(reason).unwrap_or_else(|| self.fail("no such reason"));
-        let drops = &self.host.stack.counters().drops;
+        let drops = self.drops();
         if drops.get(reason) != self.last_drops.get(reason) + 1 {
             self.fail(&format!("dropped were {drops:?} and before that {:?}", self.last_drops));
         }
+    }
+
+    /// What was dropped up to now.
+    fn drops(&self) -> DropCounters {
+        let mut drops = self.drops_before.clone();
+        drops.merge(&self.host.stack.counters().drops);
+        drops
     }
 
     fn connection(&self) -> TcpId {

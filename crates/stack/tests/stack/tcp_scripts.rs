@@ -1,19 +1,19 @@
-//! Every packet script in `tests/scripts/tcp`, with the stack left alone and with
-//! the stack replaced on the way.
+//! Every packet script in `tests/scripts/tcp`, with the stack left alone, replaced
+//! on the way, and with all sockets moving to another.
 
 use std::path::{Path, PathBuf};
 
 use crate::kit::Family;
-use crate::tcp_script::{Script, Upgrades};
+use crate::tcp_script::{Changes, Script};
 
 #[test]
 fn every_script() {
-    run_scripts(Upgrades::Never, &[]);
+    run_scripts(Changes::Never, &[]);
 }
 
 #[test]
 fn every_script_across_upgrades() {
-    run_scripts(Upgrades::AtRest, &[]);
+    run_scripts(Changes::UpgradesAtRest, &[]);
 }
 
 /// What is on its way when the stack is replaced gives no round trip. These
@@ -38,10 +38,15 @@ const NEED_ROUND_TRIPS: &[&str] = &[
 
 #[test]
 fn every_script_across_more_upgrades() {
-    run_scripts(Upgrades::Always, NEED_ROUND_TRIPS);
+    run_scripts(Changes::Upgrades, NEED_ROUND_TRIPS);
 }
 
-fn run_scripts(upgrades: Upgrades, except: &[&str]) {
+#[test]
+fn every_script_with_all_sockets_moving() {
+    run_scripts(Changes::Moves, &[]);
+}
+
+fn run_scripts(changes: Changes, except: &[&str]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/tcp");
     let mut paths: Vec<_> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -57,7 +62,7 @@ fn run_scripts(upgrades: Upgrades, except: &[&str]) {
         for family in [Family::V4, Family::V6] {
             let name = format!("{} ({family:?})", path.file_name().unwrap().to_string_lossy());
             // Each script tells what is wrong with it.
-            if std::panic::catch_unwind(|| Script::run(&name, &text, family, upgrades)).is_err() {
+            if std::panic::catch_unwind(|| Script::run(&name, &text, family, changes)).is_err() {
                 failed.push(name);
             }
         }

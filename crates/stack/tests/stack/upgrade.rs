@@ -53,9 +53,9 @@ pub struct Hosts {
     pub pair: Pair,
     family: Family,
     options: TcpOptions,
-    listener: TcpListenerId,
+    pub listener: TcpListenerId,
     /// As they were made.
-    configs: [Config; 2],
+    pub configs: [Config; 2],
 }
 
 impl Hosts {
