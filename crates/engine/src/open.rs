@@ -16,7 +16,7 @@ use tidegate_stack::{ConfigError, Limits, Ownership, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
-use crate::{EngineConfig, IdleConfig};
+use crate::{Clock, EngineConfig, IdleConfig};
 
 /// Where packets come from.
 pub enum PortConfig {
@@ -95,6 +95,7 @@ pub struct NetConfig {
     pub(crate) ports_are_held: bool,
     pub(crate) admission: Option<admission::Config>,
     pub(crate) seed: Option<[u8; 16]>,
+    pub(crate) clock: Clock,
 }
 
 impl NetConfig {
@@ -116,6 +117,7 @@ impl NetConfig {
             ports_are_held: false,
             admission: None,
             seed: None,
+            clock: Clock::new(),
         }
     }
 

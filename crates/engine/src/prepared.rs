@@ -153,7 +153,7 @@ impl Prepared {
         let not_open = || OpenError::Io(std::io::Error::other("the port was not opened"));
         let port = port.ok_or_else(not_open)?;
         let seed = config.seed.map_or_else(random_seed, Ok)?;
-        let clock = Clock::new();
+        let clock = config.clock;
         let stack_config = stack_config(&config, &*port, seed);
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
         if let Some(mut catching) = catching {

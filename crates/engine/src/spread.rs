@@ -8,7 +8,7 @@ use tidegate_port::spread::{Branch, Crossing, spread};
 use tidegate_stack::{Ownership, Transport};
 
 use crate::claim::Claims;
-use crate::open::{NetConfig, OpenError, PortConfig, random_seed};
+use crate::open::{NetConfig, OpenError, PortConfig};
 use crate::prepared::open;
 use crate::{Engine, EngineConfig};
 
@@ -25,8 +25,6 @@ pub fn open_spread(
     if config.ownership == Ownership::Shared {
         return Err(OpenError::SharedByCores);
     }
-    // What one stack has told a peer another one must keep.
-    config.seed = Some(config.seed.map_or_else(random_seed, Ok)?);
     let others: Vec<NetConfig> = (1..cores).map(|_| beside(&config)).collect();
     let (sender, receiver) = mpsc::channel();
     config = config.wrap(Box::new(move |port| {
@@ -35,14 +33,18 @@ pub fn open_spread(
         let _ = sender.send((trunk.crossing(), branches));
         Ok(Box::new(trunk) as Box<dyn Port>)
     }));
-    let (engine, _) = open(config)?;
+    let (mut engine, _) = open(config)?;
+    let secrets = engine.parts().0.tcp_secrets();
     let spread = receiver.recv().map_err(|_| io::Error::other("the port was not opened"));
     let (crossing, branches) = spread.map_err(OpenError::Io)?;
     let mut all = vec![(engine, Claims::among_cores())];
     for (mut other, branch) in others.into_iter().zip(branches) {
         let open_branch = move |branch: Branch| Ok(Box::new(branch) as Box<dyn Port>);
         other.port = PortConfig::Custom(Box::new(move |_| open_branch(branch)));
-        all.push((open(other)?.0, Claims::among_cores()));
+        let (mut engine, _) = open(other)?;
+        // What one stack has told a peer another one must keep.
+        engine.parts().0.share_tcp_secrets(secrets);
+        all.push((engine, Claims::among_cores()));
     }
     for (core, (engine, _)) in all.iter_mut().enumerate() {
         let crossing = Arc::clone(&crossing);
@@ -76,7 +78,10 @@ fn beside(config: &NetConfig) -> NetConfig {
         ports_are_held: config.ports_are_held,
         // Who has the port refuses what is not to be taken.
         admission: None,
-        seed: config.seed,
+        // Each chooses ports of its own.
+        seed: None,
+        // Sockets that move keep their times.
+        clock: config.clock,
     }
 }
 

@@ -20,8 +20,9 @@ pub type LocalPort = (Protocol, u16);
 /// goes from one core to another.
 ///
 /// Core 0 has the card. A core that gives ports away says [`Crossing::park`], takes
-/// what has come for it, hands over what it knows, and the other one says
-/// [`Crossing::hand`]. Frames that come meanwhile wait, in their order.
+/// what has come for it, says [`Crossing::wait_until_sent`] and hands over what it
+/// knows, and the other one says [`Crossing::hand`]. Frames that come meanwhile
+/// wait, in their order.
 pub struct Crossing {
     directory: Directory,
     /// How often the core with the card has taken frames and passed them on.
@@ -75,9 +76,8 @@ impl Crossing {
         self.used.load(Ordering::Relaxed) & 1 << core != 0
     }
 
-    /// From now on frames for these ports wait. When this returns, all that came
-    /// before is where the core `core`, which has had the ports, finds it with its
-    /// next looks, and the card has all that it has sent.
+    /// From now on frames for these ports, which the core `core` has, wait. All that
+    /// came before is where it finds it when it looks next.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] when the core with the card does not run: the
@@ -86,26 +86,36 @@ impl Crossing {
         for &(protocol, port) in ports {
             self.directory.park(protocol, port);
         }
-        // The core with the card knows by itself what it has taken.
+        let round = self.rounds.load(Ordering::SeqCst);
+        // Whoever was in the middle of a look when it began has finished that. The
+        // core with the card itself is in the middle of none.
+        let has_looked = || core == 0 || self.rounds.load(Ordering::SeqCst) > round;
+        self.wait(has_looked).inspect_err(|_| self.hand(core, ports))
+    }
+
+    /// Waits until the card has all that a core has sent.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when the core with the card does not run.
+    pub fn wait_until_sent(&self, core: usize) -> io::Result<()> {
         let Some(lane) = core.checked_sub(1).and_then(|at| self.lanes.get(at)) else {
             return Ok(());
         };
+        let sent = lane.sent.load(Ordering::Relaxed);
+        self.wait(|| lane.forwarded.load(Ordering::Acquire) >= sent)
+    }
+
+    /// Has the core with the card look until `done`.
+    fn wait(&self, done: impl Fn() -> bool) -> io::Result<()> {
         let began = Instant::now();
-        let round = self.rounds.load(Ordering::SeqCst);
-        loop {
-            let is_through =
-                lane.sent.load(Ordering::Relaxed) == lane.forwarded.load(Ordering::Acquire);
-            // Whoever was in the middle of a look when it began has finished that.
-            if is_through && self.rounds.load(Ordering::SeqCst) > round {
-                return Ok(());
-            }
+        while !done() {
             if began.elapsed() > ROUND_LIMIT {
-                self.hand(core, ports);
                 return Err(io::ErrorKind::TimedOut.into());
             }
             self.bell.ring();
             std::thread::yield_now();
         }
+        Ok(())
     }
 
     /// These ports are this core's from now on, and so are the frames that waited.

@@ -221,6 +221,7 @@ fn ports_move_without_loss_and_in_order() {
     let number = |at: u8| v4(UDP, 0, &transport(SOURCE, 53, &[at]));
     let mut expected = Vec::new();
     bench.send(&number(0));
+    assert!(take(&mut bench.trunk, &mut bench.own).is_empty());
     // The core with the card must look for the other to have everything.
     std::thread::scope(|scope| {
         let parked = scope.spawn(|| crossing.park(1, &ports));
