@@ -11,9 +11,7 @@ use tidegate_stack::{Config, Ownership, Route, SavedStack, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::open::{open_port, packet_steering, random_seed};
-use crate::{
-    Claims, Clock, Engine, IdleConfig, KernelNeighbours, NetConfig, OpenError, PortConfig,
-};
+use crate::{Claims, Engine, IdleConfig, KernelNeighbours, NetConfig, OpenError, PortConfig};
 
 /// Frames that are taken out of a port at once.
 const BURST: usize = 256;

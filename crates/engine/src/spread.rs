@@ -12,16 +12,20 @@ use crate::open::{NetConfig, OpenError, PortConfig};
 use crate::prepared::open;
 use crate::{Engine, EngineConfig};
 
-/// Opens the port of a configuration for `cores` cores, of which the first one has
-/// it: an engine with its claims for each, and where their ways cross.
+/// Stacks behind one port.
+pub struct SpreadStacks {
+    /// An engine with its claims for each core; the first one has the card.
+    pub stacks: Vec<(Engine, Claims)>,
+    /// Where their ways cross.
+    pub crossing: Arc<Crossing>,
+}
+
+/// Opens the port of a configuration for `cores` cores.
 ///
 /// # Errors
 /// As [`open()`]; and when the port cannot be spread, or the stack shares the
 /// kernel's addresses.
-pub fn open_spread(
-    mut config: NetConfig,
-    cores: usize,
-) -> Result<(Vec<(Engine, Claims)>, Arc<Crossing>), OpenError> {
+pub fn open_spread(mut config: NetConfig, cores: usize) -> Result<SpreadStacks, OpenError> {
     if config.ownership == Ownership::Shared {
         return Err(OpenError::SharedByCores);
     }
@@ -56,7 +60,7 @@ pub fn open_spread(
             crossing.is_foreign(core, (protocol, port))
         });
     }
-    Ok((all, crossing))
+    Ok(SpreadStacks { stacks: all, crossing })
 }
 
 /// The configuration of a stack on the same addresses, but for its port.
@@ -118,7 +122,8 @@ mod tests {
     fn every_core_has_sockets_of_its_own_on_one_address() {
         for (own, peer) in [("10.0.0.1/24", "10.0.0.2/24"), ("fd00::1/64", "fd00::2/64")] {
             let (near, far) = wire(&MemConfig::default()).unwrap();
-            let (cores, crossing) = open_spread(net(near, own), CORES).unwrap();
+            let spread = open_spread(net(near, own), CORES).unwrap();
+            let SpreadStacks { stacks: cores, crossing } = spread;
             let (mut client, _) = open(net(far, peer)).unwrap();
             (1..CORES).for_each(|core| crossing.set_used(core));
             let own = own.split('/').next().unwrap().parse().unwrap();
@@ -168,7 +173,7 @@ mod tests {
     #[test]
     fn no_two_cores_choose_the_same_port() {
         let (near, _far) = wire(&MemConfig::default()).unwrap();
-        let (mut cores, _) = open_spread(net(near, "10.0.0.1/24"), 2).unwrap();
+        let mut cores = open_spread(net(near, "10.0.0.1/24"), 2).unwrap().stacks;
         let peer = "10.0.0.2:80".parse().unwrap();
         let mut ports = Vec::new();
         for _ in 0..50 {

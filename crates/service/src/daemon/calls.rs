@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_engine::{Claim, Claims, Engine};
 use tidegate_port::steering::Protocol;
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
 use super::application::{Application, Misbehaved};
 use super::names::{AppNumber, Owner, SocketId, SocketKey};
@@ -162,6 +162,7 @@ impl Host {
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
+        let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, claim));
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::datagrams(memory, handle, id)?;
@@ -177,6 +178,11 @@ impl Host {
         let (stack, arena, _) = self.engine.parts();
         stack.udp_close(id, arena);
         self.engine.tell_level(id);
+    }
+
+    fn close_listener(&mut self, id: TcpListenerId) {
+        let (stack, arena, now_ns) = self.engine.parts();
+        stack.tcp_close_listener(now_ns, arena, id);
     }
 
     fn aim(
@@ -219,12 +225,17 @@ impl Host {
                 return Err(error.into());
             }
         };
+        let settled = match self.engine.stack().tcp_listener_addr(id) {
+            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            None => Ok(claim),
+        };
+        let claim = settled.inspect_err(|_| self.close_listener(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::listener(memory, handle, id)?;
             socket.claim = claim;
             Ok(socket)
         };
-        let key = self.add(number, app, make)?;
+        let key = self.add(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.owners.insert(SocketId::Listener(id), key);
         self.granted(key)
     }
@@ -261,13 +272,29 @@ impl Host {
         let claim = self.claims.claim_to_reach(self.engine.port(), local, remote)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();
-        match stack.tcp_connect(now_ns, arena, local, remote, options) {
-            Ok(id) => self.adopt(number, app, id, claim),
+        let id = match stack.tcp_connect(now_ns, arena, local, remote, options) {
+            Ok(id) => id,
             Err(error) => {
                 self.release(claim);
-                Err(error.into())
+                return Err(error.into());
             }
-        }
+        };
+        let settled = match self.engine.stack().tcp_local_addr(id) {
+            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            None => Ok(claim),
+        };
+        let claim = settled.inspect_err(|_| self.end_stream(id, true, None))?;
+        self.adopt(number, app, id, claim)
+    }
+
+    /// A socket that is made has its port before those of other cores.
+    fn settle(
+        &mut self,
+        protocol: Protocol,
+        local: SocketAddr,
+        claim: Option<Arc<Claim>>,
+    ) -> io::Result<Option<Arc<Claim>>> {
+        self.claims.settle(self.engine.port(), protocol, local, claim)
     }
 
     /// Gives a connection to an application.
@@ -364,8 +391,7 @@ impl Host {
             }
             Kind::Listener(id) => {
                 self.owners.remove(SocketId::Listener(*id));
-                let (stack, arena, now_ns) = self.engine.parts();
-                stack.tcp_close_listener(now_ns, arena, *id);
+                self.close_listener(*id);
                 self.release(claim);
             }
             Kind::Stream(stream) => {
