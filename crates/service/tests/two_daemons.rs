@@ -215,7 +215,7 @@ fn applications_are_spread_and_ports_are_one_cores() {
         a.ping().unwrap();
         let again = c.bind_udp(port, Default::default()).unwrap();
         // They are all of the same process.
-        site.daemons[1].move_application(std::process::id(), 0).unwrap();
+        site.daemons[1].controls().move_application(std::process::id(), 0).unwrap();
         until_report(&site, 1, |report| report.applications.iter().all(|app| app.core == 0));
         let taken = a.bind_udp(port, Default::default()).unwrap_err();
         assert_eq!(taken.kind(), ErrorKind::AddrInUse);

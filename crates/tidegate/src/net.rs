@@ -191,16 +191,7 @@ impl Net {
     /// are is settled when the stack is opened.
     pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
         let mut core = self.core().ok_or_else(|| elsewhere("receive scheduling"))?;
-        let (now, new) = (core.engine.gate().settings().config().mode, settings.config().mode);
-        if now != new {
-            let (now, new) = (now.name(), new.name());
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("the mode is {now} and cannot become {new} while it runs: start again"),
-            ));
-        }
-        core.engine.gate().set(settings);
-        Ok(())
+        core.engine.set_gate(settings)
     }
 
     /// Whether threads of its own run the stack. If not, the calls that wait
@@ -218,10 +209,7 @@ impl Net {
     pub fn counters(&self) -> NetCounters {
         let Some(mut core) = self.core() else { return NetCounters::default() };
         let gate = *core.engine.gate().counters();
-        let classes = core.engine.admission().map_or_else(Vec::new, |admission| {
-            let names = admission.classes().names().map(str::to_owned);
-            names.zip(admission.counters().iter().copied()).collect()
-        });
+        let classes = core.engine.class_counters();
         let (engine, port, stack) = core.engine.counters();
         let stack = stack.clone();
         NetCounters { engine, gate, classes, port, stack }

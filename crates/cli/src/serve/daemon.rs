@@ -23,6 +23,7 @@ use tidegate_service::daemon::{
 use super::privileges::Kept;
 use crate::Failure;
 use crate::config;
+use crate::control::Control;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, PortKind};
 use crate::process::{be_urgent, stop_flag};
@@ -73,6 +74,9 @@ pub(crate) struct DaemonCommand {
     /// each
     #[arg(long, value_name = "MICROSECONDS", default_value_t = DEFAULT_COALESCING.as_micros() as u64, help_heading = "Applications")]
     coalescing_us: u64,
+    /// Listen on this Unix socket for `tidegate ctl`
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
     /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -149,6 +153,11 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        let control = |path| match self.take_over {
+            true => Control::replace(path, daemon.controls()),
+            false => Control::listen(path, daemon.controls()),
+        };
+        let control = self.control.as_deref().map(control).transpose()?;
         let path = self.socket.display();
         let said =
             writeln!(std::io::stdout(), "ready: programs attach at {path}; kept {}", kept.names());
@@ -162,6 +171,7 @@ impl DaemonCommand {
             println!("{}", serde_json::to_string(&daemon.report()?)?);
         }
         if let Some(successor) = daemon.stop()? {
+            control.into_iter().for_each(Control::leave);
             tell_service_manager(successor);
         }
         Ok(())

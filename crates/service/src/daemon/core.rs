@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{OpenError, Sleep, Step, WakeFds, pause};
+use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
 
 use super::application::{Application, Misbehaved};
 use super::calls::Host;
+use super::controls::GateState;
 use super::cores::Cores;
 use super::family::Family;
 use super::load::Meter;
@@ -80,6 +82,8 @@ pub(super) enum Message {
     Give { pid: u32, to: usize },
     /// How things stand.
     Report(mpsc::Sender<Report>),
+    /// Receive scheduling, with these settings from now on if there are any.
+    Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
     /// Another daemon is to go on in this one's place.
     HandOver(HandOver),
     /// It ends.
@@ -293,6 +297,10 @@ impl Core {
                     // Who asked may have gone.
                     let _ = to.send(report);
                 }
+                Message::Gate(settings, to) => {
+                    // Who asked may have gone.
+                    let _ = to.send(self.gate(settings));
+                }
                 Message::HandOver(to) => {
                     self.successor = self.hand_over(&to)?;
                     if self.successor.is_some() {
@@ -303,6 +311,13 @@ impl Core {
             }
         }
         Ok(Some(taken))
+    }
+
+    fn gate(&mut self, settings: Option<Settings>) -> io::Result<GateState> {
+        let engine = &mut self.host.engine;
+        settings.map_or(Ok(()), |settings| engine.set_gate(settings))?;
+        let (settings, counters) = (engine.gate().settings().clone(), *engine.gate().counters());
+        Ok(GateState { settings, counters, classes: engine.class_counters() })
     }
 
     /// Offers everything to another daemon, and waits whether that goes on. If it

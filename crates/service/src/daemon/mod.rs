@@ -9,6 +9,7 @@ mod application;
 mod balance;
 mod calls;
 mod coalescing;
+mod controls;
 mod core;
 mod cores;
 mod door;
@@ -37,6 +38,7 @@ use tidegate_engine::{
 use tidegate_gate::Mode;
 use tidegate_port::spread::{Crossing, MOST_CORES};
 
+pub use controls::{Controls, GateState};
 pub use door::DoorConfig;
 pub use names::Identity;
 pub use report::{ApplicationReport, CoreReport, Report, SocketReport};
@@ -280,17 +282,9 @@ impl Daemon {
         self.cores.report()
     }
 
-    /// Lets the application of a process go to another core, and those that it
-    /// shares sockets or ports with. If it is there already, or there is no such
-    /// process or core, nothing happens.
-    ///
-    /// # Errors
-    /// When a core has ended.
-    pub fn move_application(&self, pid: u32, core: usize) -> io::Result<()> {
-        let cores = 0..self.cores.count();
-        cores
-            .into_iter()
-            .try_for_each(|from| self.cores.post(from).send(Message::Give { pid, to: core }))
+    /// How to change it while it runs.
+    pub fn controls(&self) -> Controls {
+        Controls { cores: Arc::clone(&self.cores) }
     }
 
     /// Whether all cores still run. [`Daemon::stop`] says why one does not.

@@ -48,7 +48,7 @@ impl Mover {
             let mut moves = 0;
             while !stopped.load(Ordering::Relaxed) {
                 for daemon in &*daemons {
-                    daemon.move_application(std::process::id(), moves % CORES).unwrap();
+                    daemon.controls().move_application(std::process::id(), moves % CORES).unwrap();
                     // It has been done when this is answered.
                     daemon.report().unwrap();
                 }
