@@ -198,7 +198,7 @@ fn the_end_of_the_daemon_is_an_error_and_no_hang() {
 
 #[test]
 fn applications_are_spread_and_ports_are_one_cores() {
-    let site = Site::still(CORES);
+    let site = Site::still(CORES..=CORES);
     for family in FAMILIES {
         let attach = |name| Attachment::connect(&site.paths[1], name).unwrap();
         let (mut a, mut b, mut c) = (attach("a"), attach("b"), attach("c"));

@@ -280,3 +280,128 @@ impl Names {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use tidegate_engine::NetConfig;
+    use tidegate_port::mem::{MemConfig, wire};
+    use tidegate_stack::UdpOptions;
+
+    use super::*;
+    use crate::attachment::Attachment;
+    use crate::contract::layout::Geometry;
+    use crate::daemon::load::WHOLE;
+    use crate::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Report, Start, Upgrade};
+
+    /// How long anything may take.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    struct Site {
+        daemon: Daemon,
+        apps: Vec<Attachment>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Site {
+        /// One core of three in use, with so many applications.
+        fn new(apps: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let (port, _) = wire(&MemConfig::default()).unwrap();
+            let addresses = ["192.0.2.1/24", "192.0.2.3/24"].map(|text| text.parse().unwrap());
+            let net = addresses.into_iter().fold(NetConfig::new(port), NetConfig::address);
+            let path = folder.path().join("daemon.sock");
+            let door = DoorConfig {
+                path: path.clone(),
+                mode: 0o600,
+                group: None,
+                geometry: Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 },
+                coalescing: DEFAULT_COALESCING,
+            };
+            let start = Start {
+                door,
+                cores: 1..=3,
+                begin: |_| Ok(()),
+                settle: || Ok(()),
+                upgrade: Upgrade::Refused("it is not asked"),
+                log: Arc::new(|_: &str| {}),
+            };
+            let daemon = Daemon::start_with(net, start).unwrap();
+            let attach = |_| Attachment::connect(&path, "test").unwrap();
+            Self { daemon, apps: (0..apps).map(attach).collect(), _folder: folder }
+        }
+
+        fn bind(&mut self, app: usize, port: u16) {
+            let local = format!("192.0.2.1:{port}").parse().unwrap();
+            self.apps[app].bind_udp(local, UdpOptions::default()).unwrap();
+        }
+
+        fn shed(&self, from: usize, to: usize, busy: u32) {
+            self.daemon.cores.post(from).send(Message::Shed { to, busy }).unwrap();
+        }
+
+        /// Waits until each core has so many applications.
+        fn wait(&self, expected: [usize; 3]) {
+            let counts =
+                |report: Report| report.cores.iter().map(|core| core.applications).collect();
+            let began = Instant::now();
+            loop {
+                let now: Vec<usize> = counts(self.daemon.report().unwrap());
+                if now == expected {
+                    return;
+                }
+                assert!(began.elapsed() < LIMIT, "{now:?} and not {expected:?}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn a_core_gives_some_or_all_away() {
+        let mut site = Site::new(3);
+        (0..3).for_each(|app| site.bind(app, 1000 + app as u16));
+        site.wait([3, 0, 0]);
+        site.shed(0, 1, 0);
+        site.wait([2, 1, 0]);
+        site.shed(0, 2, WHOLE);
+        site.wait([0, 1, 2]);
+        site.shed(1, 1, WHOLE);
+        site.shed(2, 3, WHOLE);
+        site.shed(2, 1, WHOLE);
+        site.wait([0, 3, 0]);
+        (0..3).for_each(|app| site.bind(app, 2000 + app as u16));
+    }
+
+    #[test]
+    fn who_shares_a_port_or_a_socket_goes_together() {
+        let mut site = Site::new(3);
+        // Two have one port, on different addresses.
+        for (app, local) in site.apps.iter_mut().zip(["192.0.2.1:53", "192.0.2.3:53"]) {
+            app.bind_udp(local.parse().unwrap(), UdpOptions::default()).unwrap();
+        }
+        site.bind(2, 54);
+        let heir = site.apps[2].heir().unwrap();
+        site.apps.push(heir);
+        site.wait([4, 0, 0]);
+        site.shed(0, 1, 0);
+        site.wait([2, 2, 0]);
+        site.shed(0, 1, 0);
+        site.wait([0, 4, 0]);
+        // One that ends takes nobody with it.
+        site.apps.pop();
+        site.wait([0, 3, 0]);
+        site.shed(1, 2, WHOLE);
+        site.wait([0, 0, 3]);
+    }
+
+    #[test]
+    fn groups_are_joined_whoever_comes_first() {
+        let mut groups = Groups::new(5);
+        groups.join(4, 3);
+        groups.join(1, 2);
+        groups.join(2, 4);
+        let names: Vec<_> = (0..5).map(|app| groups.of(app)).collect();
+        assert_eq!(names, [0, 1, 1, 1, 1]);
+    }
+}

@@ -5,6 +5,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,17 +77,17 @@ pub const CORES: usize = 3;
 impl Site {
     /// With one core each.
     pub fn new() -> Self {
-        Self::still(1)
+        Self::still(1..=1)
     }
 
     /// With several cores, between which applications move all the time.
     fn restless() -> Self {
-        let site = Self::still(CORES);
+        let site = Self::still(CORES..=CORES);
         Self { mover: Some(Mover::start(Arc::clone(&site.daemons))), ..site }
     }
 
     /// With so many cores each.
-    pub fn still(cores: usize) -> Self {
+    pub fn still(cores: RangeInclusive<usize>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
@@ -104,7 +105,7 @@ impl Site {
             };
             let start = Start {
                 door,
-                cores: cores..=cores,
+                cores: cores.clone(),
                 begin: |_| Ok(()),
                 settle: || Ok(()),
                 upgrade: Upgrade::Refused("it was not started to be replaced"),
