@@ -41,8 +41,12 @@ pub(crate) struct Top {
 /// What happened in an interval.
 #[derive(Debug, Serialize, PartialEq)]
 struct View {
-    /// Rounds of the network core that found frames, of all that it made.
+    /// Rounds of the network cores that found frames, of all that they made.
     busy_percent: f64,
+    /// How busy each network core is, if there are several.
+    cores_busy_percent: Vec<f64>,
+    /// How many of them get new programs.
+    cores_used: usize,
     sleeps_per_s: f64,
     frames_in_per_s: f64,
     frames_out_per_s: f64,
@@ -66,6 +70,8 @@ struct AppView {
     commands_per_s: f64,
     bytes_in_per_s: f64,
     bytes_out_per_s: f64,
+    /// The network core that serves it.
+    core: usize,
 }
 
 /// The counters of a process, which may have attached several times.
@@ -109,6 +115,11 @@ impl View {
         }
         Self {
             busy_percent: if rounds > 0.0 { 100.0 * busy / rounds } else { 0.0 },
+            cores_busy_percent: match &now.cores[..] {
+                [] | [_] => Vec::new(),
+                cores => cores.iter().map(|core| f64::from(core.busy) / 10.0).collect(),
+            },
+            cores_used: now.cores_used,
             sleeps_per_s: per_s(now.sleeps, before.sleeps),
             frames_in_per_s: per_s(now.received, before.received),
             frames_out_per_s: per_s(now.transmitted, before.transmitted),
@@ -124,11 +135,16 @@ impl View {
     fn head(&self) -> [String; 2] {
         let drops: Vec<String> =
             self.drops_per_s.iter().map(|(reason, rate)| format!("{reason} {rate:.0}/s")).collect();
+        let cores: Vec<_> =
+            self.cores_busy_percent.iter().map(|busy| format!("{busy:.0} %")).collect();
+        let cores = match cores.len() {
+            0 => format!("core {:.0} % busy", self.busy_percent),
+            all => format!("{} of {all} cores used, busy {}", self.cores_used, cores.join(", ")),
+        };
         [
             format!(
-                "core {:.0} % busy, {:.0} sleeps/s; {:.0} frames/s in, {:.0} out; {} connections, \
+                "{cores}, {:.0} sleeps/s; {:.0} frames/s in, {:.0} out; {} connections, \
                  {} KiB of data, {} free buffers",
-                self.busy_percent,
                 self.sleeps_per_s,
                 self.frames_in_per_s,
                 self.frames_out_per_s,
@@ -141,7 +157,7 @@ impl View {
     }
 }
 
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 10] = [
     "PID",
     "USER",
     "SOCKETS",
@@ -150,6 +166,7 @@ const COLUMNS: [&str; 9] = [
     "COMMANDS/S",
     "IN B/S",
     "OUT B/S",
+    "CORE",
     "PROGRAM",
 ];
 
@@ -165,6 +182,7 @@ impl AppView {
             commands_per_s: commands,
             bytes_in_per_s: bytes_in,
             bytes_out_per_s: bytes_out,
+            core: app.core,
         };
         view.add(app);
         view
@@ -177,7 +195,7 @@ impl AppView {
         self.waiting += app.sockets.iter().map(|socket| socket.waiting).sum::<usize>();
     }
 
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; 10] {
         [
             self.pid.to_string(),
             self.uid.to_string(),
@@ -187,6 +205,7 @@ impl AppView {
             format!("{:.0}", self.commands_per_s),
             format!("{:.0}", self.bytes_in_per_s),
             format!("{:.0}", self.bytes_out_per_s),
+            self.core.to_string(),
             self.name.clone(),
         ]
     }
@@ -268,12 +287,13 @@ fn print(view: &View, json: bool) -> io::Result<()> {
         writeln!(out, "{}", serde_json::to_string(view)?)?;
         return out.flush();
     }
-    let line = |out: &mut io::StdoutLock<'_>, cells: [&str; 9]| {
-        let [pid, user, sockets, connected, waiting, commands, bytes_in, bytes_out, name] = cells;
+    let line = |out: &mut io::StdoutLock<'_>, cells: [&str; 10]| {
+        let [pid, user, sockets, connected, waiting, commands, bytes_in, bytes_out, core, name] =
+            cells;
         writeln!(
             out,
             "{pid:>8} {user:>6} {sockets:>8} {connected:>9} {waiting:>9} {commands:>11} \
-             {bytes_in:>12} {bytes_out:>12}  {name}"
+             {bytes_in:>12} {bytes_out:>12} {core:>4}  {name}"
         )
     };
     for text in view.head() {
@@ -316,7 +336,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     let lines = view.head().map(Line::from);
     let wrap = ratatui::widgets::Wrap { trim: true };
     frame.render_widget(Paragraph::new(Text::from(lines.to_vec())).wrap(wrap), head);
-    let widths = [8, 6, 8, 9, 9, 11, 12, 12]
+    let widths = [8, 6, 8, 9, 9, 11, 12, 12, 4]
         .map(Constraint::Length)
         .into_iter()
         .chain([Constraint::Fill(1)]);
@@ -329,7 +349,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use tidegate_service::daemon::Identity;
+    use tidegate_service::daemon::{CoreReport, Identity};
 
     use super::*;
 
@@ -392,6 +412,15 @@ mod tests {
         for part in ["core 50 % busy", "no_route 10/s", "PROGRAM", "redis", "COMMANDS/S"] {
             assert!(text.contains(part), "{part} in {text}");
         }
+    }
+
+    #[test]
+    fn each_of_several_cores_is_shown() {
+        let core = |busy| CoreReport { busy, applications: 1, received: 0, transmitted: 0 };
+        let cores = vec![core(834), core(20)];
+        let now = Report { cores, cores_used: 2, ..report(1, vec![app(9, [0; 3])]) };
+        let head = View::new(&report(1, vec![]), &now, Duration::from_secs(1)).head();
+        assert!(head[0].starts_with("2 of 2 cores used, busy 83 %, 2 %,"), "{}", head[0]);
     }
 
     #[test]
