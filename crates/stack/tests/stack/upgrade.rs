@@ -51,7 +51,7 @@ pub fn upgrade_at(host: &mut Host, config: Config, now_ns: u64) {
 /// Two hosts; the second listens.
 pub struct Hosts {
     pub pair: Pair,
-    family: Family,
+    pub family: Family,
     options: TcpOptions,
     pub listener: TcpListenerId,
     /// As they were made.
