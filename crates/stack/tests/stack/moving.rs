@@ -538,6 +538,106 @@ fn a_writer_who_stays_gets_the_memory_of_those_who_leave() {
     });
 }
 
+#[test]
+fn what_was_written_and_not_sent_leaves_from_where_it_goes() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let (mut client, mut server) = hosts.connected();
+        let Host { stack, now_ns, .. } = &mut hosts.pair.a;
+        assert_eq!(stack.tcp_write(*now_ns, client, b"hello"), Ok(5));
+        assert_eq!(hosts.pair.a.sent().len(), 0);
+        move_both(&mut hosts, &mut client, &mut server);
+        assert_eq!(sent_segments(&mut hosts.pair.a).len(), 1);
+        close(&mut hosts.pair.a, client);
+        close(&mut hosts.pair.b, server);
+        hosts.finish();
+    });
+}
+
+#[test]
+fn the_ends_of_what_is_over_are_free_for_another() {
+    both(|family| {
+        let mut hosts = Hosts::new(family);
+        let from = Some(SocketAddr::new(family.host(1), 7000));
+        let nobody = SocketAddr::new(family.host(2), 9);
+        let connect = |host: &mut Host| {
+            let Host { stack, arena, now_ns } = host;
+            stack.tcp_connect(*now_ns, arena, from, nobody, TcpOptions::default())
+        };
+        let mut refused = connect(&mut hosts.pair.a).unwrap();
+        hosts.pair.run();
+        let mut nobody_else = GONE;
+        move_both(&mut hosts, &mut refused, &mut nobody_else);
+        assert_eq!(hosts.pair.a.stack.tcp_state(refused), Some(TcpState::Closed));
+        let again = connect(&mut hosts.pair.a).unwrap();
+        for id in [refused, again] {
+            close(&mut hosts.pair.a, id);
+        }
+        hosts.finish();
+    });
+}
+
+#[test]
+fn of_listeners_that_share_a_port_each_has_its_own_queues() {
+    both(|family| {
+        let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
+        let at = SocketAddr::new(family.any(), PORT);
+        let staying = hosts.pair.b.stack.tcp_listen(at, 4, options).unwrap();
+        let leaving = hosts.listener;
+        for _ in 0..8 {
+            hosts.connect();
+            hosts.pair.run();
+        }
+        let stack = &hosts.pair.b.stack;
+        assert_eq!((stack.tcp_acceptable(leaving), stack.tcp_acceptable(staying)), (4, 4));
+        let mut other = stack_beside(&hosts.pair.b, config(2));
+        let sockets = MovingSockets { listeners: vec![leaving], ..MovingSockets::default() };
+        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        let taken = stack.take_out(*now_ns, arena, &sockets);
+        assert_eq!((stack.tcp_connections(), stack.tcp_acceptable(staying)), (4, 4));
+        let moved = other.stack.put_in(other.now_ns, &mut other.arena, taken).unwrap();
+        assert_eq!(moved.connections.len(), 4);
+        let leaving = renamed(&moved.listeners, leaving).unwrap();
+        for (host, listener) in [(&mut hosts.pair.b, staying), (&mut other, leaving)] {
+            for _ in 0..4 {
+                let accepted = host.stack.tcp_accept(listener).unwrap();
+                assert_eq!(host.stack.tcp_state(accepted), Some(TcpState::Established));
+            }
+        }
+        other.finish();
+        hosts.pair.finish();
+    });
+}
+
+#[test]
+fn those_in_time_wait_count_where_they_are() {
+    both(|family| {
+        let mut few = config(1);
+        few.limits.tcp_time_waits = 2;
+        let mut hosts = Hosts::with(family, TcpOptions::default(), [few.clone(), config(2)]);
+        let (mut client, server) = hosts.connected();
+        close(&mut hosts.pair.a, client);
+        hosts.pair.run();
+        close(&mut hosts.pair.b, server);
+        hosts.pair.run();
+        let mut other = stack_beside(&hosts.pair.a, few);
+        other.pass(3 * SECOND_NS);
+        other.sent();
+        other.now_ns = hosts.pair.a.now_ns;
+        for _ in 0..6 {
+            let connections = vec![client];
+            let sockets = MovingSockets { connections, ..MovingSockets::default() };
+            let moved = move_between(&mut hosts.pair.a, &mut other, &sockets);
+            std::mem::swap(&mut hosts.pair.a, &mut other);
+            client = renamed(&moved.connections, client).unwrap();
+            assert!(hosts.pair.a.stack.tcp_exists(client));
+        }
+        other.finish();
+        hosts.finish();
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 96,

@@ -58,9 +58,11 @@ fn datagrams_that_wait_are_read_with_all_that_is_known_about_them() {
             let moved = move_all(&mut host, config(1), &[socket]);
             socket = renamed(&moved.udp, socket).unwrap();
             assert_eq!((host.stack.counters().held, host.stack.counters().moved_in), (5, 5));
-            assert_eq!(host.events(), [Event::Readable(socket)]);
         }
-        for expected in [b"one".as_slice(), b"", b"three", &long, b"five"] {
+        // What comes before it is told is no news.
+        host.feed(&udp_frame(family, (4000, 53), b"six"));
+        assert_eq!(host.events(), [Event::Readable(socket)]);
+        for expected in [b"one".as_slice(), b"", b"three", &long, b"five", b"six"] {
             let datagram = host.stack.udp_receive(&host.arena, socket).unwrap();
             assert_eq!(
                 (datagram.remote, datagram.local),
@@ -74,7 +76,7 @@ fn datagrams_that_wait_are_read_with_all_that_is_known_about_them() {
         host.feed(&udp_frame(family, (4000, 53), b"after"));
         assert_eq!(host.events(), [Event::Readable(socket)]);
         assert_eq!(host.receive(socket).unwrap().2, b"after");
-        assert_eq!((host.stack.counters().delivered, host.stack.counters().held), (6, 0));
+        assert_eq!((host.stack.counters().delivered, host.stack.counters().held), (7, 0));
         host.sent();
         host.finish();
     });
@@ -210,38 +212,52 @@ fn copies_for_a_group_are_accounted_for() {
 #[test]
 fn neighbours_and_narrow_paths_are_known_where_sockets_go() {
     both(|family| {
-        let mut host = Host::with_neighbour(2);
-        let socket = bind(&mut host, at(family.any(), 4000), UdpOptions::default());
-        host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
-        host.send(socket, None, &[1; 1400]);
-        let sent = packet_of(&host.sent_one()).to_vec();
-        host.feed(&frame(&too_big(family.host(254), family.host(1), 1300, &sent)));
-        host.events();
-        let mut other = stack_beside(&host, config(1));
-        other.pass(3 * SECOND_NS);
-        other.sent();
-        other.now_ns = host.now_ns;
-        // Something waits for the neighbour there.
-        let own = bind(&mut other, at(family.any(), 0), UdpOptions::default());
-        other.send(own, Some(at(family.host(2), 9)), b"waits");
-        assert_eq!(other.sent().len(), 1, "it asks");
-        let moved = move_some(&mut host, &mut other, &[socket]);
-        let waited = other.sent_one();
-        assert_eq!(waited[..6], mac(2).0);
-        // Nobody is asked for, and two fragments leave.
-        let socket = renamed(&moved.udp, socket).unwrap();
-        other.send(socket, None, &[1; 1400]);
-        assert_eq!(other.sent().len(), 2);
-        // It is believed for as long as it would have been.
-        other.pass(600 * SECOND_NS);
+        for knows_neighbour in [false, true] {
+            go_a_narrow_path(family, knows_neighbour);
+        }
+    });
+}
+
+/// A connected socket moves that knows of its path, to a stack that has sent
+/// something to the same peer.
+fn go_a_narrow_path(family: Family, knows_neighbour: bool) {
+    let mut host = Host::with_neighbour(2);
+    let socket = bind(&mut host, at(family.any(), 4000), UdpOptions::default());
+    host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
+    host.send(socket, None, &[1; 1400]);
+    let sent = packet_of(&host.sent_one()).to_vec();
+    host.feed(&frame(&too_big(family.host(254), family.host(1), 1300, &sent)));
+    host.events();
+    let mut other = stack_beside(&host, config(1));
+    other.pass(3 * SECOND_NS);
+    other.sent();
+    other.now_ns = host.now_ns;
+    if knows_neighbour {
         let Host { stack, arena, now_ns } = &mut other;
         stack.set_neighbour(*now_ns, family.host(2), Some(mac(2)), arena);
-        other.sent();
-        other.send(socket, None, &[1; 1400]);
-        assert_eq!(other.sent().len(), 1);
-        other.finish();
-        host.finish();
-    });
+    }
+    let own = bind(&mut other, at(family.any(), 0), UdpOptions::default());
+    other.send(own, Some(at(family.host(2), 9)), b"waits or goes");
+    let first = other.sent_one();
+    assert_eq!(first[..6] == mac(2).0, knows_neighbour);
+    let moved = move_some(&mut host, &mut other, &[socket]);
+    // Who asked for the neighbour has the answer.
+    let waited = other.sent();
+    assert_eq!(waited.len(), usize::from(!knows_neighbour));
+    assert!(waited.iter().all(|frame| frame[..6] == mac(2).0));
+    // Nobody is asked for, and two fragments leave.
+    let socket = renamed(&moved.udp, socket).unwrap();
+    other.send(socket, None, &[1; 1400]);
+    assert_eq!(other.sent().len(), 2);
+    // It is believed for as long as it would have been.
+    other.pass(600 * SECOND_NS);
+    let Host { stack, arena, now_ns } = &mut other;
+    stack.set_neighbour(*now_ns, family.host(2), Some(mac(2)), arena);
+    other.sent();
+    other.send(socket, None, &[1; 1400]);
+    assert_eq!(other.sent().len(), 1);
+    other.finish();
+    host.finish();
 }
 
 /// Tries to move everything of the second host to a stack that it is refused by;
