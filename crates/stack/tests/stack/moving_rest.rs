@@ -99,6 +99,9 @@ fn a_full_queue_is_as_full_as_it_was() {
         host.feed(&udp_frame(family, (4000, 53), b"four"));
         assert_eq!(host.receive(socket).unwrap().2, b"two");
         assert_eq!(host.receive(socket).unwrap().2, b"four");
+        // It was readable before it was looked at, and is told once.
+        host.feed(&udp_frame(family, (4000, 53), b"five"));
+        assert_eq!(host.events(), [Event::Readable(socket)]);
         host.sent();
         host.finish();
     });
@@ -371,11 +374,13 @@ fn a_listener_too_many_and_the_same_ends_are_refused() {
     both(|family| {
         let mut hosts = Hosts::new(family);
         let mut few = hosts.configs[1].clone();
-        few.limits.sockets = 1;
+        few.limits.sockets = 2;
         let host = &mut hosts.pair.b;
         let mut other = stack_beside(host, few);
         let options = TcpOptions::default();
-        other.stack.tcp_listen(at(family.any(), 81), 1, options).unwrap();
+        for port in [81, 82] {
+            other.stack.tcp_listen(at(family.any(), port), 1, options).unwrap();
+        }
         let listeners = vec![hosts.listener];
         let sockets = MovingSockets { listeners, ..MovingSockets::default() };
         let taken = host.stack.take_out(host.now_ns, &mut host.arena, &sockets);
@@ -395,6 +400,17 @@ fn a_listener_too_many_and_the_same_ends_are_refused() {
         let taken = host.stack.take_out(host.now_ns, &mut host.arena, &sockets);
         let not_moved = other.stack.put_in(other.now_ns, &mut other.arena, taken).unwrap_err();
         assert_eq!(not_moved.reason, MoveError::AddressInUse(from));
+        // Who shares a port does not share a peer.
+        let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let sockets = [&mut hosts.pair.b, &mut other].map(|host| {
+            let socket = bind(host, at(family.any(), 53), reuse);
+            host.stack.udp_connect(socket, to).unwrap();
+            socket
+        });
+        let host = &mut hosts.pair.b;
+        let taken = host.stack.take_out(host.now_ns, &mut host.arena, &only_udp(&sockets[..1]));
+        let not_moved = other.stack.put_in(other.now_ns, &mut other.arena, taken).unwrap_err();
+        assert_eq!(not_moved.reason, MoveError::AddressInUse(at(family.any(), 53)));
         hosts.pair.b.sent();
         hosts.pair.finish();
         other.sent();
