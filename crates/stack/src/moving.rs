@@ -190,7 +190,8 @@ impl Stack {
             }
         }
         for &(peer, told) in path_mtus {
-            if told.mtu < self.path_mtu(now_ns, peer).0 {
+            let known = self.path_mtus.get(now_ns, peer);
+            if told.mtu <= self.mtu && known.is_none_or(|known| told.mtu < known.mtu) {
                 self.path_mtus.take_up(now_ns, peer, told);
                 self.paths.forget();
             }

@@ -611,6 +611,28 @@ fn of_listeners_that_share_a_port_each_has_its_own_queues() {
 }
 
 #[test]
+fn ten_thousand_connections_move() {
+    const CONNECTIONS: usize = 10_000;
+    let mut hosts = Hosts::new(Family::V4);
+    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| hosts.connected()).collect();
+    let connections = pairs.iter().map(|&(_, server)| server).collect();
+    let listeners = vec![hosts.listener];
+    let sockets = MovingSockets { listeners, connections, ..MovingSockets::default() };
+    let mut other = stack_beside(&hosts.pair.b, config(2));
+    let moved = move_between(&mut hosts.pair.b, &mut other, &sockets);
+    std::mem::swap(&mut hosts.pair.b, &mut other);
+    other.finish();
+    assert_eq!(hosts.pair.b.stack.tcp_connections(), CONNECTIONS);
+    for (&(client, old), &(known, server)) in pairs.iter().zip(&moved.connections).step_by(97) {
+        assert_eq!(old, known);
+        send(&mut hosts.pair.a, client, b"still there");
+        hosts.pair.run();
+        assert_eq!(receive(&mut hosts.pair.b, server), b"still there");
+    }
+    hosts.pair.finish();
+}
+
+#[test]
 fn those_in_time_wait_count_where_they_are() {
     both(|family| {
         let mut few = config(1);
