@@ -9,6 +9,8 @@ mod calls;
 mod coalescing;
 mod core;
 mod door;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod held;
 mod names;
 mod owners;
