@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::Net;
 use tidegate::gate::{Config, Settings};
+use tidegate_service::daemon::{Controls, GateState};
 
 use crate::Failure;
 use crate::report;
@@ -35,6 +36,13 @@ pub(crate) struct Ctl {
     /// Settings of receive scheduling to change, as NAME=VALUE; none shows them all
     #[arg(value_name = "NAME=VALUE")]
     set: Vec<String>,
+    /// Let a program go to another network core of the daemon, with those that it shares
+    /// sockets or ports with
+    #[arg(long = "move", value_name = "PID", requires = "to", conflicts_with = "set")]
+    pid: Option<u32>,
+    /// The network core for --move, from 0 on
+    #[arg(long, value_name = "CORE", requires = "pid")]
+    to: Option<usize>,
     /// Print the answer as JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +54,8 @@ pub(crate) struct Ctl {
 enum Request {
     /// Settings to change; none only asks.
     Set(Vec<(String, String)>),
+    /// A program is to be served by another network core.
+    Move { pid: u32, core: usize },
 }
 
 /// What is answered.
@@ -54,14 +64,19 @@ enum Request {
 enum Answer {
     /// The settings in force, and what the gate counted.
     Gate { settings: Box<Config>, counters: Value, classes: Value },
+    /// It is done, or will be in a moment.
+    Done,
     /// Nothing was changed, because.
     Refused(String),
 }
 
 impl Ctl {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let pairs = self.set.iter().map(|text| pair(text)).collect::<Result<Vec<_>, _>>()?;
-        let answer = ask(&self.socket, &Request::Set(pairs)).map_err(|error| {
+        let request = match (self.pid, self.to) {
+            (Some(pid), Some(core)) => Request::Move { pid, core },
+            _ => Request::Set(self.set.iter().map(|text| pair(text)).collect::<Result<_, _>>()?),
+        };
+        let answer = ask(&self.socket, &request).map_err(|error| {
             format!(
                 "{}: {error}; is a server running that was started with --control {0}?",
                 self.socket.display()
@@ -73,6 +88,7 @@ impl Ctl {
                 println!("{}", serde_json::to_string(&answer)?);
                 Ok(())
             }
+            Answer::Done => Ok(()),
             Answer::Gate { settings, counters, classes } => {
                 print!("{}", toml::to_string(&settings)?);
                 for (name, value) in counters.as_object().into_iter().flatten() {
@@ -115,6 +131,42 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
     Ok(line)
 }
 
+/// What can be changed while it runs.
+pub(crate) trait Controlled: Send + 'static {
+    /// Receive scheduling, with these settings from now on if there are any.
+    fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState>;
+
+    /// A program is to be served by another network core.
+    fn move_program(&self, pid: u32, core: usize) -> io::Result<()>;
+}
+
+impl Controlled for Net {
+    fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
+        settings.map_or(Ok(()), |settings| self.set_gate(settings.clone()))?;
+        let counters = self.counters();
+        Ok(GateState {
+            settings: Net::gate(self),
+            counters: counters.gate,
+            classes: counters.classes,
+        })
+    }
+
+    fn move_program(&self, _: u32, _: usize) -> io::Result<()> {
+        let what = "a server of its own has one network core: --move is for the daemon";
+        Err(io::Error::new(io::ErrorKind::Unsupported, what))
+    }
+}
+
+impl Controlled for Controls {
+    fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
+        Controls::gate(self, settings)
+    }
+
+    fn move_program(&self, pid: u32, core: usize) -> io::Result<()> {
+        self.move_application(pid, core)
+    }
+}
+
 /// The socket of a server; its thread and its file go when this is dropped.
 pub(crate) struct Control {
     path: PathBuf,
@@ -123,17 +175,25 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Listens on `path` and answers for `net` as long as the process lives.
+    /// Listens on `path` and answers for `own` as long as the process lives.
     ///
     /// # Errors
     /// When something else is there, or the folder cannot be written.
-    pub(crate) fn listen(path: &Path, net: &Net) -> Result<Self, Failure> {
-        let fail = |error: io::Error| format!("--control {}: {error}", path.display());
+    pub(crate) fn listen(path: &Path, own: impl Controlled) -> Result<Self, Failure> {
         if UnixStream::connect(path).is_ok() {
             return Err(
                 format!("--control {}: another server listens there", path.display()).into()
             );
         }
+        Self::replace(path, own)
+    }
+
+    /// As [`Control::listen`], in the place of whoever listens there.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub(crate) fn replace(path: &Path, own: impl Controlled) -> Result<Self, Failure> {
+        let fail = |error: io::Error| format!("--control {}: {error}", path.display());
         // What a server left that was killed.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error).into()),
@@ -141,7 +201,7 @@ impl Control {
         }
         let listener = UnixListener::bind(path).map_err(fail)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fail)?;
-        let (net, stop) = (net.clone(), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             for stream in listener.incoming() {
@@ -149,10 +209,18 @@ impl Control {
                     break;
                 }
                 // Whoever hangs up or says nothing has had his answer.
-                let _ = stream.and_then(|stream| answer(stream, &net));
+                let _ = stream.and_then(|stream| answer(stream, &own));
             }
         })?;
         Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
+    }
+}
+
+impl Control {
+    /// The file is another one's now, who goes on in our place.
+    pub(crate) fn leave(self) {
+        // Its thread ends with the process.
+        std::mem::forget(self);
     }
 }
 
@@ -170,40 +238,38 @@ impl Drop for Control {
     }
 }
 
-fn answer(mut stream: UnixStream, net: &Net) -> io::Result<()> {
+fn answer(mut stream: UnixStream, own: &impl Controlled) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let answer = match serde_json::from_str(&read_line(&stream)?) {
-        Ok(Request::Set(pairs)) => match change(net, &pairs) {
-            Ok(()) => {
-                let counters = net.counters();
-                Answer::Gate {
-                    settings: Box::new(net.gate().config().clone()),
-                    counters: report::gate_json(&counters.gate),
-                    classes: report::classes_json(&counters.classes),
-                }
-            }
-            Err(reason) => Answer::Refused(reason.to_string()),
-        },
-        Err(error) => Answer::Refused(format!("no request: {error}")),
+    let done = match serde_json::from_str(&read_line(&stream)?) {
+        Ok(Request::Set(pairs)) => change(own, &pairs),
+        Ok(Request::Move { pid, core }) => {
+            own.move_program(pid, core).map(|()| Answer::Done).map_err(Failure::from)
+        }
+        Err(error) => Err(format!("no request: {error}").into()),
     };
-    write_line(&mut stream, &answer)
+    write_line(&mut stream, &done.unwrap_or_else(|reason| Answer::Refused(reason.to_string())))
 }
 
 /// Changes all the settings, or none of them.
-fn change(net: &Net, pairs: &[(String, String)]) -> Result<(), Failure> {
-    if pairs.is_empty() {
-        return Ok(());
+fn change(own: &impl Controlled, pairs: &[(String, String)]) -> Result<Answer, Failure> {
+    let mut state = own.gate(None)?;
+    if !pairs.is_empty() {
+        let mut config = serde_json::to_value(state.settings.config())?;
+        for (name, text) in pairs {
+            let slot = config.get_mut(name).ok_or_else(|| {
+                format!("there is no setting {name}; `tidegate ctl SOCKET` lists them")
+            })?;
+            *slot = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+        }
+        let config: Config = serde_json::from_value(config)?;
+        state = own.gate(Some(&Settings::new(config)?))?;
     }
-    let mut config = serde_json::to_value(net.gate().config())?;
-    for (name, text) in pairs {
-        let slot = config.get_mut(name).ok_or_else(|| {
-            format!("there is no setting {name}; `tidegate ctl SOCKET` lists them")
-        })?;
-        *slot = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
-    }
-    let config: Config = serde_json::from_value(config)?;
-    Ok(net.set_gate(Settings::new(config)?)?)
+    Ok(Answer::Gate {
+        settings: Box::new(state.settings.config().clone()),
+        counters: report::gate_json(&state.counters),
+        classes: report::classes_json(&state.classes),
+    })
 }
 
 #[cfg(test)]
@@ -232,8 +298,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let net = net();
-        let control = Control::listen(&path, &net).unwrap();
-        assert!(Control::listen(&path, &net).is_err(), "two servers on one socket");
+        let control = Control::listen(&path, net.clone()).unwrap();
+        assert!(Control::listen(&path, net.clone()).is_err(), "two servers on one socket");
         assert!(matches!(set(&path, &[]), Answer::Gate { .. }));
 
         let pairs = [("receive-quota", "7"), ("transmit-quota", "unlimited")];
@@ -251,6 +317,8 @@ mod tests {
             let Answer::Refused(reason) = set(&path, &pairs) else { panic!("not refused") };
             assert!(reason.contains(words), "{reason}");
         }
+        let moved = ask(&path, &Request::Move { pid: 1, core: 0 }).unwrap();
+        assert!(matches!(moved, Answer::Refused(reason) if reason.contains("daemon")));
         assert_eq!(net.gate().config().receive_quota.packets(), 7, "all or nothing");
 
         // Somebody who says nothing sensible harms nobody.

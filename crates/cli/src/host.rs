@@ -125,7 +125,12 @@ impl HostOptions {
 
     /// Keeps this thread on the chosen processor.
     pub(crate) fn pin(&self) -> Result<(), Failure> {
-        self.cpu.map_or(Ok(()), pin_to)
+        self.pin_beside(0)
+    }
+
+    /// As [`HostOptions::pin`], so many processors further.
+    pub(crate) fn pin_beside(&self, further: usize) -> Result<(), Failure> {
+        self.cpu.map_or(Ok(()), |cpu| pin_to(cpu + further))
     }
 
     /// What the server binds: every address of the stack, by family.

@@ -336,7 +336,7 @@ mod tests {
     fn app(pid: u32, counts: [u64; 3]) -> ApplicationReport {
         let [commands, bytes_in, bytes_out] = counts;
         let identity = Identity { pid, uid: 0, name: "redis".to_owned() };
-        ApplicationReport { identity, commands, bytes_in, bytes_out, sockets: Vec::new() }
+        ApplicationReport { identity, commands, bytes_in, bytes_out, sockets: Vec::new(), core: 0 }
     }
 
     fn report(scale: u64, applications: Vec<ApplicationReport>) -> Report {
@@ -355,6 +355,8 @@ mod tests {
             rounds: 10 * scale,
             busy_rounds: 5 * scale,
             sleeps: 2 * scale,
+            cores: Vec::new(),
+            cores_used: 1,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Ports of the kernel's addresses that Tidegate takes over.
+//! Local ports that others could have too: the kernel, or other cores.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,28 +7,50 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_port::Port;
+use tidegate_port::spread::LocalPort;
 use tidegate_port::steering::{Protocol, Rule};
 use tidegate_stack::TcpId;
 
 use crate::Engine;
 
-/// The kernel's addresses that a stack lives on; none when it has its own.
-pub struct KernelAddresses {
-    addresses: Vec<IpAddr>,
-    /// The program has bound a socket of the kernel's to each port.
-    ports_are_held: bool,
+/// Whose leave a stack needs to use a local port.
+enum Rival {
+    /// Nobody's: the addresses are its own.
+    Nobody,
+    /// The kernel's, on whose addresses it lives.
+    Kernel {
+        addresses: Vec<IpAddr>,
+        /// The program has bound a socket of the kernel's to each port.
+        ports_are_held: bool,
+    },
+    /// That of stacks on other cores, which live on the same addresses.
+    Cores,
+}
+
+/// The claims of one stack on its local ports.
+pub struct Claims {
+    rival: Rival,
     /// Ports of closed connections, which stay ours until those have ended.
     ending: Vec<(TcpId, Arc<Claim>)>,
 }
 
-impl KernelAddresses {
+impl Claims {
     pub(crate) fn new(addresses: Vec<IpAddr>, ports_are_held: bool) -> Self {
-        Self { addresses, ports_are_held, ending: Vec::new() }
+        let rival = match addresses.is_empty() {
+            true => Rival::Nobody,
+            false => Rival::Kernel { addresses, ports_are_held },
+        };
+        Self { rival, ending: Vec::new() }
     }
 
-    /// Whether the stack has addresses of its own.
-    pub fn is_empty(&self) -> bool {
-        self.addresses.is_empty()
+    /// Claims of a stack beside others behind one port.
+    pub(crate) fn among_cores() -> Self {
+        Self { rival: Rival::Cores, ending: Vec::new() }
+    }
+
+    /// Whether the stack lives on the kernel's addresses.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.rival, Rival::Kernel { .. })
     }
 
     /// Takes a port away from the kernel, if the stack lives on its addresses.
@@ -45,17 +67,16 @@ impl KernelAddresses {
         local: SocketAddr,
         dual_stack: bool,
     ) -> io::Result<Option<Arc<Claim>>> {
-        if self.is_empty() {
-            return Ok(None);
-        }
-        Claim::take(port, protocol, local, dual_stack, self).map(|claim| Some(Arc::new(claim)))
+        let Rival::Kernel { addresses, ports_are_held } = &self.rival else { return Ok(None) };
+        let claim = Claim::take(port, protocol, local, dual_stack, addresses, *ports_are_held)?;
+        Ok(Some(Arc::new(claim)))
     }
 
-    /// As [`KernelAddresses::claim`], for a connection to `peer`. Without `local`
-    /// it leaves from an address that can reach the peer, and any port.
+    /// As [`Claims::claim`], for a connection to `peer`. Without `local` it leaves
+    /// from an address that can reach the peer, and any port.
     ///
     /// # Errors
-    /// As [`KernelAddresses::claim`].
+    /// As [`Claims::claim`].
     pub fn claim_to_reach(
         &self,
         port: &mut dyn Port,
@@ -69,7 +90,27 @@ impl KernelAddresses {
         }
     }
 
-    /// Gives a port back to the kernel, if nobody else needs it.
+    /// The stack has a socket on this port now: claims it before the other cores,
+    /// if there are any. `claim` is what the kernel was asked for.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another core has the port.
+    pub fn settle(
+        &self,
+        port: &mut dyn Port,
+        protocol: Protocol,
+        local: SocketAddr,
+        claim: Option<Arc<Claim>>,
+    ) -> io::Result<Option<Arc<Claim>>> {
+        if !matches!(self.rival, Rival::Cores) {
+            return Ok(claim);
+        }
+        let rule = Rule::Port { protocol, address: None, port: local.port() };
+        port.set_steering(&rule, true)?;
+        Ok(Some(Arc::new(Claim { protocol, rules: vec![rule], local, _kernel: None })))
+    }
+
+    /// Gives a port back, if nobody else needs it.
     pub fn release(&self, port: &mut dyn Port, claim: Option<Arc<Claim>>) {
         if let Some(claim) = claim.and_then(Arc::into_inner) {
             claim.release(port);
@@ -93,22 +134,32 @@ impl KernelAddresses {
         over.into_iter().for_each(|(_, claim)| self.release(engine.port(), Some(claim)));
     }
 
+    /// Closed connections whose ports another core is to have, with their claims.
+    pub fn take_ending(&mut self, ports: &[LocalPort]) -> Vec<(TcpId, Arc<Claim>)> {
+        let is_moving = |(_, claim): &(TcpId, Arc<Claim>)| ports.contains(&claim.local_port());
+        let (moving, staying) = std::mem::take(&mut self.ending).into_iter().partition(is_moving);
+        self.ending = staying;
+        moving
+    }
+
     /// The address to reach `peer` from.
     fn like(&self, peer: SocketAddr) -> Option<IpAddr> {
+        let Rival::Kernel { addresses, .. } = &self.rival else { return None };
         let usable = |own: &&IpAddr| match own {
             IpAddr::V4(_) => peer.is_ipv4(),
             IpAddr::V6(own) => peer.is_ipv6() && !own.is_unicast_link_local(),
         };
-        self.addresses.iter().find(usable).copied()
+        addresses.iter().find(usable).copied()
     }
 }
 
-/// A port of a shared address that was moved from the kernel to Tidegate.
+/// A local port that is ours before others.
 ///
-/// The kernel's own socket on it is held too: so no other program gets the
-/// port, and stray packets that the kernel still sees are not answered with
-/// "port unreachable".
+/// On a shared address it was moved from the kernel to Tidegate. The kernel's own
+/// socket on it is held too: so no other program gets the port, and stray packets
+/// that the kernel still sees are not answered with "port unreachable".
 pub struct Claim {
+    protocol: Protocol,
     rules: Vec<Rule>,
     local: SocketAddr,
     _kernel: Option<OwnedFd>,
@@ -137,10 +188,10 @@ impl Claim {
         protocol: Protocol,
         mut local: SocketAddr,
         dual_stack: bool,
-        kernels: &KernelAddresses,
+        addresses: &[IpAddr],
+        ports_are_held: bool,
     ) -> io::Result<Self> {
-        let KernelAddresses { addresses, ports_are_held, .. } = kernels;
-        let is_held = *ports_are_held && local.port() != 0;
+        let is_held = ports_are_held && local.port() != 0;
         let kernel = (!is_held).then(|| reserve(protocol, local, dual_stack)).transpose()?;
         if let Some(kernel) = &kernel
             && local.port() == 0
@@ -158,7 +209,7 @@ impl Claim {
             .copied()
             .filter(|&address| takes(address))
             .map(|address| Rule::Port { protocol, address: Some(address), port: local.port() });
-        let claim = Self { rules: rules.collect(), local, _kernel: kernel };
+        let claim = Self { protocol, rules: rules.collect(), local, _kernel: kernel };
         for rule in &claim.rules {
             if let Err(error) = port.set_steering(rule, true) {
                 claim.release(port);
@@ -173,7 +224,12 @@ impl Claim {
         self.local
     }
 
-    /// Moves it back.
+    /// The port, whatever the address.
+    pub fn local_port(&self) -> LocalPort {
+        (self.protocol, self.local.port())
+    }
+
+    /// Gives it back.
     fn release(&self, port: &mut dyn Port) {
         for rule in &self.rules {
             // The port is closing or gone when this fails, and then it takes

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use tidegate_gate::admission::{self, Admission};
+use tidegate_gate::admission::{self, Admission, ClassCounters};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
 use tidegate_port::xdp::Loaded;
@@ -411,6 +411,32 @@ impl Engine {
     #[inline]
     pub fn gate(&mut self) -> &mut Gate {
         &mut self.gate
+    }
+
+    /// Changes the settings of receive scheduling from now on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for another mode: which threads there are is
+    /// settled when the stack is opened.
+    pub fn set_gate(&mut self, settings: Settings) -> io::Result<()> {
+        let (now, new) = (self.gate.settings().config().mode, settings.config().mode);
+        if now != new {
+            let (now, new) = (now.name(), new.name());
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the mode is {now} and cannot become {new} while it runs: start again"),
+            ));
+        }
+        self.gate.set(settings);
+        Ok(())
+    }
+
+    /// What was admitted and refused of each class; nothing without admission.
+    pub fn class_counters(&self) -> Vec<(String, ClassCounters)> {
+        self.admission().map_or_else(Vec::new, |admission| {
+            let names = admission.classes().names().map(str::to_owned);
+            names.zip(admission.counters().iter().copied()).collect()
+        })
     }
 
     /// The port, for what only it can do.

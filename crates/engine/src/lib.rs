@@ -21,9 +21,10 @@ mod open;
 mod prepared;
 mod pressure;
 mod priority;
+mod spread;
 mod sys;
 
-pub use claim::{Claim, KernelAddresses};
+pub use claim::{Claim, Claims};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, EngineCounters, Sleep, Stepped, WakeFds};
 pub use idle::{Idle, IdleConfig, Step, pause};
@@ -32,3 +33,4 @@ pub use neighbours::KernelNeighbours;
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use prepared::{Prepared, open};
 pub use priority::Priority;
+pub use spread::{SpreadStacks, open_spread};

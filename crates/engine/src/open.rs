@@ -16,7 +16,7 @@ use tidegate_stack::{ConfigError, Limits, Ownership, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
-use crate::{EngineConfig, IdleConfig};
+use crate::{Clock, EngineConfig, IdleConfig};
 
 /// Where packets come from.
 pub enum PortConfig {
@@ -95,6 +95,7 @@ pub struct NetConfig {
     pub(crate) ports_are_held: bool,
     pub(crate) admission: Option<admission::Config>,
     pub(crate) seed: Option<[u8; 16]>,
+    pub(crate) clock: Clock,
 }
 
 impl NetConfig {
@@ -116,6 +117,7 @@ impl NetConfig {
             ports_are_held: false,
             admission: None,
             seed: None,
+            clock: Clock::new(),
         }
     }
 
@@ -297,6 +299,12 @@ pub enum OpenError {
          packet too and answers it; use the xdp port or an own address"
     )]
     CannotShare,
+    /// Neighbours and ports of the kernel's are followed by one core.
+    #[error(
+        "several network cores need an address that the kernel does not have: give the stack one \
+         of its own, or use one network core"
+    )]
+    SharedByCores,
     /// The kernel has no address on the interface to share.
     #[error("the kernel has no address on {0} to share: `ip address add` one, or use an own one")]
     NothingToShare(String),

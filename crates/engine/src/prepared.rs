@@ -11,9 +11,7 @@ use tidegate_stack::{Config, Ownership, Route, SavedStack, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::open::{open_port, packet_steering, random_seed};
-use crate::{
-    Clock, Engine, IdleConfig, KernelAddresses, KernelNeighbours, NetConfig, OpenError, PortConfig,
-};
+use crate::{Claims, Engine, IdleConfig, KernelNeighbours, NetConfig, OpenError, PortConfig};
 
 /// Frames that are taken out of a port at once.
 const BURST: usize = 256;
@@ -34,7 +32,7 @@ pub struct Prepared {
     arena: Arena,
     config: NetConfig,
     neighbours: Option<KernelNeighbours>,
-    kernels: KernelAddresses,
+    claims: Claims,
 }
 
 impl Prepared {
@@ -68,14 +66,14 @@ impl Prepared {
         }
         let addresses = config.addresses.iter().filter(|_| shared);
         let addresses = addresses.map(IpCidr::address).collect();
-        let kernels = KernelAddresses::new(addresses, config.ports_are_held);
+        let claims = Claims::new(addresses, config.ports_are_held);
         let kernel_receives = matches!(config.port, PortConfig::Packet(_) | PortConfig::Tap(_));
         if kernel_receives && config.engine.idle == IdleConfig::default() {
             // Its work may need this core: a pause lets it have it.
             config.engine.idle.spin_ns = 0;
         }
         let arena = Arena::new(config.arena)?;
-        Ok(Self { port: None, catching: None, loaded: None, arena, config, neighbours, kernels })
+        Ok(Self { port: None, catching: None, loaded: None, arena, config, neighbours, claims })
     }
 
     /// Does what takes long and can be done while another process has the port.
@@ -133,7 +131,7 @@ impl Prepared {
     ///
     /// # Errors
     /// When the stack does not take the configuration, or the port is not open.
-    pub fn begin(self) -> Result<(Engine, KernelAddresses), OpenError> {
+    pub fn begin(self) -> Result<(Engine, Claims), OpenError> {
         self.join(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
     }
 
@@ -141,19 +139,19 @@ impl Prepared {
     ///
     /// # Errors
     /// As [`Prepared::begin`], and when the state cannot be taken up.
-    pub fn go_on(self, saved: SavedStack) -> Result<(Engine, KernelAddresses), OpenError> {
+    pub fn go_on(self, saved: SavedStack) -> Result<(Engine, Claims), OpenError> {
         self.join(|config, now_ns, arena| Ok(Stack::restore(config, saved, now_ns, arena)?))
     }
 
     fn join(
         self,
         stack: impl FnOnce(Config, u64, &mut Arena) -> Result<Stack, OpenError>,
-    ) -> Result<(Engine, KernelAddresses), OpenError> {
-        let Self { port, catching, mut arena, config, neighbours, kernels, .. } = self;
+    ) -> Result<(Engine, Claims), OpenError> {
+        let Self { port, catching, mut arena, config, neighbours, claims, .. } = self;
         let not_open = || OpenError::Io(std::io::Error::other("the port was not opened"));
         let port = port.ok_or_else(not_open)?;
         let seed = config.seed.map_or_else(random_seed, Ok)?;
-        let clock = Clock::new();
+        let clock = config.clock;
         let stack_config = stack_config(&config, &*port, seed);
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
         if let Some(mut catching) = catching {
@@ -165,7 +163,7 @@ impl Prepared {
         if let Some(admission) = &config.admission {
             engine.set_admission(admission, seed)?;
         }
-        Ok((engine, kernels))
+        Ok((engine, claims))
     }
 }
 
@@ -174,7 +172,7 @@ impl Prepared {
 ///
 /// # Errors
 /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
-pub fn open(config: NetConfig) -> Result<(Engine, KernelAddresses), OpenError> {
+pub fn open(config: NetConfig) -> Result<(Engine, Claims), OpenError> {
     let mut prepared = Prepared::new(config)?;
     prepared.open_port()?;
     prepared.begin()

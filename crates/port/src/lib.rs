@@ -12,6 +12,7 @@ pub mod netlink;
 pub mod packet;
 mod passed;
 pub mod pcap;
+pub mod spread;
 pub mod steering;
 pub mod tap;
 pub mod trace;
@@ -75,8 +76,8 @@ pub trait Port: Send {
     /// What the port can do. Constant while it is open, but for `detail`.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Takes up to `quota` frames that have arrived, appends them to `burst`
-    /// and returns how many. Never blocks. Also returns sent frames to the
+    /// Takes up to `quota` frames that have arrived, appends those that are for
+    /// this core to `burst`, and returns how many it took. Never blocks. Also returns sent frames to the
     /// arena and hands the wire new buffers, so it must be called even when
     /// nothing is expected.
     ///

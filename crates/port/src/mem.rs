@@ -84,6 +84,15 @@ pub struct MemPort {
 /// When the process has no descriptor left, or the configuration asks for a
 /// capacity that is no power of two or an MTU that no frame can hold.
 pub fn wire(config: &MemConfig) -> io::Result<(MemPort, MemPort)> {
+    wire_between(config, Arc::new(Doorbell::new()?), Arc::new(Doorbell::new()?))
+}
+
+/// As [`wire`], with the bells that the two ends are woken by.
+pub(crate) fn wire_between(
+    config: &MemConfig,
+    bell_a: Arc<Doorbell>,
+    bell_b: Arc<Doorbell>,
+) -> io::Result<(MemPort, MemPort)> {
     if !config.capacity.is_power_of_two() || config.mtu + LINK_HEADER_BYTES > MAX_FRAME_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -95,8 +104,6 @@ pub fn wire(config: &MemConfig) -> io::Result<(MemPort, MemPort)> {
     }
     let (a_to_b, from_a) = ring(config.capacity, Slot::new);
     let (b_to_a, from_b) = ring(config.capacity, Slot::new);
-    let bell_a = Arc::new(Doorbell::new()?);
-    let bell_b = Arc::new(Doorbell::new()?);
     let end = |mac, incoming, outgoing, own_bell, peer_bell| MemPort {
         capabilities: Capabilities {
             kind: "mem",
@@ -122,6 +129,11 @@ pub fn wire(config: &MemConfig) -> io::Result<(MemPort, MemPort)> {
 }
 
 impl MemPort {
+    /// Whether a frame waits to be received.
+    pub(crate) fn has_arrived(&mut self) -> bool {
+        self.incoming.ready(1) > 0
+    }
+
     /// Whether the other end was dropped.
     pub fn is_closed(&self) -> bool {
         self.incoming.is_closed()
@@ -247,7 +259,7 @@ impl Port for MemPort {
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.own_bell.disarm();
         self.own_bell.arm();
-        let idle = self.incoming.ready(1) == 0;
+        let idle = !self.has_arrived();
         if !idle {
             self.own_bell.disarm();
         }

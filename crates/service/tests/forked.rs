@@ -5,7 +5,7 @@ mod support;
 use std::io::ErrorKind;
 use std::time::Instant;
 
-use support::{FAMILIES, LIMIT, Site, address, connected, pair, until};
+use support::{FAMILIES, LIMIT, Site, address, connected, pair, places, until};
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::TcpOptions;
 
@@ -20,8 +20,7 @@ fn wait_until_attached(site: &Site, count: usize) {
 
 #[test]
 fn a_listener_serves_all_who_have_it_until_the_last_one_ends() {
-    let site = Site::new();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let (mut client, mut parent) = (site.attach(0), site.attach(1));
         let to = address(1, family, 80);
         let listener = parent.listen(to, 8, TcpOptions::default()).unwrap();
@@ -74,10 +73,9 @@ fn a_listener_serves_all_who_have_it_until_the_last_one_ends() {
 
 #[test]
 fn a_connection_is_handed_from_parent_to_child_and_on() {
-    let site = Site::new();
     let byte = |n: u32| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8;
     let data: Vec<u8> = (0..200_000).map(byte).collect();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let mut apps = [site.attach(0), site.attach(1)];
         let [ours, theirs] = pair(&mut apps, address(1, family, 80));
         let [mut client, mut server] = apps;
@@ -141,8 +139,7 @@ fn a_connection_is_handed_from_parent_to_child_and_on() {
 
 #[test]
 fn datagrams_go_to_whoever_reads_first() {
-    let site = Site::new();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let (mut client, mut parent) = (site.attach(0), site.attach(1));
         let to = address(1, family, 53);
         let ours = client.bind_udp(address(0, family, 0), Default::default()).unwrap();

@@ -2,19 +2,19 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Instant;
 
-use support::{FAMILIES, LIMIT, Site, address, connected, pair, until};
+use support::{CORES, FAMILIES, LIMIT, Site, address, connected, pair, places, until};
 use tidegate_service::Handle;
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::{Shutdown, TcpOptions};
 
 #[test]
 fn datagrams_of_every_length_go_both_ways() {
-    let site = Site::new();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let mut apps = [site.attach(0), site.attach(1)];
         let to = address(1, family, 7);
         let server = apps[1].bind_udp(to, Default::default()).unwrap();
@@ -43,8 +43,7 @@ fn datagrams_of_every_length_go_both_ways() {
 
 #[test]
 fn errors_of_datagrams_are_told() {
-    let site = Site::new();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let mut app = site.attach(0);
         let client = app.bind_udp(address(0, family, 0), Default::default()).unwrap();
         let unsent = app.send_datagram(client, b"x", None, None).unwrap_err();
@@ -87,10 +86,9 @@ fn transfer(apps: &mut [Attachment; 2], sockets: [Handle; 2], from: usize, data:
 
 #[test]
 fn streams_carry_everything_in_order_and_end() {
-    let site = Site::new();
     let byte = |n: u32| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8;
     let data: Vec<u8> = (0..1_000_000).map(byte).collect();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let mut apps = [site.attach(0), site.attach(1)];
         let sockets = pair(&mut apps, address(1, family, 80));
         transfer(&mut apps, sockets, 0, &data);
@@ -120,8 +118,7 @@ fn streams_carry_everything_in_order_and_end() {
 
 #[test]
 fn connecting_to_nobody_is_refused() {
-    let site = Site::new();
-    for family in FAMILIES {
+    for (site, family) in places() {
         let mut app = site.attach(0);
         let socket = app.connect_tcp(None, address(1, family, 9), TcpOptions::default()).unwrap();
         let error = connected(&mut app, socket).unwrap_err();
@@ -160,9 +157,8 @@ fn until_report(
 
 #[test]
 fn the_end_of_an_application_frees_all_it_had_and_resets_its_connections() {
-    let site = Site::new();
-    let frames = site.report(1).frames_available;
-    for family in FAMILIES {
+    for (site, family) in places() {
+        let frames = site.report(1).frames_available;
         let mut apps = [site.attach(0), site.attach(1)];
         let [ours, _theirs] = pair(&mut apps, address(1, family, 80));
         let udp = apps[1].bind_udp(address(1, family, 53), Default::default()).unwrap();
@@ -190,7 +186,7 @@ fn the_end_of_the_daemon_is_an_error_and_no_hang() {
     let site = Site::new();
     let mut app = site.attach(1);
     let socket = app.bind_udp(address(1, FAMILIES[0], 53), Default::default()).unwrap();
-    let Site { daemons, paths, _folder } = site;
+    let Site { daemons, paths, _folder, .. } = site;
     drop(daemons);
     let error = until(&mut app, |app| app.recv_datagram(socket, &mut [0; 8], false)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
@@ -198,4 +194,37 @@ fn the_end_of_the_daemon_is_an_error_and_no_hang() {
     assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
     let error = Attachment::connect(Path::new(&paths[1]), "late").unwrap_err();
     assert!(error.to_string().contains("tidegate serve"), "{error}");
+}
+
+#[test]
+fn applications_are_spread_and_ports_are_one_cores() {
+    let site = Site::still(CORES);
+    for family in FAMILIES {
+        let attach = |name| Attachment::connect(&site.paths[1], name).unwrap();
+        let (mut a, mut b, mut c) = (attach("a"), attach("b"), attach("c"));
+        let cores: BTreeSet<_> = site.report(1).applications.iter().map(|app| app.core).collect();
+        assert_eq!(cores.len(), CORES, "each has one of its own");
+        let port = address(1, family, 53);
+        let first = a.bind_udp(port, Default::default()).unwrap();
+        let listener = b.listen(port, 1, TcpOptions::default()).unwrap();
+        let taken = b.bind_udp(port, Default::default()).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        let taken = c.listen(port, 1, TcpOptions::default()).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        a.close(first, false);
+        a.ping().unwrap();
+        let again = c.bind_udp(port, Default::default()).unwrap();
+        // They are all of the same process.
+        site.daemons[1].controls().move_application(std::process::id(), 0).unwrap();
+        until_report(&site, 1, |report| report.applications.iter().all(|app| app.core == 0));
+        let taken = a.bind_udp(port, Default::default()).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        let mut client = site.attach(0);
+        let socket = client.connect_tcp(None, port, TcpOptions::default()).unwrap();
+        until(&mut b, |app| app.accept(listener)).unwrap();
+        connected(&mut client, socket).unwrap();
+        c.close(again, false);
+        drop((a, b, c));
+        until_report(&site, 1, |report| report.applications.is_empty());
+    }
 }

@@ -103,7 +103,7 @@ fn start(
     path: &Path,
     again: Again,
     settle: Settle,
-) -> Start<impl FnOnce() -> io::Result<()> + Send + 'static, Settle> {
+) -> Start<impl Fn(usize) -> io::Result<()> + Clone + Send + 'static, Settle> {
     let door = DoorConfig {
         path: path.to_owned(),
         mode: 0o600,
@@ -112,7 +112,7 @@ fn start(
         coalescing: DEFAULT_COALESCING,
     };
     let upgrade = Upgrade::Anew(again);
-    Start { door, begin: || Ok(()), settle, upgrade, log: Arc::new(|_: &str| {}) }
+    Start { door, cores: 1..=1, begin: |_| Ok(()), settle, upgrade, log: Arc::new(|_: &str| {}) }
 }
 
 impl Site {

@@ -25,6 +25,7 @@ use crate::packet::{Complaint, Fate};
 use crate::path::Paths;
 use crate::path_mtu::PathMtus;
 use crate::rate::{ErrorLimits, TokenBucket};
+use crate::reserved::ReservedPorts;
 use crate::route::Routes;
 use crate::tcp::{LARGEST_TRAIN_BYTES, TcpTable, may_be_plain_tcp};
 use crate::udp::{Payload, UdpTable};
@@ -66,6 +67,7 @@ pub struct Stack {
     pub(crate) counters: Counters,
     pub(crate) hash_key: HashKey,
     pub(crate) identifications: Box<[u32]>,
+    pub(crate) reserved_ports: ReservedPorts,
 }
 
 impl Stack {
@@ -125,6 +127,7 @@ impl Stack {
             counters: Counters::default(),
             hash_key: chance.hash_key(),
             identifications: (0..IDENTIFICATIONS).map(|_| chance.random()).collect(),
+            reserved_ports: ReservedPorts::default(),
             chance,
             limits,
         };

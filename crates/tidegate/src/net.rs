@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{
-    self as engine, Engine, EngineCounters, IdleWatch, KernelAddresses, NetConfig, OpenError,
-    Sleep, Step, WakeFds,
+    self as engine, Claims, Engine, EngineCounters, IdleWatch, NetConfig, OpenError, Sleep, Step,
+    WakeFds,
 };
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
@@ -107,7 +107,7 @@ pub(crate) struct Core {
     /// The sockets that have several readers.
     pub(crate) groups: Groups,
     /// The kernel's addresses, when the stack lives on them.
-    pub(crate) kernels: KernelAddresses,
+    pub(crate) claims: Claims,
     /// So many more calls leave what they send to the next one.
     pub(crate) deferred_calls: u32,
 }
@@ -145,8 +145,8 @@ impl Net {
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
         let mode = config.mode_of_threads();
         let meter = config.counts_lock().then(Box::default);
-        let (engine, kernels) = engine::open(config)?;
-        let shared = Shared::new(engine, kernels, meter).map_err(OpenError::Io)?;
+        let (engine, claims) = engine::open(config)?;
+        let shared = Shared::new(engine, claims, meter).map_err(OpenError::Io)?;
         let shared = Arc::new(shared);
         let threads =
             mode.map(|mode| threads::start(&shared, mode)).transpose().map_err(OpenError::Io)?;
@@ -191,16 +191,7 @@ impl Net {
     /// are is settled when the stack is opened.
     pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
         let mut core = self.core().ok_or_else(|| elsewhere("receive scheduling"))?;
-        let (now, new) = (core.engine.gate().settings().config().mode, settings.config().mode);
-        if now != new {
-            let (now, new) = (now.name(), new.name());
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("the mode is {now} and cannot become {new} while it runs: start again"),
-            ));
-        }
-        core.engine.gate().set(settings);
-        Ok(())
+        core.engine.set_gate(settings)
     }
 
     /// Whether threads of its own run the stack. If not, the calls that wait
@@ -218,10 +209,7 @@ impl Net {
     pub fn counters(&self) -> NetCounters {
         let Some(mut core) = self.core() else { return NetCounters::default() };
         let gate = *core.engine.gate().counters();
-        let classes = core.engine.admission().map_or_else(Vec::new, |admission| {
-            let names = admission.classes().names().map(str::to_owned);
-            names.zip(admission.counters().iter().copied()).collect()
-        });
+        let classes = core.engine.class_counters();
         let (engine, port, stack) = core.engine.counters();
         let stack = stack.clone();
         NetCounters { engine, gate, classes, port, stack }
@@ -428,11 +416,7 @@ impl Shared {
         }
     }
 
-    fn new(
-        mut engine: Engine,
-        kernels: KernelAddresses,
-        meter: Option<Box<LockMeter>>,
-    ) -> io::Result<Self> {
+    fn new(mut engine: Engine, claims: Claims, meter: Option<Box<LockMeter>>) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
         let has_share = engine.gate().settings().config().cpu_share_percent < 100;
         let idle = has_share.then(IdleWatch::start).transpose()?;
@@ -450,7 +434,7 @@ impl Shared {
             polls: Polls::default(),
             tasks: Tasks::default(),
             groups: Groups::new(None),
-            kernels,
+            claims,
             deferred_calls: 0,
         };
         Ok(Self { core: Mutex::new(core), counts_lock, wake_fds, idle })
@@ -618,7 +602,7 @@ impl Core {
                 self.tasks.on_event(event);
             }
         }
-        self.kernels.release_ended(&mut self.engine);
+        self.claims.release_ended(&mut self.engine);
         self.groups.serve(&mut self.engine)
     }
 

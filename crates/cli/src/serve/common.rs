@@ -122,7 +122,7 @@ impl Common {
         let addresses = host.wildcards(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
         let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        let control = self.control.as_deref().map(|path| Control::listen(path, &net));
+        let control = self.control.as_deref().map(|path| Control::listen(path, net.clone()));
         let control = control.transpose()?;
         Ok(StreamServer { net, listeners, addresses, stop, _control: control })
     }
@@ -183,7 +183,7 @@ impl Common {
             let of_streams = addresses.iter().filter(|_| streams.is_some());
             let listeners = of_streams.map(listen).collect::<Result<Vec<_>, _>>()?;
             let limits = streams.unwrap_or_default();
-            let control = self.control.as_deref().map(|path| Control::listen(path, &net));
+            let control = self.control.as_deref().map(|path| Control::listen(path, net.clone()));
             let _control = control.transpose()?;
             let capabilities = net.capabilities();
             let path = format!("{} ({})", capabilities.kind, capabilities.detail);

@@ -2,6 +2,7 @@
 //! to.
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -15,11 +16,14 @@ use rustix::process::{Resource, Rlimit};
 use tidegate::gate::{Settings, admission};
 use tidegate_service::Geometry;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Start, Upgrade};
+use tidegate_service::daemon::{
+    DEFAULT_COALESCING, Daemon, DoorConfig, SEVERAL_CORES, Start, Upgrade,
+};
 
 use super::privileges::Kept;
 use crate::Failure;
 use crate::config;
+use crate::control::Control;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, PortKind};
 use crate::process::{be_urgent, stop_flag};
@@ -41,9 +45,11 @@ pub(crate) struct DaemonCommand {
     /// Take what the flags leave open from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Network cores; one so far, on --cpu
-    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Applications")]
-    cores: usize,
+    /// Network cores: a number, or the least and the most, as 1-4, of which as many are
+    /// used as are needed. The first is on --cpu, the others on the processors after it.
+    /// More than one need an --address that is not the kernel's
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = cores, help_heading = "Applications")]
+    cores: RangeInclusive<usize>,
     /// The Unix socket that programs attach by
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH, help_heading = "Applications")]
     socket: PathBuf,
@@ -68,6 +74,9 @@ pub(crate) struct DaemonCommand {
     /// each
     #[arg(long, value_name = "MICROSECONDS", default_value_t = DEFAULT_COALESCING.as_micros() as u64, help_heading = "Applications")]
     coalescing_us: u64,
+    /// Listen on this Unix socket for `tidegate ctl`
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
     /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -84,11 +93,18 @@ fn octal(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "give the permissions in octal, as 660".to_owned())
 }
 
+/// How many cores: a number, or two.
+fn cores(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| text.parse().ok().filter(|&count| count >= 1);
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least <= most => Ok(least..=most),
+        _ => Err("give a number from 1 on, or the least and the most, as 1-4".to_owned()),
+    }
+}
+
 impl DaemonCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        if self.cores != 1 {
-            return Err(format!("--cores {}: there is one network core so far", self.cores).into());
-        }
         if self.take_over {
             stand_alone();
         }
@@ -115,17 +131,20 @@ impl DaemonCommand {
             coalescing: Duration::from_micros(self.coalescing_us),
         };
         let kept = Kept::of(&host);
-        let upgrade = upgrade(&host, &settings, classes);
-        let begin = move || {
+        let upgrade = match self.cores.end() {
+            1 => upgrade(&host, &settings, classes),
+            _ => Upgrade::Refused(SEVERAL_CORES),
+        };
+        let begin = move |core| {
             if is_admitting {
                 be_urgent();
             }
-            host.pin().map_err(std::io::Error::other)
+            host.pin_beside(core).map_err(std::io::Error::other)
         };
         // Who reads what we say may have gone long ago.
         let log = Arc::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")));
         let settle = move || kept.give_up_the_rest();
-        let start = Start { door, begin, settle, upgrade, log };
+        let start = Start { door, cores: self.cores, begin, settle, upgrade, log };
         let daemon = if self.take_over {
             let (daemon, prints) = Daemon::take_over(net, start)?;
             rustix::stdio::dup2_stdout(prints.stdout)?;
@@ -134,6 +153,11 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        let control = |path| match self.take_over {
+            true => Control::replace(path, daemon.controls()),
+            false => Control::listen(path, daemon.controls()),
+        };
+        let control = self.control.as_deref().map(control).transpose()?;
         let path = self.socket.display();
         let said =
             writeln!(std::io::stdout(), "ready: programs attach at {path}; kept {}", kept.names());
@@ -147,6 +171,7 @@ impl DaemonCommand {
             println!("{}", serde_json::to_string(&daemon.report()?)?);
         }
         if let Some(successor) = daemon.stop()? {
+            control.into_iter().for_each(Control::leave);
             tell_service_manager(successor);
         }
         Ok(())

@@ -67,7 +67,10 @@ impl<'s> Daemon<'s> {
     fn start_with(site: &'s Site, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["serve", "--cores", "1", "--iface", site.device()]);
+        command.args(["serve", "--iface", site.device()]);
+        if !flags.contains(&"--cores") {
+            command.args(["--cores", "1"]);
+        }
         command.arg("--socket").arg(folder.path().join("daemon.sock")).args(flags);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

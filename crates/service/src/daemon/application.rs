@@ -1,6 +1,6 @@
 //! An application: its rings, its sockets, and what it may have.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub(super) struct Application {
     pub(super) commands_taken: u64,
     /// What went through sockets that are gone.
     pub(super) moved: Moved,
+    /// How often there was something to do for it lately.
+    pub(super) work: u64,
 }
 
 /// A socket that an application has.
@@ -102,6 +104,7 @@ impl Application {
             coalescing: Coalescing::new(coalescing_ns),
             commands_taken: 0,
             moved: Moved::default(),
+            work: 0,
         })
     }
 
@@ -253,6 +256,15 @@ impl Application {
     pub(super) fn key(&self, handle: Handle) -> Option<SocketKey> {
         let entry = self.entries.get(handle.place as usize)?.as_ref()?;
         (entry.handle == handle).then_some(entry.key)
+    }
+
+    /// Its sockets have other numbers from now on.
+    pub(super) fn rename(&mut self, keys: &HashMap<SocketKey, SocketKey>) {
+        for entry in self.entries.iter_mut().flatten() {
+            if let Some(&key) = keys.get(&entry.key) {
+                entry.key = key;
+            }
+        }
     }
 
     /// All sockets.

@@ -4,9 +4,9 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tidegate_engine::{Claim, Engine, KernelAddresses};
+use tidegate_engine::{Claim, Claims, Engine};
 use tidegate_port::steering::Protocol;
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
 use super::application::{Application, Misbehaved};
 use super::names::{AppNumber, Owner, SocketId, SocketKey};
@@ -22,7 +22,7 @@ const MOST_BACKLOG: u32 = 65_535;
 /// The host that applications are served from.
 pub(super) struct Host {
     pub(super) engine: Engine,
-    pub(super) kernels: KernelAddresses,
+    pub(super) claims: Claims,
     pub(super) sockets: Sockets,
     pub(super) owners: Owners,
     /// Sockets that have ended: those who had them do not know yet.
@@ -30,10 +30,10 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(engine: Engine, kernels: KernelAddresses) -> Self {
+    pub(super) fn new(engine: Engine, claims: Claims) -> Self {
         Self {
             engine,
-            kernels,
+            claims,
             sockets: Sockets::default(),
             owners: Owners::default(),
             gone: Vec::new(),
@@ -161,8 +161,8 @@ impl Host {
         check_room(app)?;
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
-        let claim =
-            self.kernels.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
+        let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
+        let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, claim));
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::datagrams(memory, handle, id)?;
@@ -178,6 +178,11 @@ impl Host {
         let (stack, arena, _) = self.engine.parts();
         stack.udp_close(id, arena);
         self.engine.tell_level(id);
+    }
+
+    fn close_listener(&mut self, id: TcpListenerId) {
+        let (stack, arena, now_ns) = self.engine.parts();
+        stack.tcp_close_listener(now_ns, arena, id);
     }
 
     fn aim(
@@ -209,7 +214,7 @@ impl Host {
     ) -> io::Result<Granted> {
         check_room(app)?;
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let claim = self.kernels.claim(port, Protocol::Tcp, local, dual)?;
+        let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MOST_BACKLOG) as usize;
         let made = self.engine.parts().0.tcp_listen(local, backlog, options);
@@ -220,12 +225,17 @@ impl Host {
                 return Err(error.into());
             }
         };
+        let settled = match self.engine.stack().tcp_listener_addr(id) {
+            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            None => Ok(claim),
+        };
+        let claim = settled.inspect_err(|_| self.close_listener(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::listener(memory, handle, id)?;
             socket.claim = claim;
             Ok(socket)
         };
-        let key = self.add(number, app, make)?;
+        let key = self.add(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.owners.insert(SocketId::Listener(id), key);
         self.granted(key)
     }
@@ -259,16 +269,32 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         check_room(app)?;
-        let claim = self.kernels.claim_to_reach(self.engine.port(), local, remote)?;
+        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();
-        match stack.tcp_connect(now_ns, arena, local, remote, options) {
-            Ok(id) => self.adopt(number, app, id, claim),
+        let id = match stack.tcp_connect(now_ns, arena, local, remote, options) {
+            Ok(id) => id,
             Err(error) => {
                 self.release(claim);
-                Err(error.into())
+                return Err(error.into());
             }
-        }
+        };
+        let settled = match self.engine.stack().tcp_local_addr(id) {
+            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            None => Ok(claim),
+        };
+        let claim = settled.inspect_err(|_| self.end_stream(id, true, None))?;
+        self.adopt(number, app, id, claim)
+    }
+
+    /// A socket that is made has its port before those of other cores.
+    fn settle(
+        &mut self,
+        protocol: Protocol,
+        local: SocketAddr,
+        claim: Option<Arc<Claim>>,
+    ) -> io::Result<Option<Arc<Claim>>> {
+        self.claims.settle(self.engine.port(), protocol, local, claim)
     }
 
     /// Gives a connection to an application.
@@ -365,8 +391,7 @@ impl Host {
             }
             Kind::Listener(id) => {
                 self.owners.remove(SocketId::Listener(*id));
-                let (stack, arena, now_ns) = self.engine.parts();
-                stack.tcp_close_listener(now_ns, arena, *id);
+                self.close_listener(*id);
                 self.release(claim);
             }
             Kind::Stream(stream) => {
@@ -383,17 +408,17 @@ impl Host {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
         }
-        self.kernels.release_later(id, claim);
+        self.claims.release_later(id, claim);
     }
 
     /// Gives a port back to the kernel, if nobody else needs it.
     fn release(&mut self, claim: Option<Arc<Claim>>) {
-        self.kernels.release(self.engine.port(), claim);
+        self.claims.release(self.engine.port(), claim);
     }
 
     /// Gives the ports of connections back that have ended.
     pub(super) fn release_closed(&mut self) {
-        self.kernels.release_ended(&mut self.engine);
+        self.claims.release_ended(&mut self.engine);
     }
 }
 

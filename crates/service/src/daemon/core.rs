@@ -8,10 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{OpenError, Sleep, Step, WakeFds, pause};
+use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
 
 use super::application::{Application, Misbehaved};
 use super::calls::Host;
+use super::controls::GateState;
+use super::cores::Cores;
+use super::family::Family;
+use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
 use super::report::Report;
 use super::save::{Belongings, Restored, save};
@@ -25,6 +30,9 @@ const COMMANDS_A_TURN: usize = 128;
 
 /// While there is work, applications are looked after this often.
 const CHECK_NS: u64 = 10_000_000;
+
+/// Who can go elsewhere is found out after so many windows of the meter.
+const WINDOWS: u32 = 10;
 
 /// How long to wait for a port that is full.
 const RETRY: Duration = Duration::from_micros(100);
@@ -63,10 +71,19 @@ const SHARES: &str = "it lives on the kernel's addresses, and while it is replac
 
 /// What others want of the core.
 pub(super) enum Message {
-    /// An application has attached.
-    Joined(Box<Application>),
+    /// An application has attached. One that inherits looks for its parent, core by
+    /// core: so many have been asked.
+    Joined(Box<Application>, usize),
+    /// Applications come from another core.
+    Adopt(Box<Family>),
+    /// Applications go to another core that have so much of this one to do.
+    Shed { to: usize, busy: u32 },
+    /// The application of a process goes to another core.
+    Give { pid: u32, to: usize },
     /// How things stand.
     Report(mpsc::Sender<Report>),
+    /// Receive scheduling, with these settings from now on if there are any.
+    Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
     /// Another daemon is to go on in this one's place.
     HandOver(HandOver),
     /// It ends.
@@ -95,7 +112,23 @@ pub(super) struct Post {
     pub(super) bell: Arc<Doorbell>,
 }
 
+/// Where messages to a core arrive.
+pub(super) struct Inbox {
+    messages: mpsc::Receiver<Message>,
+    bell: Arc<Doorbell>,
+}
+
 impl Post {
+    /// A way to a core, and its end.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub(super) fn new() -> io::Result<(Self, Inbox)> {
+        let (sender, messages) = mpsc::channel();
+        let bell = Arc::new(Doorbell::new()?);
+        Ok((Self { messages: sender, bell: Arc::clone(&bell) }, Inbox { messages, bell }))
+    }
+
     /// # Errors
     /// When the core has ended.
     pub(super) fn send(&self, message: Message) -> io::Result<()> {
@@ -117,17 +150,21 @@ impl Post {
 
 /// One network core.
 pub(super) struct Core {
-    host: Host,
+    pub(super) number: usize,
+    pub(super) cores: Arc<Cores>,
+    pub(super) host: Host,
     wake: WakeFds,
-    apps: Vec<Option<Box<Application>>>,
+    pub(super) apps: Vec<Option<Box<Application>>>,
     /// Who has the first turn in the next round.
     first: usize,
     /// Sockets whose datagrams found the port full.
-    again: Vec<SocketKey>,
-    messages: mpsc::Receiver<Message>,
+    pub(super) again: Vec<SocketKey>,
+    inbox: Inbox,
     /// One that came while the core fell asleep.
     came: Option<Message>,
-    bell: Arc<Doorbell>,
+    meter: Meter,
+    /// How often the meter was read.
+    windows: u32,
     next_check_ns: u64,
     /// Others had the processor since the last round. If they were applications,
     /// they have left commands.
@@ -137,17 +174,25 @@ pub(super) struct Core {
     upgrade: Upgrade,
     /// The process that goes on in this one's place.
     successor: Option<u32>,
-    log: Log,
+    pub(super) log: Log,
+}
+
+/// Which core it is, among others.
+pub(super) struct Seat {
+    pub(super) number: usize,
+    pub(super) inbox: Inbox,
+    pub(super) cores: Arc<Cores>,
 }
 
 impl Core {
     /// One that goes on with what another daemon had.
     pub(super) fn restore(
+        seat: Seat,
         mut host: Host,
         restored: Restored,
         upgrade: Upgrade,
         log: Log,
-    ) -> io::Result<(Self, Post)> {
+    ) -> io::Result<Self> {
         host.sockets = restored.sockets;
         let keys = host.sockets.keys();
         for &key in &keys {
@@ -158,25 +203,27 @@ impl Core {
             // What happened meanwhile is found out by a look at all of them.
             socket.waits_for_port = true;
         }
-        let (mut core, post) = Self::new(host, upgrade, log)?;
+        let mut core = Self::new(seat, host, upgrade, log)?;
+        core.cores.load(core.number).add_applications(restored.apps.iter().flatten().count());
         core.apps = restored.apps;
         core.again = keys;
-        Ok((core, post))
+        Ok(core)
     }
 
-    pub(super) fn new(mut host: Host, upgrade: Upgrade, log: Log) -> io::Result<(Self, Post)> {
-        let (sender, messages) = mpsc::channel();
-        let bell = Arc::new(Doorbell::new()?);
-        let post = Post { messages: sender, bell: Arc::clone(&bell) };
+    pub(super) fn new(seat: Seat, mut host: Host, upgrade: Upgrade, log: Log) -> io::Result<Self> {
+        let Seat { number, inbox, cores } = seat;
         let wake = host.engine.wake_fds()?;
-        let core = Self {
+        Ok(Self {
+            number,
+            cores,
             wake,
             apps: Vec::new(),
             first: 0,
             again: Vec::new(),
-            messages,
+            inbox,
             came: None,
-            bell,
+            meter: Meter::default(),
+            windows: 0,
             next_check_ns: host.engine.read_clock(),
             others_ran: false,
             wake_next_ns: None,
@@ -184,8 +231,7 @@ impl Core {
             successor: None,
             host,
             log,
-        };
-        Ok((core, post))
+        })
     }
 
     /// Runs until it is told to stop. Connections of applications that are still
@@ -197,6 +243,7 @@ impl Core {
     pub(super) fn run(mut self) -> io::Result<Option<u32>> {
         while let Some(messages) = self.take_messages()? {
             let received = self.host.engine.poll()?;
+            self.measure();
             let events = self.take_events();
             let commands = self.serve_applications();
             let looks = self.look_again();
@@ -215,7 +262,9 @@ impl Core {
                 self.host.engine.on_crowded();
             }
             self.others_ran = false;
-            if messages + received + events + commands > 0 {
+            let is_busy = messages + received + events + commands > 0;
+            self.meter.set_busy(is_busy);
+            if is_busy {
                 self.check_sometimes();
             } else {
                 self.wait()?;
@@ -234,14 +283,23 @@ impl Core {
     /// `None` when it is to stop.
     fn take_messages(&mut self) -> io::Result<Option<usize>> {
         let mut taken = 0;
-        while let Some(message) = self.came.take().or_else(|| self.messages.try_recv().ok()) {
+        while let Some(message) = self.came.take().or_else(|| self.inbox.messages.try_recv().ok()) {
             taken += 1;
             match message {
-                Message::Joined(app) => self.join(app),
+                Message::Joined(app, asked) => self.join(app, asked)?,
+                Message::Adopt(family) => self.adopt(*family)?,
+                Message::Shed { to, busy } => self.shed(to, busy)?,
+                Message::Give { pid, to } => self.give_process(pid, to)?,
                 Message::Report(to) => {
-                    let report = Report::new(&mut self.host, self.apps.iter().flatten());
+                    let busy = self.cores.load(self.number).said().busy;
+                    let apps = self.apps.iter().flatten();
+                    let report = Report::new(self.number, busy, &mut self.host, apps);
                     // Who asked may have gone.
                     let _ = to.send(report);
+                }
+                Message::Gate(settings, to) => {
+                    // Who asked may have gone.
+                    let _ = to.send(self.gate(settings));
                 }
                 Message::HandOver(to) => {
                     self.successor = self.hand_over(&to)?;
@@ -255,12 +313,19 @@ impl Core {
         Ok(Some(taken))
     }
 
+    fn gate(&mut self, settings: Option<Settings>) -> io::Result<GateState> {
+        let engine = &mut self.host.engine;
+        settings.map_or(Ok(()), |settings| engine.set_gate(settings))?;
+        let (settings, counters) = (engine.gate().settings().clone(), *engine.gate().counters());
+        Ok(GateState { settings, counters, classes: engine.class_counters() })
+    }
+
     /// Offers everything to another daemon, and waits whether that goes on. If it
     /// does not, this one does, as if nothing had happened.
     fn hand_over(&mut self, to: &HandOver) -> io::Result<Option<u32>> {
         let refusal = match &self.upgrade {
             Upgrade::Refused(why) => Some((*why).to_owned()),
-            _ if !self.host.kernels.is_empty() => Some(SHARES.to_owned()),
+            _ if self.host.claims.is_shared() => Some(SHARES.to_owned()),
             _ => None,
         };
         if let Some(why) = refusal {
@@ -309,53 +374,94 @@ impl Core {
         Ok(())
     }
 
-    fn join(&mut self, mut app: Box<Application>) {
+    /// Gives an application a number.
+    pub(super) fn seat(&mut self, app: Box<Application>) -> AppNumber {
         let free = self.apps.iter().position(Option::is_none);
         let place = free.unwrap_or_else(|| {
             self.apps.push(None);
             self.apps.len() - 1
         });
+        self.apps[place] = Some(app);
+        place as AppNumber
+    }
+
+    /// An application comes in. One that inherits must find its parent: `asked`
+    /// cores have not got it.
+    fn join(&mut self, app: Box<Application>, asked: usize) -> io::Result<()> {
         let identity = app.identity.clone();
         if app.heir_of.is_none() {
             (self.log)(&format!("{identity} attached"));
-            self.apps[place] = Some(app);
-            return;
+            // Who let it in has counted it.
+            self.seat(app);
+            return Ok(());
         }
-        let inherited = self.bequeath(place as AppNumber, &mut app);
-        if let Err(why) = &inherited {
-            // It may be gone.
-            let _ = send_refusal(app.as_fd(), &why.to_string());
+        // Twice around: its parent may be on the way from one to the next.
+        if self.parent_of(&app).is_none() && asked < 2 * self.cores.count() {
+            let next = (self.number + 1) % self.cores.count();
+            self.cores.count_one_elsewhere(self.number, next);
+            return self.cores.post(next).send(Message::Joined(app, asked + 1));
         }
-        self.apps[place] = Some(app);
-        match inherited {
+        let number = self.seat(app);
+        match self.bequeath(number) {
             Ok(()) => (self.log)(&format!("a child of {identity} attached")),
             Err(why) => {
+                if let Some(Some(app)) = self.apps.get(number as usize) {
+                    // It may be gone.
+                    let _ = send_refusal(app.as_fd(), &why.to_string());
+                }
                 (self.log)(&format!("an heir of {} was sent away: {why}", identity.name));
-                self.let_go(place as AppNumber);
+                self.let_go(number);
             }
         }
+        Ok(())
+    }
+
+    /// The one of the same user whose ticket an heir has.
+    fn parent_of(&self, heir: &Application) -> Option<AppNumber> {
+        let ticket = heir.heir_of?;
+        let is_parent = |app: &Option<Box<Application>>| {
+            let app = app.as_ref();
+            app.is_some_and(|app| app.ticket.is(&ticket) && app.identity.uid == heir.identity.uid)
+        };
+        Some(self.apps.iter().position(is_parent)? as AppNumber)
     }
 
     /// Gives an heir the sockets of the one whose ticket it has.
-    fn bequeath(&mut self, number: AppNumber, heir: &mut Application) -> io::Result<()> {
-        let uid = heir.identity.uid;
-        let ticket = heir.heir_of;
-        let is_parent = |app: &&Application| {
-            ticket.is_some_and(|ticket| app.ticket.is(&ticket)) && app.identity.uid == uid
+    fn bequeath(&mut self, number: AppNumber) -> io::Result<()> {
+        let lost = || io::Error::other("no program of this user has the ticket that it showed");
+        let mut heir = self.apps[number as usize].take().ok_or_else(lost)?;
+        let parent = self.parent_of(&heir).and_then(|parent| self.apps[parent as usize].as_ref());
+        let inherited = match parent {
+            Some(parent) => self.host.inherit(number, &mut heir, parent),
+            None => Err(lost()),
         };
-        let parent = self.apps.iter().flatten().map(AsRef::as_ref).find(is_parent);
-        let parent = parent.ok_or_else(|| {
-            io::Error::other("no program of this user has the ticket that it showed")
-        })?;
-        self.host.inherit(number, heir, parent)?;
-        // One that does not hear this is gone, which is found out later.
-        let _ = send_welcome(heir.as_fd(), &heir.memory, &heir.ticket);
-        Ok(())
+        if inherited.is_ok() {
+            // One that does not hear this is gone, which is found out later.
+            let _ = send_welcome(heir.as_fd(), &heir.memory, &heir.ticket);
+        }
+        self.apps[number as usize] = Some(heir);
+        inherited
+    }
+
+    /// Says from time to time how busy it is, when there are others.
+    fn measure(&mut self) {
+        if self.cores.count() == 1 {
+            return;
+        }
+        let (_, _, now_ns) = self.host.engine.parts();
+        if !self.meter.on_round(now_ns, self.cores.load(self.number)) {
+            return;
+        }
+        self.windows += 1;
+        if self.windows.is_multiple_of(WINDOWS) {
+            self.apps.iter_mut().flatten().for_each(|app| app.work /= 2);
+            self.cores.load(self.number).set_families(self.kins().len());
+        }
     }
 
     /// Looks at the sockets that something happened to. Returns how many events
     /// there were.
-    fn take_events(&mut self) -> usize {
+    pub(super) fn take_events(&mut self) -> usize {
         let mut events = 0;
         while let Some(event) = self.host.engine.poll_event() {
             events += 1;
@@ -389,6 +495,7 @@ impl Core {
             let Some(command) = command else {
                 if done > 0 {
                     app.release_commands();
+                    app.work += done as u64;
                 }
                 return Ok(done);
             };
@@ -426,6 +533,7 @@ impl Core {
                 at += 1;
                 continue;
             };
+            app.work += 1;
             match app.tell_changed(holder.place) {
                 Ok(()) => at += 1,
                 // It is among the holders no more.
@@ -483,7 +591,7 @@ impl Core {
         count
     }
 
-    fn tell_applications(&mut self) {
+    pub(super) fn tell_applications(&mut self) {
         let (_, _, now_ns) = self.host.engine.parts();
         self.wake_next_ns = None;
         for number in 0..self.apps.len() {
@@ -505,7 +613,7 @@ impl Core {
 
     /// Ends all that an application had. What it has closed before still goes
     /// out, as far as the stack has room for it.
-    fn let_go(&mut self, number: AppNumber) {
+    pub(super) fn let_go(&mut self, number: AppNumber) {
         let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
             return;
         };
@@ -523,6 +631,7 @@ impl Core {
             self.host.end(key, !is_done);
         }
         self.forget_gone();
+        self.cores.load(self.number).remove_applications(1);
     }
 
     /// An application has ended: does what it asked for before.
@@ -564,13 +673,13 @@ impl Core {
                 self.others_ran = pause();
             }
             Step::Sleep => {
-                self.bell.arm();
+                self.inbox.bell.arm();
                 self.apps.iter().flatten().for_each(|app| app.we_sleep.ask());
                 // Who sent it may have found the bell not armed yet.
-                self.came = self.messages.try_recv().ok();
+                self.came = self.inbox.messages.try_recv().ok();
                 let slept = if self.came.is_none() { self.sleep() } else { Ok(()) };
                 self.apps.iter().flatten().for_each(|app| app.we_sleep.clear());
-                self.bell.disarm();
+                self.inbox.bell.disarm();
                 slept?;
                 self.check();
             }
@@ -598,7 +707,7 @@ impl Core {
         let own = port.into_iter().chain(self.wake.neighbours.as_ref().map(AsFd::as_fd));
         let apps = self.apps.iter().flatten().map(|app| app.as_fd());
         let mut fds: Vec<PollFd<'_>> = own
-            .chain([self.bell.as_fd()])
+            .chain([self.inbox.bell.as_fd()])
             .chain(apps)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();

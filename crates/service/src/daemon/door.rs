@@ -18,6 +18,7 @@ use tidegate_memory::shared::Region;
 use super::Log;
 use super::application::Application;
 use super::core::{HandOver, Message, Post};
+use super::cores::Cores;
 use super::names::Identity;
 use super::succession::Predecessor;
 use crate::contract::greeting::{Hello, receive_hello, send_refusal, send_welcome};
@@ -86,7 +87,7 @@ impl Door {
     /// is left to whom it belongs.
     pub(super) fn open(
         mut way: Doorway,
-        post: Post,
+        cores: Arc<Cores>,
         log: Log,
         may_begin: mpsc::Receiver<()>,
     ) -> io::Result<Self> {
@@ -96,7 +97,7 @@ impl Door {
         let thread = std::thread::Builder::new().name("tidegate-door".into()).spawn(move || {
             if may_begin.recv().is_ok() {
                 way.is_ours = true;
-                let_in(&mut way, &post, &log, &stopped);
+                let_in(&mut way, &cores, &log, &stopped);
             }
         })?;
         Ok(Self { stop, thread: Some(thread) })
@@ -162,7 +163,7 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-fn let_in(way: &mut Doorway, post: &Post, log: &Log, stop: &Arc<Doorbell>) {
+fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
     loop {
         let mut fds = [PollFd::new(&way.listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         let polled = poll(&mut fds, None);
@@ -170,7 +171,7 @@ fn let_in(way: &mut Doorway, post: &Post, log: &Log, stop: &Arc<Doorbell>) {
             return;
         }
         while let Ok((connection, _)) = way.listener.accept() {
-            match greet(connection, way, post, log) {
+            match greet(connection, way, cores, log) {
                 Ok(Greeted::LetIn) => {}
                 Ok(Greeted::Replaced) => {
                     way.is_ours = false;
@@ -191,7 +192,7 @@ enum Greeted {
 }
 
 /// Hears who comes, and sends them to the core or tells them how it stands.
-fn greet(connection: UnixStream, way: &Doorway, post: &Post, log: &Log) -> io::Result<Greeted> {
+fn greet(connection: UnixStream, way: &Doorway, cores: &Cores, log: &Log) -> io::Result<Greeted> {
     let config = &way.config;
     connection.set_read_timeout(Some(GREETING_LIMIT))?;
     connection.set_write_timeout(Some(GREETING_LIMIT))?;
@@ -203,18 +204,18 @@ fn greet(connection: UnixStream, way: &Doorway, post: &Post, log: &Log) -> io::R
         Hello::Attach(name) => {
             let app = admit(connection, config, name, None)?;
             send_welcome(app.as_fd(), &app.memory, &app.ticket)?;
-            post.send(Message::Joined(Box::new(app)))?;
+            cores.let_in(cores.for_newcomer(), app)?;
         }
         Hello::Inherit(ticket, name) => {
             // It is welcome when it has its sockets: the core says so.
             let app = admit(connection, config, name, Some(ticket))?;
-            post.send(Message::Joined(Box::new(app)))?;
+            cores.let_in(0, app)?;
         }
         Hello::Report => {
-            let report = post.report()?;
+            let report = cores.report()?;
             (&connection).write_all(&serde_json::to_vec(&report)?)?;
         }
-        Hello::Upgrade => return step_down(connection, &way.listener, post, log),
+        Hello::Upgrade => return step_down(connection, &way.listener, cores.post(0), log),
     }
     Ok(Greeted::LetIn)
 }

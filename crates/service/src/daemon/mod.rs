@@ -1,17 +1,23 @@
-//! The daemon: an engine on a network core, and a door for applications.
+//! The daemon: engines on network cores, and a door for applications.
 //!
-//! The core owns everything: the engine, the applications' ends of the rings and
-//! their sockets. It takes no lock. The door has a thread of its own, which makes
-//! the memory for those who come in and sends them to the core.
+//! A core owns everything: an engine, the applications' ends of the rings and their
+//! sockets. It takes no lock. The door has a thread of its own, which makes the
+//! memory for those who come in and sends them to a core. With several cores
+//! applications go from one to another, so that as many cores are used as are needed.
 
 mod application;
+mod balance;
 mod calls;
 mod coalescing;
+mod controls;
 mod core;
+mod cores;
 mod door;
+mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod held;
+mod load;
 mod names;
 mod owners;
 mod report;
@@ -23,24 +29,35 @@ mod tcp;
 mod udp;
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{Engine, IdleConfig, KernelAddresses, NetConfig, OpenError, Prepared, open};
+use tidegate_engine::{
+    Claims, Engine, IdleConfig, NetConfig, OpenError, Prepared, SpreadStacks, open, open_spread,
+};
 use tidegate_gate::Mode;
+use tidegate_port::spread::{Crossing, MOST_CORES};
 
+pub use controls::{Controls, GateState};
 pub use door::DoorConfig;
 pub use names::Identity;
-pub use report::{ApplicationReport, Report, SocketReport};
+pub use report::{ApplicationReport, CoreReport, Report, SocketReport};
 pub use succession::Prints;
 
+use self::balance::Balance;
 use self::calls::Host;
-use self::core::{Core, Message, Post, open_closed};
+use self::core::{Core, Message, Post, Seat, open_closed};
+use self::cores::Cores;
 use self::door::{Door, Doorway};
 use self::save::Restored;
 use self::state::State;
 use self::succession::{Handed, Successor};
+
+/// Why a daemon with several cores does not take another one's place.
+pub const SEVERAL_CORES: &str = "a daemon with several network cores is not replaced while it \
+    runs: restart it instead";
 
 /// Where sentences about applications go.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -70,15 +87,23 @@ pub enum StartError {
         .0.name()
     )]
     Mode(Mode),
+    /// A number of cores that there cannot be.
+    #[error(
+        "there can be 1 to {MOST_CORES} network cores, and not {}-{}",
+        .0.start(),
+        .0.end()
+    )]
+    Cores(RangeInclusive<usize>),
 }
 
-/// A stack on a network core, and the applications on it. It ends when it is
+/// Stacks on network cores, and the applications on them. It ends when it is
 /// dropped.
 pub struct Daemon {
     // The door closes first: nobody comes to a core that has ended.
     door: Option<Door>,
-    post: Post,
-    core: Option<JoinHandle<io::Result<Option<u32>>>>,
+    balance: Option<Balance>,
+    cores: Arc<Cores>,
+    threads: Vec<JoinHandle<io::Result<Option<u32>>>>,
 }
 
 /// Makes the configuration of a daemon's stack once more.
@@ -99,12 +124,15 @@ pub enum Upgrade {
 pub struct Start<B, S> {
     /// Where applications come in.
     pub door: DoorConfig,
-    /// Called by the thread of the core before anything else, to choose its
-    /// processor and its priority.
+    /// How many network cores there are at least and at most. They are used as they
+    /// are needed; those that are not sleep.
+    pub cores: RangeInclusive<usize>,
+    /// Called by the thread of each core, with its number, before anything else: to
+    /// choose its processor and its priority.
     pub begin: B,
-    /// Called when the port is open, by the thread of the core after it has begun
-    /// and by the calling one before the door opens: to give up what is needed no
-    /// more. The door's thread has what the calling one has left.
+    /// Called when the port is open, by the threads of the cores after they have
+    /// begun and by the calling one before the door opens: to give up what is needed
+    /// no more. The door's thread has what the calling one has left.
     pub settle: S,
     /// Whether another daemon may go on in this one's place.
     pub upgrade: Upgrade,
@@ -113,19 +141,21 @@ pub struct Start<B, S> {
 }
 
 impl Daemon {
-    /// Opens the stack and the door. `begin` is called by the thread of the core
-    /// before anything else, to choose its processor and its priority.
+    /// Opens a stack on one network core and the door. `begin` is called by the
+    /// thread of the core before anything else, to choose its processor and its
+    /// priority.
     ///
     /// # Errors
     /// [`StartError`] says what is wrong; nothing stays behind.
     pub fn start(
         net: NetConfig,
         door: DoorConfig,
-        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+        begin: impl Fn() -> io::Result<()> + Clone + Send + 'static,
         log: Log,
     ) -> Result<Self, StartError> {
         let upgrade = Upgrade::Refused("it was not started to be replaced");
-        Self::start_with(net, Start { door, begin, settle: || Ok(()), upgrade, log })
+        let begin = move |_| begin();
+        Self::start_with(net, Start { door, cores: 1..=1, begin, settle: || Ok(()), upgrade, log })
     }
 
     /// As [`Daemon::start`], with all that can be chosen.
@@ -135,14 +165,20 @@ impl Daemon {
     pub fn start_with(
         net: NetConfig,
         start: Start<
-            impl FnOnce() -> io::Result<()> + Send + 'static,
+            impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
     ) -> Result<Self, StartError> {
-        let net = check(net, &start.door)?;
+        let net = check(net, &start)?;
         let way = Doorway::take(start.door.clone())?;
-        let stack = open(net)?;
-        Self::run(stack, None, way, start, || Ok(()))
+        let stacks = match *start.cores.end() {
+            1 => Stacks { all: vec![open(net)?], crossing: None, restored: None },
+            count => {
+                let SpreadStacks { stacks, crossing } = open_spread(net, count)?;
+                Stacks { all: stacks, crossing: Some(crossing), restored: None }
+            }
+        };
+        Self::run(stacks, way, start, || Ok(()))
     }
 
     /// Goes on in the place of the daemon that listens at the door's path, with its
@@ -155,11 +191,14 @@ impl Daemon {
     pub fn take_over(
         net: NetConfig,
         start: Start<
-            impl FnOnce() -> io::Result<()> + Send + 'static,
+            impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
     ) -> Result<(Self, Prints), StartError> {
-        let mut prepared = Prepared::new(check(net, &start.door)?)?;
+        if *start.cores.end() > 1 {
+            return Err(io::Error::other(SEVERAL_CORES).into());
+        }
+        let mut prepared = Prepared::new(check(net, &start)?)?;
         prepared.catch()?;
         // Whoever comes must say soon what for.
         let mut other = Successor::call(&start.door.path)?;
@@ -172,62 +211,87 @@ impl Daemon {
         open_closed(|| prepared.open_port())?;
         let stack = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;
-        let daemon = Self::run(stack, Some(restored), way, start, || other.begin())?;
+        let stacks = Stacks { all: vec![stack], crossing: None, restored: Some(restored) };
+        let daemon = Self::run(stacks, way, start, || other.begin())?;
         Ok((daemon, prints))
     }
 
     /// Starts the threads. They begin when `may_begin` has said so.
     fn run(
-        (engine, kernels): (Engine, KernelAddresses),
-        restored: Option<Restored>,
+        stacks: Stacks,
         way: Doorway,
         start: Start<
-            impl FnOnce() -> io::Result<()> + Send + 'static,
+            impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
         may_begin: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
-        let Start { begin, settle, upgrade, log, .. } = start;
-        let host = Host::new(engine, kernels);
-        let (core, post) = match restored {
-            Some(restored) => Core::restore(host, restored, upgrade, Arc::clone(&log))?,
-            None => Core::new(host, upgrade, Arc::clone(&log))?,
-        };
+        let Start { cores: limits, begin, settle, upgrade, log, .. } = start;
+        let Stacks { all, crossing, mut restored } = stacks;
+        let ways = all.iter().map(|_| Post::new()).collect::<io::Result<Vec<_>>>()?;
+        let (posts, inboxes): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
+        let cores = Arc::new(Cores::new(posts, &limits, crossing));
         // Before the channels: the threads end when those do.
-        let mut daemon = Self { door: None, post: post.clone(), core: None };
-        let (started, has_started) = mpsc::channel();
-        let (core_begins, core_may_begin) = mpsc::channel();
-        let (door_begins, door_may_begin) = mpsc::channel();
-        let settle_core = settle.clone();
-        let run = move || {
-            let begun = begin().and_then(|()| settle_core());
-            let is_good = begun.is_ok();
-            // Who started us waits for it.
-            let _ = started.send(begun);
-            if is_good && core_may_begin.recv().is_ok() { core.run() } else { Ok(None) }
-        };
-        let core = std::thread::Builder::new().name("tidegate-core".into()).spawn(run)?;
-        daemon.core = Some(core);
-        has_started.recv().map_err(io::Error::other)??;
+        let mut daemon =
+            Self { door: None, balance: None, cores: Arc::clone(&cores), threads: Vec::new() };
+        let mut upgrade = Some(upgrade);
+        let mut beginnings = Vec::new();
+        for (number, ((engine, claims), inbox)) in all.into_iter().zip(inboxes).enumerate() {
+            let seat = Seat { number, inbox, cores: Arc::clone(&cores) };
+            let (host, log) = (Host::new(engine, claims), Arc::clone(&log));
+            let upgrade = upgrade.take().unwrap_or(Upgrade::Refused("it is not asked"));
+            let core = match restored.take() {
+                Some(restored) => Core::restore(seat, host, restored, upgrade, log)?,
+                None => Core::new(seat, host, upgrade, log)?,
+            };
+            let (started, has_started) = mpsc::channel();
+            let (begins, may_begin) = mpsc::channel();
+            let (begin, settle) = (begin.clone(), settle.clone());
+            let run = move || {
+                let begun = begin(number).and_then(|()| settle());
+                let is_good = begun.is_ok();
+                // Who started us waits for it.
+                let _ = started.send(begun);
+                if is_good && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
+            };
+            let name = match number {
+                0 => "tidegate-core".to_owned(),
+                _ => format!("tidegate-core-{number}"),
+            };
+            daemon.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+            has_started.recv().map_err(io::Error::other)??;
+            beginnings.push(begins);
+        }
         settle()?;
-        daemon.door = Some(Door::open(way, post, log, door_may_begin)?);
+        let (door_begins, door_may_begin) = mpsc::channel();
+        daemon.door = Some(Door::open(way, Arc::clone(&cores), log, door_may_begin)?);
+        if limits.end() > &1 {
+            daemon.balance = Some(Balance::start(cores, limits)?);
+        }
         may_begin()?;
         // Threads that have ended already are found out later.
-        let _ = (core_begins.send(()), door_begins.send(()));
+        for begins in beginnings.iter().chain([&door_begins]) {
+            let _ = begins.send(());
+        }
         Ok(daemon)
     }
 
     /// How things stand.
     ///
     /// # Errors
-    /// When the core has ended.
+    /// When a core has ended.
     pub fn report(&self) -> io::Result<Report> {
-        self.post.report()
+        self.cores.report()
     }
 
-    /// Whether the core still runs. [`Daemon::stop`] says why it does not.
+    /// How to change it while it runs.
+    pub fn controls(&self) -> Controls {
+        Controls { cores: Arc::clone(&self.cores) }
+    }
+
+    /// Whether all cores still run. [`Daemon::stop`] says why one does not.
     pub fn is_running(&self) -> bool {
-        self.core.as_ref().is_some_and(|core| !core.is_finished())
+        self.threads.iter().all(|core| !core.is_finished())
     }
 
     /// Ends the daemon. Gives the process that goes on in its place, when there is
@@ -240,20 +304,37 @@ impl Daemon {
     }
 
     fn end(&mut self) -> io::Result<Option<u32>> {
-        self.door = None;
-        // One that has ended already needs not be told.
-        let _ = self.post.send(Message::Stop);
-        match self.core.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => Ok(None),
+        (self.door, self.balance) = (None, None);
+        let mut successor = Ok(None);
+        // The one with the card comes last: it has to send what the others say.
+        while let Some(core) = self.threads.pop() {
+            // One that has ended already needs not be told.
+            let _ = self.cores.post(self.threads.len()).send(Message::Stop);
+            let ended = core.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // When the one with the card fails, so do the others.
+            if ended.is_err() || successor.is_ok() {
+                successor = ended;
+            }
         }
+        successor
     }
 }
 
+/// Stacks that are open, and what they go on with.
+struct Stacks {
+    all: Vec<(Engine, Claims)>,
+    crossing: Option<Arc<Crossing>>,
+    /// Of the first of them.
+    restored: Option<Restored>,
+}
+
 /// A configuration that a core can run.
-fn check(net: NetConfig, door: &DoorConfig) -> Result<NetConfig, StartError> {
-    if !door.geometry.is_sound() {
+fn check<B, S>(net: NetConfig, start: &Start<B, S>) -> Result<NetConfig, StartError> {
+    let (least, most) = (*start.cores.start(), *start.cores.end());
+    if !(1..=most).contains(&least) || most > MOST_CORES {
+        return Err(StartError::Cores(start.cores.clone()));
+    }
+    if !start.door.geometry.is_sound() {
         return Err(StartError::Geometry);
     }
     if let Some(mode) = net.mode_of_threads() {

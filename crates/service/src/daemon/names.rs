@@ -8,6 +8,9 @@ use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 /// The number of an application.
 pub(super) type AppNumber = u32;
 
+/// The number of no application: of one that has ended elsewhere.
+pub(super) const NOBODY: AppNumber = AppNumber::MAX;
+
 /// The number of a socket among those of all applications.
 pub(super) type SocketKey = u32;
 
@@ -19,7 +22,7 @@ pub(super) struct Owner {
 }
 
 /// A socket of the stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum SocketId {
     Udp(UdpId),
     Listener(TcpListenerId),

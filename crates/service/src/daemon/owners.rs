@@ -16,11 +16,16 @@ pub(super) struct Sockets {
 
 impl Sockets {
     pub(super) fn insert(&mut self, socket: Socket) -> SocketKey {
+        self.insert_boxed(Box::new(socket))
+    }
+
+    /// As [`Sockets::insert`], for one that was on another core.
+    pub(super) fn insert_boxed(&mut self, socket: Box<Socket>) -> SocketKey {
         let key = self.free.pop().unwrap_or_else(|| {
             self.all.push(None);
             (self.all.len() - 1) as SocketKey
         });
-        self.all[key as usize] = Some(Box::new(socket));
+        self.all[key as usize] = Some(socket);
         key
     }
 
@@ -37,10 +42,15 @@ impl Sockets {
         self.all.iter().map(Option::as_deref)
     }
 
+    /// All of them, with their numbers.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (SocketKey, &Socket)> {
+        let all = self.all.iter().enumerate();
+        all.filter_map(|(key, socket)| Some((key as SocketKey, socket.as_deref()?)))
+    }
+
     /// The numbers of all of them.
     pub(super) fn keys(&self) -> Vec<SocketKey> {
-        let all = self.all.iter().enumerate();
-        all.filter_map(|(key, socket)| socket.is_some().then_some(key as SocketKey)).collect()
+        self.entries().map(|(key, _)| key).collect()
     }
 
     pub(super) fn get(&self, key: SocketKey) -> Option<&Socket> {

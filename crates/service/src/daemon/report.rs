@@ -49,6 +49,24 @@ pub struct Report {
     pub busy_rounds: u64,
     /// How often the core slept.
     pub sleeps: u64,
+    /// Each network core.
+    pub cores: Vec<CoreReport>,
+    /// How many of them get new applications.
+    pub cores_used: usize,
+}
+
+/// A network core.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CoreReport {
+    /// Thousandths of its time in which it had something to do; 0 when there is
+    /// only one core.
+    pub busy: u32,
+    /// Applications that it serves.
+    pub applications: usize,
+    /// Frames that it received. Core 0 has the card, and all come by it.
+    pub received: u64,
+    /// Frames that it sent.
+    pub transmitted: u64,
 }
 
 /// An application that is attached.
@@ -64,6 +82,9 @@ pub struct ApplicationReport {
     pub bytes_out: u64,
     /// Its sockets.
     pub sockets: Vec<SocketReport>,
+    /// The network core that serves it.
+    #[serde(default)]
+    pub core: usize,
 }
 
 /// A socket of an application's.
@@ -104,12 +125,38 @@ impl Report {
         })
     }
 
+    /// All cores together. What goes through the card counts once.
+    pub(super) fn join(reports: Vec<Self>, cores_used: usize) -> Self {
+        let join = |mut all: Self, core: Self| {
+            all.applications.extend(core.applications);
+            all.cores.extend(core.cores);
+            all.frames_available += core.frames_available;
+            all.connections += core.connections;
+            all.tcp_memory_bytes += core.tcp_memory_bytes;
+            all.rounds += core.rounds;
+            all.busy_rounds += core.busy_rounds;
+            all.sleeps += core.sleeps;
+            for (reason, count) in core.drops {
+                match all.drops.iter_mut().find(|(known, _)| *known == reason) {
+                    Some((_, sum)) => *sum += count,
+                    None => all.drops.push((reason, count)),
+                }
+            }
+            all
+        };
+        let joined = reports.into_iter().reduce(join).unwrap_or_default();
+        Self { cores_used, ..joined }
+    }
+
     pub(super) fn new<'a>(
+        number: usize,
+        busy: u32,
         host: &mut Host,
         apps: impl Iterator<Item = &'a Box<Application>>,
     ) -> Self {
-        let applications = apps
+        let applications: Vec<_> = apps
             .map(|app| ApplicationReport {
+                core: number,
                 identity: app.identity.clone(),
                 commands: app.commands_taken,
                 bytes_in: moved(host, app).to_app,
@@ -129,7 +176,14 @@ impl Report {
             pid: std::process::id(),
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
-            is_shared: !host.kernels.is_empty(),
+            is_shared: host.claims.is_shared(),
+            cores: vec![CoreReport {
+                busy,
+                applications: applications.len(),
+                received: port.received,
+                transmitted: port.transmitted,
+            }],
+            cores_used: 1,
             applications,
             received: port.received,
             transmitted: port.transmitted,

@@ -212,6 +212,26 @@ impl Socket {
         }
     }
 
+    /// It is in another stack, by this name.
+    pub(super) fn set_id(&mut self, id: SocketId) {
+        match (&mut self.kind, id) {
+            (Kind::Datagrams(datagrams), SocketId::Udp(id)) => datagrams.id = id,
+            (Kind::Listener(own), SocketId::Listener(id)) => *own = id,
+            (Kind::Stream(stream), SocketId::Stream(id)) => stream.id = id,
+            // A socket stays of its kind.
+            _ => {}
+        }
+    }
+
+    /// A datagram that waits goes to memory of its own: its frame stays here.
+    pub(super) fn copy_held(&mut self, engine: &mut Engine) {
+        let Kind::Datagrams(datagrams) = &mut self.kind else { return };
+        if let Some(held) = datagrams.held.take() {
+            datagrams.held = Some(Held::Copy(held.save(engine)));
+            held.release(engine.parts().1);
+        }
+    }
+
     /// What it is in the stack.
     pub(super) fn id(&self) -> SocketId {
         match &self.kind {

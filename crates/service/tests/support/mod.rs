@@ -8,13 +8,15 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::NetConfig;
 use tidegate_port::mem;
 use tidegate_service::attachment::Attachment;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Start, Upgrade};
 use tidegate_service::{Geometry, Handle, Phase};
 use tidegate_stack::TcpOptions;
 
@@ -26,13 +28,65 @@ pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1"
 pub const GEOMETRY: Geometry = Geometry { sockets: 16, tcp_bytes: 1 << 14, udp_bytes: 1 << 17 };
 
 pub struct Site {
-    pub daemons: [Daemon; 2],
+    pub mover: Option<Mover>,
+    pub daemons: Arc<[Daemon; 2]>,
     pub paths: [PathBuf; 2],
     pub _folder: tempfile::TempDir,
 }
 
+/// Has applications go from core to core all the time.
+pub struct Mover {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<usize>>,
+}
+
+impl Mover {
+    fn start(daemons: Arc<[Daemon; 2]>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let run = move || {
+            let mut moves = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                for daemon in &*daemons {
+                    daemon.controls().move_application(std::process::id(), moves % CORES).unwrap();
+                    // It has been done when this is answered.
+                    daemon.report().unwrap();
+                }
+                moves += 1;
+            }
+            moves
+        };
+        Self { stop, thread: Some(std::thread::spawn(run)) }
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let moves = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            assert!(moves.unwrap() > 0, "nobody has moved");
+        }
+    }
+}
+
+/// Cores of a daemon that has several.
+pub const CORES: usize = 3;
+
 impl Site {
+    /// With one core each.
     pub fn new() -> Self {
+        Self::still(1)
+    }
+
+    /// With several cores, between which applications move all the time.
+    fn restless() -> Self {
+        let site = Self::still(CORES);
+        Self { mover: Some(Mover::start(Arc::clone(&site.daemons))), ..site }
+    }
+
+    /// With so many cores each.
+    pub fn still(cores: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
@@ -48,9 +102,18 @@ impl Site {
                 geometry: GEOMETRY,
                 coalescing: DEFAULT_COALESCING,
             };
-            Daemon::start(net, door, || Ok(()), Arc::new(|_: &str| {})).unwrap()
+            let start = Start {
+                door,
+                cores: cores..=cores,
+                begin: |_| Ok(()),
+                settle: || Ok(()),
+                upgrade: Upgrade::Refused("it was not started to be replaced"),
+                log: Arc::new(|_: &str| {}),
+            };
+            Daemon::start_with(net, start).unwrap()
         });
-        Self { daemons: [first, second], paths, _folder: folder }
+        let daemons = Arc::new([first, second]);
+        Self { mover: None, daemons, paths, _folder: folder }
     }
 
     pub fn attach(&self, side: usize) -> Attachment {
@@ -60,6 +123,13 @@ impl Site {
     pub fn report(&self, side: usize) -> tidegate_service::daemon::Report {
         self.daemons[side].report().unwrap()
     }
+}
+
+/// Sites with one core for each daemon, and with several between which applications
+/// move all the time; each for both families of addresses.
+pub fn places() -> impl Iterator<Item = (Site, [&'static str; 2])> {
+    let sites = [Site::new, Site::restless];
+    sites.into_iter().flat_map(|site| FAMILIES.map(|family| (site(), family)))
 }
 
 pub fn address(side: usize, family: [&str; 2], port: u16) -> SocketAddr {

@@ -60,7 +60,7 @@ use tidegate_memory::Arena;
 
 use crate::address::Kind;
 use crate::udp::choose_port;
-use crate::{SendError, Stack};
+use crate::{SendError, Stack, Transport};
 use connection::{Connection, Is, Shared};
 use segment::Ends;
 use socket::Failure;
@@ -84,7 +84,11 @@ impl Stack {
         }
         let mut local = SocketAddr::new(ip, local.port());
         if local.port() == 0 {
-            let is_free = |port| !self.tcp.listeners.has_port(SocketAddr::new(ip, port));
+            let (tcp, reserved) = (&self.tcp, &self.reserved_ports);
+            let is_free = |port| {
+                let is_taken = tcp.listeners.has_port(SocketAddr::new(ip, port));
+                !is_taken && !reserved.has(Transport::Tcp, port)
+            };
             let port = choose_port(&mut self.chance, is_free).ok_or(TcpError::NoPortFree(local))?;
             local.set_port(port);
         }
@@ -199,6 +203,8 @@ impl Stack {
         };
         match local.port() {
             0 => {
+                let reserved = &self.reserved_ports;
+                let is_free = |port| is_free(port) && !reserved.has(Transport::Tcp, port);
                 let port = choose_port(&mut self.chance, is_free);
                 let port = port.ok_or(TcpError::NoPortFree(remote))?;
                 Ok(Ends::new(SocketAddr::new(local.ip(), port), remote))

@@ -30,7 +30,7 @@ use tidegate_memory::{Arena, Frame};
 use tidegate_wire::DropReason;
 
 use crate::address::Kind;
-use crate::{SocketError, Stack};
+use crate::{SocketError, Stack, Transport};
 
 impl Stack {
     /// Makes a socket bound to `local`. Port 0 chooses a free one at random
@@ -54,7 +54,9 @@ impl Stack {
         let options = options.with_defaults(&self.limits);
         // Flow information and scope are no part of a name.
         let local = SocketAddr::new(ip, local.port());
-        self.udp.bind(&mut self.chance, local, options)
+        let reserved = &self.reserved_ports;
+        let is_reserved = |port| reserved.has(Transport::Udp, port);
+        self.udp.bind(&mut self.chance, local, options, is_reserved)
     }
 
     /// Connects a socket: it then sends to `remote` unless told otherwise,

@@ -92,13 +92,15 @@ impl UdpTable {
         chance: &mut Chance,
         local: SocketAddr,
         options: UdpOptions,
+        is_reserved: impl Fn(u16) -> bool,
     ) -> Result<UdpId, SocketError> {
         if !self.has_room_for(1) {
             return Err(SocketError::TooManySockets(self.limit));
         }
         let mut socket = Socket::new(local, options);
         if local.port() == 0 {
-            let is_free = |number| self.lookup.port_of[place_of(number)] == 0;
+            let is_free =
+                |number| self.lookup.port_of[place_of(number)] == 0 && !is_reserved(number);
             let number =
                 ports::choose(chance, is_free).ok_or(SocketError::NoPortFree(local.ip()))?;
             socket.bound.set_port(number);

@@ -1,0 +1,198 @@
+//! Several cores behind one port, each with an engine and a stack of its own.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+
+use tidegate_port::Port;
+use tidegate_port::spread::{Branch, Crossing, spread};
+use tidegate_stack::{Ownership, Transport};
+
+use crate::claim::Claims;
+use crate::open::{NetConfig, OpenError, PortConfig};
+use crate::prepared::open;
+use crate::{Engine, EngineConfig};
+
+/// Stacks behind one port.
+pub struct SpreadStacks {
+    /// An engine with its claims for each core; the first one has the card.
+    pub stacks: Vec<(Engine, Claims)>,
+    /// Where their ways cross.
+    pub crossing: Arc<Crossing>,
+}
+
+/// Opens the port of a configuration for `cores` cores.
+///
+/// # Errors
+/// As [`open()`]; and when the port cannot be spread, or the stack shares the
+/// kernel's addresses.
+pub fn open_spread(mut config: NetConfig, cores: usize) -> Result<SpreadStacks, OpenError> {
+    if config.ownership == Ownership::Shared {
+        return Err(OpenError::SharedByCores);
+    }
+    let others: Vec<NetConfig> = (1..cores).map(|_| beside(&config)).collect();
+    let (sender, receiver) = mpsc::channel();
+    config = config.wrap(Box::new(move |port| {
+        let (trunk, branches) = spread(port, cores)?;
+        // Whoever opens the port waits for it.
+        let _ = sender.send((trunk.crossing(), branches));
+        Ok(Box::new(trunk) as Box<dyn Port>)
+    }));
+    let (mut engine, _) = open(config)?;
+    let secrets = engine.parts().0.tcp_secrets();
+    let spread = receiver.recv().map_err(|_| io::Error::other("the port was not opened"));
+    let (crossing, branches) = spread.map_err(OpenError::Io)?;
+    let mut all = vec![(engine, Claims::among_cores())];
+    for (mut other, branch) in others.into_iter().zip(branches) {
+        let open_branch = move |branch: Branch| Ok(Box::new(branch) as Box<dyn Port>);
+        other.port = PortConfig::Custom(Box::new(move |_| open_branch(branch)));
+        let (mut engine, _) = open(other)?;
+        // What one stack has told a peer another one must keep.
+        engine.parts().0.share_tcp_secrets(secrets);
+        all.push((engine, Claims::among_cores()));
+    }
+    for (core, (engine, _)) in all.iter_mut().enumerate() {
+        let crossing = Arc::clone(&crossing);
+        engine.parts().0.set_reserved_ports(move |transport, port| {
+            let protocol = match transport {
+                Transport::Udp => tidegate_port::steering::Protocol::Udp,
+                Transport::Tcp => tidegate_port::steering::Protocol::Tcp,
+            };
+            crossing.is_foreign(core, (protocol, port))
+        });
+    }
+    Ok(SpreadStacks { stacks: all, crossing })
+}
+
+/// The configuration of a stack on the same addresses, but for its port.
+fn beside(config: &NetConfig) -> NetConfig {
+    let not_open = || io::Error::other("this port was not made");
+    NetConfig {
+        port: PortConfig::Custom(Box::new(move |_| Err(not_open()))),
+        wraps: Vec::new(),
+        addresses: config.addresses.clone(),
+        routes: config.routes.clone(),
+        ownership: config.ownership,
+        mac: config.mac,
+        vlan: config.vlan,
+        limits: config.limits.clone(),
+        arena: config.arena,
+        engine: EngineConfig { gate: config.engine.gate.clone(), ..config.engine },
+        own_thread: config.own_thread,
+        counts_lock: config.counts_lock,
+        ports_are_held: config.ports_are_held,
+        // Who has the port refuses what is not to be taken.
+        admission: None,
+        // Each chooses ports of its own.
+        seed: None,
+        // Sockets that move keep their times.
+        clock: config.clock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use tidegate_port::mem::{MemConfig, wire};
+    use tidegate_port::steering::Protocol;
+    use tidegate_stack::{TcpOptions, UdpOptions};
+
+    use super::*;
+
+    const CORES: usize = 3;
+
+    fn net(port: tidegate_port::mem::MemPort, address: &str) -> NetConfig {
+        NetConfig::new(port).address(address.parse().unwrap()).seed([3; 16])
+    }
+
+    /// Lets all have their turns until `done`.
+    fn run(engines: &mut [&mut Engine], mut done: impl FnMut(&mut [&mut Engine]) -> bool) {
+        for _ in 0..10_000 {
+            for engine in &mut *engines {
+                engine.poll().unwrap();
+            }
+            if done(engines) {
+                return;
+            }
+        }
+        panic!("it does not happen");
+    }
+
+    #[test]
+    fn every_core_has_sockets_of_its_own_on_one_address() {
+        for (own, peer) in [("10.0.0.1/24", "10.0.0.2/24"), ("fd00::1/64", "fd00::2/64")] {
+            let (near, far) = wire(&MemConfig::default()).unwrap();
+            let spread = open_spread(net(near, own), CORES).unwrap();
+            let SpreadStacks { stacks: cores, crossing } = spread;
+            let (mut client, _) = open(net(far, peer)).unwrap();
+            (1..CORES).for_each(|core| crossing.set_used(core));
+            let own = own.split('/').next().unwrap().parse().unwrap();
+            let (mut engines, claims): (Vec<_>, Vec<_>) = cores.into_iter().unzip();
+            let mut servers = Vec::new();
+            for (core, engine) in engines.iter_mut().enumerate() {
+                let local = SocketAddr::new(own, 5000 + core as u16);
+                let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
+                let claim = claims[core].settle(engine.port(), Protocol::Udp, local, None);
+                servers.push((local, id, claim.unwrap().unwrap()));
+            }
+            let taken = claims[1].settle(engines[1].port(), Protocol::Udp, servers[0].0, None);
+            assert_eq!(taken.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+            let any = SocketAddr::new(peer.split('/').next().unwrap().parse().unwrap(), 0);
+            let (stack, arena, now_ns) = client.parts();
+            let asker = stack.udp_bind(any, UdpOptions::default()).unwrap();
+            for (at, (local, ..)) in servers.iter().enumerate() {
+                stack.udp_send(now_ns, arena, asker, Some(*local), None, &[at as u8]).unwrap();
+            }
+            let mut all: Vec<&mut Engine> = engines.iter_mut().chain([&mut client]).collect();
+            let mut answers = Vec::new();
+            run(&mut all, |all| {
+                for (core, (_, id, _)) in servers.iter().enumerate() {
+                    let (stack, arena, now_ns) = all[core].parts();
+                    while let Some(datagram) = stack.udp_receive(arena, *id) {
+                        assert_eq!(datagram.bytes(arena), [core as u8]);
+                        let to = datagram.remote;
+                        datagram.release(arena);
+                        stack
+                            .udp_send(now_ns, arena, *id, Some(to), None, &[core as u8 + 10])
+                            .unwrap();
+                    }
+                    all[core].flush().unwrap();
+                }
+                let (stack, arena, _) = all[CORES].parts();
+                while let Some(datagram) = stack.udp_receive(arena, asker) {
+                    answers.push(datagram.bytes(arena)[0]);
+                    datagram.release(arena);
+                }
+                answers.len() == CORES
+            });
+            answers.sort_unstable();
+            assert_eq!(answers, [10, 11, 12]);
+        }
+    }
+
+    #[test]
+    fn no_two_cores_choose_the_same_port() {
+        let (near, _far) = wire(&MemConfig::default()).unwrap();
+        let mut cores = open_spread(net(near, "10.0.0.1/24"), 2).unwrap().stacks;
+        let peer = "10.0.0.2:80".parse().unwrap();
+        let mut ports = Vec::new();
+        for _ in 0..50 {
+            for (engine, claims) in &mut cores {
+                let (stack, arena, now_ns) = engine.parts();
+                let id = stack.tcp_connect(now_ns, arena, None, peer, TcpOptions::default());
+                let local = stack.tcp_local_addr(id.unwrap()).unwrap();
+                let claim = claims.settle(engine.port(), Protocol::Tcp, local, None).unwrap();
+                ports.push((local.port(), claim));
+            }
+        }
+        ports.sort_unstable_by_key(|(port, _)| *port);
+        assert!(ports.windows(2).all(|two| two[0].0 != two[1].0));
+    }
+
+    #[test]
+    fn the_kernels_addresses_are_one_cores() {
+        let (near, _far) = wire(&MemConfig::default()).unwrap();
+        let shared = NetConfig::new(near).shared();
+        assert!(matches!(open_spread(shared, 2), Err(OpenError::SharedByCores)));
+    }
+}

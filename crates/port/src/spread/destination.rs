@@ -1,0 +1,175 @@
+//! Whose a frame is, as far as its headers tell.
+
+use tidegate_wire::{
+    ArpOperation, ArpPacket, EtherType, EthernetHeader, Icmpv4Message, Ipv4Header, Ipv6Header,
+    Medium, Protocol as IpProtocol, upper_layer,
+};
+
+use crate::steering::Protocol;
+
+/// The part of a larger packet that a frame carries: all parts are alike in this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FragmentKey {
+    /// The addresses, folded: whoever collides goes the same way.
+    addresses: u64,
+    identification: u32,
+}
+
+impl FragmentKey {
+    /// Its place in a table of `places`, which is a power of two.
+    pub(super) fn place(self, places: usize) -> usize {
+        let mixed = (self.addresses ^ u64::from(self.identification)).wrapping_mul(MIXER);
+        (mixed >> 32) as usize & (places - 1)
+    }
+}
+
+/// Who should see a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// Whoever has this local port.
+    Port(Protocol, u16),
+    /// Whoever has this local port, and all other parts of the packet go there too.
+    FirstFragment(FragmentKey, Protocol, u16),
+    /// Whoever got the first part.
+    Fragment(FragmentKey),
+    /// Every core: all of them need to know.
+    Everybody,
+    /// The core with the card.
+    Home,
+}
+
+/// Spreads what differs over all bits: the golden ratio.
+const MIXER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Types of ICMPv6 messages that all must hear: a router's and a neighbour's
+/// advertisements, and redirects (RFC 4861 section 4).
+const ADVERTISEMENTS: [u8; 3] = [134, 136, 137];
+
+/// The highest type of an ICMPv6 error (RFC 4443 section 2.1).
+const LAST_ERROR_V6: u8 = 127;
+
+/// Bytes of an ICMPv6 error in front of the packet that it quotes.
+const ERROR_BYTES_V6: usize = 8;
+
+impl Destination {
+    /// Reads a frame, which may hold anything. What is none of all this is the
+    /// business of the core with the card.
+    pub(super) fn of(medium: Medium, frame: &[u8]) -> Self {
+        let packet = match medium {
+            Medium::Ip => frame,
+            Medium::Ethernet => match EthernetHeader::parse(frame) {
+                Ok((header, rest)) if header.ethertype == EtherType::ARP => return of_arp(rest),
+                Ok((_, rest)) => rest,
+                Err(_) => return Self::Home,
+            },
+        };
+        let read = match packet.first().map(|first| first >> 4) {
+            Some(4) => of_v4(packet),
+            Some(6) => of_v6(packet),
+            _ => None,
+        };
+        read.unwrap_or(Self::Home)
+    }
+}
+
+/// An answer is for whoever asked, a question for who answers for the addresses.
+fn of_arp(packet: &[u8]) -> Destination {
+    match ArpPacket::parse(packet) {
+        Ok((arp, _)) if arp.operation == ArpOperation::Reply => Destination::Everybody,
+        _ => Destination::Home,
+    }
+}
+
+fn of_v4(packet: &[u8]) -> Option<Destination> {
+    // The stack checks what is checked here no more.
+    let (header, payload) = Ipv4Header::parse_quoted(packet).ok()?;
+    if header.protocol == IpProtocol::ICMPV4 {
+        return (!header.is_fragment()).then(|| of_icmpv4(payload)).flatten();
+    }
+    let protocol = transport(header.protocol)?;
+    if !header.is_fragment() {
+        return Some(Destination::Port(protocol, destination_port(payload)?));
+    }
+    let addresses = u64::from(u32::from(header.source)) << 32
+        | u64::from(u32::from(header.destination)) ^ u64::from(header.protocol.0);
+    let key = FragmentKey { addresses, identification: header.identification.into() };
+    Some(match header.fragment_offset_bytes {
+        0 => Destination::FirstFragment(key, protocol, destination_port(payload)?),
+        _ => Destination::Fragment(key),
+    })
+}
+
+fn of_v6(packet: &[u8]) -> Option<Destination> {
+    let (header, payload) = Ipv6Header::parse_quoted(packet).ok()?;
+    let upper = upper_layer(header.next_header, payload).ok()?;
+    if upper.protocol == IpProtocol::ICMPV6 {
+        return upper.fragment.is_none().then(|| of_icmpv6(upper.payload)).flatten();
+    }
+    let Some(fragment) = upper.fragment else {
+        return Some(Destination::Port(
+            transport(upper.protocol)?,
+            destination_port(upper.payload)?,
+        ));
+    };
+    let fold = |address: u128| (address >> 64) as u64 ^ address as u64;
+    let (source, destination) = (fold(header.source.into()), fold(header.destination.into()));
+    let key = FragmentKey {
+        addresses: source.rotate_left(32) ^ destination,
+        identification: fragment.identification,
+    };
+    Some(match fragment.offset_bytes {
+        0 => {
+            let protocol = transport(upper.protocol)?;
+            Destination::FirstFragment(key, protocol, destination_port(upper.payload)?)
+        }
+        _ => Destination::Fragment(key),
+    })
+}
+
+/// An error goes to whoever sent the packet that it quotes, by the port that it
+/// came from.
+fn of_icmpv4(message: &[u8]) -> Option<Destination> {
+    let (Icmpv4Message::DestinationUnreachable { quote, .. }
+    | Icmpv4Message::TimeExceeded { quote, .. }
+    | Icmpv4Message::ParameterProblem { quote, .. }) = Icmpv4Message::parse(message).ok()?
+    else {
+        return None;
+    };
+    let (header, payload) = Ipv4Header::parse_quoted(quote).ok()?;
+    let is_first = header.fragment_offset_bytes == 0;
+    let port = is_first.then(|| source_port(payload)).flatten()?;
+    Some(Destination::Port(transport(header.protocol)?, port))
+}
+
+fn of_icmpv6(message: &[u8]) -> Option<Destination> {
+    let kind = *message.first()?;
+    if ADVERTISEMENTS.contains(&kind) {
+        return Some(Destination::Everybody);
+    }
+    if kind > LAST_ERROR_V6 {
+        return None;
+    }
+    let (header, payload) = Ipv6Header::parse_quoted(message.get(ERROR_BYTES_V6..)?).ok()?;
+    let upper = upper_layer(header.next_header, payload).ok()?;
+    let is_first = upper.fragment.is_none_or(|fragment| fragment.offset_bytes == 0);
+    let port = is_first.then(|| source_port(upper.payload)).flatten()?;
+    Some(Destination::Port(transport(upper.protocol)?, port))
+}
+
+fn transport(protocol: IpProtocol) -> Option<Protocol> {
+    match protocol {
+        IpProtocol::TCP => Some(Protocol::Tcp),
+        IpProtocol::UDP => Some(Protocol::Udp),
+        _ => None,
+    }
+}
+
+// The ports stand at the same place in UDP and TCP.
+
+fn source_port(header: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes(*header.first_chunk()?))
+}
+
+fn destination_port(header: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes(*header.get(2..)?.first_chunk()?))
+}
