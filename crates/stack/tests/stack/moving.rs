@@ -11,7 +11,7 @@ use tidegate_stack::{
 
 use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
 use crate::tcp_pair::{Exchange, Link, Side};
-use crate::upgrade::{Hosts, close, fresh_arena, receive, send, sent_segments};
+use crate::upgrade::{Hosts, close, fresh_arena, numbers, receive, send, sent_segments};
 
 const PORT: u16 = 80;
 
@@ -551,6 +551,28 @@ fn what_was_written_and_not_sent_leaves_from_where_it_goes() {
         close(&mut hosts.pair.a, client);
         close(&mut hosts.pair.b, server);
         hosts.finish();
+    });
+}
+
+#[test]
+fn time_stamps_do_not_go_back_where_the_clock_was_read_before() {
+    both(|family| {
+        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
+        let (client, _) = hosts.connected();
+        let mut other = stack_beside(&hosts.pair.a, config(1));
+        hosts.pair.a.pass(SECOND_NS);
+        send(&mut hosts.pair.a, client, b"before");
+        let before = numbers(family, &sent_segments(&mut hosts.pair.a)[0]).1;
+        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        stack.tcp_write(*now_ns, client, b"after").unwrap();
+        let sockets = MovingSockets { connections: vec![client], ..MovingSockets::default() };
+        let taken = stack.take_out(*now_ns, arena, &sockets);
+        other.stack.put_in(other.now_ns, &mut other.arena, taken).unwrap();
+        let after = numbers(family, &sent_segments(&mut other)[0]).1;
+        assert_eq!(after, before);
+        other.finish();
+        hosts.pair.finish();
     });
 }
 

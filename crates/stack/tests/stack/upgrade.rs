@@ -306,7 +306,7 @@ fn who_waits_for_memory_is_told_when_there_is_some() {
 }
 
 /// Number and time stamp of a segment.
-fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
+pub fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
     let tcp = &frame[14 + family.header_bytes()..];
     let (header, _) = TcpHeader::parse(tcp).unwrap();
     let mut options = header.options(tcp).map(Result::unwrap);
