@@ -32,6 +32,7 @@ pub struct MovingSockets {
 pub struct TakenSockets {
     /// Of the stack that they were in.
     secrets: TcpSecrets,
+    taken_at_ns: u64,
     udp: TakenUdp,
     tcp: TakenTcp,
     /// What that stack knew of the ways to their peers.
@@ -120,6 +121,7 @@ impl Stack {
         let mtu_to = |peer| Some((peer, self.path_mtus.get(now_ns, peer)?));
         let taken = TakenSockets {
             secrets: self.tcp_secrets(),
+            taken_at_ns: now_ns,
             neighbours: next_hops.into_iter().filter_map(mac_of).collect(),
             path_mtus: peers.into_iter().filter_map(mtu_to).collect(),
             udp,
@@ -138,6 +140,8 @@ impl Stack {
     /// Datagrams that waited lie in memory of their own, and need no frame.
     /// What this stack does not know of the neighbours and path MTUs of their
     /// peers comes with them. Group memberships are the stack's, and do not.
+    /// `now_ns` counts as no earlier than that of [`Stack::take_out`]; look at the
+    /// clock again before the next call, or the peers see it go back.
     ///
     /// # Errors
     /// When the stacks have different secrets, or this one has no room, lacks an
@@ -152,7 +156,10 @@ impl Stack {
         if let Err(reason) = self.check_moving(&sockets) {
             return Err(Box::new(NotMoved { sockets, reason }));
         }
-        let TakenSockets { udp, tcp, neighbours, path_mtus, .. } = sockets;
+        let TakenSockets { udp, tcp, neighbours, path_mtus, taken_at_ns, .. } = sockets;
+        // Another core may have looked at the clock before: to peers time does
+        // not go back.
+        let now_ns = now_ns.max(taken_at_ns);
         self.learn_ways(now_ns, arena, &neighbours, &path_mtus);
         self.counters.held += udp.held();
         self.counters.moved_in += udp.held();
@@ -190,7 +197,8 @@ impl Stack {
             }
         }
         for &(peer, told) in path_mtus {
-            if told.mtu < self.path_mtu(now_ns, peer).0 {
+            let known = self.path_mtus.get(now_ns, peer);
+            if told.mtu <= self.mtu && known.is_none_or(|known| told.mtu < known.mtu) {
                 self.path_mtus.take_up(now_ns, peer, told);
                 self.paths.forget();
             }

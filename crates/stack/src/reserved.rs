@@ -64,7 +64,7 @@ mod tests {
             assert_eq!(stack.udp_local_addr(udp).unwrap().port(), 40_000);
             stack.udp_close(udp, &mut arena);
             let options = TcpOptions::default();
-            let stream = stack.tcp_connect(0, &mut arena, Some(any), peer, options.clone());
+            let stream = stack.tcp_connect(0, &mut arena, Some(any), peer, options);
             assert_eq!(stack.tcp_local_addr(stream.unwrap()).unwrap().port(), 50_000);
             let listener = stack.tcp_listen(any, 1, options).unwrap();
             assert_eq!(stack.tcp_listener_addr(listener).unwrap().port(), 50_000);

@@ -12,6 +12,11 @@ mod stack_ingest;
 #[path = "../../../fuzz/oracles/tcp_segments.rs"]
 mod tcp_segments;
 
+#[path = "../../../fuzz/oracles/saved_stack.rs"]
+mod saved_stack;
+
+use saved_stack::Outcome;
+
 /// What the hostile seeds are dropped as: each class of bad header, fragment,
 /// extension header and neighbour message has at least one.
 const REACHED: &[DropReason] = &[
@@ -116,6 +121,38 @@ fn corpus_of_tcp_segments() {
     }
 }
 
+/// The seeds of `saved_stack`.
+fn states() -> Vec<(String, Vec<u8>)> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/saved_stack");
+    let entries = std::fs::read_dir(&corpus).expect("the corpus is in the repository");
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let seed = |path: std::path::PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        (name, std::fs::read(path).unwrap())
+    };
+    paths.map(seed).collect()
+}
+
+/// Seeds that were made by `Stack::save` are taken up, however they are used; the
+/// others say by their names what they are.
+#[test]
+fn corpus_of_saved_stack() {
+    let states = states();
+    assert!(states.iter().any(|(name, _)| name.starts_with("good_")), "none is good");
+    for (name, bytes) in states {
+        println!("{name}");
+        let expected = match name.split('_').next() {
+            Some("good") => Outcome::TakenUp,
+            Some("refused") => Outcome::Refused,
+            _ => Outcome::Unreadable,
+        };
+        for setup in 0..8 {
+            let outcome = saved_stack::check(&[&[setup], &bytes[1..]].concat());
+            assert_eq!(outcome, expected, "{name}: run write_the_seeds if the format is new");
+        }
+    }
+}
+
 /// A record of `tcp_segments` that is likely to get somewhere.
 fn tcp_record() -> impl Strategy<Value = [u8; 8]> {
     let flags = prop_oneof![
@@ -136,6 +173,22 @@ proptest! {
         records in prop::collection::vec(tcp_record(), 0..200),
     ) {
         tcp_segments::check(&[&[setup], records.as_flattened()].concat());
+    }
+
+    #[test]
+    fn any_damage_to_a_state(
+        setup in 0u8..8,
+        which in any::<prop::sample::Index>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let states = states();
+        let (_, mut bytes) = states[which.index(states.len())].clone();
+        bytes[0] = setup;
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] ^= value;
+        }
+        saved_stack::check(&bytes);
     }
 
     #[test]

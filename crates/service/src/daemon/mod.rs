@@ -14,6 +14,8 @@ mod core;
 mod cores;
 mod door;
 mod family;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod held;
 mod load;
 mod names;

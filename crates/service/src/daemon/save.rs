@@ -156,7 +156,9 @@ fn check(apps: &[Option<Box<Application>>], sockets: &[Option<Socket>]) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::os::unix::net::UnixStream;
+    use std::path::{Path, PathBuf};
 
     use tidegate_memory::{Arena, ArenaConfig, FrameSize};
     use tidegate_stack::{Config, Stack};
@@ -165,6 +167,7 @@ mod tests {
     use super::*;
     use crate::contract::command::Handle;
     use crate::contract::status::{Phase, Status};
+    use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
     use crate::daemon::state::{SavedDatagram, SavedEntry, SavedKind};
 
@@ -300,22 +303,59 @@ mod tests {
 
     #[test]
     fn no_damage_does_any() {
-        let kit = Kit::new();
         let bytes = state().encode().unwrap();
+        let mut reached = BTreeSet::new();
         for at in 0..bytes.len() {
             for flip in [1, 0x40, 0x80, 0xff] {
                 let mut damaged = bytes.clone();
                 damaged[at] ^= flip;
-                let Ok(state) = State::decode(&damaged) else { continue };
-                let Ok(mut restored) = kit.restore(state) else { continue };
-                for app in restored.apps.iter_mut().flatten() {
-                    for place in [0, 3, u32::MAX] {
-                        let _ = app.tell_changed(place);
-                        app.leave(place, false);
-                    }
-                    let _ = (app.next_command(), app.reserve(), app.finish_telling(0));
-                }
+                reached.insert(fuzz::check(&damaged));
             }
+        }
+        assert_eq!(reached.len(), 3, "{reached:?}");
+    }
+
+    fn corpus() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/daemon_state")
+    }
+
+    /// Each seed says by its name what becomes of it.
+    #[test]
+    fn corpus_of_daemon_state() {
+        let mut reached = BTreeSet::new();
+        for entry in std::fs::read_dir(corpus()).expect("the corpus is in the repository") {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let expected = match name.split('_').next() {
+                Some("good") => fuzz::Outcome::TakenUp,
+                Some("refused") => fuzz::Outcome::Refused,
+                _ => fuzz::Outcome::Unreadable,
+            };
+            let outcome = fuzz::check(&std::fs::read(path).unwrap());
+            assert_eq!(outcome, expected, "{name}: run write_the_seeds if the format is new");
+            reached.insert(outcome);
+        }
+        assert_eq!(reached.len(), 3, "{reached:?}");
+    }
+
+    /// After a change of the format:
+    /// `cargo test -p tidegate-service write_the_seeds -- --ignored`
+    #[test]
+    #[ignore = "it makes the seeds of the fuzz target daemon_state anew"]
+    fn write_the_seeds() {
+        let mut alone = state();
+        (alone.memories, alone.applications, alone.sockets) = Default::default();
+        let mut lies = state();
+        lies.applications[0].as_mut().unwrap().entries[0].key = 9;
+        let whole = state().encode().unwrap();
+        std::fs::create_dir_all(corpus()).unwrap();
+        for (name, bytes) in [
+            ("good_one_application", whole.clone()),
+            ("good_nobody", alone.encode().unwrap()),
+            ("refused_another_s_socket", lies.encode().unwrap()),
+            ("unreadable_cut", whole[..whole.len() / 2].to_vec()),
+        ] {
+            std::fs::write(corpus().join(name), bytes).unwrap();
         }
     }
 }

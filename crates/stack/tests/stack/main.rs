@@ -6,6 +6,7 @@ mod hostile;
 mod icmp;
 mod kit;
 mod moving;
+mod moving_rest;
 mod neighbours;
 mod path_mtu;
 mod random;

@@ -360,7 +360,7 @@ impl Exchange {
     }
 
     /// Everything arrived, and nothing is left behind.
-    pub fn check(mut self) {
+    pub fn check(self) {
         assert_eq!((self.client.failure, self.server.failure), (None, None));
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
             assert_eq!(to.received.len(), from.to_send);
@@ -368,11 +368,10 @@ impl Exchange {
             assert_eq!(wrong, None);
         }
         self.end();
-        let [other_a, other_b] = self.other_stacks;
-        [self.a, self.b, other_a, other_b].into_iter().for_each(Host::finish);
     }
 
-    fn end(&mut self) {
+    /// Every connection comes to its end, and every stack.
+    fn end(mut self) {
         let now_ns = self.b.now_ns;
         self.b.stack.tcp_close_listener(now_ns, &mut self.b.arena, self.listener);
         let limit_ns = self.a.now_ns + 3000 * SECOND_NS;
@@ -389,18 +388,21 @@ impl Exchange {
         self.collect();
         self.a.sent();
         self.b.sent();
+        let [other_a, other_b] = self.other_stacks;
+        for host in [self.a, self.b, other_a, other_b] {
+            assert_eq!(host.stack.tcp_memory_used(), 0);
+            host.finish();
+        }
     }
 
     /// Both sides have ended, however they did.
-    pub fn check_ended(mut self, may_fail: bool) {
+    pub fn check_ended(self, may_fail: bool) {
         let failed = self.client.failure.is_some() || self.server.failure.is_some();
         if !failed {
             return self.check();
         }
         assert!(may_fail, "{:?}", self.progress());
         self.end();
-        let [other_a, other_b] = self.other_stacks;
-        [self.a, self.b, other_a, other_b].into_iter().for_each(Host::finish);
     }
 }
 

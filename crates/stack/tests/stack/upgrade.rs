@@ -51,7 +51,7 @@ pub fn upgrade_at(host: &mut Host, config: Config, now_ns: u64) {
 /// Two hosts; the second listens.
 pub struct Hosts {
     pub pair: Pair,
-    family: Family,
+    pub family: Family,
     options: TcpOptions,
     pub listener: TcpListenerId,
     /// As they were made.
@@ -306,7 +306,7 @@ fn who_waits_for_memory_is_told_when_there_is_some() {
 }
 
 /// Number and time stamp of a segment.
-fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
+pub fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
     let tcp = &frame[14 + family.header_bytes()..];
     let (header, _) = TcpHeader::parse(tcp).unwrap();
     let mut options = header.options(tcp).map(Result::unwrap);

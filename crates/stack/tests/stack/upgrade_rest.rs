@@ -2,6 +2,7 @@
 //! addresses. And what does not: states that are damaged, or too large.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use proptest::prelude::*;
 use tidegate_memory::Arena;
@@ -198,11 +199,19 @@ fn counters_go_on() {
 
 /// Hosts with something of everything, and the state of the second.
 fn rich(family: Family) -> (Hosts, SavedStack) {
-    let mut hosts = Hosts::new(family);
+    with_data(family, 10_000)
+}
+
+/// As [`rich`], with some bytes of data in each piece.
+fn with_data(family: Family, bytes: usize) -> (Hosts, SavedStack) {
+    let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+    let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
     let (client, server) = hosts.connected();
-    send(&mut hosts.pair.a, client, &[1; 5000]);
+    send(&mut hosts.pair.a, client, &vec![1; bytes / 2]);
     hosts.pair.run();
-    send(&mut hosts.pair.b, server, &[2; 30_000]);
+    for _ in 0..3 {
+        send(&mut hosts.pair.b, server, &vec![2; bytes]);
+    }
     let mut in_flight = hosts.pair.b.sent();
     in_flight.remove(0);
     in_flight.iter().for_each(|frame| hosts.pair.a.feed(frame));
@@ -365,6 +374,34 @@ fn every_byte_of_a_small_state_may_be_wrong() {
         }
         assert!(taken_up > 100, "{taken_up}");
     });
+}
+
+/// After a change of the format:
+/// `cargo test -p tidegate-stack write_the_seeds -- --ignored`
+#[test]
+#[ignore = "it makes the seeds of the fuzz target saved_stack anew"]
+fn write_the_seeds() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/saved_stack");
+    let mut seeds = Vec::new();
+    for (family, name) in [(Family::V4, "v4"), (Family::V6, "v6")] {
+        let (_, saved) = with_data(family, 100);
+        let everything = postcard::to_allocvec(&saved).unwrap();
+        let Host { stack, arena, now_ns } = &Hosts::new(family).pair.b;
+        let listener = postcard::to_allocvec(&stack.save(*now_ns, arena)).unwrap();
+        let mut later = listener.clone();
+        later[0] += 1;
+        let cut = everything[..everything.len() / 2].to_vec();
+        seeds.push((format!("good_{name}_everything"), everything));
+        seeds.push((format!("good_{name}_listener"), listener));
+        seeds.push((format!("refused_{name}_version"), later));
+        seeds.push((format!("unreadable_{name}_cut"), cut));
+    }
+    std::fs::create_dir_all(&corpus).unwrap();
+    for (at, (name, state)) in seeds.into_iter().enumerate() {
+        let seed = [&[at as u8], &state[..]].concat();
+        assert!(seed.len() < 4096, "{name}: fuzzing cuts what is longer");
+        std::fs::write(corpus.join(&name), seed).unwrap();
+    }
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! A state from anybody: what the fuzz target `daemon_state` does with bytes, and
+//! the tests with its seeds. It is no part of a daemon.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use tidegate_memory::shared::Region;
+
+use super::save::restore;
+use super::state::State;
+use crate::contract::layout::Geometry;
+
+/// No state that a target makes needs more memory, in words of eight bytes, and
+/// more descriptors.
+const MOST_WORDS: usize = 1 << 20;
+const MOST_DESCRIPTORS: usize = 32;
+
+/// What became of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// They are no state at all.
+    Unreadable,
+    /// No daemon can go on from it.
+    Refused,
+    /// A daemon could go on from it.
+    TakenUp,
+}
+
+/// Takes bytes for the state of a daemon, with as many descriptors as it says,
+/// and does with applications what a core would.
+pub fn check(bytes: &[u8]) -> Outcome {
+    let Ok(state) = State::decode(bytes) else { return Outcome::Unreadable };
+    let State { memories, applications, sockets, .. } = state;
+    let apps = applications.iter().flatten().count();
+    let Ok(descriptors) = descriptors(&memories, apps) else { return Outcome::Refused };
+    let Ok(mut restored) = restore(memories, applications, sockets, descriptors, 0) else {
+        return Outcome::Refused;
+    };
+    for app in restored.apps.iter_mut().flatten() {
+        for place in [0, 3, u32::MAX] {
+            let _ = app.tell_changed(place);
+            app.leave(place, false);
+        }
+        let _ = (app.next_command(), app.reserve(), app.finish_telling(0));
+    }
+    Outcome::TakenUp
+}
+
+fn descriptors(memories: &[Geometry], apps: usize) -> io::Result<Vec<OwnedFd>> {
+    if 2 * memories.len() + apps > MOST_DESCRIPTORS {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let mut descriptors = Vec::new();
+    for geometry in memories {
+        let sizes = match geometry.is_sound() {
+            true => [geometry.control_words(), geometry.data_words()],
+            false => [1, 1],
+        };
+        for words in sizes {
+            if words > MOST_WORDS {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            descriptors.push(Region::reserve(words)?.as_fd().try_clone_to_owned()?);
+        }
+    }
+    for _ in 0..apps {
+        descriptors.push(UnixStream::pair()?.0.into());
+    }
+    Ok(descriptors)
+}
