@@ -179,6 +179,8 @@ impl Core {
         let cores = Arc::clone(&self.cores);
         let Some(crossing) = cores.crossing() else { return Ok(()) };
         let Family { apps, sockets, stack, ports, ending, from, is_back } = family;
+        // The other core may have read it after this one.
+        self.host.engine.read_clock();
         let (own, arena, now_ns) = self.host.engine.parts();
         let (names, refused) = match own.put_in(now_ns, arena, stack) {
             Ok(moved) => (Names::new(moved), false),
