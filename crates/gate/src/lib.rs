@@ -22,3 +22,4 @@ pub use config::{Config, ConfigError, Mode, Quota, Settings};
 pub use feedback::QueueId;
 pub use gate::{Gate, GateCounters, Interrupt, Next};
 pub use schedule::{Ring, Rings, Turn};
+pub use share::CpuShare;

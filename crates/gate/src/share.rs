@@ -12,7 +12,7 @@ const TURN_MAX_NS: u64 = 100_000_000;
 
 /// What is left of this period's share.
 #[derive(Clone, Debug)]
-pub(crate) struct CpuShare {
+pub struct CpuShare {
     period_ns: u64,
     share_ns: u64,
     began_ns: u64,
@@ -20,40 +20,41 @@ pub(crate) struct CpuShare {
 }
 
 impl CpuShare {
-    pub(crate) fn new(percent: u32, period_ns: u64, now_ns: u64) -> Self {
+    /// `percent` of each period; the first one begins at `now_ns`.
+    pub fn new(percent: u32, period_ns: u64, now_ns: u64) -> Self {
         let share_ns = share_of(percent, period_ns);
         Self { period_ns, share_ns, began_ns: now_ns, spent_ns: 0 }
     }
 
     /// Changes the share from now on.
-    pub(crate) fn set(&mut self, percent: u32, period_ns: u64) {
+    pub fn set(&mut self, percent: u32, period_ns: u64) {
         self.period_ns = period_ns;
         self.share_ns = share_of(percent, period_ns);
     }
 
     /// Whether there is a limit at all.
     #[inline]
-    pub(crate) fn is_limited(&self) -> bool {
+    pub fn is_limited(&self) -> bool {
         self.share_ns < self.period_ns
     }
 
     /// So much time was spent on packets.
     #[inline]
-    pub(crate) fn charge(&mut self, now_ns: u64, spent_ns: u64) {
+    pub fn charge(&mut self, now_ns: u64, spent_ns: u64) {
         self.roll(now_ns);
         let turn_max_ns = self.period_ns.max(TURN_MAX_NS);
         self.spent_ns = self.spent_ns.saturating_add(spent_ns.min(turn_max_ns));
     }
 
     /// Nobody else wants the processor: the rest of the period is free.
-    pub(crate) fn on_idle(&mut self, now_ns: u64) {
+    pub fn on_idle(&mut self, now_ns: u64) {
         self.roll(now_ns);
         self.spent_ns = 0;
     }
 
     /// Until when receiving is held back; `None` when it is not.
     #[inline]
-    pub(crate) fn held_until(&mut self, now_ns: u64) -> Option<u64> {
+    pub fn held_until(&mut self, now_ns: u64) -> Option<u64> {
         if !self.is_limited() {
             return None;
         }

@@ -24,7 +24,7 @@ use tidegate_memory::shared::{Part, Receiver, Region, Sender, words_for};
 use tidegate_port::mem::{self, MemConfig};
 use tidegate_service::Geometry;
 use tidegate_service::attachment::Attachment;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota};
 
 use crate::livelock::subject::this_program;
 use crate::sys::Uring;
@@ -203,6 +203,7 @@ fn attach(folder: &Path, core: usize) -> io::Result<(Daemon, Attached)> {
         group: None,
         geometry: Geometry { sockets: 1, tcp_bytes: 1 << 16, udp_bytes: 1 << 18 },
         coalescing: DEFAULT_COALESCING,
+        quota: Quota::default(),
     };
     let path = door.path.clone();
     let begin = move || cpu::pin_this_thread(core).map_err(io::Error::other);

@@ -15,7 +15,7 @@ use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_service::Handle;
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
-    Again, DEFAULT_COALESCING, Daemon, DoorConfig, Start, StartError, Upgrade,
+    Again, DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, StartError, Upgrade,
 };
 use tidegate_stack::{Shutdown, TcpOptions};
 
@@ -110,6 +110,7 @@ fn start(
         group: None,
         geometry: GEOMETRY,
         coalescing: DEFAULT_COALESCING,
+        quota: Quota::default(),
     };
     let upgrade = Upgrade::Anew(again);
     Start { door, cores: 1..=1, begin: |_| Ok(()), settle, upgrade, log: Arc::new(|_: &str| {}) }

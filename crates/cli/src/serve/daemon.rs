@@ -17,7 +17,7 @@ use tidegate::gate::{Settings, admission};
 use tidegate_service::Geometry;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{
-    DEFAULT_COALESCING, Daemon, DoorConfig, SEVERAL_CORES, Start, Upgrade,
+    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, SEVERAL_CORES, Start, Upgrade,
 };
 
 use super::privileges::Kept;
@@ -62,6 +62,13 @@ pub(crate) struct DaemonCommand {
     /// The most sockets that a program can have
     #[arg(long, value_name = "COUNT", default_value_t = 4096, help_heading = "Applications")]
     sockets: u32,
+    /// The most ports that a program can bind; any number with none
+    #[arg(long, value_name = "COUNT", help_heading = "Applications")]
+    ports: Option<u32>,
+    /// What part of a network core's time a program gets for what it asks for while others
+    /// want something too
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, help_heading = "Applications")]
+    app_cpu_share: u32,
     /// What a connection holds for a program each way, besides the stack's own
     /// buffers; a power of two
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 16, help_heading = "Applications")]
@@ -129,6 +136,10 @@ impl DaemonCommand {
             group: self.socket_group,
             geometry,
             coalescing: Duration::from_micros(self.coalescing_us),
+            quota: Quota {
+                ports: self.ports.unwrap_or(u32::MAX),
+                cpu_share_percent: self.app_cpu_share,
+            },
         };
         let kept = Kept::of(&host);
         let upgrade = match self.cores.end() {

@@ -15,7 +15,7 @@ use tidegate_stack::TcpOptions;
 use crate::attachment::Attachment;
 use crate::contract::layout::Geometry;
 use crate::contract::ticket::Ticket;
-use crate::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Report};
+use crate::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Report};
 
 const GEOMETRY: Geometry = Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 };
 
@@ -31,6 +31,10 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
+        Self::with_quota(Quota::default())
+    }
+
+    fn with_quota(quota: Quota) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (port, other_end) = mem::wire(&mem::MemConfig::default()).unwrap();
         let net = NetConfig::new(port).address("192.0.2.1/24".parse().unwrap());
@@ -41,6 +45,7 @@ impl Site {
             group: None,
             geometry: GEOMETRY,
             coalescing: DEFAULT_COALESCING,
+            quota,
         };
         let daemon = Daemon::start(net, door, || Ok(()), Arc::new(|_: &str| {})).unwrap();
         Self { daemon, path, _other_end: other_end, _folder: folder }
@@ -239,4 +244,40 @@ fn heirs_that_lie_harm_none_but_their_own() {
         behaves(&mut good);
     }
     site.wait_for_frames(frames);
+}
+
+#[test]
+fn whoever_has_all_its_ports_gets_no_more() {
+    let site = Site::with_quota(Quota { ports: 2, ..Quota::default() });
+    let mut app = site.attach("greedy");
+    let local = |port| SocketAddr::new("192.0.2.1".parse().unwrap(), port);
+    let bound = app.bind_udp(local(1), Default::default()).unwrap();
+    app.listen(local(1), 1, TcpOptions::default()).unwrap();
+    let refused = app.bind_udp(local(2), Default::default()).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
+    let refused = app.listen(local(2), 1, TcpOptions::default()).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
+    // Connections are no ports of its own.
+    app.connect_tcp(None, "192.0.2.9:80".parse().unwrap(), TcpOptions::default()).unwrap();
+    app.close(bound, false);
+    app.listen(local(2), 1, TcpOptions::default()).unwrap();
+    // What one has is not taken from others.
+    let mut other = site.attach("other");
+    other.bind_udp(local(3), Default::default()).unwrap();
+}
+
+#[test]
+fn a_small_share_is_enough_when_nobody_else_wants_anything() {
+    let site = Site::with_quota(Quota { cpu_share_percent: 1, ..Quota::default() });
+    let mut apps = [site.attach("one"), site.attach("other")];
+    let local = SocketAddr::new("192.0.2.1".parse().unwrap(), 0);
+    for _ in 0..2000 {
+        for app in &mut apps {
+            let socket = app.bind_udp(local, Default::default()).unwrap();
+            app.close(socket, false);
+        }
+    }
+    apps.iter_mut().for_each(|app| app.ping().unwrap());
+    let done = site.report().applications.iter().map(|app| app.commands).sum::<u64>();
+    assert_eq!(done, 2 * (2 * 2000 + 1));
 }

@@ -6,15 +6,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SendFlags};
+use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
 
 use super::coalescing::Coalescing;
+use super::door::{DoorConfig, Quota};
 use super::names::{Identity, Moved, SocketKey};
 use super::state::{Damaged, SavedApplication, SavedEntry};
 use crate::contract::command::{COMMAND_WORDS, Command, Handle};
 use crate::contract::layout::Memory;
 use crate::contract::notice::{NOTICE_WORDS, Notice};
 use crate::contract::ticket::Ticket;
+
+/// In which time an application's share of a core is counted.
+const SHARE_PERIOD_NS: u64 = 10_000_000;
+
+/// On what terms applications are attached.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Terms {
+    coalescing_ns: u64,
+    quota: Quota,
+}
+
+impl Terms {
+    pub(super) fn of(door: &DoorConfig) -> Self {
+        Self { coalescing_ns: door.coalescing.as_nanos() as u64, quota: door.quota }
+    }
+}
 
 /// An application that is attached.
 pub(super) struct Application {
@@ -41,6 +59,10 @@ pub(super) struct Application {
     /// It was told of something since it was woken.
     may_wake: bool,
     coalescing: Coalescing,
+    /// Local ports that it may bind.
+    pub(super) ports_max: u32,
+    /// Of the core's time.
+    pub(super) share: CpuShare,
     /// How many commands were taken.
     pub(super) commands_taken: u64,
     /// What went through sockets that are gone.
@@ -82,7 +104,7 @@ impl Application {
         memory: Memory,
         connection: OwnedFd,
         heir_of: Option<Ticket>,
-        coalescing_ns: u64,
+        terms: Terms,
     ) -> io::Result<Self> {
         let places = memory.geometry().sockets;
         Ok(Self {
@@ -101,7 +123,9 @@ impl Application {
             untold: VecDeque::new(),
             has_told: false,
             may_wake: false,
-            coalescing: Coalescing::new(coalescing_ns),
+            coalescing: Coalescing::new(terms.coalescing_ns),
+            ports_max: terms.quota.ports,
+            share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
             commands_taken: 0,
             moved: Moved::default(),
             work: 0,
@@ -137,7 +161,7 @@ impl Application {
         saved: SavedApplication,
         memory: Memory,
         connection: OwnedFd,
-        coalescing_ns: u64,
+        terms: Terms,
     ) -> io::Result<Self> {
         let places = memory.geometry().sockets as usize;
         let SavedApplication { identity, ticket, entries, generations, free, untold, .. } = saved;
@@ -146,7 +170,7 @@ impl Application {
             return Err(Damaged("an application has more places than its memory").into());
         }
         let notices = untold.into_iter().map(Notice::from_words).collect::<Option<_>>();
-        let mut app = Self::new(identity, memory, connection, None, coalescing_ns)?;
+        let mut app = Self::new(identity, memory, connection, None, terms)?;
         app.ticket = Ticket::from_bytes(ticket);
         // An application that has spoilt its rings is found out when they are used.
         let _ = (app.commands.resume(), app.notices.resume());

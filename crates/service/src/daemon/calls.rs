@@ -142,6 +142,18 @@ impl Host {
         answer(app, tag, outcome)
     }
 
+    /// Whether an application may bind one more port.
+    fn check_port(&self, app: &Application) -> io::Result<()> {
+        check_room(app)?;
+        if app.ports_max == u32::MAX {
+            return Ok(());
+        }
+        let is_bound = |socket: &&Socket| !matches!(socket.kind, Kind::Stream(_));
+        let all = app.sockets().filter_map(|(_, key)| self.sockets.get(key));
+        let bound = all.filter(is_bound).count();
+        if bound < app.ports_max as usize { Ok(()) } else { Err(ErrorKind::QuotaExceeded.into()) }
+    }
+
     fn granted(&self, key: SocketKey) -> io::Result<Granted> {
         let socket = self.sockets.get(key).ok_or(ErrorKind::NotConnected)?;
         Ok(Granted {
@@ -158,7 +170,7 @@ impl Host {
         local: SocketAddr,
         options: UdpOptions,
     ) -> io::Result<Granted> {
-        check_room(app)?;
+        self.check_port(app)?;
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
@@ -212,7 +224,7 @@ impl Host {
         backlog: u32,
         options: TcpOptions,
     ) -> io::Result<Granted> {
-        check_room(app)?;
+        self.check_port(app)?;
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());

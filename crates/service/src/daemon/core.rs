@@ -25,9 +25,6 @@ use super::{Log, Upgrade};
 use crate::contract::greeting::{send_refusal, send_welcome};
 use crate::contract::layout::COMMANDS;
 
-/// How many commands of one application are done before the next has its turn.
-const COMMANDS_A_TURN: usize = 128;
-
 /// While there is work, applications are looked after this often.
 const CHECK_NS: u64 = 10_000_000;
 
@@ -245,7 +242,7 @@ impl Core {
             let received = self.host.engine.poll()?;
             self.measure();
             let events = self.take_events();
-            let commands = self.serve_applications();
+            let commands = self.serve_applications(messages + received + events == 0);
             let looks = self.look_again();
             if events + commands + looks > 0 {
                 let (stack, arena, now_ns) = self.host.engine.parts();
@@ -472,30 +469,53 @@ impl Core {
         events
     }
 
-    /// Gives each application its turn. Returns how many commands were done.
-    fn serve_applications(&mut self) -> usize {
+    /// Gives each application its turn. Those that have had their share of the time
+    /// wait until nobody else wants anything. Returns how many commands were done.
+    fn serve_applications(&mut self, is_idle: bool) -> usize {
         let count = self.apps.len();
-        let mut total = 0;
+        let (mut total, mut waits) = (0, false);
         for turn in 0..count {
             let number = (self.first + turn) % count;
-            match self.serve(number as AppNumber) {
-                Ok(done) => total += done,
-                Err(why) => self.cast_out(number as AppNumber, why),
+            let (_, _, now_ns) = self.host.engine.parts();
+            let Some(app) = &mut self.apps[number] else { continue };
+            if app.share.held_until(now_ns).is_some() {
+                waits = true;
+            } else {
+                total += self.serve_or_cast_out(number as AppNumber);
             }
+        }
+        if waits && is_idle && total == 0 {
+            total +=
+                (0..count).map(|number| self.serve_or_cast_out(number as AppNumber)).sum::<usize>();
         }
         self.first = self.first.checked_add(1).filter(|&first| first < count).unwrap_or(0);
         total
     }
 
+    fn serve_or_cast_out(&mut self, number: AppNumber) -> usize {
+        self.serve(number).unwrap_or_else(|why| {
+            self.cast_out(number, why);
+            0
+        })
+    }
+
+    /// Does what an application asks for, up to a quota. Returns how much it was.
     fn serve(&mut self, number: AppNumber) -> Result<usize, Misbehaved> {
+        let quota = self.host.engine.gate().settings().config().application_quota.packets();
+        let quota = (quota as usize).min(COMMANDS);
+        let (_, _, began_ns) = self.host.engine.parts();
         let mut done = 0;
         loop {
             let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
-            let command = if done < COMMANDS_A_TURN { app.next_command()? } else { None };
+            let command = if done < quota { app.next_command()? } else { None };
             let Some(command) = command else {
                 if done > 0 {
                     app.release_commands();
                     app.work += done as u64;
+                }
+                if done > 0 && app.share.is_limited() {
+                    let now_ns = self.host.engine.read_clock();
+                    app.share.charge(now_ns, now_ns.saturating_sub(began_ns));
                 }
                 return Ok(done);
             };
@@ -637,10 +657,11 @@ impl Core {
     /// An application has ended: does what it asked for before.
     fn bury(&mut self, number: AppNumber) {
         // A child that it left behind could go on asking.
-        for _ in 0..COMMANDS / COMMANDS_A_TURN {
-            if !matches!(self.serve(number), Ok(1..)) {
-                break;
-            }
+        let mut left = COMMANDS;
+        while let Ok(done @ 1..) = self.serve(number)
+            && left > done
+        {
+            left -= done;
         }
         self.let_go(number);
     }

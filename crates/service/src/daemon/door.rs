@@ -16,7 +16,7 @@ use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
 use super::Log;
-use super::application::Application;
+use super::application::{Application, Terms};
 use super::core::{HandOver, Message, Post};
 use super::cores::Cores;
 use super::names::Identity;
@@ -42,6 +42,26 @@ pub struct DoorConfig {
     /// An application with several peers that was woken is not woken again before so
     /// much time is over.
     pub coalescing: Duration,
+    /// What each application may have of what all share.
+    pub quota: Quota,
+}
+
+/// What an application may have of what all share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Local ports that it may bind; connections that it made or accepted are no
+    /// matter.
+    pub ports: u32,
+    /// The part of a core's time for what it asks for, 1 to 100, as long as others
+    /// want something too. The rest waits.
+    pub cpu_share_percent: u32,
+}
+
+impl Default for Quota {
+    /// Everything.
+    fn default() -> Self {
+        Self { ports: u32::MAX, cpu_share_percent: 100 }
+    }
 }
 
 /// A place where nobody is let in yet.
@@ -273,6 +293,5 @@ fn admit(
     let control = Region::reserve(config.geometry.control_words())?;
     let data = Region::reserve(config.geometry.data_words())?;
     let memory = Memory::new(config.geometry, control, data)?;
-    let coalescing_ns = config.coalescing.as_nanos() as u64;
-    Application::new(identity, memory, OwnedFd::from(connection), heir_of, coalescing_ns)
+    Application::new(identity, memory, OwnedFd::from(connection), heir_of, Terms::of(config))
 }

@@ -295,7 +295,7 @@ mod tests {
     use crate::attachment::Attachment;
     use crate::contract::layout::Geometry;
     use crate::daemon::load::WHOLE;
-    use crate::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Report, Start, Upgrade};
+    use crate::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Report, Start, Upgrade};
 
     /// How long anything may take.
     const LIMIT: Duration = Duration::from_secs(60);
@@ -320,6 +320,7 @@ mod tests {
                 group: None,
                 geometry: Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 },
                 coalescing: DEFAULT_COALESCING,
+                quota: Quota::default(),
             };
             let start = Start {
                 door,

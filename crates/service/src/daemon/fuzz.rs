@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
+use super::application::Terms;
 use super::save::restore;
 use super::state::State;
 use crate::contract::layout::Geometry;
@@ -34,7 +35,8 @@ pub fn check(bytes: &[u8]) -> Outcome {
     let State { memories, applications, sockets, .. } = state;
     let apps = applications.iter().flatten().count();
     let Ok(descriptors) = descriptors(&memories, apps) else { return Outcome::Refused };
-    let Ok(mut restored) = restore(memories, applications, sockets, descriptors, 0) else {
+    let Ok(mut restored) = restore(memories, applications, sockets, descriptors, Terms::default())
+    else {
         return Outcome::Refused;
     };
     for app in restored.apps.iter_mut().flatten() {

@@ -41,11 +41,12 @@ use tidegate_gate::Mode;
 use tidegate_port::spread::{Crossing, MOST_CORES};
 
 pub use controls::{Controls, GateState};
-pub use door::DoorConfig;
+pub use door::{DoorConfig, Quota};
 pub use names::Identity;
 pub use report::{ApplicationReport, CoreReport, Report, SocketReport};
 pub use succession::Prints;
 
+use self::application::Terms;
 use self::balance::Balance;
 use self::calls::Host;
 use self::core::{Core, Message, Post, Seat, open_closed};
@@ -87,6 +88,9 @@ pub enum StartError {
         .0.name()
     )]
     Mode(Mode),
+    /// A share of a core's time that is none.
+    #[error("an application's share of a core is 1 to 100 percent, and not {0}")]
+    Share(u32),
     /// A number of cores that there cannot be.
     #[error(
         "there can be 1 to {MOST_CORES} network cores, and not {}-{}",
@@ -206,8 +210,8 @@ impl Daemon {
         let Handed { state, listener, prints, descriptors } = other.ask()?;
         let State { stack, memories, applications, sockets } =
             State::decode(&state).map_err(io::Error::from)?;
-        let coalescing_ns = start.door.coalescing.as_nanos() as u64;
-        let restored = save::restore(memories, applications, sockets, descriptors, coalescing_ns)?;
+        let terms = Terms::of(&start.door);
+        let restored = save::restore(memories, applications, sockets, descriptors, terms)?;
         open_closed(|| prepared.open_port())?;
         let stack = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;
@@ -333,6 +337,10 @@ fn check<B, S>(net: NetConfig, start: &Start<B, S>) -> Result<NetConfig, StartEr
     let (least, most) = (*start.cores.start(), *start.cores.end());
     if !(1..=most).contains(&least) || most > MOST_CORES {
         return Err(StartError::Cores(start.cores.clone()));
+    }
+    let share = start.door.quota.cpu_share_percent;
+    if !(1..=100).contains(&share) {
+        return Err(StartError::Share(share));
     }
     if !start.door.geometry.is_sound() {
         return Err(StartError::Geometry);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidegate_memory::shared::Region;
 use tidegate_stack::SavedStack;
 
-use super::application::Application;
+use super::application::{Application, Terms};
 use super::calls::Host;
 use super::names::{AppNumber, Owner, SocketKey};
 use super::owners::Sockets;
@@ -88,7 +88,7 @@ pub(super) fn restore(
     applications: Vec<Option<SavedApplication>>,
     sockets: Vec<Option<SavedSocket>>,
     descriptors: Vec<OwnedFd>,
-    coalescing_ns: u64,
+    terms: Terms,
 ) -> io::Result<Restored> {
     let count = memories.len() * MEMORY_FDS + applications.iter().flatten().count();
     if descriptors.len() != count {
@@ -104,7 +104,7 @@ pub(super) fn restore(
             let Some(saved) = saved else { return Ok(None) };
             let connection = descriptors.next().ok_or(Damaged("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
-            let app = Application::restore(saved, memory, connection, coalescing_ns)?;
+            let app = Application::restore(saved, memory, connection, terms)?;
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
@@ -243,7 +243,7 @@ mod tests {
             let fds = self.regions.iter().map(AsFd::as_fd).chain([self.connection.as_fd()]);
             let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
             let State { memories, applications, sockets, .. } = state;
-            restore(memories, applications, sockets, fds, 0)
+            restore(memories, applications, sockets, fds, Terms::default())
         }
     }
 

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::NetConfig;
 use tidegate_port::mem;
 use tidegate_service::attachment::Attachment;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Start, Upgrade};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade};
 use tidegate_service::{Geometry, Handle, Phase};
 use tidegate_stack::TcpOptions;
 
@@ -102,6 +102,7 @@ impl Site {
                 group: None,
                 geometry: GEOMETRY,
                 coalescing: DEFAULT_COALESCING,
+                quota: Quota::default(),
             };
             let start = Start {
                 door,

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota};
 
 /// The addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
@@ -48,6 +48,7 @@ pub fn daemons(frames: u32) -> Daemons {
             group: None,
             geometry: Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 },
             coalescing: DEFAULT_COALESCING,
+            quota: Quota::default(),
         };
         (Daemon::start(config, door, || Ok(()), Arc::new(|_: &str| {})).unwrap(), path)
     });
