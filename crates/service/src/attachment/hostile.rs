@@ -277,7 +277,9 @@ fn a_small_share_is_enough_when_nobody_else_wants_anything() {
             app.close(socket, false);
         }
     }
-    apps.iter_mut().for_each(|app| app.ping().unwrap());
+    for app in &mut apps {
+        app.ping().unwrap();
+    }
     let done = site.report().applications.iter().map(|app| app.commands).sum::<u64>();
     assert_eq!(done, 2 * (2 * 2000 + 1));
 }
