@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use tidegate_stack::{
-    Config, CongestionControl, Event, Keepalive, Moved, MovingSockets, Shutdown, Stack,
-    TakenSockets, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState, UdpId,
+    Config, Event, Moved, MovingSockets, Shutdown, Stack, TakenSockets, TcpError, TcpId,
+    TcpListenerId, TcpOptions, TcpState, UdpId,
 };
 
 use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
-use crate::tcp_pair::{Exchange, Link, Side};
+use crate::tcp_pair::{cases, plans};
 use crate::upgrade::{Hosts, close, fresh_arena, numbers, receive, send, sent_segments};
 
 const PORT: u16 = 80;
@@ -683,47 +683,13 @@ fn those_in_time_wait_count_where_they_are() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 96,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases())]
 
     #[test]
     fn every_byte_arrives_once_and_in_order_however_often_sockets_move(
-        v6 in any::<bool>(),
+        plan in plans(),
         moves in 1u32..300,
-        lost in 0u32..200,
-        doubled in 0u32..100,
-        late in 0u32..200,
-        corrupted in 0u32..50,
-        delay_us in 1u64..100_000,
-        seed in any::<u64>(),
-        sizes in (0usize..100_000, 0usize..100_000),
-        buffers in (2048u32..200_000, 2048u32..200_000),
-        appetites in (100usize..20_000, 100usize..20_000),
-        newreno in any::<bool>(),
-        ecn in any::<bool>(),
     ) {
-        let family = if v6 { Family::V6 } else { Family::V4 };
-        let link = Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed };
-        let options = TcpOptions {
-            send_buffer_bytes: buffers.0,
-            receive_buffer_bytes: buffers.1,
-            ecn,
-            // A peer that has given up may not get the word through.
-            keepalive: Some(Keepalive { idle_ms: 60_000, interval_ms: 10_000, probes: 20 }),
-            congestion_control: match newreno {
-                true => CongestionControl::NewReno,
-                false => CongestionControl::Cubic,
-            },
-            ..TcpOptions::default()
-        };
-        let up = Side::new(sizes.0, appetites.0, 0);
-        let down = Side::new(sizes.1, appetites.1, 0xaa);
-        let exchange = Exchange::new(family, link, options, up, down);
-        let mut exchange = exchange.with_moves(moves);
-        exchange.run(100_000 * SECOND_NS);
-        exchange.check_ended(lost > 100);
+        plan.carry_out(|exchange| exchange.with_moves(moves));
     }
 }

@@ -432,56 +432,86 @@ fn one_byte_and_none() {
     });
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 96,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+/// An exchange to be made, of any kind over any link.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    family: Family,
+    link: Link,
+    options: TcpOptions,
+    /// Bytes each way, and how many at a time are written and read.
+    sizes: (usize, usize),
+    appetites: (usize, usize),
+}
 
-    #[test]
-    fn every_byte_arrives_once_and_in_order_over_any_link(
+prop_compose! {
+    /// Any plan.
+    pub fn plans()(
         v6 in any::<bool>(),
-        lost in 0u32..250,
-        doubled in 0u32..200,
-        late in 0u32..300,
-        corrupted in 0u32..60,
-        delay_us in 1u64..100_000,
-        seed in any::<u64>(),
+        link in links(),
         sizes in (0usize..150_000, 0usize..150_000),
         buffers in (2048u32..200_000, 2048u32..200_000),
         appetites in (1usize..20_000, 100usize..20_000),
         newreno in any::<bool>(),
         no_delay in any::<bool>(),
         ecn in any::<bool>(),
-    ) {
-        let family = if v6 { Family::V6 } else { Family::V4 };
-        let link = Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed };
+    ) -> Plan {
         let options = TcpOptions {
             send_buffer_bytes: buffers.0,
             receive_buffer_bytes: buffers.1,
             no_delay,
             ecn,
             // A peer that has given up may not get the word through.
-            keepalive: Some(Keepalive {
-                idle_ms: 60_000,
-                interval_ms: 10_000,
-                probes: 20,
-            }),
+            keepalive: Some(Keepalive { idle_ms: 60_000, interval_ms: 10_000, probes: 20 }),
             congestion_control: match newreno {
                 true => CongestionControl::NewReno,
                 false => CongestionControl::Cubic,
             },
             ..TcpOptions::default()
         };
+        Plan { family: if v6 { Family::V6 } else { Family::V4 }, link, options, sizes, appetites }
+    }
+}
+
+prop_compose! {
+    fn links()(
+        lost in 0u32..250,
+        doubled in 0u32..200,
+        late in 0u32..300,
+        corrupted in 0u32..60,
+        delay_us in 1u64..100_000,
+        seed in any::<u64>(),
+    ) -> Link {
+        Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed }
+    }
+}
+
+impl Plan {
+    /// Makes the exchange, changed by `change`, and checks how it ended.
+    pub fn carry_out(self, change: impl FnOnce(Exchange) -> Exchange) {
+        let Self { family, link, options, sizes, appetites } = self;
+        // With a quarter of everything lost both ways, a SYN or the last segments
+        // may be given up: then both sides have to end all the same.
+        let may_fail = link.lost > 100;
         // A tiny appetite makes many steps: less to eat then.
         let eaten = |size: usize, appetite: usize| size.min(appetite.saturating_mul(2000));
         let up = Side::new(eaten(sizes.0, appetites.1), appetites.0, 0);
         let down = Side::new(eaten(sizes.1, appetites.0), appetites.1, 0xaa);
-        let mut exchange = Exchange::new(family, link, options, up, down);
+        let mut exchange = change(Exchange::new(family, link, options, up, down));
         exchange.run(100_000 * SECOND_NS);
-        // With a quarter of everything lost both ways, a SYN or the last
-        // segments may be given up: then both sides have to end all the same.
-        exchange.check_ended(lost > 100);
+        exchange.check_ended(may_fail);
+    }
+}
+
+/// How often exchanges are made.
+pub fn cases() -> ProptestConfig {
+    ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order_over_any_link(plan in plans()) {
+        plan.carry_out(|exchange| exchange);
     }
 }
