@@ -212,6 +212,7 @@ pub(crate) fn of_udp(fd: i32, is_v6: bool) -> UdpOptions {
     UdpOptions {
         dual_stack: is_dual(fd, is_v6),
         reuse_address: number(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1),
+        reuse_port: number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1),
         hop_limit: hop_limit(fd, is_v6),
         traffic_class: traffic_class(fd, is_v6),
         ..UdpOptions::default()

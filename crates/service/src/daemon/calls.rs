@@ -159,6 +159,7 @@ impl Host {
         options: UdpOptions,
     ) -> io::Result<Granted> {
         check_room(app)?;
+        let options = UdpOptions { user: app.identity.uid, ..options };
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let claim =
@@ -208,6 +209,7 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         check_room(app)?;
+        let options = TcpOptions { user: app.identity.uid, ..options };
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let claim = self.kernels.claim(port, Protocol::Tcp, local, dual)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
