@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{Claim, Idle, IdleConfig, Step, pause};
-use tidegate_service::attachment::{Attachment, Kind};
+use tidegate_service::attachment::{Arrived, Attachment, Kind};
 use tidegate_service::{Handle, Phase};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
@@ -221,17 +221,27 @@ fn bits(handle: Handle) -> u64 {
     u64::from(handle.generation) << 32 | u64::from(handle.place)
 }
 
-fn udp(handle: Handle) -> UdpId {
+pub(crate) fn udp(handle: Handle) -> UdpId {
     UdpId::from_bits(bits(handle))
 }
 
-fn stream(handle: Handle) -> TcpId {
+pub(crate) fn stream(handle: Handle) -> TcpId {
     TcpId::from_bits(bits(handle))
 }
 
 /// The daemon gives no listener a name that is none.
-fn listener(handle: Handle) -> io::Result<TcpListenerId> {
+pub(crate) fn listener(handle: Handle) -> io::Result<TcpListenerId> {
     TcpListenerId::from_bits(bits(handle)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What the daemon calls a socket; a set is nothing to it.
+fn name(id: SocketId) -> Option<Handle> {
+    Some(handle(match id {
+        SocketId::Udp(id) => id.to_bits(),
+        SocketId::Listener(id) => id.to_bits(),
+        SocketId::Stream(id) => id.to_bits(),
+        SocketId::Poll(_) => return None,
+    }))
 }
 
 /// A daemon takes nothing from the kernel for this program, but for itself.
@@ -291,13 +301,26 @@ impl AttachedCore {
     }
 
     fn look(&mut self, id: SocketId) -> Readiness {
-        let name = match id {
-            SocketId::Udp(id) => id.to_bits(),
-            SocketId::Listener(id) => id.to_bits(),
-            SocketId::Stream(id) => id.to_bits(),
-            SocketId::Poll(_) => return Readiness::default(),
-        };
-        self.attachment.readiness(handle(name)).into()
+        match name(id) {
+            Some(name) => self.attachment.readiness(name).into(),
+            None => Readiness::default(),
+        }
+    }
+
+    /// As [`Attachment::offer`].
+    pub(crate) fn offer(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let name = name(id).ok_or(io::ErrorKind::InvalidInput)?;
+        self.attachment.offer(name, descriptor)
+    }
+
+    /// As [`Attachment::withdraw`].
+    pub(crate) fn withdraw(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attachment.withdraw(descriptor)
+    }
+
+    /// As [`Attachment::take`].
+    pub(crate) fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
+        self.attachment.take(descriptor)
     }
 
     /// Does something to the sets, which want to know what sockets are ready for.

@@ -86,6 +86,17 @@ pub(crate) fn kind(fd: i32) -> Option<(Protocol, bool)> {
     Some((protocol, is_v6))
 }
 
+/// What the kernel calls a socket of its own, and no other one ever.
+pub(crate) fn cookie(fd: i32) -> Option<u64> {
+    let mut value = 0u64;
+    let mut len = size_of::<u64>() as socklen_t;
+    let place: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the value is as long as `len` says.
+    let result =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut len) };
+    (result == 0).then_some(value)
+}
+
 /// A time of a kernel's socket; zero is none.
 fn time(fd: i32, name: c_int) -> Duration {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };

@@ -13,6 +13,7 @@ use tidegate_memory::Doorbell;
 use super::application::{Application, Misbehaved};
 use super::calls::Host;
 use super::names::{AppNumber, SocketKey};
+use super::passing::{NOBODY, Passages, Request};
 use super::report::Report;
 use super::save::{Belongings, Restored, save};
 use super::socket::Looked;
@@ -65,6 +66,8 @@ const SHARES: &str = "it lives on the kernel's addresses, and while it is replac
 pub(super) enum Message {
     /// An application has attached.
     Joined(Box<Application>),
+    /// An application shows the descriptor of a socket that is on its way.
+    Pass(Box<Request>),
     /// How things stand.
     Report(mpsc::Sender<Report>),
     /// Another daemon is to go on in this one's place.
@@ -149,6 +152,12 @@ impl Core {
         log: Log,
     ) -> io::Result<(Self, Post)> {
         host.sockets = restored.sockets;
+        let is_on_its_way = |key| {
+            let socket = host.sockets.get(key);
+            socket.is_some_and(|socket| socket.holders.contains(&NOBODY))
+        };
+        let now_ns = host.engine.read_clock();
+        host.passages = Passages::restore(restored.passages, now_ns, is_on_its_way)?;
         let keys = host.sockets.keys();
         for &key in &keys {
             let Host { engine, sockets, owners, .. } = &mut host;
@@ -238,6 +247,12 @@ impl Core {
             taken += 1;
             match message {
                 Message::Joined(app) => self.join(app),
+                Message::Pass(request) => {
+                    if let Some(key) = self.host.pass(&mut self.apps, *request) {
+                        self.look(key);
+                    }
+                    self.forget_gone();
+                }
                 Message::Report(to) => {
                     let report = Report::new(&mut self.host, self.apps.iter().flatten());
                     // Who asked may have gone.
@@ -546,6 +561,11 @@ impl Core {
     }
 
     fn check(&mut self) {
+        let (_, _, now_ns) = self.host.engine.parts();
+        for key in self.host.end_late_passages(now_ns) {
+            self.look(key);
+        }
+        self.forget_gone();
         for number in 0..self.apps.len() {
             let Some(app) = &self.apps[number] else { continue };
             if !app.is_alive() {
@@ -586,7 +606,8 @@ impl Core {
         let retry = (!self.again.is_empty()).then_some(RETRY);
         let Sleep { timeout_ns, held } = sleep;
         let (_, _, now_ns) = self.host.engine.parts();
-        let wake_ns = self.wake_next_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
+        let wakes_ns = self.wake_next_ns.into_iter().chain(self.host.passages.next_ns());
+        let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
         let timeout = timeout.chain(retry).min();
         let timeout = timeout.map(|timeout| Timespec {

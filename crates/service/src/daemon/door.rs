@@ -19,6 +19,7 @@ use super::Log;
 use super::application::Application;
 use super::core::{HandOver, Message, Post};
 use super::names::Identity;
+use super::passing::Request;
 use super::succession::Predecessor;
 use crate::contract::greeting::{Hello, receive_hello, send_refusal, send_welcome};
 use crate::contract::layout::{Geometry, Memory};
@@ -209,6 +210,12 @@ fn greet(connection: UnixStream, way: &Doorway, post: &Post, log: &Log) -> io::R
             // It is welcome when it has its sockets: the core says so.
             let app = admit(connection, config, name, Some(ticket))?;
             post.send(Message::Joined(Box::new(app)))?;
+        }
+        Hello::Pass(ticket, passing, shown) => {
+            // What is no socket has none.
+            let cookie = rustix::net::sockopt::socket_cookie(&shown)?;
+            let request = Request { connection, ticket, passing, cookie };
+            post.send(Message::Pass(Box::new(request)))?;
         }
         Hello::Report => {
             let report = post.report()?;

@@ -12,6 +12,7 @@ mod door;
 mod held;
 mod names;
 mod owners;
+mod passing;
 mod report;
 mod save;
 mod socket;
@@ -163,10 +164,11 @@ impl Daemon {
         let mut other = Successor::call(&start.door.path)?;
         prepared.forget_caught()?;
         let Handed { state, listener, prints, descriptors } = other.ask()?;
-        let State { stack, memories, applications, sockets } =
+        let State { stack, memories, applications, sockets, passages } =
             State::decode(&state).map_err(io::Error::from)?;
         let coalescing_ns = start.door.coalescing.as_nanos() as u64;
-        let restored = save::restore(memories, applications, sockets, descriptors, coalescing_ns)?;
+        let restored =
+            save::restore(memories, applications, (sockets, passages), descriptors, coalescing_ns)?;
         open_closed(|| prepared.open_port())?;
         let stack = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;
