@@ -165,7 +165,7 @@ fn sockets_that_agree_share_what_comes_by_who_sent_it() {
             let mut host = Host::with_neighbour(2);
             let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
             let local = at(ip, 53);
-            let mut join = |host: &mut Host| host.stack.udp_bind(local, shared).unwrap();
+            let join = |host: &mut Host| host.stack.udp_bind(local, shared).unwrap();
             let mut sockets = vec![join(&mut host)];
             assert_eq!(takers(&mut host, family, &sockets, 10), [0; 10]);
             sockets.extend([join(&mut host), join(&mut host)]);
