@@ -126,7 +126,10 @@ impl Host {
             Some((number, app)) => match passing {
                 Passing::Offer(handle) => self.offer(app, handle, cookie).map(|()| None),
                 Passing::Withdraw => {
-                    left = self.arrive(cookie);
+                    let is_own = |passage: &Passage| passage.uid == app.identity.uid;
+                    if self.passages.0.get(&cookie).is_some_and(is_own) {
+                        left = self.arrive(cookie);
+                    }
                     Ok(None)
                 }
                 Passing::Take => self.take(number, app, cookie).map(Some),
