@@ -231,8 +231,16 @@ fn nsd_answers_from_its_children() {
     if !can("run_attached_nsd", &["nsd", "kdig"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    for reuse_port in ["no", "yes"] {
+        let site = Site::new(Kind::Xdp);
+        let daemon = Daemon::start(&site, &[]);
+        nsd_answers(&site, &daemon, reuse_port);
+    }
+}
+
+/// Asks an NSD of two servers, which have a socket of each kind between them or one
+/// each.
+fn nsd_answers(site: &Site, daemon: &Daemon<'_>, reuse_port: &str) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     let zone = "$ORIGIN example.com.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 192.0.2.1\n";
@@ -241,7 +249,7 @@ fn nsd_answers_from_its_children() {
         "server:\n ip-address: {SERVER_V4}\n ip-address: {SERVER_V6}\n username: root\n\
          database: \"\"\n zonesdir: \"{root}\"\n pidfile: \"{root}/pid\"\n\
          xfrdfile: \"{root}/xfrd\"\n zonelistfile: \"{root}/list\"\n xfrdir: \"{root}\"\n\
-         server-count: 2\nremote-control:\n control-enable: no\n\
+         server-count: 2\n reuseport: {reuse_port}\nremote-control:\n control-enable: no\n\
          zone:\n name: example.com\n zonefile: zone\n"
     );
     let file = format!("{root}/nsd.conf");
@@ -251,7 +259,10 @@ fn nsd_answers_from_its_children() {
         let server = format!("@{address}");
         for more in [&["+notcp"][..], &["+tcp"]] {
             let ask = [&[&server, "ns.example.com", "A", "+short", "+timeout=10"], more].concat();
-            assert_eq!(site.tool("kdig", &ask), "192.0.2.1\n", "{address} {more:?}");
+            // From so many ports that each server is asked.
+            for _ in 0..10 {
+                assert_eq!(site.tool("kdig", &ask), "192.0.2.1\n", "{address} {more:?}");
+            }
         }
     }
     // It ends its children when it is asked to, not when it is killed.

@@ -134,6 +134,63 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
     }
 }
 
+/// How long a process has had a processor, in ticks of the kernel's.
+fn ticks(pid: &str) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(") ").unwrap();
+    let fields: Vec<&str> = rest.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn servers_are_idle_when_the_daemon_has_died() {
+    if !can("run_forking_death", &["nginx", "redis-server", "ab"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let daemon = Daemon::start(&site, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
+    let config = root.join("nginx.conf");
+    fs::write(&config, nginx_config(root, false)).unwrap();
+    let config = config.to_str().unwrap().to_owned();
+    let program = ["nginx", "-c", &config, "-p", root.to_str().unwrap()];
+    let program = daemon.run_server(&program, 8080);
+    let redis = ["redis-server", "--bind", "0.0.0.0", "::", "--protected-mode", "no"];
+    let redis = [&redis[..], &["--save", "", "--dir", root.to_str().unwrap()]].concat();
+    let redis = daemon.run_server(&redis, 6379);
+    let master = program.pid().to_string();
+    let nginx = Nginx { site: &site, config, _program: program };
+    let children = format!("/proc/{master}/task/{master}/children");
+    let mut servers = Vec::new();
+    wait_until("there are two workers", || {
+        let children = fs::read_to_string(&children).unwrap();
+        servers = children.split_whitespace().map(str::to_owned).collect();
+        servers.len() == 2
+    });
+    servers.push(redis.pid().to_string());
+    // It dies in the middle of a load.
+    let url = format!("http://{SERVER_V4}:8080/page");
+    let mut load = site.client().command("ab");
+    load.args(["-q", "-k", "-s", "5", "-n", "100000", "-c", "8", &url]);
+    let load = Program::new(load.stdout(Stdio::null()).stderr(Stdio::null()));
+    wait_until("connections are there", || {
+        let of_workers = |sockets: &Vec<u64>| sockets.contains(&1);
+        holders(&daemon).iter().filter(|sockets| of_workers(sockets)).count() > 1
+    });
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    // They may need a moment to hear all their errors. Then they do nothing.
+    wait_until("nobody is busy", || {
+        let before: Vec<u64> = servers.iter().map(|pid| ticks(pid)).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        servers.iter().zip(before).all(|(pid, before)| ticks(pid) - before <= 20)
+    });
+    drop((load, redis, nginx));
+}
+
 #[test]
 fn socat_serves_each_connection_by_a_child() {
     if !can("run_forking_socat", &["socat", "nc"]) {

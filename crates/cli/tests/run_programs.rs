@@ -150,6 +150,33 @@ fn nginx_sends_files_in_one_process() {
     fetch_all(&site, folder.path(), 80);
 }
 
+/// A server that sends a file that it opens for each request.
+const NODE: &str = "const http = require('http'), fs = require('fs');
+    http.createServer((request, response) =>
+        fs.createReadStream(process.argv[2] + request.url).pipe(response)).listen(8080, '::');";
+
+#[test]
+fn node_serves_files_from_its_own_threads() {
+    if !can("run_node", &["node", "curl", "ab"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let folder = files();
+    let program = folder.path().join("serve.js");
+    fs::write(&program, NODE).unwrap();
+    let root = folder.path().to_str().unwrap();
+    let _node = site.run_server(&[], &["node", program.to_str().unwrap(), root], 8080);
+    fetch_all(&site, folder.path(), 8080);
+    fs::write(folder.path().join("page"), "tide\n".repeat(500)).unwrap();
+    for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
+        let url = format!("http://{host}:8080/page");
+        let said = site.tool("ab", &["-q", "-n", "2000", "-c", "8", &url]);
+        let is_zero = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
+        assert!(said.lines().any(is_zero), "{said}");
+        assert!(said.contains("Complete requests:      2000"), "{said}");
+    }
+}
+
 #[test]
 fn python_serves_files_and_curl_fetches_them() {
     if !can("run_http", &["python3", "curl"]) {

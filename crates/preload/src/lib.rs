@@ -14,6 +14,7 @@
 //! kernel's for ever: numbers, flags and options are kept there. A socket moves
 //! when it listens, connects or sends, if the rules say so.
 
+mod environment;
 mod epoll;
 #[doc(hidden)]
 pub mod interpose;

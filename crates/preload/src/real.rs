@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
-    off_t, off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
-    timeval,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr,
+    nfds_t, off_t, off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec, timeval,
 };
 
 /// Looks a function up among the libraries behind this one.
@@ -83,5 +83,7 @@ real! {
     epoll_pwait2(fd: c_int, events: *mut epoll_event, limit: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fork() -> pid_t;
+    execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     _exit(status: c_int) -> !;
 }

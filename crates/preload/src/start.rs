@@ -96,6 +96,11 @@ pub(crate) fn rules() -> Option<&'static Rules> {
     start().map(|start| &start.rules)
 }
 
+/// Whether the stack is in a daemon, or will be.
+pub(crate) fn is_to_attach() -> bool {
+    start().is_some_and(|start| matches!(start.stack, Stack::Attached(_)))
+}
+
 /// Whether a call that is not known shall fail.
 pub(crate) fn is_strict() -> bool {
     start().is_some_and(|start| start.is_strict)

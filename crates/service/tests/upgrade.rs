@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::{self, ErrorKind};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -316,6 +316,34 @@ fn parents_and_heirs_keep_what_they_share() {
         drop(heir);
         site.upgrade();
         second.close(theirs, false);
+        assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
+    }
+}
+
+#[test]
+fn what_is_handed_on_arrives_under_the_next_daemon() {
+    let mut site = Site::new();
+    for family in FAMILIES {
+        let (mut peer, mut sender, mut taker) = (site.attach(0), site.attach(1), site.attach(1));
+        let to = address(1, family, 80);
+        let listener = sender.listen(to, 8, TcpOptions::default()).unwrap();
+        let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
+        let (theirs, _) = until(&mut sender, |app| app.accept(listener)).unwrap();
+        // The taker's name of it is another one.
+        let own = taker.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
+        let shown = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.offer(theirs, shown.as_fd()).unwrap();
+        sender.close(theirs, false);
+        site.upgrade();
+        let taken = taker.take(shown.as_fd()).unwrap().socket;
+        assert_ne!(taken, own);
+        site.upgrade();
+        drop(sender);
+        peer.send(ours, b"who").unwrap();
+        let mut buf = [0; 16];
+        let len = until(&mut taker, |app| app.recv(taken, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"who");
+        taker.close(taken, false);
         assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
     }
 }

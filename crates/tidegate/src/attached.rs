@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{Claim, Idle, IdleConfig, Step, pause};
-use tidegate_service::attachment::{Attachment, Kind};
+use tidegate_service::attachment::{Arrived, Attachment, Kind};
 use tidegate_service::{Handle, Phase};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
@@ -27,6 +27,14 @@ const PIECE_BYTES: usize = 2048;
 /// looked at each so many looks.
 const LOOKS: u32 = 8;
 
+/// When the daemon has ended so many waits end at once: programs hear of errors, and
+/// clean up.
+const PROMPT_WAITS: u32 = 256;
+
+/// Later ones take so long where there is nothing but errors: whoever keeps a socket
+/// that gives nothing else would be busy with it for ever.
+const LATE_WAIT: Duration = Duration::from_millis(100);
+
 /// An attachment that threads share.
 pub(crate) struct Attached {
     core: Mutex<AttachedCore>,
@@ -43,6 +51,8 @@ pub(crate) struct AttachedCore {
     tasks: Tasks,
     idle: Idle,
     has_failed: bool,
+    /// How many have waited since.
+    waits_after: u32,
 }
 
 impl Attached {
@@ -56,6 +66,7 @@ impl Attached {
             tasks: Tasks::default(),
             idle: new_idle(0),
             has_failed: false,
+            waits_after: 0,
         };
         Ok(Self { core: Mutex::new(core), began: Instant::now() })
     }
@@ -82,15 +93,19 @@ impl Attached {
         mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         let mut result = None;
-        self.wait(sockets, patience, &mut JustSleep, &mut |core| {
+        let found = self.wait_for_daemon(sockets, patience, &mut JustSleep, &mut |core| {
             result = ready(core);
             result.is_some()
         })?;
-        result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+        match found {
+            Some(_) => result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into())),
+            None => ready(&mut *self.lock()).unwrap_or_else(|| Err(ended())),
+        }
     }
 
     /// Waits until `ready` says so, `sleeper` has found something of its own, or
-    /// patience ends, when this gives `false`.
+    /// patience ends, when this gives `false`. When the daemon has ended every socket
+    /// is ready, for its error, and the sleeper finds what it has found before.
     pub(crate) fn wait(
         &self,
         sockets: &[SocketId],
@@ -98,29 +113,60 @@ impl Attached {
         sleeper: &mut dyn Sleeper,
         ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
     ) -> io::Result<bool> {
+        if let Some(found) = self.wait_for_daemon(sockets, patience, sleeper, ready)? {
+            return Ok(found);
+        }
+        let mut core = self.lock();
+        let is_ready = ready(&mut core);
+        core.waits_after = core.waits_after.saturating_add(1);
+        let limit = match core.waits_after {
+            _ if !is_ready => None,
+            ..=PROMPT_WAITS => Some(Duration::ZERO),
+            _ => Some(LATE_WAIT),
+        };
+        drop(core);
+        let limit = limit.into_iter().chain(patience.left()).min();
+        Ok(sleeper.sleep(&[], limit)? || is_ready)
+    }
+
+    /// As [`Attached::wait`]; `None` when the daemon has ended.
+    fn wait_for_daemon(
+        &self,
+        sockets: &[SocketId],
+        patience: Patience,
+        sleeper: &mut dyn Sleeper,
+        ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
+    ) -> io::Result<Option<bool>> {
         let mut looks = 0;
         loop {
             let mut core = self.lock();
-            if ready(&mut core) {
-                return Ok(true);
+            if core.has_failed {
+                return Ok(None);
             }
-            if core.hear()? {
-                let now_ns = self.now_ns();
-                core.idle.on_work(now_ns);
-                if ready(&mut core) {
-                    return Ok(true);
+            if ready(&mut core) {
+                return Ok(Some(true));
+            }
+            match core.hear() {
+                Ok(false) => {}
+                Ok(true) => {
+                    let now_ns = self.now_ns();
+                    core.idle.on_work(now_ns);
+                    if ready(&mut core) {
+                        return Ok(Some(true));
+                    }
                 }
+                Err(_) => return Ok(None),
             }
             let left = patience.left();
             if left.is_some_and(|left| left.is_zero()) {
                 drop(core);
-                return sleeper.sleep(&[], Some(Duration::ZERO));
+                return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
             }
             let step = core.idle.step(self.now_ns());
             if step != Step::Sleep {
                 drop(core);
                 if looks % LOOKS == 0 && sleeper.sleep(&[], Some(Duration::ZERO))? {
-                    return Ok(true);
+                    return Ok(Some(true));
                 }
                 looks += 1;
                 if pause() {
@@ -136,15 +182,18 @@ impl Attached {
             drop(core);
             let found = match sleeps {
                 Ok(true) => sleeper.sleep(&[connection.as_fd(), bell.as_fd()], left),
-                Ok(false) => Ok(false),
-                Err(error) => Err(error),
+                // One that has ended is found out when we wake up.
+                Ok(false) | Err(_) => Ok(false),
             };
             let mut core = self.lock();
             core.waiters.leave(&bell);
             bell.disarm();
-            core.wake_up()?;
+            let woken = core.wake_up();
             if found? {
-                return Ok(true);
+                return Ok(Some(true));
+            }
+            if woken.is_err() {
+                return Ok(None);
             }
         }
     }
@@ -158,6 +207,11 @@ impl Attached {
     fn now_ns(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
+}
+
+/// What is said of a daemon that has ended.
+fn ended() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
 }
 
 /// The daemon may need this processor: a pause lets it have it.
@@ -221,17 +275,27 @@ fn bits(handle: Handle) -> u64 {
     u64::from(handle.generation) << 32 | u64::from(handle.place)
 }
 
-fn udp(handle: Handle) -> UdpId {
+pub(crate) fn udp(handle: Handle) -> UdpId {
     UdpId::from_bits(bits(handle))
 }
 
-fn stream(handle: Handle) -> TcpId {
+pub(crate) fn stream(handle: Handle) -> TcpId {
     TcpId::from_bits(bits(handle))
 }
 
 /// The daemon gives no listener a name that is none.
-fn listener(handle: Handle) -> io::Result<TcpListenerId> {
+pub(crate) fn listener(handle: Handle) -> io::Result<TcpListenerId> {
     TcpListenerId::from_bits(bits(handle)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What the daemon calls a socket; a set is nothing to it.
+fn name(id: SocketId) -> Option<Handle> {
+    Some(handle(match id {
+        SocketId::Udp(id) => id.to_bits(),
+        SocketId::Listener(id) => id.to_bits(),
+        SocketId::Stream(id) => id.to_bits(),
+        SocketId::Poll(_) => return None,
+    }))
 }
 
 /// A daemon takes nothing from the kernel for this program, but for itself.
@@ -285,19 +349,33 @@ impl AttachedCore {
     /// The daemon has ended: nobody shall wait for it.
     fn fail(&mut self) {
         if !std::mem::replace(&mut self.has_failed, true) {
+            self.polls.on_event_for_all(&self.waiters);
             self.waiters.wake_all();
             self.tasks.wake_all();
         }
     }
 
     fn look(&mut self, id: SocketId) -> Readiness {
-        let name = match id {
-            SocketId::Udp(id) => id.to_bits(),
-            SocketId::Listener(id) => id.to_bits(),
-            SocketId::Stream(id) => id.to_bits(),
-            SocketId::Poll(_) => return Readiness::default(),
-        };
-        self.attachment.readiness(handle(name)).into()
+        match name(id) {
+            Some(name) => self.attachment.readiness(name).into(),
+            None => Readiness::default(),
+        }
+    }
+
+    /// As [`Attachment::offer`].
+    pub(crate) fn offer(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let name = name(id).ok_or(io::ErrorKind::InvalidInput)?;
+        self.attachment.offer(name, descriptor)
+    }
+
+    /// As [`Attachment::withdraw`].
+    pub(crate) fn withdraw(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attachment.withdraw(descriptor)
+    }
+
+    /// As [`Attachment::take`].
+    pub(crate) fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
+        self.attachment.take(descriptor)
     }
 
     /// Does something to the sets, which want to know what sockets are ready for.
@@ -330,19 +408,13 @@ impl Calls for AttachedCore {
     }
 
     fn failure(&self) -> Option<io::Error> {
-        self.has_failed.then(|| io::ErrorKind::ConnectionAborted.into())
+        self.has_failed.then(ended)
     }
 
     fn readiness(&mut self, id: SocketId) -> Readiness {
-        // What has come since counts, for programs that only ask.
-        if self.hear().is_err() {
-            return Readiness {
-                readable: true,
-                writable: true,
-                failed: true,
-                ..Readiness::default()
-            };
-        }
+        // What has come since counts, for programs that only ask. A daemon that has
+        // ended makes every socket ready, for its error.
+        let _ = self.hear();
         match id {
             SocketId::Poll(set) => Readiness {
                 readable: self.with_polls(|polls, of| polls.has_ready(set, of)),

@@ -382,6 +382,13 @@ impl Polls {
         }
     }
 
+    /// Something happened to all sockets.
+    pub(crate) fn on_event_for_all(&mut self, waiters: &Waiters) {
+        let streams = self.streams.iter().flatten().map(|&(id, _)| SocketId::Stream(id));
+        let all: Vec<SocketId> = streams.chain(self.others.keys().copied()).collect();
+        all.into_iter().for_each(|id| self.on_event(id, waiters));
+    }
+
     /// Something happened to a socket.
     pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
         let Self { maybe_ready, streams, others, .. } = self;

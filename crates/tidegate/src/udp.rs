@@ -87,6 +87,10 @@ impl UdpSocket {
 
     fn bind_one(net: &Net, address: SocketAddr, options: UdpOptions) -> io::Result<Self> {
         let (id, claim) = net.with(|calls| calls.udp_bind(address, options))?;
+        Ok(Self::new(net, id, claim))
+    }
+
+    pub(crate) fn new(net: &Net, id: UdpId, claim: Option<Arc<Claim>>) -> Self {
         let inner = Inner {
             net: net.clone(),
             id,
@@ -95,7 +99,7 @@ impl UdpSocket {
             write_timeout: Mutex::new(None),
             claim,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// Takes datagrams only from this peer from now on and sends to it by

@@ -79,6 +79,12 @@ def order(connection, address):
                 back.sendto(text, (address, int(words[1])))
             connection.sendall(b".")
             connection.recv(1)
+    elif words[0] == b"flows":
+        # Datagrams that each come from another port.
+        for number in range(int(words[2])):
+            with socket.socket(family(address), socket.SOCK_DGRAM) as back:
+                back.sendto(b"%d" % number, (address, int(words[1])))
+        connection.sendall(b".")
 
 
 def peer(own, subject):
@@ -463,6 +469,31 @@ def bound_datagrams(subject):
     yield len(poll.poll(LIMIT)), udp.recv(100)
 
 
+def shared_datagrams(subject):
+    def join(shares=1):
+        udp = socket.socket(subject.family, socket.SOCK_DGRAM)
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
+        udp.bind((subject.own, 7003))
+        return udp
+
+    sockets = [join(), join(), join()]
+    yield code(join, 0)
+    poll = select.epoll()
+    for udp in sockets:
+        poll.register(udp, select.EPOLLIN)
+    with subject.told("flows 7003 64") as orders:
+        yield orders.recv(1)
+        got = {udp.fileno(): [] for udp in sockets}
+        while sum(map(len, got.values())) < 64:
+            for fd, _ in poll.poll(LIMIT):
+                got[fd].append(int(os.read(fd, 100)))
+    yield sorted(sum(got.values(), [])) == list(range(64)), all(got.values())
+    for udp in sockets:
+        udp.close()
+    join(0).close()
+    yield code(join, 1) is not None
+
+
 def over_loopback(subject):
     any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
     loopback = "::1" if subject.family == socket.AF_INET6 else "127.0.0.1"
@@ -509,7 +540,7 @@ def subject(own, peer):
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
         duplicates, files, corked, full, options, interrupted, datagrams, bound_datagrams,
-        over_loopback, children, threads,
+        shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0
         try:

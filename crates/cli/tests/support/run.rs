@@ -42,6 +42,10 @@ impl Program {
     pub fn new(command: &mut Command) -> Self {
         Self { child: command.stdin(Stdio::null()).spawn().unwrap() }
     }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 /// The daemon in a site's server namespace, and the programs that attach to it.

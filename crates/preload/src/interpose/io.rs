@@ -12,7 +12,7 @@ use libc::{
 
 use super::{errno, raw};
 use crate::socket::moving::{self, Moved};
-use crate::socket::{Body, Side, Socket};
+use crate::socket::{Body, Side, Socket, passing};
 use crate::{log, real, start, table};
 
 /// What was received.
@@ -282,7 +282,15 @@ pub unsafe extern "C" fn __recvfrom_chk(
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let from_kernel = |more| unsafe { real::recvmsg(fd, message, flags | more) };
-    let Some(socket) = table::socket(fd) else { return from_kernel(0) };
+    let Some(socket) = table::socket(fd) else {
+        let got = from_kernel(0);
+        // SAFETY: the kernel has just filled the program's own message.
+        if let Some(message) = unsafe { message.as_ref() }.filter(|_| got >= 0) {
+            // SAFETY: as above.
+            unsafe { raw::descriptors(message) }.into_iter().for_each(passing::take);
+        }
+        return got;
+    };
     // SAFETY: the program's own argument.
     let Some(told) = (unsafe { message.as_mut() }) else {
         return errno::count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
@@ -473,7 +481,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the program's own arguments.
     let to = unsafe { raw::address(told.msg_name.cast(), told.msg_namelen) };
     let socket = match sender(fd, to) {
-        Ok(None) => return by_kernel(),
+        // SAFETY: the program's own arguments.
+        Ok(None) => return handing_on(unsafe { raw::descriptors(told) }, by_kernel),
         Ok(Some(socket)) => socket,
         Err(error) => return errno::count(Err(error)),
     };
@@ -483,6 +492,19 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         Some(data) => send_on(fd, &socket, &data, to, from, flags, by_kernel),
         None => errno::count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
     }
+}
+
+/// Makes a call that hands descriptors to another process, and their sockets with
+/// them.
+fn handing_on(mut descriptors: Vec<c_int>, send: impl FnOnce() -> ssize_t) -> ssize_t {
+    descriptors.retain(|&fd| passing::offer(fd));
+    let sent = send();
+    if sent < 0 && !descriptors.is_empty() {
+        let error = io::Error::last_os_error();
+        descriptors.into_iter().for_each(passing::withdraw);
+        errno::set(&error);
+    }
+    sent
 }
 
 /// The address that a datagram shall leave from, if a control message says.

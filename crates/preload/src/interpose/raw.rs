@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
 use libc::{
-    c_int, c_void, iovec, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+    c_int, c_void, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
     timespec,
 };
 
@@ -172,6 +172,28 @@ pub(super) unsafe fn pieces<'a>(pieces: *const iovec, count: usize) -> Option<Ve
         data(piece.iov_base, piece.iov_len)
     };
     Some((0..count).map(one).collect())
+}
+
+/// The descriptors that a message hands on.
+///
+/// # Safety
+/// The message is as its lengths say.
+pub(super) unsafe fn descriptors(message: &msghdr) -> Vec<c_int> {
+    let mut all = Vec::new();
+    // SAFETY: the C library's own walk over the messages, which stays within
+    // their lengths.
+    unsafe {
+        let mut head = libc::CMSG_FIRSTHDR(message);
+        while let Some(one) = head.as_ref() {
+            if (one.cmsg_level, one.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let fds = libc::CMSG_DATA(head).cast::<c_int>();
+                all.extend((0..bytes / size_of::<c_int>()).map(|at| fds.add(at).read_unaligned()));
+            }
+            head = libc::CMSG_NXTHDR(message, head);
+        }
+    }
+    all
 }
 
 /// A time-out in milliseconds; negative is for ever.

@@ -2,6 +2,7 @@
 
 pub(crate) mod moving;
 pub(crate) mod options;
+pub(crate) mod passing;
 mod tcp;
 mod udp;
 

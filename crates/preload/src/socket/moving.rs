@@ -20,7 +20,7 @@ pub(crate) enum Moved {
 }
 
 /// The descriptor is this socket from now on.
-fn enter(fd: i32, socket: Socket) -> Moved {
+pub(super) fn enter(fd: i32, socket: Socket) -> Moved {
     let socket = Arc::new(socket);
     options::adopt(fd, &socket);
     if !table::put(fd, Entry::Socket(Arc::clone(&socket))) {

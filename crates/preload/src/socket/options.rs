@@ -86,6 +86,17 @@ pub(crate) fn kind(fd: i32) -> Option<(Protocol, bool)> {
     Some((protocol, is_v6))
 }
 
+/// What the kernel calls a socket of its own, and no other one ever.
+pub(crate) fn cookie(fd: i32) -> Option<u64> {
+    let mut value = 0u64;
+    let mut len = size_of::<u64>() as socklen_t;
+    let place: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the value is as long as `len` says.
+    let result =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut len) };
+    (result == 0).then_some(value)
+}
+
 /// A time of a kernel's socket; zero is none.
 fn time(fd: i32, name: c_int) -> Duration {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
@@ -212,6 +223,7 @@ pub(crate) fn of_udp(fd: i32, is_v6: bool) -> UdpOptions {
     UdpOptions {
         dual_stack: is_dual(fd, is_v6),
         reuse_address: number(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1),
+        reuse_port: number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1),
         hop_limit: hop_limit(fd, is_v6),
         traffic_class: traffic_class(fd, is_v6),
         ..UdpOptions::default()

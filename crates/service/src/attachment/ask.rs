@@ -94,15 +94,21 @@ impl Attachment {
 
     fn keep(&mut self, granted: Granted, kind: Kind, options: TcpOptions) -> io::Result<Handle> {
         let socket = Socket::new(&self.memory, &granted, kind, options)?;
-        let place = granted.socket.place as usize;
+        self.insert(socket);
+        Ok(granted.socket)
+    }
+
+    /// A socket is ours from now on.
+    pub(super) fn insert(&mut self, socket: Socket) {
+        let handle = socket.handle;
+        let place = handle.place as usize;
         if place >= self.sockets.len() {
             self.sockets.resize_with(place + 1, || None);
         }
         // A change that was told before it was ours was heard by nobody.
         socket.place.changes.ask();
-        self.changed.push_back(granted.socket);
+        self.changed.push_back(handle);
         self.sockets[place] = Some(Box::new(socket));
-        Ok(granted.socket)
     }
 
     /// What the daemon knows of an address: whether it is its own, and where

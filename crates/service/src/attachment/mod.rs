@@ -8,6 +8,7 @@ mod ask;
 mod heir;
 #[cfg(test)]
 mod hostile;
+mod passing;
 mod socket;
 mod tcp;
 mod udp;
@@ -23,6 +24,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
 use tidegate_stack::TcpInfo;
 
+pub use passing::Arrived;
 pub use socket::Kind;
 pub use udp::Received;
 
@@ -58,6 +60,8 @@ pub struct Attachment {
     ticket: Ticket,
     connection: OwnedFd,
     memory: Memory,
+    /// Memory of others that sockets of ours are in.
+    elsewhere: Vec<Memory>,
     commands: Sender<Part, COMMAND_WORDS>,
     notices: Receiver<Part, NOTICE_WORDS>,
     daemon_sleeps: Wanted<Part>,
@@ -126,6 +130,7 @@ impl Attachment {
             daemon_sleeps: memory.daemon_sleeps()?,
             we_sleep: memory.application_sleeps()?,
             memory,
+            elsewhere: Vec::new(),
             sockets: Vec::new(),
             answers: Vec::new(),
             changed: VecDeque::new(),

@@ -38,8 +38,8 @@ pub(super) struct Socket {
     pub(super) options: TcpOptions,
     /// How many errors were taken.
     errors_taken: u8,
-    /// A parent or a child of this process had it too, and may have it still.
-    is_inherited: bool,
+    /// Another process had it too, and may have it still.
+    pub(super) is_inherited: bool,
     /// Reading was shut here.
     pub(super) is_read_shut: bool,
     /// Writing was shut here.
@@ -71,9 +71,36 @@ impl Socket {
         })
     }
 
+    /// One that is in a place of another application's memory; changes are told by
+    /// `own`. Its streams are somewhere in the midst.
+    pub(super) fn of_another(
+        memory: &Memory,
+        place: u32,
+        own: &Memory,
+        granted: &Granted,
+        kind: Kind,
+    ) -> io::Result<Self> {
+        let place = memory.place(place)?.told_by(own, granted.socket.place)?;
+        let (read, write) = ends(kind, &place)?;
+        Ok(Self {
+            handle: granted.socket,
+            kind,
+            place,
+            read,
+            write,
+            local: granted.local,
+            peer: granted.peer,
+            options: TcpOptions::default(),
+            errors_taken: 0,
+            is_inherited: true,
+            is_read_shut: false,
+            is_write_shut: false,
+        })
+    }
+
     /// The same socket for a child, who is told of changes by `memory`.
     pub(super) fn for_heir(&mut self, memory: &Memory) -> io::Result<Self> {
-        let place = self.place.for_heir(memory)?;
+        let place = self.place.told_by(memory, self.handle.place)?;
         let (read, write) = ends(self.kind, &place)?;
         self.is_inherited = true;
         Ok(Self { place, read, write, ..*self })

@@ -198,6 +198,7 @@ mod tests {
             ecn: true,
             dual_stack: true,
             reuse_port: true,
+            user: 0,
             congestion_control: CongestionControl::NewReno,
             hop_limit: Some(255),
             traffic_class: 0xfc,
@@ -207,6 +208,8 @@ mod tests {
         let odd_datagrams = UdpOptions {
             dual_stack: true,
             reuse_address: true,
+            reuse_port: true,
+            user: 0,
             dont_fragment: true,
             report_errors: true,
             hop_limit: Some(0),

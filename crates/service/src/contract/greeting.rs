@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use tidegate_memory::shared::Region;
 
+use super::command::Handle;
 use super::layout::{Geometry, Memory};
 use super::ticket::{TICKET_BYTES, Ticket};
 
@@ -31,13 +32,28 @@ fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
+/// What an application has to say of a socket that is on its way to another process,
+/// or was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passing {
+    /// Its own socket of this name is on its way.
+    Offer(Handle),
+    /// It is not after all.
+    Withdraw,
+    /// It has arrived.
+    Take,
+}
+
 /// What somebody comes for.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Hello {
     /// To attach, under this name.
     Attach(String),
     /// To attach with the sockets of whom the ticket was given to, under this name.
     Inherit(Ticket, String),
+    /// To speak of a socket on its way, which this descriptor of the kernel's goes
+    /// with, for the application that the ticket was given to.
+    Pass(Ticket, Passing, OwnedFd),
     /// To hear how things stand.
     Report,
     /// To go on in the daemon's place.
@@ -48,17 +64,27 @@ const ATTACH: u8 = 1;
 const REPORT: u8 = 2;
 const INHERIT: u8 = 3;
 const UPGRADE: u8 = 4;
+const OFFER: u8 = 5;
+const WITHDRAW: u8 = 6;
+const TAKE: u8 = 7;
 
 /// The first message. Names are cut to 48 bytes.
 ///
 /// # Errors
 /// What the kernel says.
-pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
-    let (kind, ticket, name) = match hello {
-        Hello::Attach(name) => (ATTACH, None, name.as_str()),
-        Hello::Inherit(ticket, name) => (INHERIT, Some(ticket), name.as_str()),
-        Hello::Report => (REPORT, None, ""),
-        Hello::Upgrade => (UPGRADE, None, ""),
+pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
+    let socket;
+    let (kind, ticket, text) = match hello {
+        Hello::Attach(name) => (ATTACH, None, name.as_bytes()),
+        Hello::Inherit(ticket, name) => (INHERIT, Some(ticket), name.as_bytes()),
+        Hello::Pass(ticket, Passing::Offer(handle), _) => {
+            socket = handle.to_word().to_ne_bytes();
+            (OFFER, Some(ticket), &socket[..])
+        }
+        Hello::Pass(ticket, Passing::Withdraw, _) => (WITHDRAW, Some(ticket), &[][..]),
+        Hello::Pass(ticket, Passing::Take, _) => (TAKE, Some(ticket), &[][..]),
+        Hello::Report => (REPORT, None, &[][..]),
+        Hello::Upgrade => (UPGRADE, None, &[][..]),
     };
     let mut message = [0; HELLO_BYTES];
     let (magic, rest) = message.split_at_mut(MAGIC.len());
@@ -66,9 +92,20 @@ pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
     rest[0] = kind;
     let (shown, rest) = rest[1..].split_at_mut(TICKET_BYTES);
     shown.copy_from_slice(ticket.map_or(&[0; TICKET_BYTES], |ticket| ticket.bytes()));
-    let name = &name.as_bytes()[..name.len().min(NAME_BYTES)];
-    rest[..name.len()].copy_from_slice(name);
-    send(socket, &message, SendFlags::NOSIGNAL)?;
+    let text = &text[..text.len().min(NAME_BYTES)];
+    rest[..text.len()].copy_from_slice(text);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let shown = match hello {
+        Hello::Pass(_, _, descriptor) => Some([descriptor.as_fd()]),
+        _ => None,
+    };
+    if let Some(shown) = &shown
+        && !control.push(SendAncillaryMessage::ScmRights(shown))
+    {
+        return Err(io::Error::other("a descriptor does not fit into a message"));
+    }
+    sendmsg(to, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -78,19 +115,41 @@ pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
 /// [`io::ErrorKind::InvalidData`] when it is none of this version.
 pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     let mut message = [0; HELLO_BYTES];
-    let (len, _) = rustix::net::recv(socket, &mut message, RecvFlags::empty())?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut message)];
+    let len = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let mut shown = descriptors(&mut control).into_iter();
     let unknown = || invalid("it does not speak this version of the protocol");
     let words = message[..len].strip_prefix(&MAGIC);
     let (kind, rest) = words.and_then(|words| words.split_first()).ok_or_else(unknown)?;
-    let (ticket, name) = rest.split_first_chunk().ok_or_else(unknown)?;
-    let name = String::from_utf8_lossy(name).chars().filter(char::is_ascii_graphic).collect();
+    let (ticket, text) = rest.split_first_chunk().ok_or_else(unknown)?;
+    let ticket = Ticket::from_bytes(*ticket);
+    let mut pass = |passing| {
+        let shown = shown.next().ok_or_else(|| invalid("it shows no descriptor"));
+        shown.map(|shown| Hello::Pass(ticket, passing, shown))
+    };
+    let handle = text.first_chunk().map(|word| Handle::from_word(u64::from_ne_bytes(*word)));
+    let name = String::from_utf8_lossy(text).chars().filter(char::is_ascii_graphic).collect();
     match *kind {
         ATTACH => Ok(Hello::Attach(name)),
-        INHERIT => Ok(Hello::Inherit(Ticket::from_bytes(*ticket), name)),
+        INHERIT => Ok(Hello::Inherit(ticket, name)),
+        OFFER => pass(Passing::Offer(handle.ok_or_else(unknown)?)),
+        WITHDRAW => pass(Passing::Withdraw),
+        TAKE => pass(Passing::Take),
         REPORT => Ok(Hello::Report),
         UPGRADE => Ok(Hello::Upgrade),
         _ => Err(invalid("it wants something that there is not in this version")),
     }
+}
+
+/// The descriptors that came with a message.
+pub(super) fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let only = |message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    };
+    control.drain().filter_map(only).flatten().collect()
 }
 
 /// The daemon's answer, with the memory and the ticket of the application.
@@ -139,14 +198,7 @@ pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut message)];
     let received = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fds: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        })
-        .flatten()
-        .collect();
+    let fds = descriptors(&mut control);
     let message = &message[..received.bytes];
     if message.is_empty() {
         return Err(io::Error::new(

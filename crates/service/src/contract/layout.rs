@@ -1,6 +1,7 @@
 //! Where everything lies in the memory that is shared.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
@@ -160,6 +161,18 @@ impl Memory {
         self.wanted(APPLICATION_SLEEPS)
     }
 
+    /// Whether sockets are in it, and not only somebody who could use it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.control) > 1
+    }
+
+    /// Whether the first piece is the memory behind a descriptor.
+    pub(crate) fn has(&self, piece: BorrowedFd<'_>) -> bool {
+        let of =
+            |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
+        of(self.control.as_fd()).is_ok_and(|own| of(piece) == Ok(own))
+    }
+
     /// Whether this is the same memory, and not only memory like it.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.control, &other.control)
@@ -240,10 +253,10 @@ impl Drop for Turn {
 }
 
 impl Place {
-    /// The same place, for another attachment that is told of changes by
+    /// The same place, for another attachment that is told of changes by a place of
     /// `memory`.
-    pub(crate) fn for_heir(&self, memory: &Memory) -> io::Result<Self> {
-        let changes = memory.changes(self.number)?;
+    pub(crate) fn told_by(&self, memory: &Memory, number: u32) -> io::Result<Self> {
+        let changes = memory.changes(number)?;
         Ok(Self { changes, ..self.memory.place(self.number)? })
     }
 

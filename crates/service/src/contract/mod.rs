@@ -11,6 +11,10 @@
 //! places and by the same names. Their words and streams stay where they are; only
 //! the wish to be told of changes is a word of each attachment's own.
 //!
+//! A socket that is handed to another process, with its descriptor of the kernel's,
+//! is offered before and taken after on connections of their own ([`taken`]). Its
+//! words and streams stay where they are, too.
+//!
 //! Whatever comes from the other side is a copy that was parsed.
 
 pub mod command;
@@ -20,5 +24,6 @@ pub mod greeting;
 pub mod layout;
 pub mod notice;
 pub mod status;
+pub mod taken;
 pub mod ticket;
 mod words;

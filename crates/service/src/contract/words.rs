@@ -61,6 +61,7 @@ const UDP_REUSE_ADDRESS: u64 = 1 << 1;
 const UDP_DONT_FRAGMENT: u64 = 1 << 2;
 const UDP_REPORT_ERRORS: u64 = 1 << 3;
 const UDP_HOP_LIMIT: u64 = 1 << 4;
+const UDP_REUSE_PORT: u64 = 1 << 5;
 
 fn pair(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
@@ -70,6 +71,7 @@ fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
+/// All but the user, whom the kernel names.
 pub(super) fn options_to_words(options: &TcpOptions) -> [u64; OPTIONS_WORDS] {
     let flag = |set: bool, bit| if set { bit } else { 0 };
     let keepalive = options.keepalive.unwrap_or_default();
@@ -93,11 +95,12 @@ pub(super) fn options_to_words(options: &TcpOptions) -> [u64; OPTIONS_WORDS] {
     ]
 }
 
-/// Of the options of a UDP socket, all but the lengths of its queue.
+/// Of the options of a UDP socket, all but the lengths of its queue and its user.
 pub(super) fn udp_options_to_word(options: &UdpOptions) -> u64 {
     let flag = |set: bool, bit| if set { bit } else { 0 };
     flag(options.dual_stack, UDP_DUAL_STACK)
         | flag(options.reuse_address, UDP_REUSE_ADDRESS)
+        | flag(options.reuse_port, UDP_REUSE_PORT)
         | flag(options.dont_fragment, UDP_DONT_FRAGMENT)
         | flag(options.report_errors, UDP_REPORT_ERRORS)
         | flag(options.hop_limit.is_some(), UDP_HOP_LIMIT)
@@ -111,6 +114,8 @@ pub(super) fn udp_options_from_word(word: u64) -> UdpOptions {
     UdpOptions {
         dual_stack: has(UDP_DUAL_STACK),
         reuse_address: has(UDP_REUSE_ADDRESS),
+        reuse_port: has(UDP_REUSE_PORT),
+        user: 0,
         dont_fragment: has(UDP_DONT_FRAGMENT),
         report_errors: has(UDP_REPORT_ERRORS),
         hop_limit: has(UDP_HOP_LIMIT).then_some((word >> 8) as u8),
@@ -135,6 +140,7 @@ pub(super) fn options_from_words(words: [u64; OPTIONS_WORDS]) -> TcpOptions {
         ecn: has(ECN),
         dual_stack: has(DUAL_STACK),
         reuse_port: has(REUSE_PORT),
+        user: 0,
         congestion_control: match has(NEW_RENO) {
             true => CongestionControl::NewReno,
             false => CongestionControl::Cubic,

@@ -11,6 +11,7 @@ use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId,
 use super::application::{Application, Misbehaved};
 use super::names::{AppNumber, Owner, SocketId, SocketKey};
 use super::owners::{Owners, Sockets};
+use super::passing::Passages;
 use super::socket::{Kind, Socket};
 use crate::contract::command::{Command, Handle, Tag};
 use crate::contract::layout::Memory;
@@ -25,6 +26,7 @@ pub(super) struct Host {
     pub(super) claims: Claims,
     pub(super) sockets: Sockets,
     pub(super) owners: Owners,
+    pub(super) passages: Passages,
     /// Sockets that have ended: those who had them do not know yet.
     pub(super) gone: Vec<Socket>,
 }
@@ -36,6 +38,7 @@ impl Host {
             claims,
             sockets: Sockets::default(),
             owners: Owners::default(),
+            passages: Passages::default(),
             gone: Vec::new(),
         }
     }
@@ -84,9 +87,8 @@ impl Host {
     /// An application has no use any more for a socket that others have too.
     pub(super) fn leave(&mut self, number: AppNumber, app: &mut Application, key: SocketKey) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
-        let place = socket.handle.place;
-        socket.remove_holder(number);
-        app.leave(place, socket.place.is_of(&app.memory));
+        let Some(holder) = socket.remove_holder(number) else { return };
+        app.leave(holder.place, socket.place.is_of(&app.memory));
     }
 
     /// Does what an application asks for. Returns the socket that is to be looked
@@ -171,6 +173,7 @@ impl Host {
         options: UdpOptions,
     ) -> io::Result<Granted> {
         self.check_port(app)?;
+        let options = UdpOptions { user: app.identity.uid, ..options };
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
@@ -213,7 +216,7 @@ impl Host {
             Some(peer) => stack.udp_connect(datagrams.id, peer)?,
             None => stack.udp_disconnect(datagrams.id)?,
         }
-        self.granted(key)
+        self.granted(key).map(|granted| Granted { socket: handle, ..granted })
     }
 
     fn listen(
@@ -225,6 +228,7 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         self.check_port(app)?;
+        let options = TcpOptions { user: app.identity.uid, ..options };
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
@@ -376,6 +380,12 @@ impl Host {
             self.leave(number, app, key);
             return Some(key);
         }
+        self.give_up(key, abrupt)
+    }
+
+    /// Closes a socket that nobody else has. Returns it if it is to be looked at.
+    pub(super) fn give_up(&mut self, key: SocketKey, abrupt: bool) -> Option<SocketKey> {
+        let socket = self.sockets.get_mut(key)?;
         if let Kind::Stream(stream) = &mut socket.kind
             && !abrupt
         {

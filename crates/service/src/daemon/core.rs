@@ -18,6 +18,7 @@ use super::cores::Cores;
 use super::family::Family;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
+use super::passing::{ON_ITS_WAY, Passages, Request};
 use super::report::Report;
 use super::save::{Belongings, Restored, save};
 use super::socket::Looked;
@@ -71,6 +72,8 @@ pub(super) enum Message {
     /// An application has attached. One that inherits looks for its parent, core by
     /// core: so many have been asked.
     Joined(Box<Application>, usize),
+    /// An application shows the descriptor of a socket that is on its way.
+    Pass(Box<Request>),
     /// Applications come from another core.
     Adopt(Box<Family>),
     /// Applications go to another core that have so much of this one to do.
@@ -191,6 +194,12 @@ impl Core {
         log: Log,
     ) -> io::Result<Self> {
         host.sockets = restored.sockets;
+        let is_on_its_way = |key| {
+            let socket = host.sockets.get(key);
+            socket.is_some_and(|socket| socket.holders.contains(&ON_ITS_WAY))
+        };
+        let now_ns = host.engine.read_clock();
+        host.passages = Passages::restore(restored.passages, now_ns, is_on_its_way)?;
         let keys = host.sockets.keys();
         for &key in &keys {
             let Host { engine, sockets, owners, .. } = &mut host;
@@ -284,6 +293,7 @@ impl Core {
             taken += 1;
             match message {
                 Message::Joined(app, asked) => self.join(app, asked)?,
+                Message::Pass(request) => self.pass(*request)?,
                 Message::Adopt(family) => self.adopt(*family)?,
                 Message::Shed { to, busy } => self.shed(to, busy)?,
                 Message::Give { pid, to } => self.give_process(pid, to)?,
@@ -392,9 +402,9 @@ impl Core {
             self.seat(app);
             return Ok(());
         }
-        // Twice around: its parent may be on the way from one to the next.
-        if self.parent_of(&app).is_none() && asked < 2 * self.cores.count() {
-            let next = (self.number + 1) % self.cores.count();
+        let count = self.cores.count();
+        if self.parent_of(&app).is_none() && count > 1 && asked < self.cores.most_hops() {
+            let next = (self.number + 1) % count;
             self.cores.count_one_elsewhere(self.number, next);
             return self.cores.post(next).send(Message::Joined(app, asked + 1));
         }
@@ -529,7 +539,7 @@ impl Core {
     }
 
     /// Looks at a socket, and tells those who have it.
-    fn look(&mut self, key: SocketKey) {
+    pub(super) fn look(&mut self, key: SocketKey) {
         let Host { engine, sockets, .. } = &mut self.host;
         let Some(socket) = sockets.get_mut(key) else { return };
         let Ok(looked) = socket.look(engine) else { return self.on_lie(key) };
@@ -580,7 +590,7 @@ impl Core {
     }
 
     /// Those who had sockets that have ended have places for others.
-    fn forget_gone(&mut self) {
+    pub(super) fn forget_gone(&mut self) {
         while let Some(gone) = self.host.gone.pop() {
             for holder in &gone.holders {
                 if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
@@ -676,6 +686,11 @@ impl Core {
     }
 
     fn check(&mut self) {
+        let (_, _, now_ns) = self.host.engine.parts();
+        for key in self.host.end_late_passages(now_ns) {
+            self.look(key);
+        }
+        self.forget_gone();
         for number in 0..self.apps.len() {
             let Some(app) = &self.apps[number] else { continue };
             if !app.is_alive() {
@@ -716,7 +731,8 @@ impl Core {
         let retry = (!self.again.is_empty()).then_some(RETRY);
         let Sleep { timeout_ns, held } = sleep;
         let (_, _, now_ns) = self.host.engine.parts();
-        let wake_ns = self.wake_next_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
+        let wakes_ns = self.wake_next_ns.into_iter().chain(self.host.passages.next_ns());
+        let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
         let timeout = timeout.chain(retry).min();
         let timeout = timeout.map(|timeout| Timespec {

@@ -15,6 +15,10 @@ use super::report::Report;
 /// How often the cores are asked for what all of them have at a time.
 const REPORTS_MAX: usize = 1000;
 
+/// Who is searched core by core may be on the way from one to the next: so many
+/// times around they are asked.
+const LAPS: usize = 64;
+
 /// The cores of a daemon. Core 0 has the card.
 pub(super) struct Cores {
     posts: Vec<Post>,
@@ -44,6 +48,11 @@ impl Cores {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.posts.len()
+    }
+
+    /// How many cores are asked for somebody who is on one of them.
+    pub(super) fn most_hops(&self) -> usize {
+        LAPS * self.count()
     }
 
     /// How to reach one.

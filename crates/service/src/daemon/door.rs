@@ -20,6 +20,7 @@ use super::application::{Application, Terms};
 use super::core::{HandOver, Message, Post};
 use super::cores::Cores;
 use super::names::Identity;
+use super::passing::{Request, Search};
 use super::succession::Predecessor;
 use crate::contract::greeting::{Hello, receive_hello, send_refusal, send_welcome};
 use crate::contract::layout::{Geometry, Memory};
@@ -230,6 +231,13 @@ fn greet(connection: UnixStream, way: &Doorway, cores: &Cores, log: &Log) -> io:
             // It is welcome when it has its sockets: the core says so.
             let app = admit(connection, config, name, Some(ticket))?;
             cores.let_in(0, app)?;
+        }
+        Hello::Pass(ticket, passing, shown) => {
+            // What is no socket has none.
+            let cookie = rustix::net::sockopt::socket_cookie(&shown)?;
+            let (search, hops) = (Search::Application, 0);
+            let request = Request { connection, ticket, passing, cookie, search, hops };
+            cores.post(0).send(Message::Pass(Box::new(request)))?;
         }
         Hello::Report => {
             let report = cores.report()?;

@@ -14,6 +14,7 @@ use tidegate_stack::{Moved, MovingSockets, TakenSockets, TcpId};
 use super::application::Application;
 use super::core::{Core, Message};
 use super::names::{AppNumber, NOBODY, SocketId, SocketKey};
+use super::passing::Passage;
 use super::socket::Socket;
 
 /// The most rounds in which a core takes what came before frames had to wait: more
@@ -30,6 +31,8 @@ pub(super) struct Family {
     ports: Vec<LocalPort>,
     /// Closed connections that have not ended yet.
     ending: Vec<(TcpId, Arc<Claim>)>,
+    /// Sockets of theirs that are on their way to somebody.
+    passages: Vec<(u64, Passage)>,
     /// The core that they came from.
     from: usize,
     /// They were sent back.
@@ -63,7 +66,9 @@ impl Core {
             kins.entry(groups.of(number)).or_default().apps.push(number);
         }
         for (key, socket) in self.host.sockets.entries() {
-            let first = self.concerned(socket).next();
+            // One that is on its way may have nobody but others on its port.
+            let port = || ports.get(&socket.claim.as_ref()?.local_port()).copied();
+            let first = self.concerned(socket).next().or_else(port);
             let kin = first.and_then(|first| kins.get_mut(&groups.of(first)));
             kin.into_iter().for_each(|kin| kin.sockets.push(key));
         }
@@ -71,6 +76,21 @@ impl Core {
             kins.entry(groups.of(app)).and_modify(|kin| kin.ports.push(port));
         }
         kins.into_values().collect()
+    }
+
+    /// All that must go with a socket.
+    pub(super) fn kin_of(&self, key: SocketKey) -> Kin {
+        let kin = self.kins().into_iter().find(|kin| kin.sockets.contains(&key));
+        kin.unwrap_or_else(|| {
+            // It is on its way, and nobody is on its port but others like it.
+            let port =
+                |key: SocketKey| Some(self.host.sockets.get(key)?.claim.as_ref()?.local_port());
+            let own = port(key);
+            let all = self.host.sockets.entries().map(|(other, _)| other);
+            let is_same = |&other: &SocketKey| other == key || own.is_some() && port(other) == own;
+            let sockets = all.filter(is_same).collect();
+            Kin { apps: Vec::new(), sockets, ports: own.into_iter().collect() }
+        })
     }
 
     /// Those who have a socket, and whose memory it is in.
@@ -120,7 +140,7 @@ impl Core {
     }
 
     /// Gives applications to another core.
-    fn give(&mut self, kin: Kin, to: usize) -> io::Result<()> {
+    pub(super) fn give(&mut self, kin: Kin, to: usize) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(crossing) = cores.crossing() else { return Ok(()) };
         if to == self.number || to >= cores.count() {
@@ -152,6 +172,8 @@ impl Core {
             }
             self.host.owners.remove(socket.id());
         }
+        let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
+        let passages = self.host.passages.take_out(&keys);
         let ending = self.host.claims.take_ending(&ports);
         moving.connections.extend(ending.iter().map(|(id, _)| *id));
         let (stack, arena, now_ns) = self.host.engine.parts();
@@ -170,7 +192,8 @@ impl Core {
             (self.log)(&format!("{} goes to network core {to}", app.identity));
         }
         let from = self.number;
-        let family = Family { apps, sockets, stack, ports, ending, from, is_back: false };
+        let is_back = false;
+        let family = Family { apps, sockets, stack, ports, ending, passages, from, is_back };
         cores.post(to).send(Message::Adopt(Box::new(family)))
     }
 
@@ -178,7 +201,7 @@ impl Core {
     pub(super) fn adopt(&mut self, family: Family) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(crossing) = cores.crossing() else { return Ok(()) };
-        let Family { apps, sockets, stack, ports, ending, from, is_back } = family;
+        let Family { apps, sockets, stack, ports, ending, passages, from, is_back } = family;
         // The other core may have read it after this one.
         self.host.engine.read_clock();
         let (own, arena, now_ns) = self.host.engine.parts();
@@ -188,7 +211,9 @@ impl Core {
                 (self.log)(&format!("network core {}: {not_moved}", self.number));
                 let stack = not_moved.sockets;
                 // To the one that sent them they are its own.
-                let family = Family { apps, sockets, stack, ports, ending, from, is_back: true };
+                let is_back = true;
+                let family =
+                    Family { apps, sockets, stack, ports, ending, passages, from, is_back };
                 return cores.post(from).send(Message::Adopt(Box::new(family)));
             }
             // They came from here: this cannot be, and has to end well.
@@ -219,6 +244,7 @@ impl Core {
                 app.rename(&keys);
             }
         }
+        self.host.passages.put_in(passages, &keys);
         for (id, claim) in ending {
             self.host.claims.release_later(names.connection(id).unwrap_or(id), Some(claim));
         }

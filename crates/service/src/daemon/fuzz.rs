@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use tidegate_memory::shared::Region;
 
 use super::application::Terms;
+use super::passing::Passages;
 use super::save::restore;
 use super::state::State;
 use crate::contract::layout::Geometry;
@@ -32,13 +33,18 @@ pub enum Outcome {
 /// and does with applications what a core would.
 pub fn check(bytes: &[u8]) -> Outcome {
     let Ok(state) = State::decode(bytes) else { return Outcome::Unreadable };
-    let State { memories, applications, sockets, .. } = state;
+    let State { memories, applications, sockets, passages, .. } = state;
     let apps = applications.iter().flatten().count();
     let Ok(descriptors) = descriptors(&memories, apps) else { return Outcome::Refused };
-    let Ok(mut restored) = restore(memories, applications, sockets, descriptors, Terms::default())
+    let Ok(mut restored) =
+        restore(memories, applications, (sockets, passages), descriptors, Terms::default())
     else {
         return Outcome::Refused;
     };
+    let is_there = |key| restored.sockets.get(key).is_some();
+    if Passages::restore(restored.passages, 0, is_there).is_err() {
+        return Outcome::Refused;
+    }
     for app in restored.apps.iter_mut().flatten() {
         for place in [0, 3, u32::MAX] {
             let _ = app.tell_changed(place);

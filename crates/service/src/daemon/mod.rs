@@ -20,6 +20,7 @@ mod held;
 mod load;
 mod names;
 mod owners;
+mod passing;
 mod report;
 mod save;
 mod socket;
@@ -208,10 +209,11 @@ impl Daemon {
         let mut other = Successor::call(&start.door.path)?;
         prepared.forget_caught()?;
         let Handed { state, listener, prints, descriptors } = other.ask()?;
-        let State { stack, memories, applications, sockets } =
+        let State { stack, memories, applications, sockets, passages } =
             State::decode(&state).map_err(io::Error::from)?;
         let terms = Terms::of(&start.door);
-        let restored = save::restore(memories, applications, sockets, descriptors, terms)?;
+        let restored =
+            save::restore(memories, applications, (sockets, passages), descriptors, terms)?;
         open_closed(|| prepared.open_port())?;
         let stack = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;

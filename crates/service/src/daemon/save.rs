@@ -11,6 +11,9 @@ use super::application::{Application, Terms};
 use super::calls::Host;
 use super::names::{AppNumber, Owner, SocketKey};
 use super::owners::Sockets;
+#[cfg(doc)]
+use super::passing::Passages;
+use super::passing::SavedPassage;
 use super::socket::Socket;
 use super::state::{Damaged, SavedApplication, SavedSocket, State};
 use crate::contract::layout::{Geometry, Memory};
@@ -59,7 +62,8 @@ pub(super) fn save(
             Some(app.save(belongings.memories.len() as u32 - 1))
         })
         .collect();
-    let Host { engine, sockets, .. } = host;
+    let Host { engine, sockets, passages, .. } = host;
+    let passages = passages.save();
     let sockets = sockets
         .all()
         .map(|socket| {
@@ -70,13 +74,14 @@ pub(super) fn save(
         })
         .collect();
     let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
-    (State { stack, memories, applications, sockets }, belongings)
+    (State { stack, memories, applications, sockets, passages }, belongings)
 }
 
 /// What a core has besides its engine.
 pub(super) struct Restored {
     pub(super) apps: Vec<Option<Box<Application>>>,
     pub(super) sockets: Sockets,
+    pub(super) passages: Vec<SavedPassage>,
 }
 
 /// Makes everything again of what another daemon has saved.
@@ -86,7 +91,7 @@ pub(super) struct Restored {
 pub(super) fn restore(
     memories: Vec<Geometry>,
     applications: Vec<Option<SavedApplication>>,
-    sockets: Vec<Option<SavedSocket>>,
+    (sockets, passages): (Vec<Option<SavedSocket>>, Vec<SavedPassage>),
     descriptors: Vec<OwnedFd>,
     terms: Terms,
 ) -> io::Result<Restored> {
@@ -116,8 +121,8 @@ pub(super) fn restore(
             Socket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
-    check(&apps, &sockets)?;
-    Ok(Restored { apps, sockets: Sockets::restore(sockets) })
+    check(&apps, &sockets, passages.len())?;
+    Ok(Restored { apps, sockets: Sockets::restore(sockets), passages })
 }
 
 fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> io::Result<Memory> {
@@ -132,16 +137,20 @@ fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> i
     Memory::new(geometry, control, data)
 }
 
-/// Who has a socket is written down twice: with him and with it.
-fn check(apps: &[Option<Box<Application>>], sockets: &[Option<Socket>]) -> Result<(), Damaged> {
-    let mut had = 0;
+/// Who has a socket is written down twice: with him and with it. So is that it is on
+/// its way, which [`Passages::restore`] looks at more closely.
+fn check(
+    apps: &[Option<Box<Application>>],
+    sockets: &[Option<Socket>],
+    passages: usize,
+) -> Result<(), Damaged> {
+    let mut had = passages;
     for (number, app) in apps.iter().enumerate() {
         for (handle, key) in app.iter().flat_map(|app| app.sockets()) {
             had += 1;
             let holder = Owner { app: number as AppNumber, place: handle.place };
             let socket = sockets.get(key as usize).and_then(Option::as_ref);
-            let holds =
-                |socket: &Socket| socket.handle == handle && socket.holders.contains(&holder);
+            let holds = |socket: &Socket| socket.holders.contains(&holder);
             if !socket.is_some_and(holds) {
                 return Err(Damaged("an application has a socket that is not its own"));
             }
@@ -169,6 +178,7 @@ mod tests {
     use crate::contract::status::{Phase, Status};
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
+    use crate::daemon::passing::{ON_ITS_WAY, Passages};
     use crate::daemon::state::{SavedDatagram, SavedEntry, SavedKind};
 
     const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
@@ -203,7 +213,10 @@ mod tests {
                 memory: 0,
                 status: phase.to_word(),
                 origin: Owner { app: 0, place },
-                holders: vec![Owner { app: 0, place }],
+                holders: match place {
+                    1 => vec![Owner { app: 0, place }, ON_ITS_WAY],
+                    _ => vec![Owner { app: 0, place }],
+                },
                 is_broken: false,
             })
         };
@@ -224,6 +237,7 @@ mod tests {
             memories: vec![GEOMETRY],
             applications: vec![Some(application), None],
             sockets: kinds.into_iter().enumerate().map(socket).collect(),
+            passages: vec![SavedPassage { cookie: 7, key: 1, uid: 2, count: 1 }],
         }
     }
 
@@ -242,8 +256,8 @@ mod tests {
         fn restore(&self, state: State) -> io::Result<Restored> {
             let fds = self.regions.iter().map(AsFd::as_fd).chain([self.connection.as_fd()]);
             let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
-            let State { memories, applications, sockets, .. } = state;
-            restore(memories, applications, sockets, fds, Terms::default())
+            let State { memories, applications, sockets, passages, .. } = state;
+            restore(memories, applications, (sockets, passages), fds, Terms::default())
         }
     }
 
@@ -260,10 +274,13 @@ mod tests {
         assert_eq!(app.reserve().unwrap(), Handle { place: 3, generation: 1 });
         assert!(!app.has_room());
         assert_eq!(restored.sockets.keys(), [0, 1, 2]);
+        let passages = Passages::restore(restored.passages.clone(), 5, |key| key == 1).unwrap();
+        assert_eq!(passages.next_ns(), Some(60_000_000_005));
+        assert!(Passages::restore(restored.passages, 5, |_| false).is_err());
         assert!(restored.sockets.get(2).unwrap().is_closed());
         assert!(State::decode(&bytes[..bytes.len() - 1]).is_err(), "cut off");
         assert!(State::decode(&[&bytes[..], &[0]].concat()).is_err(), "too long");
-        assert!(State::decode(b"tidestt\x00").is_err(), "another version");
+        assert!(State::decode(b"tidestt\x01").is_err(), "another version");
     }
 
     #[test]
@@ -280,7 +297,7 @@ mod tests {
         fn socket(state: &mut State) -> &mut SavedSocket {
             state.sockets[0].as_mut().unwrap()
         }
-        let lies: [fn(&mut State); 14] = [
+        let lies: [fn(&mut State); 15] = [
             |state| state.memories.clear(),
             |state| state.memories[0].tcp_bytes = 5,
             |state| state.memories[0].sockets = 1 << 19,
@@ -295,6 +312,7 @@ mod tests {
             |state| socket(state).memory = u32::MAX,
             |state| socket(state).holders.push(Owner { app: 1, place: 0 }),
             |state| socket(state).handle.place = 4,
+            |state| state.passages.clear(),
         ];
         for (number, lie) in lies.into_iter().enumerate() {
             assert!(!refused(lie).is_empty(), "{number}");
@@ -345,6 +363,7 @@ mod tests {
     fn write_the_seeds() {
         let mut alone = state();
         (alone.memories, alone.applications, alone.sockets) = Default::default();
+        alone.passages.clear();
         let mut lies = state();
         lies.applications[0].as_mut().unwrap().entries[0].key = 9;
         let whole = state().encode().unwrap();

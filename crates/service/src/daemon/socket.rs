@@ -263,10 +263,12 @@ impl Socket {
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
     }
 
-    /// An application has it no more.
-    pub(super) fn remove_holder(&mut self, app: AppNumber) {
-        self.holders.retain(|holder| holder.app != app);
+    /// An application has it no more. Gives who it was, if it had it.
+    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Owner> {
+        let at = self.holders.iter().position(|holder| holder.app == app)?;
+        let holder = self.holders.remove(at);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
+        Some(holder)
     }
 
     /// Whether the application has closed it, and it only sends what is left.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_stack::SavedStack;
 
 use super::names::{Identity, Moved, Owner, SocketKey};
+use super::passing::SavedPassage;
 use crate::contract::command::Handle;
 use crate::contract::layout::Geometry;
 use crate::contract::notice::NOTICE_WORDS;
@@ -16,7 +17,7 @@ use crate::contract::ticket::TICKET_BYTES;
 
 /// What it is, and which version: another one is not taken up. The stack's own
 /// part has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x01";
+const FORMAT: [u8; 8] = *b"tidestt\x02";
 
 /// What was handed over makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +40,7 @@ pub(super) struct State {
     pub(super) applications: Vec<Option<SavedApplication>>,
     /// By their numbers.
     pub(super) sockets: Vec<Option<SavedSocket>>,
+    pub(super) passages: Vec<SavedPassage>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -211,7 +211,10 @@ impl Listeners {
     /// Whether another listener may have an address: nobody has it, or everybody
     /// agrees to share it.
     fn may_have(&self, address: SocketAddr, options: &TcpOptions) -> bool {
-        let shares = |index: &u32| self.at(*index).is_some_and(|other| other.options.reuse_port);
+        let shares = |index: &u32| {
+            let other = self.at(*index).map(|other| &other.options);
+            other.is_some_and(|other| other.reuse_port && other.user == options.user)
+        };
         let group = self.by_address.get(&address);
         group.is_none_or(|group| options.reuse_port && group.iter().all(shares))
     }

@@ -107,8 +107,11 @@ pub struct TcpOptions {
     /// A listener on the unspecified IPv6 address takes IPv4 too.
     pub dual_stack: bool,
     /// Several listeners share the address, each with an accept queue of its
-    /// own, and new connections are spread over them. All of them must say so.
+    /// own, and new connections are spread over them. All of them must say so
+    /// and be of the same user.
     pub reuse_port: bool,
+    /// Whose it is, where one stack serves several users.
+    pub user: u32,
     /// How the window moves.
     pub congestion_control: CongestionControl,
     /// The hop limit of what is sent; `None` for that of the interface.
@@ -133,6 +136,7 @@ impl Default for TcpOptions {
             ecn: false,
             dual_stack: false,
             reuse_port: false,
+            user: 0,
             congestion_control: CongestionControl::Cubic,
             hop_limit: None,
             traffic_class: 0,

@@ -3,25 +3,30 @@
 //! The destination port leads to a [`Port`] without any search: a table of
 //! 65,536 places. Most ports have one socket, and that is the end of it. Only
 //! a port that has connected sockets, or several bound to one address each,
-//! costs a hash lookup for each kind.
+//! costs a hash lookup for each kind. Sockets that share one address and port
+//! are a group: who sent a datagram says which of them it is for.
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Not;
 
 use crate::chance::HashKey;
 
+/// The sockets at one address and port: several if they agreed to share it.
+pub(super) type Group = Vec<u32>;
+
 /// The sockets on one port.
 #[derive(Default)]
 pub(super) struct Port {
     /// Bound to the unspecified address: by family, IPv4 first.
-    pub(super) any: [Option<u32>; 2],
+    pub(super) any: [Group; 2],
     /// How many are bound to one address.
     pub(super) bound: u32,
     /// How many are connected.
     pub(super) connected: u32,
-    /// The socket bound to one address last, and that address: where there is
-    /// just one, no search is needed.
+    /// The socket bound to one address last, and that address, if it shares it
+    /// with none: where there is just one, no search is needed.
     pub(super) newest: Option<(IpAddr, u32)>,
     /// What the above comes to for most ports.
     only_v4: Only<u32>,
@@ -63,7 +68,10 @@ impl<A: Default + From<u8> + Not<Output = A>> Default for Only<A> {
 impl Port {
     /// Works out again who needs no search, after a change.
     pub(super) fn find_only(&mut self) {
-        let any = |family: usize| self.any[family].filter(|_| self.bound == 0);
+        let any = |family: usize| match *self.any[family] {
+            [only] if self.bound == 0 => Some(only),
+            _ => None,
+        };
         (self.only_v4, self.only_v6) = match self.newest {
             _ if self.connected != 0 => (Only::none(), Only::none()),
             Some((IpAddr::V4(address), socket)) => {
@@ -97,7 +105,7 @@ pub(crate) struct Lookup {
     /// For every port number, which of `ports` it is; 0 is none.
     pub(super) port_of: Box<[u16; 1 << 16]>,
     pub(super) ports: Vec<Port>,
-    pub(super) bound: HashMap<SocketAddr, u32, HashKey>,
+    pub(super) bound: HashMap<SocketAddr, Group, HashKey>,
     pub(super) connected: HashMap<Pair, u32, HashKey>,
 }
 
@@ -148,35 +156,51 @@ impl Lookup {
     #[inline(never)]
     pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let port = self.port(local.port());
-        if port.bound | port.connected != 0
-            && let Some(index) = self.find_exact(port, local, remote)
-        {
-            return Some(index);
-        }
-        port.any[usize::from(local.is_ipv6())]
+        let group = match self.find_exact(port, local, remote) {
+            [] => &port.any[usize::from(local.is_ipv6())],
+            exact => exact,
+        };
+        self.choose(group, local, remote)
     }
 
-    fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    /// The connected socket, or those bound to the very address.
+    fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> &[u32] {
         if port.connected > 0
-            && let Some(&index) = self.connected.get(&(local, remote))
+            && let Some(connected) = self.connected.get(&(local, remote))
         {
-            return Some(index);
+            return std::slice::from_ref(connected);
         }
-        self.bound.get(&local).copied()
+        match port.bound {
+            0 => &[],
+            _ => self.bound.get(&local).map_or(&[], Vec::as_slice),
+        }
     }
 
-    /// The sockets that a datagram to a group or broadcast address is for: the
-    /// connected one, the one bound to that address, and those bound to the
-    /// unspecified address.
-    pub(crate) fn find_listeners(
+    /// Which of a group has the flow between two ends: the one with the highest
+    /// hash of the flow and itself. So a flow stays where it is, whoever else
+    /// joins or leaves, unless it falls to the one that joins.
+    fn choose(&self, group: &[u32], local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        if let [only] = group {
+            return Some(*only);
+        }
+        let key = self.bound.hasher();
+        let flow = key.hash_one((local, remote));
+        group.iter().copied().max_by_key(|&index| key.hash_one((flow, index)))
+    }
+
+    /// One after the other, the sockets that a datagram to a group or broadcast
+    /// address is for: the connected one or those bound to that address, and those
+    /// bound to the unspecified address.
+    pub(crate) fn nth_listener(
         &self,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> impl Iterator<Item = u32> + use<> {
+        n: usize,
+    ) -> Option<u32> {
         let port = self.port(local.port());
         let exact = self.find_exact(port, local, remote);
-        let any = port.any[usize::from(local.is_ipv6())];
-        exact.into_iter().chain(any.filter(|&index| Some(index) != exact))
+        let any = &port.any[usize::from(local.is_ipv6())];
+        exact.iter().chain(any).nth(n).copied()
     }
 
     #[inline(always)]

@@ -62,9 +62,7 @@ impl Stack {
         let local = SocketAddr::new(info.destination, header.destination_port);
         let remote = SocketAddr::new(info.source, header.source_port);
         let socket = self.udp.find(local, remote);
-        if socket.is_none()
-            && (info.unicast || self.udp.find_listeners(local, remote).next().is_none())
-        {
+        if socket.is_none() && (info.unicast || self.udp.nth_listener(local, remote, 0).is_none()) {
             return Err(DropReason::UdpNoSocket);
         }
         Ok(Fate::Deliver(Delivery {
@@ -90,7 +88,9 @@ impl Stack {
     fn udp_deliver_copies(&mut self, arena: &mut Arena, packet: Payload, to: &Delivery) {
         let local = SocketAddr::new(to.info.destination, to.destination_port);
         let remote = SocketAddr::new(to.info.source, to.source_port);
-        for index in self.udp.find_listeners(local, remote) {
+        let mut taken = 0;
+        while let Some(index) = self.udp.nth_listener(local, remote, taken) {
+            taken += 1;
             self.counters.copied += 1;
             let copy = match &packet {
                 Payload::Frame(frame) => arena.copy_of(frame).map(Payload::Frame),

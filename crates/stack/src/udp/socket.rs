@@ -29,6 +29,12 @@ pub struct UdpOptions {
     /// also when one of them is the unspecified address, or if the others are
     /// connected.
     pub reuse_address: bool,
+    /// Other sockets may be bound to the same address and port, if all say so and
+    /// are of the same user. They share what comes: all datagrams between two ends
+    /// go to one of them.
+    pub reuse_port: bool,
+    /// Whose socket it is, where one stack serves several users.
+    pub user: u32,
     /// Datagrams are never fragmented, neither here nor on the way: what is
     /// too long for the path is refused.
     pub dont_fragment: bool,

@@ -1,10 +1,11 @@
 //! The sockets of a stack.
 
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Arena;
 
-use super::lookup::{Lookup, Port, place_of};
+use super::lookup::{Group, Lookup, Port, place_of};
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions, ports};
 use crate::chance::{Chance, HashKey};
@@ -72,13 +73,14 @@ impl UdpTable {
         self.lookup.find(local, remote)
     }
 
-    /// As [`Lookup::find_listeners`].
-    pub(crate) fn find_listeners(
+    /// As [`Lookup::nth_listener`].
+    pub(crate) fn nth_listener(
         &self,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> impl Iterator<Item = u32> + use<> {
-        self.lookup.find_listeners(local, remote)
+        n: usize,
+    ) -> Option<u32> {
+        self.lookup.nth_listener(local, remote, n)
     }
 
     /// The sockets, to be changed while datagrams are looked up.
@@ -250,11 +252,18 @@ impl UdpTable {
         [v4, v6].into_iter().enumerate().filter_map(|(family, stands)| stands.then_some(family))
     }
 
-    /// Whether an unconnected socket has the place that this one wants.
+    /// Whether an unconnected socket has the place that this one wants, and does
+    /// not share it.
     fn unconnected_taken(&self, socket: &Socket) -> Option<SocketAddr> {
         let port = self.lookup.port(socket.bound.port());
-        let any = Self::families(socket).any(|family| port.any[family].is_some());
-        (any || self.lookup.bound.contains_key(&socket.bound)).then_some(socket.bound)
+        let any = Self::families(socket).flat_map(|family| &port.any[family]);
+        let bound = self.lookup.bound.get(&socket.bound);
+        let mut there = any.chain(bound.into_iter().flatten());
+        let shares = |&index: &u32| {
+            let other = &self.sockets.slots[index as usize].socket;
+            other.as_ref().is_some_and(|other| may_share(socket, other))
+        };
+        (!there.all(shares)).then_some(socket.bound)
     }
 
     /// Whether another socket has just the place that this one wants.
@@ -281,7 +290,8 @@ impl UdpTable {
         // unless their addresses are plainly different.
         let clash =
             self.sockets.slots.iter().filter_map(|slot| slot.socket.as_ref()).any(|other| {
-                let agree = other.options.reuse_address && socket.options.reuse_address;
+                let agree = other.options.reuse_address && socket.options.reuse_address
+                    || may_share(socket, other);
                 other.bound.port() == bound.port() && !agree && overlap(socket, other)
             });
         if clash { Err(taken) } else { Ok(()) }
@@ -291,13 +301,15 @@ impl UdpTable {
         if socket.bound.ip().is_unspecified() {
             let families = Self::families(socket);
             let port = self.enter_port(socket.bound.port());
-            families.for_each(|family| port.any[family] = Some(index));
+            families.for_each(|family| port.any[family].push(index));
             port.find_only();
         } else {
-            self.lookup.bound.insert(socket.bound, index);
+            let group = self.lookup.bound.entry(socket.bound).or_default();
+            group.push(index);
+            let is_alone = group.len() == 1;
             let port = self.enter_port(socket.bound.port());
             port.bound += 1;
-            port.newest = Some((socket.bound.ip(), index));
+            port.newest = is_alone.then_some((socket.bound.ip(), index));
             port.find_only();
         }
     }
@@ -312,16 +324,19 @@ impl UdpTable {
             self.lookup.connected.remove(&(local, remote));
             port.connected -= 1;
         } else if bound.ip().is_unspecified() {
-            for any in port.any.iter_mut().filter(|any| **any == Some(id.index)) {
-                *any = None;
-            }
+            port.any.iter_mut().for_each(|group| take_out(group, id.index));
         } else {
-            self.lookup.bound.remove(&bound);
+            if let Entry::Occupied(mut group) = self.lookup.bound.entry(bound) {
+                take_out(group.get_mut(), id.index);
+                if group.get().is_empty() {
+                    group.remove();
+                }
+            }
             port.bound -= 1;
             port.newest = port.newest.filter(|&(_, index)| index != id.index);
         }
         port.find_only();
-        if port.bound | port.connected == 0 && port.any == [None, None] {
+        if port.bound | port.connected == 0 && port.any.iter().all(Vec::is_empty) {
             self.lookup.port_of[place_of(bound.port())] = 0;
             self.free_ports.push(place);
         }
@@ -338,6 +353,16 @@ impl UdpTable {
         }
         &mut self.lookup.ports[usize::from(*place)]
     }
+}
+
+fn take_out(group: &mut Group, index: u32) {
+    group.retain(|&other| other != index);
+}
+
+/// Whether two sockets may be bound to the same address and port.
+fn may_share(a: &Socket, b: &Socket) -> bool {
+    let (a, b) = (&a.options, &b.options);
+    a.reuse_port && b.reuse_port && a.user == b.user
 }
 
 /// Whether two sockets on one port could both be meant by a datagram.

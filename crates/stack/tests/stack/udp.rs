@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Checksum;
-use tidegate_stack::{Event, SendError, SocketError, UdpOptions};
+use tidegate_stack::{Event, SendError, SocketError, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, EthernetHeader, Ipv4Header, UdpHeader, VlanTag};
 
 use crate::kit::packets::{frame_to, packet_of, pseudo, udp, udp_frame, udp_packet};
@@ -143,6 +143,85 @@ fn places_that_are_taken_are_refused() {
         host.stack.udp_close(first, &mut host.arena);
         host.bind(at(family.any(), 53));
         host.finish();
+    });
+}
+
+/// Which of these sockets get a datagram from each of so many ports of the peer.
+fn takers(host: &mut Host, family: Family, sockets: &[UdpId], ports: u16) -> Vec<usize> {
+    let mut taker = |port| {
+        host.feed(&udp_frame(family, (4000 + port, 53), b"x"));
+        let got = |host: &mut Host, id| host.receive(id).is_some();
+        let took: Vec<_> = (0..sockets.len()).filter(|&at| got(host, sockets[at])).collect();
+        assert_eq!(took.len(), 1, "{took:?}");
+        took[0]
+    };
+    (0..ports).map(&mut taker).collect()
+}
+
+#[test]
+fn sockets_that_agree_share_what_comes_by_who_sent_it() {
+    both(|family| {
+        for ip in [family.host(1), family.any()] {
+            let mut host = Host::with_neighbour(2);
+            let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+            let local = at(ip, 53);
+            let join = |host: &mut Host| host.stack.udp_bind(local, shared).unwrap();
+            let mut sockets = vec![join(&mut host)];
+            assert_eq!(takers(&mut host, family, &sockets, 10), [0; 10]);
+            sockets.extend([join(&mut host), join(&mut host)]);
+            let three = takers(&mut host, family, &sockets, 90);
+            for at in 0..3 {
+                let share = three.iter().filter(|&&taker| taker == at).count();
+                assert!((10..=60).contains(&share), "{share} of 90");
+            }
+            assert_eq!(takers(&mut host, family, &sockets, 90), three, "a flow stays");
+            // Only what falls to the new one moves.
+            sockets.push(join(&mut host));
+            let four = takers(&mut host, family, &sockets, 90);
+            assert!(four.contains(&3));
+            assert!(four.iter().zip(&three).all(|(now, then)| now == then || *now == 3));
+            // What waits elsewhere stays when one leaves, and all else as it was.
+            let kept = four.iter().position(|&taker| taker == 0).unwrap() as u16;
+            host.feed(&udp_frame(family, (4000 + kept, 53), b"waits"));
+            host.stack.udp_close(sockets.pop().unwrap(), &mut host.arena);
+            assert_eq!(&*host.receive(sockets[0]).unwrap().2, b"waits");
+            assert_eq!(takers(&mut host, family, &sockets, 90), three);
+            // One that is connected is out of it, until it is no more.
+            host.stack.udp_connect(sockets[2], at(family.host(2), 9)).unwrap();
+            assert!(!takers(&mut host, family, &sockets, 90).contains(&2));
+            host.stack.udp_disconnect(sockets[2]).unwrap();
+            assert_eq!(takers(&mut host, family, &sockets, 90), three);
+            for socket in sockets {
+                host.stack.udp_close(socket, &mut host.arena);
+            }
+            host.bind(local);
+            host.finish();
+        }
+    });
+}
+
+#[test]
+fn a_port_is_shared_only_if_all_agree_and_are_of_one_user() {
+    both(|family| {
+        for ip in [family.host(1), family.any()] {
+            let mut host = Host::quiet(config(1));
+            let shared = UdpOptions { reuse_port: true, user: 7, ..UdpOptions::default() };
+            let local = at(ip, 53);
+            let first = host.stack.udp_bind(local, shared).unwrap();
+            let alone = UdpOptions { reuse_port: false, ..shared };
+            let other = UdpOptions { user: 8, ..shared };
+            for ip in [family.host(1), family.any()] {
+                for options in [alone, other] {
+                    let taken = host.stack.udp_bind(at(ip, 53), options);
+                    assert_eq!(taken, Err(SocketError::AddressInUse(at(ip, 53))));
+                }
+                host.stack.udp_bind(at(ip, 53), shared).unwrap();
+            }
+            // Also while the first is connected.
+            host.stack.udp_connect(first, at(family.host(2), 9)).unwrap();
+            assert!(host.stack.udp_bind(local, other).is_err());
+            host.finish();
+        }
     });
 }
 
@@ -369,12 +448,17 @@ fn broadcast_and_groups_reach_every_listener() {
             IpAddr::V4(v4) => tidegate_wire::MacAddr::of_ipv4_group(v4),
             IpAddr::V6(v6) => tidegate_wire::MacAddr::of_ipv6_group(v6),
         };
-        let socket = host.bind(at(family.any(), 5353));
+        let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+        let mut join = || host.stack.udp_bind(at(family.any(), 5353), shared).unwrap();
+        let sockets = [join(), join()];
         let frame = frame_to(group_mac, &udp_packet(family.host(2), group, (5353, 5353), b"x"));
         host.feed_dropped(&frame, DropReason::EthernetNotForUs);
         host.stack.join_group(host.now_ns, group).unwrap();
         host.feed(&frame);
-        assert_eq!(host.receive(socket).unwrap().1, group);
+        // Also each of those that share a port.
+        for socket in sockets {
+            assert_eq!(host.receive(socket).unwrap().1, group);
+        }
         host.stack.leave_group(group);
         host.feed_dropped(&frame, DropReason::EthernetNotForUs);
     }

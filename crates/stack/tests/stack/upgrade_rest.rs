@@ -28,6 +28,33 @@ fn bind(host: &mut Host, local: SocketAddr, options: UdpOptions) -> UdpId {
 }
 
 #[test]
+fn a_group_of_sockets_survives_a_move_of_the_stack() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+        let local = at(family.any(), 53);
+        let sockets = [(); 3].map(|()| host.stack.udp_bind(local, shared).unwrap());
+        for port in 0..30 {
+            host.feed(&udp_frame(family, (4000 + port, 53), b"x"));
+        }
+        upgrade(&mut host, config(1));
+        let unread = sockets.map(|socket| host.stack.udp_readable(socket));
+        assert_eq!(unread.iter().sum::<usize>(), 30);
+        assert!(unread.iter().all(|&unread| unread > 0));
+        for socket in sockets {
+            while host.receive(socket).is_some() {}
+        }
+        for port in 0..30 {
+            host.feed(&udp_frame(family, (4000 + port, 53), b"x"));
+            let got = sockets.map(|socket| host.receive(socket).is_some());
+            assert_eq!(got.into_iter().filter(|&got| got).count(), 1);
+        }
+        assert!(host.stack.udp_bind(local, UdpOptions::default()).is_err());
+        host.finish();
+    });
+}
+
+#[test]
 fn datagrams_that_wait_are_read_with_all_that_is_known_about_them() {
     both(|family| {
         let mut host = Host::with_neighbour(2);

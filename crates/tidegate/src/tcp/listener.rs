@@ -66,9 +66,13 @@ impl TcpListener {
         options: TcpOptions,
     ) -> io::Result<Self> {
         let (id, claim) = net.with(|calls| calls.tcp_listen(address, backlog, options))?;
+        Ok(Self::new(net, id, claim))
+    }
+
+    pub(crate) fn new(net: &Net, id: TcpListenerId, claim: Option<Arc<Claim>>) -> Self {
         let nonblocking = AtomicBool::new(false);
         let inner = ListenerInner { net: net.clone(), id, nonblocking, claim };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// Waits for a connection. Returns it with the peer's address.

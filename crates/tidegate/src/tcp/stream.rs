@@ -39,7 +39,7 @@ pub(super) struct StreamInner {
 }
 
 impl TcpStream {
-    pub(super) fn new(net: &Net, id: TcpId, claim: Option<Arc<Claim>>) -> Self {
+    pub(crate) fn new(net: &Net, id: TcpId, claim: Option<Arc<Claim>>) -> Self {
         let inner = StreamInner {
             net: net.clone(),
             id,

@@ -1,0 +1,77 @@
+//! Sockets that are handed from process to process, both attached to one daemon,
+//! with a descriptor of the kernel's.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use tidegate_service::attachment::Kind;
+
+use crate::attached::{listener, stream, udp};
+use crate::net::Net;
+use crate::poll::Source;
+use crate::tcp::{TcpListener, TcpStream};
+use crate::udp::UdpSocket;
+
+/// A socket that came from another process.
+#[derive(Debug)]
+pub enum Arrived {
+    /// A UDP socket.
+    Udp(UdpSocket),
+    /// It listens for connections.
+    Listener(TcpListener),
+    /// A connection.
+    Stream(TcpStream),
+}
+
+/// Why nothing is handed on by a stack that is in this program.
+fn here() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "a socket of a stack in this program cannot be handed to another one: attach both to a \
+         daemon",
+    )
+}
+
+impl Net {
+    /// Before a descriptor of the kernel's is handed to another process: whoever
+    /// shows it, by [`Net::take`], gets this socket, each process once for each time
+    /// it was offered. For a minute it stays open for that. Both processes must be of
+    /// one user and may both use it from then on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] when the stack is in this program,
+    /// [`io::ErrorKind::QuotaExceeded`] when too many are on their way, and what the
+    /// daemon's door says.
+    pub fn offer(&self, socket: &dyn Source, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attached().ok_or_else(here)?.lock().offer(socket.id(), descriptor)
+    }
+
+    /// The descriptor was not handed on after all.
+    ///
+    /// # Errors
+    /// As [`Net::offer`].
+    pub fn withdraw(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attached().ok_or_else(here)?.lock().withdraw(descriptor)
+    }
+
+    /// The socket that was offered with this descriptor; `None` when it is one of
+    /// this [`Net`]'s already.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] when none was offered with it,
+    /// [`io::ErrorKind::PermissionDenied`] when it is another user's,
+    /// [`io::ErrorKind::QuotaExceeded`] when there is no place for it, and as
+    /// [`Net::offer`].
+    pub fn take(&self, descriptor: BorrowedFd<'_>) -> io::Result<Option<Arrived>> {
+        let arrived = self.attached().ok_or_else(here)?.lock().take(descriptor)?;
+        if !arrived.is_new {
+            return Ok(None);
+        }
+        let name = arrived.socket;
+        Ok(Some(match arrived.kind {
+            Kind::Datagrams => Arrived::Udp(UdpSocket::new(self, udp(name), None)),
+            Kind::Listener => Arrived::Listener(TcpListener::new(self, listener(name)?, None)),
+            Kind::Stream => Arrived::Stream(TcpStream::new(self, stream(name), None)),
+        }))
+    }
+}
