@@ -61,6 +61,7 @@ struct tg_device {
     uint8_t receive_checksum;
     uint8_t transmit_checksum;
     uint8_t has_interrupts;
+    uint8_t runs;
     char driver[DRIVER_BYTES];
     struct rte_mempool *pool;
     struct rte_device *device;
@@ -193,7 +194,17 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
     if (error == 0) {
         device->step = "start it";
         error = rte_eth_dev_start(port);
+        device->runs = error == 0;
     }
+    return -error;
+}
+
+// Stops the device and starts it again. Returns 0 or an error number.
+int tg_restart(struct tg_device *device)
+{
+    rte_eth_dev_stop(device->port);
+    int error = rte_eth_dev_start(device->port);
+    device->runs = error == 0;
     return -error;
 }
 
@@ -264,7 +275,8 @@ int tg_link_is_up(const struct tg_device *device)
 {
     struct rte_eth_link link;
     memset(&link, 0, sizeof(link));
-    return rte_eth_link_get_nowait(device->port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
+    return device->runs && rte_eth_link_get_nowait(device->port, &link) == 0
+        && link.link_status == RTE_ETH_LINK_UP;
 }
 
 // Frames that the device lost: without room in its ring, without a buffer,
@@ -291,7 +303,8 @@ static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf
 // into one buffer has no data.
 unsigned tg_receive(const struct tg_device *device, struct tg_burst *burst)
 {
-    unsigned count = rte_eth_rx_burst(device->port, QUEUE, burst->mbufs, BURST);
+    // DPDK takes a burst of a device that is stopped for a mistake.
+    unsigned count = device->runs ? rte_eth_rx_burst(device->port, QUEUE, burst->mbufs, BURST) : 0;
     for (unsigned i = 0; i < count; i++)
         rte_prefetch0(rte_pktmbuf_mtod(burst->mbufs[i], void *));
     for (unsigned i = 0; i < count; i++) {
@@ -340,14 +353,14 @@ unsigned tg_prepare(const struct tg_device *device, struct tg_burst *burst, unsi
         mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
                                                            : RTE_MBUF_F_TX_UDP_CKSUM;
     }
-    return asks ? rte_eth_tx_prepare(device->port, QUEUE, burst->mbufs, count) : count;
+    return asks && device->runs ? rte_eth_tx_prepare(device->port, QUEUE, burst->mbufs, count) : count;
 }
 
 // Sends frames that begin at `from` and returns how many the device took.
 unsigned tg_transmit(const struct tg_device *device, struct tg_burst *burst, unsigned from,
     unsigned count)
 {
-    return rte_eth_tx_burst(device->port, QUEUE, burst->mbufs + from, count);
+    return device->runs ? rte_eth_tx_burst(device->port, QUEUE, burst->mbufs + from, count) : 0;
 }
 
 // Has interrupts of the device make `epoll` readable. Returns 0 or an error.

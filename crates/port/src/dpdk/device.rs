@@ -1,8 +1,9 @@
 //! The port on a device.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -20,8 +21,9 @@ use crate::{Burst, Capabilities, Port, PortCounters};
 /// what other devices have of it.
 const BUFFERS: u32 = 8192;
 
-/// No frame is longer: nine kilobytes of a large Ethernet frame, and more.
-const FRAME_BYTES_MAX: usize = 16 << 10;
+/// Drivers expect buffers that hold so much at least, and no frame is longer
+/// than so much: nine kilobytes of a large Ethernet frame, and more.
+const DATA_BYTES: Range<usize> = 2 << 10..16 << 10;
 
 /// Frames of one device of DPDK's.
 pub struct DpdkPort {
@@ -31,8 +33,16 @@ pub struct DpdkPort {
     losses_before: [u64; 4],
     name: String,
     waker: Waker,
+    /// When the link was last looked at, if connecting is up to us.
+    retry: Option<Instant>,
     device: Device,
 }
+
+/// A driver whose client does not come back to a server that was gone.
+const MEMIF: &str = "net_memif";
+
+/// How long to wait before the next try.
+const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 /// What wakes a sleeper.
 enum Waker {
@@ -66,21 +76,16 @@ impl DpdkPort {
         // What was said about another port.
         sys::take_log();
         let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1;
-        let data_bytes = room.min(FRAME_BYTES_MAX) as u16;
-        let device = Device::open(&config.device, BUFFERS, data_bytes)
+        let data_bytes = room.clamp(DATA_BYTES.start, DATA_BYTES.end);
+        let device = Device::open(&config.device, BUFFERS, data_bytes as u16)
             .map_err(|failed| refused(&config.device, failed))?;
         // The name alone: arguments may be long.
         let name = config.device.split(',').next().unwrap_or_default().to_owned();
-        let mtu_room = usize::from(data_bytes) - LINK_HEADER_BYTES;
+        let mtu_room = room.min(data_bytes) - LINK_HEADER_BYTES;
         if device.mtu() > mtu_room {
             return Err(DpdkError::Mtu { device: name, mtu: device.mtu(), room: mtu_room });
         }
-        let waker = Waker::of(&device).map_err(|source| DpdkError::Setup {
-            step: "make a timer for",
-            device: name.clone(),
-            source,
-            said: Said::default(),
-        })?;
+        let waker = Waker::of(&device)?;
         let capabilities = Capabilities {
             kind: "dpdk",
             detail: String::new(),
@@ -94,7 +99,9 @@ impl DpdkPort {
         };
         let losses_before = device.losses();
         let counters = PortCounters::default();
-        let mut port = Self { capabilities, counters, losses_before, name, waker, device };
+        let is_client = device.driver() == MEMIF && !config.device.contains("role=server");
+        let retry = is_client.then(Instant::now);
+        let mut port = Self { capabilities, counters, losses_before, name, waker, retry, device };
         port.describe();
         Ok(port)
     }
@@ -108,6 +115,17 @@ impl DpdkPort {
         };
         let driver = self.device.driver();
         self.capabilities.detail = format!("{}, {driver}, link {link}, {waits}", self.name);
+    }
+
+    /// Tries to find the server of a memif again.
+    fn reconnect(&mut self) {
+        let due = self.retry.as_mut().filter(|tried| tried.elapsed() >= RETRY_EVERY);
+        let Some(tried) = due else { return };
+        *tried = Instant::now();
+        if !self.device.link_is_up() {
+            // It may still not be there.
+            let _ = self.device.restart();
+        }
     }
 
     /// Hands frames to the device; returns whether it took all of them.
@@ -126,14 +144,36 @@ impl DpdkPort {
 
 /// What a failure means.
 fn refused(device: &str, failed: Failed) -> DpdkError {
-    let (device, said) = (device.to_owned(), Said(sys::take_log()));
+    let (device, mut said) = (device.to_owned(), sys::take_log());
     let Failed { step, source } = failed;
-    let busy = matches!(source.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
+    if said.is_empty() {
+        said = source.to_string();
+    }
+    let busy = matches!(source.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+        || said.contains("Address already in use");
+    let no_server = said.contains("memif_connect_client");
+    let said = Said(said);
     match step {
         _ if busy => DpdkError::Busy { device, said },
-        None => DpdkError::Probe { device, source, said },
-        Some(step) => DpdkError::Setup { step, device, source, said },
+        _ if no_server => DpdkError::NoServer { device, said },
+        None => DpdkError::Probe { advice: advice(&device, eal::has_hugepages()), device, said },
+        Some(step) => DpdkError::Setup { step, device, said },
     }
+}
+
+/// What to do about a device that has no driver.
+fn advice(device: &str, has_hugepages: bool) -> String {
+    let name = device.split(',').next().unwrap_or_default();
+    if !name.contains(':') {
+        return "a virtual device begins with the name of its driver, as net_memif0 or \
+                net_tap0,iface=NAME"
+            .into();
+    }
+    let bind = format!("bind it with `dpdk-devbind.py --bind=vfio-pci {name}`");
+    if has_hugepages {
+        return bind;
+    }
+    format!("{bind}, and get hugepages with `echo 512 | sudo tee /proc/sys/vm/nr_hugepages`")
 }
 
 impl Waker {
@@ -264,6 +304,7 @@ impl Port for DpdkPort {
             // Room to send is no reason to interrupt.
             return Ok(false);
         }
+        self.reconnect();
         self.waker.prepare_sleep(&self.device)?;
         // What came before the interrupts were on makes none.
         Ok(self.device.arrived() == 0)
@@ -290,5 +331,18 @@ impl Port for DpdkPort {
             counters.drops.add(reason, now.saturating_sub(before));
         }
         counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_is_for_the_kind_of_device() {
+        let card = advice("0000:01:00.0,arg=1", false);
+        assert!(card.contains("--bind=vfio-pci 0000:01:00.0`") && card.contains("nr_hugepages"));
+        assert!(!advice("0000:01:00.0", true).contains("nr_hugepages"));
+        assert!(advice("net_foo0,path=a:b", true).contains("net_memif0"));
     }
 }

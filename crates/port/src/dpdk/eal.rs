@@ -78,7 +78,8 @@ fn processors() -> Option<String> {
     Some(line.trim().to_owned())
 }
 
-fn has_hugepages() -> bool {
+/// Whether the system has hugepages that nobody uses.
+pub fn has_hugepages() -> bool {
     let Ok(sizes) = fs::read_dir("/sys/kernel/mm/hugepages") else { return false };
     let free = |size: &Path| fs::read_to_string(size.join("free_hugepages")).ok();
     let mut counts = sizes.flatten().filter_map(|size| free(&size.path())?.trim().parse().ok());

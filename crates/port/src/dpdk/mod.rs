@@ -91,22 +91,19 @@ pub enum DpdkError {
     )]
     Started,
     /// No driver takes the device.
-    #[error(
-        "no driver of DPDK's takes the device {device}: a card has to be bound to vfio-pci \
-         (`dpdk-devbind.py --bind=vfio-pci {device}`), a virtual device begins with the name of \
-         its driver, as net_memif0; {source}{said}"
-    )]
+    #[error("no driver of DPDK's takes the device {device}: {advice}{said}")]
     Probe {
         /// The device.
         device: String,
-        /// What DPDK returned.
-        source: io::Error,
+        /// What to do about it.
+        advice: String,
         /// What DPDK said.
         said: Said,
     },
     /// Another port of this process, or another process, has it.
     #[error(
-        "the device {device} is in use: choose another name or number, or end who has it{said}"
+        "the device {device}, or what it stands for, is in use: choose another name, number or \
+         path, or end who has it{said}"
     )]
     Busy {
         /// The device.
@@ -125,17 +122,29 @@ pub enum DpdkError {
         room: usize,
     },
     /// DPDK or the driver refused a step.
-    #[error("cannot {step}, the device {device}: {source}{said}")]
+    #[error("cannot {step}, the device {device}{said}")]
     Setup {
         /// What was tried.
         step: &'static str,
         /// The device.
         device: String,
-        /// What DPDK returned.
-        source: io::Error,
         /// What DPDK said.
         said: Said,
     },
+    /// Its server is not there.
+    #[error(
+        "the memif device {device} has no server to connect to: start the process with \
+         role=server first{said}"
+    )]
+    NoServer {
+        /// The device.
+        device: String,
+        /// What DPDK said.
+        said: Said,
+    },
+    /// The system refused something else.
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 /// What DPDK had to say about an error: nothing, or lines of its log.

@@ -50,6 +50,7 @@ struct RawDevice {
     receive_checksum: u8,
     transmit_checksum: u8,
     has_interrupts: u8,
+    runs: u8,
     driver: [c_char; DRIVER_BYTES],
     pool: *mut c_void,
     device: *mut c_void,
@@ -68,6 +69,7 @@ unsafe extern "C" {
         device: *mut RawDevice,
     ) -> c_int;
     fn tg_close(device: *mut RawDevice);
+    fn tg_restart(device: *mut RawDevice) -> c_int;
     fn tg_link_is_up(device: *const RawDevice) -> c_int;
     fn tg_losses(device: *const RawDevice, losses: *mut u64);
     fn tg_receive(device: *const RawDevice, burst: *mut RawBurst) -> c_uint;
@@ -364,6 +366,12 @@ impl Device {
         // SAFETY: the device runs, and the descriptor is an epoll's.
         let error = unsafe { tg_watch(&self.raw, epoll.as_raw_fd()) };
         (error == 0).then_some(Interrupts(epoll))
+    }
+
+    /// Stops the device and starts it again. What fails leaves it stopped.
+    pub fn restart(&mut self) -> io::Result<()> {
+        // SAFETY: the device is configured.
+        result(unsafe { tg_restart(&mut self.raw) })
     }
 
     /// Turns interrupts on or off.
