@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
+.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns clean
 
 # The program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
@@ -32,6 +32,16 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory bpf-check
+
+# Ports on devices of DPDK: the lint of what they add, their tests, and the
+# tests of servers on DPDK's drivers. Built beside the default, which has none.
+DPDK = $(CARGO) --config build.target-dir=\"target/dpdk\"
+DPDK_FLAGS = --locked --features dpdk
+dpdk:
+	@scripts/setup dpdk
+	$(DPDK) clippy $(DPDK_FLAGS) -p tidegate-port -p tidegate-cli --all-targets -- -D warnings
+	$(DPDK) test $(DPDK_FLAGS) -p tidegate-port --lib --test dpdk
+	$(DPDK) test $(DPDK_FLAGS) -p tidegate-cli --test dpdk --test serve --test tcp --test dns_tcp
 
 # The BPF programs, from their C sources.
 bpf:

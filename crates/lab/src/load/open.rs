@@ -287,8 +287,8 @@ fn load<W: Workload>(
         LinkKind::Dpdk => {
             let arena = arena()?;
             let Ok(device) = config.interface()?.parse();
-            let port = dpdk::open(&device, &arena)
-                .map_err(|error| LabError::Config(error.to_string()))?;
+            let port =
+                dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
             over_port(port, arena, config, &schedule, progress, workload)
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -13,7 +13,7 @@ use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use super::sys::{self, Device, Failed, Interrupts};
-use super::{DpdkConfig, DpdkError, Said, eal, layers};
+use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
@@ -33,16 +33,10 @@ pub struct DpdkPort {
     losses_before: [u64; 4],
     name: String,
     waker: Waker,
-    /// When the link was last looked at, if connecting is up to us.
-    retry: Option<Instant>,
+    /// Set if connecting is up to us.
+    client: Option<memif::Client>,
     device: Device,
 }
-
-/// A driver whose client does not come back to a server that was gone.
-const MEMIF: &str = "net_memif";
-
-/// How long to wait before the next try.
-const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 /// What wakes a sleeper.
 enum Waker {
@@ -73,6 +67,7 @@ impl DpdkPort {
             return Err(DpdkError::NoDevice);
         }
         eal::start(&config.arguments)?;
+        memif::remove_stale_socket(&config.device);
         // What was said about another port.
         sys::take_log();
         let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1;
@@ -99,9 +94,8 @@ impl DpdkPort {
         };
         let losses_before = device.losses();
         let counters = PortCounters::default();
-        let is_client = device.driver() == MEMIF && !config.device.contains("role=server");
-        let retry = is_client.then(Instant::now);
-        let mut port = Self { capabilities, counters, losses_before, name, waker, retry, device };
+        let client = memif::Client::of(&config.device);
+        let mut port = Self { capabilities, counters, losses_before, name, waker, client, device };
         port.describe();
         Ok(port)
     }
@@ -119,10 +113,8 @@ impl DpdkPort {
 
     /// Tries to find the server of a memif again.
     fn reconnect(&mut self) {
-        let due = self.retry.as_mut().filter(|tried| tried.elapsed() >= RETRY_EVERY);
-        let Some(tried) = due else { return };
-        *tried = Instant::now();
-        if !self.device.link_is_up() {
+        let is_due = self.client.as_mut().is_some_and(memif::Client::is_due);
+        if is_due && !self.device.link_is_up() {
             // It may still not be there.
             let _ = self.device.restart();
         }
@@ -282,9 +274,7 @@ impl Port for DpdkPort {
             let mut filled = 0;
             for frame in burst.drain(..buffers) {
                 let checksum = frame.checksum();
-                let fits = back.consume(frame, |bytes| {
-                    self.device.fill(filled, bytes, layers::to_sum(bytes, checksum))
-                });
+                let fits = back.consume(frame, |bytes| self.device.fill(filled, bytes, checksum));
                 if fits {
                     filled += 1;
                 } else {

@@ -1,6 +1,7 @@
 //! Where the headers of a frame are, for a device that sums checksums.
 
 use tidegate_memory::Checksum;
+use tidegate_wire::checksum::Sum;
 
 /// Where a sum begins, and of what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +43,33 @@ pub fn to_sum(bytes: &[u8], checksum: Checksum) -> Option<Layers> {
     Some(Layers { link_bytes: link_bytes as u8, network_bytes, is_v6, is_tcp })
 }
 
+/// Sums what is partial, for a device that does not.
+pub fn complete(bytes: &mut [u8], checksum: Checksum) {
+    let Checksum::Partial { start, offset } = checksum else { return };
+    let Some(covered) = bytes.get_mut(usize::from(start)..) else { return };
+    let sum = Sum::of(covered);
+    let value = if offset == UDP_OFFSET { sum.udp_checksum() } else { sum.checksum() };
+    let at = usize::from(offset);
+    if let Some(field) = covered.get_mut(at..at + 2) {
+        field.copy_from_slice(&value.to_be_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partial_sum_is_completed_inside_the_frame_only() {
+        let mut bytes = [0xaa, 0xaa, 1, 2, 0, 5, 3, 4];
+        complete(&mut bytes, Checksum::Partial { start: 2, offset: 2 });
+        assert!(Sum::of(&bytes[2..]).with(&[0, 5]).is_valid(), "the 5 was in the field");
+        for (start, offset) in [(7, 0), (9, 0), (2, 5), (u16::MAX, u16::MAX)] {
+            let before = bytes;
+            complete(&mut bytes, Checksum::Partial { start, offset });
+            assert_eq!(bytes, before);
+        }
+    }
 
     #[test]
     fn headers_are_found_by_family_and_tag() {

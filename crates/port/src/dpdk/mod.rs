@@ -18,6 +18,8 @@ mod eal;
 #[cfg(feature = "dpdk")]
 mod layers;
 #[cfg(feature = "dpdk")]
+mod memif;
+#[cfg(feature = "dpdk")]
 mod sys;
 
 use std::convert::Infallible;

@@ -6,11 +6,12 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::slice;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::epoll;
 use tidegate_memory::Checksum;
 
-use super::layers::Layers;
+use super::layers;
 
 /// The most frames of one call; as in the shim.
 const BURST: usize = 64;
@@ -165,6 +166,10 @@ impl Held {
     }
 }
 
+/// Held while devices come and go: a new one is known by not having been there
+/// before.
+static CHANGING: Mutex<()> = Mutex::new(());
+
 /// A device that runs. It is stopped and let go on drop.
 pub struct Device {
     raw: RawDevice,
@@ -186,6 +191,7 @@ impl Device {
         let name = CString::new(name).map_err(no_name)?;
         // SAFETY: all zero is a valid `RawDevice`: numbers and null pointers.
         let mut raw: RawDevice = unsafe { mem::zeroed() };
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: DPDK was started; the name ends in zero and is copied, and a
         // device is written.
         let error = unsafe { tg_open(name.as_ptr(), buffers, data_bytes, &mut raw) };
@@ -202,10 +208,8 @@ impl Device {
     /// The name of its driver.
     pub fn driver(&self) -> String {
         let name = self.raw.driver.map(|byte| byte as u8);
-        CStr::from_bytes_until_nul(&name).map_or_else(
-            |_| String::new(),
-            |name| name.to_string_lossy().into_owned(),
-        )
+        CStr::from_bytes_until_nul(&name)
+            .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned())
     }
 
     pub fn mac(&self) -> [u8; 6] {
@@ -242,7 +246,11 @@ impl Device {
     /// `None` stands for one in pieces that do not fit together. Returns how
     /// many there were.
     #[inline]
-    pub fn receive(&mut self, quota: usize, mut read: impl FnMut(Option<(&[u8], Checksum)>)) -> usize {
+    pub fn receive(
+        &mut self,
+        quota: usize,
+        mut read: impl FnMut(Option<(&[u8], Checksum)>),
+    ) -> usize {
         let count = self.arrived().min(quota);
         let next = self.received.next;
         for packet in &self.received.raw.packets[next..next + count] {
@@ -299,7 +307,7 @@ impl Device {
     /// Writes the frame number `index` of those that buffers were got for.
     /// Returns whether it fits.
     #[inline]
-    pub fn fill(&mut self, index: usize, bytes: &[u8], to_sum: Option<Layers>) -> bool {
+    pub fn fill(&mut self, index: usize, bytes: &[u8], checksum: Checksum) -> bool {
         if bytes.len() > self.data_bytes || index >= self.to_send.end {
             return false;
         }
@@ -309,11 +317,15 @@ impl Device {
         tidegate_memory::copy_packet(room, bytes);
         packet.len = bytes.len() as u32;
         packet.checksum = CHECKSUM_UNKNOWN;
-        if let Some(layers) = to_sum {
-            packet.checksum = if layers.is_tcp { CHECKSUM_TCP } else { CHECKSUM_UDP };
-            packet.is_v6 = layers.is_v6.into();
-            packet.link_bytes = layers.link_bytes;
-            packet.network_bytes = layers.network_bytes;
+        let by_device = self.raw.transmit_checksum != 0;
+        match layers::to_sum(bytes, checksum).filter(|_| by_device) {
+            Some(layers) => {
+                packet.checksum = if layers.is_tcp { CHECKSUM_TCP } else { CHECKSUM_UDP };
+                packet.is_v6 = layers.is_v6.into();
+                packet.link_bytes = layers.link_bytes;
+                packet.network_bytes = layers.network_bytes;
+            }
+            None => layers::complete(room, checksum),
         }
         true
     }
@@ -340,8 +352,9 @@ impl Device {
         let Held { raw, next, end } = &mut self.to_send;
         // SAFETY: the device runs, and these frames are ours and prepared;
         // those that it takes are its own then.
-        let sent =
-            unsafe { tg_transmit(&self.raw, &mut **raw, *next as c_uint, (*end - *next) as c_uint) };
+        let sent = unsafe {
+            tg_transmit(&self.raw, &mut **raw, *next as c_uint, (*end - *next) as c_uint)
+        };
         let sent = (sent as usize).min(*end - *next);
         let bytes = raw.packets[*next..*next + sent].iter().map(|packet| u64::from(packet.len));
         let bytes = bytes.sum();
@@ -385,6 +398,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         self.received.release(BURST);
         self.to_send.release(BURST);
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the device runs, nothing of it is used any more, and it is
         // never touched again.
         unsafe { tg_close(&mut self.raw) }

@@ -1,0 +1,107 @@
+//! What DPDK's memif leaves to its users: a way back after either side has
+//! ended.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// The driver, and what devices of its begin with.
+const NAME: &str = "net_memif";
+
+/// How long to wait before the next try.
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+
+/// The client's end of a memif, which does not connect again by itself.
+pub struct Client {
+    /// When the link was last looked at.
+    tried: Instant,
+}
+
+impl Client {
+    /// `None` when the device is something else.
+    pub fn of(device: &str) -> Option<Self> {
+        let is_client = device.starts_with(NAME) && argument(device, "role") != Some("server");
+        is_client.then(|| Self { tried: Instant::now() })
+    }
+
+    /// Whether it is time to see whether the server is there.
+    pub fn is_due(&mut self) -> bool {
+        let due = self.tried.elapsed() >= RETRY_EVERY;
+        if due {
+            self.tried = Instant::now();
+        }
+        due
+    }
+}
+
+/// Removes the socket of a server that was killed, where nobody listens any
+/// more.
+pub fn remove_stale_socket(device: &str) {
+    let is_server = device.starts_with(NAME) && argument(device, "role") == Some("server");
+    // An abstract socket ends with its process.
+    if !is_server || argument(device, "socket-abstract") != Some("no") {
+        return;
+    }
+    let Some(path) = argument(device, "socket").map(Path::new) else { return };
+    let is_socket = path.metadata().is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && nobody_listens(path) {
+        // If it cannot be removed DPDK says that it is in use.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn nobody_listens(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let (Ok(socket), Ok(address)) = (socket, SocketAddrUnix::new(path)) else { return false };
+    connect(&socket, &address)
+        .is_err_and(|error: Errno| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// The value of an argument of a device: of `id` in `net_memif0,id=1`.
+fn argument<'d>(device: &'d str, name: &str) -> Option<&'d str> {
+    let mut arguments = device.split(',').skip(1).filter_map(|one| one.split_once('='));
+    arguments.find_map(|(key, value)| (key == name).then_some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{bind, listen};
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memif");
+        let device = format!("net_memif0,role=server,socket-abstract=no,socket={}", path.display());
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&socket, 1).unwrap();
+        remove_stale_socket(&device);
+        assert!(path.exists(), "somebody listens");
+        drop(socket);
+        remove_stale_socket(&device.replace("server", "client"));
+        remove_stale_socket(&device.replace("net_memif0", "net_tap0"));
+        assert!(path.exists(), "it is not ours");
+        remove_stale_socket(&device);
+        assert!(!path.exists());
+        std::fs::write(&path, "a file").unwrap();
+        remove_stale_socket(&device);
+        assert!(path.exists(), "no socket");
+    }
+
+    #[test]
+    fn a_client_is_known_by_its_role() {
+        assert!(Client::of("net_memif0").is_some(), "DPDK's default");
+        assert!(Client::of("net_memif0,role=client,id=1").is_some());
+        assert!(Client::of("net_memif0,id=1,role=server").is_none());
+        assert!(Client::of("net_tap0").is_none());
+        assert!(!Client::of("net_memif0").unwrap().is_due());
+    }
+}
