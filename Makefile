@@ -34,14 +34,13 @@ lint:
 	$(MAKE) --no-print-directory bpf-check
 
 # Ports on devices of DPDK: the lint of what they add, their tests, and the
-# tests of servers on DPDK's drivers. Built beside the default, which has none.
-DPDK = $(CARGO) --config build.target-dir=\"target/dpdk\"
-DPDK_FLAGS = --locked --features dpdk
+# tests of servers on DPDK's drivers.
+DPDK_FLAGS = --locked -p tidegate-port -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
-	$(DPDK) clippy $(DPDK_FLAGS) -p tidegate-port -p tidegate-cli --all-targets -- -D warnings
-	$(DPDK) test $(DPDK_FLAGS) -p tidegate-port --lib --test dpdk
-	$(DPDK) test $(DPDK_FLAGS) -p tidegate-cli --test dpdk --test serve --test tcp --test dns_tcp
+	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
+	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp
+	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
 # The BPF programs, from their C sources.
 bpf:

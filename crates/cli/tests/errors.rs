@@ -75,9 +75,9 @@ fn a_missing_interface_is_named_with_those_that_exist() {
 #[test]
 fn a_program_without_dpdk_says_what_to_install() {
     let serve = ["serve", "echo", "--port", "dpdk:net_null0", "--address", "10.0.0.1/24"];
-    fails_with(&serve, &["libdpdk-dev", "make dpdk"]);
+    fails_with(&serve, &["libdpdk-dev", "--features dpdk"]);
     let load = ["load", "udp", "10.0.0.1:7", "--port", "dpdk:net_null0", "--source", "10.0.0.2"];
-    fails_with(&load, &["libdpdk-dev", "make dpdk"]);
+    fails_with(&load, &["libdpdk-dev", "--features dpdk"]);
 }
 
 #[test]

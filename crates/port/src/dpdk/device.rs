@@ -113,10 +113,10 @@ impl DpdkPort {
 
     /// Tries to find the server of a memif again.
     fn reconnect(&mut self) {
-        let is_due = self.client.as_mut().is_some_and(memif::Client::is_due);
-        if is_due && !self.device.link_is_up() {
+        let Self { client, device, .. } = self;
+        if client.as_mut().is_some_and(|client| client.is_due(|| device.link_is_up())) {
             // It may still not be there.
-            let _ = self.device.restart();
+            let _ = device.restart();
         }
     }
 

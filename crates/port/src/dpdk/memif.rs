@@ -18,23 +18,28 @@ const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// The client's end of a memif, which does not connect again by itself.
 pub struct Client {
     /// When the link was last looked at.
-    tried: Instant,
+    looked: Instant,
+    /// It was down then.
+    was_down: bool,
 }
 
 impl Client {
     /// `None` when the device is something else.
     pub fn of(device: &str) -> Option<Self> {
         let is_client = device.starts_with(NAME) && argument(device, "role") != Some("server");
-        is_client.then(|| Self { tried: Instant::now() })
+        is_client.then(|| Self { looked: Instant::now(), was_down: false })
     }
 
-    /// Whether it is time to see whether the server is there.
-    pub fn is_due(&mut self) -> bool {
-        let due = self.tried.elapsed() >= RETRY_EVERY;
-        if due {
-            self.tried = Instant::now();
+    /// Whether it is time to see whether the server is there again. Not at once
+    /// when the link goes down: a thread of DPDK's is still busy with that.
+    pub fn is_due(&mut self, link_is_up: impl FnOnce() -> bool) -> bool {
+        if self.looked.elapsed() < RETRY_EVERY {
+            return false;
         }
-        due
+        self.looked = Instant::now();
+        let was_down = self.was_down;
+        self.was_down = !link_is_up();
+        was_down && self.was_down
     }
 }
 
@@ -102,6 +107,17 @@ mod tests {
         assert!(Client::of("net_memif0,role=client,id=1").is_some());
         assert!(Client::of("net_memif0,id=1,role=server").is_none());
         assert!(Client::of("net_tap0").is_none());
-        assert!(!Client::of("net_memif0").unwrap().is_due());
+    }
+
+    #[test]
+    fn a_link_that_has_just_gone_down_is_left_alone() {
+        let mut client = Client::of("net_memif0").unwrap();
+        let mut look = |link_is_up| {
+            client.looked -= RETRY_EVERY;
+            client.is_due(|| link_is_up)
+        };
+        assert!(!look(true) && !look(false) && look(false) && look(false));
+        assert!(!look(true) && !look(false));
+        assert!(!client.is_due(|| panic!("it is not time yet")));
     }
 }

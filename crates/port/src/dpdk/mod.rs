@@ -68,8 +68,8 @@ impl fmt::Display for DpdkConfig {
 pub enum DpdkError {
     /// The feature is off.
     #[error(
-        "this program was built without DPDK: apt-get install libdpdk-dev, then `make dpdk` or \
-         cargo build --release --features dpdk"
+        "this program was built without DPDK: apt-get install libdpdk-dev, then cargo build \
+         --release -p tidegate-cli --features dpdk"
     )]
     NotBuilt,
     /// No device is named.
@@ -203,7 +203,7 @@ mod tests {
             let config = tidegate_memory::ArenaConfig { frames: 1, ..Default::default() };
             let arena = Arena::new(config).unwrap();
             let error = open(&"net_null0".parse().unwrap(), &arena).err().unwrap().to_string();
-            assert!(error.contains("libdpdk-dev") && error.contains("make dpdk"), "{error}");
+            assert!(error.contains("libdpdk-dev") && error.contains("--features dpdk"), "{error}");
         }
     }
 }
