@@ -151,7 +151,9 @@ fn a_wrong_port_says_what_to_do() {
     fails("net_null0 --nonsense", "does not start with the arguments `--nonsense");
     fails("net_null0 --no-huge --in-memory", "--in-memory");
     fails("0000:ff:1f.7", "vfio-pci");
-    let (_folder, ours, _) = wire("busy");
+    let (_folder, ours, theirs) = wire("busy");
     let _echo = Server::start(&["echo"], &ours);
     fails(&ours, "in use");
+    // Who has it notices nothing.
+    is_answered("udp", 7, &theirs, &[]);
 }

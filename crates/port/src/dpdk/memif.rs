@@ -59,9 +59,12 @@ pub fn remove_stale_socket(device: &str) {
     }
 }
 
+/// Asks with a socket of another kind than memif's, which is told whether the
+/// path is anybody's but never connected: DPDK ends the process of a server
+/// whose client goes at once.
 fn nobody_listens(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let (Ok(socket), Ok(address)) = (socket, SocketAddrUnix::new(path)) else { return false };
     connect(&socket, &address)
         .is_err_and(|error: Errno| error.kind() == ErrorKind::ConnectionRefused)
