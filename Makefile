@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint bpf bpf-check loom miri tsan fuzz lab-dns clean
+.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns clean
 
 # The program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
@@ -32,6 +32,15 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory bpf-check
+
+# Ports on devices of DPDK: the lint of what they add, their tests, and the
+# tests of servers on DPDK's drivers.
+DPDK_FLAGS = --locked -p tidegate-port -p tidegate-cli --features dpdk
+dpdk:
+	@scripts/setup dpdk
+	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
+	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp
+	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
 # The BPF programs, from their C sources.
 bpf:

@@ -1,5 +1,7 @@
 //! `tidegate doctor`: what this machine can do, and what to type for the rest.
 
+mod dpdk;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -70,6 +72,7 @@ impl Doctor {
             None => Interface::all()?,
         };
         let mut findings = machine();
+        findings.extend(dpdk::findings());
         findings.extend([library(), daemon(&self.socket)]);
         for interface in interfaces.iter().filter(|interface| !interface.loopback) {
             look_at(interface, &mut findings)?;

@@ -1,12 +1,14 @@
 //! How a server lives on the network: the flags that `serve` commands share.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::gate::Settings;
-use tidegate::host::HostConfig;
+use tidegate::host::{HostConfig, HostError, HostPort};
 use tidegate::port::xdp::Mode;
 use tidegate::{IpCidr, MacAddr, NetConfig};
 
@@ -14,17 +16,32 @@ use crate::Failure;
 use crate::config::{Section, Text};
 
 /// Where packets come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PortKind {
-    /// AF_XDP: fastest; takes only what it was told to
-    Xdp,
-    /// AF_PACKET: needs no BPF; own address only
-    Packet,
-    /// A TAP device, made if it is missing
-    Tap,
-    /// Kernel sockets: the same server without Tidegate, to compare
+    /// A port of Tidegate's.
+    Own(HostPort),
+    /// Kernel sockets.
     Kernel,
+}
+
+impl FromStr for PortKind {
+    type Err = HostError;
+
+    fn from_str(text: &str) -> Result<Self, HostError> {
+        match text {
+            "kernel" => Ok(Self::Kernel),
+            _ => text.parse().map(Self::Own),
+        }
+    }
+}
+
+impl fmt::Display for PortKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own(port) => port.fmt(f),
+            Self::Kernel => f.write_str("kernel"),
+        }
+    }
 }
 
 /// Section `[host]`.
@@ -32,9 +49,16 @@ pub(crate) enum PortKind {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct HostOptions {
     /// Where packets come from [default: xdp]
-    #[arg(long, value_enum, value_name = "KIND")]
-    port: Option<PortKind>,
-    /// The network interface
+    ///
+    /// xdp: AF_XDP, fastest; takes only what it was told to.
+    /// packet: AF_PACKET, needs no BPF; own address only.
+    /// tap: a TAP device, made if it is missing.
+    /// dpdk:DEVICE: a device of DPDK's, by its PCI address or as net_tap0,iface=NAME;
+    /// arguments for DPDK may follow after a space.
+    /// kernel: kernel sockets, the same server without Tidegate, to compare.
+    #[arg(long, value_name = "KIND", verbatim_doc_comment)]
+    port: Option<Text<PortKind>>,
+    /// The network interface; not with DPDK
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
     /// An address of Tidegate's own, with its prefix; may be given several times
@@ -115,7 +139,7 @@ impl From<XdpMode> for Mode {
 
 impl HostOptions {
     pub(crate) fn port_kind(&self) -> PortKind {
-        self.port.unwrap_or(PortKind::Xdp)
+        self.port.clone().map_or(PortKind::Own(HostPort::Xdp), |port| port.0)
     }
 
     /// Whether it lives on the kernel's addresses.

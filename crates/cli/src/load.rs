@@ -4,8 +4,9 @@
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use tidegate_lab::load::{
     Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp, load_udp,
@@ -78,7 +79,7 @@ pub(crate) struct TcpLoad {
 impl TcpLoad {
     fn run(self) -> Result<(), Failure> {
         let common = self.common;
-        let link = if self.kernel { LinkKind::Kernel } else { common.port.kind() };
+        let link = if self.kernel { LinkKind::Kernel } else { common.port.kind };
         let defaults = TcpLoadConfig::new(link, common.target);
         let exchange = match (self.send, self.receive) {
             (true, _) => Exchange::Send,
@@ -86,7 +87,7 @@ impl TcpLoad {
             _ => Exchange::Echo,
         };
         let config = TcpLoadConfig {
-            interface: common.iface.clone(),
+            interface: common.interface(),
             source: common.source,
             sources: common.sources,
             prefix: self.prefix.unwrap_or(defaults.prefix),
@@ -105,23 +106,30 @@ impl TcpLoad {
 }
 
 /// What to send through.
-#[derive(Clone, Copy, ValueEnum)]
-enum Link {
-    /// AF_XDP: fastest
-    Xdp,
-    /// AF_PACKET
-    Packet,
-    /// Kernel sockets: a core sends about 300,000 requests/s
-    Kernel,
+#[derive(Clone, Debug)]
+struct Link {
+    kind: LinkKind,
+    /// The device of DPDK's.
+    device: Option<String>,
 }
 
-impl Link {
-    fn kind(self) -> LinkKind {
-        match self {
-            Link::Xdp => LinkKind::Xdp,
-            Link::Packet => LinkKind::Packet,
-            Link::Kernel => LinkKind::Kernel,
-        }
+impl FromStr for Link {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, device) = match text.split_once(':') {
+            Some(("dpdk", device)) => (LinkKind::Dpdk, Some(device.to_owned())),
+            _ => {
+                let kind = match text {
+                    "xdp" => LinkKind::Xdp,
+                    "packet" => LinkKind::Packet,
+                    "kernel" => LinkKind::Kernel,
+                    _ => return Err("expected xdp, packet, kernel or dpdk:DEVICE".into()),
+                };
+                (kind, None)
+            }
+        };
+        Ok(Self { kind, device })
     }
 }
 
@@ -131,10 +139,11 @@ struct Common {
     /// The server: ADDRESS:PORT or [ADDRESS]:PORT
     #[arg(value_name = "SERVER")]
     target: SocketAddr,
-    /// What to send through
-    #[arg(long, value_enum, value_name = "KIND", default_value = "kernel")]
+    /// What to send through: xdp (AF_XDP, fastest), packet (AF_PACKET), dpdk:DEVICE (a device of
+    /// DPDK's), or kernel (kernel sockets: a core sends about 300,000 requests/s)
+    #[arg(long, value_name = "KIND", default_value = "kernel")]
     port: Link,
-    /// The network interface; not for kernel sockets
+    /// The network interface; not for kernel sockets and DPDK
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
     /// The first source address; on an interface one that the kernel does not have
@@ -201,9 +210,9 @@ fn progress(progress: &Progress) {
 
 impl Datagrams {
     fn config(&self) -> LoadConfig {
-        let Common { port, target, rate, seconds, warm_up, cpu, .. } = self.common;
+        let Common { target, rate, seconds, warm_up, cpu, .. } = self.common;
         LoadConfig {
-            interface: self.common.iface.clone(),
+            interface: self.common.interface(),
             source: self.common.source,
             sources: self.common.sources,
             ports: self.ports,
@@ -213,12 +222,16 @@ impl Datagrams {
             warm_up_seconds: warm_up,
             requests: self.requests,
             core: cpu,
-            ..LoadConfig::new(port.kind(), target)
+            ..LoadConfig::new(self.common.port.kind, target)
         }
     }
 }
 
 impl Common {
+    fn interface(&self) -> Option<String> {
+        self.port.device.clone().or_else(|| self.iface.clone())
+    }
+
     fn print(&self, report: &(impl Serialize + Display)) -> Result<(), Failure> {
         if self.json {
             println!("{}", serde_json::to_string_pretty(report)?);

@@ -71,6 +71,23 @@ fn a_missing_interface_is_named_with_those_that_exist() {
     fails_with(&["doctor", "--iface", "nope0"], &["nope0", "lo"]);
 }
 
+#[cfg(not(feature = "dpdk"))]
+#[test]
+fn a_program_without_dpdk_says_what_to_install() {
+    let serve = ["serve", "echo", "--port", "dpdk:net_null0", "--address", "10.0.0.1/24"];
+    fails_with(&serve, &["libdpdk-dev", "--features dpdk"]);
+    let load = ["load", "udp", "10.0.0.1:7", "--port", "dpdk:net_null0", "--source", "10.0.0.2"];
+    fails_with(&load, &["libdpdk-dev", "--features dpdk"]);
+}
+
+#[test]
+fn a_port_that_there_is_not_is_told_with_those_that_there_are() {
+    let serve = ["serve", "echo", "--address", "10.0.0.1/24", "--port"];
+    fails_with(&[&serve[..], &["nonsense"]].concat(), &["nonsense", "xdp, packet, tap, dpdk:"]);
+    let both = ["dpdk:net_null0", "--iface", "lo"];
+    fails_with(&[&serve[..], &both].concat(), &["net_af_packet0,iface=lo"]);
+}
+
 #[test]
 fn a_broken_zone_file_is_told_by_line_and_column() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use tidegate_gate::{Mode, Settings, admission};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
 use tidegate_port::Port;
+use tidegate_port::dpdk::{self, DpdkConfig, DpdkError};
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
 use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
@@ -27,6 +28,8 @@ pub enum PortConfig {
     Packet(PacketConfig),
     /// A TAP or TUN device.
     Tap(TapConfig),
+    /// A device of DPDK's; needs a program built with it.
+    Dpdk(DpdkConfig),
     /// One end of a wire in memory.
     Mem(Box<MemPort>),
     /// Anything else.
@@ -43,6 +46,7 @@ impl PortConfig {
             Self::Xdp(config) => Self::Xdp(config.clone()),
             Self::Packet(config) => Self::Packet(config.clone()),
             Self::Tap(config) => Self::Tap(config.clone()),
+            Self::Dpdk(config) => Self::Dpdk(config.clone()),
             Self::Mem(_) | Self::Custom(_) => {
                 let used = || io::Error::other("this port can be opened only once");
                 std::mem::replace(self, Self::Custom(Box::new(move |_| Err(used()))))
@@ -72,6 +76,12 @@ impl From<PacketConfig> for PortConfig {
 impl From<TapConfig> for PortConfig {
     fn from(config: TapConfig) -> Self {
         Self::Tap(config)
+    }
+}
+
+impl From<DpdkConfig> for PortConfig {
+    fn from(config: DpdkConfig) -> Self {
+        Self::Dpdk(config)
     }
 }
 
@@ -272,6 +282,9 @@ pub enum OpenError {
     /// The TAP port.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// The DPDK port.
+    #[error(transparent)]
+    Dpdk(#[from] DpdkError),
     /// What the kernel knows could not be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
@@ -357,6 +370,7 @@ pub(crate) fn open_port(
             Box::new(PacketPort::open(&packet, arena)?)
         }
         PortConfig::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
+        PortConfig::Dpdk(config) => dpdk::open(&config, arena)?,
         PortConfig::Mem(port) => port,
         PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })

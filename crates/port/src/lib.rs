@@ -6,6 +6,7 @@
 pub mod admission;
 mod buffer;
 pub mod capture;
+pub mod dpdk;
 pub mod fault;
 pub mod mem;
 pub mod netlink;
@@ -32,7 +33,7 @@ pub type Burst = Fifo<Frame>;
 /// What a port can do and what it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The name of the kind of port: `mem`, `packet`, `xdp`, `tap`, `pcap`.
+    /// The name of the kind of port: `mem`, `packet`, `xdp`, `tap`, `dpdk`, `pcap`.
     pub kind: &'static str,
     /// How the port works right now, for people: `native, copy, busy polling`.
     pub detail: String,

@@ -2,15 +2,18 @@
 //! serve` and `tidegate run` say, in a form that can be handed to another
 //! program.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use tidegate_gate::{self as gate, Settings};
 use tidegate_memory::FrameSize;
 use tidegate_port::capture::{Capture, CaptureConfig};
+use tidegate_port::dpdk::DpdkConfig;
 use tidegate_port::fault::{Fault, FaultConfig, Faults};
 use tidegate_port::packet::PacketConfig;
 use tidegate_port::tap::TapConfig;
@@ -25,8 +28,8 @@ use crate::{NetConfig, PortConfig};
 const LARGE_FRAMES: u32 = 1024;
 
 /// Where packets come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum HostPort {
     /// AF_XDP.
     #[default]
@@ -35,6 +38,55 @@ pub enum HostPort {
     Packet,
     /// A TAP device.
     Tap,
+    /// A device of DPDK's.
+    Dpdk(DpdkConfig),
+}
+
+impl FromStr for HostPort {
+    type Err = HostError;
+
+    /// `xdp`, `packet`, `tap`, or `dpdk:` with a device and what
+    /// [`DpdkConfig`] reads behind it.
+    fn from_str(text: &str) -> Result<Self, HostError> {
+        match (text, text.strip_prefix("dpdk:")) {
+            ("xdp", _) => Ok(Self::Xdp),
+            ("packet", _) => Ok(Self::Packet),
+            ("tap", _) => Ok(Self::Tap),
+            (_, Some(device)) => {
+                let Ok(config) = device.parse();
+                Ok(Self::Dpdk(config))
+            }
+            _ => Err(HostError(format!(
+                "{text:?} is no kind of port: expected xdp, packet, tap, dpdk:DEVICE or, where there \
+                 is a choice, kernel"
+            ))),
+        }
+    }
+}
+
+impl TryFrom<String> for HostPort {
+    type Error = HostError;
+
+    fn try_from(text: String) -> Result<Self, HostError> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Xdp => f.write_str("xdp"),
+            Self::Packet => f.write_str("packet"),
+            Self::Tap => f.write_str("tap"),
+            Self::Dpdk(config) => write!(f, "dpdk:{config}"),
+        }
+    }
+}
+
+impl From<HostPort> for String {
+    fn from(port: HostPort) -> Self {
+        port.to_string()
+    }
 }
 
 /// How to attach an XDP program.
@@ -134,21 +186,31 @@ impl HostConfig {
 
     fn port_config(&self, gate: &gate::Config) -> Result<PortConfig, HostError> {
         let segmentation = self.segmentation;
-        let port = self.port.unwrap_or_default();
-        if segmentation && port == HostPort::Xdp {
+        let port = self.port.clone().unwrap_or_default();
+        if segmentation && matches!(port, HostPort::Xdp | HostPort::Dpdk(_)) {
             return Err(HostError(
-                "--segmentation is for --port packet and --port tap: AF_XDP passes frames as \
-                 they are on the wire"
+                "--segmentation is for --port packet and --port tap: AF_XDP and DPDK pass \
+                 frames as they are on the wire"
                     .into(),
             ));
         }
-        let iface = self.iface.clone();
-        let iface = iface
-            .ok_or_else(|| "no interface: give --iface NAME; `ip link` lists them".to_owned())?;
+        let iface = || {
+            let missing = || "no interface: give --iface NAME; `ip link` lists them".to_owned();
+            self.iface.clone().ok_or_else(missing)
+        };
         Ok(match port {
-            HostPort::Xdp => self.xdp_config(iface, gate).into(),
-            HostPort::Packet => PacketConfig { segmentation, ..PacketConfig::new(iface) }.into(),
-            HostPort::Tap => TapConfig { segmentation, ..TapConfig::new(iface) }.into(),
+            HostPort::Xdp => self.xdp_config(iface()?, gate).into(),
+            HostPort::Packet => PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into(),
+            HostPort::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
+            HostPort::Dpdk(config) => match &self.iface {
+                None => config.into(),
+                Some(iface) => {
+                    return Err(HostError(format!(
+                        "--iface {iface}: with DPDK the device stands in --port dpdk:DEVICE, as \
+                         --port dpdk:net_af_packet0,iface={iface}"
+                    )));
+                }
+            },
         })
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Resource, Rlimit};
 use tidegate::gate::{Settings, admission};
+use tidegate::host::HostPort;
 use tidegate_service::Geometry;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{
@@ -203,7 +204,7 @@ fn stand_alone() {
 /// Whether and how another daemon may take this one's place.
 fn upgrade(host: &HostOptions, settings: &Settings, classes: Option<admission::Config>) -> Upgrade {
     match host.port_kind() {
-        PortKind::Xdp => {
+        PortKind::Own(HostPort::Xdp) => {
             let (host, settings) = (host.clone(), settings.clone());
             Upgrade::Anew(Box::new(move || {
                 let net = host.net_config(&settings).map_err(std::io::Error::other)?;
@@ -213,9 +214,10 @@ fn upgrade(host: &HostOptions, settings: &Settings, classes: Option<admission::C
                 })
             }))
         }
-        PortKind::Packet => Upgrade::Beside,
-        PortKind::Tap | PortKind::Kernel => Upgrade::Refused(
-            "with --port tap the device would go with the daemon that has it: restart it instead",
+        PortKind::Own(HostPort::Packet) => Upgrade::Beside,
+        PortKind::Own(HostPort::Tap | HostPort::Dpdk(_)) | PortKind::Kernel => Upgrade::Refused(
+            "with --port tap and dpdk the device would go with the daemon that has it: restart it \
+             instead",
         ),
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
+use tidegate::host::HostPort;
 
 use crate::host::{HostOptions, PortKind};
 
@@ -19,9 +20,10 @@ impl Kept {
         // A port that was closed for another daemon is opened again if that one fails.
         let again = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
         let port = match host.port_kind() {
-            PortKind::Xdp if host.is_shared() => xdp,
-            PortKind::Xdp => xdp | again,
-            PortKind::Packet | PortKind::Tap | PortKind::Kernel => CapabilitySet::empty(),
+            PortKind::Own(HostPort::Xdp) if host.is_shared() => xdp,
+            PortKind::Own(HostPort::Xdp) => xdp | again,
+            PortKind::Own(HostPort::Packet | HostPort::Tap | HostPort::Dpdk(_))
+            | PortKind::Kernel => CapabilitySet::empty(),
         };
         let addresses = if host.is_shared() {
             // The kernel is asked for neighbours, and holds every port that moved,
@@ -75,6 +77,7 @@ mod tests {
     #[test]
     fn each_port_keeps_what_it_needs() {
         assert_eq!(host("port = 'packet'").names(), "no capability");
+        assert_eq!(host("port = 'dpdk:net_null0'").names(), "no capability");
         assert_eq!(host("").names(), "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF");
         assert_eq!(host("shared = true").names(), "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_BPF");
     }

@@ -47,21 +47,54 @@ pub enum Kind {
     XdpInterrupts,
     Packet,
     Tap,
+    DpdkPacket,
+    DpdkTap,
+    DpdkMemif,
 }
 
 impl Kind {
+    /// Every port of a program without DPDK.
+    #[cfg(not(feature = "dpdk"))]
     pub const ALL: [Kind; 5] =
         [Kind::Xdp, Kind::XdpGeneric, Kind::XdpInterrupts, Kind::Packet, Kind::Tap];
 
-    fn flags(self) -> &'static [&'static str] {
-        match self {
+    /// Those that a program with DPDK has beyond them.
+    #[cfg(feature = "dpdk")]
+    pub const ALL: [Kind; 3] = [Kind::DpdkPacket, Kind::DpdkTap, Kind::DpdkMemif];
+
+    /// Whether the client's end of the wire is there only while a server runs.
+    pub fn makes_the_wire(self) -> bool {
+        matches!(self, Kind::Tap | Kind::DpdkTap | Kind::DpdkMemif)
+    }
+
+    /// The longest datagram on IPv4 that comes through. DPDK's driver has the
+    /// kernel put fragments together, for a buffer that is one frame long.
+    pub fn ipv4_bytes_max(self) -> usize {
+        if self == Kind::DpdkPacket { 1600 } else { usize::MAX }
+    }
+
+    fn flags(self, device: &str) -> Vec<String> {
+        let flags: &[&str] = match self {
             Kind::Xdp => &["--port", "xdp", "--xdp-mode", "native"],
             Kind::XdpGeneric => &["--port", "xdp", "--xdp-mode", "generic"],
             Kind::XdpInterrupts => &["--port", "xdp", "--busy-poll", "0"],
             Kind::Packet => &["--port", "packet"],
             Kind::Tap => &["--port", "tap"],
-        }
+            Kind::DpdkPacket => return dpdk(&format!("net_af_packet0,iface={device}")),
+            Kind::DpdkTap => return dpdk(&format!("net_tap0,iface={device}")),
+            Kind::DpdkMemif => {
+                // Each server has the same, since the client remembers it.
+                let mac = "mac=02:00:00:00:00:02";
+                return dpdk(&format!("net_memif0,role=client,{mac},{MEMIF}"));
+            }
+        };
+        let all = [flags, &["--iface", device]].concat();
+        all.into_iter().map(str::to_owned).collect()
     }
+}
+
+fn dpdk(device: &str) -> Vec<String> {
+    vec!["--port".into(), format!("dpdk:{device}")]
 }
 
 /// Two hosts: the kernel with its tools, and room for a server.
@@ -70,24 +103,68 @@ pub enum Site {
     Veth(VethPair),
     /// The kernel on one side of a TAP device, the server on the other.
     Tap(Namespace),
+    /// The kernel on one side of a TAP device, whose other side DPDK's own
+    /// program joins to a memif.
+    Memif(Bridge, Namespace),
 }
 
 const TAP: &str = "tg0";
 
+/// The wire of [`Site::Memif`]: a socket that is known in its namespace only.
+const MEMIF: &str = "id=0,socket=tidegate-test,socket-abstract=yes";
+
+/// `dpdk-testpmd` between a memif and a TAP device. It is killed on drop.
+pub struct Bridge(Child);
+
+impl Bridge {
+    fn new(host: &Namespace) -> Self {
+        let memif = format!("net_memif0,role=server,{MEMIF}");
+        let tap = format!("net_tap0,iface={TAP}");
+        let eal = ["--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "--no-pci"];
+        // On which processors the two threads run is the scheduler's business.
+        let last = std::thread::available_parallelism().unwrap().get() - 1;
+        let lcores = format!("--lcores=0@(0-{last}),1@(0-{last})");
+        let mut command = host.command("dpdk-testpmd");
+        command.args(eal).args([&lcores, "--vdev", &memif, "--vdev", &tap, "--"]);
+        command.args(["--total-num-mbufs=4096", "--forward-mode=io"]);
+        // It ends when it is told something.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 impl Site {
     /// The client has its addresses; the server's are nobody's yet.
     pub fn new(kind: Kind) -> Self {
-        let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
-        if kind != Kind::Tap {
-            let config = VethConfig { a: client.into(), b: Vec::new() };
-            return Self::Veth(VethPair::new(&config).unwrap());
+        match kind {
+            Kind::Tap => {
+                let host = Namespace::new("tap").unwrap();
+                host.ip(&["tuntap", "add", TAP, "mode", "tap", "vnet_hdr"]).unwrap();
+                give_client_addresses(&host);
+                Self::Tap(host)
+            }
+            // The server's driver makes the device.
+            Kind::DpdkTap => Self::Tap(Namespace::new("tap").unwrap()),
+            Kind::DpdkMemif => {
+                let host = Namespace::new("memif").unwrap();
+                let bridge = Bridge::new(&host);
+                while host.ip(&["link", "show", TAP]).is_err() {}
+                give_client_addresses(&host);
+                Self::Memif(bridge, host)
+            }
+            _ => {
+                let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
+                let config = VethConfig { a: client.into(), b: Vec::new() };
+                Self::Veth(VethPair::new(&config).unwrap())
+            }
         }
-        let host = Namespace::new("tap").unwrap();
-        host.ip(&["tuntap", "add", TAP, "mode", "tap", "vnet_hdr"]).unwrap();
-        host.ip(&["link", "set", TAP, "addrgenmode", "none", "up"]).unwrap();
-        host.ip(&["addr", "add", &client[0], "dev", TAP]).unwrap();
-        host.ip(&["addr", "add", &client[1], "dev", TAP, "nodad"]).unwrap();
-        Self::Tap(host)
     }
 
     /// As [`Site::new`], and the server's kernel has the server's addresses.
@@ -102,14 +179,14 @@ impl Site {
     pub fn client(&self) -> &Namespace {
         match self {
             Self::Veth(pair) => &pair.a.namespace,
-            Self::Tap(host) => host,
+            Self::Tap(host) | Self::Memif(_, host) => host,
         }
     }
 
     pub fn server(&self) -> &Namespace {
         match self {
             Self::Veth(pair) => &pair.b.namespace,
-            Self::Tap(host) => host,
+            Self::Tap(host) | Self::Memif(_, host) => host,
         }
     }
 
@@ -117,7 +194,7 @@ impl Site {
     pub fn device(&self) -> &str {
         match self {
             Self::Veth(pair) => &pair.b.device,
-            Self::Tap(_) => TAP,
+            Self::Tap(_) | Self::Memif(..) => TAP,
         }
     }
 
@@ -125,18 +202,22 @@ impl Site {
     pub fn client_device(&self) -> &str {
         match self {
             Self::Veth(pair) => &pair.a.device,
-            Self::Tap(_) => TAP,
+            Self::Tap(_) | Self::Memif(..) => TAP,
         }
     }
 
     /// Starts a server with its own addresses and waits until it is ready.
     pub fn serve(&self, kind: Kind, arguments: &[&str]) -> Server {
         let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+        let flags = kind.flags(self.device());
         let mut all = arguments.to_vec();
-        all.extend(kind.flags());
-        all.extend(["--iface", self.device()]);
+        all.extend(flags.iter().map(String::as_str));
         all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
-        self.start(&all)
+        let server = self.start(&all);
+        if kind == Kind::DpdkTap {
+            give_client_addresses(self.client());
+        }
+        server
     }
 
     /// Starts `tidegate serve` on the server's side with exactly these
@@ -176,6 +257,13 @@ impl Site {
     pub fn try_tool(&self, program: &str, arguments: &[&str]) -> Output {
         self.client().command(program).args(arguments).output().unwrap()
     }
+}
+
+/// The client's end of a TAP device.
+fn give_client_addresses(host: &Namespace) {
+    host.ip(&["link", "set", TAP, "addrgenmode", "none", "up"]).unwrap();
+    host.ip(&["addr", "add", &format!("{CLIENT_V4}/24"), "dev", TAP]).unwrap();
+    host.ip(&["addr", "add", &format!("{CLIENT_V6}/64"), "dev", TAP, "nodad"]).unwrap();
 }
 
 /// A running `tidegate serve` or the like, killed on drop.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use tidegate_memory::{Arena, ArenaConfig};
+use tidegate_port::dpdk;
 use tidegate_port::packet::{self, PacketConfig, PacketPort};
 use tidegate_port::xdp::{self, XdpConfig, XdpPort};
 use tidegate_port::{Port, PortCounters};
@@ -27,6 +28,8 @@ pub enum LinkKind {
     Xdp,
     /// AF_PACKET: on any interface, in a user namespace too.
     Packet,
+    /// A device of DPDK's, in a program built with it.
+    Dpdk,
     /// Kernel sockets: a core sends about 300,000 requests/s.
     Kernel,
 }
@@ -39,7 +42,8 @@ pub struct LoadConfig {
     pub target: SocketAddr,
     /// What to send through.
     pub link: LinkKind,
-    /// The interface; not for kernel sockets.
+    /// The interface, or the device as [`dpdk::DpdkConfig`] reads it; not for kernel
+    /// sockets.
     #[serde(default)]
     pub interface: Option<String>,
     /// The first source address. On a port it must be one that the kernel does
@@ -278,6 +282,13 @@ fn load<W: Workload>(
         }
         LinkKind::Packet => {
             let (port, arena) = open_packet(config)?;
+            over_port(port, arena, config, &schedule, progress, workload)
+        }
+        LinkKind::Dpdk => {
+            let arena = arena()?;
+            let Ok(device) = config.interface()?.parse();
+            let port =
+                dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
             over_port(port, arena, config, &schedule, progress, workload)
         }
     }

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tidegate::port::dpdk::DpdkConfig;
 use tidegate::port::packet::PacketConfig;
 use tidegate::port::xdp::{BusyPoll, XdpConfig};
 use tidegate::{
@@ -39,7 +40,11 @@ impl<'c> OwnStreams<'c> {
         }
         let port: PortConfig = match config.link {
             LinkKind::Packet => PacketConfig::new(interface).into(),
-            _ => {
+            LinkKind::Dpdk => {
+                let Ok(config) = interface.parse::<DpdkConfig>();
+                config.into()
+            }
+            LinkKind::Xdp | LinkKind::Kernel => {
                 let mut xdp = XdpConfig::new(interface);
                 xdp.busy_poll = Some(BusyPoll::default());
                 xdp.into()

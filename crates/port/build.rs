@@ -1,0 +1,48 @@
+//! Compiles what stands between the dpdk port and DPDK's inline functions.
+
+fn main() {
+    println!("cargo::rerun-if-changed=dpdk/shim.c");
+    #[cfg(feature = "dpdk")]
+    dpdk::build();
+}
+
+#[cfg(feature = "dpdk")]
+mod dpdk {
+    use std::process::Command;
+
+    /// The libraries that the shim calls. Drivers are plug-ins of theirs.
+    const LIBRARIES: [&str; 4] = ["rte_ethdev", "rte_mempool", "rte_mbuf", "rte_eal"];
+
+    pub fn build() {
+        let mut shim = cc::Build::new();
+        // DPDK's own flags: it is compiled for a processor with SSE4, and its
+        // headers need its configuration first.
+        for flag in pkg_config("--cflags").split_whitespace() {
+            shim.flag(flag);
+        }
+        shim.file("dpdk/shim.c").opt_level(3).compile("tidegate_dpdk");
+        for place in pkg_config("--libs-only-L").split_whitespace() {
+            println!("cargo::rustc-link-search=native={}", place.trim_start_matches("-L"));
+        }
+        for library in LIBRARIES {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
+    }
+
+    fn pkg_config(ask: &str) -> String {
+        let asked = Command::new("pkg-config").args([ask, "libdpdk >= 22.11"]).output();
+        match asked {
+            Ok(output) if output.status.success() => {
+                String::from_utf8_lossy(&output.stdout).into_owned()
+            }
+            Ok(output) => fail(&String::from_utf8_lossy(&output.stderr)),
+            Err(error) => fail(&format!("pkg-config: {error}")),
+        }
+    }
+
+    fn fail(why: &str) -> ! {
+        panic!(
+            "feature `dpdk` needs DPDK 22.11 or newer: apt-get install libdpdk-dev pkg-config\n{why}"
+        )
+    }
+}
