@@ -55,7 +55,8 @@ impl Claims {
 
     /// Takes a port away from the kernel, if the stack lives on its addresses.
     /// `local` may be the unspecified address: then the port of each address of
-    /// its families is taken.
+    /// its families is taken. `held` is a socket of the kernel's that is bound to it
+    /// already, if there is one.
     ///
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] when a program has the port from the kernel,
@@ -66,9 +67,15 @@ impl Claims {
         protocol: Protocol,
         local: SocketAddr,
         dual_stack: bool,
+        held: Option<OwnedFd>,
     ) -> io::Result<Option<Arc<Claim>>> {
         let Rival::Kernel { addresses, ports_are_held } = &self.rival else { return Ok(None) };
-        let claim = Claim::take(port, protocol, local, dual_stack, addresses, *ports_are_held)?;
+        let kernel = match held {
+            Some(held) => Some(held),
+            None if *ports_are_held && local.port() != 0 => None,
+            None => Some(reserve(protocol, local, dual_stack)?),
+        };
+        let claim = Claim::take(port, protocol, local, dual_stack, addresses, kernel)?;
         Ok(Some(Arc::new(claim)))
     }
 
@@ -82,10 +89,11 @@ impl Claims {
         port: &mut dyn Port,
         local: Option<SocketAddr>,
         peer: SocketAddr,
+        held: Option<OwnedFd>,
     ) -> io::Result<Option<Arc<Claim>>> {
         let like = || self.like(peer).map(|own| SocketAddr::new(own, 0));
         match local.or_else(like) {
-            Some(own) => self.claim(port, Protocol::Tcp, own, false),
+            Some(own) => self.claim(port, Protocol::Tcp, own, false, held),
             None => Ok(None),
         }
     }
@@ -189,10 +197,8 @@ impl Claim {
         mut local: SocketAddr,
         dual_stack: bool,
         addresses: &[IpAddr],
-        ports_are_held: bool,
+        kernel: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        let is_held = ports_are_held && local.port() != 0;
-        let kernel = (!is_held).then(|| reserve(protocol, local, dual_stack)).transpose()?;
         if let Some(kernel) = &kernel
             && local.port() == 0
         {

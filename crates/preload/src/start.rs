@@ -31,6 +31,9 @@ struct Written {
     admission: Option<admission::Config>,
     /// With this, in the daemon that listens there.
     socket: Option<PathBuf>,
+    /// The daemon lives on the kernel's addresses.
+    #[serde(default)]
+    shared: bool,
     rules: Option<PathBuf>,
     #[serde(default)]
     strict: bool,
@@ -48,7 +51,7 @@ enum Stack {
     /// Inside this program.
     Embedded { host: Box<HostConfig>, gate: Settings, admission: Option<admission::Config> },
     /// In the daemon that listens there.
-    Attached(PathBuf),
+    Attached { socket: PathBuf, is_shared: bool },
 }
 
 static START: OnceLock<Option<Start>> = OnceLock::new();
@@ -81,7 +84,7 @@ fn parse(text: &str) -> Result<Start, String> {
             let gate = Settings::new(written.gate).map_err(|error| error.to_string())?;
             Stack::Embedded { host: Box::new(host), gate, admission: written.admission }
         }
-        (None, Some(socket)) => Stack::Attached(socket),
+        (None, Some(socket)) => Stack::Attached { socket, is_shared: written.shared },
         _ => return Err("it says not where the stack is".to_owned()),
     };
     Ok(Start {
@@ -98,7 +101,12 @@ pub(crate) fn rules() -> Option<&'static Rules> {
 
 /// Whether the stack is in a daemon, or will be.
 pub(crate) fn is_to_attach() -> bool {
-    start().is_some_and(|start| matches!(start.stack, Stack::Attached(_)))
+    start().is_some_and(|start| matches!(start.stack, Stack::Attached { .. }))
+}
+
+/// Whether the stack is in a daemon that lives on the kernel's addresses.
+pub(crate) fn is_shared_daemon() -> bool {
+    start().is_some_and(|start| matches!(start.stack, Stack::Attached { is_shared: true, .. }))
 }
 
 /// Whether a call that is not known shall fail.
@@ -142,7 +150,7 @@ fn open() -> Result<Net, String> {
             // Each socket that moves leaves one of the kernel's behind.
             Net::open(config.ports_are_held(true)).map_err(|error| error.to_string())
         }
-        Stack::Attached(socket) => {
+        Stack::Attached { socket, .. } => {
             // What the program is called, which its file may not be.
             let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
             let net = Net::attach(socket, name.trim_end());

@@ -362,6 +362,11 @@ impl AttachedCore {
         }
     }
 
+    /// As [`Attachment::hold`].
+    pub(crate) fn hold(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attachment.hold(descriptor)
+    }
+
     /// As [`Attachment::offer`].
     pub(crate) fn offer(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let name = name(id).ok_or(io::ErrorKind::InvalidInput)?;

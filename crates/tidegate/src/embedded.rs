@@ -109,7 +109,7 @@ impl Calls for Core {
         options: TcpOptions,
     ) -> io::Result<Made<TcpListenerId>> {
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
+        let claim = self.claims.claim(port, Protocol::Tcp, local, dual, None)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let (stack, _, _) = self.engine.parts();
         match stack.tcp_listen(local, backlog, options) {
@@ -153,7 +153,7 @@ impl Calls for Core {
         remote: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Made<TcpId>> {
-        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote)?;
+        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote, None)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
@@ -263,7 +263,7 @@ impl Calls for Core {
         let id = stack.udp_bind(local, options)?;
         let local = stack.udp_local_addr(id).unwrap_or(local);
         let port = self.engine.port();
-        let claimed = self.claims.claim(port, Protocol::Udp, local, options.dual_stack);
+        let claimed = self.claims.claim(port, Protocol::Udp, local, options.dual_stack, None);
         let claim = claimed.inspect_err(|_| {
             let (stack, arena, _) = self.engine.parts();
             stack.udp_close(id, arena);

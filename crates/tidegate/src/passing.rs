@@ -54,6 +54,18 @@ impl Net {
         self.attached().ok_or_else(here)?.lock().withdraw(descriptor)
     }
 
+    /// Before a port of the kernel's addresses is bound here that the program has
+    /// bound at the kernel itself, by this descriptor: only so it gets the port of a
+    /// daemon that lives on those addresses.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] when the stack is in this program,
+    /// [`io::ErrorKind::InvalidInput`] when it is no socket that is bound, and what
+    /// the daemon's door says.
+    pub fn hold(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attached().ok_or_else(here)?.lock().hold(descriptor)
+    }
+
     /// The socket that was offered with this descriptor; `None` when it is one of
     /// this [`Net`]'s already.
     ///

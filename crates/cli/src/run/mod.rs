@@ -106,14 +106,9 @@ impl Run {
                         serve`, or add --embedded to run the stack inside the program"
                 .into());
         }
-        if Report::ask(&self.socket)?.is_shared {
-            return Err("the daemon lives on the kernel's addresses, where an unmodified program \
-                        holds its ports itself: give the daemon an address of its own by \
-                        --address, or add --embedded --shared"
-                .into());
-        }
+        let is_shared = Report::ask(&self.socket)?.is_shared;
         host.pin()?;
-        Ok(json!({ "socket": absolute(&self.socket)? }))
+        Ok(json!({ "socket": absolute(&self.socket)?, "shared": is_shared }))
     }
 }
 

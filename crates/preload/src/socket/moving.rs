@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
@@ -54,7 +55,18 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<Moved> {
     move_udp(fd, net, local, is_v6)
 }
 
+/// Before a port is bound on Tidegate that the kernel's socket has: a daemon on the
+/// kernel's addresses wants to see that.
+fn hold(fd: i32, net: &Net, local: SocketAddr) -> io::Result<()> {
+    if local.port() == 0 || !start::is_shared_daemon() {
+        return Ok(());
+    }
+    // SAFETY: the program has just named the descriptor in a call that is not over.
+    net.hold(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<Moved> {
+    hold(fd, net, local)?;
     let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
     socket.set_nonblocking(true)?;
     let has_kernel = local.ip().is_unspecified();
@@ -77,6 +89,7 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     }
     let options = options::of_tcp(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
+    hold(fd, net, local)?;
     let listener = TcpListener::bind_with(net, local, backlog.max(1), options)?;
     let inherited = Mutex::new(options::inherited(fd));
     let body = Body::Listener(Listener { listener, inherited });
@@ -127,6 +140,7 @@ fn begin(
     peer: SocketAddr,
     is_v6: bool,
 ) -> io::Result<TcpStream> {
+    hold(fd, net, local)?;
     let options = options::of_tcp(fd, is_v6);
     let ip = local.ip().to_canonical();
     if local.port() == 0 && ip.is_unspecified() {

@@ -72,6 +72,16 @@ impl Attachment {
         Ok(arrived)
     }
 
+    /// Before a port of the kernel's addresses is bound here that the program has
+    /// bound at the kernel itself, by this descriptor: only so it gets the port.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when the descriptor is not that of a bound
+    /// socket, and as [`Attachment::offer`].
+    pub fn hold(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.pass(Passing::Hold, descriptor).map(|_| ())
+    }
+
     fn pass(&mut self, passing: Passing, descriptor: BorrowedFd<'_>) -> io::Result<Option<Taken>> {
         let connection = call_at(&self.path)?;
         connection.set_read_timeout(Some(PATIENCE))?;

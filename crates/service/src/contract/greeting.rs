@@ -42,6 +42,9 @@ pub enum Passing {
     Withdraw,
     /// It has arrived.
     Take,
+    /// It is none on its way: the program has bound the descriptor itself, and is to
+    /// get its port here too.
+    Hold,
 }
 
 /// What somebody comes for.
@@ -67,6 +70,7 @@ const UPGRADE: u8 = 4;
 const OFFER: u8 = 5;
 const WITHDRAW: u8 = 6;
 const TAKE: u8 = 7;
+const HOLD: u8 = 8;
 
 /// The first message. Names are cut to 48 bytes.
 ///
@@ -83,6 +87,7 @@ pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
         }
         Hello::Pass(ticket, Passing::Withdraw, _) => (WITHDRAW, Some(ticket), &[][..]),
         Hello::Pass(ticket, Passing::Take, _) => (TAKE, Some(ticket), &[][..]),
+        Hello::Pass(ticket, Passing::Hold, _) => (HOLD, Some(ticket), &[][..]),
         Hello::Report => (REPORT, None, &[][..]),
         Hello::Upgrade => (UPGRADE, None, &[][..]),
     };
@@ -137,6 +142,7 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
         OFFER => pass(Passing::Offer(handle.ok_or_else(unknown)?)),
         WITHDRAW => pass(Passing::Withdraw),
         TAKE => pass(Passing::Take),
+        HOLD => pass(Passing::Hold),
         REPORT => Ok(Hello::Report),
         UPGRADE => Ok(Hello::Upgrade),
         _ => Err(invalid("it wants something that there is not in this version")),

@@ -2,12 +2,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, SocketType, getsockname, sockopt};
 use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
+
+use tidegate_port::steering::Protocol;
 
 use super::coalescing::Coalescing;
 use super::door::{DoorConfig, Quota};
@@ -20,6 +23,16 @@ use crate::contract::ticket::Ticket;
 
 /// In which time an application's share of a core is counted.
 const SHARE_PERIOD_NS: u64 = 10_000_000;
+
+/// So many ports of an application's are kept that it has not bound yet.
+const MOST_HELD: usize = 64;
+
+/// A port that an application has bound at the kernel.
+struct HeldPort {
+    protocol: Protocol,
+    local: SocketAddr,
+    socket: OwnedFd,
+}
 
 /// On what terms applications are attached.
 #[derive(Clone, Copy, Default)]
@@ -59,6 +72,9 @@ pub(super) struct Application {
     /// It was told of something since it was woken.
     may_wake: bool,
     coalescing: Coalescing,
+    /// Ports that it has bound at the kernel, with the kernel's sockets, until it binds
+    /// them here.
+    held: VecDeque<HeldPort>,
     /// Local ports that it may bind.
     pub(super) ports_max: u32,
     /// Of the core's time.
@@ -124,6 +140,7 @@ impl Application {
             has_told: false,
             may_wake: false,
             coalescing: Coalescing::new(terms.coalescing_ns),
+            held: VecDeque::new(),
             ports_max: terms.quota.ports,
             share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
             commands_taken: 0,
@@ -213,6 +230,41 @@ impl Application {
     /// Gives the places of the commands back.
     pub(super) fn release_commands(&mut self) {
         self.commands.release();
+    }
+
+    /// It has bound a socket of the kernel's, which it shows.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when it has not.
+    pub(super) fn hold(&mut self, shown: OwnedFd) -> io::Result<()> {
+        let none = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let protocol = match sockopt::socket_type(&shown).map_err(none)? {
+            SocketType::STREAM => Protocol::Tcp,
+            SocketType::DGRAM => Protocol::Udp,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let name = getsockname(&shown).map_err(none)?;
+        let local = SocketAddr::try_from(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if local.port() == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.held.len() == MOST_HELD {
+            self.held.pop_front();
+        }
+        self.held.push_back(HeldPort { protocol, local, socket: shown });
+        Ok(())
+    }
+
+    /// The kernel's socket that it has bound to this port, if it has shown it.
+    pub(super) fn take_held(&mut self, protocol: Protocol, local: SocketAddr) -> Option<OwnedFd> {
+        let ip = local.ip().to_canonical();
+        let is_it = |held: &HeldPort| {
+            let own = held.local.ip().to_canonical();
+            let is_there = own.is_unspecified() || ip.is_unspecified() || own == ip;
+            held.protocol == protocol && held.local.port() == local.port() && is_there
+        };
+        let at = self.held.iter().position(is_it)?;
+        self.held.remove(at).map(|held| held.socket)
     }
 
     /// Whether a place is free.

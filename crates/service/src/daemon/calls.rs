@@ -176,7 +176,9 @@ impl Host {
         let options = UdpOptions { user: app.identity.uid, ..options };
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
-        let claim = self.claims.claim(self.engine.port(), Protocol::Udp, local, options.dual_stack);
+        let (port, dual) = (self.engine.port(), options.dual_stack);
+        let held = app.take_held(Protocol::Udp, local);
+        let claim = self.claims.claim(port, Protocol::Udp, local, dual, held);
         let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, claim));
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
@@ -230,7 +232,8 @@ impl Host {
         self.check_port(app)?;
         let options = TcpOptions { user: app.identity.uid, ..options };
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let claim = self.claims.claim(port, Protocol::Tcp, local, dual)?;
+        let held = app.take_held(Protocol::Tcp, local);
+        let claim = self.claims.claim(port, Protocol::Tcp, local, dual, held)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MOST_BACKLOG) as usize;
         let made = self.engine.parts().0.tcp_listen(local, backlog, options);
@@ -285,7 +288,8 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         check_room(app)?;
-        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote)?;
+        let held = local.and_then(|local| app.take_held(Protocol::Tcp, local));
+        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote, held)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();
         let id = match stack.tcp_connect(now_ns, arena, local, remote, options) {

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,9 @@ pub(super) struct Request {
     /// The application's.
     pub(super) ticket: Ticket,
     pub(super) passing: Passing,
-    /// The kernel's name of what was shown. It is never that of another socket.
+    /// What was shown.
+    pub(super) shown: OwnedFd,
+    /// The kernel's name of it. It is never that of another socket.
     pub(super) cookie: u64,
     /// Whom it looks for, among several cores.
     pub(super) search: Search,
@@ -215,7 +217,7 @@ impl Host {
     /// Does what an application wants that has shown a descriptor, and tells it.
     /// Returns the socket that is to be looked at, if any.
     pub(super) fn pass(&mut self, apps: &mut Applications, request: Request) -> Option<SocketKey> {
-        let Request { connection, ticket, passing, cookie, .. } = request;
+        let Request { connection, ticket, passing, shown, cookie, .. } = request;
         let mut left = None;
         let outcome = match with_ticket(apps, ticket) {
             None => Err(ErrorKind::PermissionDenied.into()),
@@ -229,6 +231,7 @@ impl Host {
                     Ok(None)
                 }
                 Passing::Take => self.take(number, app, cookie).map(Some),
+                Passing::Hold => app.hold(shown).map(|()| None),
             },
         };
         answer(&connection, outcome);
