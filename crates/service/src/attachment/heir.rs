@@ -1,12 +1,10 @@
 //! What a child of this process gets when it is forked.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use super::ask::PATIENCE;
-use super::{Attachment, call_at};
-use crate::contract::greeting::{Hello, receive_welcome, send_hello};
+use super::{Attachment, be_welcomed};
+use crate::contract::greeting::Hello;
 
 impl Attachment {
     /// A second attachment, with all sockets of this one by the same names: for a
@@ -20,10 +18,8 @@ impl Attachment {
     pub fn heir(&mut self) -> io::Result<Self> {
         // What was closed before is not inherited.
         self.ping()?;
-        let connection = call_at(&self.path)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        send_hello(connection.as_fd(), &Hello::Inherit(self.ticket, self.name.clone()))?;
-        let (memory, ticket) = receive_welcome(connection.as_fd())?;
+        let hello = Hello::Inherit(self.ticket, self.name.clone());
+        let (connection, memory, ticket) = be_welcomed(&self.path, &hello)?;
         let mut heir = Self::new(connection, memory, ticket, &self.path, &self.name)?;
         heir.sockets.resize_with(self.sockets.len(), || None);
         for (own, place) in self.sockets.iter_mut().zip(&mut heir.sockets) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -282,4 +283,14 @@ fn a_small_share_is_enough_when_nobody_else_wants_anything() {
     }
     let done = site.report().applications.iter().map(|app| app.commands).sum::<u64>();
     assert_eq!(done, 2 * (2 * 2000 + 1));
+}
+
+#[test]
+fn who_says_nothing_at_the_door_keeps_nobody_waiting() {
+    let site = Site::new();
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&site.path).unwrap()).collect();
+    let mut app = site.attach("app");
+    app.ping().unwrap();
+    drop(silent);
+    assert_eq!(site.report().applications.len(), 1);
 }

@@ -14,7 +14,7 @@ mod tcp;
 mod udp;
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -28,6 +28,7 @@ pub use passing::Arrived;
 pub use socket::Kind;
 pub use udp::Received;
 
+use self::ask::PATIENCE;
 use self::socket::Socket;
 use crate::contract::command::{COMMAND_WORDS, Command, Handle, Tag};
 use crate::contract::greeting::{Hello, receive_welcome, send_hello};
@@ -38,6 +39,9 @@ use crate::contract::ticket::Ticket;
 
 /// Where the daemon listens unless it is told otherwise.
 pub const DEFAULT_PATH: &str = "/run/tidegate/tidegate.sock";
+
+/// How often a daemon is called that hangs up before it has said anything.
+const CALLS_MAX: u32 = 3;
 
 /// So many looks in vain, and one looks whether the daemon is still there.
 const LOOKS_IN_VAIN: u32 = 1024;
@@ -68,7 +72,7 @@ pub struct Attachment {
     we_sleep: Wanted<Part>,
     sockets: Vec<Option<Box<Socket>>>,
     /// Answers that nobody has taken yet.
-    answers: Vec<(Tag, Result<Answer, io::ErrorKind>)>,
+    answers: Vec<(Tag, Result<Answer, ErrorKind>)>,
     /// Sockets that something happened to.
     changed: VecDeque<Handle>,
     last_tag: Tag,
@@ -83,9 +87,34 @@ pub struct Attachment {
 /// What is said when the daemon has gone.
 fn gone() -> io::Error {
     io::Error::new(
-        io::ErrorKind::ConnectionAborted,
+        ErrorKind::ConnectionAborted,
         "the network daemon has ended: its connections are gone; start it and this program again",
     )
+}
+
+/// Says what we come for, and is let in.
+///
+/// # Errors
+/// As [`call_at`], and what the daemon says.
+fn be_welcomed(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Memory, Ticket)> {
+    let mut left = CALLS_MAX;
+    loop {
+        left -= 1;
+        let connection = call_at(path)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        let said = send_hello(connection.as_fd(), hello);
+        match said.and_then(|()| receive_welcome(connection.as_fd())) {
+            Ok((memory, ticket)) => return Ok((connection, memory, ticket)),
+            // One that has just been replaced hangs up: its successor listens there.
+            Err(error) if left > 0 && hung_up(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    let kinds = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    kinds.contains(&error.kind())
 }
 
 /// Connects to the daemon that listens at a path.
@@ -107,9 +136,8 @@ impl Attachment {
     /// daemon listens there, [`io::ErrorKind::PermissionDenied`] when it is not for
     /// this user.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
-        let connection = call_at(path)?;
-        send_hello(connection.as_fd(), &Hello::Attach(name.to_owned()))?;
-        let (memory, ticket) = receive_welcome(connection.as_fd())?;
+        let hello = Hello::Attach(name.to_owned());
+        let (connection, memory, ticket) = be_welcomed(path, &hello)?;
         Self::new(connection, memory, ticket, path, name)
     }
 
@@ -261,7 +289,7 @@ impl Attachment {
         if self.is_over {
             return Err(gone());
         }
-        self.get(handle).ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.get(handle).ok_or_else(|| ErrorKind::NotConnected.into())
     }
 
     /// Gives the daemon a command.

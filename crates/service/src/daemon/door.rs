@@ -1,5 +1,6 @@
 //! Where applications come in: a Unix socket.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,9 +9,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
@@ -28,6 +29,9 @@ use crate::contract::ticket::Ticket;
 
 /// How long an application may take to say who it is.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
+
+/// So many may be at the door who have said nothing yet; others wait outside.
+const MOST_SILENT: usize = 256;
 
 /// Who may come in, and what they get.
 #[derive(Clone, Debug)]
@@ -184,14 +188,39 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
+/// Lets everybody in who says what he comes for. Those who have said nothing yet
+/// keep nobody else waiting.
 fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
+    let mut silent: VecDeque<(UnixStream, Instant)> = VecDeque::new();
     loop {
-        let mut fds = [PollFd::new(&way.listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        let polled = poll(&mut fds, None);
-        if !matches!(polled, Ok(_) | Err(rustix::io::Errno::INTR)) || !fds[1].revents().is_empty() {
+        let now = Instant::now();
+        while let Some((_, since)) = silent.front()
+            && now.duration_since(*since) >= GREETING_LIMIT
+        {
+            silent.pop_front();
+            log("somebody at the door was sent away: he has not said what he wants");
+        }
+        let left = silent.front().map(|(_, since)| GREETING_LIMIT - now.duration_since(*since));
+        let left = left.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+        fds.extend(silent.iter().map(|(connection, _)| PollFd::new(connection, PollFlags::IN)));
+        if silent.len() < MOST_SILENT {
+            fds.push(PollFd::new(&way.listener, PollFlags::IN));
+        }
+        let polled = poll(&mut fds, left.as_ref());
+        if !matches!(polled, Ok(_) | Err(rustix::io::Errno::INTR)) || !fds[0].revents().is_empty() {
             return;
         }
-        while let Ok((connection, _)) = way.listener.accept() {
+        let speaks: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut speak = speaks.into_iter();
+        let (ready, rest) = std::mem::take(&mut silent)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|_| speak.next() == Some(true));
+        silent = rest;
+        for (connection, _) in ready {
             match greet(connection, way, cores, log) {
                 Ok(Greeted::LetIn) => {}
                 Ok(Greeted::Replaced) => {
@@ -200,6 +229,11 @@ fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
                 }
                 Err(error) => log(&format!("somebody at the door was sent away: {error}")),
             }
+        }
+        while silent.len() < MOST_SILENT
+            && let Ok((connection, _)) = way.listener.accept()
+        {
+            silent.push_back((connection, Instant::now()));
         }
     }
 }
