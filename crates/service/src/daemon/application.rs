@@ -13,8 +13,8 @@ use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
 use tidegate_port::steering::Protocol;
 
 use super::coalescing::Coalescing;
-use super::door::{DoorConfig, Quota};
 use super::names::{Identity, Moved, SocketKey};
+use super::quota::Terms;
 use super::state::{Damaged, SavedApplication, SavedEntry};
 use crate::contract::command::{COMMAND_WORDS, Command, Handle};
 use crate::contract::layout::Memory;
@@ -32,19 +32,6 @@ struct HeldPort {
     protocol: Protocol,
     local: SocketAddr,
     socket: OwnedFd,
-}
-
-/// On what terms applications are attached.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Terms {
-    coalescing_ns: u64,
-    quota: Quota,
-}
-
-impl Terms {
-    pub(super) fn of(door: &DoorConfig) -> Self {
-        Self { coalescing_ns: door.coalescing.as_nanos() as u64, quota: door.quota }
-    }
 }
 
 /// An application that is attached.
@@ -139,7 +126,7 @@ impl Application {
             untold: VecDeque::new(),
             has_told: false,
             may_wake: false,
-            coalescing: Coalescing::new(terms.coalescing_ns),
+            coalescing: Coalescing::new(terms.coalescing.as_nanos() as u64),
             held: VecDeque::new(),
             ports_max: terms.quota.ports,
             share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),

@@ -6,9 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::core::Message;
 use super::cores::Cores;
 use super::load::{Said, WHOLE};
+use super::post::Message;
 
 /// How often the cores are looked at.
 const LOOK: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId,
 use super::application::{Application, Misbehaved};
 use super::names::{AppNumber, Owner, SocketId, SocketKey};
 use super::owners::{Owners, Sockets};
-use super::passing::Passages;
+use super::passages::Passages;
 use super::socket::{Kind, Socket};
 use crate::contract::command::{Command, Handle, Tag};
 use crate::contract::layout::Memory;

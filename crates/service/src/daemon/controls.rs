@@ -3,27 +3,16 @@
 use std::io;
 use std::sync::{Arc, mpsc};
 
-use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 
-use super::core::Message;
 use super::cores::Cores;
+use super::post::Message;
+use super::report::GateState;
 
 /// How a daemon is changed while it runs.
 #[derive(Clone)]
 pub struct Controls {
     pub(super) cores: Arc<Cores>,
-}
-
-/// Receive scheduling on the cores of a daemon.
-#[derive(Clone, Debug)]
-pub struct GateState {
-    /// The settings in force, on all cores alike.
-    pub settings: Settings,
-    /// What all of them counted.
-    pub counters: GateCounters,
-    /// What was admitted and refused of each class, where the card is.
-    pub classes: Vec<(String, ClassCounters)>,
 }
 
 impl Controls {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_port::spread::Crossing;
 
 use super::application::Application;
-use super::core::{Message, Post};
 use super::load::Load;
+use super::post::{Message, Post};
 use super::report::Report;
 
 /// How often the cores are asked for what all of them have at a time.

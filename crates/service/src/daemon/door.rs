@@ -17,11 +17,12 @@ use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
 use super::Log;
-use super::application::{Application, Terms};
-use super::core::{HandOver, Message, Post};
+use super::application::Application;
 use super::cores::Cores;
 use super::names::Identity;
 use super::passing::{Request, Search};
+use super::post::{HandOver, Message, Post};
+use super::quota::{Quota, Terms};
 use super::succession::Predecessor;
 use crate::contract::greeting::{Hello, receive_hello, send_refusal, send_welcome};
 use crate::contract::layout::{Geometry, Memory};
@@ -49,24 +50,6 @@ pub struct DoorConfig {
     pub coalescing: Duration,
     /// What each application may have of what all share.
     pub quota: Quota,
-}
-
-/// What an application may have of what all share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
-    /// Local ports that it may bind; connections that it made or accepted are no
-    /// matter.
-    pub ports: u32,
-    /// The part of a core's time for what it asks for, 1 to 100, as long as others
-    /// want something too. The rest waits.
-    pub cpu_share_percent: u32,
-}
-
-impl Default for Quota {
-    /// Everything.
-    fn default() -> Self {
-        Self { ports: u32::MAX, cpu_share_percent: 100 }
-    }
 }
 
 /// A place where nobody is let in yet.
@@ -335,5 +318,6 @@ fn admit(
     let control = Region::reserve(config.geometry.control_words())?;
     let data = Region::reserve(config.geometry.data_words())?;
     let memory = Memory::new(config.geometry, control, data)?;
-    Application::new(identity, memory, OwnedFd::from(connection), heir_of, Terms::of(config))
+    let terms = Terms { coalescing: config.coalescing, quota: config.quota };
+    Application::new(identity, memory, OwnedFd::from(connection), heir_of, terms)
 }

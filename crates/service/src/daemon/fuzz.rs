@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
-use super::application::Terms;
-use super::passing::Passages;
+use super::passages::Passages;
+use super::quota::Terms;
 use super::save::restore;
 use super::state::State;
 use crate::contract::layout::Geometry;

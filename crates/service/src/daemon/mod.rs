@@ -18,9 +18,13 @@ mod family;
 pub mod fuzz;
 mod held;
 mod load;
+mod moving;
 mod names;
 mod owners;
+mod passages;
 mod passing;
+mod post;
+mod quota;
 mod report;
 mod save;
 mod socket;
@@ -41,18 +45,20 @@ use tidegate_engine::{
 use tidegate_gate::Mode;
 use tidegate_port::spread::{Crossing, MOST_CORES};
 
-pub use controls::{Controls, GateState};
-pub use door::{DoorConfig, Quota};
+pub use controls::Controls;
+pub use door::DoorConfig;
 pub use names::Identity;
-pub use report::{ApplicationReport, CoreReport, Report, SocketReport};
+pub use quota::Quota;
+pub use report::{ApplicationReport, CoreReport, GateState, Report, SocketReport};
 pub use succession::Prints;
 
-use self::application::Terms;
 use self::balance::Balance;
 use self::calls::Host;
-use self::core::{Core, Message, Post, Seat, open_closed};
+use self::core::{Core, Seat, open_closed};
 use self::cores::Cores;
 use self::door::{Door, Doorway};
+use self::post::{Message, Post};
+use self::quota::Terms;
 use self::save::Restored;
 use self::state::State;
 use self::succession::{Handed, Successor};
@@ -211,7 +217,7 @@ impl Daemon {
         let Handed { state, listener, prints, descriptors } = other.ask()?;
         let State { stack, memories, applications, sockets, passages } =
             State::decode(&state).map_err(io::Error::from)?;
-        let terms = Terms::of(&start.door);
+        let terms = Terms { coalescing: start.door.coalescing, quota: start.door.quota };
         let restored =
             save::restore(memories, applications, (sockets, passages), descriptors, terms)?;
         open_closed(|| prepared.open_port())?;

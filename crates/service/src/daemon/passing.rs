@@ -9,37 +9,23 @@
 //! Who takes a socket has the memory that it is in, like an heir, so both must be of
 //! one user. On its way a socket has a holder, so that it outlives its sender.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use serde::{Deserialize, Serialize};
-
 use super::application::Application;
 use super::calls::Host;
-use super::core::{Core, Message};
 use super::names::{AppNumber, NOBODY, Owner, SocketKey};
+use super::passages::{ON_ITS_WAY, PATIENCE_NS, Passage, Passages};
 use super::socket::Kind;
-use super::state::Damaged;
 use crate::contract::command::Handle;
 use crate::contract::greeting::Passing;
 use crate::contract::notice::Granted;
 use crate::contract::taken::{Carried, Taken, send_outcome};
 use crate::contract::ticket::Ticket;
 
-/// A socket that nobody takes for so long is closed.
-const PATIENCE_NS: u64 = 60_000_000_000;
-
 /// So many sockets of one user may be on their way.
 const MOST_OF_A_USER: usize = 4096;
-
-/// A socket may be on the way from one core to the next: so many times around they
-/// are asked for it.
-const SOCKET_LAPS: usize = 8;
-
-/// Who has a socket that is on its way.
-pub(super) const ON_ITS_WAY: Owner = Owner { app: NOBODY, place: 0 };
 
 /// What an application that shows a descriptor wants.
 pub(super) struct Request {
@@ -72,140 +58,17 @@ pub(super) enum Search {
     },
 }
 
-/// The sockets on their way, by what the kernel calls their descriptors.
-#[derive(Default)]
-pub(super) struct Passages(HashMap<u64, Passage>);
-
-#[derive(Clone, Copy)]
-pub(super) struct Passage {
-    key: SocketKey,
-    uid: u32,
-    /// How many may still take it.
-    count: u32,
-    until_ns: u64,
-}
-
-/// A socket on its way, as plain data.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct SavedPassage {
-    pub(super) cookie: u64,
-    pub(super) key: SocketKey,
-    pub(super) uid: u32,
-    pub(super) count: u32,
-}
-
-impl Passages {
-    pub(super) fn save(&self) -> Vec<SavedPassage> {
-        let save = |(&cookie, &Passage { key, uid, count, .. }): (&u64, &Passage)| SavedPassage {
-            cookie,
-            key,
-            uid,
-            count,
-        };
-        self.0.iter().map(save).collect()
-    }
-
-    /// Those that another daemon has saved. `is_there` says whether a socket is one
-    /// that is on its way.
-    pub(super) fn restore(
-        saved: Vec<SavedPassage>,
-        now_ns: u64,
-        is_there: impl Fn(SocketKey) -> bool,
-    ) -> Result<Self, Damaged> {
-        let until_ns = now_ns.saturating_add(PATIENCE_NS);
-        let mut passages = Self::default();
-        for SavedPassage { cookie, key, uid, count } in saved {
-            let is_known = passages.0.values().any(|passage| passage.key == key);
-            let passage = Passage { key, uid, count: count.max(1), until_ns };
-            if !is_there(key) || is_known || passages.0.insert(cookie, passage).is_some() {
-                return Err(Damaged("a socket on its way is none"));
-            }
-        }
-        Ok(passages)
-    }
-
-    /// Which socket is on its way by this name.
-    pub(super) fn key(&self, cookie: u64) -> Option<SocketKey> {
-        self.0.get(&cookie).map(|passage| passage.key)
-    }
-
-    /// Takes those of these sockets out, for another core.
-    pub(super) fn take_out(&mut self, keys: &[SocketKey]) -> Vec<(u64, Passage)> {
-        self.0.extract_if(|_, passage| keys.contains(&passage.key)).collect()
-    }
-
-    /// Puts those in that came from another core, with the numbers that their
-    /// sockets have here.
-    pub(super) fn put_in(
-        &mut self,
-        passages: Vec<(u64, Passage)>,
-        keys: &HashMap<SocketKey, SocketKey>,
-    ) {
-        let here = |(cookie, passage): (u64, Passage)| {
-            Some((cookie, Passage { key: *keys.get(&passage.key)?, ..passage }))
-        };
-        self.0.extend(passages.into_iter().filter_map(here));
-    }
-
-    /// When the next of them is closed.
-    pub(super) fn next_ns(&self) -> Option<u64> {
-        self.0.values().map(|passage| passage.until_ns).min()
-    }
-}
-
 type Applications = [Option<Box<Application>>];
 
-impl Core {
-    /// Does what an application wants that has shown a descriptor, or lets the core
-    /// do so that has the application. A socket that it takes comes to its core.
-    pub(super) fn pass(&mut self, request: Request) -> io::Result<()> {
-        let (count, own, hops) = (self.cores.count(), self.number, request.hops);
-        let is_here = with_ticket(&mut self.apps, request.ticket).is_some();
-        let is_take = matches!(request.passing, Passing::Take);
-        let key = self.host.passages.key(request.cookie);
-        let next = (own + 1) % count;
-        let (to, search, hops) = match request.search {
-            _ if count == 1 || hops >= self.cores.most_hops() => return self.pass_here(request),
-            Search::Application if !is_here => (next, Search::Application, hops + 1),
-            Search::Application if is_take && key.is_none() => {
-                (next, Search::Socket { to: own, asked: 1 }, hops + 1)
-            }
-            Search::Application => return self.pass_here(request),
-            Search::Socket { to, asked } => match key {
-                Some(key) if to != own => {
-                    let kin = self.kin_of(key);
-                    self.give(kin, to)?;
-                    (to, Search::Application, hops + 1)
-                }
-                Some(_) => (to, Search::Application, hops + 1),
-                None if asked < SOCKET_LAPS * count => {
-                    (next, Search::Socket { to, asked: asked + 1 }, hops + 1)
-                }
-                None => {
-                    answer(&request.connection, Err(ErrorKind::NotConnected.into()));
-                    return Ok(());
-                }
-            },
-        };
-        let request = Request { search, hops, ..request };
-        self.cores.post(to).send(Message::Pass(Box::new(request)))
-    }
-
-    fn pass_here(&mut self, request: Request) -> io::Result<()> {
-        if let Some(key) = self.host.pass(&mut self.apps, request) {
-            self.look(key);
-        }
-        self.forget_gone();
-        Ok(())
-    }
-}
-
-fn answer(connection: &UnixStream, outcome: io::Result<Option<Taken>>) {
+pub(super) fn answer(connection: &UnixStream, outcome: io::Result<Option<Taken>>) {
     // It may be gone, and the socket with it soon.
     let _ = send_outcome(connection.as_fd(), outcome.map_err(|error| error.kind()));
 }
 
-fn with_ticket(apps: &mut Applications, ticket: Ticket) -> Option<(AppNumber, &mut Application)> {
+pub(super) fn with_ticket(
+    apps: &mut Applications,
+    ticket: Ticket,
+) -> Option<(AppNumber, &mut Application)> {
     let mut all = apps.iter_mut().enumerate();
     all.find_map(|(number, app)| {
         let app = app.as_deref_mut().filter(|app| app.ticket.is(&ticket))?;

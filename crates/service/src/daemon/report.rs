@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tidegate_gate::admission::ClassCounters;
+use tidegate_gate::{GateCounters, Settings};
 use tidegate_stack::FULL;
 
 use super::application::Application;
@@ -102,6 +104,17 @@ pub struct SocketReport {
     pub fill_percent: u32,
     /// How many applications have it: children share their parents' sockets.
     pub holders: usize,
+}
+
+/// Receive scheduling on the cores of a daemon.
+#[derive(Clone, Debug)]
+pub struct GateState {
+    /// The settings in force, on all cores alike.
+    pub settings: Settings,
+    /// What all of them counted.
+    pub counters: GateCounters,
+    /// What was admitted and refused of each class, where the card is.
+    pub classes: Vec<(String, ClassCounters)>,
 }
 
 /// How long a daemon may take to answer.

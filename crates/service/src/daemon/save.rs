@@ -7,15 +7,15 @@ use std::sync::Arc;
 use tidegate_memory::shared::Region;
 use tidegate_stack::SavedStack;
 
-use super::application::{Application, Terms};
+use super::application::Application;
 use super::calls::Host;
 use super::names::{AppNumber, Owner, SocketKey};
 use super::owners::Sockets;
 #[cfg(doc)]
-use super::passing::Passages;
-use super::passing::SavedPassage;
+use super::passages::Passages;
+use super::quota::Terms;
 use super::socket::Socket;
-use super::state::{Damaged, SavedApplication, SavedSocket, State};
+use super::state::{Damaged, SavedApplication, SavedPassage, SavedSocket, State};
 use crate::contract::layout::{Geometry, Memory};
 
 /// The descriptors that belong to a [`State`].
@@ -178,7 +178,7 @@ mod tests {
     use crate::contract::status::{Phase, Status};
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
-    use crate::daemon::passing::{ON_ITS_WAY, Passages};
+    use crate::daemon::passages::{ON_ITS_WAY, Passages};
     use crate::daemon::state::{SavedDatagram, SavedEntry, SavedKind};
 
     const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use tidegate_stack::SavedStack;
 
 use super::names::{Identity, Moved, Owner, SocketKey};
-use super::passing::SavedPassage;
 use crate::contract::command::Handle;
 use crate::contract::layout::Geometry;
 use crate::contract::notice::NOTICE_WORDS;
@@ -82,6 +81,15 @@ pub(super) enum SavedKind {
     Datagrams { id: u64, held: Option<SavedDatagram>, moved: Moved },
     Listener { id: u64 },
     Stream { id: u64, is_shut: bool, is_closed: bool, moved: Moved },
+}
+
+/// A socket on its way, as plain data.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct SavedPassage {
+    pub(super) cookie: u64,
+    pub(super) key: SocketKey,
+    pub(super) uid: u32,
+    pub(super) count: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
