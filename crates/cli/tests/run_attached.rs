@@ -181,7 +181,7 @@ fn files_go_both_ways() {
     let mut command: Command = site.client().command("nginx");
     let _theirs = Program::new(command.args(["-c", &theirs, "-p", root]));
     for (address, host) in
-        [(CLIENT_V4, CLIENT_V4.to_owned()), (CLIENT_V6, format!("[{}]", CLIENT_V6))]
+        [(CLIENT_V4, CLIENT_V4.to_owned()), (CLIENT_V6, format!("[{CLIENT_V6}]"))]
     {
         site.wait_for_port(address, 8081);
         let url = format!("http://{host}:8081/large");
@@ -267,9 +267,8 @@ fn haproxy_passes_on_what_the_kernel_serves() {
     }
     let proxy = format!(
         "global\n nbthread 2\ndefaults\n mode http\n timeout client 30s\n timeout server 30s\n\
-         timeout connect 30s\nlisten four\n bind 0.0.0.0:8080\n server k {}:9000\n\
-         listen six\n bind [::]:8080 v6only\n server k [{}]:9000\n",
-        CLIENT_V4, CLIENT_V6
+         timeout connect 30s\nlisten four\n bind 0.0.0.0:8080\n server k {CLIENT_V4}:9000\n\
+         listen six\n bind [::]:8080 v6only\n server k [{CLIENT_V6}]:9000\n"
     );
     let config = format!("{root}/haproxy.cfg");
     fs::write(&config, proxy).unwrap();
