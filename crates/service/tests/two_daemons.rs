@@ -182,6 +182,23 @@ fn the_end_of_an_application_frees_all_it_had_and_resets_its_connections() {
 }
 
 #[test]
+fn the_port_of_one_who_has_ended_is_free_at_once() {
+    let site = Site::new();
+    for family in FAMILIES {
+        // One that keeps the daemon busy: it does not look who has ended all the time.
+        let mut busy = site.attach(1);
+        for _ in 0..200 {
+            let mut server = site.attach(1);
+            server.listen(address(1, family, 80), 8, TcpOptions::default()).unwrap();
+            server.bind_udp(address(1, family, 80), Default::default()).unwrap();
+            let other = busy.bind_udp(address(1, family, 0), Default::default()).unwrap();
+            busy.close(other, false);
+            drop(server);
+        }
+    }
+}
+
+#[test]
 fn the_end_of_the_daemon_is_an_error_and_no_hang() {
     let site = Site::new();
     let mut app = site.attach(1);

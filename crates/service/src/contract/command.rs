@@ -85,6 +85,15 @@ impl Handle {
 }
 
 impl Command {
+    /// Whether it asks for a certain local port.
+    pub fn wants_a_port(&self) -> bool {
+        match self {
+            Self::Bind { local, .. } | Self::Listen { local, .. } => local.port() != 0,
+            Self::Connect { local, .. } => local.is_some_and(|local| local.port() != 0),
+            _ => false,
+        }
+    }
+
     /// The command as words: its head, a socket or a number, addresses, options.
     pub fn to_words(self) -> [u64; COMMAND_WORDS] {
         let mut words = [0; COMMAND_WORDS];

@@ -85,6 +85,8 @@ pub(super) struct Core {
     /// Others had the processor since the last round. If they were applications,
     /// they have left commands.
     others_ran: bool,
+    /// It does what one has asked for that has ended.
+    is_burying: bool,
     /// When the next application is to be woken that was told of something.
     wake_next_ns: Option<u64>,
     upgrade: Upgrade,
@@ -148,6 +150,7 @@ impl Core {
             windows: 0,
             next_check_ns: host.engine.read_clock(),
             others_ran: false,
+            is_burying: false,
             wake_next_ns: None,
             upgrade,
             successor: None,
@@ -446,6 +449,10 @@ impl Core {
                 return Ok(done);
             };
             done += 1;
+            if command.wants_a_port() {
+                self.check_others(number);
+            }
+            let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
             let key = self.host.call(number, app, command)?;
             self.forget_gone();
             if let Some(key) = key {
@@ -582,6 +589,7 @@ impl Core {
 
     /// An application has ended: does what it asked for before.
     fn bury(&mut self, number: AppNumber) {
+        self.is_burying = true;
         // A child that it left behind could go on asking.
         let mut left = COMMANDS;
         while let Ok(done @ 1..) = self.serve(number)
@@ -589,6 +597,7 @@ impl Core {
         {
             left -= done;
         }
+        self.is_burying = false;
         self.let_go(number);
     }
 
@@ -607,12 +616,25 @@ impl Core {
             self.look(key);
         }
         self.forget_gone();
-        for number in 0..self.apps.len() {
-            let Some(app) = &self.apps[number] else { continue };
-            if !app.is_alive() {
-                (self.log)(&format!("{} has ended", app.identity));
-                self.bury(number as AppNumber);
-            }
+        (0..self.apps.len()).for_each(|number| self.bury_if_dead(number as AppNumber));
+    }
+
+    /// Whoever wants a port may want that of one who has just ended, as with a server
+    /// that is started again: nobody who has ended has it any more.
+    fn check_others(&mut self, number: AppNumber) {
+        // What the dead still want need not come true.
+        if self.is_burying {
+            return;
+        }
+        let others = (0..self.apps.len() as AppNumber).filter(|&other| other != number);
+        others.for_each(|other| self.bury_if_dead(other));
+    }
+
+    fn bury_if_dead(&mut self, number: AppNumber) {
+        let Some(Some(app)) = self.apps.get(number as usize) else { return };
+        if !app.is_alive() {
+            (self.log)(&format!("{} has ended", app.identity));
+            self.bury(number);
         }
     }
 
