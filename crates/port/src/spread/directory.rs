@@ -81,9 +81,11 @@ impl Directory {
         self.entry(protocol, port).fetch_or(PARKED, Ordering::SeqCst);
     }
 
-    /// A port with its claims is this core's from now on.
+    /// A port that was parked is this core's from now on, with its claims.
     pub(super) fn hand(&self, protocol: Protocol, port: u16, core: usize) {
-        let hand = |entry: u32| Some(entry & !(CORE | PARKED) | core as u32);
+        let hand =
+            |entry: u32| (entry & PARKED != 0).then_some(entry & !(CORE | PARKED) | core as u32);
+        // One that was given up meanwhile may be somebody else's by now.
         let _ = self.entry(protocol, port).fetch_update(Ordering::SeqCst, Ordering::SeqCst, hand);
     }
 }
@@ -123,5 +125,16 @@ mod tests {
         assert!(!directory.claim(Protocol::Udp, 53, 0));
         directory.release(Protocol::Udp, 53, 3);
         assert!(directory.claim(Protocol::Udp, 53, 0));
+    }
+
+    #[test]
+    fn a_port_that_is_given_up_on_the_way_is_for_anybody() {
+        let directory = Directory::new();
+        assert!(directory.claim(Protocol::Udp, 53, 1));
+        directory.park(Protocol::Udp, 53);
+        directory.release(Protocol::Udp, 53, 1);
+        assert!(directory.claim(Protocol::Udp, 53, 2));
+        directory.hand(Protocol::Udp, 53, 3);
+        assert_eq!(directory.owner(Protocol::Udp, 53), Owner::Core(2));
     }
 }
