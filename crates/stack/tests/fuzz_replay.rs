@@ -148,7 +148,7 @@ fn corpus_of_saved_stack() {
         };
         for setup in 0..8 {
             let outcome = saved_stack::check(&[&[setup], &bytes[1..]].concat());
-            assert_eq!(outcome, expected, "{name}: run write_the_seeds if the format is new");
+            assert_eq!(outcome, expected, "{name}: is the format new?");
         }
     }
 }

@@ -403,11 +403,10 @@ fn every_byte_of_a_small_state_may_be_wrong() {
     });
 }
 
-/// After a change of the format:
-/// `cargo test -p tidegate-stack write_the_seeds -- --ignored`
+/// `TIDEGATE_GOLDEN=write cargo test -p tidegate-stack` makes them anew after a change
+/// of the format.
 #[test]
-#[ignore = "it makes the seeds of the fuzz target saved_stack anew"]
-fn write_the_seeds() {
+fn the_seeds_of_saved_stack_are_of_this_format() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/saved_stack");
     let mut seeds = Vec::new();
     for (family, name) in [(Family::V4, "v4"), (Family::V6, "v6")] {
@@ -423,11 +422,15 @@ fn write_the_seeds() {
         seeds.push((format!("refused_{name}_version"), later));
         seeds.push((format!("unreadable_{name}_cut"), cut));
     }
-    std::fs::create_dir_all(&corpus).unwrap();
+    let may_write = std::env::var_os("TIDEGATE_GOLDEN").is_some_and(|value| value == "write");
     for (at, (name, state)) in seeds.into_iter().enumerate() {
         let seed = [&[at as u8], &state[..]].concat();
         assert!(seed.len() < 4096, "{name}: fuzzing cuts what is longer");
-        std::fs::write(corpus.join(&name), seed).unwrap();
+        let path = corpus.join(&name);
+        if may_write {
+            std::fs::write(&path, &seed).unwrap();
+        }
+        assert!(std::fs::read(path).unwrap() == seed, "{name}: the format has changed");
     }
 }
 
