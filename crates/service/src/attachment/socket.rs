@@ -54,21 +54,7 @@ impl Socket {
         options: TcpOptions,
     ) -> io::Result<Self> {
         let place = memory.place(granted.socket.place)?;
-        let (read, write) = ends(kind, &place)?;
-        Ok(Self {
-            handle: granted.socket,
-            kind,
-            place,
-            read,
-            write,
-            local: granted.local,
-            peer: granted.peer,
-            options: options.within_limits(),
-            errors_taken: 0,
-            is_inherited: false,
-            is_read_shut: false,
-            is_write_shut: false,
-        })
+        Self::at(place, granted, kind, options.within_limits())
     }
 
     /// One that is in a place of another application's memory; changes are told by
@@ -81,6 +67,11 @@ impl Socket {
         kind: Kind,
     ) -> io::Result<Self> {
         let place = memory.place(place)?.told_by(own, granted.socket.place)?;
+        let socket = Self::at(place, granted, kind, TcpOptions::default())?;
+        Ok(Self { is_inherited: true, ..socket })
+    }
+
+    fn at(place: Place, granted: &Granted, kind: Kind, options: TcpOptions) -> io::Result<Self> {
         let (read, write) = ends(kind, &place)?;
         Ok(Self {
             handle: granted.socket,
@@ -90,9 +81,9 @@ impl Socket {
             write,
             local: granted.local,
             peer: granted.peer,
-            options: TcpOptions::default(),
+            options,
             errors_taken: 0,
-            is_inherited: true,
+            is_inherited: false,
             is_read_shut: false,
             is_write_shut: false,
         })

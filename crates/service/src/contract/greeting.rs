@@ -4,17 +4,14 @@
 //! answers with how much there is of everything and with the memory, or with a
 //! sentence that says why not.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
-};
+use rustix::net::{SendFlags, send};
 use tidegate_memory::shared::Region;
 
 use super::command::Handle;
+use super::descriptors::{receive_with, send_with};
 use super::layout::{Geometry, Memory};
 use super::ticket::{TICKET_BYTES, Ticket};
 
@@ -99,19 +96,11 @@ pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
     shown.copy_from_slice(ticket.map_or(&[0; TICKET_BYTES], |ticket| ticket.bytes()));
     let text = &text[..text.len().min(NAME_BYTES)];
     rest[..text.len()].copy_from_slice(text);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
     let shown = match hello {
-        Hello::Pass(_, _, descriptor) => Some([descriptor.as_fd()]),
+        Hello::Pass(_, _, descriptor) => Some(descriptor.as_fd()),
         _ => None,
     };
-    if let Some(shown) = &shown
-        && !control.push(SendAncillaryMessage::ScmRights(shown))
-    {
-        return Err(io::Error::other("a descriptor does not fit into a message"));
-    }
-    sendmsg(to, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    send_with(to, &message, shown.as_slice())
 }
 
 /// Reads the first message. Of a name only printable characters are taken.
@@ -120,11 +109,8 @@ pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
 /// [`io::ErrorKind::InvalidData`] when it is none of this version.
 pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     let mut message = [0; HELLO_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut message)];
-    let len = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
-    let mut shown = descriptors(&mut control).into_iter();
+    let (len, shown) = receive_with(socket, &mut message, 1)?;
+    let mut shown = shown.into_iter();
     let unknown = || invalid("it does not speak this version of the protocol");
     let words = message[..len].strip_prefix(&MAGIC);
     let (kind, rest) = words.and_then(|words| words.split_first()).ok_or_else(unknown)?;
@@ -149,15 +135,6 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     }
 }
 
-/// The descriptors that came with a message.
-pub(super) fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
-    let only = |message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    };
-    control.drain().filter_map(only).flatten().collect()
-}
-
 /// The daemon's answer, with the memory and the ticket of the application.
 ///
 /// # Errors
@@ -172,14 +149,7 @@ pub fn send_welcome(socket: BorrowedFd<'_>, memory: &Memory, ticket: &Ticket) ->
     for (to, number) in rest.chunks_exact_mut(4).zip(numbers) {
         to.copy_from_slice(&number.to_ne_bytes());
     }
-    let regions = memory.regions().map(AsFd::as_fd);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&regions)) {
-        return Err(io::Error::other("two descriptors do not fit into a message"));
-    }
-    sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    send_with(socket, &message, &memory.regions().map(AsFd::as_fd))
 }
 
 /// The daemon's answer to whom it does not serve.
@@ -200,12 +170,8 @@ pub fn send_refusal(socket: BorrowedFd<'_>, why: &str) -> io::Result<()> {
 /// [`io::ErrorKind::ConnectionAborted`] when it has ended.
 pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
     let mut message = [0; REFUSAL_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut message)];
-    let received = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fds = descriptors(&mut control);
-    let message = &message[..received.bytes];
+    let (len, fds) = receive_with(socket, &mut message, 2)?;
+    let message = &message[..len];
     if message.is_empty() {
         return Err(io::Error::new(
             io::ErrorKind::ConnectionAborted,

@@ -19,6 +19,7 @@
 
 pub mod command;
 pub mod datagram;
+pub mod descriptors;
 pub mod failure;
 pub mod greeting;
 pub mod layout;

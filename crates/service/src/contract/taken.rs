@@ -2,17 +2,12 @@
 //! its way from another: whether it has the socket now, and the memory that the
 //! socket is in.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
-};
 use tidegate_memory::shared::Region;
 
-use super::greeting::descriptors;
+use super::descriptors::{receive_with, send_with};
 use super::layout::{Geometry, Memory};
 use super::notice::{Granted, NOTICE_WORDS, Notice};
 
@@ -72,19 +67,9 @@ pub fn send_outcome(
     };
     notice.copy_from_slice(&told.map_or([0; NOTICE_WORDS], Notice::to_words));
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let regions = outcome.as_ref().ok().and_then(Option::as_ref).map(|taken| {
-        let regions = taken.memory.regions();
-        regions.map(AsFd::as_fd)
-    });
-    if let Some(regions) = &regions
-        && !control.push(SendAncillaryMessage::ScmRights(regions))
-    {
-        return Err(io::Error::other("two descriptors do not fit into a message"));
-    }
-    sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    let taken = outcome.as_ref().ok().and_then(Option::as_ref);
+    let regions = taken.map(|taken| taken.memory.regions().map(AsFd::as_fd));
+    send_with(connection, &bytes, regions.as_slice().as_flattened())
 }
 
 /// Reads the daemon's answer. `known` finds memory that is here already by one of
@@ -98,11 +83,7 @@ pub fn receive_outcome(
     known: impl FnOnce(BorrowedFd<'_>) -> Option<Memory>,
 ) -> io::Result<Option<Taken>> {
     let mut message = [0; WORDS * 8];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut message)];
-    let received = recvmsg(connection, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fds = descriptors(&mut control);
+    let (len, fds) = receive_with(connection, &mut message, 2)?;
     let invalid = || io::Error::from(ErrorKind::InvalidData);
     let mut words = [0; WORDS];
     let (pieces, _) = message.as_chunks::<8>();
@@ -111,7 +92,7 @@ pub fn receive_outcome(
     }
     let (head, notice) = words.split_first_chunk::<HEAD_WORDS>().ok_or_else(invalid)?;
     let notice: [u64; NOTICE_WORDS] = notice.try_into().map_err(|_| invalid())?;
-    if received.bytes != WORDS * 8 {
+    if len != WORDS * 8 {
         return Err(invalid());
     }
     if notice[0] == 0 {

@@ -8,8 +8,7 @@
 //! it that there was no upgrade. So at any time one of them serves, and never both.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,20 +16,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 
 use crate::attachment::call_at;
+use crate::contract::descriptors::{MOST, receive_with, send_with};
 use crate::contract::greeting::{Hello, send_hello};
 
 /// What the first message begins with.
 const MAGIC: [u8; 8] = *b"tidesucc";
 const HEAD_BYTES: usize = MAGIC.len() + 4;
 
-/// Descriptors in a message; the kernel takes 253.
-const BATCH: usize = 128;
 /// The descriptors that are the daemon's own: its state, its door, and where what
 /// it prints goes.
 const OWN: usize = 4;
@@ -105,7 +99,7 @@ impl Predecessor {
         head[..MAGIC.len()].copy_from_slice(&MAGIC);
         head[MAGIC.len()..].copy_from_slice(&(descriptors.len() as u32).to_ne_bytes());
         send_with(self.0.as_fd(), &head, &own)?;
-        for batch in descriptors.chunks(BATCH) {
+        for batch in descriptors.chunks(MOST) {
             send_with(self.0.as_fd(), &[batch.len() as u8], batch)?;
         }
         expect(&mut self.0, READY)?;
@@ -151,7 +145,7 @@ impl Successor {
     pub(super) fn ask(&mut self) -> io::Result<Handed> {
         send_hello(self.0.as_fd(), &Hello::Upgrade)?;
         let mut head = [0; 256];
-        let (len, own) = receive_with(self.0.as_fd(), &mut head)?;
+        let (len, own) = receive_with(self.0.as_fd(), &mut head, MOST)?;
         let Some(count) = head[..len].strip_prefix(&MAGIC) else {
             let why = match len {
                 0 => "the daemon has ended".into(),
@@ -168,7 +162,7 @@ impl Successor {
         let mut descriptors = Vec::new();
         while descriptors.len() < count {
             let mut said = [0];
-            let (len, batch) = receive_with(self.0.as_fd(), &mut said)?;
+            let (len, batch) = receive_with(self.0.as_fd(), &mut said, MOST)?;
             let is_whole = usize::from(said[0]) == batch.len();
             if len == 0 || batch.is_empty() || batch.len() > count - descriptors.len() || !is_whole
             {
@@ -231,30 +225,6 @@ fn unsealed(fd: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(invalid("too many descriptors for a message"));
-    }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
-fn receive_with(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(bytes)];
-    let received = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    Ok((received.bytes, fds))
-}
-
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -278,7 +248,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         let state: Vec<u8> = (0..100_000).map(|n| n as u8).collect();
-        for count in [0, 1, BATCH, 2 * BATCH + 3] {
+        for count in [0, 1, MOST, 2 * MOST + 3] {
             let (old, mut new) = pair();
             let files: Vec<File> = (0..count).map(numbered).collect();
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();

@@ -188,17 +188,7 @@ fn a_connection_moves_in_every_state() {
 fn both_open_and_both_close_at_once() {
     both(|family| {
         let mut hosts = Hosts::new(family);
-        let ends = [1, 2].map(|n| SocketAddr::new(family.host(n), 7000));
-        let connect = |host: &mut Host, from: SocketAddr, to: SocketAddr| {
-            let Host { stack, arena, now_ns } = host;
-            let options = TcpOptions::default();
-            stack.tcp_connect(*now_ns, arena, Some(from), to, options).unwrap()
-        };
-        let mut a = connect(&mut hosts.pair.a, ends[0], ends[1]);
-        let mut b = connect(&mut hosts.pair.b, ends[1], ends[0]);
-        let (from_a, from_b) = (hosts.pair.a.sent_one(), hosts.pair.b.sent_one());
-        hosts.pair.a.feed(&from_b);
-        hosts.pair.b.feed(&from_a);
+        let (mut a, mut b) = hosts.connect_at_once();
         move_both(&mut hosts, &mut a, &mut b);
         assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
         hosts.pair.run();

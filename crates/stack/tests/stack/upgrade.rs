@@ -82,6 +82,22 @@ impl Hosts {
         stack.tcp_connect(*now_ns, arena, None, to, self.options).unwrap()
     }
 
+    /// Both sides connect to each other; their SYNs have crossed.
+    pub fn connect_at_once(&mut self) -> (TcpId, TcpId) {
+        let ends = [1, 2].map(|n| SocketAddr::new(self.family.host(n), 7000));
+        let connect = |host: &mut Host, from: SocketAddr, to: SocketAddr| {
+            let Host { stack, arena, now_ns } = host;
+            let options = TcpOptions::default();
+            stack.tcp_connect(*now_ns, arena, Some(from), to, options).unwrap()
+        };
+        let Pair { a, b } = &mut self.pair;
+        let (id_a, id_b) = (connect(a, ends[0], ends[1]), connect(b, ends[1], ends[0]));
+        let (from_a, from_b) = (a.sent_one(), b.sent_one());
+        a.feed(&from_b);
+        b.feed(&from_a);
+        (id_a, id_b)
+    }
+
     pub fn accept(&mut self) -> TcpId {
         self.pair.b.stack.tcp_accept(self.listener).unwrap()
     }
@@ -207,17 +223,7 @@ fn the_stack_that_was_saved_can_go_on_if_nobody_takes_over() {
 fn both_connect_at_once() {
     both(|family| {
         let mut hosts = Hosts::new(family);
-        let ends = [1, 2].map(|n| SocketAddr::new(family.host(n), 7000));
-        let connect = |host: &mut Host, from: SocketAddr, to: SocketAddr| {
-            let Host { stack, arena, now_ns } = host;
-            let options = TcpOptions::default();
-            stack.tcp_connect(*now_ns, arena, Some(from), to, options).unwrap()
-        };
-        let a = connect(&mut hosts.pair.a, ends[0], ends[1]);
-        let b = connect(&mut hosts.pair.b, ends[1], ends[0]);
-        let (from_a, from_b) = (hosts.pair.a.sent_one(), hosts.pair.b.sent_one());
-        hosts.pair.a.feed(&from_b);
-        hosts.pair.b.feed(&from_a);
+        let (a, b) = hosts.connect_at_once();
         assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
         hosts.upgrade();
         assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
