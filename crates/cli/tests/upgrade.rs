@@ -86,9 +86,11 @@ fn connections_go_on_under_the_next_daemon() {
     if !is_root("upgrade") {
         return;
     }
-    for (kind, port) in PORTS {
+    for ((kind, port), cores) in PORTS.into_iter().flat_map(|port| [(port, "1"), (port, "3")]) {
         let site = Site::new(kind);
-        let daemon = Daemon::start(&site, &["--port", port]);
+        let daemon = Daemon::start(&site, &["--port", port, "--cores", cores]);
+        // Whoever comes next is on another core, if there is one.
+        let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let _ends = Ends(&daemon);
         for address in [SERVER_V4, SERVER_V6] {

@@ -48,14 +48,25 @@ impl Engine {
     }
 
     /// Closes the port, so that another process can have the interface. The stack
-    /// stays as it is.
-    pub fn close_port(&mut self) {
+    /// stays as it is, and so does what stands before the port.
+    ///
+    /// # Errors
+    /// When the port is of no further use.
+    pub fn close_port(&mut self) -> io::Result<()> {
         let closed = Closed {
             capabilities: self.port.capabilities().clone(),
             counters: self.port.counters(),
         };
-        let port = std::mem::replace(&mut self.port, Box::new(closed));
+        let port = self.exchange_port(Box::new(closed))?;
         self.loaded = port.close_for_now(&mut self.arena);
+        Ok(())
+    }
+
+    fn exchange_port(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>> {
+        match self.port.front() {
+            Some(front) => front.replace(port),
+            None => Ok(std::mem::replace(&mut self.port, port)),
+        }
     }
 
     /// Opens the port again that [`Engine::close_port`] closed, by the
@@ -65,7 +76,8 @@ impl Engine {
     /// # Errors
     /// [`OpenError`] says what is wrong; it may be tried again.
     pub fn open_port_again(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
-        self.port = open_wrapped(&mut config, &mut self.loaded, &mut self.arena)?;
+        let port = open_wrapped(&mut config, &mut self.loaded, &mut self.arena)?;
+        self.exchange_port(port).map_err(OpenError::Io)?;
         if let Some(admission) = &config.admission {
             self.set_admission(admission, crate::open::random_seed()?)?;
         }

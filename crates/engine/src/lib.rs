@@ -33,4 +33,4 @@ pub use neighbours::KernelNeighbours;
 pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
 pub use prepared::{Prepared, open};
 pub use priority::Priority;
-pub use spread::{SpreadStacks, open_spread};
+pub use spread::{PreparedCores, SpreadStacks, open_spread};

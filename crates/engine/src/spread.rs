@@ -5,41 +5,105 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_port::Port;
 use tidegate_port::spread::{Branch, Crossing, spread};
-use tidegate_stack::{Ownership, Transport};
+use tidegate_stack::{Ownership, SavedStack, Transport};
 
 use crate::claim::Claims;
 use crate::open::{NetConfig, OpenError, PortConfig};
-use crate::prepared::open;
+use crate::prepared::{Prepared, open};
 use crate::{Engine, EngineConfig};
 
 /// Stacks behind one port.
 pub struct SpreadStacks {
     /// An engine with its claims for each core; the first one has the card.
     pub stacks: Vec<(Engine, Claims)>,
-    /// Where their ways cross.
-    pub crossing: Arc<Crossing>,
+    /// Where their ways cross; there is none with one core.
+    pub crossing: Option<Arc<Crossing>>,
 }
 
 /// Opens the port of a configuration for `cores` cores.
 ///
 /// # Errors
-/// As [`open()`]; and when the port cannot be spread, or the stack shares the
+/// As [`crate::open()`]; and when the port cannot be spread, or the stack shares the
 /// kernel's addresses.
-pub fn open_spread(mut config: NetConfig, cores: usize) -> Result<SpreadStacks, OpenError> {
-    if config.ownership == Ownership::Shared {
-        return Err(OpenError::SharedByCores);
+pub fn open_spread(config: NetConfig, cores: usize) -> Result<SpreadStacks, OpenError> {
+    let mut prepared = PreparedCores::new(config, cores)?;
+    prepared.first().open_port()?;
+    prepared.begin()
+}
+
+/// What the core with the card has of the others when the port is open.
+type Spread = (Arc<Crossing>, Vec<Branch>);
+
+/// As [`Prepared`], for one core or several.
+pub struct PreparedCores {
+    first: Prepared,
+    others: Vec<NetConfig>,
+    /// If there are others.
+    spread: Option<mpsc::Receiver<Spread>>,
+}
+
+impl PreparedCores {
+    /// As [`Prepared::new`].
+    ///
+    /// # Errors
+    /// As [`Prepared::new`]; and when several cores are to share the kernel's
+    /// addresses.
+    pub fn new(mut config: NetConfig, cores: usize) -> Result<Self, OpenError> {
+        if cores == 1 {
+            let first = Prepared::new(config)?;
+            return Ok(Self { first, others: Vec::new(), spread: None });
+        }
+        if config.ownership == Ownership::Shared {
+            return Err(OpenError::SharedByCores);
+        }
+        let others = (1..cores).map(|_| beside(&config)).collect();
+        let (sender, receiver) = mpsc::channel();
+        config = config.wrap(Box::new(move |port| {
+            let (trunk, branches) = spread(port, cores)?;
+            // Whoever opens the port waits for it.
+            let _ = sender.send((trunk.crossing(), branches));
+            Ok(Box::new(trunk) as Box<dyn Port>)
+        }));
+        Ok(Self { first: Prepared::new(config)?, others, spread: Some(receiver) })
     }
-    let others: Vec<NetConfig> = (1..cores).map(|_| beside(&config)).collect();
-    let (sender, receiver) = mpsc::channel();
-    config = config.wrap(Box::new(move |port| {
-        let (trunk, branches) = spread(port, cores)?;
-        // Whoever opens the port waits for it.
-        let _ = sender.send((trunk.crossing(), branches));
-        Ok(Box::new(trunk) as Box<dyn Port>)
-    }));
-    let (mut engine, _) = open(config)?;
+
+    /// The core with the card, whose port is to be opened.
+    pub fn first(&mut self) -> &mut Prepared {
+        &mut self.first
+    }
+
+    /// Begins with empty stacks.
+    ///
+    /// # Errors
+    /// As [`Prepared::begin`].
+    pub fn begin(self) -> Result<SpreadStacks, OpenError> {
+        let Self { first, others, spread } = self;
+        join(first.begin()?, others, spread)
+    }
+
+    /// As [`PreparedCores::begin`], but the core with the card has the stack that
+    /// another process has saved.
+    ///
+    /// # Errors
+    /// As [`Prepared::go_on`].
+    pub fn go_on(self, saved: SavedStack) -> Result<SpreadStacks, OpenError> {
+        let Self { first, others, spread } = self;
+        join(first.go_on(saved)?, others, spread)
+    }
+}
+
+/// Opens the stacks of the other cores.
+fn join(
+    first: (Engine, Claims),
+    others: Vec<NetConfig>,
+    spread: Option<mpsc::Receiver<Spread>>,
+) -> Result<SpreadStacks, OpenError> {
+    let Some(spread) = spread else {
+        return Ok(SpreadStacks { stacks: vec![first], crossing: None });
+    };
+    let (mut engine, _) = first;
     let secrets = engine.parts().0.tcp_secrets();
-    let spread = receiver.recv().map_err(|_| io::Error::other("the port was not opened"));
+    let spread = spread.recv().map_err(|_| io::Error::other("the port was not opened"));
     let (crossing, branches) = spread.map_err(OpenError::Io)?;
     let mut all = vec![(engine, Claims::among_cores())];
     for (mut other, branch) in others.into_iter().zip(branches) {
@@ -60,7 +124,7 @@ pub fn open_spread(mut config: NetConfig, cores: usize) -> Result<SpreadStacks, 
             crossing.is_foreign(core, (protocol, port))
         });
     }
-    Ok(SpreadStacks { stacks: all, crossing })
+    Ok(SpreadStacks { stacks: all, crossing: Some(crossing) })
 }
 
 /// The configuration of a stack on the same addresses, but for its port.
@@ -124,6 +188,7 @@ mod tests {
             let (near, far) = wire(&MemConfig::default()).unwrap();
             let spread = open_spread(net(near, own), CORES).unwrap();
             let SpreadStacks { stacks: cores, crossing } = spread;
+            let crossing = crossing.unwrap();
             let (mut client, _) = open(net(far, peer)).unwrap();
             (1..CORES).for_each(|core| crossing.set_used(core));
             let own = own.split('/').next().unwrap().parse().unwrap();

@@ -137,6 +137,11 @@ pub trait Port: Send {
     /// What passed through so far. May ask the kernel, so not for every burst.
     fn counters(&mut self) -> PortCounters;
 
+    /// The port as one that stands before another, if it does.
+    fn front(&mut self) -> Option<&mut dyn Front> {
+        None
+    }
+
     /// Closes the port, so that another process can have the interface, and gives
     /// the frames that the kernel held back to the arena. What it had loaded for
     /// AF_XDP stays for the next port on the interface.
@@ -145,6 +150,15 @@ pub trait Port: Send {
         arena.reclaim_all();
         None
     }
+}
+
+/// A port that stands before another one.
+pub trait Front {
+    /// Puts another port in the place of the one behind, which it gives back.
+    ///
+    /// # Errors
+    /// When the port is of no further use.
+    fn replace(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>>;
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -174,6 +188,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn counters(&mut self) -> PortCounters {
         (**self).counters()
+    }
+    fn front(&mut self) -> Option<&mut dyn Front> {
+        (**self).front()
     }
     fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<xdp::Loaded> {
         (*self).close_for_now(arena)

@@ -3,9 +3,11 @@
 mod support;
 
 use std::io::{self, ErrorKind};
+use std::iter::Cycle;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
+use std::vec::IntoIter;
 
 use support::{FAMILIES, GEOMETRY, LIMIT, address, connected, until};
 use tidegate_engine::{NetConfig, PortConfig};
@@ -83,6 +85,8 @@ struct Site {
     socket: Socket,
     first: Daemon,
     second: Option<Daemon>,
+    /// How many cores its daemons have, in turn.
+    cores: Cycle<IntoIter<usize>>,
     folder: tempfile::TempDir,
 }
 
@@ -101,6 +105,7 @@ type Settle = fn() -> io::Result<()>;
 
 fn start(
     path: &Path,
+    cores: usize,
     again: Again,
     settle: Settle,
 ) -> Start<impl Fn(usize) -> io::Result<()> + Clone + Send + 'static, Settle> {
@@ -113,19 +118,27 @@ fn start(
         quota: Quota::default(),
     };
     let upgrade = Upgrade::Anew(again);
-    Start { door, cores: 1..=1, begin: |_| Ok(()), settle, upgrade, log: Arc::new(|_: &str| {}) }
+    let log = Arc::new(|_: &str| {});
+    Start { door, cores: cores..=cores, begin: |_| Ok(()), settle, upgrade, log }
 }
 
 impl Site {
-    fn new() -> Self {
+    /// With one core, with several, and with now one and now several.
+    fn all() -> impl Iterator<Item = (Self, [&'static str; 2])> {
+        let all = [vec![1], vec![3], vec![3, 1, 2]].into_iter();
+        all.flat_map(|cores| FAMILIES.map(|family| (Self::new(cores.clone()), family)))
+    }
+
+    fn new(cores: Vec<usize>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
         let again: Again = Box::new(|| Err(ErrorKind::Unsupported.into()));
-        let first = Daemon::start_with(net(a, 0), start(&paths[0], again, || Ok(()))).unwrap();
+        let first = Daemon::start_with(net(a, 0), start(&paths[0], 1, again, || Ok(()))).unwrap();
         let socket = Socket::new(b);
-        let mut site = Self { socket, first, second: None, folder };
-        let start = start(&paths[1], site.again(), || Ok(()));
+        let cores = cores.into_iter().cycle();
+        let mut site = Self { socket, first, second: None, cores, folder };
+        let start = start(&paths[1], site.cores.next().unwrap(), site.again(), || Ok(()));
         site.second = Some(Daemon::start_with(custom(&site.socket), start).unwrap());
         site
     }
@@ -141,12 +154,22 @@ impl Site {
     }
 
     /// Another daemon that is to go on in the second one's place.
-    fn next(&self, net: NetConfig, settle: Settle) -> Result<Daemon, StartError> {
+    fn next(&mut self, net: NetConfig, settle: Settle) -> Result<Daemon, StartError> {
         let path = self.folder.path().join("b.sock");
-        Daemon::take_over(net, start(&path, self.again(), settle)).map(|(daemon, _)| daemon)
+        let start = start(&path, self.cores.next().unwrap(), self.again(), settle);
+        Daemon::take_over(net, start).map(|(daemon, _)| daemon)
+    }
+
+    /// Applications are on any cores, and on their way to others.
+    fn scatter(&self) {
+        let daemon = self.second.as_ref().unwrap();
+        for core in 0..daemon.report().unwrap().cores.len() {
+            daemon.controls().move_application(std::process::id(), core).unwrap();
+        }
     }
 
     fn upgrade(&mut self) {
+        self.scatter();
         let next = self.next(custom(&self.socket), || Ok(())).unwrap();
         let old = self.second.replace(next).unwrap();
         assert_eq!(old.stop().unwrap(), Some(std::process::id()));
@@ -178,79 +201,81 @@ fn receive_some(app: &mut Attachment, socket: Handle, to: &mut Vec<u8>) {
 
 #[test]
 fn everything_goes_on_under_the_next_daemon() {
-    let mut site = Site::new();
-    for family in FAMILIES {
-        let mut peer = site.attach(0);
-        let mut app = site.attach(1);
-        // A UDP socket with datagrams that nobody has read.
-        let udp = app.bind_udp(address(1, family, 7), Default::default()).unwrap();
-        let from = peer.bind_udp(address(0, family, 0), Default::default()).unwrap();
-        let own = peer.local_addr(from).unwrap();
-        for n in 0..3 {
-            peer.send_datagram(from, &[n; 100], Some(address(1, family, 7)), None).unwrap();
-        }
-        // A listener with a connection that nobody has accepted.
-        let listener = app.listen(address(1, family, 80), 8, TcpOptions::default()).unwrap();
-        let to = address(1, family, 80);
-        let connect = |peer: &mut Attachment| {
-            let socket = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-            connected(peer, socket).unwrap();
-            socket
-        };
-        let ours = connect(&mut peer);
-        let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
-        let waiting = connect(&mut peer);
-        // A connection with more under way each way than fits anywhere.
-        let data = bytes(400_000);
-        let (mut sent, mut got) = ([0; 2], [Vec::new(), Vec::new()]);
-        for _ in 0..100 {
-            send_rest(&mut peer, ours, &data, &mut sent[0]);
-            send_rest(&mut app, theirs, &data, &mut sent[1]);
-            peer.poll().unwrap();
-            app.poll().unwrap();
-        }
-        assert!(sent.iter().all(|&sent| sent < data.len()), "all of it went: {sent:?}");
-        let began = std::time::Instant::now();
-        while got.iter().any(|got| got.len() < data.len()) {
-            assert!(began.elapsed() < LIMIT, "{sent:?}");
-            // Three times in the middle of it.
-            if [0, 100_000, 250_000].iter().any(|at| (*at..at + 4096).contains(&got[1].len())) {
-                site.upgrade();
-            }
-            send_rest(&mut peer, ours, &data, &mut sent[0]);
-            send_rest(&mut app, theirs, &data, &mut sent[1]);
-            receive_some(&mut peer, ours, &mut got[0]);
-            receive_some(&mut app, theirs, &mut got[1]);
-            peer.poll().unwrap();
-            app.poll().unwrap();
-        }
-        assert!(got[0] == data && got[1] == data);
-        let mut buf = [0; 200];
-        for n in 0..3 {
-            let came = until(&mut app, |app| app.recv_datagram(udp, &mut buf, false)).unwrap();
-            assert_eq!((came.len, came.from, buf[0]), (100, own, n));
-        }
-        app.send_datagram(udp, b"back", Some(own), None).unwrap();
-        let came = until(&mut peer, |peer| peer.recv_datagram(from, &mut buf, false)).unwrap();
-        assert_eq!(&buf[..came.len], b"back");
-        // The one that waited, and new ones.
-        let late = connect(&mut peer);
-        for socket in [waiting, late] {
-            let (accepted, _) = until(&mut app, |app| app.accept(listener)).unwrap();
-            app.send(accepted, b"hello").unwrap();
-            app.shutdown(accepted, Shutdown::Write).unwrap();
-            site.upgrade();
-            let len = until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap();
-            assert_eq!(&buf[..len], b"hello");
-            assert_eq!(until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap(), 0);
-        }
-        // Names are as good as they were.
-        let taken = app.bind_udp(address(1, family, 7), Default::default()).unwrap_err();
-        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
-        app.close(udp, false);
-        app.ping().unwrap();
-        app.bind_udp(address(1, family, 7), Default::default()).unwrap();
+    Site::all().for_each(go_on);
+}
+
+fn go_on((mut site, family): (Site, [&str; 2])) {
+    let mut peer = site.attach(0);
+    let mut app = site.attach(1);
+    // A UDP socket with datagrams that nobody has read.
+    let udp = app.bind_udp(address(1, family, 7), Default::default()).unwrap();
+    let from = peer.bind_udp(address(0, family, 0), Default::default()).unwrap();
+    let own = peer.local_addr(from).unwrap();
+    for n in 0..3 {
+        peer.send_datagram(from, &[n; 100], Some(address(1, family, 7)), None).unwrap();
     }
+    // A listener with a connection that nobody has accepted.
+    let listener = app.listen(address(1, family, 80), 8, TcpOptions::default()).unwrap();
+    let to = address(1, family, 80);
+    let connect = |peer: &mut Attachment| {
+        let socket = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
+        connected(peer, socket).unwrap();
+        socket
+    };
+    let ours = connect(&mut peer);
+    let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+    let waiting = connect(&mut peer);
+    // A connection with more under way each way than fits anywhere.
+    let data = bytes(400_000);
+    let (mut sent, mut got) = ([0; 2], [Vec::new(), Vec::new()]);
+    for _ in 0..100 {
+        send_rest(&mut peer, ours, &data, &mut sent[0]);
+        send_rest(&mut app, theirs, &data, &mut sent[1]);
+        peer.poll().unwrap();
+        app.poll().unwrap();
+    }
+    assert!(sent.iter().all(|&sent| sent < data.len()), "all of it went: {sent:?}");
+    let began = std::time::Instant::now();
+    while got.iter().any(|got| got.len() < data.len()) {
+        assert!(began.elapsed() < LIMIT, "{sent:?}");
+        // Three times in the middle of it.
+        if [0, 100_000, 250_000].iter().any(|at| (*at..at + 4096).contains(&got[1].len())) {
+            site.upgrade();
+        }
+        send_rest(&mut peer, ours, &data, &mut sent[0]);
+        send_rest(&mut app, theirs, &data, &mut sent[1]);
+        receive_some(&mut peer, ours, &mut got[0]);
+        receive_some(&mut app, theirs, &mut got[1]);
+        peer.poll().unwrap();
+        app.poll().unwrap();
+    }
+    assert!(got[0] == data && got[1] == data);
+    let mut buf = [0; 200];
+    for n in 0..3 {
+        let came = until(&mut app, |app| app.recv_datagram(udp, &mut buf, false)).unwrap();
+        assert_eq!((came.len, came.from, buf[0]), (100, own, n));
+    }
+    app.send_datagram(udp, b"back", Some(own), None).unwrap();
+    let came = until(&mut peer, |peer| peer.recv_datagram(from, &mut buf, false)).unwrap();
+    assert_eq!(&buf[..came.len], b"back");
+    // The one that waited, and new ones.
+    let late = connect(&mut peer);
+    for socket in [waiting, late] {
+        let (accepted, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+        app.send(accepted, b"hello").unwrap();
+        app.shutdown(accepted, Shutdown::Write).unwrap();
+        site.upgrade();
+        let len = until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"hello");
+        assert_eq!(until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap(), 0);
+    }
+    // Names are as good as they were.
+    let taken = app.bind_udp(address(1, family, 7), Default::default()).unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+    app.close(udp, false);
+    app.ping().unwrap();
+    app.bind_udp(address(1, family, 7), Default::default()).unwrap();
+    drop((peer, app));
     // The last daemon knows when they have gone, and has everything back.
     let began = std::time::Instant::now();
     for daemon in [&site.first, site.second.as_ref().unwrap()] {
@@ -263,9 +288,12 @@ fn everything_goes_on_under_the_next_daemon() {
 
 #[test]
 fn what_was_closed_still_goes_out() {
-    let mut site = Site::new();
+    Site::all().for_each(close_and_upgrade);
+}
+
+fn close_and_upgrade((mut site, family): (Site, [&str; 2])) {
     let (mut peer, mut app) = (site.attach(0), site.attach(1));
-    let to = address(0, FAMILIES[0], 80);
+    let to = address(0, family, 80);
     let listener = peer.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = app.connect_tcp(None, to, TcpOptions::default()).unwrap();
     let (theirs, _) = until(&mut peer, |peer| peer.accept(listener)).unwrap();
@@ -291,68 +319,73 @@ fn what_was_closed_still_goes_out() {
 
 #[test]
 fn parents_and_heirs_keep_what_they_share() {
-    let mut site = Site::new();
-    for family in FAMILIES {
-        let (mut peer, mut parent) = (site.attach(0), site.attach(1));
-        let to = address(1, family, 80);
-        let listener = parent.listen(to, 8, TcpOptions::default()).unwrap();
-        let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-        let (theirs, _) = until(&mut parent, |app| app.accept(listener)).unwrap();
-        let mut heir = parent.heir().unwrap();
-        site.upgrade();
-        // The ticket is good under the next daemon too.
-        let mut second = heir.heir().unwrap();
-        drop(parent);
-        site.upgrade();
-        let mut buf = [0; 16];
-        for app in [&mut heir, &mut second] {
-            peer.send(ours, b"who").unwrap();
-            let len = until(app, |app| app.recv(theirs, &mut buf, false)).unwrap();
-            assert_eq!(&buf[..len], b"who");
-            app.send(theirs, b"me").unwrap();
-            let len = until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
-            assert_eq!(&buf[..len], b"me");
-        }
-        drop(heir);
-        site.upgrade();
-        second.close(theirs, false);
-        assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
+    Site::all().for_each(share_with_heirs);
+}
+
+fn share_with_heirs((mut site, family): (Site, [&str; 2])) {
+    let (mut peer, mut parent) = (site.attach(0), site.attach(1));
+    let to = address(1, family, 80);
+    let listener = parent.listen(to, 8, TcpOptions::default()).unwrap();
+    let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
+    let (theirs, _) = until(&mut parent, |app| app.accept(listener)).unwrap();
+    let mut heir = parent.heir().unwrap();
+    site.upgrade();
+    // The ticket is good under the next daemon too.
+    let mut second = heir.heir().unwrap();
+    drop(parent);
+    site.upgrade();
+    let mut buf = [0; 16];
+    for app in [&mut heir, &mut second] {
+        peer.send(ours, b"who").unwrap();
+        let len = until(app, |app| app.recv(theirs, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"who");
+        app.send(theirs, b"me").unwrap();
+        let len = until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
+        assert_eq!(&buf[..len], b"me");
     }
+    drop(heir);
+    site.upgrade();
+    second.close(theirs, false);
+    assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
 }
 
 #[test]
 fn what_is_handed_on_arrives_under_the_next_daemon() {
-    let mut site = Site::new();
-    for family in FAMILIES {
-        let (mut peer, mut sender, mut taker) = (site.attach(0), site.attach(1), site.attach(1));
-        let to = address(1, family, 80);
-        let listener = sender.listen(to, 8, TcpOptions::default()).unwrap();
-        let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-        let (theirs, _) = until(&mut sender, |app| app.accept(listener)).unwrap();
-        // The taker's name of it is another one.
-        let own = taker.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
-        let shown = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        sender.offer(theirs, shown.as_fd()).unwrap();
-        sender.close(theirs, false);
-        site.upgrade();
-        let taken = taker.take(shown.as_fd()).unwrap().socket;
-        assert_ne!(taken, own);
-        site.upgrade();
-        drop(sender);
-        peer.send(ours, b"who").unwrap();
-        let mut buf = [0; 16];
-        let len = until(&mut taker, |app| app.recv(taken, &mut buf, false)).unwrap();
-        assert_eq!(&buf[..len], b"who");
-        taker.close(taken, false);
-        assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
-    }
+    Site::all().for_each(hand_on);
+}
+
+fn hand_on((mut site, family): (Site, [&str; 2])) {
+    let (mut peer, mut sender, mut taker) = (site.attach(0), site.attach(1), site.attach(1));
+    let to = address(1, family, 80);
+    let listener = sender.listen(to, 8, TcpOptions::default()).unwrap();
+    let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
+    let (theirs, _) = until(&mut sender, |app| app.accept(listener)).unwrap();
+    // The taker's name of it is another one.
+    let own = taker.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
+    let shown = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.offer(theirs, shown.as_fd()).unwrap();
+    sender.close(theirs, false);
+    site.upgrade();
+    let taken = taker.take(shown.as_fd()).unwrap().socket;
+    assert_ne!(taken, own);
+    site.upgrade();
+    drop(sender);
+    peer.send(ours, b"who").unwrap();
+    let mut buf = [0; 16];
+    let len = until(&mut taker, |app| app.recv(taken, &mut buf, false)).unwrap();
+    assert_eq!(&buf[..len], b"who");
+    taker.close(taken, false);
+    assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
 }
 
 #[test]
 fn a_daemon_that_fails_changes_nothing() {
-    let site = Site::new();
+    Site::all().for_each(fail);
+}
+
+fn fail((mut site, family): (Site, [&str; 2])) {
     let (mut peer, mut app) = (site.attach(0), site.attach(1));
-    let to = address(1, FAMILIES[0], 80);
+    let to = address(1, family, 80);
     let listener = app.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
     let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
@@ -371,6 +404,7 @@ fn a_daemon_that_fails_changes_nothing() {
         (custom(&site.socket), late, "too late"),
     ];
     for (net, settle, expected) in failures {
+        site.scatter();
         let said = site.next(net, settle).map(|_| ()).unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
         let mut buf = [0; 16];
@@ -382,7 +416,7 @@ fn a_daemon_that_fails_changes_nothing() {
         assert_eq!(&buf[..len], b"here");
         // Also for those who come.
         let mut late = site.attach(1);
-        late.bind_udp(address(1, FAMILIES[1], 9), Default::default()).unwrap();
+        late.bind_udp(address(1, family, 9), Default::default()).unwrap();
     }
 }
 
@@ -391,7 +425,7 @@ fn one_that_was_not_started_to_be_replaced_says_so() {
     let site = support::Site::new();
     let (port, _other) = mem::wire(&mem::MemConfig::default()).unwrap();
     let again: Again = Box::new(|| Err(ErrorKind::Unsupported.into()));
-    let taken = Daemon::take_over(net(port, 1), start(&site.paths[1], again, || Ok(())));
+    let taken = Daemon::take_over(net(port, 1), start(&site.paths[1], 1, again, || Ok(())));
     let said = taken.map(|_| ()).unwrap_err().to_string();
     assert!(said.contains("not started to be replaced"), "{said}");
     site.attach(1).ping().unwrap();

@@ -17,9 +17,7 @@ use tidegate::gate::{Settings, admission};
 use tidegate::host::HostPort;
 use tidegate_service::Geometry;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::{
-    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, SEVERAL_CORES, Start, Upgrade,
-};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade};
 
 use super::privileges::Kept;
 use crate::Failure;
@@ -143,10 +141,7 @@ impl DaemonCommand {
             },
         };
         let kept = Kept::of(&host);
-        let upgrade = match self.cores.end() {
-            1 => upgrade(&host, &settings, classes),
-            _ => Upgrade::Refused(SEVERAL_CORES),
-        };
+        let upgrade = upgrade(&host, &settings, classes);
         let begin = move |core| {
             if is_admitting {
                 be_urgent();

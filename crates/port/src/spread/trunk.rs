@@ -15,7 +15,7 @@ use super::directory::Owner;
 use crate::admission::Early;
 use crate::mem::MemPort;
 use crate::steering::Rule;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Front, Port, PortCounters};
 
 /// The most frames that wait while ports go from one core to another.
 const PARKED_MAX: usize = 1024;
@@ -54,11 +54,8 @@ impl Trunk {
         crossing: Arc<Crossing>,
     ) -> io::Result<Self> {
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&wake, &bell, data, epoll::EventFlags::IN)?;
-        if let Some(fd) = port.wake_fd() {
-            epoll::add(&wake, fd, data, epoll::EventFlags::IN)?;
-        }
+        watch(&wake, Some(bell.as_fd()))?;
+        watch(&wake, port.wake_fd())?;
         Ok(Self {
             port,
             outs: wires.iter().map(|_| Burst::new()).collect(),
@@ -192,6 +189,22 @@ impl Trunk {
     }
 }
 
+/// Wakes whoever sleeps on `wake`.
+fn watch(wake: &OwnedFd, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let data = epoll::EventData::new_u64(0);
+    fd.map_or(Ok(()), |fd| Ok(epoll::add(wake, fd, data, epoll::EventFlags::IN)?))
+}
+
+impl Front for Trunk {
+    fn replace(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>> {
+        if let Some(fd) = self.port.wake_fd() {
+            epoll::delete(&self.wake, fd)?;
+        }
+        watch(&self.wake, port.wake_fd())?;
+        Ok(std::mem::replace(&mut self.port, port))
+    }
+}
+
 impl Port for Trunk {
     fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
@@ -243,6 +256,10 @@ impl Port for Trunk {
 
     fn admission(&mut self) -> Option<&mut dyn Early> {
         self.port.admission()
+    }
+
+    fn front(&mut self) -> Option<&mut dyn Front> {
+        Some(self)
     }
 
     fn counters(&mut self) -> PortCounters {

@@ -3,21 +3,22 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_engine::{OpenError, Sleep, Step, WakeFds, pause};
+use tidegate_engine::{Sleep, Step, WakeFds, pause};
 use tidegate_gate::Settings;
 
 use super::application::{Application, Misbehaved};
 use super::calls::Host;
 use super::cores::Cores;
+use super::leaving::Leaving;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
 use super::passages::{ON_ITS_WAY, Passages};
-use super::post::{HandOver, Inbox, Message, Parcel};
+use super::post::{Inbox, Message};
 use super::report::{GateState, Report};
-use super::save::{Restored, save};
+use super::save::Restored;
 use super::socket::Looked;
 use super::{Log, Upgrade};
 use crate::contract::greeting::{send_refusal, send_welcome};
@@ -32,44 +33,12 @@ const WINDOWS: u32 = 10;
 /// How long to wait for a port that is full.
 const RETRY: Duration = Duration::from_micros(100);
 
-/// Before it hands over, the core listens for so long without an answer: some
-/// round trips in one network.
-const HUSH_NS: u64 = 2_000_000;
-
-/// How long a port may be busy that another process has closed, and how often to
-/// look.
-const BUSY_LIMIT: Duration = Duration::from_secs(2);
-const BUSY_RETRY: Duration = Duration::from_millis(1);
-
-/// Opens a port that another process has closed: the kernel takes its time to let
-/// go of it.
-///
-/// # Errors
-/// As `open`, when it fails for another reason or for too long.
-pub(super) fn open_closed(
-    mut open: impl FnMut() -> Result<(), OpenError>,
-) -> Result<(), OpenError> {
-    let began = Instant::now();
-    loop {
-        match open() {
-            Err(error) if error.is_busy() && began.elapsed() < BUSY_LIMIT => {
-                std::thread::sleep(BUSY_RETRY);
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// Why a daemon on the kernel's addresses is not replaced.
-const SHARES: &str = "it lives on the kernel's addresses, and while it is replaced the kernel \
-    would break its connections off: restart it instead";
-
 /// One network core.
 pub(super) struct Core {
     pub(super) number: usize,
     pub(super) cores: Arc<Cores>,
     pub(super) host: Host,
-    wake: WakeFds,
+    pub(super) wake: WakeFds,
     pub(super) apps: Vec<Option<Box<Application>>>,
     /// Who has the first turn in the next round.
     first: usize,
@@ -89,9 +58,11 @@ pub(super) struct Core {
     is_burying: bool,
     /// When the next application is to be woken that was told of something.
     wake_next_ns: Option<u64>,
-    upgrade: Upgrade,
+    pub(super) upgrade: Upgrade,
+    /// Who is to go on in this one's place waits until everything is here.
+    pub(super) leaving: Option<Leaving>,
     /// The process that goes on in this one's place.
-    successor: Option<u32>,
+    pub(super) successor: Option<u32>,
     pub(super) log: Log,
 }
 
@@ -127,6 +98,7 @@ impl Core {
             // What happened meanwhile is found out by a look at all of them.
             socket.waits_for_port = true;
         }
+        host.claim_all()?;
         let mut core = Self::new(seat, host, upgrade, log)?;
         core.cores.load(core.number).add_applications(restored.apps.iter().flatten().count());
         core.apps = restored.apps;
@@ -153,6 +125,7 @@ impl Core {
             is_burying: false,
             wake_next_ns: None,
             upgrade,
+            leaving: None,
             successor: None,
             host,
             log,
@@ -227,13 +200,13 @@ impl Core {
                     // Who asked may have gone.
                     let _ = to.send(self.gate(settings));
                 }
-                Message::HandOver(to) => {
-                    self.successor = self.hand_over(&to)?;
-                    if self.successor.is_some() {
-                        return Ok(None);
-                    }
-                }
+                Message::Gather => self.gather()?,
+                Message::Gathered { left } => self.on_gathered(left)?,
+                Message::HandOver(to) => self.step_down(to)?,
                 Message::Stop => return Ok(None),
+            }
+            if self.successor.is_some() {
+                return Ok(None);
             }
         }
         Ok(Some(taken))
@@ -244,60 +217,6 @@ impl Core {
         settings.map_or(Ok(()), |settings| engine.set_gate(settings))?;
         let (settings, counters) = (engine.gate().settings().clone(), *engine.gate().counters());
         Ok(GateState { settings, counters, classes: engine.class_counters() })
-    }
-
-    /// Offers everything to another daemon, and waits whether that goes on. If it
-    /// does not, this one does, as if nothing had happened.
-    fn hand_over(&mut self, to: &HandOver) -> io::Result<Option<u32>> {
-        let refusal = match &self.upgrade {
-            Upgrade::Refused(why) => Some((*why).to_owned()),
-            _ if self.host.claims.is_shared() => Some(SHARES.to_owned()),
-            _ => None,
-        };
-        if let Some(why) = refusal {
-            // Who asked may have gone.
-            let _ = to.offer.send(Err(why));
-            return Ok(None);
-        }
-        self.hush()?;
-        self.tell_applications();
-        let stack = self.host.engine.save()?;
-        if matches!(self.upgrade, Upgrade::Anew(_)) {
-            self.host.engine.close_port();
-        }
-        let (state, belongings) = save(stack, &mut self.host, &mut self.apps);
-        let offer = state.encode().map(|state| Parcel { state, belongings });
-        let _ = to.offer.send(offer.map_err(|error| error.to_string()));
-        // Who asked says nothing when it got nothing.
-        let successor = to.outcome.recv().ok().flatten();
-        if successor.is_none() {
-            self.open_again()?;
-        }
-        Ok(successor)
-    }
-
-    /// Hears what is on its way, and lets nobody say more: those who wait for an
-    /// answer send nothing meanwhile, so nothing of theirs is lost while nobody has
-    /// the port.
-    fn hush(&mut self) -> io::Result<()> {
-        let until_ns = self.host.engine.read_clock() + HUSH_NS;
-        while self.host.engine.read_clock() < until_ns {
-            self.host.engine.poll()?;
-        }
-        Ok(())
-    }
-
-    /// Opens the port again that another daemon was to have.
-    fn open_again(&mut self) -> io::Result<()> {
-        let Upgrade::Anew(config) = &mut self.upgrade else { return Ok(()) };
-        let engine = &mut self.host.engine;
-        let opened = open_closed(|| engine.open_port_again(config().map_err(OpenError::Io)?));
-        opened.map_err(|error| {
-            let what = "an upgrade has failed, and then the port could not be opened";
-            io::Error::other(format!("{what}: {error}"))
-        })?;
-        self.wake = self.host.engine.wake_fds()?;
-        Ok(())
     }
 
     /// Gives an application a number.

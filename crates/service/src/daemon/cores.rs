@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tidegate_port::spread::Crossing;
 
@@ -25,6 +25,8 @@ pub(super) struct Cores {
     loads: Vec<Load>,
     /// How many get new applications.
     used: AtomicUsize,
+    /// Everything is to be on the core with the card.
+    gathers: AtomicBool,
     /// Where their ways cross; there is none with one core.
     crossing: Option<Arc<Crossing>>,
 }
@@ -39,6 +41,7 @@ impl Cores {
             loads: posts.iter().map(|_| Load::default()).collect(),
             posts,
             used: AtomicUsize::new(0),
+            gathers: AtomicBool::new(false),
             crossing,
         };
         cores.set_used(*limits.start());
@@ -63,6 +66,22 @@ impl Cores {
     /// How busy one is.
     pub(super) fn load(&self, core: usize) -> &Load {
         &self.loads[core]
+    }
+
+    /// From now on whatever goes from core to core goes to the one with the card,
+    /// or no longer so.
+    pub(super) fn set_gathers(&self, gathers: bool) {
+        self.gathers.store(gathers, Ordering::SeqCst);
+    }
+
+    /// Where something goes that is to go to a core.
+    pub(super) fn way_to(&self, core: usize) -> usize {
+        if self.gathers() { 0 } else { core }
+    }
+
+    /// Whether everything is to be on the core with the card.
+    pub(super) fn gathers(&self) -> bool {
+        self.gathers.load(Ordering::SeqCst)
     }
 
     pub(super) fn crossing(&self) -> Option<&Crossing> {

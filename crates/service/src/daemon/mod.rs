@@ -17,6 +17,7 @@ mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod held;
+mod leaving;
 mod load;
 mod moving;
 mod names;
@@ -39,11 +40,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{
-    Claims, Engine, IdleConfig, NetConfig, OpenError, Prepared, SpreadStacks, open, open_spread,
-};
+use tidegate_engine::{IdleConfig, NetConfig, OpenError, PreparedCores, SpreadStacks, open_spread};
 use tidegate_gate::Mode;
-use tidegate_port::spread::{Crossing, MOST_CORES};
+use tidegate_port::spread::MOST_CORES;
 
 pub use controls::Controls;
 pub use door::DoorConfig;
@@ -54,18 +53,15 @@ pub use succession::Prints;
 
 use self::balance::Balance;
 use self::calls::Host;
-use self::core::{Core, Seat, open_closed};
+use self::core::{Core, Seat};
 use self::cores::Cores;
 use self::door::{Door, Doorway};
+use self::leaving::open_closed;
 use self::post::{Message, Post};
 use self::quota::Terms;
 use self::save::Restored;
 use self::state::State;
 use self::succession::{Handed, Successor};
-
-/// Why a daemon with several cores does not take another one's place.
-pub const SEVERAL_CORES: &str = "a daemon with several network cores is not replaced while it \
-    runs: restart it instead";
 
 /// Where sentences about applications go.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -182,14 +178,8 @@ impl Daemon {
     ) -> Result<Self, StartError> {
         let net = check(net, &start)?;
         let way = Doorway::take(start.door.clone())?;
-        let stacks = match *start.cores.end() {
-            1 => Stacks { all: vec![open(net)?], crossing: None, restored: None },
-            count => {
-                let SpreadStacks { stacks, crossing } = open_spread(net, count)?;
-                Stacks { all: stacks, crossing: Some(crossing), restored: None }
-            }
-        };
-        Self::run(stacks, way, start, || Ok(()))
+        let stacks = open_spread(net, *start.cores.end())?;
+        Self::run(stacks, None, way, start, || Ok(()))
     }
 
     /// Goes on in the place of the daemon that listens at the door's path, with its
@@ -206,31 +196,29 @@ impl Daemon {
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
     ) -> Result<(Self, Prints), StartError> {
-        if *start.cores.end() > 1 {
-            return Err(io::Error::other(SEVERAL_CORES).into());
-        }
-        let mut prepared = Prepared::new(check(net, &start)?)?;
-        prepared.catch()?;
+        let mut prepared = PreparedCores::new(check(net, &start)?, *start.cores.end())?;
+        prepared.first().catch()?;
         // Whoever comes must say soon what for.
         let mut other = Successor::call(&start.door.path)?;
-        prepared.forget_caught()?;
+        prepared.first().forget_caught()?;
         let Handed { state, listener, prints, descriptors } = other.ask()?;
         let State { stack, memories, applications, sockets, passages } =
             State::decode(&state).map_err(io::Error::from)?;
         let terms = Terms { coalescing: start.door.coalescing, quota: start.door.quota };
         let restored =
             save::restore(memories, applications, (sockets, passages), descriptors, terms)?;
-        open_closed(|| prepared.open_port())?;
-        let stack = prepared.go_on(stack)?;
+        open_closed(|| prepared.first().open_port())?;
+        let stacks = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;
-        let stacks = Stacks { all: vec![stack], crossing: None, restored: Some(restored) };
-        let daemon = Self::run(stacks, way, start, || other.begin())?;
+        let daemon = Self::run(stacks, Some(restored), way, start, || other.begin())?;
         Ok((daemon, prints))
     }
 
-    /// Starts the threads. They begin when `may_begin` has said so.
+    /// Starts the threads, the first of them with what is `restored`. They begin when
+    /// `may_begin` has said so.
     fn run(
-        stacks: Stacks,
+        stacks: SpreadStacks,
+        mut restored: Option<Restored>,
         way: Doorway,
         start: Start<
             impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
@@ -239,8 +227,8 @@ impl Daemon {
         may_begin: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
         let Start { cores: limits, begin, settle, upgrade, log, .. } = start;
-        let Stacks { all, crossing, mut restored } = stacks;
-        let ways = all.iter().map(|_| Post::new()).collect::<io::Result<Vec<_>>>()?;
+        let SpreadStacks { stacks, crossing } = stacks;
+        let ways = stacks.iter().map(|_| Post::new()).collect::<io::Result<Vec<_>>>()?;
         let (posts, inboxes): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
         let cores = Arc::new(Cores::new(posts, &limits, crossing));
         // Before the channels: the threads end when those do.
@@ -248,7 +236,7 @@ impl Daemon {
             Self { door: None, balance: None, cores: Arc::clone(&cores), threads: Vec::new() };
         let mut upgrade = Some(upgrade);
         let mut beginnings = Vec::new();
-        for (number, ((engine, claims), inbox)) in all.into_iter().zip(inboxes).enumerate() {
+        for (number, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
             let seat = Seat { number, inbox, cores: Arc::clone(&cores) };
             let (host, log) = (Host::new(engine, claims), Arc::clone(&log));
             let upgrade = upgrade.take().unwrap_or(Upgrade::Refused("it is not asked"));
@@ -330,14 +318,6 @@ impl Daemon {
         }
         successor
     }
-}
-
-/// Stacks that are open, and what they go on with.
-struct Stacks {
-    all: Vec<(Engine, Claims)>,
-    crossing: Option<Arc<Crossing>>,
-    /// Of the first of them.
-    restored: Option<Restored>,
 }
 
 /// A configuration that a core can run.

@@ -3,7 +3,7 @@
 //! Frames for their ports wait meanwhile, so nothing is lost and nothing is
 //! overtaken.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -121,6 +121,7 @@ impl Core {
     pub(super) fn give(&mut self, kin: Kin, to: usize) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(crossing) = cores.crossing() else { return Ok(()) };
+        let to = cores.way_to(to);
         if to == self.number || to >= cores.count() {
             return Ok(());
         }
@@ -234,7 +235,25 @@ impl Core {
         if refused {
             numbers.into_values().for_each(|number| self.let_go(number));
         }
+        if cores.gathers() && !is_back {
+            self.give_all(0)?;
+        }
         self.host.engine.flush()
+    }
+
+    /// Gives everything to another core. Returns how many applications and sockets
+    /// are still here: the other one may have no room for them, and give them back.
+    pub(super) fn give_all(&mut self, to: usize) -> io::Result<usize> {
+        let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
+        let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();
+        let sockets = self.host.sockets.keys();
+        let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
+        let ports: HashSet<_> = claims.map(|claim| claim.local_port()).collect();
+        let ports: Vec<_> = ports.into_iter().chain(self.host.claims.ending_ports()).collect();
+        if !(apps.is_empty() && ports.is_empty()) {
+            self.give(Kin { apps, sockets, ports }, to)?;
+        }
+        Ok(self.apps.iter().flatten().count() + self.host.sockets.keys().len())
     }
 }
 

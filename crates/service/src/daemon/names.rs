@@ -1,9 +1,11 @@
 //! Who is who: applications and sockets by their numbers, and what is told of them.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
-use tidegate_stack::{TcpId, TcpListenerId, UdpId};
+use tidegate_port::steering::Protocol;
+use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
 /// The number of an application.
 pub(super) type AppNumber = u32;
@@ -27,6 +29,17 @@ pub(super) enum SocketId {
     Udp(UdpId),
     Listener(TcpListenerId),
     Stream(TcpId),
+}
+
+impl SocketId {
+    /// The local port that it has.
+    pub(super) fn local(self, stack: &Stack) -> Option<(Protocol, SocketAddr)> {
+        match self {
+            Self::Udp(id) => Some((Protocol::Udp, stack.udp_local_addr(id)?)),
+            Self::Listener(id) => Some((Protocol::Tcp, stack.tcp_listener_addr(id)?)),
+            Self::Stream(id) => Some((Protocol::Tcp, stack.tcp_local_addr(id)?)),
+        }
+    }
 }
 
 /// Who an application is.

@@ -29,6 +29,10 @@ pub(super) enum Message {
     Report(mpsc::Sender<Report>),
     /// Receive scheduling, with these settings from now on if there are any.
     Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
+    /// Everything goes to the core with the card, which is told when it has gone.
+    Gather,
+    /// A core has done so; so many applications and sockets could not go.
+    Gathered { left: usize },
     /// Another daemon is to go on in this one's place.
     HandOver(HandOver),
     /// It ends.
@@ -42,6 +46,14 @@ pub(super) struct HandOver {
     /// The process that has taken it and goes on, if any. The core waits for this
     /// word.
     pub(super) outcome: mpsc::Receiver<Option<u32>>,
+}
+
+impl HandOver {
+    /// Says why nothing is handed over.
+    pub(super) fn refuse(&self, why: &str) {
+        // Who asked may have gone.
+        let _ = self.offer.send(Err(why.to_owned()));
+    }
 }
 
 /// Everything that another daemon needs.

@@ -597,4 +597,14 @@ impl Stack {
     pub fn tcp_connections(&self) -> usize {
         self.tcp.connections.len()
     }
+
+    /// All connections whose handles were closed and that have not ended yet, each
+    /// with our end of it.
+    pub fn tcp_lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr)> {
+        let places = (0_u32..).zip(self.tcp.connections.places());
+        places.filter_map(|(index, (generation, connection))| {
+            let connection = connection.filter(|known| known.is.contains(Is::ORPHAN))?;
+            Some((TcpId { index, generation }, connection.ends.local()))
+        })
+    }
 }
