@@ -18,8 +18,8 @@ const WHAT_HAPPENS: &str = "The new daemon is the program that runs this command
 the sockets, the connections and the programs that are attached; they notice a pause of some \
 hundredths of a second. If it fails, whatever the reason, the old one goes on as before, and this \
 command says why and fails.\n\nRun it as root, with what the daemon was started with at hand: \
-the configuration file is read again. A daemon with --shared or --port tap cannot be replaced like \
-this: restart it.";
+the configuration file is read again. The new one may have another number of cores. A daemon with \
+--port tap or dpdk cannot be replaced like this: restart it.";
 
 /// Flags of `upgrade`.
 #[derive(Args)]

@@ -14,7 +14,21 @@ use support::run::Daemon;
 use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
 use tidegate::{Net, TcpListener};
 
-const PORTS: [(Kind, &str); 2] = [(Kind::Xdp, "xdp"), (Kind::Packet, "packet")];
+/// Ports on an address of the daemon's own, and on the kernel's.
+const PORTS: [(Option<Kind>, &str); 3] =
+    [(Some(Kind::Xdp), "xdp"), (Some(Kind::Packet), "packet"), (None, "xdp")];
+
+fn site(kind: Option<Kind>) -> Site {
+    kind.map_or_else(Site::shared, Site::new)
+}
+
+/// A daemon on a [`site`].
+fn start<'s>(site: &'s Site, kind: Option<Kind>, flags: &[&str]) -> Daemon<'s> {
+    match kind {
+        Some(_) => Daemon::start(site, flags),
+        None => Daemon::start_shared(site, flags),
+    }
+}
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,9 +100,13 @@ fn connections_go_on_under_the_next_daemon() {
     if !is_root("upgrade") {
         return;
     }
-    for ((kind, port), cores) in PORTS.into_iter().flat_map(|port| [(port, "1"), (port, "3")]) {
-        let site = Site::new(kind);
-        let daemon = Daemon::start(&site, &["--port", port, "--cores", cores]);
+    let with_cores = |port: (Option<Kind>, _)| {
+        let cores = if port.0.is_some() { &["1", "3"][..] } else { &["1"] };
+        cores.iter().map(move |cores| (port, cores))
+    };
+    for ((kind, port), cores) in PORTS.into_iter().flat_map(with_cores) {
+        let site = site(kind);
+        let daemon = start(&site, kind, &["--port", port, "--cores", cores]);
         // Whoever comes next is on another core, if there is one.
         let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();
@@ -142,25 +160,27 @@ fn unmodified_programs_notice_nothing() {
     if !is_root("upgrade_redis") || !have("upgrade_redis", &["redis-server"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
-    let redis = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::"];
-    let flags = ["--protected-mode", "no", "--save", ""];
-    let _redis = daemon.run_server(&[&redis[..], &flags].concat(), 6379);
-    let _ends = Ends(&daemon);
-    let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 6379);
-    let mut stream = connect(&site, address);
-    let mut ask = |said: &str, expected: &str| {
-        stream.write_all(said.as_bytes()).unwrap();
-        let mut heard = vec![0; expected.len()];
-        stream.read_exact(&mut heard).unwrap();
-        assert_eq!(String::from_utf8_lossy(&heard), expected);
-    };
-    ask("SET tide high\r\n", "+OK\r\n");
-    let output = upgrade(&site, &daemon, &[]);
-    assert!(output.status.success(), "{}", text(&output));
-    ask("GET tide\r\n", "$4\r\nhigh\r\n");
-    assert_eq!(daemon.sockets()["applications"].as_array().unwrap().len(), 1);
+    for kind in [Some(Kind::Xdp), None] {
+        let site = site(kind);
+        let daemon = start(&site, kind, &[]);
+        let redis = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::"];
+        let flags = ["--protected-mode", "no", "--save", ""];
+        let _redis = daemon.run_server(&[&redis[..], &flags].concat(), 6379);
+        let _ends = Ends(&daemon);
+        let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 6379);
+        let mut stream = connect(&site, address);
+        let mut ask = |said: &str, expected: &str| {
+            stream.write_all(said.as_bytes()).unwrap();
+            let mut heard = vec![0; expected.len()];
+            stream.read_exact(&mut heard).unwrap();
+            assert_eq!(String::from_utf8_lossy(&heard), expected);
+        };
+        ask("SET tide high\r\n", "+OK\r\n");
+        let output = upgrade(&site, &daemon, &[]);
+        assert!(output.status.success(), "{}", text(&output));
+        ask("GET tide\r\n", "$4\r\nhigh\r\n");
+        assert_eq!(daemon.sockets()["applications"].as_array().unwrap().len(), 1);
+    }
 }
 
 #[test]
@@ -169,8 +189,8 @@ fn datagrams_go_on_under_the_next_daemon() {
         return;
     }
     for (kind, port) in PORTS {
-        let site = Site::new(kind);
-        let daemon = Daemon::start(&site, &["--port", port]);
+        let site = site(kind);
+        let daemon = start(&site, kind, &["--port", port]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let _ends = Ends(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
@@ -206,8 +226,8 @@ fn an_upgrade_that_fails_changes_nothing() {
         return;
     }
     for (kind, port) in PORTS {
-        let site = Site::new(kind);
-        let daemon = Daemon::start(&site, &["--port", port]);
+        let site = site(kind);
+        let daemon = start(&site, kind, &["--port", port]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
         let listens = &AtomicBool::new(false);
@@ -222,12 +242,18 @@ fn an_upgrade_that_fails_changes_nothing() {
             let [v4, v6] = [&own[0], &own[1]].map(String::as_str);
             // One cannot even begin, one has not the address that is listened at, and one
             // finds out at the very end that it cannot serve.
-            let refused: [&[&str]; 3] = [
-                &["--iface", "nothing0", "--address", v4, "--address", v6],
-                &["--iface", site.device(), "--address", v6],
-                &["--iface", site.device(), "--address", v4, "--address", v6, "--cpu", "1000"],
-            ];
-            for (round, flags) in refused.into_iter().enumerate() {
+            let refused: &[&[&str]] = match kind {
+                Some(_) => &[
+                    &["--iface", "nothing0", "--address", v4, "--address", v6],
+                    &["--iface", site.device(), "--address", v6],
+                    &["--iface", site.device(), "--address", v4, "--address", v6, "--cpu", "1000"],
+                ],
+                None => &[
+                    &["--iface", "nothing0", "--shared"],
+                    &["--iface", site.device(), "--shared", "--cpu", "1000"],
+                ],
+            };
+            for (round, &flags) in refused.iter().enumerate() {
                 let output = upgrade(&site, &daemon, &[&["--", "--port", port], flags].concat());
                 assert!(!output.status.success(), "{flags:?}");
                 let said = text(&output);
@@ -251,16 +277,7 @@ fn an_upgrade_that_fails_changes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_replaced_says_so() {
-    if !is_root("upgrade_refused") {
-        return;
-    }
-    let site = Site::shared();
-    let daemon = Daemon::start_shared(&site, &[]);
-    let output = upgrade(&site, &daemon, &[]);
-    assert!(!output.status.success());
-    assert!(text(&output).contains("restart it instead"), "{}", text(&output));
-    assert_eq!(pid(&daemon), daemon.pid());
+fn where_no_daemon_is_it_says_so() {
     let mut nobody = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let output = nobody.args(["upgrade", "--socket", "/nonexistent/daemon.sock"]).output().unwrap();
     assert!(!output.status.success());

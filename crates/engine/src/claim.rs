@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -98,6 +98,26 @@ impl Claims {
         }
     }
 
+    /// Takes a port that another process took before, with what that had of the kernel
+    /// for it.
+    ///
+    /// # Errors
+    /// When the port does not take the rules.
+    pub fn resume(
+        port: &mut dyn Port,
+        protocol: Protocol,
+        local: SocketAddr,
+        addresses: &[IpAddr],
+        kernel: Option<OwnedFd>,
+    ) -> io::Result<Arc<Claim>> {
+        let rules = addresses.iter().map(|&address| Rule::Port {
+            protocol,
+            address: Some(address),
+            port: local.port(),
+        });
+        Ok(Arc::new(Claim::hold(port, protocol, local, rules.collect(), kernel)?))
+    }
+
     /// The stack has a socket on this port now: claims it before the other cores,
     /// if there are any. `claim` is what the kernel was asked for.
     ///
@@ -115,7 +135,7 @@ impl Claims {
         }
         let rule = Rule::Port { protocol, address: None, port: local.port() };
         port.set_steering(&rule, true)?;
-        Ok(Some(Arc::new(Claim { protocol, rules: vec![rule], local, _kernel: None })))
+        Ok(Some(Arc::new(Claim { protocol, rules: vec![rule], local, kernel: None })))
     }
 
     /// Gives a port back, if nobody else needs it.
@@ -140,6 +160,11 @@ impl Claims {
             .partition::<Vec<_>, _>(|(id, _)| engine.stack().tcp_exists(*id));
         self.ending = open;
         over.into_iter().for_each(|(_, claim)| self.release(engine.port(), Some(claim)));
+    }
+
+    /// Closed connections that have not ended yet, with their claims.
+    pub fn ending(&self) -> impl Iterator<Item = (TcpId, &Arc<Claim>)> {
+        self.ending.iter().map(|(id, claim)| (*id, claim))
     }
 
     /// The ports of closed connections that have not ended yet.
@@ -175,7 +200,7 @@ pub struct Claim {
     protocol: Protocol,
     rules: Vec<Rule>,
     local: SocketAddr,
-    _kernel: Option<OwnedFd>,
+    kernel: Option<OwnedFd>,
 }
 
 /// A socket of the kernel's that nothing is read from.
@@ -220,7 +245,17 @@ impl Claim {
             .copied()
             .filter(|&address| takes(address))
             .map(|address| Rule::Port { protocol, address: Some(address), port: local.port() });
-        let claim = Self { protocol, rules: rules.collect(), local, _kernel: kernel };
+        Self::hold(port, protocol, local, rules.collect(), kernel)
+    }
+
+    fn hold(
+        port: &mut dyn Port,
+        protocol: Protocol,
+        local: SocketAddr,
+        rules: Vec<Rule>,
+        kernel: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let claim = Self { protocol, rules, local, kernel };
         for rule in &claim.rules {
             if let Err(error) = port.set_steering(rule, true) {
                 claim.release(port);
@@ -233,6 +268,19 @@ impl Claim {
     /// What was moved, with the port that the kernel chose for port 0.
     pub fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// The addresses whose port it is.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.rules.iter().filter_map(|rule| match rule {
+            Rule::Port { address, .. } => *address,
+            _ => None,
+        })
+    }
+
+    /// The socket of the kernel's that is held with it, if there is one.
+    pub fn kernel(&self) -> Option<BorrowedFd<'_>> {
+        self.kernel.as_ref().map(AsFd::as_fd)
     }
 
     /// The port, whatever the address.

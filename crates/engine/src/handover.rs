@@ -3,6 +3,7 @@
 use std::io;
 
 use tidegate_memory::Arena;
+use tidegate_port::xdp::Link;
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_stack::SavedStack;
 
@@ -48,18 +49,33 @@ impl Engine {
     }
 
     /// Closes the port, so that another process can have the interface. The stack
-    /// stays as it is, and so does what stands before the port.
+    /// stays as it is, and so does what stands before the port. With `keep` the kernel
+    /// does not get what the port took, which is lost: as long as any process has
+    /// [`Engine::link`].
     ///
     /// # Errors
     /// When the port is of no further use.
-    pub fn close_port(&mut self) -> io::Result<()> {
+    pub fn close_port(&mut self, keep: bool) -> io::Result<()> {
         let closed = Closed {
             capabilities: self.port.capabilities().clone(),
             counters: self.port.counters(),
         };
         let port = self.exchange_port(Box::new(closed))?;
-        self.loaded = port.close_for_now(&mut self.arena);
+        self.loaded = port.close_for_now(&mut self.arena, keep);
         Ok(())
+    }
+
+    /// What keeps at the interface what a closed port took.
+    pub fn link(&self) -> Option<&Link> {
+        self.loaded.as_ref()?.link()
+    }
+
+    /// As [`Port::go_live`].
+    ///
+    /// # Errors
+    /// As [`Port::go_live`].
+    pub fn go_live(&mut self) -> io::Result<()> {
+        self.port.go_live()
     }
 
     fn exchange_port(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>> {

@@ -5,7 +5,7 @@ use tidegate_gate::Mode;
 use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_port::netlink::{self, Interface};
 use tidegate_port::packet::{PacketConfig, PacketPort};
-use tidegate_port::xdp::{Loaded, XdpPort};
+use tidegate_port::xdp::{Link, Loaded, XdpPort};
 use tidegate_port::{Burst, Port};
 use tidegate_stack::{Config, Ownership, Route, SavedStack, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
@@ -81,17 +81,21 @@ impl Prepared {
     /// still has the port: nothing is lost between its last look and our first.
     /// An AF_PACKET port is opened for that, one more is no hindrance; for
     /// AF_XDP, which only one can have, an AF_PACKET socket sees what no program
-    /// takes. Other ports lose what comes meanwhile, as a wire may.
+    /// takes. Other ports lose what comes meanwhile, as a wire may, and so does one on
+    /// the kernel's addresses: the kernel would answer what it saw.
     ///
     /// # Errors
     /// As [`Prepared::open_port`].
     pub fn catch(&mut self) -> Result<(), OpenError> {
         match &self.config.port {
             PortConfig::Packet(_) => self.open_port(),
-            PortConfig::Xdp(xdp) if self.config.ownership == Ownership::Own => {
+            PortConfig::Xdp(xdp) => {
+                self.loaded = Some(XdpPort::load()?);
+                if self.config.ownership == Ownership::Shared {
+                    return Ok(());
+                }
                 let steering = packet_steering(&self.config.addresses, self.config.vlan);
                 let config = PacketConfig { steering, ..PacketConfig::new(&xdp.interface) };
-                self.loaded = Some(XdpPort::load()?);
                 self.catching = Some(PacketPort::open(&config, &mut self.arena)?);
                 Ok(())
             }
@@ -112,6 +116,14 @@ impl Prepared {
             }
         };
         take_caught(port, &mut self.arena, forget)
+    }
+
+    /// What the other process took from the kernel is kept by this link, until
+    /// [`Engine::go_live`].
+    pub fn inherit(&mut self, link: Link) {
+        if let Some(loaded) = &mut self.loaded {
+            loaded.inherit(link);
+        }
     }
 
     /// Opens the port, unless it is open. It may be tried again.

@@ -14,6 +14,8 @@ enum {
 	STEER_PORTS_OF_ADDRESS = 1 << 2,
 	STEER_PORTS_OF_ANY = 1 << 3,
 	STEER_ADMISSION = 1 << 4,
+	/* What has no socket is dropped: one will come. */
+	STEER_HOLDING = 1 << 5,
 };
 
 /* Why a frame went where it went; the order of SteeringCounters. */
@@ -103,11 +105,12 @@ INLINE int pass(u32 counter)
 
 INLINE int take(struct xdp_md *context, const struct settings *rules)
 {
+	const u64 otherwise = rules->flags & STEER_HOLDING ? XDP_DROP : XDP_PASS;
 	int action;
 
 	if (rules->flags & STEER_ADMISSION && !admit(context))
 		return XDP_DROP;
-	action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
+	action = bpf_redirect_map(&sockets, context->rx_queue_index, otherwise);
 	count(action == XDP_REDIRECT ? TAKEN : PASSED_NO_SOCKET);
 	return action;
 }

@@ -226,8 +226,12 @@ fn fill_checksum(data: &mut [u8], start: usize, offset: usize) {
 }
 
 impl<P: Port> Port for Fault<P> {
-    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
-        Box::new(self.port).close_for_now(arena)
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+        Box::new(self.port).close_for_now(arena, keep)
+    }
+
+    fn go_live(&mut self) -> io::Result<()> {
+        self.port.go_live()
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -144,11 +144,21 @@ pub trait Port: Send {
 
     /// Closes the port, so that another process can have the interface, and gives
     /// the frames that the kernel held back to the arena. What it had loaded for
-    /// AF_XDP stays for the next port on the interface.
-    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<xdp::Loaded> {
+    /// AF_XDP stays for the next port on the interface. With `keep` the kernel does
+    /// not get meanwhile what the port took, which is lost.
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, _keep: bool) -> Option<xdp::Loaded> {
         drop(self);
         arena.reclaim_all();
         None
+    }
+
+    /// Takes the place of the port that another process has closed for now, if this
+    /// one has inherited it. What was to be taken must have been said before.
+    ///
+    /// # Errors
+    /// What the kernel says; then the port is of no use.
+    fn go_live(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -192,7 +202,10 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn front(&mut self) -> Option<&mut dyn Front> {
         (**self).front()
     }
-    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<xdp::Loaded> {
-        (*self).close_for_now(arena)
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<xdp::Loaded> {
+        (*self).close_for_now(arena, keep)
+    }
+    fn go_live(&mut self) -> io::Result<()> {
+        (**self).go_live()
     }
 }

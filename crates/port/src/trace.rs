@@ -60,8 +60,12 @@ impl<W: Write> Lines<W> {
 }
 
 impl<P: Port, W: Write + Send> Port for Trace<P, W> {
-    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
-        Box::new(self.port).close_for_now(arena)
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+        Box::new(self.port).close_for_now(arena, keep)
+    }
+
+    fn go_live(&mut self) -> io::Result<()> {
+        self.port.go_live()
     }
 
     fn capabilities(&self) -> &Capabilities {

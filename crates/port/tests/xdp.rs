@@ -3,8 +3,9 @@
 mod frames;
 mod netns;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_port::admission::{self, ClassLimit, Pace, Program};
 use tidegate_port::xdp::{
-    BusyPoll, Copy, Mode, Protocol, RingSizes, Rule, Steering, XdpConfig, XdpError, XdpPort,
+    BusyPoll, Copy, Link, Loaded, Mode, Protocol, RingSizes, Rule, Steering, XdpConfig, XdpError,
+    XdpPort,
 };
 use tidegate_port::{Burst, Port};
 use tidegate_wire::DropReason;
@@ -232,6 +234,73 @@ fn rules_come_and_go_while_the_port_is_open() {
         assert_eq!(to_kernel(&mut said), 6);
     }
     port.close(&mut arena);
+}
+
+#[test]
+fn what_was_taken_is_lost_and_not_the_kernels_until_there_is_a_port_again() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let pair = Pair::new(1);
+    let (mut near, mut far) = (arena(4096), arena(4096));
+    let kernel = LEFT.map(|own| pair.left.run(|| UdpSocket::bind(at(own, ECHO)).unwrap()));
+    let fence = LEFT.map(|own| pair.left.run(|| UdpSocket::bind(at(own, ECHO + 1)).unwrap()));
+    let clients = RIGHT.map(|own| pair.right.run(|| UdpSocket::bind(at(own, 0)).unwrap()));
+    let said = |number: usize, what: &[u8], port| {
+        clients[number].send_to(what, at(LEFT[number], port)).unwrap();
+    };
+    let nobody_hears = || {
+        for number in 0..2 {
+            said(number, b"lost", ECHO);
+            // What the kernel gets after it.
+            said(number, b"fence", ECHO + 1);
+            fence[number].set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(fence[number].recv(&mut [0; 8]).unwrap(), 5);
+            kernel[number].set_nonblocking(true).unwrap();
+            let heard = kernel[number].recv(&mut [0; 8]).unwrap_err();
+            assert_eq!(heard.kind(), ErrorKind::WouldBlock);
+        }
+    };
+    let port_hears = |port: &mut XdpPort, arena: &mut Arena| {
+        for number in 0..2 {
+            said(number, b"port", ECHO);
+            receive_frame(port, arena, "a datagram", |frame| frame.ends_with(b"port"));
+        }
+    };
+    let config = || XdpConfig::new(pair.left.interface);
+    let open_loaded = |loaded: &mut Loaded, arena: &mut Arena| {
+        // The kernel takes its time to let go of the queue.
+        until("the queue is free", || {
+            pair.left.run(|| XdpPort::open_loaded(config(), loaded, arena)).ok()
+        })
+    };
+    let port = open(&pair.left, rules([udp(ECHO)]), &mut near);
+    let mut loaded = Box::new(port).close_for_now(&mut near, true).unwrap();
+    nobody_hears();
+    // A port in the same place has what was taken.
+    let mut port = open_loaded(&mut loaded, &mut near);
+    port_hears(&mut port, &mut near);
+    let old = Box::new(port).close_for_now(&mut near, true).unwrap();
+    nobody_hears();
+    // One with a program of its own has what it says, when it says that it is there.
+    let link = old.link().unwrap();
+    let link = Link::inherited(link.as_fd().try_clone_to_owned().unwrap(), link.native());
+    let mut loaded = XdpPort::load().unwrap();
+    loaded.inherit(link);
+    let mut port = open_loaded(&mut loaded, &mut far);
+    port.steer(udp(ECHO)).unwrap();
+    nobody_hears();
+    port.go_live().unwrap();
+    drop(old);
+    port_hears(&mut port, &mut far);
+    port.close(&mut far);
+    until_detached(&pair.left, "the last one was closed");
+    for (number, kernel) in kernel.iter().enumerate() {
+        kernel.set_nonblocking(false).unwrap();
+        kernel.set_read_timeout(Some(PATIENCE)).unwrap();
+        said(number, b"kernel", ECHO);
+        assert_eq!(kernel.recv(&mut [0; 8]).unwrap(), 6);
+    }
 }
 
 #[test]

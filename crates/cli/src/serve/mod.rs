@@ -15,8 +15,9 @@ use crate::Failure;
 /// What is said of them in the help.
 const PRIVILEGES: &str = "Once the daemon serves it gives up every privilege that it needs no \
 more. It keeps CAP_NET_ADMIN and CAP_BPF with --port xdp, and CAP_NET_RAW and CAP_IPC_LOCK to open \
-that port again if an upgrade fails; CAP_NET_ADMIN, CAP_BPF and CAP_NET_BIND_SERVICE with --shared; \
-and none with --port packet, tap and dpdk (but DPDK has threads of its own, which keep theirs). `tidegate upgrade` replaces a daemon with no connection lost.";
+that port again if an upgrade fails; CAP_NET_BIND_SERVICE too with --shared; and none with --port \
+packet, tap and dpdk (but DPDK has threads of its own, which keep theirs). `tidegate upgrade` \
+replaces a daemon with no connection lost.";
 
 /// The daemon, or a server.
 #[derive(Args)]

@@ -20,7 +20,6 @@ impl Kept {
         // A port that was closed for another daemon is opened again if that one fails.
         let again = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
         let port = match host.port_kind() {
-            PortKind::Own(HostPort::Xdp) if host.is_shared() => xdp,
             PortKind::Own(HostPort::Xdp) => xdp | again,
             PortKind::Own(HostPort::Packet | HostPort::Tap | HostPort::Dpdk(_))
             | PortKind::Kernel => CapabilitySet::empty(),
@@ -79,7 +78,10 @@ mod tests {
         assert_eq!(host("port = 'packet'").names(), "no capability");
         assert_eq!(host("port = 'dpdk:net_null0'").names(), "no capability");
         assert_eq!(host("").names(), "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF");
-        assert_eq!(host("shared = true").names(), "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_BPF");
+        assert_eq!(
+            host("shared = true").names(),
+            "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF"
+        );
     }
 
     /// On a thread of its own, since it is for good.

@@ -258,6 +258,10 @@ impl Port for Trunk {
         self.port.admission()
     }
 
+    fn go_live(&mut self) -> io::Result<()> {
+        self.port.go_live()
+    }
+
     fn front(&mut self) -> Option<&mut dyn Front> {
         Some(self)
     }

@@ -1,7 +1,7 @@
 //! A guard in front of the kernel's own stack: admission without a port.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use aya::maps::{Array, MapData};
 use aya::programs::{ProgramError, Xdp};
@@ -9,7 +9,7 @@ use aya::{Ebpf, EbpfError};
 
 use super::admission::{AdmissionMaps, take_map};
 use super::open::{attach, load_error};
-use super::{Mode, XdpError, sys};
+use super::{Link, Mode, XdpError, sys};
 use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early, Program};
 use crate::netlink::Interface;
 
@@ -25,7 +25,7 @@ const SEEN: usize = 4096;
 /// The program hangs on a link: it is off the interface as soon as the process
 /// is gone, however it ended.
 pub struct Guard {
-    link: Option<OwnedFd>,
+    link: Option<Link>,
     guard: Array<MapData, [u64; 1]>,
     seen: Array<MapData, [u64; SEEN]>,
     maps: AdmissionMaps,
@@ -66,8 +66,7 @@ impl Guard {
     fn link_to(&mut self, interface_index: u32, native: bool) -> io::Result<()> {
         let program = xdp(&mut self.ebpf).map_err(io::Error::other)?;
         let fd = program.fd().map_err(io::Error::other)?;
-        self.link =
-            Some(sys::link_xdp(fd.as_fd(), interface_index, super::program::flags(native))?);
+        self.link = Some(Link::create(fd.as_fd(), interface_index, native)?);
         Ok(())
     }
 

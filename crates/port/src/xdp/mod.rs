@@ -18,6 +18,7 @@ mod busy_poll;
 mod config;
 mod error;
 mod guard;
+mod link;
 mod napi;
 mod netdev;
 mod open;
@@ -42,6 +43,7 @@ use self::busy_poll::DeviceSettings;
 pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
 pub use self::guard::Guard;
+pub use self::link::Link;
 use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
@@ -97,7 +99,6 @@ pub struct XdpPort {
     device: Option<DeviceSettings>,
     traffic: Traffic,
     readiness: OwnedFd,
-    steering: Steering,
     way: Way,
     ring_loss: RingLoss,
     next_receive: usize,
@@ -117,8 +118,24 @@ const LARGE: usize = 16;
 /// So many large bursts in a row make a busy port.
 const BUSY: u32 = 8;
 
-/// The steering program in the kernel, attached to nothing.
+/// The steering program in the kernel, without a port.
 pub struct Loaded(Option<Program>);
+
+impl Loaded {
+    /// What keeps the program at the interface after [`Port::close_for_now`], when it
+    /// was to stay there.
+    pub fn link(&self) -> Option<&Link> {
+        self.0.as_ref()?.link()
+    }
+
+    /// The program is to take the place of the one that another process has on the
+    /// interface, when [`Port::go_live`] says so.
+    pub fn inherit(&mut self, link: Link) {
+        if let Some(program) = &mut self.0 {
+            program.inherit(link);
+        }
+    }
+}
 
 impl XdpPort {
     /// Opens a port: registers the arena's memory, attaches the program, binds
@@ -167,12 +184,7 @@ impl XdpPort {
     /// # Errors
     /// [`XdpError::Steering`] when there is no room for another rule.
     pub fn steer(&mut self, rule: Rule) -> Result<(), XdpError> {
-        if self.steering.rules.contains(&rule) {
-            return Ok(());
-        }
-        self.program.insert(&rule)?;
-        self.steering.rules.push(rule);
-        Ok(self.program.apply(&self.steering)?)
+        Ok(self.program.steer(&rule)?)
     }
 
     /// Leaves one thing to the kernel again, from now on. Does nothing when it
@@ -181,14 +193,12 @@ impl XdpPort {
     /// # Errors
     /// [`XdpError::Steering`] when the kernel refuses.
     pub fn unsteer(&mut self, rule: &Rule) -> Result<(), XdpError> {
-        self.steering.rules.retain(|other| other != rule);
-        self.program.apply(&self.steering)?;
-        Ok(self.program.remove(rule)?)
+        Ok(self.program.unsteer(rule)?)
     }
 
     /// What is taken now.
     pub fn steering(&self) -> &Steering {
-        &self.steering
+        self.program.steering()
     }
 
     /// What the steering program did so far.
@@ -293,12 +303,18 @@ impl Port for XdpPort {
         counters
     }
 
-    fn close_for_now(self: Box<Self>, arena: &mut Arena) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
         let Self { queues, mut program, .. } = *self;
+        if !(keep && program.hold().is_ok()) {
+            program.detach();
+        }
         drop(queues);
-        program.detach();
         arena.reclaim_all();
         Some(Loaded(Some(program)))
+    }
+
+    fn go_live(&mut self) -> io::Result<()> {
+        self.program.go_live()
     }
 }
 
@@ -315,7 +331,7 @@ impl Early for XdpPort {
 
     fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
         let was_limiting = self.program.is_limiting();
-        self.program.set_limits(limits, &self.steering)?;
+        self.program.set_limits(limits)?;
         if was_limiting != limits.is_some() {
             self.alone = Alone::new(self.ring_loss.read()?);
             self.traffic.set_limiting(limits.is_some());

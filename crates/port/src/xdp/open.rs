@@ -35,11 +35,14 @@ pub(super) fn open(
         Some(program) => program,
         None => load()?,
     };
+    let was_attached = program.link().is_some();
     let opened = take_into_service(&config, &target, &umem, &mut program, arena);
     let Parts { queues, way, poller, device, readiness } = match opened {
         Ok(parts) => parts,
         Err(error) => {
-            program.detach();
+            if !was_attached {
+                program.detach();
+            }
             *loaded = Some(program);
             return Err(error);
         }
@@ -52,7 +55,6 @@ pub(super) fn open(
         device,
         traffic: Traffic::new(),
         readiness,
-        steering: config.steering,
         way,
         ring_loss: RingLoss::of(&target),
         alone: Alone::new(0),
@@ -89,8 +91,13 @@ fn take_into_service(
         let interface = target.name.clone();
         return Err(XdpError::NoQueue { interface, queue, active: program.queue_limit() });
     }
-    let link = |native| program.attach(target.index, native);
-    let native = attach(link, config.mode, &target.name)?;
+    let native = match program.link() {
+        Some(link) => link.native(),
+        None => {
+            let link = |native| program.attach(target.index, native);
+            attach(link, config.mode, &target.name)?
+        }
+    };
     let (sockets, zero_copy) = bind(config, target, umem, native)?;
 
     let busy_poll = config.busy_poll.as_ref();
@@ -154,13 +161,11 @@ fn start(
     program: &mut Program,
     queues: &[Queue],
 ) -> Result<OwnedFd, XdpError> {
-    for rule in &config.steering.rules {
-        program.insert(rule)?;
-    }
-    program.apply(&config.steering)?;
+    program.set_steering(&config.steering)?;
     for (queue, &index) in queues.iter().zip(&target.queues) {
         program.set_socket(index, queue.socket().as_fd())?;
     }
+    program.release()?;
     readiness(queues)
         .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })
 }

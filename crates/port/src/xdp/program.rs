@@ -1,34 +1,29 @@
-//! The BPF program that steers frames, its maps, and the link that holds it to
-//! the interface.
+//! The BPF program that steers frames, and its maps.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
+use super::SteeringCounters;
 use super::admission::{AdmissionMaps, take_map};
+use super::link::Link;
 use super::steering::Steering;
-use super::{SteeringCounters, sys};
 use crate::admission::ClassLimit;
 use crate::steering::Rule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/steer.bpf.o");
 
-/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `linux/if_link.h`.
-const GENERIC_FLAG: u32 = 1 << 1;
-const NATIVE_FLAG: u32 = 1 << 2;
-
-/// How to attach: in the driver, or in front of the kernel's stack.
-pub(super) const fn flags(native: bool) -> u32 {
-    if native { NATIVE_FLAG } else { GENERIC_FLAG }
-}
-
 /// The program in the kernel. Dropping it detaches it.
 pub(super) struct Program {
-    link: Option<OwnedFd>,
+    link: Option<Link>,
+    /// The link holds another program still.
+    waits: bool,
+    /// What it takes.
+    steering: Steering,
     settings: Array<MapData, [u32; 2]>,
     addresses: HashMap<MapData, [u8; 20], u32>,
     ports: HashMap<MapData, [u8; 20], u32>,
@@ -37,6 +32,8 @@ pub(super) struct Program {
     admission: AdmissionMaps,
     /// Whether the program asks its classes at all.
     limiting: bool,
+    /// Whether the program drops what it takes where there is no socket.
+    holding: bool,
     ebpf: Ebpf,
 }
 
@@ -49,6 +46,8 @@ impl Program {
         program.load()?;
         Ok(Self {
             link: None,
+            waits: false,
+            steering: Steering::default(),
             settings: take_map(&mut ebpf, "settings")?,
             addresses: take_map(&mut ebpf, "addresses")?,
             ports: take_map(&mut ebpf, "ports")?,
@@ -56,25 +55,63 @@ impl Program {
             counts: take_map(&mut ebpf, "counts")?,
             admission: AdmissionMaps::take(&mut ebpf)?,
             limiting: false,
+            holding: false,
             ebpf,
         })
     }
 
-    /// Attaches the program, in the driver or in front of the kernel's stack.
-    pub(super) fn attach(&mut self, interface_index: u32, native: bool) -> io::Result<()> {
+    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         let program: &Xdp = self
             .ebpf
             .program("steer")
             .and_then(|program| program.try_into().ok())
             .ok_or_else(|| io::Error::other("the program is not loaded"))?;
-        let fd = program.fd().map_err(io::Error::other)?;
-        self.link = Some(sys::link_xdp(fd.as_fd(), interface_index, flags(native))?);
+        Ok(program.fd().map_err(io::Error::other)?.as_fd())
+    }
+
+    /// Attaches the program, in the driver or in front of the kernel's stack.
+    pub(super) fn attach(&mut self, interface_index: u32, native: bool) -> io::Result<()> {
+        self.link = Some(Link::create(self.fd()?, interface_index, native)?);
         Ok(())
+    }
+
+    /// It is to take the place of the program that another process has on an
+    /// interface, when [`Program::go_live`] says so.
+    pub(super) fn inherit(&mut self, link: Link) {
+        (self.link, self.waits) = (Some(link), true);
+    }
+
+    /// Takes the place of the program whose link was inherited, if one was.
+    pub(super) fn go_live(&mut self) -> io::Result<()> {
+        if let Some(link) = self.link.as_ref().filter(|_| self.waits) {
+            link.replace(self.fd()?)?;
+            self.waits = false;
+        }
+        Ok(())
+    }
+
+    /// What holds it to an interface, if it is at one.
+    pub(super) fn link(&self) -> Option<&Link> {
+        self.link.as_ref()
     }
 
     /// Takes it off the interface. It stays in the kernel, and lets everything in.
     pub(super) fn detach(&mut self) {
-        (self.link, self.limiting) = (None, false);
+        (self.link, self.waits, self.limiting, self.holding) = (None, false, false, false);
+        self.steering = Steering::default();
+    }
+
+    /// Leaves it on the interface, where it drops all that it takes from now on, until
+    /// [`Program::release`].
+    pub(super) fn hold(&mut self) -> Result<(), MapError> {
+        (self.limiting, self.holding) = (false, true);
+        self.apply()
+    }
+
+    /// There are sockets for what it takes.
+    pub(super) fn release(&mut self) -> Result<(), MapError> {
+        self.holding = false;
+        self.apply()
     }
 
     /// The most receive queues that sockets can be set for.
@@ -87,16 +124,35 @@ impl Program {
         self.sockets.set(queue, fd.as_raw_fd(), 0)
     }
 
-    /// Adds a rule to the maps. It counts once [`Program::apply`] was called.
-    pub(super) fn insert(&mut self, rule: &Rule) -> Result<(), MapError> {
+    /// What it takes.
+    pub(super) fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Takes this too, beside what it takes already.
+    pub(super) fn set_steering(&mut self, steering: &Steering) -> Result<(), MapError> {
+        self.steering.vlan = steering.vlan;
+        self.apply()?;
+        steering.rules.iter().try_for_each(|rule| self.steer(rule))
+    }
+
+    /// Takes one thing more, from now on.
+    pub(super) fn steer(&mut self, rule: &Rule) -> Result<(), MapError> {
+        if self.steering.rules.contains(rule) {
+            return Ok(());
+        }
         if let Some(key) = rule.address_key() {
             self.addresses.insert(key, 1, 0)?;
         }
-        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))
+        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))?;
+        self.steering.rules.push(*rule);
+        self.apply()
     }
 
-    /// Takes a rule out of the maps.
-    pub(super) fn remove(&mut self, rule: &Rule) -> Result<(), MapError> {
+    /// Takes one thing less, from now on.
+    pub(super) fn unsteer(&mut self, rule: &Rule) -> Result<(), MapError> {
+        self.steering.rules.retain(|other| other != rule);
+        self.apply()?;
         if let Some(key) = rule.address_key() {
             absent_is_fine(self.addresses.remove(&key))?;
         }
@@ -104,8 +160,8 @@ impl Program {
     }
 
     /// Tells the program which kinds of rules there are.
-    pub(super) fn apply(&mut self, steering: &Steering) -> Result<(), MapError> {
-        self.settings.set(0, steering.settings(self.limiting), 0)
+    fn apply(&mut self) -> Result<(), MapError> {
+        self.settings.set(0, self.steering.settings(self.limiting, self.holding), 0)
     }
 
     /// The maps of admission.
@@ -119,17 +175,13 @@ impl Program {
     }
 
     /// Sets how much of each class is let in; `None` is everything.
-    pub(super) fn set_limits(
-        &mut self,
-        limits: Option<&[ClassLimit]>,
-        steering: &Steering,
-    ) -> io::Result<()> {
+    pub(super) fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
         if let Some(limits) = limits {
             self.admission.set_limits(limits)?;
         }
         if self.limiting != limits.is_some() {
             self.limiting = limits.is_some();
-            self.apply(steering).map_err(io::Error::other)?;
+            self.apply().map_err(io::Error::other)?;
         }
         Ok(())
     }

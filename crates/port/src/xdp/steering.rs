@@ -35,6 +35,7 @@ const STEER_ADDRESSES: u32 = 1 << 1;
 const STEER_PORTS_OF_ADDRESS: u32 = 1 << 2;
 const STEER_PORTS_OF_ANY: u32 = 1 << 3;
 const STEER_ADMISSION: u32 = 1 << 4;
+const STEER_HOLDING: u32 = 1 << 5;
 
 impl Steering {
     /// Takes every frame.
@@ -42,10 +43,12 @@ impl Steering {
         Self { rules: vec![Rule::Everything], vlan: None }
     }
 
-    /// `limiting` says whether what is taken has to be admitted first.
-    pub(super) fn settings(&self, limiting: bool) -> SettingsValue {
+    /// `limiting` says whether what is taken has to be admitted first, `holding`
+    /// whether it is dropped where nobody takes it.
+    pub(super) fn settings(&self, limiting: bool, holding: bool) -> SettingsValue {
         let admission = if limiting { STEER_ADMISSION } else { 0 };
-        let flags = self.rules.iter().fold(admission, |flags, rule| flags | rule.flag());
+        let fate = if holding { STEER_HOLDING } else { 0 };
+        let flags = self.rules.iter().fold(admission | fate, |flags, rule| flags | rule.flag());
         [flags, u32::from(self.vlan.unwrap_or(0))]
     }
 }
@@ -154,8 +157,9 @@ mod tests {
         ];
         for (rules, flags) in cases {
             let steering = Steering { rules, vlan: Some(7) };
-            assert_eq!(steering.settings(false), [flags, 7]);
-            assert_eq!(steering.settings(true), [flags | STEER_ADMISSION, 7]);
+            assert_eq!(steering.settings(false, false), [flags, 7]);
+            assert_eq!(steering.settings(false, true), [flags | STEER_HOLDING, 7]);
+            assert_eq!(steering.settings(true, false), [flags | STEER_ADMISSION, 7]);
         }
     }
 }

@@ -16,6 +16,8 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 /// `BPF_LINK_CREATE` of `linux/bpf.h`.
 const BPF_LINK_CREATE: libc::c_int = 28;
+/// `BPF_LINK_UPDATE` of `linux/bpf.h`.
+const BPF_LINK_UPDATE: libc::c_int = 29;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
 const BPF_XDP: u32 = 37;
 /// `IORING_REGISTER_NAPI` of `linux/io_uring.h`, and its operations.
@@ -284,6 +286,35 @@ pub(super) fn link_xdp(
     // SAFETY: the call succeeded, so this is a new descriptor that nobody else
     // owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Has a link hold another program (`BPF_LINK_UPDATE`).
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    /// `union bpf_attr`, member `link_update`.
+    #[repr(C)]
+    struct LinkUpdate {
+        link: u32,
+        new_program: u32,
+        flags: u32,
+        old_program: u32,
+    }
+    let mut update = LinkUpdate {
+        link: link.as_raw_fd() as u32,
+        new_program: program.as_raw_fd() as u32,
+        flags: 0,
+        old_program: 0,
+    };
+    // SAFETY: the pointer and the length are of a live structure that is laid
+    // out as the command wants it; the kernel only reads it.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_UPDATE,
+            &raw mut update,
+            size_of::<LinkUpdate>() as libc::c_uint,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// What a program does with a frame that it leaves to the kernel (`XDP_PASS`).

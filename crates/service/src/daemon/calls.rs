@@ -1,7 +1,5 @@
 //! What an application may ask for, and what it gets.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -310,43 +308,13 @@ impl Host {
     }
 
     /// A socket that is made has its port before those of other cores.
-    fn settle(
+    pub(super) fn settle(
         &mut self,
         protocol: Protocol,
         local: SocketAddr,
         claim: Option<Arc<Claim>>,
     ) -> io::Result<Option<Arc<Claim>>> {
         self.claims.settle(self.engine.port(), protocol, local, claim)
-    }
-
-    /// What another daemon had has its ports here before those of other cores.
-    ///
-    /// # Errors
-    /// When a port is another core's.
-    pub(super) fn claim_all(&mut self) -> io::Result<()> {
-        let mut claims = HashMap::new();
-        let mut claim = |host: &mut Self, protocol, local: SocketAddr| {
-            let settled = match claims.entry((protocol, local.port())) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(host.settle(protocol, local, None)?),
-            };
-            io::Result::Ok(settled.clone())
-        };
-        for key in self.sockets.keys() {
-            let stack = self.engine.stack();
-            let id = self.sockets.get(key).map(Socket::id);
-            let Some((protocol, local)) = id.and_then(|id| id.local(stack)) else { continue };
-            let claim = claim(self, protocol, local)?;
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.claim = claim;
-            }
-        }
-        let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
-        for (id, local) in lingering {
-            let claim = claim(self, Protocol::Tcp, local)?;
-            self.claims.release_later(id, claim);
-        }
-        Ok(())
     }
 
     /// Gives a connection to an application.

@@ -98,7 +98,8 @@ impl Core {
             // What happened meanwhile is found out by a look at all of them.
             socket.waits_for_port = true;
         }
-        host.claim_all()?;
+        host.take_again(restored.taken)?;
+        host.settle_all()?;
         let mut core = Self::new(seat, host, upgrade, log)?;
         core.cores.load(core.number).add_applications(restored.apps.iter().flatten().count());
         core.apps = restored.apps;
@@ -139,6 +140,7 @@ impl Core {
     /// # Errors
     /// When the port is of no further use.
     pub(super) fn run(mut self) -> io::Result<Option<u32>> {
+        self.host.engine.go_live()?;
         while let Some(messages) = self.take_messages()? {
             let received = self.host.engine.poll()?;
             self.measure();

@@ -33,12 +33,11 @@ pub enum Outcome {
 /// and does with applications what a core would.
 pub fn check(bytes: &[u8]) -> Outcome {
     let Ok(state) = State::decode(bytes) else { return Outcome::Unreadable };
-    let State { memories, applications, sockets, passages, .. } = state;
-    let apps = applications.iter().flatten().count();
-    let Ok(descriptors) = descriptors(&memories, apps) else { return Outcome::Refused };
-    let Ok(mut restored) =
-        restore(memories, applications, (sockets, passages), descriptors, Terms::default())
-    else {
+    let apps = state.applications.iter().flatten().count();
+    let held = state.claims.iter().filter(|claim| claim.is_held).count();
+    let others = apps + held + usize::from(state.link.is_some());
+    let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };
+    let Ok((_, mut restored, _)) = restore(state, descriptors, Terms::default()) else {
         return Outcome::Refused;
     };
     let is_there = |key| restored.sockets.get(key).is_some();
@@ -55,8 +54,8 @@ pub fn check(bytes: &[u8]) -> Outcome {
     Outcome::TakenUp
 }
 
-fn descriptors(memories: &[Geometry], apps: usize) -> io::Result<Vec<OwnedFd>> {
-    if 2 * memories.len() + apps > MOST_DESCRIPTORS {
+fn descriptors(memories: &[Geometry], others: usize) -> io::Result<Vec<OwnedFd>> {
+    if 2 * memories.len() + others > MOST_DESCRIPTORS {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let mut descriptors = Vec::new();
@@ -72,7 +71,7 @@ fn descriptors(memories: &[Geometry], apps: usize) -> io::Result<Vec<OwnedFd>> {
             descriptors.push(Region::reserve(words)?.as_fd().try_clone_to_owned()?);
         }
     }
-    for _ in 0..apps {
+    for _ in 0..others {
         descriptors.push(UnixStream::pair()?.0.into());
     }
     Ok(descriptors)

@@ -23,11 +23,7 @@ const BUSY_RETRY: Duration = Duration::from_millis(1);
 /// time has arrived at one of them the second time.
 const LAPS: usize = 2;
 
-/// Why a daemon on the kernel's addresses is not replaced.
-const SHARES: &str = "it lives on the kernel's addresses, and while it is replaced the kernel \
-    would break its connections off: restart it instead";
-
-/// Why one with several cores is not.
+/// Why a daemon with several cores is not replaced.
 const NO_ROOM: &str = "one network core has no room for what all of them have: restart it instead";
 
 /// Who waits for what all cores have, while it comes together on one.
@@ -66,7 +62,6 @@ impl Core {
     pub(super) fn step_down(&mut self, to: HandOver) -> io::Result<()> {
         let refusal = match &self.upgrade {
             Upgrade::Refused(why) => Some(*why),
-            _ if self.host.claims.is_shared() => Some(SHARES),
             _ => None,
         };
         match refusal {
@@ -122,10 +117,12 @@ impl Core {
         self.tell_applications();
         let stack = self.host.engine.save()?;
         if matches!(self.upgrade, Upgrade::Anew(_)) {
-            self.host.engine.close_port()?;
+            // The kernel would break off what others have with us on its addresses.
+            self.host.engine.close_port(self.host.claims.is_shared())?;
         }
-        let (state, belongings) = save(stack, &mut self.host, &mut self.apps);
-        let offer = state.encode().map(|state| Parcel { state, belongings });
+        let saved = save(stack, &mut self.host, &mut self.apps);
+        let offer =
+            saved.and_then(|(state, belongings)| Ok(Parcel { state: state.encode()?, belongings }));
         let _ = to.offer.send(offer.map_err(|error| error.to_string()));
         // Who asked says nothing when it got nothing.
         self.successor = to.outcome.recv().ok().flatten();

@@ -8,6 +8,7 @@
 mod application;
 mod balance;
 mod calls;
+mod claims;
 mod coalescing;
 mod controls;
 mod core;
@@ -202,11 +203,12 @@ impl Daemon {
         let mut other = Successor::call(&start.door.path)?;
         prepared.first().forget_caught()?;
         let Handed { state, listener, prints, descriptors } = other.ask()?;
-        let State { stack, memories, applications, sockets, passages } =
-            State::decode(&state).map_err(io::Error::from)?;
+        let state = State::decode(&state).map_err(io::Error::from)?;
         let terms = Terms { coalescing: start.door.coalescing, quota: start.door.quota };
-        let restored =
-            save::restore(memories, applications, (sockets, passages), descriptors, terms)?;
+        let (stack, restored, link) = save::restore(state, descriptors, terms)?;
+        if let Some(link) = link {
+            prepared.first().inherit(link);
+        }
         open_closed(|| prepared.first().open_port())?;
         let stacks = prepared.go_on(stack)?;
         let way = Doorway::inherit(start.door.clone(), listener)?;

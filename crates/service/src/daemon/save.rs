@@ -5,33 +5,39 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tidegate_memory::shared::Region;
-use tidegate_stack::SavedStack;
+use tidegate_port::xdp::Link;
+use tidegate_stack::{SavedStack, TcpId};
 
 use super::application::Application;
 use super::calls::Host;
+use super::claims::{Numbered, Taken};
 use super::names::{AppNumber, Owner, SocketKey};
 use super::owners::Sockets;
 #[cfg(doc)]
 use super::passages::Passages;
 use super::quota::Terms;
 use super::socket::Socket;
-use super::state::{Damaged, SavedApplication, SavedPassage, SavedSocket, State};
+use super::state::{Damaged, SavedClaim, SavedPassage, State};
 use crate::contract::layout::{Geometry, Memory};
 
 /// The descriptors that belong to a [`State`].
+#[derive(Default)]
 pub(super) struct Belongings {
     memories: Vec<Memory>,
     connections: Vec<Arc<OwnedFd>>,
+    /// What is held of the kernel, and what keeps a program at the interface.
+    kernel: Vec<OwnedFd>,
 }
 
 /// Descriptors of each memory.
 const MEMORY_FDS: usize = 2;
 
 impl Belongings {
-    /// All of them, in the order in which [`restore_applications`] takes them.
+    /// All of them, in the order in which [`restore`] takes them.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let memories = self.memories.iter().flat_map(Memory::regions).map(AsFd::as_fd);
-        memories.chain(self.connections.iter().map(AsFd::as_fd)).collect()
+        let connections = self.connections.iter().map(AsFd::as_fd);
+        memories.chain(connections).chain(self.kernel.iter().map(AsFd::as_fd)).collect()
     }
 
     /// The number of a memory, which is added if it is new.
@@ -46,12 +52,15 @@ impl Belongings {
 }
 
 /// Writes down all that applications have.
+///
+/// # Errors
+/// When the process has no descriptor left.
 pub(super) fn save(
     stack: SavedStack,
     host: &mut Host,
     apps: &mut [Option<Box<Application>>],
-) -> (State, Belongings) {
-    let mut belongings = Belongings { memories: Vec::new(), connections: Vec::new() };
+) -> io::Result<(State, Belongings)> {
+    let mut belongings = Belongings::default();
     let applications = apps
         .iter_mut()
         .map(|app| {
@@ -62,19 +71,34 @@ pub(super) fn save(
             Some(app.save(belongings.memories.len() as u32 - 1))
         })
         .collect();
-    let Host { engine, sockets, passages, .. } = host;
+    let Host { engine, claims: own, sockets, passages, .. } = host;
     let passages = passages.save();
+    let mut claims = Numbered::default();
+    // Those among cores come again with the sockets.
+    let is_shared = own.is_shared();
+    let ending = own.ending().filter(|_| is_shared);
+    let ending = ending.map(|(id, claim)| (id.to_bits(), claims.number(claim))).collect();
     let sockets = sockets
         .all()
         .map(|socket| {
             let socket = socket?;
             // That of an application that has ended is there as long as the socket.
             let memory = belongings.number(socket.place.memory());
-            Some(socket.save(memory, engine))
+            let claim = socket.claim.as_ref().filter(|_| is_shared);
+            Some(socket.save(memory, claim.map(|claim| claims.number(claim)), engine))
         })
         .collect();
     let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
-    (State { stack, memories, applications, sockets, passages }, belongings)
+    let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
+    belongings.kernel.extend(held.into_iter().flatten());
+    let link = engine.link().map(|link| {
+        let fd = link.as_fd().try_clone_to_owned()?;
+        belongings.kernel.push(fd);
+        io::Result::Ok(link.native())
+    });
+    let link = link.transpose()?;
+    let state = State { stack, memories, applications, sockets, passages, claims, ending, link };
+    Ok((state, belongings))
 }
 
 /// What a core has besides its engine.
@@ -82,20 +106,25 @@ pub(super) struct Restored {
     pub(super) apps: Vec<Option<Box<Application>>>,
     pub(super) sockets: Sockets,
     pub(super) passages: Vec<SavedPassage>,
+    pub(super) taken: Taken,
 }
 
-/// Makes everything again of what another daemon has saved.
+/// Makes everything again of what another daemon has saved. Also gives its stack,
+/// and what keeps a program at the interface.
 ///
 /// # Errors
 /// [`Damaged`], and what the kernel says of the memory.
 pub(super) fn restore(
-    memories: Vec<Geometry>,
-    applications: Vec<Option<SavedApplication>>,
-    (sockets, passages): (Vec<Option<SavedSocket>>, Vec<SavedPassage>),
+    state: State,
     descriptors: Vec<OwnedFd>,
     terms: Terms,
-) -> io::Result<Restored> {
-    let count = memories.len() * MEMORY_FDS + applications.iter().flatten().count();
+) -> io::Result<(SavedStack, Restored, Option<Link>)> {
+    let State { stack, memories, applications, sockets, passages, claims, ending, link } = state;
+    let held = claims.iter().filter(|claim| claim.is_held).count();
+    let count = memories.len() * MEMORY_FDS
+        + applications.iter().flatten().count()
+        + held
+        + usize::from(link.is_some());
     if descriptors.len() != count {
         return Err(Damaged("there are not as many descriptors as it says").into());
     }
@@ -113,6 +142,9 @@ pub(super) fn restore(
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
+    let with_claims = (0..).zip(&sockets);
+    let with_claims = with_claims.filter_map(|(key, saved)| Some((key, saved.as_ref()?.claim?)));
+    let with_claims: Vec<_> = with_claims.collect();
     let sockets: Vec<_> = sockets
         .into_iter()
         .map(|saved| {
@@ -122,7 +154,13 @@ pub(super) fn restore(
         })
         .collect::<io::Result<_>>()?;
     check(&apps, &sockets, passages.len())?;
-    Ok(Restored { apps, sockets: Sockets::restore(sockets), passages })
+    let mut held = |claim: &SavedClaim| if claim.is_held { descriptors.next() } else { None };
+    let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
+    let ending = ending.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
+    let taken = Taken::new(claims, with_claims, ending)?;
+    let link = link.and_then(|native| Some(Link::inherited(descriptors.next()?, native)));
+    let restored = Restored { apps, sockets: Sockets::restore(sockets), passages, taken };
+    Ok((stack, restored, link))
 }
 
 fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> io::Result<Memory> {
@@ -179,7 +217,9 @@ mod tests {
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
     use crate::daemon::passages::{ON_ITS_WAY, Passages};
-    use crate::daemon::state::{SavedDatagram, SavedEntry, SavedKind};
+    use crate::daemon::state::{
+        SavedApplication, SavedDatagram, SavedEntry, SavedKind, SavedProtocol, SavedSocket,
+    };
 
     const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
 
@@ -218,6 +258,7 @@ mod tests {
                     _ => vec![Owner { app: 0, place }],
                 },
                 is_broken: false,
+                claim: (place == 1).then_some(0),
             })
         };
         let entry = |place| SavedEntry { handle: handle(place), key: place, waits_to_tell: false };
@@ -238,6 +279,14 @@ mod tests {
             applications: vec![Some(application), None],
             sockets: kinds.into_iter().enumerate().map(socket).collect(),
             passages: vec![SavedPassage { cookie: 7, key: 1, uid: 2, count: 1 }],
+            claims: vec![SavedClaim {
+                protocol: SavedProtocol::Tcp,
+                local: "192.0.2.1:80".parse().unwrap(),
+                addresses: vec!["192.0.2.1".parse().unwrap()],
+                is_held: true,
+            }],
+            ending: vec![(9, 0)],
+            link: Some(true),
         }
     }
 
@@ -254,10 +303,11 @@ mod tests {
         }
 
         fn restore(&self, state: State) -> io::Result<Restored> {
-            let fds = self.regions.iter().map(AsFd::as_fd).chain([self.connection.as_fd()]);
+            // For what is held of the kernel any descriptor is as good.
+            let others = [self.connection.as_fd(); 3];
+            let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
             let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
-            let State { memories, applications, sockets, passages, .. } = state;
-            restore(memories, applications, (sockets, passages), fds, Terms::default())
+            restore(state, fds, Terms::default()).map(|(_, restored, _)| restored)
         }
     }
 
@@ -297,7 +347,7 @@ mod tests {
         fn socket(state: &mut State) -> &mut SavedSocket {
             state.sockets[0].as_mut().unwrap()
         }
-        let lies: [fn(&mut State); 15] = [
+        let lies: [fn(&mut State); 19] = [
             |state| state.memories.clear(),
             |state| state.memories[0].tcp_bytes = 5,
             |state| state.memories[0].sockets = 1 << 19,
@@ -313,6 +363,10 @@ mod tests {
             |state| socket(state).holders.push(Owner { app: 1, place: 0 }),
             |state| socket(state).handle.place = 4,
             |state| state.passages.clear(),
+            |state| socket(state).claim = Some(1),
+            |state| state.ending[0].1 = u32::MAX,
+            |state| state.claims[0].is_held = false,
+            |state| state.link = None,
         ];
         for (number, lie) in lies.into_iter().enumerate() {
             assert!(!refused(lie).is_empty(), "{number}");
@@ -363,6 +417,7 @@ mod tests {
         let mut alone = state();
         (alone.memories, alone.applications, alone.sockets) = Default::default();
         alone.passages.clear();
+        (alone.claims, alone.ending, alone.link) = Default::default();
         let mut lies = state();
         lies.applications[0].as_mut().unwrap().entries[0].key = 9;
         let whole = state().encode().unwrap();

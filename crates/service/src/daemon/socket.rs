@@ -136,7 +136,7 @@ impl Socket {
 
     /// What another daemon needs to go on with it; its memory is number `memory`
     /// there.
-    pub(super) fn save(&self, memory: u32, engine: &mut Engine) -> SavedSocket {
+    pub(super) fn save(&self, memory: u32, claim: Option<u32>, engine: &mut Engine) -> SavedSocket {
         let kind = match &self.kind {
             Kind::Datagrams(Datagrams { id, held, moved, .. }) => SavedKind::Datagrams {
                 id: id.to_bits(),
@@ -159,6 +159,7 @@ impl Socket {
             origin: self.origin,
             holders: self.holders.clone(),
             is_broken: self.is_broken,
+            claim,
         }
     }
 

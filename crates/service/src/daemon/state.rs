@@ -16,7 +16,7 @@ use crate::contract::ticket::TICKET_BYTES;
 
 /// What it is, and which version: another one is not taken up. The stack's own
 /// part has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x02";
+const FORMAT: [u8; 8] = *b"tidestt\x03";
 
 /// What was handed over makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +40,13 @@ pub(super) struct State {
     /// By their numbers.
     pub(super) sockets: Vec<Option<SavedSocket>>,
     pub(super) passages: Vec<SavedPassage>,
+    /// What was taken from the kernel, with a descriptor for each that is held.
+    pub(super) claims: Vec<SavedClaim>,
+    /// Connections that were closed and have not ended, with their claims' numbers.
+    pub(super) ending: Vec<(u64, u32)>,
+    /// Whether a program stays at the interface, with a descriptor, and if it is in
+    /// the driver.
+    pub(super) link: Option<bool>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,6 +80,24 @@ pub(super) struct SavedSocket {
     pub(super) origin: Owner,
     pub(super) holders: Vec<Owner>,
     pub(super) is_broken: bool,
+    /// The number of what was taken from the kernel for it.
+    pub(super) claim: Option<u32>,
+}
+
+/// A local port that was taken from the kernel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SavedClaim {
+    pub(super) protocol: SavedProtocol,
+    pub(super) local: SocketAddr,
+    pub(super) addresses: Vec<IpAddr>,
+    /// A socket of the kernel's is held with it.
+    pub(super) is_held: bool,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum SavedProtocol {
+    Udp,
+    Tcp,
 }
 
 /// What it is in the stack: names of the stack's as numbers.
