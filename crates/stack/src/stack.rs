@@ -176,6 +176,7 @@ impl Stack {
         if let Some(frame) = frame {
             self.ingest_one(now_ns, frame, arena);
         }
+        self.udp_share_frames(arena);
         self.tcp_flush(now_ns, arena);
     }
 
@@ -195,6 +196,7 @@ impl Stack {
             let Some(frame) = burst.pop_front() else { break };
             self.ingest_one(now_ns, frame, arena);
         }
+        self.udp_share_frames(arena);
         self.tcp_flush(now_ns, arena);
     }
 

@@ -9,6 +9,7 @@ mod ports;
 mod receive;
 mod saved;
 mod send;
+mod sharing;
 mod socket;
 mod table;
 
@@ -91,7 +92,7 @@ impl Stack {
     /// nothing.
     pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
         let Some(mut socket) = self.udp.close(id) else { return };
-        let unread = socket.release(arena) as u64;
+        let unread = socket.cut(0, arena) as u64;
         self.counters.held -= unread;
         self.counters.drops.add(DropReason::SocketClosed, unread);
     }

@@ -349,11 +349,12 @@ impl Socket {
         SavedDatagram { remote, local, hop_limit, traffic_class, data: bytes.to_vec().into() }
     }
 
-    /// Gives every frame of the queue back and returns how many datagrams
-    /// waited.
-    pub(crate) fn release(&mut self, arena: &mut Arena) -> usize {
-        let unread = self.queue.len();
-        while let Some(waiting) = self.pop_waiting() {
+    /// Drops what has waited longest until `rest` datagrams wait at most, and returns
+    /// how many were dropped.
+    pub(crate) fn cut(&mut self, rest: usize, arena: &mut Arena) -> usize {
+        let cut = self.queue.len().saturating_sub(rest);
+        for _ in 0..cut {
+            let Some(waiting) = self.pop_waiting() else { break };
             match waiting {
                 Waiting::V4(frame) | Waiting::V6(frame) => arena.free(frame),
                 Waiting::Described => {
@@ -362,7 +363,7 @@ impl Socket {
                 }
             }
         }
-        unread
+        cut
     }
 }
 

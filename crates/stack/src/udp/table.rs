@@ -185,9 +185,14 @@ impl UdpTable {
 
     /// Gives back every frame that waits in a socket's queue.
     pub(crate) fn release(&mut self, arena: &mut Arena) {
-        for socket in self.sockets.slots.iter_mut().filter_map(|slot| slot.socket.as_mut()) {
-            socket.release(arena);
+        for socket in self.sockets_mut() {
+            socket.cut(0, arena);
         }
+    }
+
+    /// All of them.
+    pub(crate) fn sockets_mut(&mut self) -> impl Iterator<Item = &mut Socket> {
+        self.sockets.slots.iter_mut().filter_map(|slot| slot.socket.as_mut())
     }
 
     /// Every place that was ever used, in order: its generation and who is

@@ -7,7 +7,7 @@ use tidegate_stack::{Event, SendError, SocketError, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, EthernetHeader, Ipv4Header, UdpHeader, VlanTag};
 
 use crate::kit::packets::{frame_to, packet_of, pseudo, udp, udp_frame, udp_packet};
-use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::kit::{FRAMES, Family, Host, Pair, SECOND_NS, both, config, mac};
 
 fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
@@ -292,6 +292,45 @@ fn the_receive_queue_is_bounded_by_packets_and_by_bytes() {
             assert_eq!(host.stack.udp_readable(socket), fit);
             host.stack.udp_close(socket, &mut host.arena);
             assert_eq!(host.drops(DropReason::SocketClosed), fit as u64);
+            host.finish();
+        }
+    });
+}
+
+#[test]
+fn readers_that_do_not_read_leave_frames_for_the_others() {
+    both(|family| {
+        for deaf in [1, 2, 40] {
+            let mut host = Host::with_neighbour(2);
+            let reader = host.bind(at(family.any(), 53));
+            let deaf: Vec<_> = (0..deaf).map(|n| host.bind(at(family.any(), 1000 + n))).collect();
+            for round in 0..2 * FRAMES as usize {
+                let port = 1000 + (round % deaf.len()) as u16;
+                host.feed(&udp_frame(family, (4000, port), &(round as u32).to_be_bytes()));
+                host.feed(&udp_frame(family, (4000, 53), b"x"));
+                assert!(host.receive(reader).is_some(), "{round}");
+            }
+            // Those that are there are the latest ones, and each has its share of them.
+            let kept: Vec<_> = deaf.iter().map(|&id| host.stack.udp_readable(id)).collect();
+            // With who reads.
+            let share = FRAMES as usize / 2 / (deaf.len() + 1);
+            assert!(kept.iter().all(|&kept| kept >= share), "{kept:?} of {share}");
+            let total: usize = kept.iter().sum();
+            assert!(total <= FRAMES as usize, "{total}");
+            assert_eq!(
+                host.drops(DropReason::SocketQueueFull),
+                u64::from(2 * FRAMES) - total as u64
+            );
+            for (number, &id) in deaf.iter().enumerate() {
+                let mut last = None;
+                while let Some((_, _, bytes)) = host.receive(id) {
+                    let round = u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize;
+                    assert!(last.is_none_or(|last| round == last + deaf.len()));
+                    last = Some(round);
+                }
+                assert_eq!(last.unwrap() % deaf.len(), number);
+                assert!(last.unwrap() + deaf.len() >= 2 * FRAMES as usize);
+            }
             host.finish();
         }
     });
