@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
-use super::{Body, Listener, Socket, Stream, Udp, any, options};
+use super::{Body, Listener, Socket, Stream, Udp, any, options, passing};
 use crate::rules::{Protocol, is_loopback};
 use crate::table::{self, Entry};
 use crate::{epoll, start};
@@ -65,6 +65,18 @@ fn hold(fd: i32, net: &Net, local: SocketAddr) -> io::Result<()> {
     net.hold(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
+/// Before a socket listens on Tidegate: others that have the kernel's socket may listen
+/// on it, too.
+fn share(fd: i32, net: &Net) -> io::Result<()> {
+    // SAFETY: the program has just named the descriptor in a call that is not over.
+    let shown = unsafe { BorrowedFd::borrow_raw(fd) };
+    match net.is_attached().then(|| net.hold(shown)) {
+        Some(Err(error)) if start::is_shared_daemon() => Err(error),
+        // A program that gave up the right to attach still listens, by itself.
+        _ => Ok(()),
+    }
+}
+
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<Moved> {
     hold(fd, net, local)?;
     let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
@@ -89,8 +101,16 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     }
     let options = options::of_tcp(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
-    hold(fd, net, local)?;
-    let listener = TcpListener::bind_with(net, local, backlog.max(1), options)?;
+    share(fd, net)?;
+    let listener = match TcpListener::bind_with(net, local, backlog.max(1), options) {
+        Ok(listener) => listener,
+        // Whoever listens there may do so on this very socket of the kernel's.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            passing::take(fd);
+            return table::socket(fd).map(Moved::Yes).ok_or(error);
+        }
+        Err(error) => return Err(error),
+    };
     let inherited = Mutex::new(options::inherited(fd));
     let body = Body::Listener(Listener { listener, inherited });
     let has_kernel = local.ip().is_unspecified();

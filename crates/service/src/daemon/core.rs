@@ -14,11 +14,11 @@ use super::calls::Host;
 use super::cores::Cores;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
-use super::passages::{ON_ITS_WAY, Passages};
+use super::passages::{ON_ITS_WAY, Passage, Passages};
 use super::post::{HandOver, Inbox, Message, Parcel};
 use super::report::{GateState, Report};
 use super::save::{Restored, save};
-use super::socket::Looked;
+use super::socket::{Kind, Looked};
 use super::{Log, Upgrade};
 use crate::contract::greeting::{send_refusal, send_welcome};
 use crate::contract::layout::COMMANDS;
@@ -112,12 +112,13 @@ impl Core {
         log: Log,
     ) -> io::Result<Self> {
         host.sockets = restored.sockets;
-        let is_on_its_way = |key| {
-            let socket = host.sockets.get(key);
-            socket.is_some_and(|socket| socket.holders.contains(&ON_ITS_WAY))
+        let fits = |passage: &Passage| {
+            let Some(socket) = host.sockets.get(passage.key) else { return false };
+            let may_be_shared = !passage.is_shared || matches!(socket.kind, Kind::Listener(_));
+            socket.holders.contains(&ON_ITS_WAY) == passage.is_on_its_way() && may_be_shared
         };
         let now_ns = host.engine.read_clock();
-        host.passages = Passages::restore(restored.passages, now_ns, is_on_its_way)?;
+        host.passages = Passages::restore(restored.passages, now_ns, fits)?;
         let keys = host.sockets.keys();
         for &key in &keys {
             let Host { engine, sockets, owners, .. } = &mut host;

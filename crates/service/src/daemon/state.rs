@@ -16,7 +16,7 @@ use crate::contract::ticket::TICKET_BYTES;
 
 /// What it is, and which version: another one is not taken up. The stack's own
 /// part has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x02";
+const FORMAT: [u8; 8] = *b"tidestt\x03";
 
 /// What was handed over makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,13 +83,14 @@ pub(super) enum SavedKind {
     Stream { id: u64, is_shut: bool, is_closed: bool, moved: Moved },
 }
 
-/// A socket on its way, as plain data.
+/// A socket that whoever shows its descriptor gets, as plain data.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct SavedPassage {
     pub(super) cookie: u64,
     pub(super) key: SocketKey,
     pub(super) uid: u32,
     pub(super) count: u32,
+    pub(super) is_shared: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
