@@ -9,7 +9,8 @@ use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
 use super::{Body, Listener, Socket, Stream, Udp, any, options, passing};
 use crate::rules::{Protocol, is_loopback};
-use crate::table::{self, Entry};
+use crate::signals::Turn;
+use crate::table::{self, Entry, InUse};
 use crate::{epoll, start};
 
 /// What a call on a kernel's socket came to.
@@ -17,18 +18,19 @@ pub(crate) enum Moved {
     /// It stays where it is: the kernel serves the call.
     No,
     /// It is Tidegate's now.
-    Yes(Arc<Socket>),
+    Yes(InUse<Arc<Socket>>),
 }
 
 /// The descriptor is this socket from now on.
 pub(super) fn enter(fd: i32, socket: Socket) -> Moved {
+    let _turn = Turn::begin();
     let socket = Arc::new(socket);
     options::adopt(fd, &socket);
     if !table::put(fd, Entry::Socket(Arc::clone(&socket))) {
         return Moved::No;
     }
     epoll::on_moved(fd, &socket);
-    Moved::Yes(socket)
+    Moved::Yes(InUse::new(socket))
 }
 
 /// Whether a socket with this address can be Tidegate's.
@@ -43,6 +45,7 @@ fn has_address(net: &Net, local: SocketAddr) -> bool {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(rules) = start::rules() else { return Ok(Moved::No) };
     let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if local.port() == 0 || !rules.moves_listener(Protocol::Udp, local) {
@@ -90,6 +93,7 @@ fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::R
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(rules) = start::rules() else { return Ok(Moved::No) };
     let Some((Protocol::Tcp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if local.port() == 0 || !rules.moves_listener(Protocol::Tcp, local) {
@@ -133,6 +137,7 @@ fn leads_to(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
     let Some((protocol, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if is_loopback(local.ip()) || !has_address(net, local) {
@@ -178,7 +183,11 @@ fn begin(
 ///
 /// # Errors
 /// As [`on_connect`].
-pub(crate) fn connect_again(fd: i32, old: &Socket, peer: SocketAddr) -> io::Result<Arc<Socket>> {
+pub(crate) fn connect_again(
+    fd: i32,
+    old: &Socket,
+    peer: SocketAddr,
+) -> io::Result<InUse<Arc<Socket>>> {
     let stream = begin(fd, old.net, any(old.is_v6), peer, old.is_v6)?;
     let body = Body::Stream(Stream::new(stream, true));
     match enter(fd, Socket::new(old.net, body, old.is_v6, false)) {
@@ -213,6 +222,7 @@ pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
     let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     let may_move = local.port() == 0
