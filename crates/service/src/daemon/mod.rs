@@ -32,6 +32,7 @@ mod state;
 mod succession;
 mod tcp;
 mod udp;
+mod wanted_port;
 
 use std::io;
 use std::ops::RangeInclusive;
