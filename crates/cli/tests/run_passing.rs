@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -144,9 +145,11 @@ fn sockets_arrive_over_a_unix_socket() {
     wait_until("nobody is there", || applications() == 0);
 }
 
-/// A server of two workers, which a primary gives connections to.
+/// A server of two workers, which a primary gives connections to, or the socket to
+/// listen on.
 const CLUSTER: &str = r#"
 const cluster = require('cluster'), http = require('http');
+if (process.argv[2] === 'none') cluster.schedulingPolicy = cluster.SCHED_NONE;
 if (cluster.isPrimary) {
   for (let n = 0; n < 2; n++) cluster.fork();
 } else {
@@ -164,18 +167,79 @@ fn node_serves_from_the_workers_of_a_cluster() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("cluster.js");
     fs::write(&program, CLUSTER).unwrap();
-    let _node = daemon.run_server(&["node", program.to_str().unwrap()], 8080);
-    for server in servers() {
-        let url = format!("{server}:8080/");
-        let mut workers = std::collections::HashSet::new();
-        wait_until("both workers have answered", || {
-            let said = site.tool("curl", &["-sS", "--max-time", "30", &url]);
-            assert!(said.starts_with("worker "), "{said}");
-            workers.insert(said);
-            workers.len() == 2
-        });
-        let load = site.tool("ab", &["-q", "-n", "1000", "-c", "4", &url]);
-        assert_complete(&load, 1000);
+    for policy in ["round robin", "none"] {
+        let _node = daemon.run_server(&["node", program.to_str().unwrap(), policy], 8080);
+        for server in servers() {
+            let url = format!("{server}:8080/");
+            let mut workers = HashSet::new();
+            wait_until("both workers have answered", || {
+                // Several at once: else the quicker one takes them all.
+                let four = ["-sS", "--max-time", "30", "-Z", &url, &url, &url, &url];
+                let said = site.tool("curl", &four);
+                assert_eq!(said.lines().filter(|line| line.starts_with("worker ")).count(), 4);
+                workers.extend(said.lines().map(str::to_owned));
+                workers.len() == 2
+            });
+            let load = site.tool("ab", &["-q", "-n", "1000", "-c", "4", &url]);
+            assert_complete(&load, 1000);
+        }
+    }
+}
+
+/// A socket that is bound, and that three processes then listen on: the parent, a child,
+/// and one that gets it over a Unix socket.
+const LATE: &str = r#"
+import os, socket
+
+bound = socket.socket(socket.AF_INET6)
+bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+bound.bind(("::", 7400))
+here, there = socket.socketpair()
+
+def serve(listener, name):
+    listener.listen()
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except ConnectionAbortedError:
+            # The daemon has ended.
+            os._exit(0)
+        connection.sendall(name + b"\n")
+        connection.close()
+
+if os.fork() == 0:
+    serve(bound, b"child")
+if os.fork() == 0:
+    bound.close()
+    _, (descriptor,), _, _ = socket.recv_fds(there, 1, 1)
+    serve(socket.socket(fileno=descriptor), b"taker")
+socket.send_fds(here, [b"x"], [bound.fileno()])
+serve(bound, b"parent")
+"#;
+
+#[test]
+fn who_has_a_bound_socket_can_listen_on_it() {
+    if !can("run_passing_late", &["python3", "nc"]) {
+        return;
+    }
+    for is_shared in [false, true] {
+        let site = if is_shared { Site::shared() } else { Site::new(Kind::Xdp) };
+        let daemon = match is_shared {
+            true => Daemon::start_shared(&site, &[]),
+            false => Daemon::start(&site, &["--cores", "2"]),
+        };
+        let _python = daemon.run_server(&["python3", "-c", LATE], 7400);
+        for address in [SERVER_V4, SERVER_V6] {
+            let mut served = HashSet::new();
+            wait_until("all three have served", || {
+                let nc = format!("nc -w 30 {address} 7400 < /dev/null & ");
+                let said = site.tool("sh", &["-c", &format!("{}wait", nc.repeat(6))]);
+                assert_eq!(said.lines().count(), 6, "{said}");
+                served.extend(said.lines().map(str::to_owned));
+                served.len() == 3
+            });
+        }
     }
 }
 

@@ -172,6 +172,11 @@ impl Claims {
         self.ending.iter().map(|(_, claim)| claim.local_port())
     }
 
+    /// Whether closed connections have this port.
+    pub fn has_ending(&self, port: LocalPort) -> bool {
+        self.ending.iter().any(|(_, claim)| claim.local_port() == port)
+    }
+
     /// Closed connections whose ports another core is to have, with their claims.
     pub fn take_ending(&mut self, ports: &[LocalPort]) -> Vec<(TcpId, Arc<Claim>)> {
         let is_moving = |(_, claim): &(TcpId, Arc<Claim>)| ports.contains(&claim.local_port());

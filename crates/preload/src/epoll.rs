@@ -16,7 +16,7 @@ use tidegate::{Interest, Net, Poll, Readiness, Ready, Source, Token, Trigger};
 use crate::sleeper::KernelSide;
 use crate::socket::Socket;
 use crate::table::Entry;
-use crate::{real, start, table};
+use crate::{real, signals, start, table};
 
 /// While there is always something of Tidegate's, the kernel is asked so often.
 const KERNEL_EVERY: Duration = Duration::from_micros(100);
@@ -492,8 +492,10 @@ fn wait_kernel(
     let timeout = timeout.map_or(-1, |timeout| {
         i32::try_from(timeout.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX)
     });
+    let place = events.as_mut_ptr();
     // SAFETY: the slice is as long as `limit` says; the mask is valid or null.
-    let count = unsafe { real::epoll_pwait(fd, events.as_mut_ptr(), limit, timeout, mask) };
+    let wait = || unsafe { real::epoll_pwait(fd, place, limit, timeout, mask) };
+    let count = signals::outside(wait);
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 

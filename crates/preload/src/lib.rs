@@ -8,7 +8,7 @@
 //!   place that knows `errno`.
 //! * `socket`, `epoll`, `poll`: what the calls mean on Tidegate.
 //! * `table`: which descriptor is what; `start`: the stack, opened when the
-//!   first socket moves to it.
+//!   first socket moves to it; `signals`: when handlers run.
 //!
 //! Every socket is the kernel's to begin with, and its descriptor stays the
 //! kernel's for ever: numbers, flags and options are kept there. A socket moves
@@ -22,7 +22,13 @@ mod log;
 mod poll;
 mod real;
 mod rules;
+mod signals;
 mod sleeper;
 mod socket;
 mod start;
 mod table;
+
+/// Memory of the library's own: a handler may use a socket when it has interrupted the
+/// program in `malloc`, whose locks must not be wanted then.
+#[global_allocator]
+static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -11,19 +11,19 @@ use crate::epoll::{self, Epoll};
 use crate::sleeper::{self, KernelSide};
 use crate::socket::Socket;
 use crate::start;
-use crate::table::{self, Entry};
+use crate::table::{self, InUse};
 
 /// One of Tidegate's in the list.
 enum Ours {
-    Socket(Arc<Socket>),
-    Epoll(Arc<Epoll>),
+    Socket(InUse<Arc<Socket>>),
+    Epoll(InUse<Arc<Epoll>>),
 }
 
 impl Ours {
     fn of(fd: i32) -> Option<Self> {
-        match table::get(fd)? {
-            Entry::Socket(socket) => Some(Self::Socket(socket)),
-            Entry::Epoll(epoll) => epoll.tidegate().is_some().then_some(Self::Epoll(epoll)),
+        match table::socket(fd) {
+            Some(socket) => Some(Self::Socket(socket)),
+            None => table::epoll(fd).filter(|epoll| epoll.tidegate().is_some()).map(Self::Epoll),
         }
     }
 

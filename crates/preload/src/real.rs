@@ -73,6 +73,7 @@ real! {
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
+    sigaction(signal: c_int, wanted: *const libc::sigaction, told: *mut libc::sigaction) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     select(count: c_int, reads: *mut fd_set, writes: *mut fd_set, others: *mut fd_set, timeout: *mut timeval) -> c_int;

@@ -8,13 +8,14 @@ use std::time::Duration;
 use libc::{pollfd, sigset_t, timespec};
 use tidegate::Sleeper;
 
-use crate::real;
+use crate::{real, signals};
 
 /// What a waiting call waits for at the kernel.
 ///
 /// A signal that comes while the stack looks for packets must end the wait as
 /// one that comes in a sleep does. So signals are held back from the first idle
-/// moment on, and let through only in the kernel's own wait.
+/// moment on, and let through only in the kernel's own wait. One that came before has
+/// not been handled yet and ends it at once.
 pub(crate) struct KernelSide {
     /// Descriptors of the kernel.
     pub(crate) fds: Vec<pollfd>,
@@ -48,7 +49,7 @@ fn hold_signals() -> sigset_t {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         // A fault is told where it happens.
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+        for fault in signals::FAULTS {
             libc::sigdelset(&mut all, fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
@@ -77,6 +78,9 @@ impl Sleeper for KernelSide {
             true => None,
             false => {
                 let before = self.hold_signals();
+                if signals::are_deferred() {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
                 Some(self.mask.unwrap_or(before))
             }
         };
@@ -102,8 +106,9 @@ pub(crate) fn poll(
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    let (list, count) = (fds.as_mut_ptr(), fds.len() as u64);
     // SAFETY: the slice is as long as it says, time and mask are valid or null.
-    let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as u64, timeout, mask) };
+    let found = signals::outside(|| unsafe { real::ppoll(list, count, timeout, mask) });
     usize::try_from(found).map_err(|_| io::Error::last_os_error())
 }
 
@@ -115,7 +120,7 @@ pub(crate) fn restarts() -> bool {
         // for itself and says so by an error.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            let known = libc::sigaction(signal, std::ptr::null(), &mut action) == 0;
+            let known = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
             known.then_some(action)
         };
         action.is_none_or(|action| {

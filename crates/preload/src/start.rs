@@ -15,6 +15,7 @@ use tidegate::host::HostConfig;
 use tidegate::{Fork, Net};
 
 use crate::rules::Rules;
+use crate::signals::Turn;
 use crate::{epoll, log, table};
 
 /// The variable that `tidegate run` sets.
@@ -120,6 +121,7 @@ pub(crate) fn is_strict() -> bool {
 /// # Errors
 /// When it cannot be opened, which is logged; in a child.
 pub(crate) fn net() -> io::Result<&'static Net> {
+    let _turn = Turn::begin();
     if is_child() {
         return Err(child_error());
     }
@@ -186,6 +188,7 @@ struct Forking {
     fork: Fork<'static>,
     table: Vec<MutexGuard<'static, ()>>,
     sets: epoll::Held,
+    turn: Turn,
 }
 
 thread_local! {
@@ -200,22 +203,24 @@ fn take_forking() -> Option<Forking> {
 fn at_fork() {
     extern "C" fn before() {
         let Some(net) = open_net().filter(|net| net.is_attached()) else { return };
+        let turn = Turn::begin();
         // In the order in which other threads take these locks.
         let sets = epoll::hold();
         let Some(fork) = net.prepare_fork() else { return };
-        let forking = Forking { fork, table: table::lock(), sets };
+        let forking = Forking { fork, table: table::lock(), sets, turn };
         // A thread that ends does not fork.
         let _ = FORKING.try_with(|place| place.replace(Some(forking)));
     }
     extern "C" fn in_parent() {
-        let Some(Forking { fork, table, sets }) = take_forking() else { return };
+        let Some(Forking { fork, table, sets, turn }) = take_forking() else { return };
         drop(table);
         fork.in_parent();
         // The last to have a set calls the stack.
         drop(sets);
+        drop(turn);
     }
     extern "C" fn in_child() {
-        let Some(Forking { fork, table, sets }) = take_forking() else {
+        let Some(Forking { fork, table, sets, turn: _turn }) = take_forking() else {
             return IS_CHILD.store(true, Ordering::Relaxed);
         };
         drop(table);
@@ -267,6 +272,7 @@ pub(crate) fn finish() {
     if is_child() {
         return;
     }
+    let _turn = Turn::begin();
     if let Some(net) = open_net() {
         table::clear();
         net.finish();

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::epoll::Epoll;
+use crate::signals::Turn;
 use crate::socket::Socket;
 
 /// Descriptors from here on are always the kernel's.
@@ -21,6 +22,26 @@ const LOCKS: usize = 64;
 pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Epoll(Arc<Epoll>),
+}
+
+/// What a call uses. As long as it does, its thread is inside the stack.
+pub(crate) struct InUse<T> {
+    what: T,
+    turn: Turn,
+}
+
+impl<T> InUse<T> {
+    pub(crate) fn new(what: T) -> Self {
+        Self { what, turn: Turn::begin() }
+    }
+}
+
+impl<T> std::ops::Deref for InUse<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.what
+    }
 }
 
 static TABLE: [AtomicPtr<Entry>; PLACES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PLACES];
@@ -50,28 +71,41 @@ pub(crate) fn is_ours(fd: i32) -> bool {
 
 /// What the descriptor is, if it is ours.
 #[inline]
-pub(crate) fn get(fd: i32) -> Option<Entry> {
+pub(crate) fn get(fd: i32) -> Option<InUse<Entry>> {
     let place = place(fd)?;
     if place.load(Ordering::Acquire).is_null() {
         return None;
     }
+    let turn = Turn::begin();
     let _guard = guard(fd);
     let entry = place.load(Ordering::Acquire);
     // SAFETY: it was made by `put`, and whoever takes it out holds the guard.
-    unsafe { entry.as_ref() }.cloned()
+    let what = unsafe { entry.as_ref() }.cloned()?;
+    Some(InUse { what, turn })
 }
 
 /// The socket that the descriptor is, if it is one of ours.
 #[inline]
-pub(crate) fn socket(fd: i32) -> Option<Arc<Socket>> {
-    match get(fd)? {
-        Entry::Socket(socket) => Some(socket),
+pub(crate) fn socket(fd: i32) -> Option<InUse<Arc<Socket>>> {
+    let InUse { what, turn } = get(fd)?;
+    match what {
+        Entry::Socket(what) => Some(InUse { what, turn }),
         Entry::Epoll(_) => None,
+    }
+}
+
+/// The set that the descriptor is, if it is one of ours.
+pub(crate) fn epoll(fd: i32) -> Option<InUse<Arc<Epoll>>> {
+    let InUse { what, turn } = get(fd)?;
+    match what {
+        Entry::Epoll(what) => Some(InUse { what, turn }),
+        Entry::Socket(_) => None,
     }
 }
 
 /// The descriptor is this from now on. `false` when its number is too high.
 pub(crate) fn put(fd: i32, entry: Entry) -> bool {
+    let _turn = Turn::begin();
     let Some(place) = place(fd) else { return false };
     HIGHEST.fetch_max(fd, Ordering::Relaxed);
     let new = Box::into_raw(Box::new(entry));
@@ -81,12 +115,12 @@ pub(crate) fn put(fd: i32, entry: Entry) -> bool {
 
 /// The descriptor is the kernel's, or nothing, from now on. What it was is
 /// closed when nobody has it any more.
-pub(crate) fn remove(fd: i32) -> Option<Entry> {
-    let place = place(fd)?;
-    if place.load(Ordering::Acquire).is_null() {
-        return None;
+pub(crate) fn remove(fd: i32) {
+    let Some(place) = place(fd) else { return };
+    if !place.load(Ordering::Acquire).is_null() {
+        let _turn = Turn::begin();
+        drop(swap(fd, place, std::ptr::null_mut()));
     }
-    swap(fd, place, std::ptr::null_mut())
 }
 
 fn swap(fd: i32, place: &AtomicPtr<Entry>, new: *mut Entry) -> Option<Entry> {
@@ -117,11 +151,11 @@ pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = i32> {
 }
 
 /// All sockets that are ours.
-pub(crate) fn sockets() -> impl Iterator<Item = Arc<Socket>> {
+pub(crate) fn sockets() -> impl Iterator<Item = InUse<Arc<Socket>>> {
     between(0, u32::MAX).filter_map(socket)
 }
 
 /// Takes everything out.
 pub(crate) fn clear() {
-    between(0, u32::MAX).for_each(|fd| drop(remove(fd)));
+    between(0, u32::MAX).for_each(remove);
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::ErrorKind;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ fn holders(site: &Site) -> Vec<Vec<usize>> {
     apps.iter().map(|app| app.sockets.iter().map(|socket| socket.holders).collect()).collect()
 }
 
-fn connect(client: &mut Attachment, to: std::net::SocketAddr) -> Handle {
+fn connect(client: &mut Attachment, to: SocketAddr) -> Handle {
     let socket = client.connect_tcp(None, to, TcpOptions::default()).unwrap();
     connected(client, socket).unwrap();
     socket
@@ -81,6 +81,53 @@ fn a_listener_outlives_its_sender_and_serves_who_took_it() {
             assert!(taker.local_addr(own).is_ok());
             assert!(taker.bind_udp(address(1, family, 0), UdpOptions::default()).is_ok());
         }
+    }
+}
+
+/// A socket of the kernel's that is bound to this port.
+fn bound(to: SocketAddr) -> TcpListener {
+    let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
+    TcpListener::bind((any, to.port())).unwrap()
+}
+
+#[test]
+fn all_who_have_the_kernels_socket_may_listen_on_it() {
+    for (site, family) in places() {
+        let (mut client, mut first) = (site.attach(0), site.attach(1));
+        let kernels = bound(address(1, family, 0));
+        let port = kernels.local_addr().unwrap().port();
+        let to = address(1, family, port);
+        let listen = |app: &mut Attachment| app.listen(to, 8, TcpOptions::default());
+        first.hold(kernels.as_fd()).unwrap();
+        let own = listen(&mut first).unwrap();
+        // The next ones cannot have another listener there, but this one.
+        let mut second = site.attach(1);
+        second.hold(kernels.as_fd()).unwrap();
+        assert_eq!(listen(&mut second).unwrap_err().kind(), ErrorKind::AddrInUse);
+        let arrived = second.take(kernels.as_fd()).unwrap();
+        assert_eq!((arrived.kind, arrived.is_new), (Kind::Listener, true));
+        let again = second.take(kernels.as_fd()).unwrap();
+        assert_eq!((again.socket, again.is_new), (arrived.socket, false));
+        assert!(second.take(descriptor().as_fd()).is_err());
+        // It can be on its way, too, and stay where it is.
+        second.offer(arrived.socket, kernels.as_fd()).unwrap();
+        second.withdraw(kernels.as_fd()).unwrap();
+        assert_eq!(holders(&site), [vec![2], vec![2]]);
+        for _ in 0..2 {
+            connect(&mut client, to);
+        }
+        until(&mut first, |app| app.accept(own)).unwrap();
+        until(&mut second, |app| app.accept(arrived.socket)).unwrap();
+        first.close(own, false);
+        first.ping().unwrap();
+        connect(&mut client, to);
+        until(&mut second, |app| app.accept(arrived.socket)).unwrap();
+        // The last closes it: it is nobody's any more.
+        second.close(arrived.socket, false);
+        second.ping().unwrap();
+        let error = first.take(kernels.as_fd()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotConnected);
+        listen(&mut first).unwrap();
     }
 }
 

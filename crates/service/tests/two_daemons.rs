@@ -214,6 +214,40 @@ fn the_end_of_the_daemon_is_an_error_and_no_hang() {
 }
 
 #[test]
+fn the_port_of_one_who_has_ended_is_free_at_once_on_every_core() {
+    let site = Site::still(CORES..=CORES);
+    let mut client = site.attach(0);
+    for family in FAMILIES {
+        let to = address(1, family, 80);
+        let mut app = site.attach(1);
+        let mut cores = BTreeSet::new();
+        for round in 0..20 {
+            let listener = app.listen(to, 8, TcpOptions::default()).unwrap();
+            app.bind_udp(to, Default::default()).unwrap();
+            let ours = client.connect_tcp(None, to, TcpOptions::default()).unwrap();
+            let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+            connected(&mut client, ours).unwrap();
+            if round % 2 == 0 {
+                // It is closed on both sides, and remembered where it was.
+                app.close(theirs, false);
+                let mut end = [0; 1];
+                let read = until(&mut client, |client| client.recv(ours, &mut end, false));
+                assert_eq!(read.unwrap(), 0);
+            }
+            client.close(ours, false);
+            client.ping().unwrap();
+            // The next one is on another core.
+            let next = site.attach(1);
+            let apps = site.report(1).applications;
+            cores.extend(apps.iter().map(|app| app.core));
+            assert_eq!(apps.len(), 2);
+            drop(std::mem::replace(&mut app, next));
+        }
+        assert!(cores.len() > 1);
+    }
+}
+
+#[test]
 fn applications_are_spread_and_ports_are_one_cores() {
     let site = Site::still(CORES..=CORES);
     for family in FAMILIES {

@@ -16,7 +16,7 @@ use crate::{Config, ConfigError, Counters, Stack};
 /// The format of [`SavedStack`]. It grows with every change to what is written,
 /// so that two programs can tell before they begin whether they understand each
 /// other.
-pub const STATE_VERSION: u32 = 2;
+pub const STATE_VERSION: u32 = 3;
 
 /// Everything about a stack that its peers and the users of its sockets would
 /// miss.

@@ -54,9 +54,10 @@ impl Net {
         self.attached().ok_or_else(here)?.lock().withdraw(descriptor)
     }
 
-    /// Before a port of the kernel's addresses is bound here that the program has
-    /// bound at the kernel itself, by this descriptor: only so it gets the port of a
-    /// daemon that lives on those addresses.
+    /// Before a port is bound here that the program has bound at the kernel itself, by
+    /// this descriptor. Only so it gets the port of a daemon that lives on the kernel's
+    /// addresses; and who listens there shares that, as at the kernel, with all who have
+    /// the descriptor: they get the listener by [`Net::take`].
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] when the stack is in this program,
@@ -66,11 +67,11 @@ impl Net {
         self.attached().ok_or_else(here)?.lock().hold(descriptor)
     }
 
-    /// The socket that was offered with this descriptor; `None` when it is one of
-    /// this [`Net`]'s already.
+    /// The socket that was offered with this descriptor, or the listener that is on it;
+    /// `None` when it is one of this [`Net`]'s already.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when none was offered with it,
+    /// [`io::ErrorKind::NotConnected`] when there is none,
     /// [`io::ErrorKind::PermissionDenied`] when it is another user's,
     /// [`io::ErrorKind::QuotaExceeded`] when there is no place for it, and as
     /// [`Net::offer`].

@@ -41,11 +41,11 @@ impl Directory {
         &self.entries[half + usize::from(port)]
     }
 
-    /// Claims a port once more. Returns whether no other core has it.
+    /// Claims a port once more. Returns whether no other core has it, or is about to.
     pub(super) fn claim(&self, protocol: Protocol, port: u16, core: usize) -> bool {
         let claim = |entry: u32| match entry {
             0..CLAIM => Some(CLAIM | core as u32),
-            _ if entry & CORE == core as u32 => entry.checked_add(CLAIM),
+            _ if entry & (CORE | PARKED) == core as u32 => entry.checked_add(CLAIM),
             _ => None,
         };
         let entry = self.entry(protocol, port);
@@ -118,6 +118,7 @@ mod tests {
         assert!(directory.claim(Protocol::Udp, 53, 0) && directory.claim(Protocol::Udp, 53, 0));
         directory.park(Protocol::Udp, 53);
         assert_eq!(directory.owner(Protocol::Udp, 53), Owner::Parked);
+        assert!(!directory.claim(Protocol::Udp, 53, 0), "its sockets are elsewhere soon");
         directory.hand(Protocol::Udp, 53, 3);
         assert_eq!(directory.owner(Protocol::Udp, 53), Owner::Core(3));
         directory.release(Protocol::Udp, 53, 3);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 
-use super::{errno, fd, raw};
+use super::{errno, raw};
 use crate::{epoll, real, table};
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn epoll_ctl(
     target: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    let known = fd::epoll(set).filter(|_| set != target);
+    let known = table::epoll(set).filter(|_| set != target);
     // SAFETY: the program's own argument, which only removing needs not.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     let (Some(epoll), true) = (known, wanted.is_some() || operation == libc::EPOLL_CTL_DEL) else {
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn epoll_ctl(
     };
     let (events, data) = wanted.unwrap_or_default();
     let entry = table::get(target);
-    errno::done(epoll.control(operation, target, entry.as_ref(), events, data))
+    errno::done(epoll.control(operation, target, entry.as_deref(), events, data))
 }
 
 /// # Safety
@@ -53,7 +53,7 @@ unsafe fn wait(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
-    let epoll = fd::epoll(set)?;
+    let epoll = table::epoll(set)?;
     let limit = usize::try_from(limit).ok().filter(|&limit| limit > 0 && !events.is_null())?;
     // SAFETY: the caller's promise.
     let (events, mask) = unsafe { (std::slice::from_raw_parts_mut(events, limit), mask.as_ref()) };

@@ -3,15 +3,14 @@
 use libc::{c_int, c_uint, c_ulong};
 
 use super::errno;
-use crate::table::{self, Entry};
-use crate::{real, start};
+use crate::{real, start, table};
 
 /// The descriptor is closed. What is Tidegate's ends first, so that nobody can
 /// get the number before.
 fn forget(fd: c_int) {
     match start::is_child() {
         true => table::forget(fd),
-        false => drop(table::remove(fd)),
+        false => table::remove(fd),
     }
 }
 
@@ -50,7 +49,7 @@ fn copy(old: c_int, new: c_int) {
         forget(new);
     }
     if let Some(entry) = table::get(old) {
-        table::put(new, entry);
+        table::put(new, entry.clone());
     }
 }
 
@@ -127,12 +126,4 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -
         socket.set_nonblocking(unsafe { (argument as *const c_int).read() } != 0);
     }
     result
-}
-
-/// Whether the descriptor is a set.
-pub(super) fn epoll(fd: c_int) -> Option<std::sync::Arc<crate::epoll::Epoll>> {
-    match table::get(fd)? {
-        Entry::Epoll(epoll) => Some(epoll),
-        Entry::Socket(_) => None,
-    }
 }

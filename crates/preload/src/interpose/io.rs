@@ -13,6 +13,7 @@ use libc::{
 use super::{errno, raw};
 use crate::socket::moving::{self, Moved};
 use crate::socket::{Body, Side, Socket, passing};
+use crate::table::InUse;
 use crate::{log, real, start, table};
 
 /// What was received.
@@ -430,7 +431,7 @@ pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -
 }
 
 /// The socket to send on, which may move for that.
-fn sender(fd: c_int, to: Option<SocketAddr>) -> io::Result<Option<Arc<Socket>>> {
+fn sender(fd: c_int, to: Option<SocketAddr>) -> io::Result<Option<InUse<Arc<Socket>>>> {
     if let Some(socket) = table::socket(fd) {
         return Ok(Some(socket));
     }

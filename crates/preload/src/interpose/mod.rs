@@ -9,6 +9,7 @@ pub mod fd;
 pub mod io;
 pub mod process;
 mod raw;
+pub mod signal;
 pub mod socket;
 pub mod syscall;
 pub mod wait;

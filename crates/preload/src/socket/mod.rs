@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
 
 use crate::sleeper::{self, KernelSide};
-use crate::start;
+use crate::{signals, start};
 
 /// A socket of Tidegate's, with what the kernel keeps of others.
 pub(crate) struct Socket {
@@ -166,6 +166,7 @@ impl Socket {
                     if limit.is_some() || !sleeper::restarts() {
                         return Err(error);
                     }
+                    signals::let_through();
                 }
                 Err(error) => return Err(error),
             }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
-use super::{Body, Listener, Socket, Stream, Udp, any, options};
+use super::{Body, Listener, Socket, Stream, Udp, any, options, passing};
 use crate::rules::{Protocol, is_loopback};
-use crate::table::{self, Entry};
+use crate::signals::Turn;
+use crate::table::{self, Entry, InUse};
 use crate::{epoll, start};
 
 /// What a call on a kernel's socket came to.
@@ -17,18 +18,19 @@ pub(crate) enum Moved {
     /// It stays where it is: the kernel serves the call.
     No,
     /// It is Tidegate's now.
-    Yes(Arc<Socket>),
+    Yes(InUse<Arc<Socket>>),
 }
 
 /// The descriptor is this socket from now on.
 pub(super) fn enter(fd: i32, socket: Socket) -> Moved {
+    let _turn = Turn::begin();
     let socket = Arc::new(socket);
     options::adopt(fd, &socket);
     if !table::put(fd, Entry::Socket(Arc::clone(&socket))) {
         return Moved::No;
     }
     epoll::on_moved(fd, &socket);
-    Moved::Yes(socket)
+    Moved::Yes(InUse::new(socket))
 }
 
 /// Whether a socket with this address can be Tidegate's.
@@ -43,6 +45,7 @@ fn has_address(net: &Net, local: SocketAddr) -> bool {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(rules) = start::rules() else { return Ok(Moved::No) };
     let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if local.port() == 0 || !rules.moves_listener(Protocol::Udp, local) {
@@ -65,6 +68,18 @@ fn hold(fd: i32, net: &Net, local: SocketAddr) -> io::Result<()> {
     net.hold(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
+/// Before a socket listens on Tidegate: others that have the kernel's socket may listen
+/// on it, too.
+fn share(fd: i32, net: &Net) -> io::Result<()> {
+    // SAFETY: the program has just named the descriptor in a call that is not over.
+    let shown = unsafe { BorrowedFd::borrow_raw(fd) };
+    match net.is_attached().then(|| net.hold(shown)) {
+        Some(Err(error)) if start::is_shared_daemon() => Err(error),
+        // A program that gave up the right to attach still listens, by itself.
+        _ => Ok(()),
+    }
+}
+
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<Moved> {
     hold(fd, net, local)?;
     let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
@@ -78,6 +93,7 @@ fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::R
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(rules) = start::rules() else { return Ok(Moved::No) };
     let Some((Protocol::Tcp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if local.port() == 0 || !rules.moves_listener(Protocol::Tcp, local) {
@@ -89,8 +105,16 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     }
     let options = options::of_tcp(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
-    hold(fd, net, local)?;
-    let listener = TcpListener::bind_with(net, local, backlog.max(1), options)?;
+    share(fd, net)?;
+    let listener = match TcpListener::bind_with(net, local, backlog.max(1), options) {
+        Ok(listener) => listener,
+        // Whoever listens there may do so on this very socket of the kernel's.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            passing::take(fd);
+            return table::socket(fd).map(Moved::Yes).ok_or(error);
+        }
+        Err(error) => return Err(error),
+    };
     let inherited = Mutex::new(options::inherited(fd));
     let body = Body::Listener(Listener { listener, inherited });
     let has_kernel = local.ip().is_unspecified();
@@ -113,6 +137,7 @@ fn leads_to(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
     let Some((protocol, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     if is_loopback(local.ip()) || !has_address(net, local) {
@@ -158,7 +183,11 @@ fn begin(
 ///
 /// # Errors
 /// As [`on_connect`].
-pub(crate) fn connect_again(fd: i32, old: &Socket, peer: SocketAddr) -> io::Result<Arc<Socket>> {
+pub(crate) fn connect_again(
+    fd: i32,
+    old: &Socket,
+    peer: SocketAddr,
+) -> io::Result<InUse<Arc<Socket>>> {
     let stream = begin(fd, old.net, any(old.is_v6), peer, old.is_v6)?;
     let body = Body::Stream(Stream::new(stream, true));
     match enter(fd, Socket::new(old.net, body, old.is_v6, false)) {
@@ -193,6 +222,7 @@ pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
 /// # Errors
 /// When it is to move and cannot.
 pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
+    let _turn = Turn::begin();
     let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
     let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
     let may_move = local.port() == 0

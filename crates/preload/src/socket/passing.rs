@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tidegate::{Arrived, TcpState};
 
 use super::{Body, Listener, Socket, Stream, Udp, moving, options};
+use crate::signals::Turn;
 use crate::table::{self, Entry};
 use crate::{log, start};
 
@@ -44,6 +45,7 @@ pub(crate) fn withdraw(fd: i32) {
 /// A descriptor has come from another process: if a socket of ours came with it, it
 /// is that from now on.
 pub(crate) fn take(fd: i32) {
+    let _turn = Turn::begin();
     if !start::is_to_attach() || table::is_ours(fd) {
         return;
     }

@@ -46,10 +46,10 @@ impl Attachment {
         self.pass(Passing::Withdraw, descriptor).map(|_| ())
     }
 
-    /// The socket that was offered with this descriptor.
+    /// The socket that was offered with this descriptor, or the listener that is on it.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when none is on its way with it,
+    /// [`io::ErrorKind::NotConnected`] when there is none,
     /// [`io::ErrorKind::PermissionDenied`] when it is another user's,
     /// [`io::ErrorKind::QuotaExceeded`] when there is no place for it.
     pub fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
@@ -72,8 +72,10 @@ impl Attachment {
         Ok(arrived)
     }
 
-    /// Before a port of the kernel's addresses is bound here that the program has
-    /// bound at the kernel itself, by this descriptor: only so it gets the port.
+    /// Before a port is bound here that the program has bound at the kernel itself, by
+    /// this descriptor. Only so it gets one of the kernel's addresses; and a listener
+    /// is then, as at the kernel, that of all who have the descriptor: they get it by
+    /// [`Attachment::take`].
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when the descriptor is not that of a bound

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use tidegate_port::spread::LocalPort;
+use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpOptions, UdpOptions};
 
 use super::words::{
@@ -85,13 +87,15 @@ impl Handle {
 }
 
 impl Command {
-    /// Whether it asks for a certain local port.
-    pub fn wants_a_port(&self) -> bool {
-        match self {
-            Self::Bind { local, .. } | Self::Listen { local, .. } => local.port() != 0,
-            Self::Connect { local, .. } => local.is_some_and(|local| local.port() != 0),
-            _ => false,
-        }
+    /// The local port that it asks for, if it asks for a certain one.
+    pub fn wanted_port(&self) -> Option<LocalPort> {
+        let (protocol, local) = match *self {
+            Self::Bind { local, .. } => (Protocol::Udp, local),
+            Self::Listen { local, .. } => (Protocol::Tcp, local),
+            Self::Connect { local, .. } => (Protocol::Tcp, local?),
+            _ => return None,
+        };
+        (local.port() != 0).then_some((protocol, local.port()))
     }
 
     /// The command as words: its head, a socket or a number, addresses, options.

@@ -37,10 +37,10 @@ pub enum Passing {
     Offer(Handle),
     /// It is not after all.
     Withdraw,
-    /// It has arrived.
+    /// It has arrived, or is a listener of others.
     Take,
     /// It is none on its way: the program has bound the descriptor itself, and is to
-    /// get its port here too.
+    /// get its port here too. All who have the descriptor may listen there.
     Hold,
 }
 

@@ -66,12 +66,24 @@ pub(super) struct Application {
     pub(super) ports_max: u32,
     /// Of the core's time.
     pub(super) share: CpuShare,
+    /// A command that waits until other cores have been asked, or is to be done now.
+    held_back: Option<Command>,
+    asked: Asked,
     /// How many commands were taken.
     pub(super) commands_taken: u64,
     /// What went through sockets that are gone.
     pub(super) moved: Moved,
     /// How often there was something to do for it lately.
     pub(super) work: u64,
+}
+
+/// Whether other cores have been asked for the port that a command wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    No,
+    /// They are being asked.
+    Now,
+    Yes,
 }
 
 /// A socket that an application has.
@@ -130,6 +142,8 @@ impl Application {
             held: VecDeque::new(),
             ports_max: terms.quota.ports,
             share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
+            held_back: None,
+            asked: Asked::No,
             commands_taken: 0,
             moved: Moved::default(),
             work: 0,
@@ -206,12 +220,41 @@ impl Application {
 
     /// The next command, unless it has to be told of others first.
     pub(super) fn next_command(&mut self) -> Result<Option<Command>, Misbehaved> {
-        if !self.untold.is_empty() {
+        if !self.untold.is_empty() || self.asked == Asked::Now {
             return Ok(None);
         }
+        if let Some(command) = self.held_back.take() {
+            return Ok(Some(command));
+        }
+        self.asked = Asked::No;
         let Some(words) = self.commands.pop()? else { return Ok(None) };
         self.commands_taken += 1;
         Command::from_words(words).map(Some).ok_or(Misbehaved::Unknown)
+    }
+
+    /// Whether other cores have been asked for the port that its command wants.
+    pub(super) fn has_asked(&self) -> bool {
+        self.asked == Asked::Yes
+    }
+
+    /// Its command waits until other cores have been asked.
+    pub(super) fn hold_back(&mut self, command: Command) {
+        (self.held_back, self.asked) = (Some(command), Asked::Now);
+    }
+
+    /// They have been asked: its command is done now, whatever comes of it.
+    pub(super) fn on_asked(&mut self) {
+        self.asked = Asked::Yes;
+    }
+
+    /// It is on another core now, which has others to ask.
+    pub(super) fn ask_again(&mut self) {
+        self.asked = Asked::No;
+    }
+
+    /// It has ended: what it waits for need not come true.
+    pub(super) fn ask_nobody(&mut self) {
+        (self.held_back, self.asked) = (None, Asked::No);
     }
 
     /// Gives the places of the commands back.
@@ -416,7 +459,8 @@ impl Application {
 
     /// Whether it has told us something since, or waits to be told.
     pub(super) fn has_work(&mut self) -> bool {
-        !self.untold.is_empty() || !matches!(self.commands.is_empty(), Ok(true))
+        let wants = self.held_back.is_some() || !matches!(self.commands.is_empty(), Ok(true));
+        !self.untold.is_empty() || wants && self.asked != Asked::Now
     }
 
     /// Takes the bytes away that woke us. Whether it is still there.

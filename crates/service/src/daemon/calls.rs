@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use rustix::net::sockopt;
 use tidegate_engine::{Claim, Claims, Engine};
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
@@ -233,6 +234,7 @@ impl Host {
         let options = TcpOptions { user: app.identity.uid, ..options };
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let held = app.take_held(Protocol::Tcp, local);
+        let cookie = held.as_ref().and_then(|held| sockopt::socket_cookie(held).ok());
         let claim = self.claims.claim(port, Protocol::Tcp, local, dual, held)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MOST_BACKLOG) as usize;
@@ -256,6 +258,9 @@ impl Host {
         };
         let key = self.add(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.owners.insert(SocketId::Listener(id), key);
+        if let Some(cookie) = cookie {
+            self.share(app, key, cookie);
+        }
         self.granted(key)
     }
 
@@ -417,6 +422,7 @@ impl Host {
             }
             Kind::Listener(id) => {
                 self.owners.remove(SocketId::Listener(*id));
+                self.passages.forget(key);
                 self.close_listener(*id);
                 self.release(claim);
             }

@@ -15,11 +15,11 @@ use super::cores::Cores;
 use super::leaving::Leaving;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
-use super::passages::{ON_ITS_WAY, Passages};
+use super::passages::{ON_ITS_WAY, Passage, Passages};
 use super::post::{Inbox, Message};
 use super::report::{GateState, Report};
 use super::save::Restored;
-use super::socket::Looked;
+use super::socket::{Kind, Looked};
 use super::{Log, Upgrade};
 use crate::contract::greeting::{send_refusal, send_welcome};
 use crate::contract::layout::COMMANDS;
@@ -83,12 +83,13 @@ impl Core {
         log: Log,
     ) -> io::Result<Self> {
         host.sockets = restored.sockets;
-        let is_on_its_way = |key| {
-            let socket = host.sockets.get(key);
-            socket.is_some_and(|socket| socket.holders.contains(&ON_ITS_WAY))
+        let fits = |passage: &Passage| {
+            let Some(socket) = host.sockets.get(passage.key) else { return false };
+            let may_be_shared = !passage.is_shared || matches!(socket.kind, Kind::Listener(_));
+            socket.holders.contains(&ON_ITS_WAY) == passage.is_on_its_way() && may_be_shared
         };
         let now_ns = host.engine.read_clock();
-        host.passages = Passages::restore(restored.passages, now_ns, is_on_its_way)?;
+        host.passages = Passages::restore(restored.passages, now_ns, fits)?;
         let keys = host.sockets.keys();
         for &key in &keys {
             let Host { engine, sockets, owners, .. } = &mut host;
@@ -188,6 +189,7 @@ impl Core {
             match message {
                 Message::Joined(app, asked) => self.join(app, asked)?,
                 Message::Pass(request) => self.pass(*request)?,
+                Message::Wanted(port) => self.on_wanted(port)?,
                 Message::Adopt(family) => self.adopt(*family)?,
                 Message::Shed { to, busy } => self.shed(to, busy)?,
                 Message::Give { pid, to } => self.give_process(pid, to)?,
@@ -370,8 +372,12 @@ impl Core {
                 return Ok(done);
             };
             done += 1;
-            if command.wants_a_port() {
-                self.check_others(number);
+            if command.wanted_port().is_some() && !self.is_burying {
+                // As with a server that is started again.
+                self.bury_dead_but(Some(number));
+                if self.asks_for_port(number, command) {
+                    continue;
+                }
             }
             let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
             let key = self.host.call(number, app, command)?;
@@ -511,6 +517,9 @@ impl Core {
     /// An application has ended: does what it asked for before.
     fn bury(&mut self, number: AppNumber) {
         self.is_burying = true;
+        if let Some(Some(app)) = self.apps.get_mut(number as usize) {
+            app.ask_nobody();
+        }
         // A child that it left behind could go on asking.
         let mut left = COMMANDS;
         while let Ok(done @ 1..) = self.serve(number)
@@ -537,18 +546,13 @@ impl Core {
             self.look(key);
         }
         self.forget_gone();
-        (0..self.apps.len()).for_each(|number| self.bury_if_dead(number as AppNumber));
+        self.bury_dead_but(None);
     }
 
-    /// Whoever wants a port may want that of one who has just ended, as with a server
-    /// that is started again: nobody who has ended has it any more.
-    fn check_others(&mut self, number: AppNumber) {
-        // What the dead still want need not come true.
-        if self.is_burying {
-            return;
-        }
-        let others = (0..self.apps.len() as AppNumber).filter(|&other| other != number);
-        others.for_each(|other| self.bury_if_dead(other));
+    /// Nobody who has ended has a port any more, except for `one` who may want it.
+    pub(super) fn bury_dead_but(&mut self, one: Option<AppNumber>) {
+        let all = (0..self.apps.len() as AppNumber).filter(|&number| Some(number) != one);
+        all.for_each(|number| self.bury_if_dead(number));
     }
 
     fn bury_if_dead(&mut self, number: AppNumber) {

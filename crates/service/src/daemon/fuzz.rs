@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
-use super::passages::Passages;
+use super::passages::{Passage, Passages};
 use super::quota::Terms;
 use super::save::restore;
 use super::state::State;
@@ -40,7 +40,7 @@ pub fn check(bytes: &[u8]) -> Outcome {
     let Ok((_, mut restored, _)) = restore(state, descriptors, Terms::default()) else {
         return Outcome::Refused;
     };
-    let is_there = |key| restored.sockets.get(key).is_some();
+    let is_there = |passage: &Passage| restored.sockets.get(passage.key).is_some();
     if Passages::restore(restored.passages, 0, is_there).is_err() {
         return Outcome::Refused;
     }

@@ -34,6 +34,7 @@ mod state;
 mod succession;
 mod tcp;
 mod udp;
+mod wanted_port;
 
 use std::io;
 use std::ops::RangeInclusive;

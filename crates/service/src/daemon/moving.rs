@@ -199,7 +199,8 @@ impl Core {
             Err(_) => (Names::default(), true),
         };
         let mut numbers = HashMap::new();
-        for (old, app) in apps {
+        for (old, mut app) in apps {
+            app.ask_again();
             numbers.insert(old, self.seat(app));
         }
         let mut keys = HashMap::new();

@@ -1,4 +1,5 @@
-//! Which sockets are on their way from one application to another.
+//! Which sockets are on their way from one application to another, or are listeners
+//! that others may have.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,8 @@ pub(super) const PATIENCE_NS: u64 = 60_000_000_000;
 /// Who has a socket that is on its way.
 pub(super) const ON_ITS_WAY: Owner = Owner { app: NOBODY, place: 0 };
 
-/// The sockets on their way, by what the kernel calls their descriptors.
+/// The sockets that whoever shows their descriptors gets, by what the kernel calls
+/// those.
 #[derive(Default)]
 pub(super) struct Passages(pub(super) HashMap<u64, Passage>);
 
@@ -19,42 +21,60 @@ pub(super) struct Passages(pub(super) HashMap<u64, Passage>);
 pub(super) struct Passage {
     pub(super) key: SocketKey,
     pub(super) uid: u32,
-    /// How many may still take it.
+    /// How many may still take it: while there are any, it is on its way.
     pub(super) count: u32,
     pub(super) until_ns: u64,
+    /// It is a listener, which others on the kernel's socket may have at any time.
+    pub(super) is_shared: bool,
+}
+
+impl Passage {
+    pub(super) fn is_on_its_way(&self) -> bool {
+        self.count > 0
+    }
 }
 
 impl Passages {
     pub(super) fn save(&self) -> Vec<SavedPassage> {
-        let save = |(&cookie, &Passage { key, uid, count, .. }): (&u64, &Passage)| SavedPassage {
-            cookie,
-            key,
-            uid,
-            count,
+        let save = |(&cookie, passage): (&u64, &Passage)| {
+            let Passage { key, uid, count, is_shared, .. } = *passage;
+            SavedPassage { cookie, key, uid, count, is_shared }
         };
         self.0.iter().map(save).collect()
     }
 
-    /// Those that another daemon has saved. `is_there` says whether a socket is one
-    /// that is on its way.
+    /// Those that another daemon has saved. `fits` says whether a socket is one that is
+    /// like this.
     pub(super) fn restore(
         saved: Vec<SavedPassage>,
         now_ns: u64,
-        is_there: impl Fn(SocketKey) -> bool,
+        fits: impl Fn(&Passage) -> bool,
     ) -> Result<Self, Damaged> {
         let until_ns = now_ns.saturating_add(PATIENCE_NS);
         let mut passages = Self::default();
-        for SavedPassage { cookie, key, uid, count } in saved {
+        for SavedPassage { cookie, key, uid, count, is_shared } in saved {
             let is_known = passages.0.values().any(|passage| passage.key == key);
-            let passage = Passage { key, uid, count: count.max(1), until_ns };
-            if !is_there(key) || is_known || passages.0.insert(cookie, passage).is_some() {
+            let passage = Passage { key, uid, count, until_ns, is_shared };
+            let is_right = (passage.is_on_its_way() || is_shared) && fits(&passage);
+            if !is_right || is_known || passages.0.insert(cookie, passage).is_some() {
                 return Err(Damaged("a socket on its way is none"));
             }
         }
         Ok(passages)
     }
 
-    /// Which socket is on its way by this name.
+    /// Whether neither the descriptor nor the socket is known: a descriptor is that of
+    /// one socket, and a socket has one.
+    pub(super) fn is_free(&self, cookie: u64, key: SocketKey) -> bool {
+        !self.0.contains_key(&cookie) && self.0.values().all(|passage| passage.key != key)
+    }
+
+    /// A listener has ended.
+    pub(super) fn forget(&mut self, key: SocketKey) {
+        self.0.retain(|_, passage| passage.key != key);
+    }
+
+    /// Which socket one gets by this name.
     pub(super) fn key(&self, cookie: u64) -> Option<SocketKey> {
         self.0.get(&cookie).map(|passage| passage.key)
     }
@@ -79,6 +99,7 @@ impl Passages {
 
     /// When the next of them is closed.
     pub(super) fn next_ns(&self) -> Option<u64> {
-        self.0.values().map(|passage| passage.until_ns).min()
+        let on_their_way = self.0.values().filter(|passage| passage.is_on_its_way());
+        on_their_way.map(|passage| passage.until_ns).min()
     }
 }

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use super::application::Application;
 use super::calls::Host;
 use super::names::{AppNumber, NOBODY, Owner, SocketKey};
-use super::passages::{ON_ITS_WAY, PATIENCE_NS, Passage, Passages};
+use super::passages::{ON_ITS_WAY, PATIENCE_NS, Passage};
 use super::socket::Kind;
 use crate::contract::command::Handle;
 use crate::contract::greeting::Passing;
@@ -87,7 +87,8 @@ impl Host {
             Some((number, app)) => match passing {
                 Passing::Offer(handle) => self.offer(app, handle, cookie).map(|()| None),
                 Passing::Withdraw => {
-                    let is_own = |passage: &Passage| passage.uid == app.identity.uid;
+                    let uid = app.identity.uid;
+                    let is_own = |passage: &Passage| passage.uid == uid && passage.is_on_its_way();
                     if self.passages.0.get(&cookie).is_some_and(is_own) {
                         left = self.arrive(cookie);
                     }
@@ -105,24 +106,37 @@ impl Host {
         let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
         let (_, _, now_ns) = self.engine.parts();
         let (uid, until_ns) = (app.identity.uid, now_ns.saturating_add(PATIENCE_NS));
-        let Passages(passages) = &mut self.passages;
-        if let Some(passage) = passages.get_mut(&cookie).filter(|passage| passage.key == key) {
-            (passage.count, passage.until_ns) = (passage.count.saturating_add(1), until_ns);
-            return Ok(());
+        let is_counted = |passage: &&Passage| passage.uid == uid && passage.is_on_its_way();
+        let passages = &mut self.passages;
+        let is_full = passages.0.values().filter(is_counted).count() >= MOST_OF_A_USER;
+        let is_free = passages.is_free(cookie, key);
+        match passages.0.get_mut(&cookie).filter(|passage| passage.key == key) {
+            Some(passage) if passage.is_on_its_way() => {
+                (passage.count, passage.until_ns) = (passage.count.saturating_add(1), until_ns);
+                return Ok(());
+            }
+            _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
+            Some(passage) => (passage.count, passage.until_ns) = (1, until_ns),
+            None if is_free => {
+                let passage = Passage { key, uid, count: 1, until_ns, is_shared: false };
+                passages.0.insert(cookie, passage);
+            }
+            None => return Err(ErrorKind::InvalidInput.into()),
         }
-        // A descriptor is that of one socket, and a socket has one.
-        let is_taken = |(other, passage): (&u64, &Passage)| *other == cookie || passage.key == key;
-        if passages.iter().any(is_taken) {
-            return Err(ErrorKind::InvalidInput.into());
-        }
-        if passages.values().filter(|passage| passage.uid == uid).count() >= MOST_OF_A_USER {
-            return Err(ErrorKind::QuotaExceeded.into());
-        }
-        passages.insert(cookie, Passage { key, uid, count: 1, until_ns });
         if let Some(socket) = self.sockets.get_mut(key) {
             socket.add_holder(ON_ITS_WAY);
         }
         Ok(())
+    }
+
+    /// A listener of an application's is on a socket of the kernel's that the application
+    /// has shown: others that have that too, and listen on it, get it.
+    pub(super) fn share(&mut self, app: &Application, key: SocketKey, cookie: u64) {
+        if self.passages.is_free(cookie, key) {
+            let uid = app.identity.uid;
+            let passage = Passage { key, uid, count: 0, until_ns: u64::MAX, is_shared: true };
+            self.passages.0.insert(cookie, passage);
+        }
     }
 
     fn take(&mut self, number: AppNumber, app: &mut Application, cookie: u64) -> io::Result<Taken> {
@@ -165,7 +179,7 @@ impl Host {
 
     /// One less may take the socket. Returns it if nobody has it any more.
     fn arrive(&mut self, cookie: u64) -> Option<SocketKey> {
-        let passage = self.passages.0.get_mut(&cookie)?;
+        let passage = self.passages.0.get_mut(&cookie).filter(|p| p.is_on_its_way())?;
         passage.count -= 1;
         match passage.count {
             0 => self.end_passage(cookie),
@@ -174,7 +188,12 @@ impl Host {
     }
 
     fn end_passage(&mut self, cookie: u64) -> Option<SocketKey> {
-        let key = self.passages.0.remove(&cookie)?.key;
+        let passage = self.passages.0.get_mut(&cookie)?;
+        let key = passage.key;
+        (passage.count, passage.until_ns) = (0, u64::MAX);
+        if !passage.is_shared {
+            self.passages.0.remove(&cookie);
+        }
         let socket = self.sockets.get_mut(key)?;
         socket.remove_holder(NOBODY);
         if socket.holders.is_empty() { self.give_up(key, false) } else { None }
@@ -183,8 +202,9 @@ impl Host {
     /// Closes sockets that nobody has taken in time. Returns those that are to be
     /// looked at.
     pub(super) fn end_late_passages(&mut self, now_ns: u64) -> Vec<SocketKey> {
-        let late =
-            |(&cookie, passage): (&u64, &Passage)| (passage.until_ns <= now_ns).then_some(cookie);
+        let late = |(&cookie, passage): (&u64, &Passage)| {
+            (passage.is_on_its_way() && passage.until_ns <= now_ns).then_some(cookie)
+        };
         let late: Vec<u64> = self.passages.0.iter().filter_map(late).collect();
         late.into_iter().filter_map(|cookie| self.end_passage(cookie)).collect()
     }

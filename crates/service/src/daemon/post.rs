@@ -11,6 +11,7 @@ use super::family::Family;
 use super::passing::Request;
 use super::report::{GateState, Report};
 use super::save::Belongings;
+use super::wanted_port::WantedPort;
 
 /// What others want of the core.
 pub(super) enum Message {
@@ -19,6 +20,8 @@ pub(super) enum Message {
     Joined(Box<Application>, usize),
     /// An application shows the descriptor of a socket that is on its way.
     Pass(Box<Request>),
+    /// A core wants a port, for one of its applications.
+    Wanted(WantedPort),
     /// Applications come from another core.
     Adopt(Box<Family>),
     /// Applications go to another core that have so much of this one to do.

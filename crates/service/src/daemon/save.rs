@@ -153,7 +153,8 @@ pub(super) fn restore(
             Socket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
-    check(&apps, &sockets, passages.len())?;
+    let on_their_way = passages.iter().filter(|passage| passage.count > 0).count();
+    check(&apps, &sockets, on_their_way)?;
     let mut held = |claim: &SavedClaim| if claim.is_held { descriptors.next() } else { None };
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
     let ending = ending.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
@@ -180,9 +181,9 @@ fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> i
 fn check(
     apps: &[Option<Box<Application>>],
     sockets: &[Option<Socket>],
-    passages: usize,
+    on_their_way: usize,
 ) -> Result<(), Damaged> {
-    let mut had = passages;
+    let mut had = on_their_way;
     for (number, app) in apps.iter().enumerate() {
         for (handle, key) in app.iter().flat_map(|app| app.sockets()) {
             had += 1;
@@ -216,7 +217,7 @@ mod tests {
     use crate::contract::status::{Phase, Status};
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
-    use crate::daemon::passages::{ON_ITS_WAY, Passages};
+    use crate::daemon::passages::{ON_ITS_WAY, Passage, Passages};
     use crate::daemon::state::{
         SavedApplication, SavedDatagram, SavedEntry, SavedKind, SavedProtocol, SavedSocket,
     };
@@ -278,7 +279,7 @@ mod tests {
             memories: vec![GEOMETRY],
             applications: vec![Some(application), None],
             sockets: kinds.into_iter().enumerate().map(socket).collect(),
-            passages: vec![SavedPassage { cookie: 7, key: 1, uid: 2, count: 1 }],
+            passages: vec![SavedPassage { cookie: 7, key: 1, uid: 2, count: 1, is_shared: false }],
             claims: vec![SavedClaim {
                 protocol: SavedProtocol::Tcp,
                 local: "192.0.2.1:80".parse().unwrap(),
@@ -324,9 +325,17 @@ mod tests {
         assert_eq!(app.reserve().unwrap(), Handle { place: 3, generation: 1 });
         assert!(!app.has_room());
         assert_eq!(restored.sockets.keys(), [0, 1, 2]);
-        let passages = Passages::restore(restored.passages.clone(), 5, |key| key == 1).unwrap();
+        let again = |change: fn(&mut SavedPassage), fits: fn(&Passage) -> bool| {
+            let mut saved = restored.passages.clone();
+            change(&mut saved[0]);
+            Passages::restore(saved, 5, fits)
+        };
+        let passages = again(|_| (), |passage| passage.key == 1).unwrap();
         assert_eq!(passages.next_ns(), Some(60_000_000_005));
-        assert!(Passages::restore(restored.passages, 5, |_| false).is_err());
+        assert!(again(|_| (), |_| false).is_err());
+        assert!(again(|saved| saved.count = 0, |_| true).is_err(), "nobody can take it");
+        let shared = again(|saved| (saved.count, saved.is_shared) = (0, true), |_| true).unwrap();
+        assert_eq!((shared.next_ns(), shared.key(7)), (None, Some(1)));
         assert!(restored.sockets.get(2).unwrap().is_closed());
         assert!(State::decode(&bytes[..bytes.len() - 1]).is_err(), "cut off");
         assert!(State::decode(&[&bytes[..], &[0]].concat()).is_err(), "too long");

@@ -108,13 +108,14 @@ pub(super) enum SavedKind {
     Stream { id: u64, is_shut: bool, is_closed: bool, moved: Moved },
 }
 
-/// A socket on its way, as plain data.
+/// A socket that whoever shows its descriptor gets, as plain data.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct SavedPassage {
     pub(super) cookie: u64,
     pub(super) key: SocketKey,
     pub(super) uid: u32,
     pub(super) count: u32,
+    pub(super) is_shared: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,7 +4,8 @@
 //! 65,536 places. Most ports have one socket, and that is the end of it. Only
 //! a port that has connected sockets, or several bound to one address each,
 //! costs a hash lookup for each kind. Sockets that share one address and port
-//! are a group: who sent a datagram says which of them it is for.
+//! are a group: who was bound last and who sent a datagram say which of them it is
+//! for.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -13,8 +14,18 @@ use std::ops::Not;
 
 use crate::chance::HashKey;
 
-/// The sockets at one address and port: several if they agreed to share it.
-pub(super) type Group = Vec<u32>;
+/// The sockets at one address and port: several if they agreed to share it. Those
+/// bound last are last.
+pub(super) type Group = Vec<Member>;
+
+/// A socket of a group.
+#[derive(Clone, Copy)]
+pub(super) struct Member {
+    pub(super) index: u32,
+    /// It shares what comes with all others that do. Else it takes everything when it
+    /// is the last.
+    pub(super) shares: bool,
+}
 
 /// The sockets on one port.
 #[derive(Default)]
@@ -69,7 +80,7 @@ impl Port {
     /// Works out again who needs no search, after a change.
     pub(super) fn find_only(&mut self) {
         let any = |family: usize| match *self.any[family] {
-            [only] if self.bound == 0 => Some(only),
+            [only] if self.bound == 0 => Some(only.index),
             _ => None,
         };
         (self.only_v4, self.only_v6) = match self.newest {
@@ -106,7 +117,7 @@ pub(crate) struct Lookup {
     pub(super) port_of: Box<[u16; 1 << 16]>,
     pub(super) ports: Vec<Port>,
     pub(super) bound: HashMap<SocketAddr, Group, HashKey>,
-    pub(super) connected: HashMap<Pair, u32, HashKey>,
+    pub(super) connected: HashMap<Pair, Member, HashKey>,
 }
 
 impl Lookup {
@@ -164,7 +175,7 @@ impl Lookup {
     }
 
     /// The connected socket, or those bound to the very address.
-    fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> &[u32] {
+    fn find_exact(&self, port: &Port, local: SocketAddr, remote: SocketAddr) -> &[Member] {
         if port.connected > 0
             && let Some(connected) = self.connected.get(&(local, remote))
         {
@@ -176,16 +187,19 @@ impl Lookup {
         }
     }
 
-    /// Which of a group has the flow between two ends: the one with the highest
-    /// hash of the flow and itself. So a flow stays where it is, whoever else
-    /// joins or leaves, unless it falls to the one that joins.
-    fn choose(&self, group: &[u32], local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-        if let [only] = group {
-            return Some(*only);
+    /// Which of a group has the flow between two ends: the one bound last, or if that
+    /// shares, the one of those that do with the highest hash of the flow and itself.
+    /// So a flow stays where it is, whoever else joins or leaves, unless it falls to
+    /// the one that joins.
+    fn choose(&self, group: &[Member], local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        let last = group.last()?;
+        if group.len() == 1 || !last.shares {
+            return Some(last.index);
         }
         let key = self.bound.hasher();
         let flow = key.hash_one((local, remote));
-        group.iter().copied().max_by_key(|&index| key.hash_one((flow, index)))
+        let sharing = group.iter().filter(|member| member.shares).map(|member| member.index);
+        sharing.max_by_key(|&index| key.hash_one((flow, index)))
     }
 
     /// One after the other, the sockets that a datagram to a group or broadcast
@@ -200,7 +214,7 @@ impl Lookup {
         let port = self.port(local.port());
         let exact = self.find_exact(port, local, remote);
         let any = &port.any[usize::from(local.is_ipv6())];
-        exact.iter().chain(any).nth(n).copied()
+        exact.iter().chain(any).nth(n).map(|member| member.index)
     }
 
     #[inline(always)]

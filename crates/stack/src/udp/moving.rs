@@ -64,8 +64,11 @@ impl UdpTable {
         taken: TakenUdp,
         events: &mut VecDeque<Event>,
     ) -> Vec<(UdpId, UdpId)> {
-        let mut moved = Vec::with_capacity(taken.0.len());
-        for (old, mut socket) in taken.0 {
+        let TakenUdp(mut taken) = taken;
+        // Of those that share an address, who was bound last stays last.
+        taken.sort_by_key(|(_, socket)| socket.turn);
+        let mut moved = Vec::with_capacity(taken.len());
+        for (old, mut socket) in taken {
             let told = (!socket.is_empty(), socket.error.is_some());
             (socket.readable_told, socket.error_told) = told;
             let new = self.enter(socket);

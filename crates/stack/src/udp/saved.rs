@@ -23,6 +23,7 @@ struct SavedSocket {
     local: SocketAddr,
     remote: Option<SocketAddr>,
     options: UdpOptions,
+    turn: u64,
     error: Option<SocketError>,
     queue: Vec<SavedDatagram>,
 }
@@ -33,6 +34,7 @@ fn save(socket: &Socket, arena: &Arena) -> SavedSocket {
         local: socket.local,
         remote: socket.remote,
         options: socket.options,
+        turn: socket.turn,
         error: socket.error,
         queue: socket.datagrams(arena).collect(),
     }
@@ -64,6 +66,7 @@ impl SavedSocket {
             return Err(RestoreError::Damaged("a socket has impossible addresses"));
         }
         (socket.local, socket.remote, socket.error) = (local, remote, self.error);
+        socket.turn = self.turn;
         for SavedDatagram { remote, local, hop_limit, traffic_class, data } in self.queue {
             if data.len() > MOST_BYTES || socket.has_room(data.len()).is_err() {
                 return Err(RestoreError::Damaged("more waits in a socket than there is room for"));
@@ -116,6 +119,7 @@ impl UdpTable {
             events.extend(told.0.then_some(Event::Readable(id)));
             events.extend(told.1.then_some(Event::Error(id)));
         }
+        self.restore_turns();
         Ok(events)
     }
 }

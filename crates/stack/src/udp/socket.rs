@@ -25,9 +25,10 @@ pub struct UdpOptions {
     /// A socket bound to the unspecified IPv6 address takes IPv4 too; those
     /// peers have IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
     pub dual_stack: bool,
-    /// Other sockets may be bound to the same port if their addresses differ,
-    /// also when one of them is the unspecified address, or if the others are
-    /// connected.
+    /// Other sockets may be bound to the same port, if all say so and their addresses
+    /// differ, also when one of them is the unspecified address, or if the others are
+    /// connected. Those of one user may be bound to the very same address: the one
+    /// that was bound last gets what comes.
     pub reuse_address: bool,
     /// Other sockets may be bound to the same address and port, if all say so and
     /// are of the same user. They share what comes: all datagrams between two ends
@@ -71,6 +72,8 @@ pub(crate) struct Socket {
     /// The peer, never mapped.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) options: UdpOptions,
+    /// When it was bound, among the others of its table.
+    pub(super) turn: u64,
     queue: Fifo<Waiting>,
     /// Those of the queue that cannot tell by themselves where they came from.
     described: VecDeque<Datagram>,
@@ -93,6 +96,7 @@ impl Socket {
             local: bound,
             remote: None,
             options,
+            turn: 0,
             queue: Fifo::new(),
             described: VecDeque::new(),
             free_packets: options.queue_packets.unwrap_or(usize::MAX),

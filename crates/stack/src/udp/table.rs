@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Arena;
 
-use super::lookup::{Group, Lookup, Port, place_of};
+use super::lookup::{Group, Lookup, Member, Port, place_of};
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions, ports};
 use crate::chance::{Chance, HashKey};
@@ -22,6 +22,8 @@ pub(crate) struct UdpTable {
     limit: usize,
     free_ports: Vec<u16>,
     lookup: Lookup,
+    /// That of the socket that is bound next.
+    next_turn: u64,
 }
 
 /// The sockets, each at its place.
@@ -47,6 +49,7 @@ impl UdpTable {
             limit: limit.min(u32::MAX as usize),
             free_ports: Vec::new(),
             lookup: Lookup::new(key),
+            next_turn: 0,
         }
     }
 
@@ -113,7 +116,8 @@ impl UdpTable {
     }
 
     /// Gives a place to a socket whose addresses are free.
-    pub(super) fn enter(&mut self, socket: Socket) -> UdpId {
+    pub(super) fn enter(&mut self, mut socket: Socket) -> UdpId {
+        socket.turn = self.take_turn();
         let index = self.free.pop().unwrap_or_else(|| {
             self.sockets.slots.push(Slot { generation: 0, socket: None });
             (self.sockets.slots.len() - 1) as u32
@@ -122,6 +126,24 @@ impl UdpTable {
         let slot = &mut self.sockets.slots[index as usize];
         slot.socket = Some(socket);
         UdpId { index, generation: slot.generation }
+    }
+
+    fn take_turn(&mut self) -> u64 {
+        let turn = self.next_turn;
+        self.next_turn = turn.saturating_add(1);
+        turn
+    }
+
+    /// Puts those that share an address into the order in which they were bound, which
+    /// is not that of their places.
+    pub(super) fn restore_turns(&mut self) {
+        let Self { sockets, lookup, .. } = self;
+        let turn = |index: u32| sockets.slots[index as usize].socket.as_ref().map(|s| s.turn);
+        let any = lookup.ports.iter_mut().flat_map(|port| &mut port.any);
+        any.chain(lookup.bound.values_mut())
+            .for_each(|group| group.sort_by_key(|member| turn(member.index)));
+        let turns = self.places().filter_map(|(_, socket)| Some(socket?.turn));
+        self.next_turn = turns.max().map_or(0, |last| last.saturating_add(1));
     }
 
     /// Whether there may be so many more.
@@ -138,7 +160,7 @@ impl UdpTable {
         let socket = self.get(id).ok_or(SocketError::Closed)?;
         let local = SocketAddr::new(local, socket.bound.port());
         match self.lookup.connected.get(&(local, remote)) {
-            Some(&other) if other == id.index => return Ok(()),
+            Some(other) if other.index == id.index => return Ok(()),
             Some(_) => return Err(SocketError::AddressInUse(local)),
             None => {}
         }
@@ -165,6 +187,7 @@ impl UdpTable {
         };
         if let Some(mut socket) = slot.socket.take() {
             (socket.local, socket.remote) = (socket.bound, None);
+            socket.turn = self.take_turn();
             self.enter_bound(id.index, &socket);
             self.sockets.slots[id.index as usize].socket = Some(socket);
         }
@@ -242,7 +265,7 @@ impl UdpTable {
     }
 
     fn enter_connected(&mut self, index: u32, port: u16, local: SocketAddr, remote: SocketAddr) {
-        self.lookup.connected.insert((local, remote), index);
+        self.lookup.connected.insert((local, remote), Member { index, shares: false });
         let port = self.enter_port(port);
         port.connected += 1;
         port.find_only();
@@ -264,8 +287,8 @@ impl UdpTable {
         let any = Self::families(socket).flat_map(|family| &port.any[family]);
         let bound = self.lookup.bound.get(&socket.bound);
         let mut there = any.chain(bound.into_iter().flatten());
-        let shares = |&index: &u32| {
-            let other = &self.sockets.slots[index as usize].socket;
+        let shares = |member: &Member| {
+            let other = &self.sockets.slots[member.index as usize].socket;
             other.as_ref().is_some_and(|other| may_share(socket, other))
         };
         (!there.all(shares)).then_some(socket.bound)
@@ -295,22 +318,22 @@ impl UdpTable {
         // unless their addresses are plainly different.
         let clash =
             self.sockets.slots.iter().filter_map(|slot| slot.socket.as_ref()).any(|other| {
-                let agree = other.options.reuse_address && socket.options.reuse_address
-                    || may_share(socket, other);
+                let agree = reuse_address(socket, other) || may_share(socket, other);
                 other.bound.port() == bound.port() && !agree && overlap(socket, other)
             });
         if clash { Err(taken) } else { Ok(()) }
     }
 
     fn enter_bound(&mut self, index: u32, socket: &Socket) {
+        let member = Member { index, shares: socket.options.reuse_port };
         if socket.bound.ip().is_unspecified() {
             let families = Self::families(socket);
             let port = self.enter_port(socket.bound.port());
-            families.for_each(|family| port.any[family].push(index));
+            families.for_each(|family| port.any[family].push(member));
             port.find_only();
         } else {
             let group = self.lookup.bound.entry(socket.bound).or_default();
-            group.push(index);
+            group.push(member);
             let is_alone = group.len() == 1;
             let port = self.enter_port(socket.bound.port());
             port.bound += 1;
@@ -361,13 +384,18 @@ impl UdpTable {
 }
 
 fn take_out(group: &mut Group, index: u32) {
-    group.retain(|&other| other != index);
+    group.retain(|member| member.index != index);
 }
 
 /// Whether two sockets may be bound to the same address and port.
 fn may_share(a: &Socket, b: &Socket) -> bool {
-    let (a, b) = (&a.options, &b.options);
-    a.reuse_port && b.reuse_port && a.user == b.user
+    let agree = a.options.reuse_port && b.options.reuse_port || reuse_address(a, b);
+    agree && a.options.user == b.options.user
+}
+
+/// Whether both leave addresses to others that are not quite their own.
+fn reuse_address(a: &Socket, b: &Socket) -> bool {
+    a.options.reuse_address && b.options.reuse_address
 }
 
 /// Whether two sockets on one port could both be meant by a datagram.

@@ -213,6 +213,22 @@ fn copies_for_a_group_are_accounted_for() {
 }
 
 #[test]
+fn who_was_bound_last_stays_the_last_where_sockets_go() {
+    both(|family| {
+        let mut host = Host::with_neighbour(2);
+        let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let sockets = [(); 3].map(|()| bind(&mut host, at(family.any(), 53), reuse));
+        let [first, second, last] = sockets;
+        let moved = move_all(&mut host, config(1), &[last, first, second]);
+        let [first, second, last] = sockets.map(|socket| renamed(&moved.udp, socket).unwrap());
+        host.feed(&udp_frame(family, (4000, 53), b"x"));
+        assert!(host.receive(first).is_none() && host.receive(second).is_none());
+        assert!(host.receive(last).is_some());
+        host.finish();
+    });
+}
+
+#[test]
 fn neighbours_and_narrow_paths_are_known_where_sockets_go() {
     both(|family| {
         for knows_neighbour in [false, true] {

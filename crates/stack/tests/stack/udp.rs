@@ -226,6 +226,40 @@ fn a_port_is_shared_only_if_all_agree_and_are_of_one_user() {
 }
 
 #[test]
+fn of_sockets_that_reuse_an_address_the_last_one_bound_hears() {
+    both(|family| {
+        for ip in [family.host(1), family.any()] {
+            let mut host = Host::with_neighbour(2);
+            let reuse = UdpOptions { reuse_address: true, user: 7, ..UdpOptions::default() };
+            let local = at(ip, 53);
+            let join = |host: &mut Host, options| host.stack.udp_bind(local, options).unwrap();
+            let mut sockets = vec![join(&mut host, reuse), join(&mut host, reuse)];
+            assert_eq!(takers(&mut host, family, &sockets, 20), [1; 20]);
+            // Not one that does not agree, or is another user's.
+            for options in [UdpOptions { user: 8, ..reuse }, UdpOptions::default()] {
+                let taken = host.stack.udp_bind(local, options);
+                assert_eq!(taken, Err(SocketError::AddressInUse(local)));
+            }
+            // Those that share do so when one of them is the last.
+            let share = UdpOptions { reuse_port: true, ..reuse };
+            sockets.extend([join(&mut host, share), join(&mut host, share)]);
+            let shared = takers(&mut host, family, &sockets, 40);
+            assert!(shared.contains(&2) && shared.contains(&3));
+            assert!(shared.iter().all(|&taker| taker >= 2), "{shared:?}");
+            sockets.push(join(&mut host, reuse));
+            assert_eq!(takers(&mut host, family, &sockets, 20), [4; 20]);
+            host.stack.udp_close(sockets.pop().unwrap(), &mut host.arena);
+            assert_eq!(takers(&mut host, family, &sockets, 40), shared);
+            for socket in sockets {
+                host.stack.udp_close(socket, &mut host.arena);
+            }
+            host.bind(local);
+            host.finish();
+        }
+    });
+}
+
+#[test]
 fn chosen_ports_differ_and_come_from_the_seed() {
     both(|family| {
         let choose = |seed| {

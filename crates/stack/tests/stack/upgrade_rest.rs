@@ -55,6 +55,31 @@ fn a_group_of_sockets_survives_a_move_of_the_stack() {
 }
 
 #[test]
+fn who_was_bound_last_stays_the_last_after_a_move_of_the_stack() {
+    both(|family| {
+        for ip in [family.host(1), family.any()] {
+            let mut host = Host::with_neighbour(2);
+            let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+            let first = bind(&mut host, at(ip, 53), reuse);
+            let second = bind(&mut host, at(ip, 53), reuse);
+            host.stack.udp_close(first, &mut host.arena);
+            // In the place of the first.
+            let last = bind(&mut host, at(ip, 53), reuse);
+            for _ in 0..2 {
+                host.feed(&udp_frame(family, (4000, 53), b"x"));
+                assert!(host.receive(second).is_none());
+                assert!(host.receive(last).is_some());
+                upgrade(&mut host, config(1));
+            }
+            let newest = bind(&mut host, at(ip, 53), reuse);
+            host.feed(&udp_frame(family, (4000, 53), b"x"));
+            assert!(host.receive(newest).is_some());
+            host.finish();
+        }
+    });
+}
+
+#[test]
 fn datagrams_that_wait_are_read_with_all_that_is_known_about_them() {
     both(|family| {
         let mut host = Host::with_neighbour(2);

@@ -1,0 +1,75 @@
+//! Ports that an application wants and another core has.
+//!
+//! Who had the port may have just ended, or only closed connections may have it still:
+//! with one core it is free then. So before it is refused, the other cores are asked,
+//! one after the other, and the command waits meanwhile.
+
+use std::io;
+
+use tidegate_port::spread::LocalPort;
+
+use super::core::Core;
+use super::family::Kin;
+use super::names::AppNumber;
+use super::passing::with_ticket;
+use super::post::Message;
+use crate::contract::command::Command;
+use crate::contract::ticket::Ticket;
+
+/// A port that an application wants.
+#[derive(Clone, Copy)]
+pub(super) struct WantedPort {
+    port: LocalPort,
+    /// The core that the application was on.
+    by: usize,
+    /// The application's.
+    ticket: Ticket,
+}
+
+impl Core {
+    /// Has the other cores asked for a port that one of them has, if that was not done.
+    /// Whether the command waits for that.
+    pub(super) fn asks_for_port(&mut self, number: AppNumber, command: Command) -> bool {
+        let (Some(port), Some(crossing)) = (command.wanted_port(), self.cores.crossing()) else {
+            return false;
+        };
+        let Some(Some(app)) = self.apps.get_mut(number as usize) else { return false };
+        if !crossing.is_foreign(self.number, port) || app.has_asked() {
+            return false;
+        }
+        let wanted = WantedPort { port, by: self.number, ticket: app.ticket };
+        let sent = self.pass_on(wanted).is_ok();
+        if let Some(Some(app)) = self.apps.get_mut(number as usize)
+            && sent
+        {
+            app.hold_back(command);
+        }
+        sent
+    }
+
+    fn pass_on(&self, wanted: WantedPort) -> io::Result<()> {
+        let next = (self.number + 1) % self.cores.count();
+        self.cores.post(next).send(Message::Wanted(wanted))
+    }
+
+    /// Another core wants a port, or all have been asked for one that this core wants.
+    pub(super) fn on_wanted(&mut self, wanted: WantedPort) -> io::Result<()> {
+        if wanted.by == self.number {
+            // It may have gone to another core, where it asks again.
+            if let Some((_, app)) = with_ticket(&mut self.apps, wanted.ticket) {
+                app.on_asked();
+            }
+            return Ok(());
+        }
+        self.bury_dead_but(None);
+        self.host.release_closed();
+        let port = wanted.port;
+        let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
+        let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
+        if !is_used && self.host.claims.has_ending(port) {
+            let ports = vec![port];
+            self.give(Kin { apps: Vec::new(), sockets: Vec::new(), ports }, wanted.by)?;
+        }
+        self.pass_on(wanted)
+    }
+}
