@@ -238,9 +238,8 @@ fn the_port_of_one_who_has_ended_is_free_at_once_on_every_core() {
             client.ping().unwrap();
             // The next one is on another core.
             let next = site.attach(1);
-            let apps = site.report(1).applications;
-            cores.extend(apps.iter().map(|app| app.core));
-            assert_eq!(apps.len(), 2);
+            until_report(&site, 1, |report| report.applications.len() == 2);
+            cores.extend(site.report(1).applications.iter().map(|app| app.core));
             drop(std::mem::replace(&mut app, next));
         }
         assert!(cores.len() > 1);

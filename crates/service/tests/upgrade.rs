@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind};
 use std::iter::Cycle;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::vec::IntoIter;
 
@@ -376,6 +377,41 @@ fn hand_on((mut site, family): (Site, [&str; 2])) {
     assert_eq!(&buf[..len], b"who");
     taker.close(taken, false);
     assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
+}
+
+#[test]
+fn whoever_waits_for_an_answer_gets_one() {
+    Site::all().for_each(wait_for_answers);
+}
+
+fn wait_for_answers((mut site, family): (Site, [&str; 2])) {
+    let mut owner = site.attach(1);
+    let port = address(1, family, 53);
+    owner.bind_udp(port, Default::default()).unwrap();
+    let mut others = [site.attach(1), site.attach(1)];
+    let is_over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for app in &mut others {
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Another core has it, if there are several.
+                    let taken = app.bind_udp(port, Default::default()).unwrap_err();
+                    assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+                }
+            });
+        }
+        let _over = Ends(is_over);
+        (0..8).for_each(|_| site.upgrade());
+    });
+}
+
+/// Ends what waits for it, however the test ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

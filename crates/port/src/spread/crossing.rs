@@ -67,6 +67,11 @@ impl Crossing {
         self.directory.is_foreign(protocol, port, core)
     }
 
+    /// Whether a port that is claimed is on its way from one core to another.
+    pub fn is_on_its_way(&self, port: LocalPort) -> bool {
+        matches!(self.owner(port), Owner::Parked)
+    }
+
     /// A core is used from now on: it hears what all need to hear.
     pub fn set_used(&self, core: usize) {
         self.used.fetch_or(1 << core, Ordering::Relaxed);

@@ -169,6 +169,7 @@ impl Application {
             generations: self.generations.clone(),
             free: self.free.clone(),
             untold: self.untold.iter().map(|notice| notice.to_words()).collect(),
+            held_back: self.held_back.map(Command::to_words),
             commands_taken: self.commands_taken,
             moved: self.moved,
         }
@@ -198,6 +199,8 @@ impl Application {
         app.untold = notices.ok_or(Damaged("a notice is none"))?;
         // Told once too often is better than not at all.
         app.may_wake = true;
+        let held_back = saved.held_back.map(Command::from_words);
+        app.held_back = held_back.map(|it| it.ok_or(Damaged("a command is none"))).transpose()?;
         app.commands_taken = saved.commands_taken;
         app.moved = saved.moved;
         for SavedEntry { handle, key, waits_to_tell } in entries {

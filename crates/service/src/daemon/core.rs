@@ -12,7 +12,7 @@ use tidegate_gate::Settings;
 use super::application::{Application, Misbehaved};
 use super::calls::Host;
 use super::cores::Cores;
-use super::leaving::Leaving;
+use super::handover::Leaving;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
 use super::passages::{ON_ITS_WAY, Passage, Passages};

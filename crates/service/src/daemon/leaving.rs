@@ -7,7 +7,8 @@ use tidegate_engine::OpenError;
 
 use super::Upgrade;
 use super::core::Core;
-use super::post::{HandOver, Message, Parcel};
+use super::handover::{HandOver, Leaving, Parcel};
+use super::post::Message;
 use super::save::save;
 
 /// Before it hands over, the core listens for so long without an answer: some
@@ -25,17 +26,6 @@ const LAPS: usize = 2;
 
 /// Why a daemon with several cores is not replaced.
 const NO_ROOM: &str = "one network core has no room for what all of them have: restart it instead";
-
-/// Who waits for what all cores have, while it comes together on one.
-pub(super) struct Leaving {
-    to: HandOver,
-    /// Cores that have not answered.
-    awaited: usize,
-    /// How often all are still asked.
-    laps: usize,
-    /// What could not come, the last time.
-    left: usize,
-}
 
 /// Opens a port that another process has closed: the kernel takes its time to let
 /// go of it.

@@ -17,6 +17,7 @@ mod door;
 mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod handover;
 mod held;
 mod leaving;
 mod load;
@@ -314,8 +315,9 @@ impl Daemon {
             // One that has ended already needs not be told.
             let _ = self.cores.post(self.threads.len()).send(Message::Stop);
             let ended = core.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // When the one with the card fails, so do the others.
-            if ended.is_err() || successor.is_ok() {
+            // When the one with the card has ended, so do the others, with an error: it
+            // knows why.
+            if !matches!(ended, Ok(None)) {
                 successor = ended;
             }
         }

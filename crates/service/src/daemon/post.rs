@@ -5,13 +5,14 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
+use tidegate_port::spread::LocalPort;
 
 use super::application::Application;
 use super::family::Family;
+use super::handover::HandOver;
 use super::passing::Request;
 use super::report::{GateState, Report};
-use super::save::Belongings;
-use super::wanted_port::WantedPort;
+use crate::contract::ticket::Ticket;
 
 /// What others want of the core.
 pub(super) enum Message {
@@ -42,27 +43,18 @@ pub(super) enum Message {
     Stop,
 }
 
-/// How the core and who asks it to hand over hear of each other.
-pub(super) struct HandOver {
-    /// What there is to be handed over, or why it is not.
-    pub(super) offer: mpsc::Sender<Result<Parcel, String>>,
-    /// The process that has taken it and goes on, if any. The core waits for this
-    /// word.
-    pub(super) outcome: mpsc::Receiver<Option<u32>>,
-}
-
-impl HandOver {
-    /// Says why nothing is handed over.
-    pub(super) fn refuse(&self, why: &str) {
-        // Who asked may have gone.
-        let _ = self.offer.send(Err(why.to_owned()));
-    }
-}
-
-/// Everything that another daemon needs.
-pub(super) struct Parcel {
-    pub(super) state: Vec<u8>,
-    pub(super) belongings: Belongings,
+/// A port that an application wants and another core has.
+#[derive(Clone, Copy)]
+pub(super) struct WantedPort {
+    pub(super) port: LocalPort,
+    /// The core that the application was on.
+    pub(super) by: usize,
+    /// The application's.
+    pub(super) ticket: Ticket,
+    /// A core that was asked had the port, or nobody.
+    pub(super) is_found: bool,
+    /// How often all may be asked again.
+    pub(super) laps: u32,
 }
 
 /// How others reach the core.

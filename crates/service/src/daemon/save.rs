@@ -213,7 +213,7 @@ mod tests {
     use tidegate_wire::MacAddr;
 
     use super::*;
-    use crate::contract::command::Handle;
+    use crate::contract::command::{COMMAND_WORDS, Command, Handle};
     use crate::contract::status::{Phase, Status};
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
@@ -271,6 +271,7 @@ mod tests {
             generations: vec![1; 3],
             free: vec![3],
             untold: vec![[1, 0, 0, 0, 0, 0, 0, 0]],
+            held_back: Some(Command::Close { socket: handle(2), abrupt: true }.to_words()),
             commands_taken: 5,
             moved,
         };
@@ -356,7 +357,7 @@ mod tests {
         fn socket(state: &mut State) -> &mut SavedSocket {
             state.sockets[0].as_mut().unwrap()
         }
-        let lies: [fn(&mut State); 19] = [
+        let lies: [fn(&mut State); 20] = [
             |state| state.memories.clear(),
             |state| state.memories[0].tcp_bytes = 5,
             |state| state.memories[0].sockets = 1 << 19,
@@ -372,6 +373,7 @@ mod tests {
             |state| socket(state).holders.push(Owner { app: 1, place: 0 }),
             |state| socket(state).handle.place = 4,
             |state| state.passages.clear(),
+            |state| app(state).held_back = Some([99; COMMAND_WORDS]),
             |state| socket(state).claim = Some(1),
             |state| state.ending[0].1 = u32::MAX,
             |state| state.claims[0].is_held = false,

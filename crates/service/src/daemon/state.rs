@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_stack::SavedStack;
 
 use super::names::{Identity, Moved, Owner, SocketKey};
-use crate::contract::command::Handle;
+use crate::contract::command::{COMMAND_WORDS, Handle};
 use crate::contract::layout::Geometry;
 use crate::contract::notice::NOTICE_WORDS;
 use crate::contract::ticket::TICKET_BYTES;
@@ -59,6 +59,8 @@ pub(super) struct SavedApplication {
     pub(super) generations: Vec<u32>,
     pub(super) free: Vec<u32>,
     pub(super) untold: Vec<[u64; NOTICE_WORDS]>,
+    /// A command that was taken and not done.
+    pub(super) held_back: Option<[u64; COMMAND_WORDS]>,
     pub(super) commands_taken: u64,
     pub(super) moved: Moved,
 }

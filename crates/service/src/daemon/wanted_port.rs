@@ -6,25 +6,16 @@
 
 use std::io;
 
-use tidegate_port::spread::LocalPort;
-
 use super::core::Core;
 use super::family::Kin;
 use super::names::AppNumber;
 use super::passing::with_ticket;
-use super::post::Message;
+use super::post::{Message, WantedPort};
 use crate::contract::command::Command;
-use crate::contract::ticket::Ticket;
 
-/// A port that an application wants.
-#[derive(Clone, Copy)]
-pub(super) struct WantedPort {
-    port: LocalPort,
-    /// The core that the application was on.
-    by: usize,
-    /// The application's.
-    ticket: Ticket,
-}
+/// Whoever has the port may be on the way from one core to the next: so many times
+/// around they are asked.
+const LAPS: u32 = 64;
 
 impl Core {
     /// Has the other cores asked for a port that one of them has, if that was not done.
@@ -37,7 +28,8 @@ impl Core {
         if !crossing.is_foreign(self.number, port) || app.has_asked() {
             return false;
         }
-        let wanted = WantedPort { port, by: self.number, ticket: app.ticket };
+        let ticket = app.ticket;
+        let wanted = WantedPort { port, by: self.number, ticket, is_found: false, laps: LAPS };
         let sent = self.pass_on(wanted).is_ok();
         if let Some(Some(app)) = self.apps.get_mut(number as usize)
             && sent
@@ -53,17 +45,22 @@ impl Core {
     }
 
     /// Another core wants a port, or all have been asked for one that this core wants.
-    pub(super) fn on_wanted(&mut self, wanted: WantedPort) -> io::Result<()> {
+    pub(super) fn on_wanted(&mut self, mut wanted: WantedPort) -> io::Result<()> {
+        let Some(crossing) = self.cores.crossing() else { return Ok(()) };
+        let port = wanted.port;
+        wanted.is_found |= !crossing.is_foreign(self.number, port) && !crossing.is_on_its_way(port);
         if wanted.by == self.number {
             // It may have gone to another core, where it asks again.
-            if let Some((_, app)) = with_ticket(&mut self.apps, wanted.ticket) {
+            let Some((_, app)) = with_ticket(&mut self.apps, wanted.ticket) else { return Ok(()) };
+            if wanted.is_found || wanted.laps == 0 {
                 app.on_asked();
+                return Ok(());
             }
-            return Ok(());
+            wanted.laps -= 1;
+            return self.pass_on(wanted);
         }
         self.bury_dead_but(None);
         self.host.release_closed();
-        let port = wanted.port;
         let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
         if !is_used && self.host.claims.has_ending(port) {
