@@ -19,6 +19,7 @@ mod epoll;
 #[doc(hidden)]
 pub mod interpose;
 mod log;
+mod memory;
 mod poll;
 mod real;
 mod rules;
@@ -27,8 +28,3 @@ mod sleeper;
 mod socket;
 mod start;
 mod table;
-
-/// Memory of the library's own: a handler may use a socket when it has interrupted the
-/// program in `malloc`, whose locks must not be wanted then.
-#[global_allocator]
-static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;

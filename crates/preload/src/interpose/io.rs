@@ -10,7 +10,7 @@ use libc::{
     ssize_t, timespec,
 };
 
-use super::{errno, raw};
+use super::{errno, interface, raw};
 use crate::socket::moving::{self, Moved};
 use crate::socket::{Body, Side, Socket, passing};
 use crate::table::InUse;
@@ -341,14 +341,14 @@ unsafe fn put_message(socket: &Socket, message: &mut msghdr, got: &Got) {
 /// # Safety
 /// As [`put_message`]; there is `room` at `msg_control`.
 unsafe fn put_destination(message: &mut msghdr, room: usize, to: IpAddr) {
+    let interface = interface::of(to).to_ne_bytes();
     let (level, kind, bytes): (c_int, c_int, Vec<u8>) = match to {
         IpAddr::V4(v4) => {
-            // The interface is none of the kernel's; then the address twice.
-            let bytes = [[0; 4], v4.octets(), v4.octets()].concat();
+            let bytes = [interface, v4.octets(), v4.octets()].concat();
             (libc::IPPROTO_IP, libc::IP_PKTINFO, bytes)
         }
         IpAddr::V6(v6) => {
-            let bytes = [&v6.octets()[..], &[0; 4]].concat();
+            let bytes = [&v6.octets()[..], &interface].concat();
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, bytes)
         }
     };

@@ -6,6 +6,7 @@
 pub mod epoll;
 mod errno;
 pub mod fd;
+mod interface;
 pub mod io;
 pub mod process;
 mod raw;
