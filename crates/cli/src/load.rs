@@ -9,8 +9,8 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tidegate_lab::load::{
-    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp, load_udp,
-    load_udp_closed,
+    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp,
+    load_udp, load_udp_closed,
 };
 
 use crate::Failure;

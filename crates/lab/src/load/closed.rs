@@ -268,9 +268,8 @@ mod tests {
     #[test]
     fn what_cannot_be_sent_is_refused() {
         let config = LoadConfig::new(super::super::LinkKind::Kernel, "10.0.0.1:7".parse().unwrap());
-        let refused = |bytes, in_flight| {
-            load_udp_closed(&config, bytes, in_flight).unwrap_err().to_string()
-        };
+        let refused =
+            |bytes, in_flight| load_udp_closed(&config, bytes, in_flight).unwrap_err().to_string();
         assert!(refused(0, 1).contains("1452"));
         assert!(refused(64, 0).contains("1 to 4096"));
         assert!(refused(64, 1).contains("kernel sockets are no port"));

@@ -16,6 +16,7 @@ mod line;
 pub(crate) mod neighbour;
 mod open;
 mod pace;
+mod port_flood;
 mod query_file;
 mod raw;
 pub mod responder;
@@ -31,6 +32,7 @@ pub use latency::{Latencies, LatencySummary};
 pub use line::Line;
 pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp, over_port};
 pub use pace::Pacer;
+pub use port_flood::PortFlood;
 pub use query_file::QuerySet;
 pub use raw::RawLine;
 pub use tcp::{

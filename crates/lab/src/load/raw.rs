@@ -103,6 +103,11 @@ impl<P: Port> RawLine<P> {
         })
     }
 
+    /// How many frames the port has had no room for yet.
+    pub(super) fn waiting(&self) -> usize {
+        self.out.len()
+    }
+
     /// What passed through the port.
     pub fn counters(&mut self) -> PortCounters {
         self.port.counters()
