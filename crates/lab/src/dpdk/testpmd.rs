@@ -31,8 +31,8 @@ pub(super) struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it on one device. `command` runs [`PROGRAM`] and has no arguments
-    /// yet. Its two threads are where the command is: the one that forwards
+    /// Starts it on one device, and waits until it takes orders. `command` runs
+    /// [`PROGRAM`] and has no arguments yet. Its two threads are where the command is: the one that forwards
     /// never sleeps, the one that takes orders always does.
     pub(super) fn start(mut command: Command, core: usize, device: &str) -> Result<Self, LabError> {
         let lcores = format!("--lcores=0@{core},1@{core}");
@@ -50,22 +50,26 @@ impl Testpmd {
         let (sender, lines) = mpsc::channel();
         read_lines(out, sender.clone());
         read_lines(err, sender);
-        Ok(Self { child, orders, lines, last: VecDeque::new() })
+        let mut testpmd = Self { child, orders, lines, last: VecDeque::new() };
+        testpmd.link()?;
+        Ok(testpmd)
     }
 
     /// Waits until the other side of its device is there.
     pub(super) fn wait_for_link(&mut self) -> Result<(), LabError> {
         let began = Instant::now();
-        loop {
-            let link = self.ask("show port info 0", "Link status:")?;
-            if link == "up" {
-                return Ok(());
-            }
+        while self.link()? != "up" {
             if began.elapsed() > ANSWER_LIMIT {
                 return Err(self.failed("its device has no link"));
             }
             thread::sleep(LOOK_EVERY);
         }
+        Ok(())
+    }
+
+    /// `up` or `down`.
+    fn link(&mut self) -> Result<String, LabError> {
+        self.ask("show port info 0", "Link status:")
     }
 
     /// Forwards from now on, and sends so many bursts of its own first.
@@ -162,8 +166,7 @@ mod tests {
         let mut command = Command::new("sh");
         // What else it is given are arguments that the script does not look at.
         command.args(["-c", "echo no such device; exit 1", "sh"]);
-        let mut ended = Testpmd::start(command, 0, "net_null0").unwrap();
-        let error = ended.wait_for_link().unwrap_err().to_string();
+        let error = Testpmd::start(command, 0, "net_null0").err().unwrap().to_string();
         assert!(error.contains(PROGRAM), "{error}");
     }
 }
