@@ -83,7 +83,7 @@ impl Bench {
 
     /// DPDK's own program, on one core.
     pub(super) fn testpmd(&self, core: usize) -> Command {
-        command_on_core(core, testpmd::PROGRAM)
+        command_on_core(core, testpmd::STARTER)
     }
 
     /// Tidegate, on the core that serves.

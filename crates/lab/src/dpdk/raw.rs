@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::DpdkLabConfig;
 use super::bench::{Bench, Ends, MEMORY, Wire};
-use super::testpmd::{BURST, Testpmd};
+use super::testpmd::{BURST, STARTER, Testpmd};
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
@@ -156,14 +156,13 @@ fn measure(
         (Link::AfPacket(pair), subject) => {
             let device = |name: &str| format!("net_af_packet0,iface={name}");
             let program = match subject {
-                Subject::Testpmd => super::testpmd::PROGRAM.into(),
+                Subject::Testpmd => STARTER.into(),
                 _ => crate::livelock::subject::this_program()?.into_os_string(),
             };
             let command = pair.b.namespace.command_on_core(bench.server_core, program);
             let _server = server(&device(&pair.b.device), command)?;
             let load = &pair.a;
-            let generator =
-                load.namespace.command_on_core(bench.load_core, super::testpmd::PROGRAM);
+            let generator = load.namespace.command_on_core(bench.load_core, STARTER);
             generated(Testpmd::start(generator, bench.load_core, &device(&load.device))?, time)?
         }
         (Link::Ring, Subject::Testpmd) => {

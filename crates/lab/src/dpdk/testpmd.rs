@@ -12,6 +12,8 @@ use crate::error::LabError;
 /// The program, and the package that has it.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
 pub(super) const PACKAGE: &str = "dpdk-dev";
+/// What starts it: into a pipe it would answer only by the page.
+pub(super) const STARTER: &str = "stdbuf";
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -32,10 +34,11 @@ pub(super) struct Testpmd {
 
 impl Testpmd {
     /// Starts it on one device, and waits until it takes orders. `command` runs
-    /// [`PROGRAM`] and has no arguments yet. Its two threads are where the command is: the one that forwards
+    /// [`STARTER`] and has no arguments yet. Its two threads are where the command is: the one that forwards
     /// never sleeps, the one that takes orders always does.
     pub(super) fn start(mut command: Command, core: usize, device: &str) -> Result<Self, LabError> {
         let lcores = format!("--lcores=0@{core},1@{core}");
+        command.args(["-oL", PROGRAM]);
         command.args(["--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "--no-pci"]);
         command.args([&lcores, "--vdev", device, "--", "--interactive"]);
         command.args(["--forward-mode=io", "--total-num-mbufs=16384"]);
