@@ -21,11 +21,15 @@ use crate::process::Process;
 
 /// The loads, in percent of what the service can do.
 const LOADS_PERCENT: [u32; 9] = [25, 50, 75, 100, 150, 200, 300, 500, 1000];
-/// Tidegate's own mode, and one that collapses, to see what the load does.
-const MODE_NAMES: [&str; 2] = [DEFAULT_MODE, "interrupt"];
+/// Tidegate's own mode, and the same without what protects it, to see what the
+/// load does.
+const UNPROTECTED_MODE: &str = "polled";
+const MODE_NAMES: [&str; 2] = [DEFAULT_MODE, UNPROTECTED_MODE];
 /// The loads take turns of this length, in seconds: a machine that is slow for a
 /// second is slow for all of them.
 const SLICE_S: f64 = 0.05;
+/// Slices that say what a service can do; the best counts.
+const TRIES: usize = 8;
 /// Time to settle at a load before each slice.
 const WARM_UP: Duration = Duration::from_millis(25);
 /// With its headers and trailer, 64 bytes.
@@ -113,11 +117,15 @@ fn capacity(bench: &Bench, work_ns: u64) -> Result<f64, LabError> {
     let mode = MODES.iter().find(|mode| mode.name == DEFAULT_MODE).unwrap_or(&MODES[0]);
     let mut running = Running::start(bench, *mode, work_ns)?;
     let too_much_pps = 3e9 / (work_ns + 100) as f64;
-    let found = running.measure(too_much_pps, Duration::from_millis(200))?;
-    if found.goodput_pps <= 0.0 {
-        return Err(LabError::Config("a flooded service on memif does nothing".into()));
+    let mut best_pps: f64 = 0.0;
+    for _ in 0..TRIES {
+        let found = running.measure(too_much_pps, Duration::from_secs_f64(SLICE_S))?;
+        best_pps = best_pps.max(found.goodput_pps);
     }
-    Ok(found.goodput_pps)
+    if best_pps > 0.0 {
+        return Ok(best_pps);
+    }
+    Err(LabError::Config("a flooded service on memif does nothing".into()))
 }
 
 /// Starts a service and offers it every load once.
@@ -153,8 +161,8 @@ fn conclude(found: &[Found], result: &mut Experiment) {
     if let Some(floor) = floor(DEFAULT_MODE) {
         result.figure("tidegate_floor", floor);
     }
-    if let Some(floor) = floor("interrupt") {
-        result.figure("interrupt_floor", floor);
+    if let Some(floor) = floor(UNPROTECTED_MODE) {
+        result.figure("unprotected_floor", floor);
     }
     let reach = |one: &Found| {
         let most_pps = one.curve.points().last().map_or(0.0, |point| point.0);
@@ -169,7 +177,8 @@ fn conclude(found: &[Found], result: &mut Experiment) {
          has worked on; a frame that the memif has no room for costs nobody anything, as at a \
          card: for 40 us none are made, and those that were due count as offered; tidegate_floor \
          is the worst goodput at any load from that of the peak on over the peak, \
-         flood_over_capacity the highest load over the peak",
+         unprotected_floor the same without feedback, flood_over_capacity the highest load over \
+         the peak",
     );
     result.picture = Some(picture(found));
 }
@@ -227,13 +236,13 @@ mod tests {
     fn the_floor_is_of_the_worst_work_and_the_load_is_seen() {
         let all = [
             found(DEFAULT_MODE, 500, &[(100.0, 100.0), (1000.0, 99.0)]),
-            found("interrupt", 500, &[(100.0, 80.0), (1000.0, 8.0)]),
+            found(UNPROTECTED_MODE, 500, &[(100.0, 80.0), (1000.0, 8.0)]),
             found(DEFAULT_MODE, 2000, &[(50.0, 50.0), (450.0, 48.0)]),
         ];
         let mut result = Experiment::new("dpdk");
         conclude(&all, &mut result);
         assert_eq!(result.figures["tidegate_floor"], 0.96);
-        assert_eq!(result.figures["interrupt_floor"], 0.1);
+        assert_eq!(result.figures["unprotected_floor"], 0.1);
         assert_eq!(result.figures["flood_over_capacity"], 9.0);
         assert_eq!(result.rows.len(), 6);
         assert_eq!(result.picture.unwrap().panels.len(), 2);

@@ -10,7 +10,8 @@ use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
 use crate::load::{
-    LatencySummary, LoadConfig, QuerySet, load_dns, load_tcp, load_udp, load_udp_closed,
+    ClosedReport, LatencySummary, LoadConfig, LoadResult, Progress, QuerySet, load_dns, load_tcp,
+    load_udp, load_udp_closed,
 };
 
 const ECHO_PORT: u16 = 7;
@@ -99,45 +100,57 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Every load has a server and a wire of its own: DPDK's memif may end the
+/// process of one whose client goes.
 fn measure(
     config: &DpdkLabConfig,
     bench: &Bench,
     zone: &Zone,
     one: &Found,
 ) -> Result<Run, LabError> {
-    let ends = bench.wire(one.wire);
-    let load = |port| bench.load_config(&ends.load, port, config.seconds);
-    let quiet = &mut |_: &crate::load::Progress| {};
-    match one.service {
+    let start = |arguments: &[&str]| {
+        let ends = bench.wire(one.wire);
+        bench.serve(arguments, &ends.server).map(|server| (server, ends.load))
+    };
+    let quiet = &mut |_: &Progress| {};
+    let (most_pps, latency) = match one.service {
         Service::Dns => {
             let zone_file = format!("{}={}", zone.on_disk.origin(), zone.on_disk.file().display());
-            let _server = bench.serve(&["dns", "--zone", &zone_file], &ends.server)?;
-            let most = load_dns(&load(DNS_PORT), &zone.queries, None, quiet)?.result;
-            let easy = easy(load(DNS_PORT), most.answered_pps);
-            let latency = load_dns(&easy, &zone.queries, None, quiet)?.result.latency;
-            Ok(Run { requests_per_second: most.answered_pps, latency })
+            let mut ask = |rate_pps| -> Result<LoadResult, LabError> {
+                let (_server, device) = start(&["dns", "--zone", &zone_file])?;
+                let load = bench.load_config(&device, DNS_PORT, config.seconds);
+                let load = LoadConfig { rate_pps, ..load };
+                Ok(load_dns(&load, &zone.queries, None, quiet)?.result)
+            };
+            let most_pps = ask(None)?.answered_pps;
+            (most_pps, ask(Some(easy(most_pps)))?.latency)
         }
         Service::UdpEcho => {
-            let _server = bench.serve(&["echo"], &ends.server)?;
-            let most = load_udp_closed(&load(ECHO_PORT), MESSAGE_BYTES, IN_FLIGHT)?;
-            let easy = easy(load(ECHO_PORT), most.answered_pps);
-            let latency = load_udp(&easy, MESSAGE_BYTES, quiet)?.result.latency;
-            Ok(Run { requests_per_second: most.answered_pps, latency })
+            let load = |device: &str| bench.load_config(device, ECHO_PORT, config.seconds);
+            let most = || -> Result<ClosedReport, LabError> {
+                let (_server, device) = start(&["echo"])?;
+                load_udp_closed(&load(&device), MESSAGE_BYTES, IN_FLIGHT)
+            };
+            let most_pps = most()?.answered_pps;
+            let (_server, device) = start(&["echo"])?;
+            let easy = LoadConfig { rate_pps: Some(easy(most_pps)), ..load(&device) };
+            (most_pps, load_udp(&easy, MESSAGE_BYTES, quiet)?.result.latency)
         }
         Service::TcpEcho => {
-            let _server = bench.serve(&["echo", "--tcp"], &ends.server)?;
-            let mut load = bench.tcp_load_config(&ends.load, ECHO_PORT, config.seconds);
+            let (_server, device) = start(&["echo", "--tcp"])?;
+            let mut load = bench.tcp_load_config(&device, ECHO_PORT, config.seconds);
             load.connections = CONNECTIONS;
             load.message_bytes = MESSAGE_BYTES;
             let report = load_tcp(&load)?;
-            Ok(Run { requests_per_second: report.requests_per_second, latency: report.latency })
+            (report.requests_per_second, report.latency)
         }
-    }
+    };
+    Ok(Run { requests_per_second: most_pps, latency })
 }
 
-/// A load that a server has time for.
-fn easy(load: LoadConfig, most_pps: f64) -> LoadConfig {
-    LoadConfig { rate_pps: Some((EASY * most_pps).max(1.0)), ..load }
+/// A rate that a server has time for.
+fn easy(most_pps: f64) -> f64 {
+    (EASY * most_pps).max(1.0)
 }
 
 fn conclude(found: &[Found], result: &mut Experiment) {
