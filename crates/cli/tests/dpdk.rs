@@ -174,7 +174,7 @@ fn the_lab_finds_every_figure() {
     }
     let lesser = figure("testpmd_ratio_memif").min(figure("testpmd_ratio_ring"));
     assert_eq!(figure("testpmd_ratio"), lesser);
-    for name in ["tidegate_floor", "unprotected_floor"] {
+    for name in ["tidegate_floor", "polled_floor"] {
         assert!((0.0..=1.0).contains(&figure(name)), "{name}: {result}");
     }
     assert!(figure("flood_over_capacity") > 1.0, "{result}");

@@ -21,10 +21,10 @@ use crate::process::Process;
 
 /// The loads, in percent of what the service can do.
 const LOADS_PERCENT: [u32; 9] = [25, 50, 75, 100, 150, 200, 300, 500, 1000];
-/// Tidegate's own mode, and the same without what protects it, to see what the
-/// load does.
-const UNPROTECTED_MODE: &str = "polled";
-const MODE_NAMES: [&str; 2] = [DEFAULT_MODE, UNPROTECTED_MODE];
+/// Polling with turns alone, to see what feedback adds to it.
+const PLAIN_MODE: &str = "polled";
+/// The modes that are compared.
+const MODE_NAMES: [&str; 2] = [DEFAULT_MODE, PLAIN_MODE];
 /// The loads take turns of this length, in seconds: a machine that is slow for a
 /// second is slow for all of them.
 const SLICE_S: f64 = 0.05;
@@ -161,8 +161,8 @@ fn conclude(found: &[Found], result: &mut Experiment) {
     if let Some(floor) = floor(DEFAULT_MODE) {
         result.figure("tidegate_floor", floor);
     }
-    if let Some(floor) = floor(UNPROTECTED_MODE) {
-        result.figure("unprotected_floor", floor);
+    if let Some(floor) = floor(PLAIN_MODE) {
+        result.figure("polled_floor", floor);
     }
     let reach = |one: &Found| {
         let most_pps = one.curve.points().last().map_or(0.0, |point| point.0);
@@ -177,7 +177,7 @@ fn conclude(found: &[Found], result: &mut Experiment) {
          has worked on; a frame that the memif has no room for costs nobody anything, as at a \
          card: for 40 us none are made, and those that were due count as offered; tidegate_floor \
          is the worst goodput at any load from that of the peak on over the peak, \
-         unprotected_floor the same without feedback, flood_over_capacity the highest load over \
+         polled_floor the same without feedback, flood_over_capacity the highest load over \
          the peak",
     );
     result.picture = Some(picture(found));
@@ -236,13 +236,13 @@ mod tests {
     fn the_floor_is_of_the_worst_work_and_the_load_is_seen() {
         let all = [
             found(DEFAULT_MODE, 500, &[(100.0, 100.0), (1000.0, 99.0)]),
-            found(UNPROTECTED_MODE, 500, &[(100.0, 80.0), (1000.0, 8.0)]),
+            found(PLAIN_MODE, 500, &[(100.0, 80.0), (1000.0, 8.0)]),
             found(DEFAULT_MODE, 2000, &[(50.0, 50.0), (450.0, 48.0)]),
         ];
         let mut result = Experiment::new("dpdk");
         conclude(&all, &mut result);
         assert_eq!(result.figures["tidegate_floor"], 0.96);
-        assert_eq!(result.figures["unprotected_floor"], 0.1);
+        assert_eq!(result.figures["polled_floor"], 0.1);
         assert_eq!(result.figures["flood_over_capacity"], 9.0);
         assert_eq!(result.rows.len(), 6);
         assert_eq!(result.picture.unwrap().panels.len(), 2);
