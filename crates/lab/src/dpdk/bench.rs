@@ -3,11 +3,9 @@
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::testpmd;
 use crate::error::LabError;
 use crate::livelock::subject::this_program;
 use crate::load::{LinkKind, LoadConfig, TcpLoadConfig};
@@ -81,20 +79,10 @@ impl Bench {
         }
     }
 
-    /// DPDK's own program, on one core.
-    pub(super) fn testpmd(&self, core: usize) -> Command {
-        command_on_core(core, testpmd::STARTER)
-    }
-
-    /// Tidegate, on the core that serves.
-    pub(super) fn tidegate(&self) -> Result<Command, LabError> {
-        Ok(command_on_core(self.server_core, this_program()?))
-    }
-
     /// Starts `serve` with these arguments on a device, and waits until it
     /// serves.
     pub(super) fn serve(&self, arguments: &[&str], device: &str) -> Result<Process, LabError> {
-        let mut command = self.tidegate()?;
+        let mut command = command_on_core(self.server_core, this_program()?);
         command.arg("serve").args(arguments).arg("--json");
         command.args(["--port", &format!("dpdk:{device} {MEMORY}")]);
         command.args(["--address", &format!("{SERVER}/{PREFIX}")]);

@@ -1,6 +1,8 @@
 //! Frames that go back as they came: Tidegate's port, and `dpdk-testpmd` in its
 //! place. On memif also the echo of UDP through the whole stack.
 
+use std::any::Any;
+use std::ffi::OsStr;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -13,14 +15,16 @@ use super::testpmd::{BURST, STARTER, Testpmd};
 use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::{Experiment, number};
+use crate::livelock::subject::this_program;
 use crate::load::load_udp_closed;
-use crate::netns::{VethConfig, VethPair};
-use crate::process::Process;
+use crate::netns::{End, Namespace, VethConfig, VethPair};
+use crate::process::{Process, command_on_core};
 
 /// Frames that go round, in bursts of testpmd's: as many as every ring has room
 /// for, so that none is lost.
 const BURSTS: usize = 16;
 const FRAMES: usize = BURSTS * BURST;
+const RING: &str = "net_ring0";
 /// With its headers 64 bytes: what testpmd sends.
 const ECHO_BYTES: usize = 64 - 42;
 const ECHO_PORT: u16 = 7;
@@ -45,6 +49,26 @@ impl Link {
             Self::Memif => "memif",
             Self::Ring => "ring",
             Self::AfPacket(_) => "af_packet",
+        }
+    }
+
+    /// A device for either side.
+    fn ends(&self, bench: &Bench) -> Ends {
+        match self {
+            Self::Memif => bench.wire(Wire::Memif),
+            Self::Ring => Ends { server: RING.to_owned(), load: RING.to_owned() },
+            Self::AfPacket(pair) => {
+                let device = |end: &End| format!("net_af_packet0,iface={}", end.device);
+                Ends { server: device(&pair.b), load: device(&pair.a) }
+            }
+        }
+    }
+
+    /// Where the subject and the load have to be.
+    fn namespaces(&self) -> Option<(&Namespace, &Namespace)> {
+        match self {
+            Self::AfPacket(pair) => Some((&pair.b.namespace, &pair.a.namespace)),
+            _ => None,
         }
     }
 
@@ -111,9 +135,8 @@ pub(super) fn run(
         for (link, found) in &mut found {
             measure(config, bench, link, found)?;
             let rate = found.runs.last().copied().unwrap_or_default();
-            eprintln!("{repeat} {:<10} {:<20} {:>12}/s", found.link, found.subject.name(), {
-                number(rate.round())
-            });
+            let (name, rate) = (found.subject.name(), number(rate.round()));
+            eprintln!("{repeat} {:<10} {name:<20} {rate:>12}/s", found.link);
         }
     }
     let found: Vec<Found> = found.into_iter().map(|(_, found)| found).collect();
@@ -127,51 +150,28 @@ fn measure(
     link: &Link,
     found: &mut Found,
 ) -> Result<(), LabError> {
-    let time = Duration::from_secs_f64(config.seconds);
-    let server = |device: &str, command: Command| -> Result<Box<dyn std::any::Any>, LabError> {
-        if found.subject == Subject::Testpmd {
-            let mut testpmd = Testpmd::start(command, bench.server_core, device)?;
-            testpmd.forward(0)?;
-            return Ok(Box::new(testpmd));
-        }
-        Ok(Box::new(start_port(bench, command, device)?))
-    };
     let rate = match (link, found.subject) {
-        (Link::Memif, Subject::Echo) => {
-            let Ends { server, load } = bench.wire(Wire::Memif);
+        (_, Subject::Echo) => {
+            let Ends { server, load } = link.ends(bench);
             let _server = bench.serve(&["echo"], &server)?;
             let load = bench.load_config(&load, ECHO_PORT, config.seconds);
             let report = load_udp_closed(&load, ECHO_BYTES, FRAMES)?;
             found.waits.push(report.empty_looks_percent);
             report.answered_pps
         }
-        (Link::Memif, subject) => {
-            let ends = bench.wire(Wire::Memif);
-            let command = match subject {
-                Subject::Testpmd => bench.testpmd(bench.server_core),
-                _ => bench.tidegate()?,
-            };
-            let _server = server(&ends.server, command)?;
-            let generator = bench.testpmd(bench.load_core);
-            generated(Testpmd::start(generator, bench.load_core, &ends.load)?, time)?
-        }
-        (Link::AfPacket(pair), subject) => {
-            let device = |name: &str| format!("net_af_packet0,iface={name}");
-            let program = match subject {
-                Subject::Testpmd => STARTER.into(),
-                _ => crate::livelock::subject::this_program()?.into_os_string(),
-            };
-            let command = pair.b.namespace.command_on_core(bench.server_core, program);
-            let _server = server(&device(&pair.b.device), command)?;
-            let load = &pair.a;
-            let generator = load.namespace.command_on_core(bench.load_core, STARTER);
-            generated(Testpmd::start(generator, bench.load_core, &device(&load.device))?, time)?
-        }
+        (Link::Ring, Subject::Port) => forward_alone(bench, config.seconds)?,
         (Link::Ring, Subject::Testpmd) => {
-            let ring = bench.testpmd(bench.server_core);
-            generated(Testpmd::start(ring, bench.server_core, "net_ring0")?, time)?
+            let core = bench.server_core;
+            let ring = Testpmd::start(command_on_core(core, STARTER), core, RING)?;
+            returned(ring, config.seconds)?
         }
-        (Link::Ring, _) => forward_alone(bench, config.seconds)?,
+        (_, subject) => {
+            let ends = link.ends(bench);
+            let _subject = start(subject, bench, link, &ends.server)?;
+            let core = bench.load_core;
+            let command = on_core(link.namespaces().map(|sides| sides.1), core, STARTER);
+            returned(Testpmd::start(command, core, &ends.load)?, config.seconds)?
+        }
     };
     if rate <= 0.0 {
         let (link, subject) = (found.link, found.subject.name());
@@ -181,8 +181,39 @@ fn measure(
     Ok(())
 }
 
-/// Frames that come back to a generator in a second.
-fn generated(mut generator: Testpmd, time: Duration) -> Result<f64, LabError> {
+/// Starts what sends back the frames of a device. It ends on drop.
+fn start(
+    subject: Subject,
+    bench: &Bench,
+    link: &Link,
+    device: &str,
+) -> Result<Box<dyn Any>, LabError> {
+    let core = bench.server_core;
+    let namespace = link.namespaces().map(|sides| sides.0);
+    if subject == Subject::Testpmd {
+        let mut testpmd = Testpmd::start(on_core(namespace, core, STARTER), core, device)?;
+        testpmd.forward(0)?;
+        return Ok(Box::new(testpmd));
+    }
+    let mut command = on_core(namespace, core, this_program()?);
+    command.args(["lab", "dpdk", "--forward", &format!("{device} {MEMORY}")]);
+    command.args(["--cpu", &core.to_string(), "--seconds", &LIMIT_S.to_string()]);
+    let mut process = Process::start("tidegate lab dpdk --forward", &mut command)?;
+    process.wait_for_line()?;
+    Ok(Box::new(process))
+}
+
+fn on_core(namespace: Option<&Namespace>, core: usize, program: impl AsRef<OsStr>) -> Command {
+    match namespace {
+        Some(namespace) => namespace.command_on_core(core, program),
+        None => command_on_core(core, program),
+    }
+}
+
+/// Puts frames into the generator's device, and tells how many come back in a
+/// second.
+fn returned(mut generator: Testpmd, seconds: f64) -> Result<f64, LabError> {
+    let time = Duration::from_secs_f64(seconds);
     generator.wait_for_link()?;
     generator.forward(BURSTS)?;
     thread::sleep(WARM_UP);
@@ -192,19 +223,10 @@ fn generated(mut generator: Testpmd, time: Duration) -> Result<f64, LabError> {
     some.next().unwrap_or(Ok(0.0))
 }
 
-/// Tidegate's port as a process that has opened its device.
-fn start_port(bench: &Bench, mut command: Command, device: &str) -> Result<Process, LabError> {
-    command.args(["lab", "dpdk", "--forward", &format!("{device} {MEMORY}")]);
-    command.args(["--cpu", &bench.server_core.to_string(), "--seconds", &LIMIT_S.to_string()]);
-    let mut process = Process::start("tidegate lab dpdk --forward", &mut command)?;
-    process.wait_for_line()?;
-    Ok(process)
-}
-
 /// Tidegate's port on a ring, which nobody else has an end of.
 fn forward_alone(bench: &Bench, seconds: f64) -> Result<f64, LabError> {
-    let mut command = bench.tidegate()?;
-    command.args(["lab", "dpdk", "--forward", &format!("net_ring0 {MEMORY}")]);
+    let mut command = command_on_core(bench.server_core, this_program()?);
+    command.args(["lab", "dpdk", "--forward", &format!("{RING} {MEMORY}")]);
     command.args(["--frames", &FRAMES.to_string(), "--seconds", &seconds.to_string()]);
     command.args(["--cpu", &bench.server_core.to_string()]);
     let output = command.output().map_err(LabError::io("cannot start this program"))?;

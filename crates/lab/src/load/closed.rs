@@ -68,9 +68,8 @@ impl fmt::Display for ClosedReport {
             number(self.answered_pps.round())
         )?;
         writeln!(f, "latency   {:.1} us, mean", self.mean_us)?;
-        writeln!(f, "waited    {:.0} % of the looks at the port found nothing", {
-            self.empty_looks_percent
-        })?;
+        let empty = self.empty_looks_percent;
+        writeln!(f, "waited    {empty:.0} % of the looks at the port found nothing")?;
         for (name, count) in [("wrong", self.wrong), ("resent", self.resent)] {
             if count > 0 {
                 writeln!(f, "{name:<9} {:>12}", number(count as f64))?;
