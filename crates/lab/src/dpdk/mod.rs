@@ -16,10 +16,11 @@ use tidegate_port::dpdk::{BUILT, DpdkError};
 
 pub use forward::{ForwardConfig, forward};
 
+use crate::cpu::{self, Pinned};
 use crate::dns::servers::installed;
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::{cpu, netns};
+use crate::netns;
 use bench::Bench;
 
 /// How to run the experiment.
@@ -89,7 +90,7 @@ pub fn run(config: &DpdkLabConfig) -> Result<Experiment, LabError> {
     for name in netns::remove_stale()? {
         eprintln!("removed namespace {name}, left behind by a process that is gone");
     }
-    cpu::pin_this_thread(config.load_core)?;
+    let pinned = Pinned::to(config.load_core)?;
     let bench = Bench::new(config.server_core, config.load_core)?;
     let mut result = Experiment::new("dpdk");
     result.columns = COLUMNS.to_vec();
@@ -98,6 +99,8 @@ pub fn run(config: &DpdkLabConfig) -> Result<Experiment, LabError> {
     flood::run(config, &bench, &mut result)?;
     services::run(config, &bench, &mut result)?;
     scenarios::run(config, &bench, &mut result)?;
+    drop(pinned);
+    scenarios::run_beside(config, &mut result)?;
     Ok(result)
 }
 

@@ -49,11 +49,6 @@ pub(super) fn run(
         }
     }
     result.rows.extend(found.iter().map(row));
-    if !config.is_quick && rustix::process::geteuid().is_root() {
-        for scenario in Scenario::ALL {
-            result.rows.extend(beside(config, scenario)?);
-        }
-    }
     result.note(
         "echo-1 to echo-3: the points of those experiments; over memif the load is on Tidegate \
          too, also in echo-3, where theirs is on kernel sockets",
@@ -89,7 +84,22 @@ fn row(one: &Found) -> Value {
     })
 }
 
-/// The same points over a veth pair.
+/// Measures the same without DPDK, but not for a first look, and adds rows.
+pub(super) fn run_beside(config: &DpdkLabConfig, result: &mut Experiment) -> Result<(), LabError> {
+    if config.is_quick {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        result.note("nothing stands beside echo-1 to echo-3: namespaces need root");
+        return Ok(());
+    }
+    for scenario in Scenario::ALL {
+        result.rows.extend(beside(config, scenario)?);
+    }
+    Ok(())
+}
+
+/// The points of a scenario over a veth pair.
 fn beside(config: &DpdkLabConfig, scenario: Scenario) -> Result<Vec<Value>, LabError> {
     let found = echo::beside(scenario, config.seconds, config.repeats)?;
     let row = |one: &echo::Beside| {
