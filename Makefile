@@ -33,13 +33,13 @@ lint:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory bpf-check
 
-# Ports on devices of DPDK: the lint of what they add, their tests, and the
-# tests of servers on DPDK's drivers.
+# Ports on devices of DPDK: the lint of what they add, their tests, the tests of
+# servers and of the router on DPDK's drivers, and a first look of `lab dpdk`.
 DPDK_FLAGS = --locked -p tidegate-port -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
-	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp
+	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp --test route
 	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
 # The BPF programs, from their C sources.

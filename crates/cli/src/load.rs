@@ -9,7 +9,8 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tidegate_lab::load::{
-    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp, load_udp,
+    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp,
+    load_udp, load_udp_closed,
 };
 
 use crate::Failure;
@@ -46,6 +47,10 @@ pub(crate) struct UdpLoad {
     /// Bytes of payload
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     bytes: usize,
+    /// Keep so many requests on their way instead of sending at a rate: each answer is made the
+    /// next request. That is the fastest; not for kernel sockets
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["rate", "requests"])]
+    in_flight: Option<usize>,
 }
 
 /// Flags of `load tcp`.
@@ -198,7 +203,11 @@ impl Load {
             Load::Tcp(load) => load.run(),
             Load::Udp(load) => {
                 let config = load.datagrams.config();
-                load.datagrams.common.print(&load_udp(&config, load.bytes, &mut progress)?)
+                let common = &load.datagrams.common;
+                match load.in_flight {
+                    Some(count) => common.print(&load_udp_closed(&config, load.bytes, count)?),
+                    None => common.print(&load_udp(&config, load.bytes, &mut progress)?),
+                }
             }
         }
     }

@@ -21,7 +21,8 @@ use crate::report::drops_json;
 /// Flags of `route`.
 #[derive(Args)]
 pub(crate) struct RouteCommand {
-    /// A port with the router's addresses there; give one for each link
+    /// A port with the router's addresses there; give one for each link. KIND is xdp, packet, tap
+    /// or dpdk, whose INTERFACE is a device as net_memif0,role=client,id=0
     #[arg(long, short, value_name = "KIND:INTERFACE,ADDRESS/BITS,...")]
     port: Vec<String>,
     /// A route beyond the links, as PREFIX=GATEWAY; may be given several times

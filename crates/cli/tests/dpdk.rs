@@ -157,3 +157,34 @@ fn a_wrong_port_says_what_to_do() {
     // Who has it notices nothing.
     is_answered("udp", 7, &theirs, &[]);
 }
+
+/// Not how much, but that every figure is there and can be one.
+#[test]
+fn the_lab_finds_every_figure() {
+    if !support::have("lab_dpdk", &["dpdk-testpmd", "setpriv", "taskset"]) {
+        return;
+    }
+    let output = tidegate(&["lab", "dpdk", "--quick", "--json", "-"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let figure = |name: &str| result["figures"][name].as_f64().unwrap_or(f64::NAN);
+    for name in ["testpmd_ratio_memif", "testpmd_ratio_ring", "echo_over_raw"] {
+        assert!(figure(name) > 0.0, "{name}: {result}");
+    }
+    let lesser = figure("testpmd_ratio_memif").min(figure("testpmd_ratio_ring"));
+    assert_eq!(figure("testpmd_ratio"), lesser);
+    for name in ["tidegate_floor", "polled_floor"] {
+        assert!((0.0..=1.0).contains(&figure(name)), "{name}: {result}");
+    }
+    assert!(figure("flood_over_capacity") > 1.0, "{result}");
+    let rows = result["rows"].as_array().unwrap();
+    for part in ["frames back", "flood", "services", "echo-1", "echo-2", "echo-3"] {
+        assert!(rows.iter().any(|row| row["part"] == part), "no {part} in {result}");
+    }
+    for row in rows {
+        assert!(row["part"] == "flood" || row["per_second"].as_f64() > Some(0.0), "{row}");
+        assert!(row["lowest"].as_f64() <= row["highest"].as_f64(), "{row}");
+        assert!(row["p50_us"].as_f64() <= row["p99_us"].as_f64(), "{row}");
+    }
+}

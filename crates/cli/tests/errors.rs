@@ -78,6 +78,8 @@ fn a_program_without_dpdk_says_what_to_install() {
     fails_with(&serve, &["libdpdk-dev", "--features dpdk"]);
     let load = ["load", "udp", "10.0.0.1:7", "--port", "dpdk:net_null0", "--source", "10.0.0.2"];
     fails_with(&load, &["libdpdk-dev", "--features dpdk"]);
+    fails_with(&["lab", "dpdk"], &["libdpdk-dev", "--features dpdk"]);
+    fails_with(&["lab", "dpdk", "--forward", "net_null0"], &["libdpdk-dev", "--features dpdk"]);
 }
 
 #[test]

@@ -80,12 +80,22 @@ fn pings(site: &RouterSite, to: &str, more: &[&str]) {
 }
 
 /// The ports, and how they are driven.
+#[cfg(not(feature = "dpdk"))]
 const WAYS: [(&str, &[&str]); 4] = [
     ("packet", &["--mode", "polled"]),
     ("packet", &["--mode", "interrupt"]),
     ("xdp", &["--mode", "polled", "--quota", "10"]),
     ("xdp", &["--mode", "interrupt"]),
 ];
+
+/// Those that a program with DPDK has beyond them.
+#[cfg(feature = "dpdk")]
+const WAYS: [(&str, &[&str]); 2] =
+    [("dpdk", &["--mode", "polled"]), ("dpdk", &["--mode", "interrupt"])];
+
+/// Whether fragments of IPv4 come through. DPDK's driver has the kernel put them
+/// together, for a buffer that is one frame long.
+const HAS_IPV4_FRAGMENTS: bool = cfg!(not(feature = "dpdk"));
 
 fn everywhere(test: &str, programs: &[&str], check: impl Fn(&RouterSite)) {
     if !is_root(test) || !have(test, programs) {
@@ -112,7 +122,9 @@ fn hosts_reach_each_other_and_the_router() {
             pings(site, to, &[]);
         }
         // In fragments.
-        pings(site, RIGHT_V4, &["-s", "4000"]);
+        if HAS_IPV4_FRAGMENTS {
+            pings(site, RIGHT_V4, &["-s", "4000"]);
+        }
         pings(site, RIGHT_V6, &["-s", "4000"]);
     });
 }
@@ -207,6 +219,9 @@ fn tcp_and_udp_go_through_whole() {
             };
             let (a, b) = (socket(&site.left, here), socket(&site.right, there));
             for bytes in [0, 1, 100, 1400, 1472, 3000] {
+                if bytes > 1472 && here == LEFT_V4 && !HAS_IPV4_FRAGMENTS {
+                    continue;
+                }
                 let datagram = &sent[..bytes];
                 a.send_to(datagram, b.local_addr().unwrap()).unwrap();
                 let mut buffer = [0; 4000];

@@ -17,6 +17,30 @@ pub fn pin_this_thread(core: usize) -> Result<(), LabError> {
     pin(None, core)
 }
 
+/// The calling thread stays on one core as long as this lives, and may run
+/// where it could before afterwards.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    /// Pins the calling thread.
+    pub(crate) fn to(core: usize) -> Result<Self, LabError> {
+        let before = rustix::thread::sched_getaffinity(None)
+            .map_err(LabError::io("cannot tell which cores there are"))?;
+        pin_this_thread(core)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It could run there before.
+        let _ = rustix::thread::sched_setaffinity(None, &self.before);
+    }
+}
+
 /// Pins the thread or process `pid` to one core.
 ///
 /// # Errors
@@ -248,6 +272,17 @@ mod tests {
     use super::*;
 
     const STAT: &str = "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 10 0 20 60 0 1 9 0 0 0\ncpu1 1 1 1 1\n";
+
+    #[test]
+    fn a_thread_is_pinned_for_a_while() {
+        let on = || rustix::thread::sched_getaffinity(None).unwrap();
+        let before = on();
+        let core = (0..CpuSet::MAX_CPU).find(|&core| before.is_set(core)).unwrap();
+        let pinned = Pinned::to(core).unwrap();
+        assert_eq!(on().count(), 1);
+        drop(pinned);
+        assert_eq!(on(), before);
+    }
 
     #[test]
     fn a_core_is_found_by_its_whole_name() {

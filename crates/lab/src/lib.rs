@@ -9,6 +9,7 @@ pub mod contention;
 pub mod cpu;
 pub mod demo;
 pub mod dns;
+pub mod dpdk;
 pub mod echo_cost;
 pub mod error;
 pub mod experiment;

@@ -18,6 +18,7 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::cpu;
 use crate::error::LabError;
+use crate::process::on_core;
 use crate::sys;
 
 const PREFIX: &str = "tg-";
@@ -159,7 +160,7 @@ impl Namespace {
     /// thread that starts it ends.
     pub fn command_on_core(&self, core: usize, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command("setpriv");
-        command.args(["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()]).arg(program);
+        command.args(on_core(core)).arg(program);
         command
     }
 

@@ -1,5 +1,6 @@
 //! A server as a child process: started, waited for, ended.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
@@ -13,6 +14,19 @@ use crate::error::LabError;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// A command on one core, ended with SIGTERM when the thread that starts it
+/// ends. The child's process id is the program's.
+pub(crate) fn command_on_core(core: usize, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(on_core(core)).arg(program);
+    command
+}
+
+/// The arguments of `setpriv` for that.
+pub(crate) fn on_core(core: usize) -> [String; 5] {
+    ["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()].map(str::to_owned)
+}
 
 /// A process that serves. It is ended on drop.
 #[derive(Debug)]

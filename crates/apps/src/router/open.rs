@@ -10,6 +10,7 @@ use tidegate_engine::Clock;
 use tidegate_gate::{Quota, Settings};
 use tidegate_memory::{ArenaConfig, ArenaError};
 use tidegate_port::Port;
+use tidegate_port::dpdk::{self, DpdkConfig, DpdkError};
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
 use tidegate_port::packet::{PacketConfig, PacketError, PacketPort};
@@ -31,6 +32,8 @@ pub enum RouterPort {
     Packet(PacketConfig),
     /// A TAP or TUN device.
     Tap(TapConfig),
+    /// A device of DPDK's; needs a program built with it.
+    Dpdk(DpdkConfig),
     /// One end of a wire in memory.
     Mem(Box<MemPort>),
 }
@@ -82,7 +85,7 @@ pub enum PortSpecError {
     #[error("port {0:?}: expected KIND:INTERFACE,ADDRESS/BITS,..., as xdp:eth0,10.0.0.1/24")]
     Form(String),
     /// The kind is unknown.
-    #[error("port {text:?}: {kind:?} is no kind of port; choose xdp, packet or tap")]
+    #[error("port {text:?}: {kind:?} is no kind of port; choose xdp, packet, tap or dpdk")]
     Kind {
         /// The description.
         text: String,
@@ -105,11 +108,12 @@ pub enum PortSpecError {
 impl FromStr for PortSpec {
     type Err = PortSpecError;
 
-    /// Reads `KIND:INTERFACE,ADDRESS/BITS,...`.
+    /// Reads `KIND:INTERFACE,ADDRESS/BITS,...`. A device of DPDK's may have
+    /// arguments of its own: whatever has a `=`.
     fn from_str(text: &str) -> Result<Self, PortSpecError> {
         let form = || PortSpecError::Form(text.to_owned());
         let (kind, rest) = text.split_once(':').ok_or_else(form)?;
-        let mut parts = rest.split(',');
+        let mut parts = rest.split(',').peekable();
         let interface = parts.next().filter(|name| !name.is_empty()).ok_or_else(form)?;
         let port = match kind {
             "xdp" => {
@@ -119,6 +123,12 @@ impl FromStr for PortSpec {
             }
             "packet" => RouterPort::Packet(PacketConfig::new(interface)),
             "tap" => RouterPort::Tap(TapConfig::new(interface)),
+            "dpdk" => {
+                let arguments = std::iter::from_fn(|| parts.next_if(|part| part.contains('=')));
+                let device: Vec<&str> = std::iter::once(interface).chain(arguments).collect();
+                let Ok(config) = device.join(",").parse();
+                RouterPort::Dpdk(config)
+            }
             _ => {
                 return Err(PortSpecError::Kind { text: text.to_owned(), kind: kind.to_owned() });
             }
@@ -184,6 +194,9 @@ pub enum RouterError {
     /// A TAP port.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// A DPDK port.
+    #[error(transparent)]
+    Dpdk(#[from] DpdkError),
     /// The kernel did not tell about an interface.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
@@ -281,6 +294,7 @@ fn open_port(
             Box::new(PacketPort::open(&packet, arena)?)
         }
         RouterPort::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
+        RouterPort::Dpdk(device) => dpdk::open(&device, arena)?,
         RouterPort::Mem(port) => port,
     })
 }
@@ -325,10 +339,16 @@ mod tests {
         let spec: PortSpec = "xdp:eth0,10.0.0.1/24,fd00::1/64".parse().unwrap();
         assert!(matches!(&spec.port, RouterPort::Xdp(xdp) if xdp.interface == "eth0"));
         assert_eq!(spec.addresses.len(), 2);
+        let memif = "net_memif0,role=client,socket=/run/memif,id=0";
+        let spec: PortSpec = format!("dpdk:{memif},10.0.0.1/24,fd00::1/64").parse().unwrap();
+        assert!(matches!(&spec.port, RouterPort::Dpdk(dpdk) if dpdk.device == memif));
+        assert_eq!(spec.addresses.len(), 2);
         for (text, words) in [
             ("eth0", "KIND:INTERFACE"),
             ("xdp:,10.0.0.1/24", "KIND:INTERFACE"),
-            ("dpdk:eth0,10.0.0.1/24", "xdp, packet or tap"),
+            ("wire:eth0,10.0.0.1/24", "xdp, packet, tap or dpdk"),
+            ("dpdk:net_tap0,iface=tg0", "no address"),
+            ("dpdk:0000:01:00.0,10.0.0.1", "10.0.0.1/24"),
             ("xdp:eth0", "no address"),
             ("xdp:eth0,10.0.0.1", "10.0.0.1/24"),
         ] {

@@ -3,6 +3,7 @@
 mod attach;
 mod chaos;
 mod dns;
+mod dpdk;
 mod echo_cost;
 mod guard;
 mod livelock;
@@ -91,6 +92,9 @@ pub(crate) enum Lab {
     /// What it costs to hand a message to another process: a ring in shared
     /// memory, a Unix socket, a pipe, the loopback
     Attach(attach::AttachLab),
+    /// Tidegate on devices of DPDK's: frames sent back beside dpdk-testpmd, UDP echo, a flood,
+    /// services over memif and as the host of a virtual machine
+    Dpdk(dpdk::DpdkLab),
     /// Applications of the daemon that are killed in any state, bad ones, and the
     /// daemon killed: what the others lose, and whether all memory comes back
     Chaos(chaos::ChaosLab),
@@ -128,6 +132,7 @@ impl Lab {
             Lab::Mlfrr(lab) => lab.run(),
             Lab::Reads(lab) => lab.run(),
             Lab::Attach(lab) => lab.run(),
+            Lab::Dpdk(lab) => lab.run(),
             Lab::Chaos(lab) => lab.run(),
             Lab::Trace(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),

@@ -40,7 +40,7 @@ const KERNELS: [(&str, ReceiveWork); 3] = [
 pub struct Mode {
     /// The name.
     pub name: &'static str,
-    flags: &'static [&'static str],
+    pub(crate) flags: &'static [&'static str],
 }
 
 /// The mode that the figures of Tidegate are about.

@@ -1,11 +1,13 @@
 //! Load generators: DNS queries and UDP echoes in an open loop, at a rate or as
-//! fast as it goes, over a port or over kernel sockets; TCP in `tcp`.
+//! fast as it goes, over a port or over kernel sockets; UDP echoes in a closed
+//! loop over a port in `closed`; TCP in `tcp`.
 //!
 //! One thread sends by the clock and reads what comes back, so that sending
 //! and receiving are paid by one core. Latency is measured from the time a
 //! request was *meant* to leave: a stall of the server or of the generator
 //! itself counts for every request that it delays.
 
+mod closed;
 mod drive;
 pub mod flood;
 mod kernel;
@@ -14,6 +16,7 @@ mod line;
 pub(crate) mod neighbour;
 mod open;
 mod pace;
+mod port_flood;
 mod query_file;
 mod raw;
 pub mod responder;
@@ -22,12 +25,14 @@ mod tcp;
 pub(crate) mod template;
 mod workload;
 
+pub use closed::{ClosedReport, load_udp_closed};
 pub use drive::{LoadResult, Progress, Schedule, drive};
 pub use kernel::KernelLine;
 pub use latency::{Latencies, LatencySummary};
 pub use line::Line;
 pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp, over_port};
 pub use pace::Pacer;
+pub use port_flood::PortFlood;
 pub use query_file::QuerySet;
 pub use raw::RawLine;
 pub use tcp::{

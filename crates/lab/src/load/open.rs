@@ -276,21 +276,27 @@ fn load<W: Workload>(
             let line = format!("{} kernel sockets (sendmmsg, recvmmsg)", line.flows());
             Ok(LoadReport { line, port_drops: Vec::new(), result })
         }
-        LinkKind::Xdp => {
-            let (port, arena) = open_xdp(config)?;
+        _ => {
+            let (port, arena) = open_port(config)?;
             over_port(port, arena, config, &schedule, progress, workload)
         }
-        LinkKind::Packet => {
-            let (port, arena) = open_packet(config)?;
-            over_port(port, arena, config, &schedule, progress, workload)
-        }
-        LinkKind::Dpdk => {
-            let arena = arena()?;
-            let Ok(device) = config.interface()?.parse();
-            let port =
-                dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
-            over_port(port, arena, config, &schedule, progress, workload)
-        }
+    }
+}
+
+/// A line over the port that the configuration names.
+pub(super) fn open_line(config: &LoadConfig) -> Result<RawLine<Box<dyn Port>>, LabError> {
+    let (port, arena) = open_port(config)?;
+    RawLine::open(port, arena, config.addressing()?)
+}
+
+fn open_port(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
+    match config.link {
+        LinkKind::Kernel => Err(LabError::Config(
+            "kernel sockets are no port: give --port xdp, packet or dpdk:DEVICE".into(),
+        )),
+        LinkKind::Xdp => open_xdp(config),
+        LinkKind::Packet => open_packet(config),
+        LinkKind::Dpdk => open_dpdk(config),
     }
 }
 
@@ -323,7 +329,7 @@ fn arena() -> Result<Arena, LabError> {
         .map_err(|error| LabError::Config(error.to_string()))
 }
 
-fn open_xdp(config: &LoadConfig) -> Result<(XdpPort, Arena), LabError> {
+fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
     let mut arena = arena()?;
     let addressing = config.addressing()?;
     // One rule takes what thousands of addresses would, and a generator's
@@ -342,10 +348,17 @@ fn open_xdp(config: &LoadConfig) -> Result<(XdpPort, Arena), LabError> {
     let port = XdpPort::open(xdp, &mut arena).map_err(|error| {
         LabError::Config(format!("{error}\nor send through something else: --link packet"))
     })?;
+    Ok((Box::new(port), arena))
+}
+
+fn open_dpdk(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
+    let arena = arena()?;
+    let Ok(device) = config.interface()?.parse();
+    let port = dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
     Ok((port, arena))
 }
 
-fn open_packet(config: &LoadConfig) -> Result<(PacketPort, Arena), LabError> {
+fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
     let mut arena = arena()?;
     let addressing = config.addressing()?;
     let addresses = (0..addressing.sources.min(64)).map(|index| addressing.source_at(index));
@@ -357,7 +370,7 @@ fn open_packet(config: &LoadConfig) -> Result<(PacketPort, Arena), LabError> {
     let packet = PacketConfig { steering, ..PacketConfig::new(config.interface()?) };
     let port = PacketPort::open(&packet, &mut arena)
         .map_err(|error| LabError::Config(error.to_string()))?;
-    Ok((port, arena))
+    Ok((Box::new(port), arena))
 }
 
 #[cfg(test)]

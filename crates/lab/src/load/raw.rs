@@ -16,6 +16,15 @@ use crate::error::LabError;
 /// Frames that may wait for the port; more would only wait longer.
 const BACKLOG: usize = 128;
 
+/// What came of one look at the port for answers to turn around.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turned {
+    /// Answers that are requests again.
+    pub(super) answers: u64,
+    /// Answers that were not what was sent.
+    pub(super) wrong: u64,
+}
+
 /// A line over a port and its arena.
 pub struct RawLine<P> {
     port: P,
@@ -94,6 +103,11 @@ impl<P: Port> RawLine<P> {
         })
     }
 
+    /// How many frames the port has had no room for yet.
+    pub(super) fn waiting(&self) -> usize {
+        self.out.len()
+    }
+
     /// What passed through the port.
     pub fn counters(&mut self) -> PortCounters {
         self.port.counters()
@@ -126,15 +140,60 @@ impl<P: Port> RawLine<P> {
                 self.arena.free(frame);
                 continue;
             }
-            let event = neighbour::read(bytes, &self.addressing, self.addressing.target.ip());
-            self.arena.free(frame);
-            match event {
-                Some(Event::Found(mac)) => found = Some(mac),
-                Some(Event::Reply(reply)) => self.send_now(&reply),
-                None => {}
-            }
+            found = self.read_neighbour(frame).or(found);
         }
         Ok(found)
+    }
+
+    /// Takes a frame that is no answer: it may say the target's hardware
+    /// address, or ask for ours.
+    fn read_neighbour(&mut self, frame: Frame) -> Option<[u8; 6]> {
+        let bytes = self.arena.bytes(&frame);
+        let event = neighbour::read(bytes, &self.addressing, self.addressing.target.ip());
+        self.arena.free(frame);
+        match event? {
+            Event::Found(mac) => Some(mac),
+            Event::Reply(reply) => {
+                self.send_now(&reply);
+                None
+            }
+        }
+    }
+}
+
+impl<P: Port> RawLine<P> {
+    /// Takes up to `quota` packets, and makes each answer the next request of
+    /// its flow where it lies. `payload` is what every request holds, and
+    /// `payload_sum` its [`sum`](super::template::sum). An answer that is
+    /// anything else is dropped.
+    #[inline]
+    pub(super) fn turn_around(
+        &mut self,
+        quota: usize,
+        payload: &[u8],
+        payload_sum: u32,
+    ) -> io::Result<Turned> {
+        let mut turned = Turned::default();
+        let header_bytes = self.template.header_bytes();
+        let frame_bytes = header_bytes + payload.len();
+        self.port.receive(&mut self.arena, &mut self.arrived, quota)?;
+        while let Some(mut frame) = self.arrived.pop_front() {
+            let bytes = self.arena.bytes_mut(&mut frame);
+            let Some((flow, _)) = read_answer(bytes, &self.addressing) else {
+                self.read_neighbour(frame);
+                continue;
+            };
+            if bytes.get(header_bytes..frame_bytes) != Some(payload) {
+                turned.wrong += 1;
+                self.arena.free(frame);
+                continue;
+            }
+            turned.answers += 1;
+            self.template.write(flow, &mut bytes[..frame_bytes], payload_sum);
+            frame.truncate(frame_bytes);
+            self.out.push_back(frame);
+        }
+        Ok(turned)
     }
 }
 
@@ -227,14 +286,14 @@ fn read_v6(packet: &[u8]) -> Option<(IpAddr, &[u8])> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tidegate_memory::{ArenaConfig, FrameSize};
     use tidegate_port::mem::{MemConfig, wire};
 
     use super::super::template::sum;
     use super::*;
 
-    fn addressing(v6: bool) -> Addressing {
+    pub(crate) fn addressing(v6: bool) -> Addressing {
         let (source, target) =
             if v6 { ("fd00::10", "[fd00::1]:53") } else { ("10.0.0.16", "10.0.0.1:53") };
         Addressing {
@@ -248,12 +307,12 @@ mod tests {
         }
     }
 
-    fn arena() -> Arena {
+    pub(crate) fn arena() -> Arena {
         Arena::new(ArenaConfig { frames: 64, frame_size: FrameSize::K2, hugepages: false }).unwrap()
     }
 
     /// Turns a request into its answer: addresses and ports swapped.
-    fn turn_around(frame: &[u8], v6: bool) -> Vec<u8> {
+    pub(crate) fn turn_around(frame: &[u8], v6: bool) -> Vec<u8> {
         let mut back = frame.to_vec();
         let (addresses, width, udp) = if v6 { (22, 16, 54) } else { (26, 4, 34) };
         for i in 0..width {
@@ -287,6 +346,37 @@ mod tests {
             line.poll(16, |flow, payload| answers.push((flow, payload.to_vec()))).unwrap();
             let expected: Vec<_> = (0..4).map(|n| (n, vec![n as u8, n as u8])).collect();
             assert_eq!(answers, expected);
+        }
+    }
+
+    #[test]
+    fn an_answer_becomes_the_next_request_of_its_flow() {
+        for v6 in [false, true] {
+            let (ours, mut theirs) = wire(&MemConfig::default()).unwrap();
+            let mut line = RawLine::open(ours, arena(), addressing(v6)).unwrap();
+            let payload = [7, 8, 9];
+            for _ in 0..4 {
+                line.push(|_, room| {
+                    room[..3].copy_from_slice(&payload);
+                    Payload { len: 3, sum: sum(&payload) }
+                });
+            }
+            line.flush().unwrap();
+            let mut sent = Vec::new();
+            theirs.receive_bytes(16, |frame| sent.push(frame.to_vec()));
+            let mut back: Vec<_> = sent.iter().map(|frame| turn_around(frame, v6)).collect();
+            *back[1].last_mut().unwrap() ^= 1;
+            for (staged, frame) in back.iter().enumerate() {
+                assert!(theirs.stage(staged, frame));
+            }
+            theirs.flush(back.len());
+            let turned = line.turn_around(16, &payload, sum(&payload)).unwrap();
+            assert_eq!(turned, Turned { answers: 3, wrong: 1 });
+            line.flush().unwrap();
+            let mut again = Vec::new();
+            theirs.receive_bytes(16, |frame| again.push(frame.to_vec()));
+            sent.remove(1);
+            assert_eq!(again, sent);
         }
     }
 

@@ -69,14 +69,19 @@ impl RouterSite {
         Ok(site)
     }
 
-    /// The flags of `tidegate route` for both ports, of this kind.
+    /// The flags of `tidegate route` for both ports, of this kind. Of DPDK's
+    /// devices it is the one on packet sockets.
     pub fn port_flags(&self, kind: &str) -> [String; 4] {
-        let port = |device: &str, [v4, v6]: [&str; 2]| format!("{kind}:{device},{v4}/24,{v6}/64");
+        let device = |number: usize, name: &str| match kind {
+            "dpdk" => format!("net_af_packet{number},iface={name}"),
+            _ => name.to_owned(),
+        };
+        let port = |device: String, [v4, v6]: [&str; 2]| format!("{kind}:{device},{v4}/24,{v6}/64");
         [
             "--port".into(),
-            port(&self.left_device, ROUTER_LEFT),
+            port(device(0, &self.left_device), ROUTER_LEFT),
             "--port".into(),
-            port(&self.right_device, ROUTER_RIGHT),
+            port(device(1, &self.right_device), ROUTER_RIGHT),
         ]
     }
 }

@@ -1,5 +1,7 @@
 //! `lab echo-1`, `echo-2`, `echo-3`: the scenarios of Farias (2023).
 
+use std::fmt;
+
 use serde_json::json;
 
 use super::{Bench, KernelReceive, Measured, Subject, TcpConfig, cores, median};
@@ -12,9 +14,63 @@ const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
 /// One point of a scenario.
 #[derive(Clone, Copy, Debug)]
-struct Point {
-    connections: usize,
-    bytes: usize,
+pub(crate) struct Point {
+    pub(crate) connections: usize,
+    pub(crate) bytes: usize,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} B", self.connections, self.bytes)
+    }
+}
+
+/// A scenario of the paper's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    /// Many connections that stay open, small messages.
+    Many,
+    /// Growing messages.
+    Growing,
+    /// Few clients.
+    Few,
+}
+
+impl Scenario {
+    pub(crate) const ALL: [Self; 3] = [Self::Many, Self::Growing, Self::Few];
+
+    /// The name of its experiment.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Many => "echo-1",
+            Self::Growing => "echo-2",
+            Self::Few => "echo-3",
+        }
+    }
+
+    /// Its points; `full` with the paper's numbers of connections.
+    pub(crate) fn points(self, full: bool) -> Vec<Point> {
+        match self {
+            Self::Many => {
+                let most = if full { 16_000 } else { 4_000 };
+                let points = [(100, 64), (most, 64), (most, 128)];
+                points.map(|(connections, bytes)| Point { connections, bytes }).to_vec()
+            }
+            Self::Growing => {
+                let connections = if full { 12_000 } else { 1_000 };
+                let sizes = [64, 256, 1024, 4096, 8192, 16_384];
+                sizes.map(|bytes| Point { connections, bytes }).to_vec()
+            }
+            Self::Few => {
+                [1, 2, 4, 8, 16].map(|connections| Point { connections, bytes: 2048 }).to_vec()
+            }
+        }
+    }
+
+    /// What the clients connect through.
+    fn link(self) -> LinkKind {
+        if self == Self::Few { LinkKind::Kernel } else { LinkKind::Xdp }
+    }
 }
 
 /// What one server did at one point, in every repeat.
@@ -39,12 +95,10 @@ impl Row {
 /// # Errors
 /// When namespaces cannot be made or a server does not start.
 pub fn run_1(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let most = if config.full { 16_000 } else { 4_000 };
-    let mut points = vec![Point { connections: 100, bytes: 64 }];
-    points.push(Point { connections: most, bytes: 64 });
-    points.push(Point { connections: most, bytes: 128 });
-    let rows = measure(config, &Subject::ALL, &points, LinkKind::Xdp)?;
-    let mut result = experiment("echo-1", &rows);
+    let scenario = Scenario::Many;
+    let points = scenario.points(config.full);
+    let rows = measure(config, &Subject::ALL, &points, scenario.link())?;
+    let mut result = experiment(scenario.name(), &rows);
     for (name, point) in [("rps_ratio_100", points[0]), ("rps_ratio", points[1])] {
         result.figure(name, ratio(&rows, point, Subject::TidegateXdp));
     }
@@ -60,13 +114,12 @@ pub fn run_1(config: &TcpConfig) -> Result<Experiment, LabError> {
 /// # Errors
 /// As [`run_1`].
 pub fn run_2(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let connections = if config.full { 12_000 } else { 1_000 };
-    let sizes = [64, 256, 1024, 4096, 8192, 16_384];
-    let points = sizes.map(|bytes| Point { connections, bytes });
+    let scenario = Scenario::Growing;
+    let points = scenario.points(config.full);
     let subjects =
         [Subject::KernelEpoll, Subject::KernelSpin, Subject::KernelUring, Subject::TidegateXdp];
-    let rows = measure(config, &subjects, &points, LinkKind::Xdp)?;
-    let mut result = experiment("echo-2", &rows);
+    let rows = measure(config, &subjects, &points, scenario.link())?;
+    let mut result = experiment(scenario.name(), &rows);
     for point in points {
         let name = format!("gbps_ratio_{}", point.bytes);
         result.figure(&name, ratio(&rows, point, Subject::TidegateXdp));
@@ -81,10 +134,10 @@ pub fn run_2(config: &TcpConfig) -> Result<Experiment, LabError> {
 /// # Errors
 /// As [`run_1`].
 pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let clients = [1, 2, 4, 8, 16];
-    let points = clients.map(|connections| Point { connections, bytes: 2048 });
-    let rows = measure(config, &Subject::ALL, &points, LinkKind::Kernel)?;
-    let mut result = experiment("echo-3", &rows);
+    let scenario = Scenario::Few;
+    let points = scenario.points(config.full);
+    let rows = measure(config, &Subject::ALL, &points, scenario.link())?;
+    let mut result = experiment(scenario.name(), &rows);
     for (clients, point) in [(1, points[0]), (16, points[4])] {
         let of = |subject, of: fn(&Measured) -> f64| find(&rows, subject, point).median(of);
         for (name, latency) in [
@@ -102,6 +155,35 @@ pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
     note_cores(&mut result, "the clients are on kernel sockets, in one thread");
     result.note("few clients are served by interrupts of the device on AF_XDP, which run on the clients' core");
     Ok(result)
+}
+
+/// What a server did at one point, in medians.
+pub(crate) struct Beside {
+    pub(crate) server: &'static str,
+    pub(crate) point: Point,
+    pub(crate) requests_per_second: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+}
+
+/// A scenario on Tidegate and on the kernel, over a veth pair: to stand beside
+/// the same over another wire.
+pub(crate) fn beside(
+    scenario: Scenario,
+    seconds: f64,
+    repeats: usize,
+) -> Result<Vec<Beside>, LabError> {
+    let config = TcpConfig { seconds, repeats, full: false };
+    let subjects = [Subject::KernelEpoll, Subject::TidegateXdp];
+    let rows = measure(&config, &subjects, &scenario.points(false), scenario.link())?;
+    let of = |row: &Row| Beside {
+        server: row.subject.name(),
+        point: row.point,
+        requests_per_second: row.rps(),
+        p50_us: row.median(|run| run.load.latency.p50_us),
+        p99_us: row.median(|run| run.load.latency.p99_us),
+    };
+    Ok(rows.iter().map(of).collect())
 }
 
 /// Measures every point with every server, interleaved.
