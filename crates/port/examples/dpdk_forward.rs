@@ -22,9 +22,13 @@ fn main() -> io::Result<()> {
     let frames: usize = arguments.next().map_or(Ok(0), |text| text.parse()).unwrap_or(0);
     let Ok(device) = device.parse::<DpdkConfig>();
     let mut arena = Arena::new(ArenaConfig::default()).map_err(io::Error::other)?;
-    let mut port = dpdk::open(&device, &arena).map_err(io::Error::other)?;
+    let mut port = dpdk::open(&device, &mut arena).map_err(io::Error::other)?;
     let mut burst = Burst::new();
-    burst.extend((0..frames).map_while(|_| arena.alloc_from(&[0; 64])));
+    // Frames that are sent while nobody is there are lost.
+    while frames > 0 && port.counters().transmitted == 0 {
+        burst.extend((0..frames).map_while(|_| arena.alloc_from(&[0; 64])));
+        port.transmit(&mut arena, &mut burst)?;
+    }
     let mut began = Instant::now();
     let mut before = port.counters().transmitted;
     // The first tenth is for warming up.

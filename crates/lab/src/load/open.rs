@@ -285,10 +285,10 @@ fn load<W: Workload>(
             over_port(port, arena, config, &schedule, progress, workload)
         }
         LinkKind::Dpdk => {
-            let arena = arena()?;
+            let mut arena = arena()?;
             let Ok(device) = config.interface()?.parse();
-            let port =
-                dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
+            let port = dpdk::open(&device, &mut arena)
+                .map_err(|error| LabError::Config(error.to_string()))?;
             over_port(port, arena, config, &schedule, progress, workload)
         }
     }

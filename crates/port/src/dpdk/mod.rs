@@ -25,6 +25,7 @@ mod sys;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 
 use tidegate_memory::Arena;
@@ -43,6 +44,9 @@ pub struct DpdkConfig {
     /// Arguments for DPDK itself, before those that Tidegate gives. Only the
     /// first port of a process can have any.
     pub arguments: Vec<String>,
+    /// How many queues to open in each direction. All of them are received from
+    /// in turn; the device spreads what arrives by flow (RSS) if it can.
+    pub queues: NonZeroU16,
 }
 
 impl FromStr for DpdkConfig {
@@ -52,7 +56,8 @@ impl FromStr for DpdkConfig {
     /// --main-lcore=1`.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         let mut words = text.split_whitespace().map(str::to_owned);
-        Ok(Self { device: words.next().unwrap_or_default(), arguments: words.collect() })
+        let device = words.next().unwrap_or_default();
+        Ok(Self { device, arguments: words.collect(), queues: NonZeroU16::MIN })
     }
 }
 
@@ -123,6 +128,25 @@ pub enum DpdkError {
         /// The largest MTU that would do.
         room: usize,
     },
+    /// It does not have so many queues.
+    #[error("the device {device} has at most {most} queues, not {queues}: ask for fewer")]
+    Queues {
+        /// The device.
+        device: String,
+        /// How many were asked for.
+        queues: u16,
+        /// How many it can have.
+        most: u16,
+    },
+    /// Without an IOMMU a card needs memory that stays where it is.
+    #[error(
+        "the card {device} writes to physical addresses, and ordinary memory moves: get hugepages \
+         with `echo 64 | sudo tee /proc/sys/vm/nr_hugepages`, or switch the IOMMU on"
+    )]
+    Hugepages {
+        /// The device.
+        device: String,
+    },
     /// DPDK or the driver refused a step.
     #[error("cannot {step}, the device {device}{said}")]
     Setup {
@@ -162,9 +186,12 @@ impl fmt::Display for Said {
 
 /// Opens a device.
 ///
+/// Its buffers are frames of the arena, which are lent to it. When the port is
+/// dropped, those that it has stay lent: [`Port::close_for_now`] gives them back.
+///
 /// # Errors
 /// See [`DpdkError`]; the device is let go.
-pub fn open(config: &DpdkConfig, arena: &Arena) -> Result<Box<dyn Port>, DpdkError> {
+pub fn open(config: &DpdkConfig, arena: &mut Arena) -> Result<Box<dyn Port>, DpdkError> {
     #[cfg(feature = "dpdk")]
     return Ok(Box::new(device::DpdkPort::open(config, arena)?));
     #[cfg(not(feature = "dpdk"))]
@@ -201,8 +228,8 @@ mod tests {
     fn without_dpdk_it_says_what_to_install() {
         if !BUILT {
             let config = tidegate_memory::ArenaConfig { frames: 1, ..Default::default() };
-            let arena = Arena::new(config).unwrap();
-            let error = open(&"net_null0".parse().unwrap(), &arena).err().unwrap().to_string();
+            let mut arena = Arena::new(config).unwrap();
+            let error = open(&"net_null0".parse().unwrap(), &mut arena).err().unwrap().to_string();
             assert!(error.contains("libdpdk-dev") && error.contains("--features dpdk"), "{error}");
         }
     }
