@@ -26,6 +26,7 @@ fn main() -> io::Result<()> {
     let mut burst = Burst::new();
     // Frames that are sent while nobody is there are lost.
     while frames > 0 && port.counters().transmitted == 0 {
+        port.receive(&mut arena, &mut burst, BURST)?;
         burst.extend((0..frames).map_while(|_| arena.alloc_from(&[0; 64])));
         port.transmit(&mut arena, &mut burst)?;
     }
