@@ -1,7 +1,7 @@
 // What the dpdk port needs of DPDK, as plain functions.
 //
 // DPDK's data path is inline functions on structures that change with the
-// version and the configuration. They stay on this side: `src/dpdk/sys.rs`
+// version and the configuration. They stay on this side: `src/dpdk/sys`
 // sees numbers, bytes and pointers that it only hands back, so it needs no
 // generated bindings and fits every DPDK from 22.11 on.
 
@@ -27,7 +27,7 @@
 
 #include "pool.h"
 
-// As in sys.rs.
+// As in sys/raw.rs.
 #define BURST 64
 #define DRIVER_BYTES 32
 

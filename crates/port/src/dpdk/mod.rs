@@ -1,15 +1,16 @@
 //! The `dpdk` port: any device that the system's DPDK has a driver for, by its
 //! PCI address or, for a virtual one, by its driver and arguments.
 //!
-//! It is there with the feature `dpdk` of this crate. A frame is copied once
-//! between a buffer of DPDK's and one of the arena, in each direction: so every
-//! driver can be used, also those that give the buffers of one device to
-//! another, or that need them in memory of their own.
+//! It is there with the feature `dpdk` of this crate. The device receives into
+//! frames of the arena and sends from them: mbuf number i of its pool is frame
+//! number i, and the pool has those frames that the arena lent to it. Frames are
+//! copied only when they come from the pool of another device, or with a device
+//! that wants memory of DPDK's own, as virtio and zero-copy memif do.
 //!
 //! DPDK exists once in a process. The first port starts it, with arguments that
 //! suit a library: no files, no other processes, no thread moved to another
 //! processor, ordinary memory where there are no hugepages, no device but those
-//! that are asked for. A port has one queue in each direction.
+//! that are asked for.
 
 #[cfg(feature = "dpdk")]
 mod device;
