@@ -92,7 +92,11 @@ impl DpdkPort {
         if queues > most {
             return Err(DpdkError::Queues { device: name(config), queues, most });
         }
-        let share = arena.capacity() / (8 * usize::from(queues));
+        // Buffers of DPDK's own are not the arena's.
+        let share = match device.takes_frames() {
+            true => arena.capacity() / (8 * usize::from(queues)),
+            false => DESCRIPTORS.into(),
+        };
         let descriptors = share.clamp(1, DESCRIPTORS.into()) as u16;
         device.run(arena, queues, descriptors).map_err(|failed| refused(&config.device, failed))?;
         Ok(Waker::of(device)?)
