@@ -178,21 +178,26 @@ static int is_paravirtual(const char *driver)
     return strstr(driver, "virtio") != NULL || strstr(driver, "vhost") != NULL;
 }
 
-// Whether the device reads and writes wherever a buffer says. Cards do, and
-// those virtual devices that copy. Others put their own memory before the other
-// side, or take the mbufs and what lies behind them for the buffers.
-static int takes_frames(const struct tg_device *device, const char *name)
+// What drivers expect of a buffer behind its headroom.
+#define COMMON_ROOM 2048
+
+// Whether the device can have frames of the arena as its buffers: it reads and
+// writes wherever a buffer says, and they are large enough. Cards do, and those
+// virtual devices that copy. Others put their own memory before the other side,
+// or take the mbufs and what lies behind them for the buffers.
+static int takes_frames(const struct tg_device *device, const struct tg_memory *memory,
+    const char *name)
 {
-    static const char *const copying[] = { "net_af_packet", "net_memif", "net_null", "net_pcap",
-        "net_ring", "net_tap", "net_vhost" };
-    if (device->is_card)
-        return 1;
+    static const char *const copying[] = { "net_memif", "net_null", "net_pcap", "net_ring",
+        "net_tap", "net_vhost" };
+    uint32_t room = ((uint32_t)1 << memory->shift) - 1 - RTE_PKTMBUF_HEADROOM;
     if (strstr(name, "zero-copy=yes") != NULL)
         return 0;
     for (unsigned i = 0; i < RTE_DIM(copying); i++)
         if (strcmp(device->driver, copying[i]) == 0)
             return 1;
-    return 0;
+    return room >= COMMON_ROOM
+        && (device->is_card || strcmp(device->driver, "net_af_packet") == 0);
 }
 
 // Arenas that DPDK knows, and how many devices use each.
@@ -266,7 +271,7 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
     // A pool that somebody still has keeps its name.
     static unsigned number;
     snprintf(pool, sizeof(pool), "tidegate%u", number++);
-    device->takes_frames = takes_frames(device, name);
+    device->takes_frames = takes_frames(device, memory, name);
     if (!device->takes_frames) {
         device->step = "get memory for its buffers";
         uint32_t frame_bytes = (uint32_t)1 << memory->shift;

@@ -7,7 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use tidegate_memory::{Arena, ArenaConfig};
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_port::dpdk::{self, DpdkConfig};
 use tidegate_port::{Burst, Port};
 
@@ -21,7 +21,8 @@ fn main() -> io::Result<()> {
     let seconds: u64 = seconds.parse().map_err(io::Error::other)?;
     let frames: usize = arguments.next().map_or(Ok(0), |text| text.parse()).unwrap_or(0);
     let Ok(device) = device.parse::<DpdkConfig>();
-    let mut arena = Arena::new(ArenaConfig::default()).map_err(io::Error::other)?;
+    let config = ArenaConfig { frame_size: FrameSize::K4, ..ArenaConfig::default() };
+    let mut arena = Arena::new(config).map_err(io::Error::other)?;
     let mut port = dpdk::open(&device, &mut arena).map_err(io::Error::other)?;
     let mut burst = Burst::new();
     // Frames that are sent while nobody is there are lost.

@@ -16,7 +16,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use sandbox::{
     KERNEL_V4, KERNEL_V6, PATIENCE, PORT_V4, PORT_V6, arena, enter_namespace, has_tun, ip,
-    is_udp_to, wait_for_kernel_address,
+    is_udp_to, veth, wait_for_kernel_address,
 };
 use tempfile::TempDir;
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
@@ -467,6 +467,32 @@ fn every_queue_is_received_from() {
     }
     port.close_for_now(&mut arena);
     assert_eq!(arena.available(), arena.capacity());
+}
+
+/// Its driver wants more room than a frame of 2 KiB has.
+#[test]
+fn frames_that_are_too_small_for_a_driver_are_copied() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for (frame_size, copies) in [(FrameSize::K2, ", copy"), (FrameSize::K4, ", no copy")] {
+        let config = ArenaConfig { frames: 256, frame_size, hugepages: false };
+        let mut end = End::open_on("net_af_packet_small,iface=tg0", Arena::new(config).unwrap());
+        assert!(end.port.capabilities().detail.contains(copies), "{frame_size:?}");
+        for (kernel, address) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+            let socket = UdpSocket::bind((kernel, 0)).unwrap();
+            socket.send_to(&[9; 1400], (address, 7)).unwrap();
+            let began = Instant::now();
+            let is_ours = |bytes: &[u8]| is_udp_to(bytes, true, 7) && bytes.ends_with(&[9; 1400]);
+            while !end.held.iter().any(|frame| is_ours(end.arena.bytes(frame))) {
+                assert!(began.elapsed() < PATIENCE, "nothing came to {address}");
+                end.port.receive(&mut end.arena, &mut end.held, 64).unwrap();
+            }
+            end.free(usize::MAX);
+        }
+        end.close();
+    }
 }
 
 #[test]

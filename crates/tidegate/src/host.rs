@@ -153,6 +153,7 @@ impl HostConfig {
             ));
         }
         let port = self.port_config(gate.config())?;
+        let frame_size = port.frame_size();
         let mut config = NetConfig::new(port).hugepages(!self.no_hugepages).gate(gate.clone());
         if self.shared {
             config = config.shared();
@@ -181,7 +182,7 @@ impl HostConfig {
         if self.segmentation {
             config = config.frames(self.frames.unwrap_or(LARGE_FRAMES), FrameSize::K64);
         } else if let Some(frames) = self.frames {
-            config = config.frames(frames, FrameSize::K2);
+            config = config.frames(frames, frame_size);
         }
         self.wrap(config)
     }
