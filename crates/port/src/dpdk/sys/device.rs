@@ -352,13 +352,13 @@ impl Device {
         if arena.available() == 0 {
             return Err(DropReason::NoBuffer);
         }
-        let frame = match packet.data.is_null() {
-            true => None,
+        let frame = if packet.data.is_null() {
+            None
+        } else {
             // SAFETY: the frame is in one piece of this length, and ours until
             // it is released below.
-            false => {
-                arena.alloc_from(unsafe { slice::from_raw_parts(packet.data, packet.len as usize) })
-            }
+            let bytes = unsafe { slice::from_raw_parts(packet.data, packet.len as usize) };
+            arena.alloc_from(bytes)
         };
         self.arrived.release(1);
         frame.ok_or(DropReason::FrameTooLong)
