@@ -156,6 +156,10 @@ fn name(config: &DpdkConfig) -> String {
     config.device.split(',').next().unwrap_or_default().to_owned()
 }
 
+/// The step of the shim's that fails when a card needs memory that stays where
+/// it is.
+const MOVING: &str = "reach the packet buffers in ordinary memory";
+
 /// What a failure means.
 fn refused(device: &str, failed: Failed) -> DpdkError {
     let (device, mut said) = (device.to_owned(), sys::take_log());
@@ -166,10 +170,9 @@ fn refused(device: &str, failed: Failed) -> DpdkError {
     let busy = matches!(source.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
         || said.contains("Address already in use");
     let no_server = said.contains("memif_connect_client");
-    let moves = source.raw_os_error() == Some(libc::EFAULT);
     let said = Said(said);
     match step {
-        Some(_) if moves => DpdkError::Hugepages { device },
+        Some(MOVING) => DpdkError::Hugepages { device },
         _ if busy => DpdkError::Busy { device, said },
         _ if no_server => DpdkError::NoServer { device, said },
         None => DpdkError::Probe { advice: advice(&device, eal::has_hugepages()), device, said },
@@ -321,6 +324,15 @@ impl Port for DpdkPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_that_needs_hugepages_is_told_from_other_failures() {
+        let source = || io::Error::from_raw_os_error(libc::EFAULT);
+        let moving = refused("0000:01:00.0", Failed { step: Some(MOVING), source: source() });
+        assert!(moving.to_string().contains("nr_hugepages"), "{moving}");
+        let other = refused("0000:01:00.0", Failed { step: Some("start it"), source: source() });
+        assert!(matches!(other, DpdkError::Setup { step: "start it", .. }), "{other}");
+    }
 
     #[test]
     fn the_advice_is_for_the_kind_of_device() {
