@@ -391,9 +391,8 @@ impl Device {
                     ) as usize
                 },
             };
-            bytes += self.to_send[..sent].iter().map(|packet| u64::from(packet.len)).sum::<u64>();
             taken += sent;
-            self.forget_sent(arena, burst, sent);
+            bytes += self.forget_sent(arena, burst, sent);
             if refuses_next != 0 || ready == 0 {
                 if let Some(frame) = burst.pop_front() {
                     arena.free(frame);
@@ -410,18 +409,25 @@ impl Device {
     }
 
     /// The first `sent` frames of the burst are the device's, or were copied.
+    /// Returns how many bytes those are.
     #[inline(always)]
-    fn forget_sent(&mut self, arena: &mut Arena, burst: &mut Burst, sent: usize) {
+    fn forget_sent(&mut self, arena: &mut Arena, burst: &mut Burst, sent: usize) -> u64 {
         let sent = sent.min(burst.len());
+        let mut bytes = 0;
         if self.takes_frames() {
             for frame in burst.drain(..sent) {
+                bytes += frame.len() as u64;
                 arena.lend(frame);
             }
             self.lent += sent;
         } else {
             let mut back = arena.give_back();
-            burst.drain(..sent).for_each(|frame| back.free(frame));
+            for frame in burst.drain(..sent) {
+                bytes += frame.len() as u64;
+                back.free(frame);
+            }
         }
+        bytes
     }
 
     /// Writes down what is to be sent, from the front of `burst` up to the first
@@ -437,7 +443,9 @@ impl Device {
             }
             let packet = &mut self.to_send[index];
             packet.checksum = raw::CHECKSUM_UNKNOWN;
-            if let Checksum::Partial { .. } = frame.checksum() {
+            if !frame.is_unchecked()
+                && let Checksum::Partial { .. } = frame.checksum()
+            {
                 let layers = match self.raw.transmit_checksum {
                     0 => None,
                     _ => layers::to_sum(arena.bytes(frame), frame.checksum()),
