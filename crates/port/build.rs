@@ -1,7 +1,7 @@
 //! Compiles what stands between the dpdk port and DPDK's inline functions.
 
 fn main() {
-    println!("cargo::rerun-if-changed=dpdk/shim.c");
+    println!("cargo::rerun-if-changed=dpdk");
     #[cfg(feature = "dpdk")]
     dpdk::build();
 }
@@ -20,7 +20,7 @@ mod dpdk {
         for flag in pkg_config("--cflags").split_whitespace() {
             shim.flag(flag);
         }
-        shim.file("dpdk/shim.c").opt_level(3).compile("tidegate_dpdk");
+        shim.files(["dpdk/shim.c", "dpdk/pool.c"]).opt_level(3).compile("tidegate_dpdk");
         for place in pkg_config("--libs-only-L").split_whitespace() {
             println!("cargo::rustc-link-search=native={}", place.trim_start_matches("-L"));
         }

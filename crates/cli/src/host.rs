@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -85,6 +86,9 @@ pub(crate) struct HostOptions {
     /// A receive queue to serve; may be given several times [default: all]
     #[arg(long, value_name = "QUEUE")]
     queue: Vec<u32>,
+    /// How many queues of a DPDK device to open in each direction [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    queues: Option<NonZeroU16>,
     /// Packets for each busy poll of the card's queue; 0 leaves it to interrupts [default: 64]
     #[arg(long, value_name = "PACKETS")]
     busy_poll: Option<u16>,

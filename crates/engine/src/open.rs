@@ -40,6 +40,15 @@ pub enum PortConfig {
 pub type OpenPort = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>;
 
 impl PortConfig {
+    /// How large packet buffers should be that frames of one packet each are
+    /// received into.
+    pub fn frame_size(&self) -> FrameSize {
+        match self {
+            Self::Dpdk(_) => tidegate_port::dpdk::FRAME_SIZE,
+            _ => FrameSize::K2,
+        }
+    }
+
     /// The same once more; what can be used only once is taken out.
     pub(crate) fn again(&mut self) -> Self {
         match self {
@@ -111,8 +120,10 @@ pub struct NetConfig {
 impl NetConfig {
     /// A stack on this port, without an address yet.
     pub fn new(port: impl Into<PortConfig>) -> Self {
+        let port = port.into();
+        let frame_size = port.frame_size();
         Self {
-            port: port.into(),
+            port,
             wraps: Vec::new(),
             addresses: Vec::new(),
             routes: Vec::new(),
@@ -120,7 +131,7 @@ impl NetConfig {
             mac: None,
             vlan: None,
             limits: Limits::default(),
-            arena: ArenaConfig::default(),
+            arena: ArenaConfig { frame_size, ..ArenaConfig::default() },
             engine: EngineConfig::default(),
             own_thread: false,
             counts_lock: false,

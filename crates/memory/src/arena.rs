@@ -19,6 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 
@@ -303,6 +304,41 @@ enum State {
     Lent,
 }
 
+/// The memory of an arena, which stays mapped as long as anybody has this.
+pub struct ArenaMemory {
+    base: NonNull<u8>,
+    /// What was mapped: whole pages.
+    bytes: usize,
+    page_bytes: usize,
+}
+
+impl ArenaMemory {
+    /// The address and the length in bytes, in whole pages.
+    pub fn range(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.bytes)
+    }
+
+    /// The size of its pages in bytes.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+}
+
+// SAFETY: it only says where the memory is, and unmaps it.
+unsafe impl Send for ArenaMemory {}
+// SAFETY: as above.
+unsafe impl Sync for ArenaMemory {}
+
+impl Drop for ArenaMemory {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` with this length, and no slice
+        // into it can outlive the arena, which has one of these.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
+            debug_assert!(false, "munmap of an arena failed: {error}");
+        }
+    }
+}
+
 /// One mapping of memory cut into frames.
 pub struct Arena {
     base: NonNull<u8>,
@@ -319,13 +355,14 @@ pub struct Arena {
     available: usize,
     state: Box<[State]>,
     fd: OwnedFd,
+    memory: Arc<ArenaMemory>,
 }
 
 /// Where the data of a free frame will begin, as in [`Frame::place`].
 type FreePlace = u64;
 
-// SAFETY: the mapping belongs to this value alone and moves with it; nothing in
-// it is tied to a thread.
+// SAFETY: the bytes of frames are reached through this value alone, and nothing
+// in it is tied to a thread.
 unsafe impl Send for Arena {}
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -361,6 +398,11 @@ impl Arena {
             available: config.frames as usize,
             state: vec![State::Free; config.frames as usize].into_boxed_slice(),
             fd,
+            memory: Arc::new(ArenaMemory {
+                base,
+                bytes: mapped_bytes(bytes, hugepages),
+                page_bytes: page_bytes(hugepages),
+            }),
         })
     }
 
@@ -396,6 +438,12 @@ impl Arena {
     /// registers it with the kernel; the address is valid as long as the arena.
     pub fn region(&self) -> (NonNull<u8>, usize) {
         (self.base, self.bytes)
+    }
+
+    /// The memory itself, for a port whose device writes to it in this process:
+    /// it stays mapped as long as either exists.
+    pub fn memory(&self) -> Arc<ArenaMemory> {
+        self.memory.clone()
     }
 
     /// Takes a free frame, empty, with [`HEADROOM_BYTES`] in front.
@@ -672,19 +720,12 @@ impl fmt::Debug for Arena {
     }
 }
 
-impl Drop for Arena {
-    fn drop(&mut self) {
-        let (base, len) = (self.base, mapped_bytes(self.bytes, self.hugepages));
-        // SAFETY: the range was mapped by `map` with this length, and no slice
-        // into it can outlive `self`.
-        if let Err(error) = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) } {
-            debug_assert!(false, "munmap of an arena failed: {error}");
-        }
-    }
+fn page_bytes(huge: bool) -> usize {
+    if huge { HUGE_PAGE_BYTES } else { rustix::param::page_size() }
 }
 
 fn mapped_bytes(bytes: usize, huge: bool) -> usize {
-    if huge { bytes.next_multiple_of(HUGE_PAGE_BYTES) } else { bytes }
+    bytes.next_multiple_of(page_bytes(huge))
 }
 
 fn map(bytes: usize, huge: bool) -> io::Result<(NonNull<u8>, OwnedFd)> {

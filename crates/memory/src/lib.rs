@@ -16,8 +16,8 @@ pub mod spsc;
 mod sync;
 
 pub use arena::{
-    Arena, ArenaConfig, ArenaError, Checksum, Frame, FrameSize, HEADROOM_BYTES, MAX_SEGMENT_BYTES,
-    PackedChecksum,
+    Arena, ArenaConfig, ArenaError, ArenaMemory, Checksum, Frame, FrameSize, HEADROOM_BYTES,
+    MAX_SEGMENT_BYTES, PackedChecksum,
 };
 pub use copy::copy_packet;
 pub use doorbell::Doorbell;

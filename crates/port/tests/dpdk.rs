@@ -1,15 +1,29 @@
-//! The dpdk port on virtual devices that need nothing of the system.
+//! The dpdk port on virtual devices: those that need nothing of the system, and
+//! a TAP device with the kernel at its other end.
 
 #![cfg(feature = "dpdk")]
 
+mod sandbox;
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::net::UdpSocket;
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use proptest::prelude::*;
+use sandbox::{
+    KERNEL_V4, KERNEL_V6, PATIENCE, PORT_V4, PORT_V6, arena, enter_namespace, has_tun, ip,
+    is_udp_to, veth, wait_for_kernel_address,
+};
+use tempfile::TempDir;
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_port::dpdk::{DpdkConfig, DpdkError, open};
+use tidegate_port::netlink::Monitor;
 use tidegate_port::{Burst, Port};
-use tidegate_wire::DropReason;
-
-fn arena(frames: u32) -> Arena {
-    Arena::new(ArenaConfig { frames, frame_size: FrameSize::K2, hugepages: false }).unwrap()
-}
+use tidegate_wire::{DropReason, MacAddr};
 
 fn device(text: &str) -> DpdkConfig {
     let Ok(config) = text.parse();
@@ -17,7 +31,7 @@ fn device(text: &str) -> DpdkConfig {
 }
 
 fn refused(text: &str) -> DpdkError {
-    open(&device(text), &arena(8)).err().expect(text)
+    open(&device(text), &mut arena(8)).err().expect(text)
 }
 
 /// A frame of `len` bytes with its number in front.
@@ -30,7 +44,7 @@ fn frame(number: usize, len: usize) -> Vec<u8> {
 #[test]
 fn frames_go_round_a_ring_whole_and_in_order() {
     let mut arena = arena(1024);
-    let mut port = open(&device("net_ring_whole"), &arena).unwrap();
+    let mut port = open(&device("net_ring_whole"), &mut arena).unwrap();
     assert_eq!(port.capabilities().kind, "dpdk");
     assert_eq!(port.capabilities().mtu, 1500);
     let lengths = [60, 61, 64, 127, 128, 500, 1514];
@@ -47,50 +61,451 @@ fn frames_go_round_a_ring_whole_and_in_order() {
         }
     }
     assert_eq!(back, sent);
-    assert_eq!(arena.available(), arena.capacity(), "no frame was lost");
     let counters = port.counters();
     assert_eq!((counters.received, counters.transmitted), (300, 300));
     assert_eq!(counters.received_bytes, counters.transmitted_bytes);
     assert_eq!(counters.drops.total(), 0);
+    port.close_for_now(&mut arena);
+    assert_eq!(arena.available(), arena.capacity(), "no frame was lost");
 }
 
+/// The frame that is received is the one that was sent, not a copy of it.
 #[test]
-fn frames_without_a_buffer_wait_and_long_ones_are_dropped() {
-    let (mut large, mut small) = (
-        Arena::new(ArenaConfig { frames: 8, frame_size: FrameSize::K4, hugepages: false }).unwrap(),
-        arena(2),
-    );
-    let mut port = open(&device("net_ring_long"), &large).unwrap();
-    let lengths = [3000, 60, 61, 62];
-    let mut out: Burst =
-        lengths.iter().map(|&len| large.alloc_from(&frame(0, len)).unwrap()).collect();
-    assert_eq!(port.transmit(&mut large, &mut out).unwrap(), 4);
-    // Handed over with the next look.
-    port.transmit(&mut large, &mut out).unwrap();
+fn nothing_is_copied() {
+    let mut arena = arena(64);
+    let mut port = open(&device("net_ring_same"), &mut arena).unwrap();
+    let frame = arena.alloc_from(&frame(1, 100)).unwrap();
+    let place = arena.bytes(&frame).as_ptr();
     let mut burst = Burst::new();
-    assert_eq!(port.receive(&mut small, &mut burst, 64).unwrap(), 2);
-    assert_eq!(port.receive(&mut small, &mut burst, 64).unwrap(), 0, "no buffer is free");
-    burst.drain(..).for_each(|frame| small.free(frame));
-    assert_eq!(port.receive(&mut small, &mut burst, 64).unwrap(), 1);
-    assert_eq!(burst[0].len(), 62);
-    burst.drain(..).for_each(|frame| small.free(frame));
-    assert_eq!(port.counters().drops.get(DropReason::FrameTooLong), 1);
+    burst.push_back(frame);
+    assert_eq!(port.transmit(&mut arena, &mut burst).unwrap(), 1);
+    assert_eq!(port.receive(&mut arena, &mut burst, 64).unwrap(), 1);
+    assert_eq!(arena.bytes(&burst[0]).as_ptr(), place);
+    burst.drain(..).for_each(|frame| arena.free(frame));
+    port.close_for_now(&mut arena);
+    assert_eq!(arena.available(), arena.capacity());
 }
 
 #[test]
-fn a_device_can_be_had_again_after_its_port_is_dropped() {
-    let arena = arena(8);
+fn a_frame_that_no_buffer_holds_is_dropped() {
+    let (_folder, [ours, theirs]) = memif(60);
+    let config = ArenaConfig { frames: 8, frame_size: FrameSize::K4, hugepages: false };
+    let mut from = End::open_on(&ours, Arena::new(config).unwrap());
+    let mut to = End::open(&theirs, 96);
+    wait_until_up(&mut [&mut from, &mut to]);
+    let mut out = Burst::new();
+    out.push_back(from.arena.alloc_from(&frame(0, 3000)).unwrap());
+    out.push_back(from.arena.alloc_from(&frame(1, 61)).unwrap());
+    let (began, mut seen) = (Instant::now(), HashSet::new());
+    while seen.is_empty() {
+        assert!(began.elapsed() < PATIENCE, "nothing came");
+        from.port.transmit(&mut from.arena, &mut out).unwrap();
+        to.receive(64, &mut seen);
+    }
+    assert_eq!(to.port.counters().drops.get(DropReason::FrameTooLong), 1);
+    to.close();
+    from.close();
+}
+
+#[test]
+fn another_arena_than_its_own_is_refused() {
+    let (mut own, mut other) = (arena(8), arena(8));
+    let mut port = open(&device("net_ring_own"), &mut own).unwrap();
+    let mut burst = Burst::new();
+    burst.push_back(other.alloc_from(&frame(0, 60)).unwrap());
+    assert!(port.transmit(&mut other, &mut burst).is_err());
+    assert!(port.receive(&mut other, &mut burst, 64).is_err());
+    assert_eq!(burst.len(), 1);
+    burst.drain(..).for_each(|frame| other.free(frame));
+}
+
+#[test]
+fn an_arena_may_end_before_its_port() {
+    let mut arena = arena(64);
+    let mut port = open(&device("net_ring_after"), &mut arena).unwrap();
+    let mut burst: Burst = (0..9).map(|at| arena.alloc_from(&frame(at, 60)).unwrap()).collect();
+    assert_eq!(port.transmit(&mut arena, &mut burst).unwrap(), 9);
+    drop(arena);
+    assert!(!port.prepare_sleep().unwrap(), "frames wait");
+}
+
+/// As a router has it.
+#[test]
+fn two_ports_live_in_one_arena() {
+    let mut arena = arena(256);
+    let mut left = open(&device("net_ring_left"), &mut arena).unwrap();
+    let mut right = open(&device("net_ring_right"), &mut arena).unwrap();
+    let mut burst: Burst = (0..20).map(|at| arena.alloc_from(&frame(at, 60)).unwrap()).collect();
+    for _ in 0..10 {
+        for port in [&mut left, &mut right] {
+            assert_eq!(port.transmit(&mut arena, &mut burst).unwrap(), 20);
+            assert_eq!(port.receive(&mut arena, &mut burst, 64).unwrap(), 20);
+        }
+    }
+    for (at, held) in burst.iter().enumerate() {
+        assert_eq!(arena.bytes(held), frame(at, 60));
+    }
+    left.close_for_now(&mut arena);
+    assert_eq!(right.transmit(&mut arena, &mut burst).unwrap(), 20);
+    assert_eq!(right.receive(&mut arena, &mut burst, 64).unwrap(), 20);
+    burst.drain(..).for_each(|frame| arena.free(frame));
+    right.close_for_now(&mut arena);
+    assert_eq!(arena.available(), arena.capacity());
+}
+
+#[test]
+fn a_device_can_be_had_again_on_the_same_arena() {
+    let mut arena = arena(64);
     for _ in 0..3 {
-        let port = open(&device("net_null_again"), &arena).unwrap();
-        assert!(matches!(refused("net_null_again"), DpdkError::Busy { .. }));
-        drop(port);
+        let mut port = open(&device("net_ring_again"), &mut arena).unwrap();
+        assert!(matches!(refused("net_ring_again"), DpdkError::Busy { .. }));
+        let mut burst: Burst = (0..9).map(|at| arena.alloc_from(&frame(at, 60)).unwrap()).collect();
+        assert_eq!(port.transmit(&mut arena, &mut burst).unwrap(), 9);
+        // With frames inside, of which some are with the port already.
+        assert_eq!(port.receive(&mut arena, &mut burst, 1).unwrap(), 1);
+        burst.drain(..).for_each(|frame| arena.free(frame));
+        port.close_for_now(&mut arena);
+        assert_eq!(arena.available(), arena.capacity());
+    }
+}
+
+/// One end of a wire, with what it needs to be judged.
+struct End {
+    arena: Arena,
+    port: Box<dyn Port>,
+    held: Burst,
+}
+
+impl End {
+    fn open(text: &str, frames: u32) -> Self {
+        Self::open_on(text, arena(frames))
+    }
+
+    fn open_on(text: &str, mut arena: Arena) -> Self {
+        let port = open(&device(text), &mut arena).unwrap();
+        Self { arena, port, held: Burst::new() }
+    }
+
+    fn is_up(&mut self) -> bool {
+        self.port.counters();
+        self.port.capabilities().detail.contains("link up")
+    }
+
+    /// Sends up to `count` new frames, numbered from `next` on; returns how many
+    /// were sent.
+    fn send(&mut self, next: usize, count: usize) -> usize {
+        let numbers = next..next + count;
+        let mut out: Burst = numbers
+            .map_while(|number| self.arena.alloc_from(&frame(number, 60 + number % 1400)))
+            .collect();
+        let sent = self.port.transmit(&mut self.arena, &mut out).unwrap();
+        out.drain(..).for_each(|frame| self.arena.free(frame));
+        sent
+    }
+
+    /// Receives frames, looks at each, and holds on to them.
+    fn receive(&mut self, quota: usize, seen: &mut HashSet<usize>) {
+        let before = self.held.len();
+        let count = self.port.receive(&mut self.arena, &mut self.held, quota).unwrap();
+        assert!(count <= quota && self.held.len() == before + count);
+        for held in self.held.iter().skip(before) {
+            let bytes = self.arena.bytes(held);
+            let number = u32::from_be_bytes(*bytes.first_chunk().unwrap()) as usize;
+            assert_eq!(bytes, frame(number, 60 + number % 1400));
+            assert!(seen.insert(number), "frame {number} came twice");
+        }
+    }
+
+    fn free(&mut self, count: usize) {
+        let count = count.min(self.held.len());
+        self.held.drain(..count).for_each(|frame| self.arena.free(frame));
+    }
+
+    fn close(mut self) {
+        self.port.close_for_now(&mut self.arena);
+        let held = self.held.len();
+        assert_eq!(self.arena.available() + held, self.arena.capacity(), "{held} are held");
+        self.held.drain(..).for_each(|frame| self.arena.free(frame));
+    }
+}
+
+/// Both ends of a memif, by number.
+fn memif(number: u32) -> (TempDir, [String; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memif").display().to_string();
+    let end = |letter, role| {
+        let name = format!("net_memif{number}{letter}");
+        format!("{name},role={role},id=0,socket-abstract=no,socket={path}")
+    };
+    (folder, [end('a', "server"), end('b', "client")])
+}
+
+/// Another process, which has a vhost-user device and sends back what comes.
+struct Echo {
+    process: Child,
+    folder: TempDir,
+}
+
+/// Where the other process finds the device's name.
+const ECHO_DEVICE: &str = "TIDEGATE_TEST_ECHO";
+
+impl Echo {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let device = format!("net_vhost0,iface={},queues=1", folder.path().join("v").display());
+        let process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "echo", "--ignored"])
+            .env(ECHO_DEVICE, device)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut echo = Self { process, folder };
+        let began = Instant::now();
+        while !echo.path().exists() {
+            assert!(began.elapsed() < PATIENCE, "the other process does not start");
+            assert!(echo.process.try_wait().unwrap().is_none(), "the other process has ended");
+        }
+        echo
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("v")
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 #[test]
+#[ignore = "a part of other tests, in a process of its own"]
+fn echo() {
+    let Ok(text) = std::env::var(ECHO_DEVICE) else { return };
+    // It must not outlive who has started it.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let mut end = End::open(&text, 96);
+    loop {
+        end.port.receive(&mut end.arena, &mut end.held, 64).unwrap();
+        end.port.transmit(&mut end.arena, &mut end.held).unwrap();
+    }
+}
+
+fn wait_until_up(ends: &mut [&mut End]) {
+    let began = Instant::now();
+    while !ends.iter_mut().all(|end| end.is_up()) {
+        let about = |end: &mut &mut End| end.port.capabilities().detail.clone();
+        let details: Vec<_> = ends.iter_mut().map(about).collect();
+        assert!(began.elapsed() < PATIENCE, "a link stays down: {details:?}");
+    }
+}
+
+fn receive_until(end: &mut End, count: usize, seen: &mut HashSet<usize>) {
+    let began = Instant::now();
+    while seen.len() < count {
+        assert!(began.elapsed() < PATIENCE, "{} of {count} frames came", seen.len());
+        end.receive(64, seen);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(usize),
+    Receive(usize),
+    Free(usize),
+}
+
+/// Steps at either end.
+fn steps() -> impl Strategy<Value = Vec<(bool, Step)>> {
+    let step = prop_oneof![
+        (1..80usize).prop_map(Step::Send),
+        (1..100usize).prop_map(Step::Receive),
+        (1..100usize).prop_map(Step::Free),
+    ];
+    proptest::collection::vec((any::<bool>(), step), 1..60)
+}
+
+/// Does the steps; what was sent has to arrive once, or be there when the ends
+/// are closed.
+fn every_frame_is_accounted_for<const N: usize>(
+    mut ends: [End; N],
+    steps: &[(bool, Step)],
+    all_arrive: bool,
+) {
+    wait_until_up(&mut ends.each_mut());
+    let (mut sent, mut seen) = (0, HashSet::new());
+    for &(first, step) in steps {
+        let end = &mut ends[usize::from(first) % N];
+        match step {
+            Step::Send(count) => sent += end.send(sent, count),
+            Step::Receive(quota) => end.receive(quota, &mut seen),
+            Step::Free(count) => end.free(count),
+        }
+    }
+    let began = Instant::now();
+    while all_arrive && seen.len() < sent {
+        assert!(began.elapsed() < PATIENCE, "{} of {sent} frames came", seen.len());
+        for end in &mut ends {
+            end.free(usize::MAX);
+            end.receive(64, &mut seen);
+        }
+    }
+    ends.into_iter().rev().for_each(End::close);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_frame_is_lost_or_doubled_on_a_ring(steps in steps(), all_arrive: bool) {
+        every_frame_is_accounted_for([End::open("net_ring_any", 96)], &steps, all_arrive);
+    }
+
+    #[test]
+    fn no_frame_is_lost_or_doubled_on_a_memif(steps in steps(), all_arrive: bool) {
+        let (_folder, ends) = memif(70);
+        every_frame_is_accounted_for(ends.map(|end| End::open(&end, 96)), &steps, all_arrive);
+    }
+
+    /// It makes frames without end, and drops what it is sent.
+    #[test]
+    fn no_frame_is_lost_on_a_device_without_a_wire(steps in steps()) {
+        let mut end = End::open("net_null_endless,size=60", 96);
+        for &(_, step) in &steps {
+            match step {
+                Step::Send(count) => _ = end.send(0, count),
+                Step::Receive(quota) => {
+                    let free = end.arena.available();
+                    let port = &mut end.port;
+                    let count = port.receive(&mut end.arena, &mut end.held, quota).unwrap();
+                    prop_assert!(count > 0 || free == 0, "{} are free", free);
+                }
+                Step::Free(count) => end.free(count),
+            }
+        }
+        end.close();
+    }
+}
+
+/// A virtio device wants its buffers in memory that it can show to the other
+/// side, so frames are copied, when there is a buffer for them.
+#[test]
+fn no_frame_is_lost_or_doubled_when_frames_are_copied() {
+    let echo = Echo::start();
+    let mut end = End::open(&format!("net_virtio_user0,path={}", echo.path().display()), 40);
+    assert!(end.port.capabilities().detail.contains(", copy"));
+    let mut seen = HashSet::new();
+    let mut sent = end.send(0, 30);
+    sent += end.send(sent, 30);
+    assert_eq!(sent, 60);
+    receive_until(&mut end, 40, &mut seen);
+    end.receive(64, &mut seen);
+    assert_eq!((seen.len(), end.arena.available()), (40, 0), "the others wait for a buffer");
+    end.free(40);
+    receive_until(&mut end, 60, &mut seen);
+    end.free(20);
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..500 {
+        match random.u8(..3) {
+            0 => sent += end.send(sent, random.usize(1..40)),
+            1 => end.receive(random.usize(1..40), &mut seen),
+            _ => end.free(random.usize(1..20)),
+        }
+    }
+    let began = Instant::now();
+    while seen.len() < sent {
+        assert!(began.elapsed() < PATIENCE, "{} of {sent} frames came back", seen.len());
+        end.free(usize::MAX);
+        end.receive(64, &mut seen);
+    }
+    end.close();
+}
+
+/// The kernel spreads what it sends over the queues of the device.
+#[test]
+fn every_queue_is_received_from() {
+    if !enter_namespace() || !has_tun() {
+        return;
+    }
+    let mut arena = arena(1024);
+    let mut monitor = Monitor::open().unwrap();
+    let config = DpdkConfig {
+        queues: NonZeroU16::new(4).unwrap(),
+        ..device("net_tap_queues,iface=tgqueues")
+    };
+    let mut port = open(&config, &mut arena).unwrap();
+    assert_eq!(port.capabilities().queues, 4);
+    ip(&format!("address add {KERNEL_V4}/24 dev tgqueues"));
+    ip(&format!("address add {KERNEL_V6}/64 dev tgqueues nodad"));
+    wait_for_kernel_address(&mut monitor);
+    let mac = MacAddr(port.capabilities().mac);
+    for (kernel, address) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+        ip(&format!("neigh add {address} lladdr {mac} dev tgqueues"));
+        let sockets: Vec<_> = (0..64).map(|_| UdpSocket::bind((kernel, 0)).unwrap()).collect();
+        for socket in &sockets {
+            socket.send_to(b"tide", (address, 7)).unwrap();
+        }
+        let (began, mut burst, mut came) = (Instant::now(), Burst::new(), 0);
+        while came < sockets.len() {
+            assert!(began.elapsed() < PATIENCE, "{came} of {} came", sockets.len());
+            port.receive(&mut arena, &mut burst, 16).unwrap();
+            while let Some(frame) = burst.pop_front() {
+                came += usize::from(is_udp_to(arena.bytes(&frame), true, 7));
+                arena.free(frame);
+            }
+        }
+    }
+    port.close_for_now(&mut arena);
+    assert_eq!(arena.available(), arena.capacity());
+}
+
+/// Its driver wants more room than a frame of 2 KiB has.
+#[test]
+fn frames_that_are_too_small_for_a_driver_are_copied() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for (frame_size, copies) in [(FrameSize::K2, ", copy"), (FrameSize::K4, ", no copy")] {
+        let config = ArenaConfig { frames: 256, frame_size, hugepages: false };
+        let mut end = End::open_on("net_af_packet_small,iface=tg0", Arena::new(config).unwrap());
+        assert!(end.port.capabilities().detail.contains(copies), "{frame_size:?}");
+        for (kernel, address) in [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)] {
+            let socket = UdpSocket::bind((kernel, 0)).unwrap();
+            socket.send_to(&[9; 1400], (address, 7)).unwrap();
+            let began = Instant::now();
+            let is_ours = |bytes: &[u8]| is_udp_to(bytes, true, 7) && bytes.ends_with(&[9; 1400]);
+            while !end.held.iter().any(|frame| is_ours(end.arena.bytes(frame))) {
+                assert!(began.elapsed() < PATIENCE, "nothing came to {address}");
+                end.port.receive(&mut end.arena, &mut end.held, 64).unwrap();
+            }
+            end.free(usize::MAX);
+        }
+        end.close();
+    }
+}
+
+#[test]
+fn more_queues_than_there_are_are_refused() {
+    let config = DpdkConfig { queues: NonZeroU16::MAX, ..device("net_ring_many") };
+    let error = open(&config, &mut arena(8)).err().unwrap().to_string();
+    assert!(error.contains("at most") && error.contains("not 65535"), "{error}");
+}
+
+#[test]
 fn a_sleeper_is_woken() {
-    let arena = arena(8);
-    let mut port = open(&device("net_ring_sleep"), &arena).unwrap();
+    let mut arena = arena(8);
+    let mut port = open(&device("net_ring_sleep"), &mut arena).unwrap();
     assert!(port.prepare_sleep().unwrap());
     let wake = port.wake_fd().unwrap();
     let mut events = [rustix::event::PollFd::new(&wake, rustix::event::PollFlags::IN)];

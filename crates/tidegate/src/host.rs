@@ -6,6 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -117,6 +118,7 @@ pub struct HostConfig {
     pub vlan: Option<u16>,
     pub xdp_mode: Option<HostXdpMode>,
     pub queue: Vec<u32>,
+    pub queues: Option<NonZeroU16>,
     pub busy_poll: Option<u16>,
     pub segmentation: bool,
     pub frames: Option<u32>,
@@ -151,6 +153,7 @@ impl HostConfig {
             ));
         }
         let port = self.port_config(gate.config())?;
+        let frame_size = port.frame_size();
         let mut config = NetConfig::new(port).hugepages(!self.no_hugepages).gate(gate.clone());
         if self.shared {
             config = config.shared();
@@ -179,7 +182,7 @@ impl HostConfig {
         if self.segmentation {
             config = config.frames(self.frames.unwrap_or(LARGE_FRAMES), FrameSize::K64);
         } else if let Some(frames) = self.frames {
-            config = config.frames(frames, FrameSize::K2);
+            config = config.frames(frames, frame_size);
         }
         self.wrap(config)
     }
@@ -194,6 +197,11 @@ impl HostConfig {
                     .into(),
             ));
         }
+        if self.queues.is_some() && !matches!(port, HostPort::Dpdk(_)) {
+            return Err(HostError(
+                "--queues is for --port dpdk:DEVICE: --queue chooses those of --port xdp".into(),
+            ));
+        }
         let iface = || {
             let missing = || "no interface: give --iface NAME; `ip link` lists them".to_owned();
             self.iface.clone().ok_or_else(missing)
@@ -203,7 +211,10 @@ impl HostConfig {
             HostPort::Packet => PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into(),
             HostPort::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
             HostPort::Dpdk(config) => match &self.iface {
-                None => config.into(),
+                None => {
+                    let queues = self.queues.unwrap_or(config.queues);
+                    DpdkConfig { queues, ..config }.into()
+                }
                 Some(iface) => {
                     return Err(HostError(format!(
                         "--iface {iface}: with DPDK the device stands in --port dpdk:DEVICE, as \

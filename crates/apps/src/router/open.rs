@@ -216,9 +216,13 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
     check(&config)?;
     let seed = random_seed()?;
     let clock = Clock::new();
+    let is_dpdk = |spec: &PortSpec| matches!(spec.port, RouterPort::Dpdk(_));
     let mut arena = Arena::new(ArenaConfig {
         frames: config.frames,
-        frame_size: FrameSize::K2,
+        frame_size: match config.ports.iter().any(is_dpdk) {
+            true => dpdk::FRAME_SIZE,
+            false => FrameSize::K2,
+        },
         hugepages: config.hugepages,
     })?;
     let mut routes = vec![Vec::new(); config.ports.len()];

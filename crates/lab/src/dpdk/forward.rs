@@ -41,8 +41,9 @@ pub fn forward(config: &ForwardConfig, opened: impl FnOnce()) -> Result<f64, Lab
     }
     let whole = Duration::try_from_secs_f64(config.seconds)
         .map_err(|_| LabError::Config(format!("{} is no number of seconds", config.seconds)))?;
-    let mut arena = Arena::new(ArenaConfig::default()).map_err(LabError::io_other("no memory"))?;
-    let mut port = dpdk::open(&config.device, &arena).map_err(super::refused)?;
+    let arena = ArenaConfig { frame_size: dpdk::FRAME_SIZE, ..ArenaConfig::default() };
+    let mut arena = Arena::new(arena).map_err(LabError::io_other("no memory"))?;
+    let mut port = dpdk::open(&config.device, &mut arena).map_err(super::refused)?;
     opened();
     let failed = || LabError::io(format!("the device {} failed", config.device));
     let mut burst = Burst::new();

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use tidegate_memory::{Arena, ArenaConfig};
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_port::dpdk;
 use tidegate_port::packet::{self, PacketConfig, PacketPort};
 use tidegate_port::xdp::{self, XdpConfig, XdpPort};
@@ -324,13 +324,13 @@ pub(crate) fn named_drops(counters: &PortCounters) -> Vec<(String, u64)> {
     counters.drops.nonzero().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
-fn arena() -> Result<Arena, LabError> {
-    Arena::new(ArenaConfig { frames: 8192, ..ArenaConfig::default() })
+fn arena(frame_size: FrameSize) -> Result<Arena, LabError> {
+    Arena::new(ArenaConfig { frames: 8192, frame_size, ..ArenaConfig::default() })
         .map_err(|error| LabError::Config(error.to_string()))
 }
 
 fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
-    let mut arena = arena()?;
+    let mut arena = arena(FrameSize::K2)?;
     let addressing = config.addressing()?;
     // One rule takes what thousands of addresses would, and a generator's
     // interface is its own.
@@ -352,14 +352,15 @@ fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
 }
 
 fn open_dpdk(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
-    let arena = arena()?;
+    let mut arena = arena(dpdk::FRAME_SIZE)?;
     let Ok(device) = config.interface()?.parse();
-    let port = dpdk::open(&device, &arena).map_err(|error| LabError::Config(error.to_string()))?;
+    let port =
+        dpdk::open(&device, &mut arena).map_err(|error| LabError::Config(error.to_string()))?;
     Ok((port, arena))
 }
 
 fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Port>, Arena), LabError> {
-    let mut arena = arena()?;
+    let mut arena = arena(FrameSize::K2)?;
     let addressing = config.addressing()?;
     let addresses = (0..addressing.sources.min(64)).map(|index| addressing.source_at(index));
     let steering = if addressing.sources > 64 {

@@ -1,7 +1,6 @@
 //! The port on a device.
 
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -15,15 +14,12 @@ use tidegate_wire::{DropReason, Medium};
 use super::sys::{self, Device, Failed, Interrupts};
 use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
+use crate::xdp::Loaded;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
-/// Buffers of a device: its two rings, what waits on either side of them, and
-/// what other devices have of it.
-const BUFFERS: u32 = 8192;
-
-/// Drivers expect buffers that hold so much at least, and no frame is longer
-/// than so much: nine kilobytes of a large Ethernet frame, and more.
-const DATA_BYTES: Range<usize> = 2 << 10..16 << 10;
+/// The most places of a ring. All rings together have at most a quarter of the
+/// arena's frames, half of it to receive.
+const DESCRIPTORS: u16 = 1024;
 
 /// Frames of one device of DPDK's.
 pub struct DpdkPort {
@@ -35,6 +31,8 @@ pub struct DpdkPort {
     waker: Waker,
     /// Set if connecting is up to us.
     client: Option<memif::Client>,
+    /// The device did not take all that it was to send.
+    is_full: bool,
     device: Device,
 }
 
@@ -62,7 +60,7 @@ const SLEEP_MIN: Duration = Duration::from_micros(50);
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 impl DpdkPort {
-    pub fn open(config: &DpdkConfig, arena: &Arena) -> Result<Self, DpdkError> {
+    pub fn open(config: &DpdkConfig, arena: &mut Arena) -> Result<Self, DpdkError> {
         if config.device.is_empty() {
             return Err(DpdkError::NoDevice);
         }
@@ -70,17 +68,41 @@ impl DpdkPort {
         memif::remove_stale_socket(&config.device);
         // What was said about another port.
         sys::take_log();
-        let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1;
-        let data_bytes = room.clamp(DATA_BYTES.start, DATA_BYTES.end);
-        let device = Device::open(&config.device, BUFFERS, data_bytes as u16)
+        let mut device = Device::find(&config.device, arena)
             .map_err(|failed| refused(&config.device, failed))?;
-        // The name alone: arguments may be long.
-        let name = config.device.split(',').next().unwrap_or_default().to_owned();
-        let mtu_room = room.min(data_bytes) - LINK_HEADER_BYTES;
-        if device.mtu() > mtu_room {
-            return Err(DpdkError::Mtu { device: name, mtu: device.mtu(), room: mtu_room });
+        match Self::start(config, &mut device, arena) {
+            Ok(waker) => Ok(Self::of(config, device, waker)),
+            Err(error) => {
+                device.close(arena);
+                Err(error)
+            }
         }
-        let waker = Waker::of(&device)?;
+    }
+
+    fn start(
+        config: &DpdkConfig,
+        device: &mut Device,
+        arena: &mut Arena,
+    ) -> Result<Waker, DpdkError> {
+        let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1 - LINK_HEADER_BYTES;
+        if device.mtu() > room {
+            return Err(DpdkError::Mtu { device: name(config), mtu: device.mtu(), room });
+        }
+        let (queues, most) = (config.queues.get(), device.queues_max());
+        if queues > most {
+            return Err(DpdkError::Queues { device: name(config), queues, most });
+        }
+        // Buffers of DPDK's own are not the arena's.
+        let share = match device.takes_frames() {
+            true => arena.capacity() / (8 * usize::from(queues)),
+            false => DESCRIPTORS.into(),
+        };
+        let descriptors = share.clamp(1, DESCRIPTORS.into()) as u16;
+        device.run(arena, queues, descriptors).map_err(|failed| refused(&config.device, failed))?;
+        Ok(Waker::of(device)?)
+    }
+
+    fn of(config: &DpdkConfig, device: Device, waker: Waker) -> Self {
         let capabilities = Capabilities {
             kind: "dpdk",
             detail: String::new(),
@@ -90,14 +112,20 @@ impl DpdkPort {
             receive_checksum: device.receive_checksum(),
             transmit_checksum: device.transmit_checksum(),
             segmentation: false,
-            queues: 1,
+            queues: config.queues.get().into(),
         };
-        let losses_before = device.losses();
-        let counters = PortCounters::default();
-        let client = memif::Client::of(&config.device);
-        let mut port = Self { capabilities, counters, losses_before, name, waker, client, device };
+        let mut port = Self {
+            capabilities,
+            counters: PortCounters::default(),
+            losses_before: device.losses(),
+            name: name(config),
+            waker,
+            client: memif::Client::of(&config.device),
+            is_full: false,
+            device,
+        };
         port.describe();
-        Ok(port)
+        port
     }
 
     /// How the port works right now.
@@ -107,8 +135,10 @@ impl DpdkPort {
             Waker::Interrupts { .. } => "interrupts",
             Waker::Timer { .. } => "timed sleep",
         };
-        let driver = self.device.driver();
-        self.capabilities.detail = format!("{}, {driver}, link {link}, {waits}", self.name);
+        let frames = if self.device.takes_frames() { "no copy" } else { "copy" };
+        let rss = if self.device.has_rss() { ", RSS" } else { "" };
+        let (name, driver) = (&self.name, self.device.driver());
+        self.capabilities.detail = format!("{name}, {driver}, link {link}, {frames}, {waits}{rss}");
     }
 
     /// Tries to find the server of a memif again.
@@ -119,20 +149,16 @@ impl DpdkPort {
             let _ = device.restart();
         }
     }
-
-    /// Hands frames to the device; returns whether it took all of them.
-    fn send_unsent(&mut self) -> bool {
-        let (sent, bytes) = self.device.send();
-        self.counters.transmitted += sent as u64;
-        self.counters.transmitted_bytes += bytes;
-        if self.device.has_unsent() && sent == 0 && !self.device.link_is_up() {
-            // Nobody is there to take them, maybe for long.
-            let lost = self.device.forget_unsent();
-            self.counters.drops.add(DropReason::TransmitFailed, lost as u64);
-        }
-        !self.device.has_unsent()
-    }
 }
+
+/// The name of the device alone: its arguments may be long.
+fn name(config: &DpdkConfig) -> String {
+    config.device.split(',').next().unwrap_or_default().to_owned()
+}
+
+/// The step of the shim's that fails when a card needs memory that stays where
+/// it is.
+const MOVING: &str = "reach the packet buffers in ordinary memory";
 
 /// What a failure means.
 fn refused(device: &str, failed: Failed) -> DpdkError {
@@ -146,6 +172,7 @@ fn refused(device: &str, failed: Failed) -> DpdkError {
     let no_server = said.contains("memif_connect_client");
     let said = Said(said);
     match step {
+        Some(MOVING) => DpdkError::Hugepages { device },
         _ if busy => DpdkError::Busy { device, said },
         _ if no_server => DpdkError::NoServer { device, said },
         None => DpdkError::Probe { advice: advice(&device, eal::has_hugepages()), device, said },
@@ -226,71 +253,36 @@ impl Port for DpdkPort {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        self.device.check(arena)?;
         self.waker.on_look(&self.device)?;
-        let Self { device, counters, .. } = self;
-        let mut taken = 0;
-        // A frame without a buffer stays with the device, as on any card.
-        let quota = quota.min(arena.available());
-        while taken < quota {
-            let mut take = arena.take();
-            let seen = device.receive(quota - taken, |packet| {
-                let frame = packet.and_then(|(bytes, checksum)| {
-                    let mut frame = take.alloc_from(bytes)?;
-                    frame.set_checksum(checksum);
-                    Some(frame)
-                });
-                match frame {
-                    Some(frame) => {
-                        counters.received_bytes += frame.len() as u64;
-                        burst.push_back(frame);
-                        taken += 1;
-                    }
-                    None => counters.drops.count(DropReason::FrameTooLong),
-                }
-            });
-            if seen == 0 {
-                break;
-            }
-        }
+        let drops = &mut self.counters.drops;
+        let (taken, bytes) = self.device.receive(arena, burst, quota, drops);
         if taken > 0 {
-            counters.received += taken as u64;
+            self.counters.received += taken as u64;
+            self.counters.received_bytes += bytes;
             self.waker.on_frames();
         }
         Ok(taken)
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        self.device.check(arena)?;
         let before = burst.len();
-        while !self.device.has_unsent() || self.send_unsent() {
-            let buffers = match burst.len() {
-                0 => 0,
-                frames => self.device.allocate(frames),
-            };
-            if buffers == 0 {
-                // All of them are with the device.
-                break;
-            }
-            let mut back = arena.give_back();
-            let mut filled = 0;
-            for frame in burst.drain(..buffers) {
-                let checksum = frame.checksum();
-                let fits = back.consume(frame, |bytes| self.device.fill(filled, bytes, checksum));
-                if fits {
-                    filled += 1;
-                } else {
-                    self.counters.drops.count(DropReason::FrameTooLong);
-                }
-            }
-            drop(back);
-            let refused = self.device.prepare(filled);
-            self.counters.drops.add(DropReason::TransmitFailed, refused as u64);
+        let drops = &mut self.counters.drops;
+        let (sent, bytes) = self.device.transmit(arena, burst, drops);
+        self.counters.transmitted += sent as u64;
+        self.counters.transmitted_bytes += bytes;
+        if sent == 0 && !burst.is_empty() && !self.device.link_is_up() {
+            // Nobody is there to take them, maybe for long.
+            drops.add(DropReason::TransmitFailed, burst.len() as u64);
+            burst.drain(..).for_each(|frame| arena.free(frame));
         }
+        self.is_full = !burst.is_empty();
         Ok(before - burst.len())
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
-        let waits = self.device.has_unsent() && !self.send_unsent();
-        if waits && matches!(self.waker, Waker::Interrupts { .. }) {
+        if self.is_full && matches!(self.waker, Waker::Interrupts { .. }) {
             // Room to send is no reason to interrupt.
             return Ok(false);
         }
@@ -322,11 +314,25 @@ impl Port for DpdkPort {
         }
         counters
     }
+
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<Loaded> {
+        self.device.close(arena);
+        None
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_that_needs_hugepages_is_told_from_other_failures() {
+        let source = || io::Error::from_raw_os_error(libc::EFAULT);
+        let moving = refused("0000:01:00.0", Failed { step: Some(MOVING), source: source() });
+        assert!(moving.to_string().contains("nr_hugepages"), "{moving}");
+        let other = refused("0000:01:00.0", Failed { step: Some("start it"), source: source() });
+        assert!(matches!(other, DpdkError::Setup { step: "start it", .. }), "{other}");
+    }
 
     #[test]
     fn the_advice_is_for_the_kind_of_device() {

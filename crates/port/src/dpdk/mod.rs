@@ -1,15 +1,16 @@
 //! The `dpdk` port: any device that the system's DPDK has a driver for, by its
 //! PCI address or, for a virtual one, by its driver and arguments.
 //!
-//! It is there with the feature `dpdk` of this crate. A frame is copied once
-//! between a buffer of DPDK's and one of the arena, in each direction: so every
-//! driver can be used, also those that give the buffers of one device to
-//! another, or that need them in memory of their own.
+//! It is there with the feature `dpdk` of this crate. The device receives into
+//! frames of the arena and sends from them: mbuf number i of its pool is frame
+//! number i, and the pool has those frames that the arena lent to it. Frames are
+//! copied only when they come from the pool of another device, or with a device
+//! that wants memory of DPDK's own, as virtio and zero-copy memif do.
 //!
 //! DPDK exists once in a process. The first port starts it, with arguments that
 //! suit a library: no files, no other processes, no thread moved to another
 //! processor, ordinary memory where there are no hugepages, no device but those
-//! that are asked for. A port has one queue in each direction.
+//! that are asked for.
 
 #[cfg(feature = "dpdk")]
 mod device;
@@ -25,11 +26,16 @@ mod sys;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 
-use tidegate_memory::Arena;
+use tidegate_memory::{Arena, FrameSize};
 
 use crate::Port;
+
+/// How large frames should be: drivers want 2 KiB behind the headroom, or else frames
+/// are copied.
+pub const FRAME_SIZE: FrameSize = FrameSize::K4;
 
 /// Whether this program was built with DPDK.
 pub const BUILT: bool = cfg!(feature = "dpdk");
@@ -43,6 +49,9 @@ pub struct DpdkConfig {
     /// Arguments for DPDK itself, before those that Tidegate gives. Only the
     /// first port of a process can have any.
     pub arguments: Vec<String>,
+    /// How many queues to open in each direction. All of them are received from
+    /// in turn; the device spreads what arrives by flow (RSS) if it can.
+    pub queues: NonZeroU16,
 }
 
 impl FromStr for DpdkConfig {
@@ -52,7 +61,8 @@ impl FromStr for DpdkConfig {
     /// --main-lcore=1`.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         let mut words = text.split_whitespace().map(str::to_owned);
-        Ok(Self { device: words.next().unwrap_or_default(), arguments: words.collect() })
+        let device = words.next().unwrap_or_default();
+        Ok(Self { device, arguments: words.collect(), queues: NonZeroU16::MIN })
     }
 }
 
@@ -123,6 +133,25 @@ pub enum DpdkError {
         /// The largest MTU that would do.
         room: usize,
     },
+    /// It does not have so many queues.
+    #[error("the device {device} has at most {most} queues, not {queues}: ask for fewer")]
+    Queues {
+        /// The device.
+        device: String,
+        /// How many were asked for.
+        queues: u16,
+        /// How many it can have.
+        most: u16,
+    },
+    /// Without an IOMMU a card needs memory that stays where it is.
+    #[error(
+        "the card {device} writes to physical addresses, and ordinary memory moves: get hugepages \
+         with `echo 64 | sudo tee /proc/sys/vm/nr_hugepages`, or switch the IOMMU on"
+    )]
+    Hugepages {
+        /// The device.
+        device: String,
+    },
     /// DPDK or the driver refused a step.
     #[error("cannot {step}, the device {device}{said}")]
     Setup {
@@ -162,9 +191,12 @@ impl fmt::Display for Said {
 
 /// Opens a device.
 ///
+/// Its buffers are frames of the arena, which are lent to it. When the port is
+/// dropped, those that it has stay lent: [`Port::close_for_now`] gives them back.
+///
 /// # Errors
 /// See [`DpdkError`]; the device is let go.
-pub fn open(config: &DpdkConfig, arena: &Arena) -> Result<Box<dyn Port>, DpdkError> {
+pub fn open(config: &DpdkConfig, arena: &mut Arena) -> Result<Box<dyn Port>, DpdkError> {
     #[cfg(feature = "dpdk")]
     return Ok(Box::new(device::DpdkPort::open(config, arena)?));
     #[cfg(not(feature = "dpdk"))]
@@ -201,8 +233,8 @@ mod tests {
     fn without_dpdk_it_says_what_to_install() {
         if !BUILT {
             let config = tidegate_memory::ArenaConfig { frames: 1, ..Default::default() };
-            let arena = Arena::new(config).unwrap();
-            let error = open(&"net_null0".parse().unwrap(), &arena).err().unwrap().to_string();
+            let mut arena = Arena::new(config).unwrap();
+            let error = open(&"net_null0".parse().unwrap(), &mut arena).err().unwrap().to_string();
             assert!(error.contains("libdpdk-dev") && error.contains("--features dpdk"), "{error}");
         }
     }

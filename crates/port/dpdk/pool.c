@@ -1,0 +1,246 @@
+// See pool.h.
+
+#include "pool.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <rte_errno.h>
+#include <rte_malloc.h>
+#include <rte_memory.h>
+#include <rte_spinlock.h>
+
+// What was given back last is taken first: it is still in cache. A driver takes
+// and gives back mbufs one by one inside a turn, so the lock is taken once for
+// all of them.
+struct stack {
+    rte_spinlock_t lock;
+    unsigned count;
+    unsigned size;
+    void *objects[];
+};
+
+#define OPS "tidegate"
+
+// Whose turn this thread has.
+static __thread struct stack *turn;
+
+static inline int lock(struct stack *stack)
+{
+    if (turn == stack)
+        return 0;
+    rte_spinlock_lock(&stack->lock);
+    return 1;
+}
+
+static inline void unlock(struct stack *stack, int was_locked)
+{
+    if (was_locked)
+        rte_spinlock_unlock(&stack->lock);
+}
+
+static int stack_alloc(struct rte_mempool *mempool)
+{
+    size_t bytes = sizeof(struct stack) + mempool->size * sizeof(void *);
+    struct stack *stack = calloc(1, bytes);
+    if (stack == NULL)
+        return -ENOMEM;
+    rte_spinlock_init(&stack->lock);
+    stack->size = mempool->size;
+    mempool->pool_data = stack;
+    return 0;
+}
+
+static void stack_free(struct rte_mempool *mempool)
+{
+    free(mempool->pool_data);
+}
+
+static int stack_enqueue(struct rte_mempool *mempool, void *const *objects, unsigned count)
+{
+    struct stack *stack = mempool->pool_data;
+    // As most drivers do it.
+    if (likely(turn == stack && count == 1 && stack->count < stack->size)) {
+        stack->objects[stack->count++] = *objects;
+        return 0;
+    }
+    int locked = lock(stack);
+    // More than there are can only come from a driver that gives back twice.
+    int fits = count <= stack->size - stack->count;
+    if (fits) {
+        for (unsigned i = 0; i < count; i++)
+            stack->objects[stack->count + i] = objects[i];
+        stack->count += count;
+    }
+    unlock(stack, locked);
+    return fits ? 0 : -ENOBUFS;
+}
+
+static int stack_dequeue(struct rte_mempool *mempool, void **objects, unsigned count)
+{
+    struct stack *stack = mempool->pool_data;
+    if (likely(turn == stack && count == 1 && stack->count > 0)) {
+        *objects = stack->objects[--stack->count];
+        return 0;
+    }
+    int locked = lock(stack);
+    int there = count <= stack->count;
+    if (there) {
+        for (unsigned i = 0; i < count; i++)
+            objects[i] = stack->objects[--stack->count];
+    }
+    unlock(stack, locked);
+    return there ? 0 : -ENOBUFS;
+}
+
+static unsigned stack_count(const struct rte_mempool *mempool)
+{
+    const struct stack *stack = mempool->pool_data;
+    return stack->count;
+}
+
+int tg_pools_start(void)
+{
+    static const struct rte_mempool_ops ops = {
+        .name = OPS,
+        .alloc = stack_alloc,
+        .free = stack_free,
+        .enqueue = stack_enqueue,
+        .dequeue = stack_dequeue,
+        .get_count = stack_count,
+    };
+    int index = rte_mempool_register_ops(&ops);
+    return index < 0 ? -index : 0;
+}
+
+void tg_turn_begin(struct tg_pool *pool)
+{
+    struct stack *stack = pool->mempool->pool_data;
+    rte_spinlock_lock(&stack->lock);
+    turn = stack;
+}
+
+unsigned tg_turn_end(struct tg_pool *pool)
+{
+    struct stack *stack = pool->mempool->pool_data;
+    unsigned count = stack->count;
+    turn = NULL;
+    rte_spinlock_unlock(&stack->lock);
+    return count;
+}
+
+// Somebody who had a reference to the data of an mbuf of ours was the last one.
+static void on_unreferenced(void *data, void *opaque)
+{
+    struct rte_mbuf *mbuf = opaque;
+    (void)data;
+    rte_mbuf_ext_refcnt_set(mbuf->shinfo, 1);
+    mbuf->ol_flags = RTE_MBUF_F_EXTERNAL;
+    mbuf->next = NULL;
+    mbuf->nb_segs = 1;
+    rte_mbuf_raw_free(mbuf);
+}
+
+// Makes mbuf number `index` the one of frame number `index`.
+static void init_frame(struct rte_mempool *mempool, void *opaque, void *object, unsigned index)
+{
+    struct tg_pool *pool = opaque;
+    struct rte_mbuf *mbuf = object;
+    struct rte_mbuf_ext_shared_info *shared = (void *)(mbuf + 1);
+    uint8_t *frame = pool->memory.base + ((size_t)index << pool->memory.shift);
+    int is_virtual = rte_eal_iova_mode() == RTE_IOVA_VA;
+    memset(mbuf, 0, sizeof(*mbuf));
+    mbuf->buf_addr = frame;
+    rte_mbuf_iova_set(mbuf, is_virtual ? (rte_iova_t)(uintptr_t)frame : rte_mem_virt2iova(frame));
+    mbuf->buf_len = rte_pktmbuf_data_room_size(mempool);
+    mbuf->data_off = RTE_PKTMBUF_HEADROOM;
+    mbuf->pool = mempool;
+    mbuf->nb_segs = 1;
+    mbuf->port = RTE_MBUF_PORT_INVALID;
+    mbuf->ol_flags = RTE_MBUF_F_EXTERNAL;
+    mbuf->shinfo = shared;
+    rte_mbuf_refcnt_set(mbuf, 1);
+    shared->free_cb = on_unreferenced;
+    shared->fcb_opaque = mbuf;
+    rte_mbuf_ext_refcnt_set(shared, 1);
+    pool->mbufs[index] = mbuf;
+}
+
+int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
+    int socket)
+{
+    // An arena keeps the last byte of a frame free, and an mbuf tells its size
+    // in 16 bits.
+    struct rte_pktmbuf_pool_private about = {
+        .mbuf_data_room_size = (uint16_t)(((uint32_t)1 << memory->shift) - 1),
+        .flags = RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF,
+    };
+    unsigned object_bytes = sizeof(struct rte_mbuf) + sizeof(struct rte_mbuf_ext_shared_info);
+    pool->memory = *memory;
+    pool->mbufs = calloc(memory->frames, sizeof(*pool->mbufs));
+    if (pool->mbufs == NULL)
+        return ENOMEM;
+    pool->mempool = rte_mempool_create_empty(name, memory->frames, object_bytes, 0, sizeof(about),
+        socket, 0);
+    int error = pool->mempool == NULL ? rte_errno : 0;
+    if (error == 0)
+        error = -rte_mempool_set_ops_byname(pool->mempool, OPS, NULL);
+    if (error == 0) {
+        rte_pktmbuf_pool_init(pool->mempool, &about);
+        int count = rte_mempool_populate_default(pool->mempool);
+        error = count < 0 ? -count : 0;
+    }
+    if (error == 0) {
+        rte_mempool_obj_iter(pool->mempool, init_frame, pool);
+        // The frames are the arena's until it lends them.
+        ((struct stack *)pool->mempool->pool_data)->count = 0;
+    } else {
+        tg_pool_free(pool, 0);
+    }
+    return error;
+}
+
+int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
+    int socket)
+{
+    pool->mbufs = NULL;
+    pool->mempool = rte_pktmbuf_pool_create_by_ops(name, mbufs, 0, 0,
+        data_bytes + RTE_PKTMBUF_HEADROOM, socket, OPS);
+    return pool->mempool == NULL ? rte_errno : 0;
+}
+
+int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
+{
+    if (pool->mempool != NULL && pool->mempool->pool_data != NULL
+        && rte_mempool_avail_count(pool->mempool) < mbufs)
+        return 0;
+    rte_mempool_free(pool->mempool);
+    free(pool->mbufs);
+    pool->mempool = NULL;
+    pool->mbufs = NULL;
+    return 1;
+}
+
+// Puts the mbufs of frames that were just lent into the pool, each told by an
+// address inside it. Returns how many are in it then.
+unsigned tg_give(struct tg_pool *pool, uint8_t *const *frames, unsigned count)
+{
+    tg_turn_begin(pool);
+    for (unsigned i = 0; i < count; i++)
+        rte_mbuf_raw_free(tg_mbuf_at(pool, frames[i]));
+    return tg_turn_end(pool);
+}
+
+// Takes up to `count` mbufs out of the pool and tells where their frames begin.
+// Returns how many, and how many are in it then.
+unsigned tg_take(struct tg_pool *pool, uint8_t **frames, unsigned count, unsigned *left)
+{
+    unsigned taken = 0;
+    void *object;
+    tg_turn_begin(pool);
+    while (taken < count && stack_dequeue(pool->mempool, &object, 1) == 0)
+        frames[taken++] = ((struct rte_mbuf *)object)->buf_addr;
+    *left = tg_turn_end(pool);
+    return taken;
+}

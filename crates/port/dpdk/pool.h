@@ -1,0 +1,70 @@
+// Pools of mbufs: those whose data are the frames of an arena, and ordinary
+// ones for devices that want memory of DPDK's own.
+
+#ifndef TIDEGATE_POOL_H
+#define TIDEGATE_POOL_H
+
+#include <stdint.h>
+
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+
+// The memory of an arena: `frames` pieces of `1 << shift` bytes each.
+struct tg_memory {
+    uint8_t *base;
+    size_t bytes;
+    uint32_t frames;
+    uint32_t shift;
+    // Of one page, which is in one piece also for a card.
+    size_t page_bytes;
+};
+
+// A pool. In one of frames, mbuf number i is frame number i as long as both
+// exist, and only frames that were lent to the pool are in it.
+struct tg_pool {
+    struct rte_mempool *mempool;
+    // By frame; NULL in a pool of DPDK's own memory.
+    struct rte_mbuf **mbufs;
+    struct tg_memory memory;
+};
+
+// Makes the pools below known to DPDK. Returns 0 or an error number.
+int tg_pools_start(void);
+
+// Makes an empty pool for the frames of an arena. Returns 0 or an error number.
+int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
+    int socket);
+
+// Makes a full pool of `mbufs` with room for `data_bytes` behind the headroom.
+int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
+    int socket);
+
+// Lets go of the pool if all of the `mbufs` that it was given are in it. Others
+// would come back to memory that is not there: then it stays for good, and the
+// result is 0.
+int tg_pool_free(struct tg_pool *pool, unsigned mbufs);
+
+// From here to tg_turn_end the calling thread alone uses the pool. Other
+// threads wait, so it must not wait for them.
+void tg_turn_begin(struct tg_pool *pool);
+// Returns how many mbufs are in the pool.
+unsigned tg_turn_end(struct tg_pool *pool);
+
+// Whether the mbuf is a frame of the pool's arena, all of it in one piece, and
+// nobody else reads it.
+static inline int tg_is_frame(const struct tg_pool *pool, const struct rte_mbuf *mbuf)
+{
+    return mbuf->pool == pool->mempool && pool->mbufs != NULL && mbuf->nb_segs == 1
+        && rte_mbuf_refcnt_read(mbuf) == 1;
+}
+
+// The mbuf whose frame `data` points into; its data begins there.
+static inline struct rte_mbuf *tg_mbuf_at(const struct tg_pool *pool, const uint8_t *data)
+{
+    size_t at = (size_t)(data - pool->memory.base);
+    struct rte_mbuf *mbuf = pool->mbufs[at >> pool->memory.shift];
+    mbuf->data_off = (uint16_t)(at & (((size_t)1 << pool->memory.shift) - 1));
+    return mbuf;
+}
+
+#endif
