@@ -44,7 +44,7 @@ impl PortConfig {
     /// received into.
     pub fn frame_size(&self) -> FrameSize {
         match self {
-            Self::Dpdk(_) => tidegate_port::dpdk::FRAME_SIZE,
+            Self::Dpdk(_) => dpdk::FRAME_SIZE,
             _ => FrameSize::K2,
         }
     }
