@@ -451,7 +451,7 @@ fn a_daemon_that_serves_has_given_up_what_it_needs_no_more() {
         return;
     }
     // NET_BIND_SERVICE is bit 10, NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, BPF 39.
-    let kinds = [("xdp", false, "8000007000"), ("xdp", true, "8000001400"), ("packet", false, "")];
+    let kinds = [("xdp", false, "8000007000"), ("xdp", true, "8000007400"), ("packet", false, "")];
     for (port, shared, kept) in kinds {
         let site = if shared { Site::shared() } else { Site::new(Kind::Xdp) };
         let daemon = if shared {
