@@ -252,6 +252,8 @@ fn applications_are_spread_and_ports_are_one_cores() {
     for family in FAMILIES {
         let attach = |name| Attachment::connect(&site.paths[1], name).unwrap();
         let (mut a, mut b, mut c) = (attach("a"), attach("b"), attach("c"));
+        // Who is welcome may not have been let in yet.
+        until_report(&site, 1, |report| report.applications.len() == CORES);
         let cores: BTreeSet<_> = site.report(1).applications.iter().map(|app| app.core).collect();
         assert_eq!(cores.len(), CORES, "each has one of its own");
         let port = address(1, family, 53);
