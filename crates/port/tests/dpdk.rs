@@ -65,7 +65,7 @@ fn frames_go_round_a_ring_whole_and_in_order() {
     assert_eq!((counters.received, counters.transmitted), (300, 300));
     assert_eq!(counters.received_bytes, counters.transmitted_bytes);
     assert_eq!(counters.drops.total(), 0);
-    port.close_for_now(&mut arena);
+    port.close_for_now(&mut arena, false);
     assert_eq!(arena.available(), arena.capacity(), "no frame was lost");
 }
 
@@ -82,7 +82,7 @@ fn nothing_is_copied() {
     assert_eq!(port.receive(&mut arena, &mut burst, 64).unwrap(), 1);
     assert_eq!(arena.bytes(&burst[0]).as_ptr(), place);
     burst.drain(..).for_each(|frame| arena.free(frame));
-    port.close_for_now(&mut arena);
+    port.close_for_now(&mut arena, false);
     assert_eq!(arena.available(), arena.capacity());
 }
 
@@ -145,11 +145,11 @@ fn two_ports_live_in_one_arena() {
     for (at, held) in burst.iter().enumerate() {
         assert_eq!(arena.bytes(held), frame(at, 60));
     }
-    left.close_for_now(&mut arena);
+    left.close_for_now(&mut arena, false);
     assert_eq!(right.transmit(&mut arena, &mut burst).unwrap(), 20);
     assert_eq!(right.receive(&mut arena, &mut burst, 64).unwrap(), 20);
     burst.drain(..).for_each(|frame| arena.free(frame));
-    right.close_for_now(&mut arena);
+    right.close_for_now(&mut arena, false);
     assert_eq!(arena.available(), arena.capacity());
 }
 
@@ -164,7 +164,7 @@ fn a_device_can_be_had_again_on_the_same_arena() {
         // With frames inside, of which some are with the port already.
         assert_eq!(port.receive(&mut arena, &mut burst, 1).unwrap(), 1);
         burst.drain(..).for_each(|frame| arena.free(frame));
-        port.close_for_now(&mut arena);
+        port.close_for_now(&mut arena, false);
         assert_eq!(arena.available(), arena.capacity());
     }
 }
@@ -222,7 +222,7 @@ impl End {
     }
 
     fn close(mut self) {
-        self.port.close_for_now(&mut self.arena);
+        self.port.close_for_now(&mut self.arena, false);
         let held = self.held.len();
         assert_eq!(self.arena.available() + held, self.arena.capacity(), "{held} are held");
         self.held.drain(..).for_each(|frame| self.arena.free(frame));
@@ -465,7 +465,7 @@ fn every_queue_is_received_from() {
             }
         }
     }
-    port.close_for_now(&mut arena);
+    port.close_for_now(&mut arena, false);
     assert_eq!(arena.available(), arena.capacity());
 }
 
