@@ -10,10 +10,12 @@
 #define ALLOW_EXPERIMENTAL_API
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <rte_alarm.h>
 #include <rte_bus.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
@@ -200,7 +202,9 @@ static int takes_frames(const struct tg_device *device, const struct tg_memory *
         && (device->is_card || strcmp(device->driver, "net_af_packet") == 0);
 }
 
-// Arenas that DPDK knows, and how many devices use each.
+// Arenas that DPDK knows, and how many cards use each. Other devices copy, and
+// need not reach them; virtio_user cannot even start while there are any, as it
+// offers all memory to the other side by descriptors.
 static struct {
     uint8_t *base;
     unsigned devices;
@@ -247,13 +251,21 @@ static void forget(const struct tg_memory *memory)
             rte_extmem_unregister(memory->base, memory->bytes);
 }
 
+static int cards_have_frames(void)
+{
+    unsigned devices = 0;
+    for (unsigned i = 0; i < RTE_DIM(known); i++)
+        devices += known[i].devices;
+    return devices > 0;
+}
+
 // Lets a card reach the memory, or no longer. Where nothing stands between a
 // card and the memory there is nothing to do.
 static int map(const struct tg_device *device, const struct tg_memory *memory, int on)
 {
     // Virtual addresses are in one piece.
     size_t step = is_virtual() ? memory->bytes : memory->page_bytes;
-    for (size_t at = 0; device->is_card && at < memory->bytes; at += step) {
+    for (size_t at = 0; at < memory->bytes; at += step) {
         uint8_t *part = memory->base + at;
         rte_iova_t address = is_virtual() ? (rte_iova_t)(uintptr_t)part : rte_mem_virt2iova(part);
         int failed = on ? rte_dev_dma_map(device->device, part, address, step)
@@ -282,17 +294,18 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
     if (device->is_card && !is_virtual() && memory->page_bytes <= 4096)
         return EFAULT;
     device->step = "register the packet buffers";
-    int error = make_known(memory);
+    int error = device->is_card ? make_known(memory) : 0;
     if (error != 0)
         return error;
     device->step = "get memory for the descriptions of its buffers";
     error = tg_pool_of_frames(&device->pool, pool, memory, socket);
     if (error != 0) {
-        forget(memory);
+        if (device->is_card)
+            forget(memory);
         return error;
     }
     device->step = "map the packet buffers";
-    return map(device, memory, 1);
+    return device->is_card ? map(device, memory, 1) : 0;
 }
 
 static int configure(struct tg_device *device, const struct rte_eth_dev_info *info,
@@ -336,6 +349,10 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
             error = rte_eth_tx_queue_setup(port, i, transmits, socket, &transmitting);
         }
     }
+    if (error == 0 && strcmp(device->driver, "net_virtio_user") == 0 && cards_have_frames()) {
+        device->step = "start it while a card uses packet buffers";
+        return ENOTSUP;
+    }
     if (error == 0) {
         device->step = "start it";
         error = rte_eth_dev_start(port);
@@ -344,10 +361,44 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
     return -error;
 }
 
+struct task {
+    void (*work)(struct tg_device *device);
+    struct tg_device *device;
+    sem_t is_done;
+};
+
+static void on_alarm(void *argument)
+{
+    struct task *task = argument;
+    task->work(task->device);
+    sem_post(&task->is_done);
+}
+
+// Has something done by DPDK's thread for interrupts, and waits for it. While a
+// handler runs a driver cannot take it back, and some go on as if they had: the
+// handler is called again when its device is gone. On that thread no other
+// handler runs.
+static void do_among_handlers(void (*work)(struct tg_device *device), struct tg_device *device)
+{
+    struct task task = { .work = work, .device = device };
+    sem_init(&task.is_done, 0, 0);
+    if (rte_eal_alarm_set(1, on_alarm, &task) != 0)
+        on_alarm(&task);
+    while (sem_wait(&task.is_done) != 0)
+        ;
+    sem_destroy(&task.is_done);
+}
+
+static void stop(struct tg_device *device)
+{
+    rte_eth_dev_stop(device->port);
+    device->runs = 0;
+}
+
 // Stops the device and starts it again. Returns 0 or an error number.
 int tg_restart(struct tg_device *device)
 {
-    rte_eth_dev_stop(device->port);
+    do_among_handlers(stop, device);
     int error = rte_eth_dev_start(device->port);
     device->runs = error == 0;
     return -error;
@@ -367,19 +418,29 @@ static void drain(struct tg_device *device)
     }
 }
 
+// Whether it is a card that reaches the frames of the arena.
+static int shows_frames(const struct tg_device *device)
+{
+    return device->is_card && device->takes_frames && device->pool.mempool != NULL;
+}
+
+static void stop_and_close(struct tg_device *device)
+{
+    stop(device);
+    if (shows_frames(device))
+        map(device, &device->pool.memory, 0);
+    rte_eth_dev_close(device->port);
+}
+
 // Lets go of the device. All that is left is the pool, with what came back.
 void tg_close(struct tg_device *device)
 {
     drain(device);
-    rte_eth_dev_stop(device->port);
-    if (device->takes_frames && device->pool.mempool != NULL)
-        map(device, &device->pool.memory, 0);
-    rte_eth_dev_close(device->port);
+    do_among_handlers(stop_and_close, device);
     if (device->device != NULL)
         rte_dev_remove(device->device);
-    if (device->takes_frames && device->pool.mempool != NULL)
+    if (shows_frames(device))
         forget(&device->pool.memory);
-    device->runs = 0;
 }
 
 // Lets go of the pool, in which there should be `frames` frames of the arena.

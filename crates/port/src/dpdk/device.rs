@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{
@@ -36,6 +37,9 @@ pub struct DpdkPort {
     device: Device,
 }
 
+/// Held while a port is opened: what DPDK says meanwhile is about that one.
+static OPENING: Mutex<()> = Mutex::new(());
+
 /// What wakes a sleeper.
 enum Waker {
     /// The device.
@@ -66,6 +70,7 @@ impl DpdkPort {
         }
         eal::start(&config.arguments)?;
         memif::remove_stale_socket(&config.device);
+        let _alone = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         // What was said about another port.
         sys::take_log();
         let mut device = Device::find(&config.device, arena)
