@@ -20,7 +20,9 @@ mod dpdk {
         for flag in pkg_config("--cflags").split_whitespace() {
             shim.flag(flag);
         }
-        shim.files(["dpdk/shim.c", "dpdk/pool.c"]).opt_level(3).compile("tidegate_dpdk");
+        shim.files(["dpdk/shim.c", "dpdk/handlers.c", "dpdk/pool.c"])
+            .opt_level(3)
+            .compile("tidegate_dpdk");
         for place in pkg_config("--libs-only-L").split_whitespace() {
             println!("cargo::rustc-link-search=native={}", place.trim_start_matches("-L"));
         }

@@ -10,12 +10,10 @@
 #define ALLOW_EXPERIMENTAL_API
 #include <errno.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <rte_alarm.h>
 #include <rte_bus.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
@@ -27,6 +25,7 @@
 #include <rte_mbuf.h>
 #include <rte_memory.h>
 
+#include "handlers.h"
 #include "pool.h"
 
 // As in sys/raw.rs.
@@ -83,6 +82,8 @@ struct tg_device {
     // Its buffers are frames of the arena.
     uint8_t takes_frames;
     uint8_t is_card;
+    // Its handlers free what receiving and sending use.
+    uint8_t frees_in_use;
     char driver[DRIVER_BYTES];
     struct tg_pool pool;
     // How many mbufs were in the pool when its last turn ended.
@@ -308,6 +309,26 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
     return device->is_card ? map(device, memory, 1) : 0;
 }
 
+struct start {
+    struct tg_device *device;
+    int error;
+};
+
+static void do_start(void *argument)
+{
+    struct start *start = argument;
+    start->error = rte_eth_dev_start(start->device->port);
+    start->device->runs = start->error == 0;
+}
+
+// Starts the device. Returns 0 or a negative error number.
+static int start(struct tg_device *device)
+{
+    struct start start = { .device = device };
+    tg_among_handlers(do_start, &start);
+    return start.error;
+}
+
 static int configure(struct tg_device *device, const struct rte_eth_dev_info *info,
     uint16_t descriptors, int interrupts)
 {
@@ -355,42 +376,14 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
     }
     if (error == 0) {
         device->step = "start it";
-        error = rte_eth_dev_start(port);
-        device->runs = error == 0;
+        error = start(device);
     }
     return -error;
 }
 
-struct task {
-    void (*work)(struct tg_device *device);
-    struct tg_device *device;
-    sem_t is_done;
-};
-
-static void on_alarm(void *argument)
+static void stop(void *argument)
 {
-    struct task *task = argument;
-    task->work(task->device);
-    sem_post(&task->is_done);
-}
-
-// Has something done by DPDK's thread for interrupts, and waits for it. While a
-// handler runs a driver cannot take it back, and some go on as if they had: the
-// handler is called again when its device is gone. On that thread no other
-// handler runs.
-static void do_among_handlers(void (*work)(struct tg_device *device), struct tg_device *device)
-{
-    struct task task = { .work = work, .device = device };
-    sem_init(&task.is_done, 0, 0);
-    if (rte_eal_alarm_set(1, on_alarm, &task) != 0)
-        on_alarm(&task);
-    while (sem_wait(&task.is_done) != 0)
-        ;
-    sem_destroy(&task.is_done);
-}
-
-static void stop(struct tg_device *device)
-{
+    struct tg_device *device = argument;
     rte_eth_dev_stop(device->port);
     device->runs = 0;
 }
@@ -398,10 +391,22 @@ static void stop(struct tg_device *device)
 // Stops the device and starts it again. Returns 0 or an error number.
 int tg_restart(struct tg_device *device)
 {
-    do_among_handlers(stop, device);
-    int error = rte_eth_dev_start(device->port);
-    device->runs = error == 0;
-    return -error;
+    tg_among_handlers(stop, device);
+    return -start(device);
+}
+
+// Whether the device may be received from and sent to, until leave(): it runs,
+// and no handler frees what that uses.
+static int enter(const struct tg_device *device)
+{
+    // DPDK takes a burst of a device that is stopped for a mistake.
+    return device->runs && (!device->frees_in_use || tg_keep_handlers_out());
+}
+
+static void leave(const struct tg_device *device)
+{
+    if (device->frees_in_use)
+        tg_let_handlers_in();
 }
 
 // Takes what has arrived and gives it back unseen: a driver may forget what
@@ -409,6 +414,8 @@ int tg_restart(struct tg_device *device)
 static void drain(struct tg_device *device)
 {
     struct rte_mbuf *mbufs[BURST];
+    if (device->frees_in_use)
+        tg_await_handlers();
     for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
         uint16_t count = 1;
         for (unsigned turns = 0; count > 0 && turns <= COPIES; turns++) {
@@ -416,6 +423,7 @@ static void drain(struct tg_device *device)
             rte_pktmbuf_free_bulk(mbufs, count);
         }
     }
+    leave(device);
 }
 
 // Whether it is a card that reaches the frames of the arena.
@@ -424,8 +432,11 @@ static int shows_frames(const struct tg_device *device)
     return device->is_card && device->takes_frames && device->pool.mempool != NULL;
 }
 
-static void stop_and_close(struct tg_device *device)
+static void stop_and_close(void *argument)
 {
+    struct tg_device *device = argument;
+    if (device->frees_in_use)
+        tg_unwatch_handlers(device->port);
     stop(device);
     if (shows_frames(device))
         map(device, &device->pool.memory, 0);
@@ -436,7 +447,7 @@ static void stop_and_close(struct tg_device *device)
 void tg_close(struct tg_device *device)
 {
     drain(device);
-    do_among_handlers(stop_and_close, device);
+    tg_among_handlers(stop_and_close, device);
     if (device->device != NULL)
         rte_dev_remove(device->device);
     if (shows_frames(device))
@@ -468,6 +479,10 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
         device->is_card = strcmp(rte_bus_name(rte_dev_bus(info.device)), "vdev") != 0;
         device->queues_max = RTE_MIN(info.max_rx_queues, info.max_tx_queues);
         snprintf(device->driver, sizeof(device->driver), "%s", info.driver_name);
+        // A memif whose other side ends unmaps its rings.
+        device->frees_in_use = strcmp(device->driver, "net_memif") == 0;
+        if (device->frees_in_use)
+            tg_watch_handlers(port);
         error = make_pool(device, memory, name);
         device->level = error == 0 ? rte_mempool_avail_count(device->pool.mempool) : 0;
     }
@@ -486,6 +501,13 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
     return error;
 }
 
+// Whether a driver that interrupts closes the descriptors of its interrupts
+// twice, the second time when they may already be another thread's.
+static int closes_twice(const char *driver)
+{
+    return strcmp(driver, "net_virtio_user") == 0;
+}
+
 // Starts the device with so many queues in each direction, whose rings have
 // `descriptors` places each. Returns 0, or an error number with `step` set; the
 // device is to be closed then.
@@ -498,11 +520,13 @@ int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors)
     if (error != 0)
         return error;
     device->queues = queues;
-    error = configure(device, &info, descriptors, 1);
-    device->has_interrupts = error == 0 && rte_eth_dev_rx_intr_enable(port, 0) == 0;
+    int interrupts = !closes_twice(device->driver);
+    error = configure(device, &info, descriptors, interrupts);
+    device->has_interrupts = error == 0 && interrupts
+        && rte_eth_dev_rx_intr_enable(port, 0) == 0;
     if (device->has_interrupts) {
         rte_eth_dev_rx_intr_disable(port, 0);
-    } else if (error != 0) {
+    } else if (error != 0 && interrupts) {
         rte_eth_dev_stop(port);
         error = configure(device, &info, descriptors, 0);
     }
@@ -546,8 +570,7 @@ static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf
 // not fit into one buffer has no data.
 unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *burst)
 {
-    // DPDK takes a burst of a device that is stopped for a mistake.
-    if (!device->runs)
+    if (!enter(device))
         return 0;
     // A driver may want buffers for all of a burst, or take nothing. With none
     // at all it may still have some that are filled.
@@ -555,6 +578,7 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
     tg_turn_begin(&device->pool);
     unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
     device->level = tg_turn_end(&device->pool);
+    leave(device);
     for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = burst->mbufs[i];
         int whole = mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
@@ -617,7 +641,7 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
 {
     struct rte_mbuf *mbufs[BURST];
     *refuses_next = 0;
-    if (!device->runs)
+    if (!enter(device))
         return 0;
     tg_turn_begin(&device->pool);
     unsigned sent = 0;
@@ -639,6 +663,7 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
             rte_pktmbuf_free_bulk(mbufs + sent, count - sent);
     }
     device->level = tg_turn_end(&device->pool);
+    leave(device);
     return sent;
 }
 

@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use std::io::Read;
 use std::net::UdpSocket;
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use proptest::prelude::*;
@@ -88,6 +89,7 @@ fn nothing_is_copied() {
 
 #[test]
 fn a_frame_that_no_buffer_holds_is_dropped() {
+    let _alone = memifs();
     let (_folder, [ours, theirs]) = memif(60);
     let config = ArenaConfig { frames: 8, frame_size: FrameSize::K4, hugepages: false };
     let mut from = End::open_on(&ours, Arena::new(config).unwrap());
@@ -229,6 +231,13 @@ impl End {
     }
 }
 
+/// Held by tests with memifs. Where memifs of several threads come and go at once
+/// their driver can wait for a message on a descriptor that was another one's.
+fn memifs() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Both ends of a memif, by number.
 fn memif(number: u32) -> (TempDir, [String; 2]) {
     let folder = tempfile::tempdir().unwrap();
@@ -240,19 +249,15 @@ fn memif(number: u32) -> (TempDir, [String; 2]) {
     (folder, [end('a', "server"), end('b', "client")])
 }
 
-/// Another process, which has a vhost-user device and sends back what comes.
-struct Echo {
-    process: Child,
-    folder: TempDir,
-}
+/// Another process, which has a device and sends back what comes. It is killed on
+/// drop.
+struct Echo(Child);
 
 /// Where the other process finds the device's name.
 const ECHO_DEVICE: &str = "TIDEGATE_TEST_ECHO";
 
 impl Echo {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let device = format!("net_vhost0,iface={},queues=1", folder.path().join("v").display());
+    fn start_on(device: &str) -> Self {
         let process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "echo"])
             .env(ECHO_DEVICE, device)
@@ -260,24 +265,25 @@ impl Echo {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let mut echo = Self { process, folder };
-        let began = Instant::now();
-        while !echo.path().exists() {
-            assert!(began.elapsed() < PATIENCE, "the other process does not start");
-            assert!(echo.process.try_wait().unwrap().is_none(), "the other process has ended");
-        }
-        echo
+        Self(process)
     }
 
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("v")
+    /// Starts one with a vhost-user device at this path.
+    fn start_at(path: &Path) -> Self {
+        let mut echo = Self::start_on(&format!("net_vhost0,iface={},queues=1", path.display()));
+        let began = Instant::now();
+        while !path.exists() {
+            assert!(began.elapsed() < PATIENCE, "the other process does not start");
+            assert!(echo.0.try_wait().unwrap().is_none(), "the other process has ended");
+        }
+        echo
     }
 }
 
 impl Drop for Echo {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -373,6 +379,7 @@ proptest! {
 
     #[test]
     fn no_frame_is_lost_or_doubled_on_a_memif(steps in steps(), all_arrive: bool) {
+        let _alone = memifs();
         let (_folder, ends) = memif(70);
         every_frame_is_accounted_for(ends.map(|end| End::open(&end, 96)), &steps, all_arrive);
     }
@@ -397,14 +404,42 @@ proptest! {
     }
 }
 
+/// The rings lie in memory that is unmapped when the other side has ended.
+#[test]
+fn a_memif_peer_may_die_while_its_frames_are_looked_at() {
+    let _alone = memifs();
+    let (_folder, [server, client]) = memif(71);
+    let mut end = End::open(&server, 96);
+    for round in 0..6 {
+        let mut peer = Some(Echo::start_on(&client));
+        wait_until_up(&mut [&mut end]);
+        let (began, mut sent, mut seen) = (Instant::now(), 0, HashSet::new());
+        while end.is_up() {
+            assert!(began.elapsed() < PATIENCE, "{} frames in round {round}", seen.len());
+            for _ in 0..100 {
+                sent += end.send(sent, 20);
+                end.receive(64, &mut seen);
+                end.free(usize::MAX);
+            }
+            if seen.len() > 1000 {
+                // With frames on their way, at whatever it just does.
+                drop(peer.take());
+            }
+        }
+    }
+    end.close();
+}
+
 /// A virtio device wants its buffers in memory that it can show to the other
 /// side, so frames are copied, when there is a buffer for them.
 #[test]
 fn no_frame_is_lost_or_doubled_when_frames_are_copied() {
-    let echo = Echo::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v");
+    let _echo = Echo::start_at(&path);
     // One whose frames lie in an arena does not hinder it.
     let other = End::open("net_ring_beside", 8);
-    let mut end = End::open(&format!("net_virtio_user0,path={}", echo.path().display()), 40);
+    let mut end = End::open(&format!("net_virtio_user0,path={}", path.display()), 40);
     assert!(end.port.capabilities().detail.contains(", copy"));
     let mut seen = HashSet::new();
     let mut sent = end.send(0, 30);
