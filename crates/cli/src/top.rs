@@ -70,6 +70,8 @@ struct AppView {
     commands_per_s: f64,
     bytes_in_per_s: f64,
     bytes_out_per_s: f64,
+    /// Bytes of memory that the data of its sockets take.
+    memory_bytes: u64,
     /// The network core that serves it.
     core: usize,
 }
@@ -157,7 +159,7 @@ impl View {
     }
 }
 
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 11] = [
     "PID",
     "USER",
     "SOCKETS",
@@ -166,6 +168,7 @@ const COLUMNS: [&str; 10] = [
     "COMMANDS/S",
     "IN B/S",
     "OUT B/S",
+    "KIB",
     "CORE",
     "PROGRAM",
 ];
@@ -182,6 +185,7 @@ impl AppView {
             commands_per_s: commands,
             bytes_in_per_s: bytes_in,
             bytes_out_per_s: bytes_out,
+            memory_bytes: 0,
             core: app.core,
         };
         view.add(app);
@@ -189,13 +193,14 @@ impl AppView {
     }
 
     fn add(&mut self, app: &ApplicationReport) {
+        self.memory_bytes += app.memory_bytes;
         self.sockets += app.sockets.len();
         let is_connected = |phase| matches!(phase, Phase::Connecting | Phase::Connected);
         self.connections += app.sockets.iter().filter(|s| is_connected(s.phase)).count();
         self.waiting += app.sockets.iter().map(|socket| socket.waiting).sum::<usize>();
     }
 
-    fn cells(&self) -> [String; 10] {
+    fn cells(&self) -> [String; 11] {
         [
             self.pid.to_string(),
             self.uid.to_string(),
@@ -205,6 +210,7 @@ impl AppView {
             format!("{:.0}", self.commands_per_s),
             format!("{:.0}", self.bytes_in_per_s),
             format!("{:.0}", self.bytes_out_per_s),
+            (self.memory_bytes >> 10).to_string(),
             self.core.to_string(),
             self.name.clone(),
         ]
@@ -287,13 +293,13 @@ fn print(view: &View, json: bool) -> io::Result<()> {
         writeln!(out, "{}", serde_json::to_string(view)?)?;
         return out.flush();
     }
-    let line = |out: &mut io::StdoutLock<'_>, cells: [&str; 10]| {
-        let [pid, user, sockets, connected, waiting, commands, bytes_in, bytes_out, core, name] =
-            cells;
+    let line = |out: &mut io::StdoutLock<'_>, cells: [&str; 11]| {
+        let [head @ .., bytes_in, bytes_out, memory, core, name] = cells;
+        let [pid, user, sockets, connected, waiting, commands] = head;
         writeln!(
             out,
             "{pid:>8} {user:>6} {sockets:>8} {connected:>9} {waiting:>9} {commands:>11} \
-             {bytes_in:>12} {bytes_out:>12} {core:>4}  {name}"
+             {bytes_in:>12} {bytes_out:>12} {memory:>8} {core:>4}  {name}"
         )
     };
     for text in view.head() {
@@ -336,7 +342,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     let lines = view.head().map(Line::from);
     let wrap = ratatui::widgets::Wrap { trim: true };
     frame.render_widget(Paragraph::new(Text::from(lines.to_vec())).wrap(wrap), head);
-    let widths = [8, 6, 8, 9, 9, 11, 12, 12, 4]
+    let widths = [8, 6, 8, 9, 9, 11, 12, 12, 8, 4]
         .map(Constraint::Length)
         .into_iter()
         .chain([Constraint::Fill(1)]);
@@ -356,7 +362,15 @@ mod tests {
     fn app(pid: u32, counts: [u64; 3]) -> ApplicationReport {
         let [commands, bytes_in, bytes_out] = counts;
         let identity = Identity { pid, uid: 0, name: "redis".to_owned() };
-        ApplicationReport { identity, commands, bytes_in, bytes_out, sockets: Vec::new(), core: 0 }
+        ApplicationReport {
+            identity,
+            commands,
+            bytes_in,
+            bytes_out,
+            memory_bytes: 4096,
+            sockets: Vec::new(),
+            core: 0,
+        }
     }
 
     fn report(scale: u64, applications: Vec<ApplicationReport>) -> Report {
@@ -394,6 +408,7 @@ mod tests {
         assert_eq!(view.drops_per_s, [("no_route".to_owned(), 10.0)]);
         let [twice, new] = &view.applications[..] else { panic!("{view:?}") };
         assert_eq!((twice.pid, twice.commands_per_s), (9, 3.0), "it attached twice");
+        assert_eq!(twice.memory_bytes, 8192, "now, not by the second");
         assert_eq!((twice.bytes_in_per_s, twice.bytes_out_per_s), (6.0, 101.0));
         assert_eq!((new.pid, new.commands_per_s), (8, 2.0));
     }

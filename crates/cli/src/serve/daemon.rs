@@ -64,6 +64,10 @@ pub(crate) struct DaemonCommand {
     /// The most ports that a program can bind; any number with none
     #[arg(long, value_name = "COUNT", help_heading = "Applications")]
     ports: Option<u32>,
+    /// How much memory the data of a program's sockets may take, in MiB, before it gets no
+    /// more sockets; any with none
+    #[arg(long, value_name = "MIB", help_heading = "Applications")]
+    app_memory: Option<u32>,
     /// What part of a network core's time a program gets for what it asks for while others
     /// want something too
     #[arg(long, value_name = "PERCENT", default_value_t = 100, help_heading = "Applications")]
@@ -137,6 +141,7 @@ impl DaemonCommand {
             coalescing: Duration::from_micros(self.coalescing_us),
             quota: Quota {
                 ports: self.ports.unwrap_or(u32::MAX),
+                memory_bytes: self.app_memory.map_or(u64::MAX, |mib| u64::from(mib) << 20),
                 cpu_share_percent: self.app_cpu_share,
             },
         };

@@ -107,6 +107,16 @@ impl Region {
         at.checked_add(len).is_some_and(|end| end <= self.bytes())
     }
 
+    /// How many bytes of it have memory: those that somebody has written to.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn used_bytes(&self) -> io::Result<u64> {
+        /// The unit of `st_blocks`, stat(2).
+        const BLOCK_BYTES: u64 = 512;
+        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * BLOCK_BYTES)
+    }
+
     /// Gives the memory of these bytes back; they are zero when next used.
     ///
     /// # Errors

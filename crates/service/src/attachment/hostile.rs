@@ -268,6 +268,37 @@ fn whoever_has_all_its_ports_gets_no_more() {
 }
 
 #[test]
+fn whoever_has_all_its_memory_gets_no_more_sockets() {
+    // Two sockets of eight, with one way of each in use.
+    let site = Site::with_quota(Quota { memory_bytes: 8192, ..Quota::default() });
+    let mut app = site.attach("greedy");
+    let peer = Some("192.0.2.9:9".parse().unwrap());
+    // What has gone through before is given back, be it ever so little.
+    for port in 1..20 {
+        let socket = app.bind_udp(own(port), Default::default()).unwrap();
+        app.send_datagram(socket, b"little", peer, None).unwrap();
+        app.close(socket, false);
+    }
+    let mut full = Vec::new();
+    let refused = loop {
+        match app.bind_udp(own(100 + full.len() as u16), Default::default()) {
+            Ok(socket) => full.push(socket),
+            Err(refused) => break refused,
+        }
+        app.send_datagram(full[full.len() - 1], &[0; 1400], peer, None).unwrap();
+    };
+    assert_eq!((refused.kind(), full.len()), (io::ErrorKind::QuotaExceeded, 2));
+    let tcp = |app: &mut Attachment| app.listen(own(80), 1, TcpOptions::default());
+    assert_eq!(tcp(&mut app).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+    assert!(site.report().applications[0].memory_bytes >= 8192);
+    // What one has is not taken from others, ...
+    behaves(&mut site.attach("other"));
+    // ... and what it gives up it may have again.
+    app.close(full.remove(0), false);
+    tcp(&mut app).unwrap();
+}
+
+#[test]
 fn a_small_share_is_enough_when_nobody_else_wants_anything() {
     let site = Site::with_quota(Quota { cpu_share_percent: 1, ..Quota::default() });
     let mut apps = [site.attach("one"), site.attach("other")];

@@ -161,6 +161,11 @@ impl Memory {
         self.wanted(APPLICATION_SLEEPS)
     }
 
+    /// Bytes that the streams take, those of sockets that are closed included.
+    pub(crate) fn used_bytes(&self) -> io::Result<u64> {
+        self.data.used_bytes()
+    }
+
     /// Whether sockets are in it, and not only somebody who could use it.
     pub(crate) fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.control) > 1

@@ -51,6 +51,8 @@ pub(super) struct Application {
     entries: Vec<Option<Entry>>,
     /// How many sockets were in each place.
     generations: Vec<u32>,
+    /// Which of them last gave back the memory of its place.
+    clean: Vec<u32>,
     free: Vec<u32>,
     /// What found no room in the ring of notices.
     untold: VecDeque<Notice>,
@@ -64,6 +66,8 @@ pub(super) struct Application {
     held: VecDeque<HeldPort>,
     /// Local ports that it may bind.
     pub(super) ports_max: u32,
+    /// Bytes that the data of its sockets may take.
+    memory_max: u64,
     /// Of the core's time.
     pub(super) share: CpuShare,
     /// A command that waits until other cores have been asked, or is to be done now.
@@ -134,6 +138,7 @@ impl Application {
             memory,
             entries: Vec::new(),
             generations: Vec::new(),
+            clean: Vec::new(),
             free: (0..places).rev().collect(),
             untold: VecDeque::new(),
             has_told: false,
@@ -141,6 +146,7 @@ impl Application {
             coalescing: Coalescing::new(terms.coalescing.as_nanos() as u64),
             held: VecDeque::new(),
             ports_max: terms.quota.ports,
+            memory_max: terms.quota.memory_bytes,
             share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
             held_back: None,
             asked: Asked::No,
@@ -300,9 +306,37 @@ impl Application {
         self.held.remove(at).map(|held| held.socket)
     }
 
-    /// Whether a place is free.
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+    /// Whether it may have one more socket: a place is free, and its memory.
+    pub(super) fn has_room(&mut self) -> bool {
+        !self.free.is_empty() && (self.has_memory() || self.clean_up() && self.has_memory())
+    }
+
+    fn has_memory(&self) -> bool {
+        // What cannot be asked for is not held against it.
+        self.memory_max == u64::MAX
+            || self.memory.used_bytes().is_ok_and(|used| used < self.memory_max)
+    }
+
+    /// Gives the memory of free places back: a socket that moved little keeps it
+    /// for the next one. Whether there was any.
+    fn clean_up(&mut self) -> bool {
+        let mut had_some = false;
+        self.clean.resize(self.generations.len(), 0);
+        for &number in &self.free {
+            let (Some(generation), Some(clean)) =
+                (self.generations.get(number as usize), self.clean.get_mut(number as usize))
+            else {
+                continue;
+            };
+            if clean != generation
+                && let Ok(place) = self.memory.place(number)
+            {
+                place.discard();
+                *clean = *generation;
+                had_some = true;
+            }
+        }
+        had_some
     }
 
     /// A free place for a new socket, and the name that the socket gets.

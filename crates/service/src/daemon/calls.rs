@@ -146,7 +146,7 @@ impl Host {
     }
 
     /// Whether an application may bind one more port.
-    fn check_port(&self, app: &Application) -> io::Result<()> {
+    fn check_port(&self, app: &mut Application) -> io::Result<()> {
         check_room(app)?;
         if app.ports_max == u32::MAX {
             return Ok(());
@@ -454,7 +454,7 @@ impl Host {
     }
 }
 
-fn check_room(app: &Application) -> io::Result<()> {
+fn check_room(app: &mut Application) -> io::Result<()> {
     if app.has_room() { Ok(()) } else { Err(ErrorKind::QuotaExceeded.into()) }
 }
 

@@ -82,6 +82,9 @@ pub struct ApplicationReport {
     pub bytes_in: u64,
     /// Bytes of payload that were taken from it.
     pub bytes_out: u64,
+    /// Bytes of memory that the data of its sockets take.
+    #[serde(default)]
+    pub memory_bytes: u64,
     /// Its sockets.
     pub sockets: Vec<SocketReport>,
     /// The network core that serves it.
@@ -174,6 +177,7 @@ impl Report {
                 commands: app.commands_taken,
                 bytes_in: moved(host, app).to_app,
                 bytes_out: moved(host, app).from_app,
+                memory_bytes: app.memory.used_bytes().unwrap_or(0),
                 sockets: app
                     .sockets()
                     .filter_map(|(_, key)| Some(SocketReport::new(host, host.sockets.get(key)?)))
