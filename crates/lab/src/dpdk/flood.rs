@@ -146,13 +146,7 @@ fn sweep(config: &DpdkLabConfig, bench: &Bench, one: &mut Found) -> Result<(), L
 }
 
 fn tell(repeat: usize, one: &Found) {
-    let thousands = |pps: f64| number((pps / 1e3).round());
-    let last = |step: &Step| {
-        let run = step.runs.last()?;
-        Some(format!("{}>{}", thousands(run.offered_pps), thousands(run.goodput_pps)))
-    };
-    let steps: Vec<String> = one.curve.steps.iter().filter_map(last).collect();
-    eprintln!("{repeat} {:<16} {} us  {} k/s", one.mode.name, one.work_us(), steps.join("  "));
+    eprintln!("{repeat} {:<16} {} us  {} k/s", one.mode.name, one.work_us(), one.curve.last_runs());
 }
 
 fn conclude(found: &[Found], result: &mut Experiment) {

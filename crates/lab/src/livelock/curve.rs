@@ -1,6 +1,7 @@
 //! Goodput against offered load: where the peak is, and what is left beyond it.
 
 use crate::dns::sweep::median;
+use crate::experiment::number;
 
 use super::bench::Measured;
 
@@ -63,6 +64,17 @@ impl Curve {
     /// Offered load and goodput of every step, sorted by the load.
     pub fn points(&self) -> Vec<(f64, f64)> {
         self.measured().iter().map(|step| (step.offered_pps(), step.goodput_pps())).collect()
+    }
+
+    /// The last repeat at each load, as `offered>goodput` in thousands of packets
+    /// per second.
+    pub fn last_runs(&self) -> String {
+        let thousands = |pps: f64| number((pps / 1e3).round());
+        let last = |step: &Step| {
+            let run = step.runs.last()?;
+            Some(format!("{}>{}", thousands(run.offered_pps), thousands(run.goodput_pps)))
+        };
+        self.steps.iter().filter_map(last).collect::<Vec<_>>().join("  ")
     }
 
     /// The step with the most goodput, and all from it on, by their load.

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::cpu;
 use crate::dns::servers::ServerKind;
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
+use crate::experiment::Experiment;
 use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
@@ -184,14 +184,7 @@ fn sweep(
 
 fn tell(repeat: usize, one: &Found) {
     let work = one.subject.work_us().map_or(String::new(), |us| format!("{us} us"));
-    let thousands = |pps: f64| number((pps / 1e3).round());
-    let last = |step: &curve::Step| {
-        step.runs
-            .last()
-            .map(|run| format!("{}>{}", thousands(run.offered_pps), thousands(run.goodput_pps)))
-    };
-    let steps: Vec<String> = one.curve.steps.iter().filter_map(last).collect();
-    eprintln!("{repeat} {:<16} {work:>7}  {} k/s", one.subject.name(), steps.join("  "));
+    eprintln!("{repeat} {:<16} {work:>7}  {} k/s", one.subject.name(), one.curve.last_runs());
 }
 
 fn describe(config: &LivelockConfig, result: &mut Experiment) {

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use self::bench::{Bench, Running, Shape};
 pub use self::site::{LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_RIGHT, RouterSite};
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
-use crate::livelock::curve::{Curve, Step};
+use crate::experiment::Experiment;
+use crate::livelock::curve::Curve;
 use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
@@ -243,13 +243,7 @@ fn sweep(config: &RouterLabConfig, bench: &Bench, one: &mut Found) -> Result<(),
 }
 
 fn tell(repeat: usize, one: &Found) {
-    let thousands = |pps: f64| number((pps / 1e3).round());
-    let last = |step: &Step| {
-        let run = step.runs.last()?;
-        Some(format!("{}>{}", thousands(run.offered_pps), thousands(run.goodput_pps)))
-    };
-    let steps: Vec<String> = one.curve.steps.iter().filter_map(last).collect();
-    eprintln!("{repeat} {:<38} {} k/s", one.line.name(), steps.join("  "));
+    eprintln!("{repeat} {:<38} {} k/s", one.line.name(), one.curve.last_runs());
 }
 
 fn describe(config: &RouterLabConfig, result: &mut Experiment) {
