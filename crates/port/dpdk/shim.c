@@ -82,8 +82,9 @@ struct tg_device {
     // Its buffers are frames of the arena.
     uint8_t takes_frames;
     uint8_t is_card;
-    // Its handlers free what receiving and sending use.
-    uint8_t frees_in_use;
+    // It has handlers that free what receiving and sending use, and use what
+    // closing frees.
+    uint8_t has_handlers;
     char driver[DRIVER_BYTES];
     struct tg_pool pool;
     // How many mbufs were in the pool when its last turn ended.
@@ -309,6 +310,16 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
     return device->is_card ? map(device, memory, 1) : 0;
 }
 
+// Starts, stops or closes a device. Where no handlers are in the way that is done
+// on this thread, which may be in another network namespace than theirs.
+static void change(const struct tg_device *device, void (*work)(void *argument), void *argument)
+{
+    if (device->has_handlers)
+        tg_among_handlers(work, argument);
+    else
+        work(argument);
+}
+
 struct start {
     struct tg_device *device;
     int error;
@@ -325,7 +336,7 @@ static void do_start(void *argument)
 static int start(struct tg_device *device)
 {
     struct start start = { .device = device };
-    tg_among_handlers(do_start, &start);
+    change(device, do_start, &start);
     return start.error;
 }
 
@@ -391,7 +402,7 @@ static void stop(void *argument)
 // Stops the device and starts it again. Returns 0 or an error number.
 int tg_restart(struct tg_device *device)
 {
-    tg_among_handlers(stop, device);
+    change(device, stop, device);
     return -start(device);
 }
 
@@ -400,12 +411,12 @@ int tg_restart(struct tg_device *device)
 static int enter(const struct tg_device *device)
 {
     // DPDK takes a burst of a device that is stopped for a mistake.
-    return device->runs && (!device->frees_in_use || tg_keep_handlers_out());
+    return device->runs && (!device->has_handlers || tg_keep_handlers_out());
 }
 
 static void leave(const struct tg_device *device)
 {
-    if (device->frees_in_use)
+    if (device->has_handlers)
         tg_let_handlers_in();
 }
 
@@ -414,7 +425,7 @@ static void leave(const struct tg_device *device)
 static void drain(struct tg_device *device)
 {
     struct rte_mbuf *mbufs[BURST];
-    if (device->frees_in_use)
+    if (device->has_handlers)
         tg_await_handlers();
     for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
         uint16_t count = 1;
@@ -435,7 +446,7 @@ static int shows_frames(const struct tg_device *device)
 static void stop_and_close(void *argument)
 {
     struct tg_device *device = argument;
-    if (device->frees_in_use)
+    if (device->has_handlers)
         tg_unwatch_handlers(device->port);
     stop(device);
     if (shows_frames(device))
@@ -447,7 +458,7 @@ static void stop_and_close(void *argument)
 void tg_close(struct tg_device *device)
 {
     drain(device);
-    tg_among_handlers(stop_and_close, device);
+    change(device, stop_and_close, device);
     if (device->device != NULL)
         rte_dev_remove(device->device);
     if (shows_frames(device))
@@ -480,8 +491,8 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
         device->queues_max = RTE_MIN(info.max_rx_queues, info.max_tx_queues);
         snprintf(device->driver, sizeof(device->driver), "%s", info.driver_name);
         // A memif whose other side ends unmaps its rings.
-        device->frees_in_use = strcmp(device->driver, "net_memif") == 0;
-        if (device->frees_in_use)
+        device->has_handlers = strcmp(device->driver, "net_memif") == 0;
+        if (device->has_handlers)
             tg_watch_handlers(port);
         error = make_pool(device, memory, name);
         device->level = error == 0 ? rte_mempool_avail_count(device->pool.mempool) : 0;

@@ -80,7 +80,7 @@ pub struct Device {
     pub has_rss: u8,
     pub takes_frames: u8,
     pub is_card: u8,
-    pub frees_in_use: u8,
+    pub has_handlers: u8,
     pub driver: [c_char; DRIVER_BYTES],
     pub pool: Pool,
     pub level: u32,
