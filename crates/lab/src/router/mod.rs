@@ -369,6 +369,7 @@ fn picture(found: &[Found]) -> Picture {
 mod tests {
     use super::*;
     use crate::livelock::Measured;
+    use crate::livelock::curve::Step;
 
     #[test]
     fn every_line_is_in_a_figure_and_its_flags_differ() {
