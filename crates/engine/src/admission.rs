@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use tidegate_gate::admission::{
     Admission, ClassCounters, ClassLimit, Config, ConfigError, Facts, Pace, Pressure, Rate, Rule,
@@ -12,7 +13,7 @@ use tidegate_port::admission::{self as early, ClassCounts, Early};
 use tidegate_port::{Burst, Medium, Port};
 use tidegate_wire::DropCounters;
 
-use crate::pressure::EarlyWork;
+use crate::pressure::{EarlyWork, OtherCores};
 
 /// Why admission cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,19 @@ pub struct Admitter {
     early: bool,
     due_ns: u64,
     drops: DropCounters,
+    /// Cores behind this one.
+    others: Option<Arc<OtherCores>>,
+}
+
+/// What an engine has to do with admission.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// Nothing.
+    None,
+    /// It decides.
+    Decides(Admitter),
+    /// It tells the one that does how things go.
+    Tells { to: Arc<OtherCores>, due_ns: u64 },
 }
 
 impl Admitter {
@@ -64,7 +78,12 @@ impl Admitter {
             }
             None => false,
         };
-        Ok(Self { admission, medium, early, due_ns: 0, drops: DropCounters::new() })
+        Ok(Self { admission, medium, early, due_ns: 0, drops: DropCounters::new(), others: None })
+    }
+
+    /// From now on what other cores tell counts too.
+    pub(crate) fn listen_to(&mut self, others: Arc<OtherCores>) {
+        self.others = Some(others);
     }
 
     /// Looks at frames that were just received: drops those that are not
@@ -97,8 +116,7 @@ impl Admitter {
     /// Whether [`Admitter::on_period`] should be called.
     #[inline]
     pub fn is_due(&self, now_ns: u64) -> bool {
-        // A clock that jumped back makes it due too.
-        now_ns >= self.due_ns || self.due_ns - now_ns > Config::PERIOD_NS
+        is_due(now_ns, self.due_ns)
     }
 
     /// Sets what is admitted by how things went since the last call.
@@ -112,6 +130,17 @@ impl Admitter {
         port: &mut dyn Port,
     ) -> io::Result<()> {
         self.due_ns = now_ns.saturating_add(Config::PERIOD_NS);
+        let mut pressure = *pressure;
+        if let Some(others) = &self.others {
+            others.take_confirmed().into_iter().for_each(|peer| {
+                self.admission.confirm(Source::of(peer));
+            });
+            let theirs = others.take();
+            pressure.served += theirs.served;
+            pressure.lost_late += theirs.lost_late;
+            pressure.level_percent = pressure.level_percent.max(theirs.level_percent);
+        }
+        let pressure = &pressure;
         match port.admission().filter(|_| self.early) {
             Some(port) => update(&mut self.admission, now_ns, pressure, port)?,
             None => _ = self.admission.on_period(now_ns, pressure),
@@ -143,6 +172,13 @@ impl Admitter {
     pub fn drops(&self) -> &DropCounters {
         &self.drops
     }
+}
+
+/// Whether it is time, which should be every [`Config::PERIOD_NS`]. A clock that
+/// jumped back makes it so too.
+#[inline]
+pub(crate) fn is_due(now_ns: u64, due_ns: u64) -> bool {
+    now_ns >= due_ns || due_ns - now_ns > Config::PERIOD_NS
 }
 
 /// Tells a port which classes there are.

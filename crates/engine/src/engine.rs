@@ -2,8 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use tidegate_gate::admission::{self, Admission, ClassCounters};
+use tidegate_gate::admission::{Admission, ClassCounters, Config};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
 use tidegate_port::xdp::Loaded;
@@ -11,8 +12,8 @@ use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
 use tidegate_wire::DropCounters;
 
-use crate::admission::{AdmissionError, Admitter};
-use crate::pressure::PressureMeter;
+use crate::admission::{AdmissionError, Admitter, Role, is_due};
+use crate::pressure::{OtherCores, PressureMeter};
 use crate::{Clock, Idle, IdleConfig, KernelNeighbours, Step};
 
 /// Sleep no longer than this while frames wait for a port that is full.
@@ -83,7 +84,7 @@ pub struct Engine {
     pub(crate) loaded: Option<Loaded>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
-    admitter: Option<Admitter>,
+    admission: Role,
     pressure: PressureMeter,
     /// Until when receiving is held back.
     held_until_ns: Option<u64>,
@@ -122,7 +123,7 @@ impl Engine {
             loaded: None,
             neighbours,
             gate,
-            admitter: None,
+            admission: Role::None,
             pressure: PressureMeter::default(),
             held_until_ns: None,
             clock,
@@ -140,19 +141,34 @@ impl Engine {
     ///
     /// # Errors
     /// When the settings make no sense or the port does not take them.
-    pub fn set_admission(
-        &mut self,
-        config: &admission::Config,
-        seed: [u8; 16],
-    ) -> Result<(), AdmissionError> {
-        self.admitter = Some(Admitter::new(config, seed, &mut *self.port)?);
+    pub fn set_admission(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), AdmissionError> {
+        self.admission = Role::Decides(Admitter::new(config, seed, &mut *self.port)?);
         self.stack.tell_confirmed_peers();
         Ok(())
     }
 
-    /// Admission, if there is any.
+    /// Admission, if it is decided here.
     pub fn admission(&self) -> Option<&Admission> {
-        self.admitter.as_ref().map(Admitter::admission)
+        self.admitter().map(Admitter::admission)
+    }
+
+    fn admitter(&self) -> Option<&Admitter> {
+        match &self.admission {
+            Role::Decides(admitter) => Some(admitter),
+            _ => None,
+        }
+    }
+
+    /// If this engine decides what is admitted, it does so for those behind it,
+    /// too, who tell it how things go there.
+    pub(crate) fn admit_for<'s>(&mut self, others: impl Iterator<Item = &'s mut Self>) {
+        let Role::Decides(admitter) = &mut self.admission else { return };
+        let told = Arc::new(OtherCores::default());
+        admitter.listen_to(Arc::clone(&told));
+        for other in others {
+            other.admission = Role::Tells { to: Arc::clone(&told), due_ns: 0 };
+            other.stack.tell_confirmed_peers();
+        }
     }
 
     /// One round: receives a burst, lets the stack take it, serves timers,
@@ -225,7 +241,7 @@ impl Engine {
         while received < quota {
             let most = BURST_MAX.min(quota - received);
             let frames = self.port.receive(&mut self.arena, &mut self.incoming, most)?;
-            if let Some(admitter) = &mut self.admitter {
+            if let Role::Decides(admitter) = &mut self.admission {
                 admitter.on_burst(self.now_ns, &mut self.arena, &mut self.incoming);
             }
             self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
@@ -240,10 +256,15 @@ impl Engine {
     /// Sets what is admitted by how things go, when that is due.
     #[inline]
     fn admit_by_pressure(&mut self) -> io::Result<()> {
-        let Some(admitter) = &mut self.admitter else { return Ok(()) };
-        if !admitter.is_due(self.now_ns) {
-            return Ok(());
-        }
+        let admitter = match &mut self.admission {
+            Role::Decides(admitter) if admitter.is_due(self.now_ns) => admitter,
+            Role::Tells { to, due_ns } if is_due(self.now_ns, *due_ns) => {
+                *due_ns = self.now_ns.saturating_add(Config::PERIOD_NS);
+                to.tell(&self.pressure.take(self.stack.counters(), None));
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
         let early = admitter.early_work(&mut *self.port)?;
         let pressure = self.pressure.take(self.stack.counters(), early);
         admitter.on_period(self.now_ns, &pressure, &mut *self.port)
@@ -288,11 +309,11 @@ impl Engine {
                         neighbours.resolve(address);
                     }
                 }
-                Event::PeerConfirmed(peer) => {
-                    if let Some(admitter) = &mut self.admitter {
-                        admitter.confirm(peer);
-                    }
-                }
+                Event::PeerConfirmed(peer) => match &mut self.admission {
+                    Role::Decides(admitter) => admitter.confirm(peer),
+                    Role::Tells { to, .. } => to.confirm(peer),
+                    Role::None => {}
+                },
                 event => return Some(event),
             }
         }
@@ -389,7 +410,7 @@ impl Engine {
 
     /// Whether anything depends on how full queues are.
     pub fn wants_levels(&self) -> bool {
-        self.admitter.is_some() || self.gate.settings().config().feedback
+        !matches!(self.admission, Role::None) || self.gate.settings().config().feedback
     }
 
     /// The card raised its interrupt: the gate's rings wait for their turns.
@@ -453,7 +474,7 @@ impl Engine {
     /// the input queue or was not admitted was dropped at the port.
     pub fn counters(&mut self) -> (EngineCounters, PortCounters, &Counters) {
         let mut port = self.port.counters();
-        let admitter_drops = self.admitter.as_ref().map(Admitter::drops);
+        let admitter_drops = self.admitter().map(Admitter::drops);
         for drops in admitter_drops.into_iter().chain([&self.input_drops]) {
             port.received -= drops.total().min(port.received);
             port.drops.merge(drops);

@@ -1,5 +1,9 @@
 //! What an engine knows about how things go, for admission.
 
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use tidegate_gate::admission::{Config, Pressure};
 use tidegate_stack::Counters;
 use tidegate_wire::DropReason;
@@ -94,6 +98,52 @@ impl EarlyWork {
     fn unseen_permille(&self, served: u64) -> u32 {
         let came = self.seen.max(served).saturating_add(self.unseen).max(1);
         (self.unseen.saturating_mul(1000) / came).min(1000) as u32
+    }
+}
+
+/// The most peers that are told of from one look to the next. Others will finish
+/// another handshake.
+const CONFIRMED_MAX: usize = 4096;
+
+/// How things go on the cores behind the one with the card, which alone decides
+/// what is admitted.
+#[derive(Debug, Default)]
+pub(crate) struct OtherCores {
+    served: AtomicU64,
+    lost_late: AtomicU64,
+    fullest_percent: AtomicU32,
+    confirmed: Mutex<Vec<IpAddr>>,
+}
+
+impl OtherCores {
+    /// How things went on one of them since it last told.
+    pub(crate) fn tell(&self, pressure: &Pressure) {
+        self.served.fetch_add(pressure.served, Ordering::Relaxed);
+        self.lost_late.fetch_add(pressure.lost_late, Ordering::Relaxed);
+        self.fullest_percent.fetch_max(pressure.level_percent, Ordering::Relaxed);
+    }
+
+    /// A peer has proven to one of them that it gets what is sent to its address.
+    pub(crate) fn confirm(&self, peer: IpAddr) {
+        let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        if confirmed.len() < CONFIRMED_MAX {
+            confirmed.push(peer);
+        }
+    }
+
+    /// How things went on all of them together since the last call.
+    pub(crate) fn take(&self) -> Pressure {
+        Pressure {
+            served: self.served.swap(0, Ordering::Relaxed),
+            lost_late: self.lost_late.swap(0, Ordering::Relaxed),
+            level_percent: self.fullest_percent.swap(0, Ordering::Relaxed),
+            unseen_permille: 0,
+        }
+    }
+
+    /// Who was confirmed since the last call.
+    pub(crate) fn take_confirmed(&self) -> Vec<IpAddr> {
+        std::mem::take(&mut self.confirmed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -114,6 +114,10 @@ fn join(
         engine.parts().0.share_tcp_secrets(secrets);
         all.push((engine, Claims::among_cores()));
     }
+    let mut engines = all.iter_mut().map(|(engine, _)| engine);
+    if let Some(first) = engines.next() {
+        first.admit_for(engines);
+    }
     for (core, (engine, _)) in all.iter_mut().enumerate() {
         let crossing = Arc::clone(&crossing);
         engine.parts().0.set_reserved_ports(move |transport, port| {
@@ -157,6 +161,7 @@ fn beside(config: &NetConfig) -> NetConfig {
 mod tests {
     use std::net::SocketAddr;
 
+    use tidegate_gate::admission::Source;
     use tidegate_port::mem::{MemConfig, wire};
     use tidegate_port::steering::Protocol;
     use tidegate_stack::{TcpOptions, UdpOptions};
@@ -232,6 +237,58 @@ mod tests {
             });
             answers.sort_unstable();
             assert_eq!(answers, [10, 11, 12]);
+        }
+    }
+
+    /// What is too much for another core is refused at the card, and who has finished
+    /// a handshake with that core is known there.
+    #[test]
+    fn the_core_with_the_card_admits_for_all() {
+        for (own, peer) in [("10.0.0.1/24", "10.0.0.2/24"), ("fd00::1/64", "fd00::2/64")] {
+            let (near, far) = wire(&MemConfig::default()).unwrap();
+            let near = net(near, own).admission(Default::default());
+            let SpreadStacks { stacks, .. } = open_spread(near, 2).unwrap();
+            let ([mut first, mut other], [_, claims]) = {
+                let (engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+                (
+                    <[_; 2]>::try_from(engines).ok().unwrap(),
+                    <[_; 2]>::try_from(claims).ok().unwrap(),
+                )
+            };
+            let (mut client, _) = open(net(far, peer)).unwrap();
+            let address = |cidr: &str| cidr.split('/').next().unwrap().parse().unwrap();
+            let (own, peer): (std::net::IpAddr, _) = (address(own), address(peer));
+            let local = |port| SocketAddr::new(own, port);
+
+            // A server that never reads, and one that TCP clients reach.
+            let id = other.parts().0.udp_bind(local(53), UdpOptions::default()).unwrap();
+            other.parts().0.tcp_listen(local(80), 8, TcpOptions::default()).unwrap();
+            let mut claim = |protocol, port| {
+                claims.settle(other.port(), protocol, local(port), None).unwrap().unwrap()
+            };
+            let _claims = [claim(Protocol::Udp, 53), claim(Protocol::Tcp, 80)];
+
+            let (stack, arena, now_ns) = client.parts();
+            stack.tcp_connect(now_ns, arena, None, local(80), TcpOptions::default()).unwrap();
+            let any = SocketAddr::new(peer, 0);
+            let flood = stack.udp_bind(any, UdpOptions::default()).unwrap();
+            let source = Source::of(peer);
+            let began = std::time::Instant::now();
+            let mut is_known = false;
+            while !is_known || !first.admission().unwrap().is_limiting() {
+                assert!(began.elapsed().as_secs() < 60, "known: {is_known}");
+                for engine in [&mut first, &mut other, &mut client] {
+                    engine.poll().unwrap();
+                    while engine.poll_event().is_some() {}
+                }
+                is_known = first.admission().unwrap().known().contains(source);
+                if is_known {
+                    let (stack, arena, now_ns) = client.parts();
+                    stack.udp_send(now_ns, arena, flood, Some(local(53)), None, &[0; 64]).unwrap();
+                }
+                other.tell_level(id);
+            }
+            assert!(other.admission().is_none(), "it has nothing to decide");
         }
     }
 
