@@ -53,7 +53,7 @@ pub(crate) enum Role {
     /// Nothing.
     None,
     /// It decides.
-    Decides(Admitter),
+    Decides(Box<Admitter>),
     /// It tells the one that does how things go.
     Tells { to: Arc<OtherCores>, due_ns: u64 },
 }

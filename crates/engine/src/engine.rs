@@ -142,7 +142,8 @@ impl Engine {
     /// # Errors
     /// When the settings make no sense or the port does not take them.
     pub fn set_admission(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), AdmissionError> {
-        self.admission = Role::Decides(Admitter::new(config, seed, &mut *self.port)?);
+        let admitter = Admitter::new(config, seed, &mut *self.port)?;
+        self.admission = Role::Decides(Box::new(admitter));
         self.stack.tell_confirmed_peers();
         Ok(())
     }
