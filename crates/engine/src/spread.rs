@@ -255,9 +255,7 @@ mod tests {
                 let (stack, arena, now_ns) = engine.parts();
                 for (to, ..) in &sockets {
                     let from = sockets[core].1;
-                    stack
-                        .udp_send(now_ns, arena, from, Some(*to), None, &[core as u8])
-                        .unwrap();
+                    stack.udp_send(now_ns, arena, from, Some(*to), None, &[core as u8]).unwrap();
                 }
             }
             let mut heard = Vec::new();
