@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 
-use tidegate_memory::{Fifo, Frame};
 use tidegate_stack::{
     Config, Ownership, SendError, Shutdown, SocketError, TcpError, TcpId, TcpOptions, TcpState,
 };
@@ -19,16 +18,7 @@ fn at(family: Family, port: u16) -> SocketAddr {
 }
 
 impl Host {
-    /// Lets the frames to the host itself come in, as far as they are there now.
-    fn loop_once(&mut self) -> usize {
-        let mut burst: Fifo<Frame> = self.stack.looped_queue().drain(..).collect();
-        let came = burst.len();
-        self.stack.ingest_burst(self.now_ns, &mut burst, &mut self.arena);
-        assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
-        came
-    }
-
-    /// The same until the host has nothing more to say to itself.
+    /// Lets frames come back in until the host has nothing more to say to itself.
     fn loop_all(&mut self) {
         for _ in 0..10_000 {
             if self.loop_once() == 0 {
