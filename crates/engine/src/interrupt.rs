@@ -43,16 +43,18 @@ impl Engine {
         Ok(taken)
     }
 
-    /// The lower half: lets the stack take up to `limit` frames of those that it
-    /// sends to itself and of the input queue, then its timers, then the port what the stack has made. Returns
+    /// The lower half: lets the stack take up to `limit` frames each of those that
+    /// it sends to itself and of the input queue, then its timers, then the port what the stack has made. Returns
     /// how many frames were left.
     ///
     /// # Errors
     /// When the port is of no further use.
     pub fn process_input(&mut self, limit: usize) -> io::Result<usize> {
         let now_ns = self.read_clock();
-        let looped = if self.has_looped() { self.loop_back(limit)? } else { 0 };
-        for _ in looped..limit {
+        if self.has_looped() {
+            self.loop_back(limit)?;
+        }
+        for _ in 0..limit {
             let Some(frame) = self.input.pop_front() else { break };
             self.stack.ingest(now_ns, frame, &mut self.arena);
         }
