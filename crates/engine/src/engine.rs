@@ -238,6 +238,9 @@ impl Engine {
     /// Receives up to `quota` frames and lets the stack take them.
     #[inline]
     fn receive(&mut self, quota: usize) -> io::Result<usize> {
+        let looped = if self.stack.has_looped() { self.loop_back(quota)? } else { 0 };
+        // The wire has a quota of its own: what we send to ourselves takes nothing
+        // from it.
         let mut received = 0;
         while received < quota {
             let most = BURST_MAX.min(quota - received);
@@ -251,7 +254,25 @@ impl Engine {
                 break;
             }
         }
-        Ok(received)
+        Ok(received.max(looped))
+    }
+
+    /// Lets up to `quota` frames that the stack sends to its own addresses come
+    /// back in. What they make it send to itself has the next turn.
+    #[cold]
+    pub(crate) fn loop_back(&mut self, quota: usize) -> io::Result<usize> {
+        let looped = self.stack.looped_queue();
+        let quota = quota.min(looped.len());
+        let frames = self.port.loop_back(&mut self.arena, looped, &mut self.incoming, quota)?;
+        self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
+        Ok(frames)
+    }
+
+    /// Whether frames wait that the stack sends to its own addresses: they come
+    /// in when the engine runs next.
+    #[inline]
+    pub fn has_looped(&self) -> bool {
+        self.stack.has_looped()
     }
 
     /// Sets what is admitted by how things go, when that is due.
@@ -371,7 +392,7 @@ impl Engine {
         match held_ns {
             // The port is left alone: what arrives stays with the card.
             Some(held_ns) => self.port.hold(held_ns)?,
-            None if !self.port.prepare_sleep()? => return Ok(None),
+            None if self.has_looped() || !self.port.prepare_sleep()? => return Ok(None),
             None => {}
         }
         self.counters.sleeps += 1;

@@ -43,20 +43,23 @@ impl Engine {
         Ok(taken)
     }
 
-    /// The lower half: lets the stack take up to `limit` frames of the input
-    /// queue, then its timers, then the port what the stack has made. Returns
+    /// The lower half: lets the stack take up to `limit` frames each of those that
+    /// it sends to itself and of the input queue, then its timers, then the port what the stack has made. Returns
     /// how many frames were left.
     ///
     /// # Errors
     /// When the port is of no further use.
     pub fn process_input(&mut self, limit: usize) -> io::Result<usize> {
         let now_ns = self.read_clock();
+        if self.has_looped() {
+            self.loop_back(limit)?;
+        }
         for _ in 0..limit {
             let Some(frame) = self.input.pop_front() else { break };
             self.stack.ingest(now_ns, frame, &mut self.arena);
         }
         self.serve_timers()?;
         self.flush()?;
-        Ok(self.input.len())
+        Ok(self.input.len() + self.stack.looped_queue().len())
     }
 }

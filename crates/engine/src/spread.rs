@@ -292,6 +292,48 @@ mod tests {
         }
     }
 
+    /// Lets a socket of each core ask one of each, itself too, by their own address.
+    #[test]
+    fn every_core_speaks_to_every_core_by_their_own_address() {
+        for own in ["10.0.0.1/24", "fd00::1/64"] {
+            let (near, _far) = wire(&MemConfig::default()).unwrap();
+            let SpreadStacks { stacks, crossing } = open_spread(net(near, own), CORES).unwrap();
+            (1..CORES).for_each(|core| crossing.as_ref().unwrap().set_used(core));
+            let own = own.split('/').next().unwrap().parse().unwrap();
+            let (mut engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+            let mut sockets = Vec::new();
+            for (core, engine) in engines.iter_mut().enumerate() {
+                let local = SocketAddr::new(own, 5000 + core as u16);
+                let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
+                let claim = claims[core].settle(engine.port(), Protocol::Udp, local, None);
+                sockets.push((local, id, claim.unwrap().unwrap()));
+            }
+            for (core, engine) in engines.iter_mut().enumerate() {
+                let (stack, arena, now_ns) = engine.parts();
+                for (to, ..) in &sockets {
+                    let from = sockets[core].1;
+                    stack.udp_send(now_ns, arena, from, Some(*to), None, &[core as u8]).unwrap();
+                }
+            }
+            let mut heard = Vec::new();
+            run(&mut engines.iter_mut().collect::<Vec<_>>(), |engines| {
+                for (core, (_, id, _)) in sockets.iter().enumerate() {
+                    let (stack, arena, _) = engines[core].parts();
+                    while let Some(datagram) = stack.udp_receive(arena, *id) {
+                        let from = datagram.bytes(arena)[0];
+                        assert_eq!(datagram.remote, sockets[usize::from(from)].0);
+                        heard.push((from, core));
+                        datagram.release(arena);
+                    }
+                }
+                heard.len() == CORES * CORES
+            });
+            heard.sort_unstable();
+            heard.dedup();
+            assert_eq!(heard.len(), CORES * CORES);
+        }
+    }
+
     #[test]
     fn no_two_cores_choose_the_same_port() {
         let (near, _far) = wire(&MemConfig::default()).unwrap();

@@ -135,6 +135,9 @@ impl PackedChecksum {
     const KIND: u64 = 3 << 16;
     /// The bits of [`Frame::notes`] that are its own.
     const BITS: u64 = !0xffff;
+    /// Verified, and looped ([`Frame::is_looped`]): a bit of the start, which
+    /// only a partial checksum has.
+    const LOOPED: u64 = Self::VERIFIED | 1 << 32;
     /// Where [`Frame::segment_bytes`] stands: of the bits of the kind, those
     /// that it does not need.
     const SEGMENT_SHIFT: u32 = 18;
@@ -247,6 +250,20 @@ impl Frame {
     pub fn is_unchecked(&self) -> bool {
         // All of it is zero then.
         self.notes & PackedChecksum::BITS == 0
+    }
+
+    /// Notes that a host sends the frame to itself: it never leaves the host, so
+    /// its checksum counts as verified. [`Frame::set_checksum`] forgets it.
+    #[inline(always)]
+    pub fn set_looped(&mut self) {
+        self.set_packed_checksum(PackedChecksum(PackedChecksum::LOOPED));
+    }
+
+    /// Whether the host sent the frame to itself. No frame from a wire is looped,
+    /// whatever its bytes say.
+    #[inline(always)]
+    pub fn is_looped(&self) -> bool {
+        self.notes & PackedChecksum::BITS == PackedChecksum::LOOPED
     }
 
     /// As [`Frame::checksum`], to be passed on.

@@ -94,6 +94,25 @@ pub trait Port: Send {
     /// Only when the port is of no further use.
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize>;
 
+    /// Takes up to `quota` frames from the front of `looped`, which the stack
+    /// sends to its own addresses, and appends those that are for this core to
+    /// `burst`. Returns how many those are. Ports of one core have nothing to
+    /// decide here.
+    ///
+    /// # Errors
+    /// Only when the port is of no further use.
+    fn loop_back(
+        &mut self,
+        _arena: &mut Arena,
+        looped: &mut Burst,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        let before = burst.len();
+        burst.extend(looped.drain(..quota.min(looped.len())));
+        Ok(burst.len() - before)
+    }
+
     /// Receiving pauses for up to `wait_ns` nanoseconds: what arrives until
     /// the next [`Port::receive`] stays with the card and costs nothing. The
     /// last frames that the card has handed over by now are kept.
@@ -180,6 +199,15 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         (**self).transmit(arena, burst)
+    }
+    fn loop_back(
+        &mut self,
+        arena: &mut Arena,
+        looped: &mut Burst,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        (**self).loop_back(arena, looped, burst, quota)
     }
     fn hold(&mut self, wait_ns: u64) -> io::Result<()> {
         (**self).hold(wait_ns)

@@ -4,6 +4,7 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
 
 use crate::Stack;
+use crate::path::Path;
 
 /// What the link says about a packet.
 #[derive(Clone, Copy)]
@@ -14,6 +15,9 @@ pub(crate) struct Arrival {
     pub(crate) source_mac: MacAddr,
     /// It was put together from fragments.
     pub(crate) rebuilt: bool,
+    /// We sent it to ourselves: it may come from an address of ours, as nothing
+    /// from the wire may.
+    pub(crate) looped: bool,
     /// What the port knows about its transport checksum.
     pub(crate) checksum: Checksum,
 }
@@ -21,21 +25,27 @@ pub(crate) struct Arrival {
 impl Arrival {
     /// For a packet of which the link says nothing.
     pub(crate) fn plain(checksum: Checksum) -> Arrival {
-        Arrival { group: false, source_mac: MacAddr::UNSPECIFIED, rebuilt: false, checksum }
+        Arrival {
+            group: false,
+            source_mac: MacAddr::UNSPECIFIED,
+            rebuilt: false,
+            looped: false,
+            checksum,
+        }
     }
 
-    /// For a packet that has no link header.
+    /// For a packet that has no link header, in this frame.
     #[inline]
     pub(crate) fn without_link(
         packet: &[u8],
-        checksum: Checksum,
+        frame: &Frame,
     ) -> Result<(EtherType, Arrival), DropReason> {
         let ethertype = match packet.first().ok_or(DropReason::Ipv4Truncated)? >> 4 {
             4 => EtherType::IPV4,
             6 => EtherType::IPV6,
             _ => return Err(DropReason::EtherTypeUnknown),
         };
-        Ok((ethertype, Arrival::plain(checksum)))
+        Ok((ethertype, Arrival { looped: frame.is_looped(), ..Arrival::plain(frame.checksum()) }))
     }
 }
 
@@ -45,7 +55,7 @@ impl Stack {
     pub(crate) fn ethernet_input(
         &self,
         header: &EthernetHeader,
-        checksum: Checksum,
+        frame: &Frame,
     ) -> Result<Arrival, DropReason> {
         if header.vlan.is_some() || self.vlan.is_some() {
             self.check_vlan(header.vlan)?;
@@ -59,7 +69,13 @@ impl Stack {
         {
             return Err(DropReason::EthernetNotForUs);
         }
-        Ok(Arrival { group, source_mac: header.source, rebuilt: false, checksum })
+        Ok(Arrival {
+            group,
+            source_mac: header.source,
+            rebuilt: false,
+            looped: frame.is_looped(),
+            checksum: frame.checksum(),
+        })
     }
 
     /// A tag with number 0 only tells a priority (IEEE 802.1Q).
@@ -105,6 +121,24 @@ impl Stack {
         let written = self.emit_link(mac, ethertype, arena.bytes_mut(&mut frame)).is_some();
         debug_assert!(written, "a frame for sending has headroom");
         self.push_transmit(arena, frame);
+    }
+
+    /// Puts a frame that is ready where the path leads: into the transmit queue,
+    /// or among those that come back in.
+    #[inline]
+    pub(crate) fn push_on(&mut self, arena: &mut Arena, path: &Path, frame: Frame) {
+        if path.loops { self.push_looped(arena, frame) } else { self.push_transmit(arena, frame) }
+    }
+
+    #[cold]
+    fn push_looped(&mut self, arena: &mut Arena, mut frame: Frame) {
+        if self.looped.len() >= self.limits.transmit_frames {
+            self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+            return arena.free(frame);
+        }
+        frame.set_looped();
+        self.counters.transmitted += 1;
+        self.looped.push_back(frame);
     }
 
     /// Puts a frame that is ready into the transmit queue.

@@ -75,6 +75,7 @@ impl Stack {
                 source: packet.source,
                 next_hop: packet.destination,
                 mac: Some(mac),
+                loops: false,
                 mtu: self.mtu,
                 routers_fragment: false,
                 template: Template::NONE,

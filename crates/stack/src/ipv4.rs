@@ -29,8 +29,12 @@ impl Stack {
         if !matches!(kind, Kind::Ours | Kind::Broadcast | Kind::Group) {
             return self.ipv4_transit(now_ns, packet, arrival, &header);
         }
-        let source_kind = self.addresses.kind_v4(header.source);
-        if !can_be_source_v4(header.source) || source_kind != Kind::Other {
+        let is_fit = match self.addresses.kind_v4(header.source) {
+            Kind::Other => can_be_source_v4(header.source),
+            Kind::Ours => arrival.looped,
+            Kind::Tentative | Kind::Broadcast | Kind::Group => false,
+        };
+        if !is_fit {
             return Err(DropReason::Ipv4SourceInvalid);
         }
         header.options(packet).check()?;

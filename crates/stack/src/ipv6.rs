@@ -30,7 +30,8 @@ impl Stack {
         if kind == Kind::Other {
             return self.ipv6_transit(now_ns, packet, arrival, &header);
         }
-        if !can_be_source_v6(header.source) || self.addresses.kind_v6(header.source) == Kind::Ours {
+        let is_ours = self.addresses.kind_v6(header.source) == Kind::Ours;
+        if !can_be_source_v6(header.source) || is_ours && !arrival.looped {
             return Err(DropReason::Ipv6SourceInvalid);
         }
         let upper = match upper_layer(header.next_header, payload) {

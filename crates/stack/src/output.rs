@@ -24,12 +24,22 @@ impl Stack {
         self.link_bytes() + Ipv6Header::BYTES + 8
     }
 
-    /// # Errors
-    /// [`SendError::WouldBlock`] when the transmit queue is full.
+    /// How many frames datagrams may queue on a path. Those to ourselves leave
+    /// some room to TCP, which sends nothing while the rest is short.
     #[inline]
-    pub(crate) fn check_transmit_room(&self) -> Result<(), SendError> {
-        let room = self.transmit.len() < self.limits.transmit_frames;
-        if room { Ok(()) } else { Err(SendError::WouldBlock) }
+    pub(crate) fn transmit_room(&self, path: &Path) -> usize {
+        let most = self.limits.transmit_frames;
+        match path.loops {
+            false => most.saturating_sub(self.transmit.len()),
+            true => (most / 2).saturating_sub(self.looped.len()),
+        }
+    }
+
+    /// # Errors
+    /// [`SendError::WouldBlock`] when the queue of the path is full.
+    #[inline]
+    pub(crate) fn check_transmit_room(&self, path: &Path) -> Result<(), SendError> {
+        if self.transmit_room(path) > 0 { Ok(()) } else { Err(SendError::WouldBlock) }
     }
 
     /// The way to a destination.
@@ -59,12 +69,20 @@ impl Stack {
             .addresses
             .source_for(destination, next_hop)
             .ok_or(SendError::NoSource(destination))?;
-        let (mac, resolved_until_ns) = self.resolve(now_ns, arena, next_hop)?;
-        let (mtu, routers_fragment, mtu_until_ns) = self.path_mtu(now_ns, destination);
+        let loops = self.addresses.kind(next_hop) == Kind::Ours;
+        let (mac, resolved_until_ns) = match loops {
+            true => (Some(self.mac), u64::MAX),
+            false => self.resolve(now_ns, arena, next_hop)?,
+        };
+        let (mtu, routers_fragment, mtu_until_ns) = match loops {
+            true => (self.mtu, false, u64::MAX),
+            false => self.path_mtu(now_ns, destination),
+        };
         // A frame may hold less than the link takes.
         let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
         let template = match mac {
-            Some(mac) if self.plain_link.is_plain() && !routers_fragment => {
+            // The short way ends in the transmit queue.
+            Some(mac) if self.plain_link.is_plain() && !routers_fragment && !loops => {
                 self.template(mac, source, destination)
             }
             _ => None,
@@ -74,6 +92,7 @@ impl Stack {
             source,
             next_hop,
             mac,
+            loops,
             mtu,
             routers_fragment,
             template: template.unwrap_or(Template::NONE),
@@ -86,16 +105,24 @@ impl Stack {
         Ok(path)
     }
 
-    /// Where packets to `destination` go first. Groups are on the link, and
-    /// nothing leads to ourselves: there is no loopback here.
+    /// Where packets to `destination` go first. Groups are on the link, and our
+    /// own addresses lead to ourselves.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
         match self.addresses.kind(destination) {
+            Kind::Ours if self.has_loopback() => Some(destination),
             Kind::Ours | Kind::Tentative => None,
             Kind::Broadcast | Kind::Group => Some(destination),
             Kind::Other if destination.is_unspecified() || destination.is_loopback() => None,
             Kind::Other if destination.is_multicast() => Some(destination),
             Kind::Other => self.routes.next_hop(destination),
         }
+    }
+
+    /// Whether packets to our own addresses come back in. On an address that is
+    /// shared with the kernel it may be the kernel that they are for. A router
+    /// has nobody here to speak to.
+    pub(crate) fn has_loopback(&self) -> bool {
+        self.ownership == Ownership::Own && !self.forwarding.enabled
     }
 
     fn resolve(
@@ -177,7 +204,7 @@ impl Stack {
                     .emit_link(mac, packet.ethertype(), bytes)
                     .and_then(|rest| packet.emit(payload_bytes, fragment, rest));
                 debug_assert!(written.is_some(), "a frame for sending has headroom");
-                self.push_transmit(arena, frame);
+                self.push_on(arena, path, frame);
             }
             None => {
                 frame.retreat(packet.header_bytes());
@@ -211,8 +238,7 @@ impl Stack {
             return Err(SendError::MessageTooLong { limit_bytes: 0 });
         }
         let count = payload.len().div_ceil(piece_bytes);
-        let room = self.limits.transmit_frames.saturating_sub(self.transmit.len());
-        if count > room.min(arena.available()) {
+        if count > self.transmit_room(path).min(arena.available()) {
             return Err(SendError::WouldBlock);
         }
         let identification = self.identification(packet.source, packet.destination);

@@ -18,6 +18,8 @@ pub(crate) struct Path {
     pub(crate) next_hop: IpAddr,
     /// Its hardware address; `None` while it is being asked for.
     pub(crate) mac: Option<MacAddr>,
+    /// It leads to ourselves: frames come back in.
+    pub(crate) loops: bool,
     /// The largest packet that fits through.
     pub(crate) mtu: usize,
     /// Routers on the way have to fragment: it is narrower than our least.
@@ -50,6 +52,7 @@ impl Paths {
             source: nowhere,
             next_hop: nowhere,
             mac: None,
+            loops: false,
             mtu: 0,
             routers_fragment: false,
             template: Template::NONE,

@@ -61,6 +61,8 @@ pub struct Stack {
     pub(crate) udp: UdpTable,
     pub(crate) tcp: TcpTable,
     pub(crate) transmit: Fifo<Frame>,
+    /// Frames that we send to ourselves.
+    pub(crate) looped: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
     /// Neighbours and conflicts with an event in the queue.
     pub(crate) told: HashSet<(bool, IpAddr)>,
@@ -122,6 +124,7 @@ impl Stack {
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
             tcp: TcpTable::new(&mut chance, &limits, config.mtu, now_ns),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
+            looped: Fifo::new(),
             events: VecDeque::new(),
             told: HashSet::new(),
             counters: Counters::default(),
@@ -272,12 +275,12 @@ impl Stack {
         let (ethertype, arrival) = match self.medium {
             Medium::Ethernet => {
                 let (header, _) = EthernetHeader::parse(arena.bytes(frame))?;
-                let arrival = self.ethernet_input(&header, frame.checksum())?;
+                let arrival = self.ethernet_input(&header, frame)?;
                 frame.advance(header.header_bytes());
                 frame.set_checksum(checksum_behind(frame.checksum(), header.header_bytes()));
                 (header.ethertype, arrival)
             }
-            Medium::Ip => Arrival::without_link(arena.bytes(frame), frame.checksum())?,
+            Medium::Ip => Arrival::without_link(arena.bytes(frame), frame)?,
         };
         let packet = arena.bytes(frame);
         match ethertype {
@@ -292,7 +295,9 @@ impl Stack {
 
     /// Reads a packet that was put together from fragments.
     fn ingest_rebuilt(&mut self, now_ns: u64, arena: &mut Arena, packet: Vec<u8>) {
-        let arrival = Arrival { rebuilt: true, ..Arrival::plain(Checksum::Unknown) };
+        // Of the parts from the wire none came from an address of ours.
+        let plain = Arrival::plain(Checksum::Unknown);
+        let arrival = Arrival { rebuilt: true, looped: true, ..plain };
         let result = match packet.first().map(|first| first >> 4) {
             Some(4) => self.ipv4_input(now_ns, &packet, &arrival),
             _ => self.ipv6_input(now_ns, &packet, &arrival),
@@ -382,6 +387,20 @@ impl Stack {
         &mut self.transmit
     }
 
+    /// The frames that the stack sends to its own addresses, oldest first. They
+    /// come back in by [`Stack::ingest_burst`], of this stack or, where several
+    /// have the same addresses, of the one that has the port.
+    #[inline]
+    pub fn looped_queue(&mut self) -> &mut Fifo<Frame> {
+        &mut self.looped
+    }
+
+    /// Whether frames wait in [`Stack::looped_queue`].
+    #[inline]
+    pub fn has_looped(&self) -> bool {
+        !self.looped.is_empty()
+    }
+
     /// What became of every packet.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -457,7 +476,7 @@ impl Stack {
     /// dropped.
     pub fn release(mut self, arena: &mut Arena) {
         let queued = self.neighbours.drain().chain(self.transmit.drain(..));
-        let queued = queued.chain(self.forwarding.drain());
+        let queued = queued.chain(self.looped.drain(..)).chain(self.forwarding.drain());
         queued.for_each(|frame| arena.free(frame));
         self.udp.release(arena);
     }

@@ -567,10 +567,13 @@ impl Core {
         self.sleepers.retain(|(other, _)| !Arc::ptr_eq(other, bell));
     }
 
-    /// When all who sleep would wake up too late for the next timer, wakes one
-    /// of them.
+    /// When all who sleep would wake up too late for the next timer, or for what
+    /// the stack sends to itself, wakes one of them.
     pub(crate) fn mind_timers(&self) {
         let Some((first, _)) = self.sleepers.first() else { return };
+        if self.engine.has_looped() {
+            return first.ring();
+        }
         let next_ns = self.engine.stack().next_timeout();
         if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
             first.ring();

@@ -70,7 +70,11 @@ fn wrong_calls_give_the_errors_that_programs_expect() {
         let twice = TcpStream::connect_from(a, local, nobody, TcpOptions::default());
         assert_eq!(twice.unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(early);
-        for wrong in [SocketAddr::new(to.ip(), 0), SocketAddr::new(local.ip(), 9)] {
+        let group = match to {
+            SocketAddr::V4(_) => "224.0.0.1:9".parse().unwrap(),
+            SocketAddr::V6(_) => "[ff02::1]:9".parse().unwrap(),
+        };
+        for wrong in [SocketAddr::new(to.ip(), 0), group] {
             let error = TcpStream::connect_nonblocking(a, wrong, TcpOptions::default());
             assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput, "{wrong}");
         }

@@ -1,5 +1,5 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_memory::{Arena, ArenaConfig, Frame, FrameSize};
 use tidegate_wire::{Icmpv4Message, Icmpv6Message, Medium, icmpv4};
 
 use super::destination::Destination;
@@ -300,4 +300,80 @@ fn what_cannot_be_spread_is_refused() {
         assert_eq!(spread(card(), cores).err().unwrap().kind(), io::ErrorKind::InvalidInput);
     }
     assert!(spread(card(), 1).is_ok());
+}
+
+/// What a core sends to its own address, of both families.
+fn looped(protocol: u8, to: u16, arena: &mut Arena) -> Burst {
+    let frames = both(protocol, to, b"to ourselves").map(|packet| {
+        let mut frame = arena.alloc_from(&packet).unwrap();
+        frame.set_looped();
+        frame
+    });
+    frames.into()
+}
+
+#[test]
+fn what_a_core_sends_to_its_own_address_goes_to_whoever_has_the_port() {
+    const CORES: usize = 3;
+    for from in 0..CORES {
+        for to in 0..CORES {
+            let mut bench = Bench::new(CORES);
+            bench.claim(to, Protocol::Tcp, 80).unwrap();
+            let (port, arena): (&mut dyn Port, _) = match from.checked_sub(1) {
+                Some(at) => {
+                    let (branch, arena) = &mut bench.branches[at];
+                    (branch, arena)
+                }
+                None => (&mut bench.trunk, &mut bench.own),
+            };
+            let (mut frames, mut own) = (looped(TCP, 80, arena), Burst::new());
+            port.loop_back(arena, &mut frames, &mut own, 9).unwrap();
+            assert!(frames.is_empty());
+            let mut came = vec![0; CORES];
+            for frame in own.drain(..) {
+                assert!(frame.is_looped());
+                came[from] += 1;
+                arena.free(frame);
+            }
+            for (core, packets) in bench.receive().into_iter().enumerate() {
+                came[core] += packets.len();
+            }
+            let mut expected = vec![0; CORES];
+            expected[to] = 2;
+            assert_eq!(came, expected, "from core {from} to core {to}");
+            assert!(!bench.sender.has_arrived(), "nothing of it is for the card");
+            if let Some(at) = from.checked_sub(1) {
+                bench.trunk.crossing().wait_until_sent(at + 1).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_mark_of_a_looped_frame_goes_from_core_to_core_and_is_not_made_by_the_wire() {
+    let mut bench = Bench::new(2);
+    bench.claim(1, Protocol::Udp, 53).unwrap();
+    let mut frames = looped(UDP, 53, &mut bench.own);
+    bench.trunk.loop_back(&mut bench.own, &mut frames, &mut Burst::new(), 9).unwrap();
+    both(UDP, 53, b"from the wire").iter().for_each(|packet| bench.send(packet));
+    bench.trunk.receive(&mut bench.own, &mut Burst::new(), 9).unwrap();
+    let (branch, arena) = &mut bench.branches[0];
+    let mut burst = Burst::new();
+    branch.receive(arena, &mut burst, 9).unwrap();
+    let marks: Vec<bool> = burst.iter().map(Frame::is_looped).collect();
+    assert_eq!(marks, [true, true, false, false]);
+    burst.drain(..).for_each(|frame| arena.free(frame));
+}
+
+#[test]
+fn what_is_looped_waits_for_a_port_that_is_on_its_way() {
+    let mut bench = Bench::new(2);
+    bench.claim(0, Protocol::Tcp, 80).unwrap();
+    let crossing = bench.trunk.crossing();
+    crossing.park(0, &[(Protocol::Tcp, 80)]).unwrap();
+    let mut frames = looped(TCP, 80, &mut bench.own);
+    bench.trunk.loop_back(&mut bench.own, &mut frames, &mut Burst::new(), 9).unwrap();
+    assert!(bench.receive().iter().all(Vec::is_empty));
+    crossing.hand(1, &[(Protocol::Tcp, 80)]);
+    assert_eq!(bench.receive()[1].len(), 2);
 }

@@ -165,18 +165,27 @@ impl Trunk {
         Ok(())
     }
 
-    /// Takes what the others send, and gives it to the card. Returns how many frames
-    /// were taken.
-    fn pump(&mut self, arena: &mut Arena, quota: usize) -> io::Result<usize> {
+    /// Takes what the others send, and gives it to the card; what they send to our
+    /// own addresses goes to whom it is for, as if it had just come. Returns how many
+    /// frames were taken.
+    fn pump(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         let mut count = 0;
         if self.leaving.is_empty() {
-            for (wire, taken) in self.wires.iter_mut().zip(&mut self.taken) {
-                let frames = wire.receive(arena, &mut self.leaving, quota)?;
-                *taken += frames;
+            let mut sent = std::mem::take(&mut self.arrived);
+            for at in 0..self.wires.len() {
+                let frames = self.wires[at].receive(arena, &mut sent, quota)?;
+                self.taken[at] += frames;
                 count += frames;
             }
+            for frame in sent.drain(..) {
+                match frame.is_looped() {
+                    true => self.route(arena, frame, burst),
+                    false => self.leaving.push_back(frame),
+                }
+            }
+            self.arrived = sent;
         }
-        if self.leaving.is_empty() {
+        if count == 0 && self.leaving.is_empty() {
             return Ok(0);
         }
         self.port.transmit(arena, &mut self.leaving)?;
@@ -218,10 +227,26 @@ impl Port for Trunk {
             self.route(arena, frame, burst);
         }
         self.arrived = arrived;
+        let pumped = self.pump(arena, burst, quota)?;
         self.push_out(arena)?;
-        let pumped = self.pump(arena, quota)?;
         self.crossing.on_round();
         Ok(received.max(pumped.min(quota)))
+    }
+
+    fn loop_back(
+        &mut self,
+        arena: &mut Arena,
+        looped: &mut Burst,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        let before = burst.len();
+        for _ in 0..quota {
+            let Some(frame) = looped.pop_front() else { break };
+            self.route(arena, frame, burst);
+        }
+        self.push_out(arena)?;
+        Ok(burst.len() - before)
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {

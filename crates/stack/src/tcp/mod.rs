@@ -152,9 +152,11 @@ impl Stack {
         options: TcpOptions,
     ) -> Result<TcpId, TcpError> {
         let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        let reachable = self.addresses.kind(peer.ip()) == Kind::Other
-            && !peer.ip().is_multicast()
-            && !peer.ip().is_unspecified();
+        let reachable = match self.addresses.kind(peer.ip()) {
+            Kind::Other => !peer.ip().is_multicast() && !peer.ip().is_unspecified(),
+            Kind::Ours => self.has_loopback(),
+            Kind::Tentative | Kind::Broadcast | Kind::Group => false,
+        };
         if peer.port() == 0 || !reachable {
             return Err(TcpError::PeerInvalid(remote));
         }

@@ -88,7 +88,8 @@ impl Stack {
     /// does not send now it sends later.
     fn has_room_for_segments(&self, arena: &Arena) -> bool {
         let queue = self.limits.transmit_frames;
-        self.transmit.len() < queue - queue / 4 && arena.available() > arena.capacity() / 4
+        let queued = self.transmit.len().max(self.looped.len());
+        queued < queue - queue / 4 && arena.available() > arena.capacity() / 4
     }
 
     fn take_turn(&mut self, now_ns: u64, arena: &mut Arena, index: u32, remote: IpAddr) {
@@ -197,19 +198,29 @@ impl Stack {
             hop_limit: hop_limit.unwrap_or(self.hop_limit),
             traffic_class,
         };
-        self.put_header(arena, &packet, out, &mut frame);
+        // Nobody looks at the checksum of what we send to ourselves.
+        let partial = self.transmit_checksum || path.loops;
+        self.put_header(arena, &packet, out, partial, &mut frame);
         self.send_frame(arena, &packet, path, None, frame);
     }
 
-    /// Writes the header in front of the payload.
-    fn put_header(&self, arena: &mut Arena, packet: &Packet, out: &Out, frame: &mut Frame) {
+    /// Writes the header in front of the payload; with a partial checksum, if the
+    /// rest is left to the port.
+    fn put_header(
+        &self,
+        arena: &mut Arena,
+        packet: &Packet,
+        out: &Out,
+        partial: bool,
+        frame: &mut Frame,
+    ) {
         let header_bytes = TcpHeader::BYTES + out.options.as_bytes().len();
         frame.retreat(header_bytes);
         let header_at = self.link_bytes() + packet.header_bytes();
         let segment = arena.bytes_mut(frame);
         let pseudo = pseudo_header(packet.source, packet.destination, segment.len());
-        out.emit(segment, if self.transmit_checksum { pseudo.fold() } else { 0 });
-        if self.transmit_checksum {
+        out.emit(segment, if partial { pseudo.fold() } else { 0 });
+        if partial {
             frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 16 });
         } else {
             tcp::fill_checksum(pseudo, segment);

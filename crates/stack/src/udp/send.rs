@@ -85,7 +85,7 @@ impl Stack {
         frame: Frame,
     ) -> Result<(), SendError> {
         let checked = self.udp_flow(now_ns, arena, id, to, from).and_then(|flow| {
-            self.check_transmit_room()?;
+            self.check_transmit_room(&flow.path)?;
             Ok(flow)
         });
         let flow = match checked {
@@ -166,7 +166,8 @@ impl Stack {
     fn udp_emit(&mut self, arena: &mut Arena, flow: &Flow, mut frame: Frame) {
         frame.retreat(UdpHeader::BYTES);
         let header_at = self.link_bytes() + ip_header_bytes(flow.remote.ip());
-        let partial = self.transmit_checksum;
+        // Nobody looks at the checksum of what we send to ourselves.
+        let partial = self.transmit_checksum || flow.path.loops;
         fill_udp(flow, partial, arena.bytes_mut(&mut frame));
         if partial {
             frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 6 });

@@ -5,6 +5,7 @@ mod fragments;
 mod hostile;
 mod icmp;
 mod kit;
+mod loopback;
 mod moving;
 mod moving_rest;
 mod neighbours;

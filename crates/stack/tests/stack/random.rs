@@ -107,6 +107,7 @@ enum Step {
     Pass(u64),
     Read,
     Transmit,
+    LoopBack,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -118,6 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..70 * SECOND_NS).prop_map(Step::Pass),
         1 => Just(Step::Read),
         1 => Just(Step::Transmit),
+        1 => Just(Step::LoopBack),
     ]
 }
 
@@ -148,7 +150,9 @@ fn run(ownership: Ownership, bare: bool, steps: &[Step]) {
             Step::Noise(bytes) => host.feed(bytes),
             Step::Send(v6, to, bytes) => {
                 let family = if *v6 { Family::V6 } else { Family::V4 };
-                let to = SocketAddr::new(family.host(*to), 4000);
+                // The host itself listens, and has a port that nobody has.
+                let port = if *bytes % 2 == 0 { 53 } else { 4000 };
+                let to = SocketAddr::new(family.host((*to).saturating_sub(4).max(1)), port);
                 let payload = vec![1; usize::from(*bytes)];
                 let socket = sockets[usize::from(*v6)];
                 let Host { stack, arena, now_ns } = &mut host;
@@ -166,8 +170,12 @@ fn run(ownership: Ownership, bare: bool, steps: &[Step]) {
             Step::Transmit => {
                 host.sent();
             }
+            Step::LoopBack => {
+                host.loop_once();
+            }
         }
         assert!(host.stack.transmit_queue().len() <= 64);
+        assert!(host.stack.looped_queue().len() <= 64);
         assert_eq!(host.stack.counters().balance(), 0);
     }
     host.finish();

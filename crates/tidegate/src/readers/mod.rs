@@ -358,5 +358,6 @@ impl Drop for UdpReader {
         core.groups.remove(id, self.number, &mut self.end.requests, &mut core.engine);
         // A port that fails says so to whoever runs the engine next.
         let _ = core.engine.flush();
+        core.mind_timers();
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
-use tidegate::{FrameSize, Net, NetConfig};
+use tidegate::{FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
 use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota};
 
@@ -27,7 +27,16 @@ fn configs(frames: u32) -> [NetConfig; 2] {
 
 /// The hosts, each with so many frames; `change` sets what else a test needs.
 pub fn open(frames: u32, change: impl Fn(NetConfig) -> NetConfig) -> [Net; 2] {
-    configs(frames).map(|config| Net::open(change(config)).unwrap())
+    try_open(frames, change).unwrap()
+}
+
+/// As [`open`], where that may fail.
+pub fn try_open(
+    frames: u32,
+    change: impl Fn(NetConfig) -> NetConfig,
+) -> Result<[Net; 2], OpenError> {
+    let [a, b] = configs(frames).map(|config| Net::open(change(config)));
+    Ok([a?, b?])
 }
 
 /// Hosts whose stacks are in daemons, which end with this.

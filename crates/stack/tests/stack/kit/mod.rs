@@ -5,7 +5,7 @@ pub mod packets;
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_memory::{Arena, ArenaConfig, Fifo, Frame, FrameSize};
 use tidegate_stack::{Config, Event, Stack, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, MacAddr};
 
@@ -139,6 +139,16 @@ impl Host {
         let mut sent = self.sent();
         assert_eq!(sent.len(), 1, "frames sent: {sent:02x?}");
         sent.remove(0)
+    }
+
+    /// Lets the frames to the host itself come back in, as far as they
+    /// are there now, and returns how many.
+    pub fn loop_once(&mut self) -> usize {
+        let mut burst: Fifo<Frame> = self.stack.looped_queue().drain(..).collect();
+        let came = burst.len();
+        self.stack.ingest_burst(self.now_ns, &mut burst, &mut self.arena);
+        assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
+        came
     }
 
     /// Lets time pass, with every timer at its time.
