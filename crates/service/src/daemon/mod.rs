@@ -18,6 +18,7 @@ mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handover;
+mod heap_trim;
 mod held;
 mod leaving;
 mod load;
