@@ -13,7 +13,6 @@ use super::application::{Application, Misbehaved};
 use super::calls::Host;
 use super::cores::Cores;
 use super::handover::Leaving;
-use super::heap_trim::HeapTrim;
 use super::load::Meter;
 use super::names::{AppNumber, SocketKey};
 use super::passages::{ON_ITS_WAY, Passage, Passages};
@@ -52,7 +51,6 @@ pub(super) struct Core {
     /// How often the meter was read.
     windows: u32,
     next_check_ns: u64,
-    heap_trim: HeapTrim,
     /// Others had the processor since the last round. If they were applications,
     /// they have left commands.
     others_ran: bool,
@@ -113,7 +111,6 @@ impl Core {
     pub(super) fn new(seat: Seat, mut host: Host, upgrade: Upgrade, log: Log) -> io::Result<Self> {
         let Seat { number, inbox, cores } = seat;
         let wake = host.engine.wake_fds()?;
-        let now_ns = host.engine.read_clock();
         Ok(Self {
             number,
             cores,
@@ -125,8 +122,7 @@ impl Core {
             came: None,
             meter: Meter::default(),
             windows: 0,
-            next_check_ns: now_ns,
-            heap_trim: HeapTrim::new(now_ns),
+            next_check_ns: host.engine.read_clock(),
             others_ran: false,
             is_burying: false,
             wake_next_ns: None,
@@ -515,9 +511,8 @@ impl Core {
             self.host.end(key, !is_done);
         }
         self.forget_gone();
-        let (_, _, now_ns) = self.host.engine.parts();
-        self.heap_trim.on_let_go(now_ns);
         self.cores.load(self.number).remove_applications(1);
+        self.cores.let_go_bell().ring();
     }
 
     /// An application has ended: does what it asked for before.
@@ -578,8 +573,6 @@ impl Core {
                 self.others_ran = pause();
             }
             Step::Sleep => {
-                let (_, _, now_ns) = self.host.engine.parts();
-                self.heap_trim.trim_if_due(now_ns);
                 self.inbox.bell.arm();
                 self.apps.iter().flatten().for_each(|app| app.we_sleep.ask());
                 // Who sent it may have found the bell not armed yet.
@@ -603,7 +596,6 @@ impl Core {
         let Sleep { timeout_ns, held } = sleep;
         let (_, _, now_ns) = self.host.engine.parts();
         let wakes_ns = self.wake_next_ns.into_iter().chain(self.host.passages.next_ns());
-        let wakes_ns = wakes_ns.chain(self.heap_trim.next_ns());
         let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
         let timeout = timeout.chain(retry).min();
