@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 
 /// Chunks without data that keep their memory, at least; beyond that, as many
 /// as are in use, and for a while up to this part of all.
-const SPARE_CHUNKS: usize = 256;
+const SPARE_CHUNKS: usize = 64;
 const SPARE_PART: usize = 16;
 
 /// Chunks whose memory goes back at a time.
