@@ -3,12 +3,13 @@
 //! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
 //! one producer and one consumer; [`queues`] are for several of both; [`shared`] has memory
 //! and rings between processes; [`fifo`] is the queue of one owner;
-//! [`doorbell`] wakes a side that sleeps.
+//! [`doorbell`] wakes a side that sleeps; [`trim_heap`] gives free memory back.
 
 pub mod arena;
 mod copy;
 pub mod doorbell;
 pub mod fifo;
+mod heap;
 mod mapping;
 pub mod queues;
 pub mod shared;
@@ -22,3 +23,4 @@ pub use arena::{
 pub use copy::copy_packet;
 pub use doorbell::Doorbell;
 pub use fifo::Fifo;
+pub use heap::trim_heap;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
-use tidegate_stack::{Config, Stack, TcpId, TcpOptions};
+use tidegate_stack::{Config, Stack, TcpId, TcpListenerId, TcpOptions};
 
 /// Counts what is allocated.
 struct Counting;
@@ -34,6 +34,13 @@ static ALLOCATOR: Counting = Counting;
 
 const CONNECTIONS: usize = 20_000;
 const TO: u16 = 80;
+
+/// How often many connections are full of data, and how many.
+const PEAKS: usize = 20;
+const FULL: usize = 8;
+
+/// What the two stacks may keep for the next ones.
+const RESTING_BYTES: usize = 3 << 20;
 
 /// Two stacks, the frames of each carried to the other at once.
 struct Hosts {
@@ -77,7 +84,7 @@ impl Hosts {
 
 /// One test, since the counters are for the whole process.
 #[test]
-fn idle_connections_are_small_and_data_needs_no_allocation() {
+fn connections_are_small_data_allocates_nothing_and_peaks_go_back() {
     let mut hosts = Hosts::new();
     let to = SocketAddr::from(([192, 0, 2, 2], TO));
     let listener = hosts.b.tcp_listen(to, CONNECTIONS, TcpOptions::default()).unwrap();
@@ -130,6 +137,57 @@ fn idle_connections_are_small_and_data_needs_no_allocation() {
     hosts.pass(100_000_000_000);
     assert_eq!((hosts.a.tcp_connections(), hosts.b.tcp_connections()), (0, 0));
     assert_eq!((hosts.a.tcp_memory_used(), hosts.b.tcp_memory_used()), (0, 0));
+
+    // What many took at once who read nothing goes back, though nothing happens
+    // afterwards; and the next ones take no more than those before.
+    let resting: Vec<usize> = (0..PEAKS).map(|_| peak(&mut hosts, listener)).collect();
+    let (first, last) = (resting[1], resting[PEAKS - 1]);
+    assert!(last <= first, "{first} bytes after two peaks, {last} after {PEAKS}");
+}
+
+/// Connections are full of data both ways, and break off. Returns what is
+/// allocated when the stacks have come to rest.
+fn peak(hosts: &mut Hosts, listener: TcpListenerId) -> usize {
+    let to = SocketAddr::from(([192, 0, 2, 2], TO));
+    let before = BYTES.load(Ordering::Relaxed);
+    let mut ends = Vec::with_capacity(FULL);
+    for _ in 0..FULL {
+        let Hosts { arena, a, now_ns, .. } = hosts;
+        let client = a.tcp_connect(*now_ns, arena, None, to, TcpOptions::default()).unwrap();
+        hosts.carry();
+        let server = hosts.b.tcp_accept(listener).unwrap();
+        loop {
+            let Hosts { arena, a, b, now_ns } = hosts;
+            let ours = a.tcp_send(*now_ns, arena, client, &[1; 4096]).unwrap_or(0);
+            let theirs = b.tcp_send(*now_ns, arena, server, &[2; 4096]).unwrap_or(0);
+            hosts.carry();
+            if ours + theirs == 0 {
+                break;
+            }
+        }
+        ends.push((client, server));
+    }
+    let full = hosts.a.tcp_memory_used() + hosts.b.tcp_memory_used();
+    assert!(full > 2 * RESTING_BYTES, "{full} bytes are no peak");
+    for (client, server) in ends {
+        let Hosts { arena, a, b, now_ns } = hosts;
+        a.tcp_abort(*now_ns, arena, client);
+        b.tcp_abort(*now_ns, arena, server);
+        hosts.carry();
+    }
+    while hosts.a.poll_event().is_some() || hosts.b.poll_event().is_some() {}
+    // Only when they ask for it do they hear that time has passed.
+    let end_ns = hosts.now_ns + 10_000_000_000;
+    while let Some(at_ns) = hosts.a.next_timeout().into_iter().chain(hosts.b.next_timeout()).min()
+        && at_ns < end_ns
+    {
+        hosts.pass(at_ns.saturating_sub(hosts.now_ns));
+    }
+    hosts.now_ns = end_ns;
+    assert_eq!((hosts.a.tcp_memory_used(), hosts.b.tcp_memory_used()), (0, 0));
+    let now = BYTES.load(Ordering::Relaxed);
+    assert!(now < before + RESTING_BYTES, "{} bytes stay of a peak of {full}", now - before);
+    now
 }
 
 /// A request and its answer.

@@ -49,7 +49,7 @@ impl Killed {
     }
 
     /// Memory that did not come back. What the daemon has of its own may grow by
-    /// a slack: an allocator keeps what it was given.
+    /// a slack: what is in use does not lie as close as it did.
     pub(super) fn leaked_bytes(&self) -> u64 {
         let Self { before, after, .. } = self;
         let frames = before.frames_available.saturating_sub(after.frames_available) as u64;

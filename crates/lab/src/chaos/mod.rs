@@ -30,7 +30,7 @@ use self::upgrade::Upgraded;
 use crate::{Experiment, LabError};
 
 /// What the daemon's own resident memory may grow by, after it was warm, and not
-/// be called a leak: what the allocator keeps of its peaks.
+/// be called a leak: pages that are kept by the little in them that is in use.
 const RESIDENT_SLACK_BYTES: u64 = 2 << 20;
 
 /// How to run the experiment.

@@ -29,6 +29,10 @@ const OTHER_CORE: usize = 1;
 /// How long the daemon may take to come to rest.
 const REST_LIMIT: Duration = Duration::from_secs(90);
 
+/// When its memory stayed the same for so long it is at rest: it gives back what it
+/// does not need a few seconds after the last application has gone.
+const SETTLED: Duration = Duration::from_secs(8);
+
 /// The two hosts.
 pub(super) struct Site {
     daemon: Mutex<Option<Process>>,
@@ -143,17 +147,22 @@ impl Site {
         Report::ask(&self.socket()).map_err(LabError::io("the daemon does not answer"))
     }
 
-    /// Waits until the daemon has no application and no connection, and at least
-    /// so many free packet buffers; or until it is clear that it never will.
+    /// Waits until the daemon has no application and no connection, at least so
+    /// many free packet buffers, and memory that stays the same; or until it is clear
+    /// that it never will.
     pub(super) fn rest(&self, frames: usize) -> Result<Rest, LabError> {
         let began = Instant::now();
+        let (mut resident_bytes, mut since) = (0, began);
         loop {
             let report = self.report()?;
-            let is_quiet = report.applications.is_empty()
-                && report.connections == 0
-                && report.frames_available >= frames;
-            if is_quiet || began.elapsed() > REST_LIMIT {
-                return Rest::new(&report, self.daemon().as_ref().map_or(0, Process::pid));
+            let rest = Rest::new(&report, self.daemon().as_ref().map_or(0, Process::pid))?;
+            let is_quiet =
+                rest.applications == 0 && rest.connections == 0 && rest.frames_available >= frames;
+            if !is_quiet || rest.resident_bytes != resident_bytes {
+                (resident_bytes, since) = (rest.resident_bytes, Instant::now());
+            }
+            if since.elapsed() > SETTLED || began.elapsed() > REST_LIMIT {
+                return Ok(rest);
             }
             thread::sleep(Duration::from_millis(50));
         }

@@ -512,6 +512,7 @@ impl Core {
         }
         self.forget_gone();
         self.cores.load(self.number).remove_applications(1);
+        self.cores.let_go_bell().ring();
     }
 
     /// An application has ended: does what it asked for before.

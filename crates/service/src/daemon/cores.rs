@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use tidegate_memory::Doorbell;
 use tidegate_port::spread::Crossing;
 
 use super::application::Application;
@@ -29,6 +30,8 @@ pub(super) struct Cores {
     gathers: AtomicBool,
     /// Where their ways cross; there is none with one core.
     crossing: Option<Arc<Crossing>>,
+    /// For the door, when an application was let go.
+    let_go_bell: Doorbell,
 }
 
 impl Cores {
@@ -36,16 +39,22 @@ impl Cores {
         posts: Vec<Post>,
         limits: &RangeInclusive<usize>,
         crossing: Option<Arc<Crossing>>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let cores = Self {
             loads: posts.iter().map(|_| Load::default()).collect(),
             posts,
             used: AtomicUsize::new(0),
             gathers: AtomicBool::new(false),
             crossing,
+            let_go_bell: Doorbell::new()?,
         };
         cores.set_used(*limits.start());
-        cores
+        Ok(cores)
+    }
+
+    /// By which the door hears that applications were let go.
+    pub(super) fn let_go_bell(&self) -> &Doorbell {
+        &self.let_go_bell
     }
 
     /// How many there are.

@@ -20,6 +20,7 @@ use super::Log;
 use super::application::Application;
 use super::cores::Cores;
 use super::handover::HandOver;
+use super::heap_trim::HeapTrim;
 use super::names::Identity;
 use super::passing::{Request, Search};
 use super::post::{Message, Post};
@@ -173,11 +174,16 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// Lets everybody in who says what he comes for. Those who have said nothing yet
-/// keep nobody else waiting.
+/// keep nobody else waiting. After those who have gone memory is given back here,
+/// where no packets wait for it.
 fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
     let mut silent: VecDeque<(UnixStream, Instant)> = VecDeque::new();
+    let bell = cores.let_go_bell();
+    bell.arm();
+    let mut heap_trim = HeapTrim::new(Instant::now());
     loop {
         let now = Instant::now();
+        heap_trim.trim_if_due(now);
         while let Some((_, since)) = silent.front()
             && now.duration_since(*since) >= GREETING_LIMIT
         {
@@ -185,11 +191,11 @@ fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
             log("somebody at the door was sent away: he has not said what he wants");
         }
         let left = silent.front().map(|(_, since)| GREETING_LIMIT - now.duration_since(*since));
-        let left = left.map(|left| Timespec {
+        let left = left.into_iter().chain(heap_trim.left(now)).min().map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
         fds.extend(silent.iter().map(|(connection, _)| PollFd::new(connection, PollFlags::IN)));
         if silent.len() < MOST_SILENT {
             fds.push(PollFd::new(&way.listener, PollFlags::IN));
@@ -198,7 +204,12 @@ fn let_in(way: &mut Doorway, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
         if !matches!(polled, Ok(_) | Err(rustix::io::Errno::INTR)) || !fds[0].revents().is_empty() {
             return;
         }
-        let speaks: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        if !fds[1].revents().is_empty() {
+            heap_trim.on_let_go(Instant::now());
+            bell.disarm();
+            bell.arm();
+        }
+        let speaks: Vec<bool> = fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut speak = speaks.into_iter();
         let (ready, rest) = std::mem::take(&mut silent)
             .into_iter()

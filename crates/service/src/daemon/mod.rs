@@ -18,6 +18,7 @@ mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handover;
+mod heap_trim;
 mod held;
 mod leaving;
 mod load;
@@ -234,7 +235,7 @@ impl Daemon {
         let SpreadStacks { stacks, crossing } = stacks;
         let ways = stacks.iter().map(|_| Post::new()).collect::<io::Result<Vec<_>>>()?;
         let (posts, inboxes): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
-        let cores = Arc::new(Cores::new(posts, &limits, crossing));
+        let cores = Arc::new(Cores::new(posts, &limits, crossing)?);
         // Before the channels: the threads end when those do.
         let mut daemon =
             Self { door: None, balance: None, cores: Arc::clone(&cores), threads: Vec::new() };

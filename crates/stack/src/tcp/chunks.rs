@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 
 /// Chunks without data that keep their memory, at least; beyond that, as many
 /// as are in use, and for a while up to this part of all.
-const SPARE_CHUNKS: usize = 256;
+const SPARE_CHUNKS: usize = 64;
 const SPARE_PART: usize = 16;
 
 /// Chunks whose memory goes back at a time.
@@ -154,16 +154,22 @@ impl Chunks {
 
     /// Frees memory that was not needed of late, some of it at a time.
     pub(crate) fn trim(&mut self) {
-        if self.spare.len() > SPARE_CHUNKS {
+        if self.is_slack() {
             self.give_back(TRIM_CHUNKS);
         }
+    }
+
+    /// Whether there is more spare memory than [`Chunks::trim`] leaves.
+    #[inline]
+    pub(crate) fn is_slack(&self) -> bool {
+        self.spare.len() > SPARE_CHUNKS.max(self.used)
     }
 
     /// Frees memory that is spare, as far as it is more than is in use.
     #[cold]
     fn give_back(&mut self, most: usize) {
         for _ in 0..most {
-            if self.spare.len() > SPARE_CHUNKS.max(self.used)
+            if self.is_slack()
                 && let Some(chunk) = self.spare.pop()
             {
                 self.memory[chunk as usize] = None;

@@ -404,7 +404,9 @@ impl TcpTable {
     /// When [`TcpTable::expire`] has something to do.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let retry = (self.retry_at_ns != NEVER).then_some(self.retry_at_ns);
-        self.wheel.next_timeout().into_iter().chain(retry).min()
+        // Also when nothing else happens any more: what a peak took goes back.
+        let trim = self.shared.chunks.is_slack().then_some(self.trim_at_ns);
+        self.wheel.next_timeout().into_iter().chain(retry).chain(trim).min()
     }
 
     /// Does what is due.
