@@ -44,8 +44,8 @@ impl Engine {
     }
 
     /// The lower half: lets the stack take up to `limit` frames each of those that
-    /// it sends to itself and of the input queue, then its timers, then the port what the stack has made. Returns
-    /// how many frames were left.
+    /// it sends to itself and of the input queue, then its timers, then the port
+    /// what the stack has made. Returns how many frames were left.
     ///
     /// # Errors
     /// When the port is of no further use.

@@ -8,16 +8,26 @@
 #include "handlers.h"
 
 // How long handlers wait for their turn, in microseconds: while links are up,
-// and while one is down. A memif needs about ten turns to connect, and each
-// keeps the data path waiting for some microseconds.
+// while one is down, and while one has just been started. A memif needs about
+// ten turns to connect, and each keeps the data path waiting for some
+// microseconds.
 #define REST_US 10000
 #define SHORT_REST_US 1000
+#define SHORTEST_REST_US 50
+
+// So many of the shortest rests follow when something was done to a device.
+#define SHORTEST_RESTS 2000
 
 struct task {
     void (*work)(void *argument);
     void *argument;
     sem_t is_done;
 };
+
+// Of the thread of the handlers alone.
+static uint8_t is_watched[RTE_MAX_ETHPORTS];
+static unsigned shortest_rests;
+static int takes_turns;
 
 static void on_done(void *argument)
 {
@@ -29,6 +39,7 @@ static void on_alarm(void *argument)
 {
     struct task *task = argument;
     task->work(task->argument);
+    shortest_rests = SHORTEST_RESTS;
     // The thread still has events that have come together with this one. Were a
     // descriptor of theirs closed and opened anew by who waits, a handler would
     // wait for a message that does not come.
@@ -52,10 +63,6 @@ void tg_among_handlers(void (*work)(void *argument), void *argument)
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 // It is the handlers' turn, or they wait for it.
 static int is_their_turn;
-
-// Of the thread of the handlers alone.
-static uint8_t is_watched[RTE_MAX_ETHPORTS];
-static int takes_turns;
 
 static void rest(void *nothing);
 
@@ -87,7 +94,14 @@ static void rest(void *nothing)
     takes_turns = watched > 0;
     if (!takes_turns)
         return;
-    usleep(up == watched ? REST_US : SHORT_REST_US);
+    if (up == watched)
+        usleep(REST_US);
+    else if (shortest_rests == 0)
+        usleep(SHORT_REST_US);
+    else {
+        shortest_rests--;
+        usleep(SHORTEST_REST_US);
+    }
     take_turn();
 }
 

@@ -217,7 +217,17 @@ impl Site {
         if kind == Kind::DpdkTap {
             give_client_addresses(self.client());
         }
+        if kind == Kind::DpdkMemif {
+            self.wait_for_memif();
+        }
         server
+    }
+
+    /// What is sent before both ends of the memif have found each other is lost.
+    fn wait_for_memif(&self) {
+        let ping = ["-c", "1", "-W", "1", SERVER_V4];
+        let is_there = || self.try_tool("ping", &ping).status.success();
+        assert!((0..20).any(|_| is_there()), "the memif does not connect");
     }
 
     /// Starts `tidegate serve` on the server's side with exactly these
