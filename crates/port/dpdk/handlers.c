@@ -12,7 +12,7 @@
 // ten turns to connect, and each keeps the data path waiting for some
 // microseconds.
 #define REST_US 10000
-#define SHORT_REST_US 1000
+#define SHORT_REST_US 4000
 #define SHORTEST_REST_US 50
 
 // So many of the shortest rests follow when something was done to a device.
