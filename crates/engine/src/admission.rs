@@ -132,18 +132,14 @@ impl Admitter {
         self.due_ns = now_ns.saturating_add(Config::PERIOD_NS);
         let mut pressure = *pressure;
         if let Some(others) = &self.others {
-            others.take_confirmed().into_iter().for_each(|peer| {
+            others.add_to(&mut pressure);
+            for peer in others.take_confirmed() {
                 self.admission.confirm(Source::of(peer));
-            });
-            let theirs = others.take();
-            pressure.served += theirs.served;
-            pressure.lost_late += theirs.lost_late;
-            pressure.level_percent = pressure.level_percent.max(theirs.level_percent);
+            }
         }
-        let pressure = &pressure;
         match port.admission().filter(|_| self.early) {
-            Some(port) => update(&mut self.admission, now_ns, pressure, port)?,
-            None => _ = self.admission.on_period(now_ns, pressure),
+            Some(port) => update(&mut self.admission, now_ns, &pressure, port)?,
+            None => _ = self.admission.on_period(now_ns, &pressure),
         }
         Ok(())
     }

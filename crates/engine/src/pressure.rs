@@ -131,14 +131,12 @@ impl OtherCores {
         }
     }
 
-    /// How things went on all of them together since the last call.
-    pub(crate) fn take(&self) -> Pressure {
-        Pressure {
-            served: self.served.swap(0, Ordering::Relaxed),
-            lost_late: self.lost_late.swap(0, Ordering::Relaxed),
-            level_percent: self.fullest_percent.swap(0, Ordering::Relaxed),
-            unseen_permille: 0,
-        }
+    /// Adds how things went on all of them since the last call.
+    pub(crate) fn add_to(&self, pressure: &mut Pressure) {
+        pressure.served += self.served.swap(0, Ordering::Relaxed);
+        pressure.lost_late += self.lost_late.swap(0, Ordering::Relaxed);
+        let fullest_percent = self.fullest_percent.swap(0, Ordering::Relaxed);
+        pressure.level_percent = pressure.level_percent.max(fullest_percent);
     }
 
     /// Who was confirmed since the last call.

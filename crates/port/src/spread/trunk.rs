@@ -172,9 +172,9 @@ impl Trunk {
         let mut count = 0;
         if self.leaving.is_empty() {
             let mut sent = std::mem::take(&mut self.arrived);
-            for at in 0..self.wires.len() {
-                let frames = self.wires[at].receive(arena, &mut sent, quota)?;
-                self.taken[at] += frames;
+            for (wire, taken) in self.wires.iter_mut().zip(&mut self.taken) {
+                let frames = wire.receive(arena, &mut sent, quota)?;
+                *taken += frames;
                 count += frames;
             }
             for frame in sent.drain(..) {
