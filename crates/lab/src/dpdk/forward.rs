@@ -45,7 +45,7 @@ pub fn forward(config: &ForwardConfig, opened: impl FnOnce()) -> Result<f64, Lab
     let mut arena = Arena::new(arena).map_err(LabError::io_other("no memory"))?;
     let mut port = dpdk::open(&config.device, &mut arena).map_err(super::refused)?;
     opened();
-    let failed = || LabError::io(format!("the device {} failed", config.device));
+    let failed = |error| LabError::io(format!("the device {} failed", config.device))(error);
     let mut burst = Burst::new();
     burst.extend((0..config.frames).map_while(|_| arena.alloc_from(&FRAME)));
     let mut began = Instant::now();
@@ -53,8 +53,8 @@ pub fn forward(config: &ForwardConfig, opened: impl FnOnce()) -> Result<f64, Lab
     let mut is_warm = false;
     loop {
         for _ in 0..LOOK_EVERY {
-            port.transmit(&mut arena, &mut burst).map_err(failed())?;
-            port.receive(&mut arena, &mut burst, BURST).map_err(failed())?;
+            port.transmit(&mut arena, &mut burst).map_err(failed)?;
+            port.receive(&mut arena, &mut burst, BURST).map_err(failed)?;
         }
         let elapsed = began.elapsed();
         if !is_warm && elapsed > whole / 10 {
