@@ -22,6 +22,9 @@ mod dpdk {
         }
         shim.files(["dpdk/shim.c", "dpdk/handlers.c", "dpdk/pool.c"])
             .opt_level(3)
+            // DPDK is there from the start, so a thread's own variables are where
+            // the linker can tell.
+            .flag("-ftls-model=initial-exec")
             .compile("tidegate_dpdk");
         for place in pkg_config("--libs-only-L").split_whitespace() {
             println!("cargo::rustc-link-search=native={}", place.trim_start_matches("-L"));

@@ -1,9 +1,12 @@
-#include <pthread.h>
+#include <linux/membarrier.h>
 #include <semaphore.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <rte_alarm.h>
 #include <rte_ethdev.h>
+#include <rte_pause.h>
 
 #include "handlers.h"
 
@@ -23,6 +26,12 @@ struct task {
     void *argument;
     sem_t is_done;
 };
+
+// Whoever waits for the other side looks so often, and then lets it have the
+// processor: there may be no other. Shorter sleeps may end before they begin.
+#define PATIENCE 4096
+#define BURST_LOOKS 256
+#define PAUSE_US 50
 
 // Of the thread of the handlers alone.
 static uint8_t is_watched[RTE_MAX_ETHPORTS];
@@ -58,18 +67,58 @@ void tg_among_handlers(void (*work)(void *argument), void *argument)
     sem_destroy(&task.is_done);
 }
 
-// Whoever holds it may use what drivers share with their handlers. The thread of
-// the handlers has it from one rest to the next.
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+// Whether somebody is inside who keeps handlers out, by port. Each has a line of
+// its own: its thread writes to it in every burst.
+static struct {
+    atomic_int inside;
+} __rte_cache_aligned ports[RTE_MAX_ETHPORTS];
+
 // It is the handlers' turn, or they wait for it.
-static int is_their_turn;
+static atomic_int is_their_turn;
+
+// Each side says what it is about to do, and then looks at what the other one has
+// said. For both to see it there must be a barrier between the two on either
+// side. The handlers' thread makes it for all, by a system call, so that a burst
+// needs none; where there is no such call both make their own.
+static int barrier_of_all;
+
+static void begin_barriers(void)
+{
+    barrier_of_all =
+        syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+static inline void light_barrier(void)
+{
+    if (likely(barrier_of_all))
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void heavy_barrier(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (barrier_of_all)
+        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+}
 
 static void rest(void *nothing);
 
 static void take_turn(void)
 {
-    __atomic_store_n(&is_their_turn, 1, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&turn);
+    atomic_store_explicit(&is_their_turn, 1, memory_order_relaxed);
+    heavy_barrier();
+    unsigned looks = 0;
+    for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
+        while (atomic_load_explicit(&ports[port].inside, memory_order_acquire)) {
+            // A burst takes some microseconds, if its thread has a processor.
+            if (looks++ < BURST_LOOKS)
+                rte_pause();
+            else
+                usleep(PAUSE_US);
+        }
+    }
     // Without memory for it now, there may be some soon.
     while (rte_eal_alarm_set(1, rest, NULL) != 0)
         usleep(SHORT_REST_US);
@@ -84,8 +133,7 @@ static int is_up(uint16_t port)
 static void rest(void *nothing)
 {
     (void)nothing;
-    __atomic_store_n(&is_their_turn, 0, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&turn);
+    atomic_store_explicit(&is_their_turn, 0, memory_order_release);
     unsigned watched = 0, up = 0;
     for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
         watched += is_watched[port];
@@ -110,6 +158,7 @@ static void watch(void *port)
     is_watched[*(uint16_t *)port] = 1;
     if (!takes_turns) {
         takes_turns = 1;
+        begin_barriers();
         take_turn();
     }
 }
@@ -124,20 +173,30 @@ void tg_unwatch_handlers(uint16_t port)
     is_watched[port] = 0;
 }
 
-int tg_keep_handlers_out(void)
+int tg_keep_handlers_out(uint16_t port)
 {
-    if (__atomic_load_n(&is_their_turn, __ATOMIC_RELAXED))
-        return 0;
-    tg_await_handlers();
-    return 1;
+    static __thread unsigned refused;
+    atomic_store_explicit(&ports[port].inside, 1, memory_order_relaxed);
+    light_barrier();
+    if (likely(!atomic_load_explicit(&is_their_turn, memory_order_acquire))) {
+        refused = 0;
+        return 1;
+    }
+    tg_let_handlers_in(port);
+    if (++refused > PATIENCE) {
+        refused = 0;
+        usleep(PAUSE_US);
+    }
+    return 0;
 }
 
-void tg_await_handlers(void)
+void tg_await_handlers(uint16_t port)
 {
-    pthread_mutex_lock(&turn);
+    while (!tg_keep_handlers_out(port))
+        usleep(PAUSE_US);
 }
 
-void tg_let_handlers_in(void)
+void tg_let_handlers_in(uint16_t port)
 {
-    pthread_mutex_unlock(&turn);
+    atomic_store_explicit(&ports[port].inside, 0, memory_order_release);
 }

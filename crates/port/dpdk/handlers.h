@@ -19,11 +19,12 @@ void tg_watch_handlers(uint16_t port);
 // To be called on the thread of the handlers.
 void tg_unwatch_handlers(uint16_t port);
 
-// Keeps handlers out until tg_let_handlers_in. Returns 0, and does nothing,
-// while one may run.
-int tg_keep_handlers_out(void);
+// Keeps handlers out for a port that is watched, until tg_let_handlers_in.
+// Returns 0, and does nothing, while one may run. Of one port only one thread may
+// do so at a time.
+int tg_keep_handlers_out(uint16_t port);
 // Waits until none runs, and keeps them out until tg_let_handlers_in.
-void tg_await_handlers(void);
-void tg_let_handlers_in(void);
+void tg_await_handlers(uint16_t port);
+void tg_let_handlers_in(uint16_t port);
 
 #endif

@@ -3,6 +3,7 @@
 #include "pool.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,10 @@
 #include <rte_memory.h>
 #include <rte_spinlock.h>
 
-// What was given back last is taken first: it is still in cache. A driver takes
-// and gives back mbufs one by one inside a turn, so the lock is taken once for
-// all of them.
+// What was given back last is taken first: it is still in cache. Inside a turn a
+// driver takes mbufs from a cache of DPDK's in front of the stack and gives them
+// back there, by inline functions of its own and without a lock. What does not
+// fit there, and what comes back outside of a turn, is in the stack.
 struct stack {
     rte_spinlock_t lock;
     unsigned count;
@@ -23,22 +25,13 @@ struct stack {
 
 #define OPS "tidegate"
 
-// Whose turn this thread has.
-static __thread struct stack *turn;
+// Drivers find a pool's cache by the number of the core that they run on. Who
+// has a turn bears the number of the pool, one of those that EAL gives to nobody:
+// so the cache belongs to the turn, whatever thread has it.
+#define POOL_LCORES (RTE_MAX_LCORE / 2)
 
-static inline int lock(struct stack *stack)
-{
-    if (turn == stack)
-        return 0;
-    rte_spinlock_lock(&stack->lock);
-    return 1;
-}
-
-static inline void unlock(struct stack *stack, int was_locked)
-{
-    if (was_locked)
-        rte_spinlock_unlock(&stack->lock);
-}
+// The number that this thread bears outside of turns.
+static __thread unsigned own_lcore;
 
 static int stack_alloc(struct rte_mempool *mempool)
 {
@@ -60,37 +53,29 @@ static void stack_free(struct rte_mempool *mempool)
 static int stack_enqueue(struct rte_mempool *mempool, void *const *objects, unsigned count)
 {
     struct stack *stack = mempool->pool_data;
-    // As most drivers do it.
-    if (likely(turn == stack && count == 1 && stack->count < stack->size)) {
-        stack->objects[stack->count++] = *objects;
-        return 0;
-    }
-    int locked = lock(stack);
+    rte_spinlock_lock(&stack->lock);
     // More than there are can only come from a driver that gives back twice.
     int fits = count <= stack->size - stack->count;
     if (fits) {
-        for (unsigned i = 0; i < count; i++)
-            stack->objects[stack->count + i] = objects[i];
-        stack->count += count;
+        memcpy(stack->objects + stack->count, objects, count * sizeof(*objects));
+        __atomic_store_n(&stack->count, stack->count + count, __ATOMIC_RELAXED);
     }
-    unlock(stack, locked);
+    rte_spinlock_unlock(&stack->lock);
     return fits ? 0 : -ENOBUFS;
 }
 
 static int stack_dequeue(struct rte_mempool *mempool, void **objects, unsigned count)
 {
     struct stack *stack = mempool->pool_data;
-    if (likely(turn == stack && count == 1 && stack->count > 0)) {
-        *objects = stack->objects[--stack->count];
-        return 0;
-    }
-    int locked = lock(stack);
+    rte_spinlock_lock(&stack->lock);
     int there = count <= stack->count;
     if (there) {
+        unsigned left = stack->count;
         for (unsigned i = 0; i < count; i++)
-            objects[i] = stack->objects[--stack->count];
+            objects[i] = stack->objects[--left];
+        __atomic_store_n(&stack->count, left, __ATOMIC_RELAXED);
     }
-    unlock(stack, locked);
+    rte_spinlock_unlock(&stack->lock);
     return there ? 0 : -ENOBUFS;
 }
 
@@ -114,20 +99,46 @@ int tg_pools_start(void)
     return index < 0 ? -index : 0;
 }
 
+// The cache of a turn; a pool of few mbufs has none.
+static struct rte_mempool_cache *cache_of(const struct tg_pool *pool)
+{
+    return rte_mempool_default_cache(pool->mempool, pool->lcore);
+}
+
+// How many of a pool of `mbufs` may be in the cache of a turn.
+static unsigned cache_size(unsigned mbufs)
+{
+    return RTE_MIN(mbufs / 2, (unsigned)RTE_MEMPOOL_CACHE_MAX_SIZE);
+}
+
+// Gives the pool a number, and lets nobody keep mbufs but its turns: a thread
+// that is a core to EAL would have some for itself, and the turn of another pool
+// would take the cache for its own.
+static void leave_one_cache(struct tg_pool *pool)
+{
+    static atomic_uint number;
+    pool->lcore = RTE_MAX_LCORE - 1 - atomic_fetch_add(&number, 1) % POOL_LCORES;
+    for (unsigned lcore = 0; lcore < RTE_MAX_LCORE; lcore++) {
+        struct rte_mempool_cache *cache = rte_mempool_default_cache(pool->mempool, lcore);
+        if (cache != NULL && lcore != pool->lcore)
+            cache->size = cache->flushthresh = 0;
+    }
+}
+
 void tg_turn_begin(struct tg_pool *pool)
 {
-    struct stack *stack = pool->mempool->pool_data;
-    rte_spinlock_lock(&stack->lock);
-    turn = stack;
+    own_lcore = RTE_PER_LCORE(_lcore_id);
+    RTE_PER_LCORE(_lcore_id) = pool->lcore;
 }
 
 unsigned tg_turn_end(struct tg_pool *pool)
 {
-    struct stack *stack = pool->mempool->pool_data;
-    unsigned count = stack->count;
-    turn = NULL;
-    rte_spinlock_unlock(&stack->lock);
-    return count;
+    const struct stack *stack = pool->mempool->pool_data;
+    const struct rte_mempool_cache *cache = cache_of(pool);
+    RTE_PER_LCORE(_lcore_id) = own_lcore;
+    // Others may give some back right now: they count the next time.
+    unsigned in_stack = __atomic_load_n(&stack->count, __ATOMIC_RELAXED);
+    return in_stack + (cache != NULL ? cache->len : 0);
 }
 
 // Somebody who had a reference to the data of an mbuf of ours was the last one.
@@ -181,8 +192,8 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
     pool->mbufs = calloc(memory->frames, sizeof(*pool->mbufs));
     if (pool->mbufs == NULL)
         return ENOMEM;
-    pool->mempool = rte_mempool_create_empty(name, memory->frames, object_bytes, 0, sizeof(about),
-        socket, 0);
+    pool->mempool = rte_mempool_create_empty(name, memory->frames, object_bytes,
+        cache_size(memory->frames), sizeof(about), socket, 0);
     int error = pool->mempool == NULL ? rte_errno : 0;
     if (error == 0)
         error = -rte_mempool_set_ops_byname(pool->mempool, OPS, NULL);
@@ -192,6 +203,7 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
         error = count < 0 ? -count : 0;
     }
     if (error == 0) {
+        leave_one_cache(pool);
         rte_mempool_obj_iter(pool->mempool, init_frame, pool);
         // The frames are the arena's until it lends them.
         ((struct stack *)pool->mempool->pool_data)->count = 0;
@@ -205,9 +217,12 @@ int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, ui
     int socket)
 {
     pool->mbufs = NULL;
-    pool->mempool = rte_pktmbuf_pool_create_by_ops(name, mbufs, 0, 0,
+    pool->mempool = rte_pktmbuf_pool_create_by_ops(name, mbufs, cache_size(mbufs), 0,
         data_bytes + RTE_PKTMBUF_HEADROOM, socket, OPS);
-    return pool->mempool == NULL ? rte_errno : 0;
+    if (pool->mempool == NULL)
+        return rte_errno;
+    leave_one_cache(pool);
+    return 0;
 }
 
 int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
@@ -239,7 +254,7 @@ unsigned tg_take(struct tg_pool *pool, uint8_t **frames, unsigned count, unsigne
     unsigned taken = 0;
     void *object;
     tg_turn_begin(pool);
-    while (taken < count && stack_dequeue(pool->mempool, &object, 1) == 0)
+    while (taken < count && rte_mempool_get(pool->mempool, &object) == 0)
         frames[taken++] = ((struct rte_mbuf *)object)->buf_addr;
     *left = tg_turn_end(pool);
     return taken;

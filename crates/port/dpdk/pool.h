@@ -26,6 +26,8 @@ struct tg_pool {
     // By frame; NULL in a pool of DPDK's own memory.
     struct rte_mbuf **mbufs;
     struct tg_memory memory;
+    // What core a thread is to DPDK while it has a turn.
+    unsigned lcore;
 };
 
 // Makes the pools below known to DPDK. Returns 0 or an error number.
@@ -44,8 +46,8 @@ int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, ui
 // result is 0.
 int tg_pool_free(struct tg_pool *pool, unsigned mbufs);
 
-// From here to tg_turn_end the calling thread alone uses the pool. Other
-// threads wait, so it must not wait for them.
+// From here to tg_turn_end the calling thread takes and gives back without a lock.
+// No other thread may have a turn with this pool meanwhile; they may give back.
 void tg_turn_begin(struct tg_pool *pool);
 // Returns how many mbufs are in the pool.
 unsigned tg_turn_end(struct tg_pool *pool);

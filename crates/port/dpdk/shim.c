@@ -411,13 +411,13 @@ int tg_restart(struct tg_device *device)
 static int enter(const struct tg_device *device)
 {
     // DPDK takes a burst of a device that is stopped for a mistake.
-    return device->runs && (!device->has_handlers || tg_keep_handlers_out());
+    return device->runs && (!device->has_handlers || tg_keep_handlers_out(device->port));
 }
 
 static void leave(const struct tg_device *device)
 {
     if (device->has_handlers)
-        tg_let_handlers_in();
+        tg_let_handlers_in(device->port);
 }
 
 // Takes what has arrived and gives it back unseen: a driver may forget what
@@ -426,7 +426,7 @@ static void drain(struct tg_device *device)
 {
     struct rte_mbuf *mbufs[BURST];
     if (device->has_handlers)
-        tg_await_handlers();
+        tg_await_handlers(device->port);
     for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
         uint16_t count = 1;
         for (unsigned turns = 0; count > 0 && turns <= COPIES; turns++) {

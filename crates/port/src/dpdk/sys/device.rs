@@ -298,60 +298,80 @@ impl Device {
         quota: usize,
         drops: &mut DropCounters,
     ) -> (usize, u64) {
-        let (mut taken, mut bytes) = (0, 0);
-        while taken < quota {
+        let (mut taken, mut bytes, mut seen) = (0, 0, 0);
+        while seen < quota {
             self.balance(arena);
-            let count = self.arrived().min(quota - taken);
-            let before = taken;
-            for _ in 0..count {
-                match self.accept(arena) {
+            let count = self.arrived().min(quota - seen);
+            if count == 0 {
+                break;
+            }
+            let first = self.arrived.next;
+            let (frames, frame_bytes) = self.accept(arena, burst, count, drops);
+            (taken, bytes) = (taken + frames, bytes + frame_bytes);
+            if self.arrived.next == first {
+                match self.copy_in(arena) {
                     Ok(frame) => {
                         bytes += frame.len() as u64;
                         burst.push_back(frame);
                         taken += 1;
                     }
                     // It waits for a frame to be copied to.
-                    Err(DropReason::NoBuffer) => return (taken, bytes),
+                    Err(DropReason::NoBuffer) => break,
                     Err(reason) => drops.count(reason),
                 }
             }
-            if count == 0 || taken == before {
-                break;
-            }
+            seen += self.arrived.next - first;
         }
         (taken, bytes)
     }
 
-    /// Makes a frame of the next one that has arrived.
+    /// Takes some of the next `count`, up to the first that does not lie in a frame
+    /// of the arena. Returns how many frames with how many bytes were added to the
+    /// burst.
     #[inline(always)]
-    fn accept(&mut self, arena: &mut Arena) -> Result<Frame, DropReason> {
-        let packet = self.arrived.raw.packets[self.arrived.next];
-        let frame = if packet.is_frame != 0 {
-            let base = arena.region().0.as_ptr() as usize;
-            let frame = arena.reclaim((packet.data as usize - base) as u64, packet.len);
+    fn accept(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        count: usize,
+        drops: &mut DropCounters,
+    ) -> (usize, u64) {
+        let base = arena.region().0.as_ptr() as usize;
+        let packets = &self.arrived.raw.packets[self.arrived.next..][..count];
+        let mut places = burst.spare(usize::MAX, count);
+        let mut bytes = 0;
+        for packet in packets {
+            if packet.is_frame == 0 || places.is_full() {
+                break;
+            }
             self.arrived.next += 1;
-            self.lent -= usize::from(frame.is_some());
-            frame.ok_or(DropReason::PortInvalidDescriptor)
-        } else {
-            self.copy_in(arena, &packet)
-        };
-        frame.map(|mut frame| {
+            let address = (packet.data as usize).wrapping_sub(base);
+            let Some(mut frame) = arena.reclaim(address as u64, packet.len) else {
+                drops.count(DropReason::PortInvalidDescriptor);
+                continue;
+            };
             if packet.checksum == raw::CHECKSUM_VERIFIED {
                 frame.set_checksum(Checksum::Verified);
             }
-            frame
-        })
+            bytes += frame.len() as u64;
+            // There is a place: this was looked at first.
+            let _ = places.push(frame);
+        }
+        let frames = places.used();
+        self.lent -= frames;
+        (frames, bytes)
     }
 
     /// Copies the next one that has arrived, in a buffer that is not the
     /// arena's, and gives that back.
-    fn copy_in(&mut self, arena: &mut Arena, packet: &Packet) -> Result<Frame, DropReason> {
+    fn copy_in(&mut self, arena: &mut Arena) -> Result<Frame, DropReason> {
         if arena.available() == 0 {
             self.take_back(arena, 0);
         }
         if arena.available() == 0 {
             return Err(DropReason::NoBuffer);
         }
+        let packet = self.arrived.raw.packets[self.arrived.next];
         let frame = if packet.data.is_null() {
             None
         } else {
@@ -361,7 +381,11 @@ impl Device {
             arena.alloc_from(bytes)
         };
         self.arrived.release(1);
-        frame.ok_or(DropReason::FrameTooLong)
+        let mut frame = frame.ok_or(DropReason::FrameTooLong)?;
+        if packet.checksum == raw::CHECKSUM_VERIFIED {
+            frame.set_checksum(Checksum::Verified);
+        }
+        Ok(frame)
     }
 
     /// Sends frames from the front of `burst`, as many as the device takes, and
@@ -435,13 +459,11 @@ impl Device {
     #[inline(always)]
     fn describe(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
         let count = burst.len().min(BURST);
-        for index in 0..count {
-            let frame = &mut burst[index];
-            let sendable = SHORTEST_FRAME_BYTES..=self.longest;
+        let sendable = SHORTEST_FRAME_BYTES..=self.longest;
+        for (index, (frame, packet)) in burst.iter_mut().zip(&mut *self.to_send).enumerate() {
             if !sendable.contains(&frame.len()) {
                 return index;
             }
-            let packet = &mut self.to_send[index];
             packet.checksum = raw::CHECKSUM_UNKNOWN;
             if !frame.is_unchecked()
                 && let Checksum::Partial { .. } = frame.checksum()

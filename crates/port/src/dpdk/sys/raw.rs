@@ -62,6 +62,7 @@ pub struct Pool {
     mempool: *mut c_void,
     mbufs: *mut c_void,
     memory: Memory,
+    lcore: c_uint,
 }
 
 /// `struct tg_device`.
