@@ -26,6 +26,9 @@ pub fn library() -> &'static Path {
     })
 }
 
+/// The flags that give a stack inside a program the server's addresses.
+const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
+
 /// A program that runs, killed on drop.
 pub struct Program {
     child: Child,
@@ -112,6 +115,63 @@ impl<'s> Daemon<'s> {
         let output = ss.args(["ss", "--json", "--socket"]).arg(self.socket()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+/// The server's side of a site, for tests that do the same wherever the stack is.
+pub enum Host<'s> {
+    /// In a daemon that programs are attached to.
+    Attached(Daemon<'s>),
+    /// Inside each program, opened with these flags.
+    Embedded(&'s Site, &'static [&'static str]),
+}
+
+impl<'s> Host<'s> {
+    pub fn site(&self) -> &'s Site {
+        match self {
+            Self::Attached(daemon) => daemon.site,
+            Self::Embedded(site, _) => site,
+        }
+    }
+
+    /// Does this with a daemon, and with a stack inside the program, on addresses of
+    /// Tidegate's own.
+    pub fn each(test: impl Fn(&Host<'_>)) {
+        Self::attached(&test);
+        let site = Site::new(super::Kind::Xdp);
+        test(&Host::Embedded(&site, &OWN_ADDRESSES));
+    }
+
+    /// As [`Host::each`], with a daemon only.
+    pub fn attached(test: impl Fn(&Host<'_>)) {
+        let site = Site::new(super::Kind::Xdp);
+        test(&Host::Attached(Daemon::start(&site, &[])));
+    }
+
+    /// As [`Host::each`], on the kernel's addresses.
+    pub fn each_shared(test: impl Fn(&Host<'_>)) {
+        Self::attached_shared(&test);
+        let site = Site::shared();
+        test(&Host::Embedded(&site, &["--shared"]));
+    }
+
+    /// As [`Host::each_shared`], with a daemon only.
+    pub fn attached_shared(test: impl Fn(&Host<'_>)) {
+        let site = Site::shared();
+        test(&Host::Attached(Daemon::start_shared(&site, &[])));
+    }
+
+    /// `tidegate run` of this program.
+    pub fn run(&self, program: &[&str]) -> Command {
+        match self {
+            Self::Attached(daemon) => daemon.run(&[], program),
+            Self::Embedded(site, flags) => site.run_with(flags, program),
+        }
+    }
+
+    /// Starts a server and waits until it answers on a port of both families.
+    pub fn run_server(&self, program: &[&str], port: u16) -> Program {
+        self.site().wait_for_server(&mut self.run(program), port)
     }
 }
 

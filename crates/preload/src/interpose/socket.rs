@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
-use super::{errno, raw};
+use super::errno;
 use crate::rules::is_loopback;
 use crate::socket::moving::{self, Moved};
 use crate::socket::{Body, Listener, Side, Socket, options};
-use crate::{log, real, start, table};
+use crate::{log, raw, real, start, table};
 
 /// `IPV6_FREEBIND`, which `libc` does not name.
 const IPV6_FREEBIND: c_int = 78;
@@ -177,6 +177,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     let (family, peer) = unsafe { (raw::family(address, len), raw::address(address, len)) };
     if let Some(socket) = table::socket(fd) {
         let result = match peer {
+            Some(peer) if moving::go_back(&socket, peer) => return by_kernel(),
             Some(peer) => connect_moved(fd, &socket, peer),
             None if family == Some(libc::AF_UNSPEC) => disconnect(&socket),
             None => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),

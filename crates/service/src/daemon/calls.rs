@@ -424,6 +424,9 @@ impl Host {
                 self.owners.remove(SocketId::Listener(*id));
                 self.passages.forget(key);
                 self.close_listener(*id);
+                if let Some(claim) = &claim {
+                    claim.stop_listening();
+                }
                 self.release(claim);
             }
             Kind::Stream(stream) => {
