@@ -5,11 +5,11 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::run::Host;
+use support::run::{Host, library};
 use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, have, is_root};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
@@ -293,6 +293,9 @@ fn mosquitto_passes_messages_on() {
 fn names_are_answered(site: &Site) {
     for address in SERVERS {
         let server = format!("@{address}");
+        // Some listen before they have read what they are to answer.
+        let ask = [&*server, "ns.example.com", "A", "+short", "+tcp"];
+        wait_until("it knows its names", || !site.tool("kdig", &ask).is_empty());
         for more in ["+notcp", "+tcp"] {
             let ask = [&server, "ns.example.com", "A", "+short", "+timeout=10", more];
             // From several ports, so that each thread is asked.
@@ -327,12 +330,24 @@ fn unbound_answers_from_two_threads() {
     });
 }
 
+/// Attached to a daemon on addresses of the kernel's, and on Tidegate's own. Some
+/// servers look for the addresses that interfaces have: they find those on `lo`.
+fn on_addresses_that_are_found(test: impl Fn(&Host<'_>)) {
+    Host::attached_shared(&test);
+    Host::attached(|host| {
+        for address in [format!("{SERVER_V4}/32"), format!("{SERVER_V6}/128")] {
+            host.site().server().ip(&["addr", "add", &address, "dev", "lo"]).unwrap();
+        }
+        test(host);
+    });
+}
+
 #[test]
-fn named_answers_on_the_kernels_addresses() {
+fn named_answers() {
     if !can("run_servers_named", &["named", "kdig"]) {
         return;
     }
-    Host::attached_shared(|host| {
+    on_addresses_that_are_found(|host| {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str().unwrap();
         let zone = "$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 192.0.2.1\n";
@@ -351,15 +366,124 @@ fn named_answers_on_the_kernels_addresses() {
 }
 
 #[test]
-fn dnsmasq_answers_on_the_kernels_addresses() {
+fn dnsmasq_answers() {
     if !can("run_servers_dnsmasq", &["dnsmasq", "kdig"]) {
         return;
     }
-    Host::attached_shared(|host| {
+    on_addresses_that_are_found(|host| {
         let own = ["-k", "-C", "/dev/null", "-u", "root", "--no-resolv", "--no-hosts"];
-        let listen = ["--bind-interfaces", "--pid-file", "--interface", host.site().device()];
+        let addresses = format!("--listen-address={SERVER_V4},{SERVER_V6}");
+        let listen = ["--bind-interfaces", "--pid-file", &addresses];
         let names = ["--host-record=ns.example.com,192.0.2.1", "--local=/example.com/"];
         let _server = host.run_server(&[&["dnsmasq"], &own[..], &listen, &names].concat(), 53);
         names_are_answered(host.site());
+    });
+}
+
+#[test]
+fn dovecot_hands_connections_on_to_its_processes() {
+    if !can("run_servers_dovecot", &["dovecot", "curl"]) {
+        return;
+    }
+    // A process that has given up its rights hands the connection on.
+    Host::attached_with(&["--socket-mode", "666"], |host| {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str().unwrap();
+        fs::set_permissions(root, PermissionsExt::from_mode(0o777)).unwrap();
+        let config = folder.path().join("dovecot.conf");
+        let text = format!(
+            "base_dir = {root}/run\nstate_dir = {root}/state\nlog_path = {root}/log\n\
+             import_environment = $import_environment LD_PRELOAD TIDEGATE_RUN\n\
+             default_vsz_limit = 0\nprotocols = imap\nlisten = 0.0.0.0, ::\nssl = no\n\
+             disable_plaintext_auth = no\nmail_location = maildir:{root}/mail\n\
+             first_valid_uid = 1\n\
+             passdb {{\n driver = static\n args = password=tide\n}}\n\
+             userdb {{\n driver = static\n args = uid=mail gid=mail home={root}/home\n}}\n\
+             service imap-login {{\n chroot =\n}}\n"
+        );
+        fs::write(&config, text).unwrap();
+        let server = ["dovecot", "-F", "-c", config.to_str().unwrap()];
+        let _server = host.run_server(&server, 143);
+        let letter = folder.path().join("letter");
+        fs::write(&letter, "Subject: tide\r\n\r\nhigh water\r\n".repeat(3000)).unwrap();
+        for address in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
+            let imap = |rest: &[&str], path: &str| {
+                let inbox = format!("imap://{address}/INBOX{path}");
+                let login = ["-sS", "--max-time", "20", "-u", "joe:tide"];
+                host.site().tool("curl", &[&login, rest, &[&inbox]].concat())
+            };
+            imap(&["-T", letter.to_str().unwrap()], "");
+            let got = imap(&[], ";MAILINDEX=1");
+            assert!(got.as_bytes() == fs::read(&letter).unwrap(), "{address}");
+        }
+        // It ends its processes when it is asked to.
+        let pid = folder.path().join("run/master.pid");
+        let number = fs::read_to_string(&pid).unwrap();
+        host.site().server().command("kill").arg(number.trim()).status().unwrap();
+        wait_until("it has ended", || !pid.exists());
+    });
+}
+
+/// Where Debian has the programs of a version of PostgreSQL, if there is one.
+fn postgresql() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let programs = versions.map(|version| version.unwrap().path().join("bin"));
+    programs.filter(|programs| programs.join("pgbench").exists()).max()
+}
+
+#[test]
+fn postgresql_serves_from_its_children() {
+    if !can("run_servers_postgresql", &["setpriv"]) {
+        return;
+    }
+    let Some(programs) = postgresql() else {
+        return eprintln!("skipped run_servers_postgresql: postgresql is not installed");
+    };
+    let program = |name: &str| programs.join(name).to_str().unwrap().to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    // It does not run as root, and where this was built may be closed to others.
+    fs::copy(library(), path("library.so")).unwrap();
+    let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
+    let make = [&program("initdb"), "-D", &path("data"), "-A", "trust", "-N"];
+    let made = Command::new(user[0]).args(&user[1..]).args(make).stdout(Stdio::null()).status();
+    assert!(made.unwrap().success());
+    let allow = "host all all all trust\nlocal all all trust\n";
+    fs::write(path("data/pg_hba.conf"), allow).unwrap();
+    Host::attached_with(&["--socket-mode", "666"], |host| {
+        let settings = ["listen_addresses=*", "fsync=off", "shared_memory_type=mmap"];
+        let sockets = format!("unix_socket_directories={}", folder.path().display());
+        let server = program("postgres");
+        let data = path("data");
+        let mut all = [&user[..], &[&server, "-D", &data]].concat();
+        for setting in settings.iter().copied().chain([&*sockets]) {
+            all.extend(["-c", setting]);
+        }
+        let mut command = host.run(&all);
+        command.env("TIDEGATE_PRELOAD_LIBRARY", path("library.so"));
+        let _server = host.site().wait_for_server(&mut command, 5432);
+        for address in SERVERS {
+            let to = ["-h", address, "-U", "postgres"];
+            let bench = |more: &[&str]| {
+                host.site().tool(&program("pgbench"), &[&to, more, &["postgres"]].concat())
+            };
+            bench(&["-i", "-q", "-s", "1"]);
+            // One connection for many transactions, and one for each.
+            for more in [&["-t", "50"][..], &["-t", "10", "-C"]] {
+                let said = bench(&[&["-c", "4", "-n"], more].concat());
+                assert!(said.contains("failed transactions: 0"), "{said}");
+            }
+            let large = "select string_agg(n::text, ',') from generate_series(1, 300000) n";
+            let ask = [&to[..], &["-d", "postgres", "-qtAc", large]].concat();
+            let got = host.site().tool("psql", &ask);
+            let expected: Vec<String> = (1..=300_000).map(|n: u32| n.to_string()).collect();
+            assert!(got.trim_end() == expected.join(","), "{address}");
+        }
+        // It ends its children when it is asked to.
+        let pid = fs::read_to_string(path("data/postmaster.pid")).unwrap();
+        let number = pid.lines().next().unwrap();
+        host.site().server().command("kill").args(["-INT", number]).status().unwrap();
+        wait_until("it has ended", || !folder.path().join("data/postmaster.pid").exists());
     });
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -73,6 +74,8 @@ impl<'s> Daemon<'s> {
 
     fn start_with(site: &'s Site, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // Who may come to its door is for the door to say.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["serve", "--iface", site.device()]);
         if !flags.contains(&"--cores") {
@@ -144,8 +147,13 @@ impl<'s> Host<'s> {
 
     /// As [`Host::each`], with a daemon only.
     pub fn attached(test: impl Fn(&Host<'_>)) {
+        Self::attached_with(&[], test);
+    }
+
+    /// As [`Host::attached`], with flags for the daemon.
+    pub fn attached_with(flags: &[&str], test: impl Fn(&Host<'_>)) {
         let site = Site::new(super::Kind::Xdp);
-        test(&Host::Attached(Daemon::start(&site, &[])));
+        test(&Host::Attached(Daemon::start(&site, flags)));
     }
 
     /// As [`Host::each`], on the kernel's addresses.
