@@ -288,8 +288,8 @@ impl Claim {
         self.kernel.as_ref().map(AsFd::as_fd)
     }
 
-    /// The kernel's socket listens no more, if it did. Connections that have not ended
-    /// may need the port still, but nobody accepts from that socket.
+    /// The kernel's socket keeps the port and listens no more, if it did: nobody accepts
+    /// from it.
     pub fn stop_listening(&self) {
         if let Some(kernel) = &self.kernel {
             // One that did not listen says so.
