@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::run::{Host, library};
-use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, files, have, is_root, url};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
 
@@ -29,24 +29,6 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(began.elapsed() < LIMIT, "it never comes to this: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// Addresses as URLs have them.
-fn url(address: &str, rest: &str) -> String {
-    match address.contains(':') {
-        true => format!("http://[{address}]{rest}"),
-        false => format!("http://{address}{rest}"),
-    }
-}
-
-/// A folder with a small and a large file, which everybody may read.
-fn files() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    fs::write(folder.path().join("small"), "high water\n").unwrap();
-    let large: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
-    fs::write(folder.path().join("large"), large).unwrap();
-    folder
 }
 
 /// Fetches both files from port 8080, by both families.
