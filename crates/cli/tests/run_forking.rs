@@ -313,3 +313,40 @@ fn redis_saves_in_a_child() {
     }
     wait_until("the child has ended", || holders(&daemon).len() == 1);
 }
+
+/// Makes children while signals come that interrupt calls, each of which has to have
+/// the sockets.
+const SIGNALLED: &str = "import os, signal, socket
+listeners = [socket.create_server((address, 7100), family=family) for address, family in
+    (('0.0.0.0', socket.AF_INET), ('::', socket.AF_INET6))]
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+lost = 0
+for _ in range(40):
+    pid = os.fork()
+    if not pid:
+        try:
+            for listener in listeners:
+                listener.setblocking(False)
+                try:
+                    listener.accept()
+                except BlockingIOError:
+                    pass
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    lost += os.waitpid(pid, 0)[1] != 0
+signal.setitimer(signal.ITIMER_REAL, 0)
+print('lost', lost)";
+
+#[test]
+fn children_get_their_sockets_whatever_signals_come() {
+    if !can("run_forking_signals", &["python3"]) {
+        return;
+    }
+    let site = Site::new(Kind::Xdp);
+    let daemon = Daemon::start(&site, &[]);
+    let output = daemon.run(&[], &["python3", "-c", SIGNALLED]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"lost 0\n", "{error}");
+}

@@ -6,30 +6,15 @@ use std::fs;
 use std::path::Path;
 
 use support::run::Program;
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, have, is_root, tidegate};
+use support::{
+    CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, files, have, is_root, tidegate, url,
+};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
 
 /// Whether a test can run that needs these programs.
 fn can(test: &str, programs: &[&str]) -> bool {
     is_root(test) && have(test, programs)
-}
-
-/// Addresses as URLs have them.
-fn url(address: &str, rest: &str) -> String {
-    match address.contains(':') {
-        true => format!("http://[{address}]{rest}"),
-        false => format!("http://{address}{rest}"),
-    }
-}
-
-/// A folder with a small and a large file.
-fn files() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("small"), "high water\n").unwrap();
-    let large: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
-    fs::write(folder.path().join("large"), large).unwrap();
-    folder
 }
 
 /// Fetches both files by both families, and the small one over loopback.

@@ -288,6 +288,15 @@ impl Claim {
         self.kernel.as_ref().map(AsFd::as_fd)
     }
 
+    /// The kernel's socket keeps the port and listens no more, if it did: nobody accepts
+    /// from it.
+    pub fn stop_listening(&self) {
+        if let Some(kernel) = &self.kernel {
+            // One that did not listen says so.
+            let _ = rustix::net::shutdown(kernel, rustix::net::Shutdown::Both);
+        }
+    }
+
     /// The port, whatever the address.
     pub fn local_port(&self) -> LocalPort {
         (self.protocol, self.local.port())

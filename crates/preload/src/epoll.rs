@@ -326,6 +326,19 @@ impl Epoll {
         }
     }
 
+    /// A member of both is the kernel's alone from now on.
+    fn on_returned(&self, fd: i32, socket: &Arc<Socket>) {
+        let mut members = lock(&self.members);
+        let Some(at) = members.find(fd, socket) else { return };
+        let known = members.ours[at].as_ref().map(|member| (member.events, member.data));
+        members.remove(fd);
+        members.kernel.extend(known.map(|known| (fd, known)));
+        if let Some(poll) = self.poll.get() {
+            // It ends with its socket, too.
+            let _ = socket.net.batch(|batch| batch.deregister(poll, socket.source()));
+        }
+    }
+
     /// Tidegate's part for somebody who waits for the set itself.
     pub(crate) fn tidegate(&self) -> Option<&Poll> {
         self.poll.get()
@@ -503,6 +516,12 @@ fn wait_kernel(
 pub(crate) fn on_moved(fd: i32, socket: &Arc<Socket>) {
     let all: Vec<Arc<Epoll>> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
     all.iter().for_each(|epoll| epoll.on_moved(fd, socket));
+}
+
+/// A socket that the kernel had a part of is the kernel's again.
+pub(crate) fn on_returned(fd: i32, socket: &Arc<Socket>) {
+    let all: Vec<Arc<Epoll>> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
+    all.iter().for_each(|epoll| epoll.on_returned(fd, socket));
 }
 
 /// A new epoll of the kernel's is one of ours, if anything moves at all.

@@ -110,6 +110,14 @@ pub(crate) fn is_shared_daemon() -> bool {
     start().is_some_and(|start| matches!(start.stack, Stack::Attached { is_shared: true, .. }))
 }
 
+/// Whether the stack lives on the kernel's addresses, or will.
+pub(crate) fn is_shared() -> bool {
+    start().is_some_and(|start| match &start.stack {
+        Stack::Embedded { host, .. } => host.shared,
+        Stack::Attached { is_shared, .. } => *is_shared,
+    })
+}
+
 /// Whether a call that is not known shall fail.
 pub(crate) fn is_strict() -> bool {
     start().is_some_and(|start| start.is_strict)

@@ -367,6 +367,11 @@ impl AttachedCore {
         self.attachment.hold(descriptor)
     }
 
+    /// Everything that was asked of the daemon before has been done then.
+    pub(crate) fn await_closed(&mut self) -> io::Result<()> {
+        self.attachment.ping().map(|_| ())
+    }
+
     /// As [`Attachment::offer`].
     pub(crate) fn offer(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let name = name(id).ok_or(io::ErrorKind::InvalidInput)?;

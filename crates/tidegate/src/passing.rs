@@ -67,6 +67,16 @@ impl Net {
         self.attached().ok_or_else(here)?.lock().hold(descriptor)
     }
 
+    /// Waits until the daemon has let go of what this program has closed, and of what it
+    /// held of the kernel for that.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] when the stack is in this program, and
+    /// [`io::ErrorKind::ConnectionAborted`] when the daemon has ended.
+    pub fn await_closed(&self) -> io::Result<()> {
+        self.attached().ok_or_else(here)?.lock().await_closed()
+    }
+
     /// The socket that was offered with this descriptor, or the listener that is on it;
     /// `None` when it is one of this [`Net`]'s already.
     ///

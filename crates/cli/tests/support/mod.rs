@@ -7,6 +7,7 @@ pub mod run;
 
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,24 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
         eprintln!("skipped {test}: {program} is not installed");
     }
     missing.is_none()
+}
+
+/// Addresses as URLs have them.
+pub fn url(address: &str, rest: &str) -> String {
+    match address.contains(':') {
+        true => format!("http://[{address}]{rest}"),
+        false => format!("http://{address}{rest}"),
+    }
+}
+
+/// A folder with a small and a large file, which everybody may read.
+pub fn files() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(folder.path().join("small"), "high water\n").unwrap();
+    let large: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
+    fs::write(folder.path().join("large"), large).unwrap();
+    folder
 }
 
 /// The port that a server is tested on.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -25,6 +26,9 @@ pub fn library() -> &'static Path {
         folder.join("libtidegate_preload.so")
     })
 }
+
+/// The flags that give a stack inside a program the server's addresses.
+const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
 
 /// A program that runs, killed on drop.
 pub struct Program {
@@ -70,6 +74,8 @@ impl<'s> Daemon<'s> {
 
     fn start_with(site: &'s Site, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // Who may come to its door is for the door to say.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["serve", "--iface", site.device()]);
         if !flags.contains(&"--cores") {
@@ -112,6 +118,68 @@ impl<'s> Daemon<'s> {
         let output = ss.args(["ss", "--json", "--socket"]).arg(self.socket()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+/// The server's side of a site, for tests that do the same wherever the stack is.
+pub enum Host<'s> {
+    /// In a daemon that programs are attached to.
+    Attached(Daemon<'s>),
+    /// Inside each program, opened with these flags.
+    Embedded(&'s Site, &'static [&'static str]),
+}
+
+impl<'s> Host<'s> {
+    pub fn site(&self) -> &'s Site {
+        match self {
+            Self::Attached(daemon) => daemon.site,
+            Self::Embedded(site, _) => site,
+        }
+    }
+
+    /// Does this with a daemon, and with a stack inside the program, on addresses of
+    /// Tidegate's own.
+    pub fn each(test: impl Fn(&Host<'_>)) {
+        Self::attached(&test);
+        let site = Site::new(super::Kind::Xdp);
+        test(&Host::Embedded(&site, &OWN_ADDRESSES));
+    }
+
+    /// As [`Host::each`], with a daemon only.
+    pub fn attached(test: impl Fn(&Host<'_>)) {
+        Self::attached_with(&[], test);
+    }
+
+    /// As [`Host::attached`], with flags for the daemon.
+    pub fn attached_with(flags: &[&str], test: impl Fn(&Host<'_>)) {
+        let site = Site::new(super::Kind::Xdp);
+        test(&Host::Attached(Daemon::start(&site, flags)));
+    }
+
+    /// As [`Host::each`], on the kernel's addresses.
+    pub fn each_shared(test: impl Fn(&Host<'_>)) {
+        Self::attached_shared(&test);
+        let site = Site::shared();
+        test(&Host::Embedded(&site, &["--shared"]));
+    }
+
+    /// As [`Host::each_shared`], with a daemon only.
+    pub fn attached_shared(test: impl Fn(&Host<'_>)) {
+        let site = Site::shared();
+        test(&Host::Attached(Daemon::start_shared(&site, &[])));
+    }
+
+    /// `tidegate run` of this program.
+    pub fn run(&self, program: &[&str]) -> Command {
+        match self {
+            Self::Attached(daemon) => daemon.run(&[], program),
+            Self::Embedded(site, flags) => site.run_with(flags, program),
+        }
+    }
+
+    /// Starts a server and waits until it answers on a port of both families.
+    pub fn run_server(&self, program: &[&str], port: u16) -> Program {
+        self.site().wait_for_server(&mut self.run(program), port)
     }
 }
 

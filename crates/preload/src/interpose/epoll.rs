@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 
-use super::{errno, raw};
-use crate::{epoll, real, table};
+use super::errno;
+use crate::{epoll, raw, real, table};
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {

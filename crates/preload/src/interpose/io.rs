@@ -10,11 +10,11 @@ use libc::{
     ssize_t, timespec,
 };
 
-use super::{errno, interface, raw};
+use super::errno;
 use crate::socket::moving::{self, Moved};
 use crate::socket::{Body, Side, Socket, passing};
 use crate::table::InUse;
-use crate::{log, real, start, table};
+use crate::{log, own_address, raw, real, start, table};
 
 /// What was received.
 struct Got {
@@ -56,6 +56,11 @@ fn receive(
                     Ok(Ok(Got { len, from, to: Some(one.to), flags: cut }))
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && socket.has_kernel => {
+                    if udp.is_connected.load(Ordering::Relaxed) {
+                        // Its peer is not at the kernel, and it hears nobody else.
+                        discard_kernels(fd);
+                        return Err(error);
+                    }
                     match usize::try_from(from_kernel()) {
                         Ok(len) => Ok(Err(len)),
                         Err(_) => Err(io::Error::last_os_error()),
@@ -65,6 +70,16 @@ fn receive(
             })
         }
     }
+}
+
+/// Throws away the datagrams that wait at the kernel.
+fn discard_kernels(fd: c_int) {
+    let (nowhere, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: without room nothing is written.
+    while unsafe {
+        real::recvfrom(fd, nowhere, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut())
+    } >= 0
+    {}
 }
 
 fn receive_stream(
@@ -341,7 +356,7 @@ unsafe fn put_message(socket: &Socket, message: &mut msghdr, got: &Got) {
 /// # Safety
 /// As [`put_message`]; there is `room` at `msg_control`.
 unsafe fn put_destination(message: &mut msghdr, room: usize, to: IpAddr) {
-    let interface = interface::of(to).to_ne_bytes();
+    let interface = own_address::interface_of(to).to_ne_bytes();
     let (level, kind, bytes): (c_int, c_int, Vec<u8>) = match to {
         IpAddr::V4(v4) => {
             let bytes = [interface, v4.octets(), v4.octets()].concat();

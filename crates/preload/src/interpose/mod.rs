@@ -6,10 +6,8 @@
 pub mod epoll;
 mod errno;
 pub mod fd;
-mod interface;
 pub mod io;
 pub mod process;
-mod raw;
 pub mod signal;
 pub mod socket;
 pub mod syscall;

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
-use super::{errno, raw};
+use super::errno;
 use crate::rules::is_loopback;
+use crate::signals::Turn;
 use crate::socket::moving::{self, Moved};
 use crate::socket::{Body, Listener, Side, Socket, options};
-use crate::{log, real, start, table};
+use crate::{log, raw, real, start, table};
 
 /// `IPV6_FREEBIND`, which `libc` does not name.
 const IPV6_FREEBIND: c_int = 78;
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     let Some(wanted) = (unsafe { raw::address(address, len) }) else { return result };
     // SAFETY: the program's own call, again.
     let again = || unsafe { real::bind(fd, address, len) };
-    if result != 0 && !(bind_foreign(fd, wanted) && again() == 0) {
+    if result != 0 && !((bind_foreign(fd, wanted) || is_free_now()) && again() == 0) {
         return -1;
     }
     let local = raw::kernels_address(fd).filter(|_| wanted.port() != 0);
@@ -51,6 +52,19 @@ fn bind_foreign(fd: c_int, wanted: SocketAddr) -> bool {
         errno::set(&refused);
     }
     allowed
+}
+
+/// After the kernel has said that somebody has the port: that may be the daemon, which
+/// has not heard yet that this program has closed it. Whether another try is worth it.
+fn is_free_now() -> bool {
+    let refused = io::Error::last_os_error();
+    let is_taken = refused.raw_os_error() == Some(libc::EADDRINUSE) && start::is_shared_daemon();
+    let _turn = Turn::begin();
+    let is_free = is_taken && start::open_net().is_some_and(|net| net.await_closed().is_ok());
+    if !is_free {
+        errno::set(&refused);
+    }
+    is_free
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -177,6 +191,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     let (family, peer) = unsafe { (raw::family(address, len), raw::address(address, len)) };
     if let Some(socket) = table::socket(fd) {
         let result = match peer {
+            Some(peer) if moving::go_back(&socket, peer) => return by_kernel(),
             Some(peer) => connect_moved(fd, &socket, peer),
             None if family == Some(libc::AF_UNSPEC) => disconnect(&socket),
             None => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
-use super::{errno, raw};
-use crate::{poll as list, real, table};
+use super::errno;
+use crate::{poll as list, raw, real, table};
 
 /// # Safety
 /// There are `count` entries; the mask is null or valid.

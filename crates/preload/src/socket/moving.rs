@@ -11,7 +11,7 @@ use super::{Body, Listener, Socket, Stream, Udp, any, options, passing};
 use crate::rules::{Protocol, is_loopback};
 use crate::signals::Turn;
 use crate::table::{self, Entry, InUse};
-use crate::{epoll, start};
+use crate::{epoll, own_address, start};
 
 /// What a call on a kernel's socket came to.
 pub(crate) enum Moved {
@@ -37,6 +37,12 @@ pub(super) fn enter(fd: i32, socket: Socket) -> Moved {
 fn has_address(net: &Net, local: SocketAddr) -> bool {
     let ip = local.ip().to_canonical();
     ip.is_unspecified() || net.has_address(ip)
+}
+
+/// Whether the kernel's socket of one that is bound to `local` is in use too: what the
+/// host sends to itself never comes by the wire.
+pub(super) fn has_kernel(local: SocketAddr) -> bool {
+    local.ip().is_unspecified() || start::is_shared()
 }
 
 /// A socket was bound by the kernel to `local`. One for datagrams moves now if
@@ -84,8 +90,8 @@ fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::R
     hold(fd, net, local)?;
     let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
     socket.set_nonblocking(true)?;
-    let has_kernel = local.ip().is_unspecified();
-    Ok(enter(fd, Socket::new(net, Body::Udp(Udp::new(socket)), is_v6, has_kernel)))
+    let body = Body::Udp(Udp::new(socket));
+    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel(local))))
 }
 
 /// A kernel's socket that is bound to `local` begins to listen.
@@ -117,14 +123,17 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     };
     let inherited = Mutex::new(options::inherited(fd));
     let body = Body::Listener(Listener { listener, inherited });
-    let has_kernel = local.ip().is_unspecified();
-    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel)))
+    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel(local))))
 }
 
 /// The stack, if it is what leads to `peer`.
 fn leads_to(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
     let Some(rules) = start::rules() else { return Ok(None) };
     if !rules.moves_to(peer.ip()) || start::is_child() {
+        return Ok(None);
+    }
+    // What is sent to the host itself stays at the kernel, which has the other end too.
+    if start::is_shared() && own_address::is_own(peer) {
         return Ok(None);
     }
     let net = start::net()?;
@@ -214,6 +223,21 @@ pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
     udp.socket.connect(peer)?;
     udp.is_connected.store(true, std::sync::atomic::Ordering::Relaxed);
     Ok(())
+}
+
+/// A socket for datagrams is about to connect to `peer`. If the kernel serves him, it
+/// is the kernel's again, with all its descriptors. Whether it is.
+pub(crate) fn go_back(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
+    let Body::Udp(udp) = &socket.body else { return false };
+    if !udp.is_for_kernel(socket, Some(peer)) {
+        return false;
+    }
+    let is_this = |&fd: &i32| table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    for fd in table::between(0, u32::MAX).filter(is_this) {
+        epoll::on_returned(fd, socket);
+        table::remove(fd);
+    }
+    true
 }
 
 /// A kernel's socket for datagrams sends to `peer`. If it is bound to a port

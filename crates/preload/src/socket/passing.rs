@@ -81,7 +81,7 @@ fn enter(fd: i32, net: &'static tidegate::Net, arrived: Arrived, is_v6: bool) {
             (Body::Stream(Stream::new(stream, is_connecting)), None)
         }
     };
-    let has_kernel = local.is_some_and(|local| local.ip().is_unspecified());
+    let has_kernel = local.is_some_and(moving::has_kernel);
     moving::enter(fd, Socket::new(net, body, is_v6, has_kernel));
 }
 

@@ -119,7 +119,13 @@ fn hung_up(error: &io::Error) -> bool {
 
 /// Connects to the daemon that listens at a path.
 pub(crate) fn call_at(path: &Path) -> io::Result<UnixStream> {
-    UnixStream::connect(path).map_err(|error| {
+    let call = || loop {
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            connected => return connected,
+        }
+    };
+    call().map_err(|error| {
         let message = format!(
             "no network daemon at {}: {error}; start one by `tidegate serve`, or give its path",
             path.display()

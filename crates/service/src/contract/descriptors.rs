@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -30,7 +31,9 @@ pub fn send_with(
         let what = "too many descriptors for a message";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    let bytes_out = [IoSlice::new(bytes)];
+    let send = || sendmsg(socket, &bytes_out, &mut control, SendFlags::NOSIGNAL);
+    let sent = retry_on_intr(send)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
@@ -48,7 +51,9 @@ pub fn receive_with(
     let wanted = rustix::cmsg_space!(ScmRights(most.min(MOST)));
     let mut control = RecvAncillaryBuffer::new(&mut space[..wanted]);
     let mut into = [IoSliceMut::new(bytes)];
-    let received = recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    // A program's signals are no reason to do without an answer.
+    let receive = || recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let received = retry_on_intr(receive)?;
     let only = |message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,

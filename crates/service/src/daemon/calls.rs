@@ -424,6 +424,10 @@ impl Host {
                 self.owners.remove(SocketId::Listener(*id));
                 self.passages.forget(key);
                 self.close_listener(*id);
+                // Its connections may need the port still.
+                if let Some(claim) = claim.as_ref().filter(|claim| Arc::strong_count(claim) > 1) {
+                    claim.stop_listening();
+                }
                 self.release(claim);
             }
             Kind::Stream(stream) => {

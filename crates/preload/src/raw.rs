@@ -18,7 +18,7 @@ const IOV_MAX: usize = 1024;
 ///
 /// # Safety
 /// `address` is null or points to `len` bytes.
-pub(super) unsafe fn address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+pub(crate) unsafe fn address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
     let len = len as usize;
     if address.is_null() || len < size_of::<sockaddr_in>() {
         return None;
@@ -47,7 +47,7 @@ pub(super) unsafe fn address(address: *const sockaddr, len: socklen_t) -> Option
 ///
 /// # Safety
 /// As [`address`].
-pub(super) unsafe fn family(address: *const sockaddr, len: socklen_t) -> Option<c_int> {
+pub(crate) unsafe fn family(address: *const sockaddr, len: socklen_t) -> Option<c_int> {
     // SAFETY: the caller's promise, and there are two bytes.
     (!address.is_null() && len >= 2).then(|| unsafe { (*address).sa_family }.into())
 }
@@ -56,7 +56,7 @@ pub(super) unsafe fn family(address: *const sockaddr, len: socklen_t) -> Option<
 ///
 /// # Safety
 /// Both are null or valid; there is room for `*len` bytes.
-pub(super) unsafe fn put_address(to: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) {
+pub(crate) unsafe fn put_address(to: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) {
     if to.is_null() || len.is_null() {
         return;
     }
@@ -69,7 +69,8 @@ pub(super) unsafe fn put_address(to: *mut sockaddr, len: *mut socklen_t, address
     }
 }
 
-fn storage(address: SocketAddr) -> (sockaddr_storage, usize) {
+/// An address as C has it, with its length.
+pub(crate) fn storage(address: SocketAddr) -> (sockaddr_storage, usize) {
     // SAFETY: plain numbers, for which zero is a value.
     let mut bytes: sockaddr_storage = unsafe { std::mem::zeroed() };
     let place = &raw mut bytes;
@@ -101,7 +102,7 @@ fn storage(address: SocketAddr) -> (sockaddr_storage, usize) {
 }
 
 /// The address that the kernel's socket is bound to.
-pub(super) fn kernels_address(fd: c_int) -> Option<SocketAddr> {
+pub(crate) fn kernels_address(fd: c_int) -> Option<SocketAddr> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -119,7 +120,7 @@ pub(super) fn kernels_address(fd: c_int) -> Option<SocketAddr> {
 ///
 /// # Safety
 /// `at` points to `len` bytes that are the caller's alone.
-pub(super) unsafe fn buffer<'a>(at: *mut c_void, len: usize) -> IoSliceMut<'a> {
+pub(crate) unsafe fn buffer<'a>(at: *mut c_void, len: usize) -> IoSliceMut<'a> {
     if at.is_null() || len == 0 {
         return IoSliceMut::new(&mut []);
     }
@@ -131,7 +132,7 @@ pub(super) unsafe fn buffer<'a>(at: *mut c_void, len: usize) -> IoSliceMut<'a> {
 ///
 /// # Safety
 /// `at` points to `len` bytes.
-pub(super) unsafe fn data<'a>(at: *const c_void, len: usize) -> IoSlice<'a> {
+pub(crate) unsafe fn data<'a>(at: *const c_void, len: usize) -> IoSlice<'a> {
     if at.is_null() || len == 0 {
         return IoSlice::new(&[]);
     }
@@ -146,7 +147,7 @@ const MOST_BYTES: usize = 0x7fff_f000;
 ///
 /// # Safety
 /// `bufs` points to `count` of them, each as [`buffer`] wants it.
-pub(super) unsafe fn buffers<'a>(bufs: *const iovec, count: usize) -> Option<Vec<IoSliceMut<'a>>> {
+pub(crate) unsafe fn buffers<'a>(bufs: *const iovec, count: usize) -> Option<Vec<IoSliceMut<'a>>> {
     if count > IOV_MAX {
         return None;
     }
@@ -162,7 +163,7 @@ pub(super) unsafe fn buffers<'a>(bufs: *const iovec, count: usize) -> Option<Vec
 ///
 /// # Safety
 /// `pieces` points to `count` of them, each as [`data`] wants it.
-pub(super) unsafe fn pieces<'a>(pieces: *const iovec, count: usize) -> Option<Vec<IoSlice<'a>>> {
+pub(crate) unsafe fn pieces<'a>(pieces: *const iovec, count: usize) -> Option<Vec<IoSlice<'a>>> {
     if count > IOV_MAX {
         return None;
     }
@@ -178,7 +179,7 @@ pub(super) unsafe fn pieces<'a>(pieces: *const iovec, count: usize) -> Option<Ve
 ///
 /// # Safety
 /// The message is as its lengths say.
-pub(super) unsafe fn descriptors(message: &msghdr) -> Vec<c_int> {
+pub(crate) unsafe fn descriptors(message: &msghdr) -> Vec<c_int> {
     let mut all = Vec::new();
     // SAFETY: the C library's own walk over the messages, which stays within
     // their lengths.
@@ -197,7 +198,7 @@ pub(super) unsafe fn descriptors(message: &msghdr) -> Vec<c_int> {
 }
 
 /// A time-out in milliseconds; negative is for ever.
-pub(super) fn milliseconds(timeout: c_int) -> Option<Duration> {
+pub(crate) fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
@@ -205,7 +206,7 @@ pub(super) fn milliseconds(timeout: c_int) -> Option<Duration> {
 ///
 /// # Safety
 /// `timeout` is null or valid.
-pub(super) unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>, ()> {
+pub(crate) unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>, ()> {
     // SAFETY: the caller's promise.
     let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     let (Ok(seconds), Ok(nanoseconds @ 0..1_000_000_000)) =
