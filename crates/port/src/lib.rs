@@ -188,6 +188,19 @@ pub trait Front {
     /// # Errors
     /// When the port is of no further use.
     fn replace(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>>;
+
+    /// As [`Port::receive`], but of what has arrived only that goes on, to this core
+    /// or another, which `sieve` leaves in the burst.
+    ///
+    /// # Errors
+    /// As [`Port::receive`].
+    fn receive_sieved(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+        sieve: &mut dyn FnMut(&mut Arena, &mut Burst),
+    ) -> io::Result<usize>;
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
