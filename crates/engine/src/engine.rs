@@ -7,8 +7,7 @@ use std::sync::Arc;
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
-use tidegate_port::xdp::Loaded;
-use tidegate_port::{Burst, Capabilities, Port, PortCounters};
+use tidegate_port::{Burst, Capabilities, Left, Port, PortCounters};
 use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
 use tidegate_wire::DropCounters;
 
@@ -80,8 +79,8 @@ pub struct Engine {
     pub(crate) port: Box<dyn Port>,
     pub(crate) arena: Arena,
     pub(crate) stack: Stack,
-    /// What is left of an AF_XDP port that was closed for another process.
-    pub(crate) loaded: Option<Loaded>,
+    /// What is left of a port that was closed for another process.
+    pub(crate) left: Option<Left>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
@@ -120,7 +119,7 @@ impl Engine {
             port,
             arena,
             stack,
-            loaded: None,
+            left: None,
             neighbours,
             gate,
             admission: Role::None,

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_port::Port;
 use tidegate_port::spread::{Branch, Crossing, spread};
 use tidegate_stack::{Ownership, SavedStack, Transport};
+use tidegate_wire::MacAddr;
 
 use crate::claim::Claims;
 use crate::open::{NetConfig, OpenError, PortConfig};
@@ -70,6 +71,14 @@ impl PreparedCores {
     /// The core with the card, whose port is to be opened.
     pub fn first(&mut self) -> &mut Prepared {
         &mut self.first
+    }
+
+    /// Goes on with the hardware address of another process where a device has a new
+    /// one each time that it is opened, unless one was chosen.
+    pub fn keep_mac(&mut self, mac: MacAddr) {
+        if self.first.keep_mac(mac) {
+            self.others.iter_mut().for_each(|other| other.mac = other.mac.or(Some(mac)));
+        }
     }
 
     /// Begins with empty stacks.

@@ -15,8 +15,7 @@ use tidegate_wire::{DropReason, Medium};
 use super::sys::{self, Device, Failed, Interrupts};
 use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::xdp::Loaded;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 /// The most places of a ring. All rings together have at most a quarter of the
 /// arena's frames, half of it to receive.
@@ -320,7 +319,7 @@ impl Port for DpdkPort {
         counters
     }
 
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<Left> {
         self.device.close(arena);
         None
     }
