@@ -193,6 +193,45 @@ fn a_device_of_the_daemons_own_stays_when_the_daemon_is_replaced() {
     }
 }
 
+/// A memif has another hardware address each time that it is opened.
+#[cfg(feature = "dpdk")]
+#[test]
+fn neighbours_know_the_next_daemon_by_the_address_of_the_last_one() {
+    if !is_root("upgrade_mac") {
+        return;
+    }
+    let site = Site::new(Kind::DpdkMemif);
+    let port = Kind::DpdkMemif.flags(site.device())[1].replace("mac=02:00:00:00:00:02,", "");
+    let daemon = Daemon::start(&site, &["--port", &port]);
+    let _ends = Ends(&daemon);
+    let neighbour = || {
+        site.tool("ip", &["neigh", "flush", "dev", site.client_device()]);
+        site.wait_for_memif();
+        let said = site.tool("ip", &["neigh", "show", SERVER_V4]);
+        said.split_once("lladdr ").unwrap().1.split(' ').next().unwrap().to_owned()
+    };
+    let first = neighbour();
+    assert_ne!(first, "02:00:00:00:00:02");
+    let output = upgrade(&site, &daemon, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(neighbour(), first);
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn a_device_that_goes_with_its_daemon_is_not_handed_over() {
+    if !is_root("upgrade_refused") {
+        return;
+    }
+    let site = Site::new(Kind::DpdkTap);
+    let daemon = Daemon::start_on(&site, Kind::DpdkTap, &[]);
+    let output = upgrade(&site, &daemon, &[]);
+    assert!(!output.status.success());
+    let said = text(&output);
+    assert!(said.contains("--port tap has one that stays: restart it instead"), "{said}");
+    assert_eq!(pid(&daemon), daemon.pid());
+}
+
 #[test]
 fn unmodified_programs_notice_nothing() {
     if !is_root("upgrade_redis") || !have("upgrade_redis", &["redis-server"]) {

@@ -93,7 +93,7 @@ impl Prepared {
         match &self.config.port {
             PortConfig::Packet(_) => self.open_port(),
             PortConfig::Xdp(xdp) => {
-                self.left = Some(Left::Xdp(XdpPort::load()?));
+                self.left = Some(Left::Xdp(Box::new(XdpPort::load()?)));
                 if self.config.ownership == Ownership::Shared {
                     return Ok(());
                 }

@@ -73,7 +73,7 @@ pub struct PortCounters {
 /// What a port that was closed for now has left, for the next one on its interface.
 pub enum Left {
     /// What was loaded for AF_XDP.
-    Xdp(xdp::Loaded),
+    Xdp(Box<xdp::Loaded>),
     /// A TAP or TUN device, which is there as long as any process has this.
     Tap(OwnedFd),
 }

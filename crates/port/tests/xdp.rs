@@ -276,7 +276,7 @@ fn what_was_taken_is_lost_and_not_the_kernels_until_there_is_a_port_again() {
     };
     let port = open(&pair.left, rules([udp(ECHO)]), &mut near);
     let close = |port: XdpPort, arena: &mut Arena| match Box::new(port).close_for_now(arena, true) {
-        Some(Left::Xdp(loaded)) => loaded,
+        Some(Left::Xdp(loaded)) => *loaded,
         _ => panic!("nothing is left"),
     };
     let mut loaded = close(port, &mut near);

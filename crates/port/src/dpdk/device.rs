@@ -147,10 +147,10 @@ impl DpdkPort {
 
     /// Tries to find the server of a memif again.
     fn reconnect(&mut self) {
-        let Self { client, device, .. } = self;
-        if client.as_mut().is_some_and(|client| client.is_due(|| device.link_is_up())) {
+        let Self { client: Some(client), device, .. } = self else { return };
+        if client.is_due(|| device.link_is_up()) {
             // It may still not be there.
-            let _ = device.restart();
+            client.on_restart(device.restart().is_ok());
         }
     }
 }

@@ -310,7 +310,7 @@ impl Port for XdpPort {
         }
         drop(queues);
         arena.reclaim_all();
-        Some(Left::Xdp(Loaded(Some(program))))
+        Some(Left::Xdp(Box::new(Loaded(Some(program)))))
     }
 
     fn go_live(&mut self) -> io::Result<()> {
