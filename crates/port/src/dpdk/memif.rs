@@ -147,8 +147,7 @@ mod tests {
             client.looked -= RETRY_EVERY;
             client.is_due(|| link_is_up)
         };
-        let mut later =
-            |client: &mut Client| client.found = client.found.map(|at| at - GREETING_LIMIT);
+        let later = |client: &mut Client| client.found = client.found.map(|at| at - GREETING_LIMIT);
         assert!(!look(&mut client, false) && !look(&mut client, false), "it was just opened");
         later(&mut client);
         assert!(look(&mut client, false));
