@@ -29,8 +29,6 @@ pub struct DpdkPort {
     losses_before: [u64; 4],
     name: String,
     waker: Waker,
-    /// Set if connecting is up to us.
-    client: Option<memif::Client>,
     /// The device did not take all that it was to send.
     is_full: bool,
     device: Device,
@@ -106,7 +104,8 @@ impl DpdkPort {
         Ok(Waker::of(device)?)
     }
 
-    fn of(config: &DpdkConfig, device: Device, waker: Waker) -> Self {
+    fn of(config: &DpdkConfig, mut device: Device, waker: Waker) -> Self {
+        device.client = memif::Client::of(&config.device);
         let capabilities = Capabilities {
             kind: "dpdk",
             detail: String::new(),
@@ -124,7 +123,6 @@ impl DpdkPort {
             losses_before: device.losses(),
             name: name(config),
             waker,
-            client: memif::Client::of(&config.device),
             is_full: false,
             device,
         };
@@ -147,11 +145,12 @@ impl DpdkPort {
 
     /// Tries to find the server of a memif again.
     fn reconnect(&mut self) {
-        let Self { client: Some(client), device, .. } = self else { return };
-        if client.is_due(|| device.link_is_up()) {
+        let Some(mut client) = self.device.client.take() else { return };
+        if client.is_due(|| self.device.link_is_up()) {
             // It may still not be there.
-            client.on_restart(device.restart().is_ok());
+            client.on_restart(self.device.restart().is_ok());
         }
+        self.device.client = Some(client);
     }
 }
 

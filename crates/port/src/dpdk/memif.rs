@@ -37,6 +37,11 @@ impl Client {
         is_client.then_some(Self { looked: now, was_down: false, found: Some(now) })
     }
 
+    /// The server has been found, and may not have brought the link up.
+    pub fn is_greeting(&self) -> bool {
+        self.found.is_some_and(|found| found.elapsed() < GREETING_LIMIT)
+    }
+
     /// It was looked for the server again, which was found or not.
     pub fn on_restart(&mut self, is_found: bool) {
         self.found = is_found.then(Instant::now);
@@ -53,8 +58,7 @@ impl Client {
         if !self.was_down {
             self.found = None;
         }
-        let is_greeting = self.found.is_some_and(|found| found.elapsed() < GREETING_LIMIT);
-        was_down && self.was_down && !is_greeting
+        was_down && self.was_down && !self.is_greeting()
     }
 }
 
@@ -149,7 +153,9 @@ mod tests {
         };
         let later = |client: &mut Client| client.found = client.found.map(|at| at - GREETING_LIMIT);
         assert!(!look(&mut client, false) && !look(&mut client, false), "it was just opened");
+        assert!(client.is_greeting());
         later(&mut client);
+        assert!(!client.is_greeting());
         assert!(look(&mut client, false));
         client.on_restart(true);
         assert!(!look(&mut client, false));
