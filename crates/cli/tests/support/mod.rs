@@ -235,7 +235,7 @@ impl Site {
     }
 
     /// What is sent before both ends of the memif have found each other is lost.
-    pub fn wait_for_memif(&self) {
+    fn wait_for_memif(&self) {
         let ping = ["-c", "1", "-W", "1", SERVER_V4];
         let is_there = || self.try_tool("ping", &ping).status.success();
         assert!((0..20).any(|_| is_there()), "the memif does not connect");

@@ -67,11 +67,7 @@ impl<'s> Daemon<'s> {
     pub fn start_on(site: &'s Site, kind: Kind, flags: &[&str]) -> Self {
         let port = kind.flags(site.device());
         let port: Vec<&str> = port.iter().map(String::as_str).collect();
-        let daemon = Self::start(site, &[&port, flags].concat());
-        if kind == Kind::DpdkMemif {
-            site.wait_for_memif();
-        }
-        daemon
+        Self::start(site, &[&port, flags].concat())
     }
 
     /// Starts it on the kernel's addresses.
