@@ -97,6 +97,8 @@ impl Admitter {
     ///
     /// # Errors
     /// As [`Port::receive`].
+    // Who has no admission is not to pay for it.
+    #[inline(never)]
     pub fn receive(
         &mut self,
         now_ns: u64,
