@@ -39,7 +39,8 @@ DPDK_FLAGS = --locked -p tidegate-port -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
-	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp --test route
+	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp --test route \
+		--test upgrade
 	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
 # The BPF programs, from their C sources.

@@ -18,8 +18,9 @@ const WHAT_HAPPENS: &str = "The new daemon is the program that runs this command
 the sockets, the connections and the programs that are attached; they notice a pause of some \
 hundredths of a second. If it fails, whatever the reason, the old one goes on as before, and this \
 command says why and fails.\n\nRun it as root, with what the daemon was started with at hand: \
-the configuration file is read again. The new one may have another number of cores. A daemon with \
---port tap or dpdk cannot be replaced like this: restart it.";
+the configuration file is read again. The new one may have another number of cores. On DPDK this \
+works with the devices net_memif and net_af_packet; a daemon on another one says why it has to be \
+restarted.";
 
 /// Flags of `upgrade`.
 #[derive(Args)]

@@ -11,12 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use support::run::Daemon;
+#[cfg(feature = "dpdk")]
+use support::{CLIENT_V4, CLIENT_V6};
 use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
 use tidegate::{Net, TcpListener};
 
 /// Ports on an address of the daemon's own, and on the kernel's.
-const PORTS: [(Option<Kind>, &str); 3] =
-    [(Some(Kind::Xdp), "xdp"), (Some(Kind::Packet), "packet"), (None, "xdp")];
+#[cfg(not(feature = "dpdk"))]
+const PORTS: [Option<Kind>; 4] = [Some(Kind::Xdp), Some(Kind::Packet), Some(Kind::Tap), None];
+
+/// What a program with DPDK has beyond them. A memif needs another peer than
+/// `dpdk-testpmd`, which may end when the other side does.
+#[cfg(feature = "dpdk")]
+const PORTS: [Option<Kind>; 1] = [Some(Kind::DpdkPacket)];
 
 fn site(kind: Option<Kind>) -> Site {
     kind.map_or_else(Site::shared, Site::new)
@@ -25,7 +32,7 @@ fn site(kind: Option<Kind>) -> Site {
 /// A daemon on a [`site`].
 fn start<'s>(site: &'s Site, kind: Option<Kind>, flags: &[&str]) -> Daemon<'s> {
     match kind {
-        Some(_) => Daemon::start(site, flags),
+        Some(kind) => Daemon::start_on(site, kind, flags),
         None => Daemon::start_shared(site, flags),
     }
 }
@@ -87,7 +94,7 @@ fn connect(site: &Site, address: SocketAddr) -> TcpStream {
     stream
 }
 
-fn exchange(stream: &mut TcpStream, number: u32, len: usize) {
+fn exchange(stream: &mut (impl Read + Write), number: u32, len: usize) {
     let said: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
     stream.write_all(&said).unwrap();
     let mut heard = vec![0; len];
@@ -100,13 +107,13 @@ fn connections_go_on_under_the_next_daemon() {
     if !is_root("upgrade") {
         return;
     }
-    let with_cores = |port: (Option<Kind>, _)| {
-        let cores = if port.0.is_some() { &["1", "3"][..] } else { &["1"] };
-        cores.iter().map(move |cores| (port, cores))
+    let with_cores = |kind: Option<Kind>| {
+        let cores = if kind.is_some() { &["1", "3"][..] } else { &["1"] };
+        cores.iter().map(move |cores| (kind, cores))
     };
-    for ((kind, port), cores) in PORTS.into_iter().flat_map(with_cores) {
+    for (kind, cores) in PORTS.into_iter().flat_map(with_cores) {
         let site = site(kind);
-        let daemon = start(&site, kind, &["--port", port, "--cores", cores]);
+        let daemon = start(&site, kind, &["--cores", cores]);
         // Whoever comes next is on another core, if there is one.
         let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();
@@ -134,7 +141,7 @@ fn connections_go_on_under_the_next_daemon() {
                 let mut last = pid(&daemon);
                 for round in 0..3 {
                     let output = upgrade(&site, &daemon, &[]);
-                    assert!(output.status.success(), "{port} {round}: {}", text(&output));
+                    assert!(output.status.success(), "{kind:?} {round}: {}", text(&output));
                     let next = pid(&daemon);
                     assert_ne!(next, last);
                     assert!(text(&output).contains(&format!("process {next} goes on")));
@@ -153,6 +160,165 @@ fn connections_go_on_under_the_next_daemon() {
             });
         }
     }
+}
+
+/// A device that is there only as long as somebody has it, whose next daemon may want
+/// segments cut or not.
+#[test]
+fn a_device_of_the_daemons_own_stays_when_the_daemon_is_replaced() {
+    if !is_root("upgrade_tap") {
+        return;
+    }
+    let site = Site::without_device();
+    let daemon = Daemon::start(&site, &["--port", "tap", "--segmentation"]);
+    let _ends = Ends(&daemon);
+    site.give_client_addresses();
+    let net = Net::attach(daemon.socket(), "echo").unwrap();
+    let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+    let flags = ["--iface", site.device(), "--port", "tap", "--cores", "1"];
+    let flags = [&flags[..], &["--address", &own[0], "--address", &own[1]]].concat();
+    for address in [SERVER_V4, SERVER_V6] {
+        let address = SocketAddr::new(address.parse().unwrap(), 7);
+        let listens = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| echo(&net, address, 1, listens));
+            while !listens.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            let mut stream = connect(&site, address);
+            for (round, more) in [&[][..], &["--segmentation"]].into_iter().enumerate() {
+                exchange(&mut stream, 1, 100_000);
+                let output = upgrade(&site, &daemon, &[&["--"], &flags[..], more].concat());
+                assert!(output.status.success(), "{round}: {}", text(&output));
+                exchange(&mut stream, 2, 100_000);
+            }
+        });
+    }
+}
+
+/// A stack of this process's at the other end of a memif, and the addresses that frames
+/// of the daemon's come from.
+#[cfg(feature = "dpdk")]
+struct Peer {
+    net: Net,
+    capture: std::path::PathBuf,
+}
+
+#[cfg(feature = "dpdk")]
+impl Peer {
+    fn new(port: &str, capture: std::path::PathBuf) -> Self {
+        let host = tidegate::host::HostConfig {
+            port: Some(port.parse().unwrap()),
+            address: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
+            capture: Some(capture.clone()),
+            ..Default::default()
+        };
+        let config = host.net_config(&tidegate::gate::Settings::default()).unwrap();
+        Self { net: Net::open(config.own_thread(true)).unwrap(), capture }
+    }
+
+    fn connect(&self, address: SocketAddr) -> tidegate::TcpStream {
+        let began = Instant::now();
+        loop {
+            match tidegate::TcpStream::connect(&self.net, address) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(LIMIT)).unwrap();
+                    break stream;
+                }
+                // What was sent before the link was up is lost.
+                Err(error) => assert!(began.elapsed() < LIMIT, "{error}"),
+            }
+        }
+    }
+
+    /// The hardware addresses of those who sent from the server's address.
+    fn neighbours(self) -> std::collections::BTreeSet<[u8; 6]> {
+        drop(self.net);
+        let file = std::fs::File::open(self.capture).unwrap();
+        let mut reader = tidegate::port::pcap::Reader::new(file).unwrap();
+        let server: std::net::Ipv4Addr = SERVER_V4.parse().unwrap();
+        let mut neighbours = std::collections::BTreeSet::new();
+        while let Some(record) = reader.next_record().unwrap() {
+            let frame = record.data;
+            if frame[12..14] == [8, 0] && frame[26..30] == server.octets() {
+                neighbours.insert(*frame[6..].first_chunk().unwrap());
+            }
+        }
+        neighbours
+    }
+}
+
+/// In both roles. A memif has another hardware address each time that it is opened, and
+/// peers know the daemon by that of the first one.
+#[cfg(feature = "dpdk")]
+#[test]
+fn a_memif_goes_on_under_the_next_daemon() {
+    if !is_root("upgrade_memif") {
+        return;
+    }
+    let site = Site::without_device();
+    for (role, other_role) in [("server", "client"), ("client", "server")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memif").display().to_string();
+        let memif =
+            |role| format!("dpdk:net_memif0,role={role},id=0,socket-abstract=no,socket={path}");
+        let peer = || Peer::new(&memif(other_role), folder.path().join("capture.pcap"));
+        let server = (other_role == "server").then(peer);
+        let port = memif(role);
+        let daemon = Daemon::start(&site, &["--port", &port]);
+        let peer = server.unwrap_or_else(peer);
+        let net = Net::attach(daemon.socket(), "echo").unwrap();
+        let _ends = Ends(&daemon);
+        for address in [SERVER_V4, SERVER_V6] {
+            let address = SocketAddr::new(address.parse().unwrap(), 7);
+            let (listens, is_over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| echo(&net, address, 2, listens));
+                while !listens.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                let (mut busy, mut silent) = (peer.connect(address), peer.connect(address));
+                exchange(&mut silent, 1, 100);
+                let busy = scope.spawn(move || {
+                    let mut exchanges = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        exchange(&mut busy, exchanges, 1 + exchanges as usize * 97 % 30_000);
+                        exchanges += 1;
+                    }
+                    exchanges
+                });
+                for round in 0..3 {
+                    let output = upgrade(&site, &daemon, &[]);
+                    assert!(output.status.success(), "{role} {round}: {}", text(&output));
+                    exchange(&mut silent, round, 50_000);
+                    let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+                    let flags = ["--", "--port", &port, "--address", &own[0]];
+                    let too_much = ["--address", &own[1], "--cpu", "1000"];
+                    let output = upgrade(&site, &daemon, &[&flags[..], &too_much].concat());
+                    assert!(text(&output).contains("the old one goes on"), "{}", text(&output));
+                    exchange(&mut silent, round, 50_000);
+                }
+                is_over.store(true, Ordering::Relaxed);
+                assert!(busy.join().unwrap() > 0);
+            });
+        }
+        assert_eq!(peer.neighbours().len(), 1, "{role}");
+    }
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn a_device_that_goes_with_its_daemon_is_not_handed_over() {
+    if !is_root("upgrade_refused") {
+        return;
+    }
+    let site = Site::new(Kind::DpdkTap);
+    let daemon = Daemon::start_on(&site, Kind::DpdkTap, &[]);
+    let output = upgrade(&site, &daemon, &[]);
+    assert!(!output.status.success());
+    let said = text(&output);
+    assert!(said.contains("--port tap has one that stays: restart it instead"), "{said}");
+    assert_eq!(pid(&daemon), daemon.pid());
 }
 
 #[test]
@@ -188,9 +354,9 @@ fn datagrams_go_on_under_the_next_daemon() {
     if !is_root("upgrade_udp") {
         return;
     }
-    for (kind, port) in PORTS {
+    for kind in PORTS {
         let site = site(kind);
-        let daemon = start(&site, kind, &["--port", port]);
+        let daemon = start(&site, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let _ends = Ends(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
@@ -211,7 +377,7 @@ fn datagrams_go_on_under_the_next_daemon() {
                 }
             };
             let output = upgrade(&site, &daemon, &[]);
-            assert!(output.status.success(), "{port}: {}", text(&output));
+            assert!(output.status.success(), "{kind:?}: {}", text(&output));
             while client.recv(&mut bytes).ok() != Some(8) || bytes[..8] != [round; 8] {
                 assert!(began.elapsed() < LIMIT);
                 socket.send_to(&[round; 8], peer).unwrap();
@@ -220,14 +386,36 @@ fn datagrams_go_on_under_the_next_daemon() {
     }
 }
 
+/// Flags of daemons that come to nothing: one cannot open its port, one has not the
+/// address that is listened at, and one finds out at the very end that it cannot serve.
+fn unusable(kind: Option<Kind>, device: &str) -> Vec<Vec<String>> {
+    let own = [format!("--address={SERVER_V4}/24"), format!("--address={SERVER_V6}/64")];
+    let no_such_processor = "--cpu=1000".to_owned();
+    let Some(kind) = kind else {
+        let shared = |device: &str| vec!["--shared".to_owned(), format!("--iface={device}")];
+        return vec![shared("nothing0"), [shared(device), vec![no_such_processor]].concat()];
+    };
+    let nothing = match kind {
+        // A TAP device that is not there would be made.
+        Kind::Tap => kind.flags("lo"),
+        _ => kind.flags("nothing0"),
+    };
+    let port = kind.flags(device);
+    vec![
+        [&nothing, &own[..]].concat(),
+        [&port, &own[1..]].concat(),
+        [&port, &own[..], &[no_such_processor]].concat(),
+    ]
+}
+
 #[test]
 fn an_upgrade_that_fails_changes_nothing() {
     if !is_root("upgrade_fails") {
         return;
     }
-    for (kind, port) in PORTS {
+    for kind in PORTS {
         let site = site(kind);
-        let daemon = start(&site, kind, &["--port", port]);
+        let daemon = start(&site, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
         let listens = &AtomicBool::new(false);
@@ -238,23 +426,9 @@ fn an_upgrade_that_fails_changes_nothing() {
             }
             let mut stream = connect(&site, address);
             exchange(&mut stream, 0, 1000);
-            let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
-            let [v4, v6] = [&own[0], &own[1]].map(String::as_str);
-            // One cannot even begin, one has not the address that is listened at, and one
-            // finds out at the very end that it cannot serve.
-            let refused: &[&[&str]] = match kind {
-                Some(_) => &[
-                    &["--iface", "nothing0", "--address", v4, "--address", v6],
-                    &["--iface", site.device(), "--address", v6],
-                    &["--iface", site.device(), "--address", v4, "--address", v6, "--cpu", "1000"],
-                ],
-                None => &[
-                    &["--iface", "nothing0", "--shared"],
-                    &["--iface", site.device(), "--shared", "--cpu", "1000"],
-                ],
-            };
-            for (round, &flags) in refused.iter().enumerate() {
-                let output = upgrade(&site, &daemon, &[&["--", "--port", port], flags].concat());
+            for (round, flags) in unusable(kind, site.device()).iter().enumerate() {
+                let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+                let output = upgrade(&site, &daemon, &[&["--"], &flags[..]].concat());
                 assert!(!output.status.success(), "{flags:?}");
                 let said = text(&output);
                 assert!(said.contains("the old one goes on"), "{flags:?}: {said}");

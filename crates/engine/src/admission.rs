@@ -32,9 +32,8 @@ const SAMPLE: usize = 16;
 
 /// Admission in front of a stack.
 ///
-/// The engine calls [`Admitter::on_burst`] with what it received, before the
-/// stack sees it, and [`Admitter::on_period`] about every
-/// [`Config::PERIOD_NS`].
+/// The engine receives through [`Admitter::receive`], and calls
+/// [`Admitter::on_period`] about every [`Config::PERIOD_NS`].
 #[derive(Debug)]
 pub struct Admitter {
     admission: Admission,
@@ -43,7 +42,7 @@ pub struct Admitter {
     early: bool,
     due_ns: u64,
     drops: DropCounters,
-    /// Cores behind this one.
+    /// Cores behind the same port.
     others: Option<Arc<OtherCores>>,
 }
 
@@ -81,15 +80,47 @@ impl Admitter {
         Ok(Self { admission, medium, early, due_ns: 0, drops: DropCounters::new(), others: None })
     }
 
-    /// From now on what other cores tell counts too.
+    /// From now on what other cores tell counts too, and what is for them is
+    /// looked at before they get it.
     pub(crate) fn listen_to(&mut self, others: Arc<OtherCores>) {
         self.others = Some(others);
     }
 
-    /// Looks at frames that were just received: drops those that are not
-    /// admitted, unless the port has done so, and learns from some of them in
-    /// calm time.
-    pub fn on_burst(&mut self, now_ns: u64, arena: &mut Arena, burst: &mut Burst) {
+    /// Who is listened to, if anybody.
+    pub(crate) fn others(&self) -> Option<&Arc<OtherCores>> {
+        self.others.as_ref()
+    }
+
+    /// As [`Port::receive`], but drops what is not admitted, unless the port has
+    /// done so, and learns from some frames in calm time. What is dropped counts
+    /// as received.
+    ///
+    /// # Errors
+    /// As [`Port::receive`].
+    // Who has no admission is not to pay for it.
+    #[inline(never)]
+    pub fn receive(
+        &mut self,
+        now_ns: u64,
+        port: &mut dyn Port,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        if self.others.is_some()
+            && let Some(front) = port.front()
+        {
+            let mut sieve = |arena: &mut Arena, arrived: &mut Burst| {
+                self.on_burst(now_ns, arena, arrived);
+            };
+            return front.receive_sieved(arena, burst, quota, &mut sieve);
+        }
+        let received = port.receive(arena, burst, quota)?;
+        self.on_burst(now_ns, arena, burst);
+        Ok(received)
+    }
+
+    fn on_burst(&mut self, now_ns: u64, arena: &mut Arena, burst: &mut Burst) {
         if !self.admission.is_limiting() {
             for frame in burst.iter().step_by(SAMPLE) {
                 self.admission.learn(&Facts::of_frame(self.medium, arena.bytes(frame)));

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
 use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
 use tidegate_memory::Arena;
-use tidegate_port::xdp::Loaded;
-use tidegate_port::{Burst, Capabilities, Port, PortCounters};
+use tidegate_port::{Burst, Capabilities, Left, Port, PortCounters};
 use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
 use tidegate_wire::DropCounters;
 
@@ -80,8 +79,8 @@ pub struct Engine {
     pub(crate) port: Box<dyn Port>,
     pub(crate) arena: Arena,
     pub(crate) stack: Stack,
-    /// What is left of an AF_XDP port that was closed for another process.
-    pub(crate) loaded: Option<Loaded>,
+    /// What is left of a port that was closed for another process.
+    pub(crate) left: Option<Left>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
@@ -120,7 +119,7 @@ impl Engine {
             port,
             arena,
             stack,
-            loaded: None,
+            left: None,
             neighbours,
             gate,
             admission: Role::None,
@@ -136,13 +135,16 @@ impl Engine {
         }
     }
 
-    /// From now on, when not everything can be taken, admission says what is.
-    /// The seed should be secret.
+    /// From now on, when not everything can be taken, admission says what is: for
+    /// the engines behind this one, too, if it did before. The seed should be secret.
     ///
     /// # Errors
     /// When the settings make no sense or the port does not take them.
     pub fn set_admission(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), AdmissionError> {
-        let admitter = Admitter::new(config, seed, &mut *self.port)?;
+        let mut admitter = Admitter::new(config, seed, &mut *self.port)?;
+        if let Some(others) = self.admitter().and_then(Admitter::others) {
+            admitter.listen_to(Arc::clone(others));
+        }
         self.admission = Role::Decides(Box::new(admitter));
         self.stack.tell_confirmed_peers();
         Ok(())
@@ -244,10 +246,13 @@ impl Engine {
         let mut received = 0;
         while received < quota {
             let most = BURST_MAX.min(quota - received);
-            let frames = self.port.receive(&mut self.arena, &mut self.incoming, most)?;
-            if let Role::Decides(admitter) = &mut self.admission {
-                admitter.on_burst(self.now_ns, &mut self.arena, &mut self.incoming);
-            }
+            let (port, arena, incoming) = (&mut *self.port, &mut self.arena, &mut self.incoming);
+            let frames = match &mut self.admission {
+                Role::Decides(admitter) => {
+                    admitter.receive(self.now_ns, port, arena, incoming, most)?
+                }
+                _ => port.receive(arena, incoming, most)?,
+            };
             self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
             if frames < most {

@@ -1,15 +1,25 @@
 //! What an engine does when another process is to go on in its place.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use tidegate_memory::Arena;
 use tidegate_port::xdp::Link;
-use tidegate_port::{Burst, Capabilities, Port, PortCounters};
+use tidegate_port::{Burst, Capabilities, Left, Port, PortCounters};
 use tidegate_stack::SavedStack;
 
 use crate::Engine;
 use crate::open::{NetConfig, OpenError};
 use crate::prepared::open_wrapped;
+
+/// What goes from the port of one process to that of the next.
+#[derive(Debug)]
+pub enum Inherited {
+    /// What keeps a program at the interface.
+    Link(Link),
+    /// The descriptor of a TAP or TUN device.
+    Tap(OwnedFd),
+}
 
 /// Where a port was that was closed. Nothing arrives, and what is to be sent
 /// waits.
@@ -50,8 +60,8 @@ impl Engine {
 
     /// Closes the port, so that another process can have the interface. The stack
     /// stays as it is, and so does what stands before the port. With `keep` the kernel
-    /// does not get what the port took, which is lost: as long as any process has
-    /// [`Engine::link`].
+    /// does not get what the port took, which is lost: as long as any process has what
+    /// is [`Engine::left`].
     ///
     /// # Errors
     /// When the port is of no further use.
@@ -61,13 +71,13 @@ impl Engine {
             counters: self.port.counters(),
         };
         let port = self.exchange_port(Box::new(closed))?;
-        self.loaded = port.close_for_now(&mut self.arena, keep);
+        self.left = port.close_for_now(&mut self.arena, keep);
         Ok(())
     }
 
-    /// What keeps at the interface what a closed port took.
-    pub fn link(&self) -> Option<&Link> {
-        self.loaded.as_ref()?.link()
+    /// What is left of a port that was closed.
+    pub fn left(&self) -> Option<&Left> {
+        self.left.as_ref()
     }
 
     /// As [`Port::go_live`].
@@ -92,7 +102,7 @@ impl Engine {
     /// # Errors
     /// [`OpenError`] says what is wrong; it may be tried again.
     pub fn open_port_again(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
-        let port = open_wrapped(&mut config, &mut self.loaded, &mut self.arena)?;
+        let port = open_wrapped(&mut config, &mut self.left, &mut self.arena)?;
         self.exchange_port(port).map_err(OpenError::Io)?;
         if let Some(admission) = &config.admission {
             self.set_admission(admission, crate::open::random_seed()?)?;

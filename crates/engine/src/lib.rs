@@ -27,6 +27,7 @@ mod sys;
 pub use claim::{Claim, Claims};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, EngineCounters, Sleep, Stepped, WakeFds};
+pub use handover::Inherited;
 pub use idle::{Idle, IdleConfig, Step, pause};
 pub use idle_watch::IdleWatch;
 pub use neighbours::KernelNeighbours;

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use tidegate_gate::{Mode, Settings, admission};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
-use tidegate_port::Port;
 use tidegate_port::dpdk::{self, DpdkConfig, DpdkError};
 use tidegate_port::mem::MemPort;
 use tidegate_port::netlink::{self, Interface, NetlinkError};
 use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
 use tidegate_port::steering::Rule;
 use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::xdp::{Loaded, XdpConfig, XdpError, XdpPort};
+use tidegate_port::xdp::{XdpConfig, XdpError, XdpPort};
+use tidegate_port::{Left, Port};
 use tidegate_stack::{ConfigError, Limits, Ownership, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
@@ -351,13 +351,17 @@ impl OpenError {
     /// Another process still has what is needed, which it may be about to give
     /// up.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Xdp(XdpError::AlreadyAttached(_) | XdpError::QueueBusy { .. }))
+        matches!(
+            self,
+            Self::Xdp(XdpError::AlreadyAttached(_) | XdpError::QueueBusy { .. })
+                | Self::Dpdk(DpdkError::Busy { .. })
+        )
     }
 }
 
 pub(crate) fn open_port(
     config: &mut NetConfig,
-    loaded: &mut Option<Loaded>,
+    left: &mut Option<Left>,
     arena: &mut Arena,
 ) -> Result<Box<dyn Port>, OpenError> {
     let port = config.port.again();
@@ -370,9 +374,9 @@ pub(crate) fn open_port(
                 xdp.steering.rules.extend(own);
             }
             xdp.steering.vlan = vlan;
-            match loaded {
-                Some(loaded) => Box::new(XdpPort::open_loaded(xdp, loaded, arena)?),
-                None => Box::new(XdpPort::open(xdp, arena)?),
+            match left {
+                Some(Left::Xdp(loaded)) => Box::new(XdpPort::open_loaded(xdp, loaded, arena)?),
+                _ => Box::new(XdpPort::open(xdp, arena)?),
             }
         }
         PortConfig::Packet(mut packet) => {
@@ -380,7 +384,10 @@ pub(crate) fn open_port(
             packet.steering = packet_steering(addresses, vlan);
             Box::new(PacketPort::open(&packet, arena)?)
         }
-        PortConfig::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
+        PortConfig::Tap(tap) => Box::new(match left.take() {
+            Some(Left::Tap(device)) => TapPort::open_on(device, &tap, arena)?,
+            _ => TapPort::open(&tap, arena)?,
+        }),
         PortConfig::Dpdk(config) => dpdk::open(&config, arena)?,
         PortConfig::Mem(port) => port,
         PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,

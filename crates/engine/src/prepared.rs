@@ -5,13 +5,15 @@ use tidegate_gate::Mode;
 use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_port::netlink::{self, Interface};
 use tidegate_port::packet::{PacketConfig, PacketPort};
-use tidegate_port::xdp::{Link, Loaded, XdpPort};
-use tidegate_port::{Burst, Port};
+use tidegate_port::xdp::XdpPort;
+use tidegate_port::{Burst, Left, Port, dpdk};
 use tidegate_stack::{Config, Ownership, Route, SavedStack, Stack};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::open::{open_port, packet_steering, random_seed};
-use crate::{Claims, Engine, IdleConfig, KernelNeighbours, NetConfig, OpenError, PortConfig};
+use crate::{
+    Claims, Engine, IdleConfig, Inherited, KernelNeighbours, NetConfig, OpenError, PortConfig,
+};
 
 /// Frames that are taken out of a port at once.
 const BURST: usize = 256;
@@ -27,8 +29,8 @@ pub struct Prepared {
     port: Option<Box<dyn Port>>,
     /// Gets what arrives while no AF_XDP port takes it.
     catching: Option<PacketPort>,
-    /// What an AF_XDP port needs first of all.
-    loaded: Option<Loaded>,
+    /// What the port goes on with.
+    left: Option<Left>,
     arena: Arena,
     config: NetConfig,
     neighbours: Option<KernelNeighbours>,
@@ -73,7 +75,7 @@ impl Prepared {
             config.engine.idle.spin_ns = 0;
         }
         let arena = Arena::new(config.arena)?;
-        Ok(Self { port: None, catching: None, loaded: None, arena, config, neighbours, claims })
+        Ok(Self { port: None, catching: None, left: None, arena, config, neighbours, claims })
     }
 
     /// Does what takes long and can be done while another process has the port.
@@ -81,8 +83,9 @@ impl Prepared {
     /// still has the port: nothing is lost between its last look and our first.
     /// An AF_PACKET port is opened for that, one more is no hindrance; for
     /// AF_XDP, which only one can have, an AF_PACKET socket sees what no program
-    /// takes. Other ports lose what comes meanwhile, as a wire may, and so does one on
-    /// the kernel's addresses: the kernel would answer what it saw.
+    /// takes. A TAP device keeps what arrives. Other ports lose what comes meanwhile, as
+    /// a wire may, and so does one on the kernel's addresses: the kernel would answer
+    /// what it saw.
     ///
     /// # Errors
     /// As [`Prepared::open_port`].
@@ -90,7 +93,7 @@ impl Prepared {
         match &self.config.port {
             PortConfig::Packet(_) => self.open_port(),
             PortConfig::Xdp(xdp) => {
-                self.loaded = Some(XdpPort::load()?);
+                self.left = Some(Left::Xdp(Box::new(XdpPort::load()?)));
                 if self.config.ownership == Ownership::Shared {
                     return Ok(());
                 }
@@ -99,6 +102,7 @@ impl Prepared {
                 self.catching = Some(PacketPort::open(&config, &mut self.arena)?);
                 Ok(())
             }
+            PortConfig::Dpdk(config) => Ok(dpdk::start(config)?),
             _ => Ok(()),
         }
     }
@@ -118,12 +122,23 @@ impl Prepared {
         take_caught(port, &mut self.arena, forget)
     }
 
-    /// What the other process took from the kernel is kept by this link, until
-    /// [`Engine::go_live`].
-    pub fn inherit(&mut self, link: Link) {
-        if let Some(loaded) = &mut self.loaded {
-            loaded.inherit(link);
+    /// The port is to go on with what the other process has left, from
+    /// [`Engine::go_live`] on. Does nothing for a port of another kind.
+    pub fn inherit(&mut self, inherited: Inherited) {
+        match (inherited, &mut self.left) {
+            (Inherited::Link(link), Some(Left::Xdp(loaded))) => loaded.inherit(link),
+            (Inherited::Tap(device), left @ None) => *left = Some(Left::Tap(device)),
+            _ => {}
         }
+    }
+
+    /// As [`crate::PreparedCores::keep_mac`]; says whether the device is one of those.
+    pub(crate) fn keep_mac(&mut self, mac: MacAddr) -> bool {
+        let is_new_each_time = matches!(self.config.port, PortConfig::Dpdk(_));
+        if is_new_each_time {
+            self.config.mac = self.config.mac.or(Some(mac));
+        }
+        is_new_each_time
     }
 
     /// Opens the port, unless it is open. It may be tried again.
@@ -132,8 +147,8 @@ impl Prepared {
     /// [`OpenError`] says what is wrong and what to do.
     pub fn open_port(&mut self) -> Result<(), OpenError> {
         if self.port.is_none() {
-            let Self { config, loaded, arena, .. } = self;
-            self.port = Some(open_wrapped(config, loaded, arena)?);
+            let Self { config, left, arena, .. } = self;
+            self.port = Some(open_wrapped(config, left, arena)?);
         }
         Ok(())
     }
@@ -210,10 +225,10 @@ fn take_caught(
 /// Opens the port of a configuration with all that is around it.
 pub(crate) fn open_wrapped(
     config: &mut NetConfig,
-    loaded: &mut Option<Loaded>,
+    left: &mut Option<Left>,
     arena: &mut Arena,
 ) -> Result<Box<dyn Port>, OpenError> {
-    let mut port = open_port(config, loaded, arena)?;
+    let mut port = open_port(config, left, arena)?;
     for wrap in std::mem::take(&mut config.wraps) {
         port = wrap(port).map_err(OpenError::Io)?;
     }

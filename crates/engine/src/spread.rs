@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_port::Port;
 use tidegate_port::spread::{Branch, Crossing, spread};
 use tidegate_stack::{Ownership, SavedStack, Transport};
+use tidegate_wire::MacAddr;
 
 use crate::claim::Claims;
 use crate::open::{NetConfig, OpenError, PortConfig};
@@ -70,6 +71,14 @@ impl PreparedCores {
     /// The core with the card, whose port is to be opened.
     pub fn first(&mut self) -> &mut Prepared {
         &mut self.first
+    }
+
+    /// Goes on with the hardware address of another process where a device has a new
+    /// one each time that it is opened, unless one was chosen.
+    pub fn keep_mac(&mut self, mac: MacAddr) {
+        if self.first.keep_mac(mac) {
+            self.others.iter_mut().for_each(|other| other.mac = other.mac.or(Some(mac)));
+        }
     }
 
     /// Begins with empty stacks.
@@ -159,12 +168,15 @@ fn beside(config: &NetConfig) -> NetConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
+    use std::net::{IpAddr, SocketAddr};
+    use std::time::Instant;
 
-    use tidegate_gate::admission::Source;
+    use tidegate_gate::Settings;
+    use tidegate_gate::admission::{self, Admission, Class, Match, Source};
     use tidegate_port::mem::{MemConfig, wire};
     use tidegate_port::steering::Protocol;
-    use tidegate_stack::{TcpOptions, UdpOptions};
+    use tidegate_stack::{TcpOptions, UdpId, UdpOptions};
+    use tidegate_wire::{DropReason, IpCidr};
 
     use super::*;
 
@@ -240,55 +252,197 @@ mod tests {
         }
     }
 
-    /// What is too much for another core is refused at the card, and who has finished
-    /// a handshake with that core is known there.
+    /// Two cores with admission, of which the other one serves all, and a client with
+    /// several addresses.
+    struct Admitting {
+        first: Engine,
+        other: Engine,
+        claims: Claims,
+        client: Engine,
+        own: IpAddr,
+        began: Instant,
+    }
+
+    impl Admitting {
+        fn new(own: &str, peers: &[String], admission: admission::Config) -> Self {
+            let (near, far) = wire(&MemConfig::default()).unwrap();
+            // No core stops receiving.
+            let gate = tidegate_gate::Config { feedback: false, ..Default::default() };
+            let near = net(near, own).gate(Settings::new(gate).unwrap());
+            let SpreadStacks { stacks, .. } = open_spread(near.admission(admission), 2).unwrap();
+            let (engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+            let [first, other] = <[_; 2]>::try_from(engines).ok().unwrap();
+            let [_, claims] = <[_; 2]>::try_from(claims).ok().unwrap();
+            let far = NetConfig::new(far).seed([3; 16]);
+            let far = peers.iter().fold(far, |far, peer| far.address(peer.parse().unwrap()));
+            let (client, _) = open(far).unwrap();
+            let own = own.parse::<IpCidr>().unwrap().address();
+            Self { first, other, claims, client, own, began: Instant::now() }
+        }
+
+        fn claim(&mut self, protocol: Protocol, port: u16) -> SocketAddr {
+            let local = SocketAddr::new(self.own, port);
+            self.claims.settle(self.other.port(), protocol, local, None).unwrap().unwrap();
+            local
+        }
+
+        /// Opens the ports of both sides again.
+        fn open_again(&mut self, own: &str, admission: admission::Config) {
+            let (near, far) = wire(&MemConfig::default()).unwrap();
+            let near = net(near, own).admission(admission);
+            for (engine, config) in
+                [(&mut self.first, near), (&mut self.client, NetConfig::new(far))]
+            {
+                engine.close_port(false).unwrap();
+                engine.open_port_again(config).unwrap();
+            }
+        }
+
+        /// A socket of the other core.
+        fn bind(&mut self, port: u16) -> UdpId {
+            let local = self.claim(Protocol::Udp, port);
+            self.other.parts().0.udp_bind(local, UdpOptions::default()).unwrap()
+        }
+
+        /// A socket of the client's.
+        fn from(&mut self, peer: &str) -> UdpId {
+            let local = SocketAddr::new(peer.parse::<IpCidr>().unwrap().address(), 0);
+            self.client.parts().0.udp_bind(local, UdpOptions::default()).unwrap()
+        }
+
+        fn send(&mut self, from: UdpId, port: u16) {
+            let (stack, arena, now_ns) = self.client.parts();
+            let to = Some(SocketAddr::new(self.own, port));
+            stack.udp_send(now_ns, arena, from, to, None, &[0; 64]).unwrap();
+        }
+
+        /// How many datagrams wait for a socket of the other core, which takes up to
+        /// `most`.
+        fn take(&mut self, id: UdpId, most: usize) -> usize {
+            let (stack, arena, _) = self.other.parts();
+            let mut taken = 0;
+            while taken < most
+                && let Some(datagram) = stack.udp_receive(arena, id)
+            {
+                datagram.release(arena);
+                taken += 1;
+            }
+            taken
+        }
+
+        /// Lets each of them send to a socket on port 53 that reads less than there is.
+        fn crowd(&mut self, strangers: &[UdpId], to: UdpId) {
+            strangers.iter().for_each(|&stranger| self.send(stranger, 53));
+            self.poll();
+            self.take(to, 4);
+            self.other.tell_level(to);
+        }
+
+        fn poll(&mut self) {
+            assert!(self.began.elapsed().as_secs() < 60, "it does not happen");
+            for engine in [&mut self.client, &mut self.first, &mut self.other] {
+                engine.poll().unwrap();
+                while engine.poll_event().is_some() {}
+            }
+        }
+
+        /// Lets a peer finish a handshake with the other core.
+        fn shake_hands(&mut self, peer: &str) {
+            let server = self.claim(Protocol::Tcp, 80);
+            self.other.parts().0.tcp_listen(server, 8, TcpOptions::default()).unwrap();
+            let peer = peer.parse::<IpCidr>().unwrap().address();
+            let (stack, arena, now_ns) = self.client.parts();
+            let from = Some(SocketAddr::new(peer, 0));
+            stack.tcp_connect(now_ns, arena, from, server, TcpOptions::default()).unwrap();
+            while !self.admission().known().contains(Source::of(peer)) {
+                self.poll();
+            }
+        }
+
+        fn admission(&self) -> &Admission {
+            self.first.admission().expect("the core with the card decides")
+        }
+
+        /// Frames that were refused at the card.
+        fn refused(&mut self) -> u64 {
+            let (_, port, _) = self.first.counters();
+            let reasons = [
+                DropReason::AdmissionClassClosed,
+                DropReason::AdmissionRate,
+                DropReason::AdmissionSourceShare,
+            ];
+            reasons.iter().map(|&reason| port.drops.get(reason)).sum()
+        }
+
+        /// Frames that the other core got.
+        fn passed_on(&mut self) -> u64 {
+            self.other.counters().1.received
+        }
+    }
+
+    const STRANGERS: u16 = 32;
+
+    /// The addresses of two friends and of strangers, and ours.
+    fn crowds() -> [(&'static str, Vec<String>); 2] {
+        let peers = |peer: &dyn Fn(u16) -> String| (2..4 + STRANGERS).map(peer).collect();
+        [
+            ("10.0.0.1/24", peers(&|n| format!("10.0.0.{n}/24"))),
+            ("fd00::1/64", peers(&|n| format!("fd00::{n:x}/64"))),
+        ]
+    }
+
+    /// What is too much for another core is refused at the card and never comes there.
+    /// Who has finished a handshake there goes first, and who is exempt always passes.
     #[test]
     fn the_core_with_the_card_admits_for_all() {
-        for (own, peer) in [("10.0.0.1/24", "10.0.0.2/24"), ("fd00::1/64", "fd00::2/64")] {
-            let (near, far) = wire(&MemConfig::default()).unwrap();
-            let near = net(near, own).admission(Default::default());
-            let SpreadStacks { stacks, .. } = open_spread(near, 2).unwrap();
-            let ([mut first, mut other], [_, claims]) = {
-                let (engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
-                (
-                    <[_; 2]>::try_from(engines).ok().unwrap(),
-                    <[_; 2]>::try_from(claims).ok().unwrap(),
-                )
-            };
-            let (mut client, _) = open(net(far, peer)).unwrap();
-            let address = |cidr: &str| cidr.split('/').next().unwrap().parse().unwrap();
-            let (own, peer): (std::net::IpAddr, _) = (address(own), address(peer));
-            let local = |port| SocketAddr::new(own, port);
+        for (own, peers) in crowds() {
+            let mut config = admission::Config::default();
+            let guest = peers[1].parse::<IpCidr>().unwrap().address();
+            let guest = IpCidr::new(guest, if guest.is_ipv4() { 32 } else { 128 }).unwrap();
+            config.classes.insert(
+                0,
+                Class {
+                    name: "guest".to_owned(),
+                    rules: vec![Match { source: Some(guest), ..Match::default() }],
+                    rank: 0,
+                    guaranteed_pps: 0,
+                    ceiling_pps: None,
+                    exempt: true,
+                },
+            );
+            let mut site = Admitting::new(own, &peers, config);
+            site.shake_hands(&peers[0]);
+            assert!(site.other.admission().is_none(), "it has nothing to decide");
+            let [crowded, known, exempt] = [53, 54, 55].map(|port| site.bind(port));
+            let senders: Vec<UdpId> = peers.iter().map(|peer| site.from(peer)).collect();
+            let passed_before = site.passed_on();
 
-            // A server that never reads, and one that TCP clients reach.
-            let id = other.parts().0.udp_bind(local(53), UdpOptions::default()).unwrap();
-            other.parts().0.tcp_listen(local(80), 8, TcpOptions::default()).unwrap();
-            let mut claim = |protocol, port| {
-                claims.settle(other.port(), protocol, local(port), None).unwrap().unwrap()
-            };
-            let _claims = [claim(Protocol::Udp, 53), claim(Protocol::Tcp, 80)];
-
-            let (stack, arena, now_ns) = client.parts();
-            stack.tcp_connect(now_ns, arena, None, local(80), TcpOptions::default()).unwrap();
-            let any = SocketAddr::new(peer, 0);
-            let flood = stack.udp_bind(any, UdpOptions::default()).unwrap();
-            let source = Source::of(peer);
-            let began = std::time::Instant::now();
-            let mut is_known = false;
-            while !is_known || !first.admission().unwrap().is_limiting() {
-                assert!(began.elapsed().as_secs() < 60, "known: {is_known}");
-                for engine in [&mut first, &mut other, &mut client] {
-                    engine.poll().unwrap();
-                    while engine.poll_event().is_some() {}
-                }
-                is_known = first.admission().unwrap().known().contains(source);
-                if is_known {
-                    let (stack, arena, now_ns) = client.parts();
-                    stack.udp_send(now_ns, arena, flood, Some(local(53)), None, &[0; 64]).unwrap();
-                }
-                other.tell_level(id);
+            let (mut rounds, mut known_heard, mut exempt_heard) = (0, 0, 0);
+            while site.refused() < 5_000 || known_heard < 100 {
+                site.send(senders[0], 54);
+                site.send(senders[1], 55);
+                site.crowd(&senders[2..], crowded);
+                rounds += 1;
+                let heard = site.take(known, usize::MAX);
+                known_heard += if site.admission().is_limiting() { heard } else { 0 };
+                exempt_heard += site.take(exempt, usize::MAX);
             }
-            assert!(other.admission().is_none(), "it has nothing to decide");
+            assert_eq!(exempt_heard, rounds);
+            let sent = (rounds * senders.len()) as u64;
+            assert_eq!(site.refused() + site.passed_on() - passed_before, sent);
+        }
+    }
+
+    #[test]
+    fn admission_that_begins_anew_is_for_all_cores_again() {
+        for (own, peers) in crowds() {
+            let mut site = Admitting::new(own, &peers, admission::Config::default());
+            let crowded = site.bind(53);
+            let strangers: Vec<UdpId> = peers.iter().map(|peer| site.from(peer)).collect();
+            site.open_again(own, admission::Config::default());
+            while site.refused() < 100 {
+                site.crowd(&strangers, crowded);
+            }
         }
     }
 

@@ -11,8 +11,7 @@ use crate::pcap::{
     PACKET_BYTES_MAX, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
 use crate::steering::Rule;
-use crate::xdp::Loaded;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 /// What a [`Capture`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +107,7 @@ impl<W: Write> Recorder<W> {
 }
 
 impl<P: Port, W: Write + Send> Port for Capture<P, W> {
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Left> {
         Box::new(self.port).close_for_now(arena, keep)
     }
 

@@ -11,8 +11,7 @@ use tidegate_wire::{DropCounters, DropReason, Sum};
 
 use crate::admission::Early;
 use crate::steering::Rule;
-use crate::xdp::Loaded;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 /// How often each thing happens to a frame: probabilities from 0 to 1, each on
 /// its own.
@@ -226,7 +225,7 @@ fn fill_checksum(data: &mut [u8], start: usize, offset: usize) {
 }
 
 impl<P: Port> Port for Fault<P> {
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Left> {
         Box::new(self.port).close_for_now(arena, keep)
     }
 

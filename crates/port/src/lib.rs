@@ -21,7 +21,7 @@ mod vnet;
 pub mod xdp;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropCounters;
@@ -68,6 +68,14 @@ pub struct PortCounters {
     /// Frames dropped at the port, before they were counted as received, or
     /// after the stack gave them away.
     pub drops: DropCounters,
+}
+
+/// What a port that was closed for now has left, for the next one on its interface.
+pub enum Left {
+    /// What was loaded for AF_XDP.
+    Xdp(Box<xdp::Loaded>),
+    /// A TAP or TUN device, which is there as long as any process has this.
+    Tap(OwnedFd),
 }
 
 /// A source and sink of raw frames.
@@ -162,10 +170,10 @@ pub trait Port: Send {
     }
 
     /// Closes the port, so that another process can have the interface, and gives
-    /// the frames that the kernel held back to the arena. What it had loaded for
-    /// AF_XDP stays for the next port on the interface. With `keep` the kernel does
-    /// not get meanwhile what the port took, which is lost.
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, _keep: bool) -> Option<xdp::Loaded> {
+    /// the frames that the kernel held back to the arena. Gives what is left for the
+    /// next port on the interface. With `keep` the kernel does not get meanwhile what
+    /// the port took, which is lost.
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, _keep: bool) -> Option<Left> {
         drop(self);
         arena.reclaim_all();
         None
@@ -188,6 +196,19 @@ pub trait Front {
     /// # Errors
     /// When the port is of no further use.
     fn replace(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>>;
+
+    /// As [`Port::receive`], but of what has arrived only that goes on, to this core
+    /// or another, which `sieve` leaves in the burst.
+    ///
+    /// # Errors
+    /// As [`Port::receive`].
+    fn receive_sieved(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+        sieve: &mut dyn FnMut(&mut Arena, &mut Burst),
+    ) -> io::Result<usize>;
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -230,7 +251,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn front(&mut self) -> Option<&mut dyn Front> {
         (**self).front()
     }
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<xdp::Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Left> {
         (*self).close_for_now(arena, keep)
     }
     fn go_live(&mut self) -> io::Result<()> {

@@ -10,8 +10,7 @@ use tidegate_memory::Arena;
 use crate::admission::Early;
 use crate::passed::Copies;
 use crate::steering::Rule;
-use crate::xdp::Loaded;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 pub use summary::Summary;
 
@@ -60,7 +59,7 @@ impl<W: Write> Lines<W> {
 }
 
 impl<P: Port, W: Write + Send> Port for Trace<P, W> {
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Left> {
         Box::new(self.port).close_for_now(arena, keep)
     }
 

@@ -12,7 +12,7 @@ use sandbox::{
 use tidegate_memory::{Arena, Checksum};
 use tidegate_port::netlink::{Interface, Monitor};
 use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::{Burst, Medium, Port};
+use tidegate_port::{Burst, Left, Medium, Port};
 use tidegate_wire::{DropReason, MacAddr};
 
 const ECHO: u16 = 7;
@@ -116,6 +116,49 @@ fn the_device_lives_as_long_as_the_port() {
     assert_eq!(port.capabilities().mac[0] & 3, 2, "locally administered, not a group");
     drop(port);
     assert!(Interface::by_name("tg0").is_err());
+}
+
+#[test]
+fn a_device_that_a_port_has_left_goes_on_with_the_next_one() {
+    if !enter_namespace() || !has_tun() {
+        return;
+    }
+    for medium in [Medium::Ethernet, Medium::Ip] {
+        let ethernet = medium == Medium::Ethernet;
+        let mut arena = arena(64);
+        let port = open("tg%d", medium, &mut arena);
+        let (index, mac) = (port.index(), port.capabilities().mac);
+        let Some(Left::Tap(device)) = Box::new(port).close_for_now(&mut arena, false) else {
+            panic!("nothing is left");
+        };
+        // Nobody looks, and nothing is lost.
+        let clients = [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)].map(|(local, remote)| {
+            let client = client(local, remote);
+            client.send(b"over and back").unwrap();
+            client
+        });
+        let mut open_on =
+            |config: TapConfig| TapPort::open_on(device.try_clone().unwrap(), &config, &mut arena);
+        let other = if ethernet { Medium::Ip } else { Medium::Ethernet };
+        let error = open_on(TapConfig { medium: other, ..TapConfig::new("tg0") }).unwrap_err();
+        assert!(matches!(error, TapError::Kind(..)), "{error}");
+        let another = open_on(TapConfig { medium, ..TapConfig::new("another") }).unwrap();
+        assert_ne!(another.index(), index);
+        let mut port = open_on(TapConfig { medium, ..TapConfig::new("tg%d") }).unwrap();
+        assert_eq!((port.name(), port.index(), port.capabilities().mac), ("tg0", index, mac));
+        port.go_live().unwrap();
+        let is_wanted = |frame: &[u8]| is_udp_to(frame, ethernet, ECHO);
+        let mut burst = receive_wanted(&mut port, &mut arena, 2, is_wanted);
+        for frame in burst.iter_mut() {
+            turn_round(arena.bytes_mut(frame), ethernet);
+        }
+        transmit_all(&mut port, &mut arena, &mut burst);
+        for client in clients {
+            assert_eq!(client.recv(&mut [0; 64]).unwrap(), 13);
+        }
+        drop((port, device));
+        assert!(Interface::by_name("tg0").is_err(), "nobody has it any more");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use tidegate_port::xdp::{
     BusyPoll, Copy, Link, Loaded, Mode, Protocol, RingSizes, Rule, Steering, XdpConfig, XdpError,
     XdpPort,
 };
-use tidegate_port::{Burst, Port};
+use tidegate_port::{Burst, Left, Port};
 use tidegate_wire::DropReason;
 
 /// A test that waits this long has failed.
@@ -275,12 +275,16 @@ fn what_was_taken_is_lost_and_not_the_kernels_until_there_is_a_port_again() {
         })
     };
     let port = open(&pair.left, rules([udp(ECHO)]), &mut near);
-    let mut loaded = Box::new(port).close_for_now(&mut near, true).unwrap();
+    let close = |port: XdpPort, arena: &mut Arena| match Box::new(port).close_for_now(arena, true) {
+        Some(Left::Xdp(loaded)) => *loaded,
+        _ => panic!("nothing is left"),
+    };
+    let mut loaded = close(port, &mut near);
     nobody_hears();
     // A port in the same place has what was taken.
     let mut port = open_loaded(&mut loaded, &mut near);
     port_hears(&mut port, &mut near);
-    let old = Box::new(port).close_for_now(&mut near, true).unwrap();
+    let old = close(port, &mut near);
     nobody_hears();
     // One with a program of its own has what it says, when it says that it is there.
     let link = old.link().unwrap();

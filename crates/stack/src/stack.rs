@@ -401,6 +401,11 @@ impl Stack {
         !self.looped.is_empty()
     }
 
+    /// The hardware address that neighbours know; all zero on [`Medium::Ip`].
+    pub fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
     /// What became of every packet.
     pub fn counters(&self) -> &Counters {
         &self.counters

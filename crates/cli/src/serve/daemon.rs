@@ -204,22 +204,23 @@ fn stand_alone() {
 /// Whether and how another daemon may take this one's place.
 fn upgrade(host: &HostOptions, settings: &Settings, classes: Option<admission::Config>) -> Upgrade {
     match host.port_kind() {
-        PortKind::Own(HostPort::Xdp) => {
-            let (host, settings) = (host.clone(), settings.clone());
-            Upgrade::Anew(Box::new(move || {
-                let net = host.net_config(&settings).map_err(std::io::Error::other)?;
-                Ok(match &classes {
-                    Some(classes) => net.admission(classes.clone()),
-                    None => net,
-                })
-            }))
+        PortKind::Own(HostPort::Xdp | HostPort::Tap) => {}
+        PortKind::Own(HostPort::Dpdk(config)) => {
+            if let Err(why) = config.can_change_hands() {
+                return Upgrade::Refused(why);
+            }
         }
-        PortKind::Own(HostPort::Packet) => Upgrade::Beside,
-        PortKind::Own(HostPort::Tap | HostPort::Dpdk(_)) | PortKind::Kernel => Upgrade::Refused(
-            "with --port tap and dpdk the device would go with the daemon that has it: restart it \
-             instead",
-        ),
+        PortKind::Own(HostPort::Packet) => return Upgrade::Beside,
+        PortKind::Kernel => return Upgrade::Refused("it serves on kernel sockets"),
     }
+    let (host, settings) = (host.clone(), settings.clone());
+    Upgrade::Anew(Box::new(move || {
+        let net = host.net_config(&settings).map_err(std::io::Error::other)?;
+        Ok(match &classes {
+            Some(classes) => net.admission(classes.clone()),
+            None => net,
+        })
+    }))
 }
 
 /// A service manager must know which process the service is now, before this one

@@ -7,6 +7,9 @@ use tidegate::host::HostPort;
 
 use crate::host::{HostOptions, PortKind};
 
+/// DPDK's driver of the kernel's interfaces.
+const AF_PACKET: &str = "net_af_packet";
+
 /// What a daemon keeps while it serves, for its whole life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept(CapabilitySet);
@@ -21,6 +24,10 @@ impl Kept {
         let again = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
         let port = match host.port_kind() {
             PortKind::Own(HostPort::Xdp) => xdp | again,
+            // It has packet sockets, and sets flags of the interface.
+            PortKind::Own(HostPort::Dpdk(config)) if config.device.starts_with(AF_PACKET) => {
+                CapabilitySet::NET_ADMIN | again
+            }
             PortKind::Own(HostPort::Packet | HostPort::Tap | HostPort::Dpdk(_))
             | PortKind::Kernel => CapabilitySet::empty(),
         };
@@ -76,7 +83,12 @@ mod tests {
     #[test]
     fn each_port_keeps_what_it_needs() {
         assert_eq!(host("port = 'packet'").names(), "no capability");
-        assert_eq!(host("port = 'dpdk:net_null0'").names(), "no capability");
+        assert_eq!(host("port = 'tap'").names(), "no capability");
+        assert_eq!(host("port = 'dpdk:net_memif0'").names(), "no capability");
+        assert_eq!(
+            host("port = 'dpdk:net_af_packet0,iface=x'").names(),
+            "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK"
+        );
         assert_eq!(host("").names(), "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF");
         assert_eq!(
             host("shared = true").names(),

@@ -92,7 +92,8 @@ impl Kind {
         if self == Kind::DpdkPacket { 1600 } else { usize::MAX }
     }
 
-    fn flags(self, device: &str) -> Vec<String> {
+    /// The flags of a server on a device.
+    pub fn flags(self, device: &str) -> Vec<String> {
         let flags: &[&str] = match self {
             Kind::Xdp => &["--port", "xdp", "--xdp-mode", "native"],
             Kind::XdpGeneric => &["--port", "xdp", "--xdp-mode", "generic"],
@@ -169,8 +170,7 @@ impl Site {
                 give_client_addresses(&host);
                 Self::Tap(host)
             }
-            // The server's driver makes the device.
-            Kind::DpdkTap => Self::Tap(Namespace::new("tap").unwrap()),
+            Kind::DpdkTap => Self::without_device(),
             Kind::DpdkMemif => {
                 let host = Namespace::new("memif").unwrap();
                 let bridge = Bridge::new(&host);
@@ -184,6 +184,12 @@ impl Site {
                 Self::Veth(VethPair::new(&config).unwrap())
             }
         }
+    }
+
+    /// The server makes the TAP device, whose other end gets the client's addresses
+    /// then.
+    pub fn without_device() -> Self {
+        Self::Tap(Namespace::new("tap").unwrap())
     }
 
     /// As [`Site::new`], and the server's kernel has the server's addresses.
@@ -234,12 +240,17 @@ impl Site {
         all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
         let server = self.start(&all);
         if kind == Kind::DpdkTap {
-            give_client_addresses(self.client());
+            self.give_client_addresses();
         }
         if kind == Kind::DpdkMemif {
             self.wait_for_memif();
         }
         server
+    }
+
+    /// Gives the client's end of a device that is there now its addresses.
+    pub fn give_client_addresses(&self) {
+        give_client_addresses(self.client());
     }
 
     /// What is sent before both ends of the memif have found each other is lost.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::{SERVER_V4, SERVER_V6, Site};
+use super::{Kind, SERVER_V4, SERVER_V6, Site};
 
 /// The library that is loaded into programs, built like this test.
 pub fn library() -> &'static Path {
@@ -67,6 +67,13 @@ impl<'s> Daemon<'s> {
         Self::start_with(site, &[&own, flags].concat())
     }
 
+    /// As [`Daemon::start`], on a port of this kind.
+    pub fn start_on(site: &'s Site, kind: Kind, flags: &[&str]) -> Self {
+        let port = kind.flags(site.device());
+        let port: Vec<&str> = port.iter().map(String::as_str).collect();
+        Self::start(site, &[&port, flags].concat())
+    }
+
     /// Starts it on the kernel's addresses.
     pub fn start_shared(site: &'s Site, flags: &[&str]) -> Self {
         Self::start_with(site, &[&["--shared"], flags].concat())
@@ -77,7 +84,10 @@ impl<'s> Daemon<'s> {
         // Who may come to its door is for the door to say.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["serve", "--iface", site.device()]);
+        command.arg("serve");
+        if !flags.contains(&"--iface") && !flags.iter().any(|flag| flag.starts_with("dpdk:")) {
+            command.args(["--iface", site.device()]);
+        }
         if !flags.contains(&"--cores") {
             command.args(["--cores", "1"]);
         }

@@ -15,8 +15,7 @@ use tidegate_wire::{DropReason, Medium};
 use super::sys::{self, Device, Failed, Interrupts};
 use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::xdp::Loaded;
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 /// The most places of a ring. All rings together have at most a quarter of the
 /// arena's frames, half of it to receive.
@@ -30,8 +29,6 @@ pub struct DpdkPort {
     losses_before: [u64; 4],
     name: String,
     waker: Waker,
-    /// Set if connecting is up to us.
-    client: Option<memif::Client>,
     /// The device did not take all that it was to send.
     is_full: bool,
     device: Device,
@@ -107,7 +104,8 @@ impl DpdkPort {
         Ok(Waker::of(device)?)
     }
 
-    fn of(config: &DpdkConfig, device: Device, waker: Waker) -> Self {
+    fn of(config: &DpdkConfig, mut device: Device, waker: Waker) -> Self {
+        device.client = memif::Client::of(&config.device);
         let capabilities = Capabilities {
             kind: "dpdk",
             detail: String::new(),
@@ -125,7 +123,6 @@ impl DpdkPort {
             losses_before: device.losses(),
             name: name(config),
             waker,
-            client: memif::Client::of(&config.device),
             is_full: false,
             device,
         };
@@ -148,11 +145,12 @@ impl DpdkPort {
 
     /// Tries to find the server of a memif again.
     fn reconnect(&mut self) {
-        let Self { client, device, .. } = self;
-        if client.as_mut().is_some_and(|client| client.is_due(|| device.link_is_up())) {
+        let Some(mut client) = self.device.client.take() else { return };
+        if client.is_due(|| self.device.link_is_up()) {
             // It may still not be there.
-            let _ = device.restart();
+            client.on_restart(self.device.restart().is_ok());
         }
+        self.device.client = Some(client);
     }
 }
 
@@ -320,7 +318,7 @@ impl Port for DpdkPort {
         counters
     }
 
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<Left> {
         self.device.close(arena);
         None
     }

@@ -15,19 +15,36 @@ const NAME: &str = "net_memif";
 /// How long to wait before the next try.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
+/// How long a server that was found may take to bring the link up. DPDK ends the
+/// process of one whose client goes meanwhile.
+const GREETING_LIMIT: Duration = Duration::from_secs(2);
+
 /// The client's end of a memif, which does not connect again by itself.
 pub struct Client {
     /// When the link was last looked at.
     looked: Instant,
     /// It was down then.
     was_down: bool,
+    /// When the server was found, as long as the link has not been up since.
+    found: Option<Instant>,
 }
 
 impl Client {
-    /// `None` when the device is something else.
+    /// A device that was just opened; `None` when it is something else.
     pub fn of(device: &str) -> Option<Self> {
         let is_client = device.starts_with(NAME) && argument(device, "role") != Some("server");
-        is_client.then(|| Self { looked: Instant::now(), was_down: false })
+        let now = Instant::now();
+        is_client.then_some(Self { looked: now, was_down: false, found: Some(now) })
+    }
+
+    /// The server has been found, and may not have brought the link up.
+    pub fn is_greeting(&self) -> bool {
+        self.found.is_some_and(|found| found.elapsed() < GREETING_LIMIT)
+    }
+
+    /// It was looked for the server again, which was found or not.
+    pub fn on_restart(&mut self, is_found: bool) {
+        self.found = is_found.then(Instant::now);
     }
 
     /// Whether it is time to see whether the server is there again. Not at once
@@ -37,9 +54,11 @@ impl Client {
             return false;
         }
         self.looked = Instant::now();
-        let was_down = self.was_down;
-        self.was_down = !link_is_up();
-        was_down && self.was_down
+        let was_down = std::mem::replace(&mut self.was_down, !link_is_up());
+        if !self.was_down {
+            self.found = None;
+        }
+        was_down && self.was_down && !self.is_greeting()
     }
 }
 
@@ -115,6 +134,7 @@ mod tests {
     #[test]
     fn a_link_that_has_just_gone_down_is_left_alone() {
         let mut client = Client::of("net_memif0").unwrap();
+        client.on_restart(false);
         let mut look = |link_is_up| {
             client.looked -= RETRY_EVERY;
             client.is_due(|| link_is_up)
@@ -122,5 +142,26 @@ mod tests {
         assert!(!look(true) && !look(false) && look(false) && look(false));
         assert!(!look(true) && !look(false));
         assert!(!client.is_due(|| panic!("it is not time yet")));
+    }
+
+    #[test]
+    fn a_server_that_was_found_is_given_time() {
+        let mut client = Client::of("net_memif0").unwrap();
+        let look = |client: &mut Client, link_is_up| {
+            client.looked -= RETRY_EVERY;
+            client.is_due(|| link_is_up)
+        };
+        let later = |client: &mut Client| client.found = client.found.map(|at| at - GREETING_LIMIT);
+        assert!(!look(&mut client, false) && !look(&mut client, false), "it was just opened");
+        assert!(client.is_greeting());
+        later(&mut client);
+        assert!(!client.is_greeting());
+        assert!(look(&mut client, false));
+        client.on_restart(true);
+        assert!(!look(&mut client, false));
+        assert!(!look(&mut client, true) && !look(&mut client, false), "it was there, and ended");
+        assert!(look(&mut client, false));
+        client.on_restart(false);
+        assert!(look(&mut client, false));
     }
 }

@@ -54,6 +54,27 @@ pub struct DpdkConfig {
     pub queues: NonZeroU16,
 }
 
+impl DpdkConfig {
+    /// Whether another process can go on with the device when this one has closed
+    /// it, and this one if the other fails.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn can_change_hands(&self) -> Result<(), &'static str> {
+        let is = |driver| self.device.starts_with(driver);
+        if is("net_memif") || is("net_af_packet") {
+            Ok(())
+        } else if is("net_tap") {
+            Err("the interface of net_tap goes with its process, and the kernel's addresses with \
+                 it: --port tap has one that stays")
+        } else if is("net_vhost") || is("net_virtio_user") {
+            Err("the other side of a vhost device does not come back by itself")
+        } else {
+            Err("opening a card again needs more rights than a process should keep")
+        }
+    }
+}
+
 impl FromStr for DpdkConfig {
     type Err = Infallible;
 
@@ -206,6 +227,20 @@ pub fn open(config: &DpdkConfig, arena: &mut Arena) -> Result<Box<dyn Port>, Dpd
     }
 }
 
+/// Does the part of [`open`] that takes longest and needs no device: starts DPDK.
+///
+/// # Errors
+/// As [`open`].
+pub fn start(config: &DpdkConfig) -> Result<(), DpdkError> {
+    #[cfg(feature = "dpdk")]
+    return eal::start(&config.arguments);
+    #[cfg(not(feature = "dpdk"))]
+    {
+        let _ = config;
+        Err(DpdkError::NotBuilt)
+    }
+}
+
 /// The version of the DPDK that this program runs with; `None` without.
 pub fn version() -> Option<String> {
     #[cfg(feature = "dpdk")]
@@ -227,6 +262,15 @@ mod tests {
         assert_eq!(config.to_string(), "net_null0,size=64 --no-huge -m 128");
         assert_eq!(read("0000:01:00.0").to_string(), "0000:01:00.0");
         assert_eq!(read(" ").device, "");
+    }
+
+    #[test]
+    fn a_device_changes_hands_if_its_other_side_stays() {
+        let can = |text: &str| text.parse::<DpdkConfig>().unwrap().can_change_hands();
+        assert!(can("net_memif0,role=client").is_ok() && can("net_af_packet0,iface=x").is_ok());
+        assert!(can("net_tap0,iface=tg0").unwrap_err().contains("--port tap"));
+        assert!(can("net_vhost0,iface=/run/x").unwrap_err().contains("vhost"));
+        assert!(can("0000:01:00.0").unwrap_err().contains("card"));
     }
 
     #[test]

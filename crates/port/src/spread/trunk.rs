@@ -212,17 +212,18 @@ impl Front for Trunk {
         watch(&self.wake, port.wake_fd())?;
         Ok(std::mem::replace(&mut self.port, port))
     }
-}
 
-impl Port for Trunk {
-    fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
-    }
-
-    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+    fn receive_sieved(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+        sieve: &mut dyn FnMut(&mut Arena, &mut Burst),
+    ) -> io::Result<usize> {
         self.pass_parked(arena, burst);
         let mut arrived = std::mem::take(&mut self.arrived);
         let received = self.port.receive(arena, &mut arrived, quota)?;
+        sieve(arena, &mut arrived);
         for frame in arrived.drain(..) {
             self.route(arena, frame, burst);
         }
@@ -231,6 +232,16 @@ impl Port for Trunk {
         self.push_out(arena)?;
         self.crossing.on_round();
         Ok(received.max(pumped.min(quota)))
+    }
+}
+
+impl Port for Trunk {
+    fn capabilities(&self) -> &Capabilities {
+        self.port.capabilities()
+    }
+
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        self.receive_sieved(arena, burst, quota, &mut |_, _| ())
     }
 
     fn loop_back(

@@ -4,7 +4,7 @@
 //! The device is a network interface of the kernel's; what the kernel sends
 //! into it, the port receives. Frames have a virtio header, so checksums need
 //! not be summed in either direction. A device that the port made goes away
-//! with it. The kernel passes one frame per system call here, so this port is
+//! with it, unless it is left to the next port. The kernel passes one frame per system call here, so this port is
 //! for connecting to the host and for tests, not for speed.
 
 mod sys;
@@ -19,7 +19,7 @@ use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::netlink::{self, Interface, NetlinkError};
-use crate::{Burst, Capabilities, Port, PortCounters, buffer, vnet};
+use crate::{Burst, Capabilities, Left, Port, PortCounters, buffer, vnet};
 
 /// How to open a [`TapPort`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +125,8 @@ pub struct TapPort {
     counters: PortCounters,
     name: String,
     index: u32,
+    /// Which work on frames the kernel may leave to us, if it was not told yet.
+    offload: Option<libc::c_uint>,
     device: OwnedFd,
 }
 
@@ -134,13 +136,9 @@ impl TapPort {
     /// # Errors
     /// See [`TapError`]; a device that was made is gone again.
     pub fn open(config: &TapConfig, arena: &mut Arena) -> Result<Self, TapError> {
-        if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
-            return Err(TapError::SmallFrames);
-        }
+        check_frames(config, arena)?;
         let (device, name) = attach(config)?;
-        let segmentation = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-        let offload = libc::TUN_F_CSUM | if config.segmentation { segmentation } else { 0 };
-        sys::set_offload(device.as_fd(), offload).map_err(|source| TapError::Setup {
+        sys::set_offload(device.as_fd(), offload(config)).map_err(|source| TapError::Setup {
             step: "turn on checksum and segmentation offload",
             name: name.clone(),
             source,
@@ -155,7 +153,46 @@ impl TapPort {
         for &address in &config.kernel_addresses {
             netlink::add_address(index, address)?;
         }
-        let interface = Interface::by_index(index)?;
+        Self::of(config, device, name, arena)
+    }
+
+    /// Opens the port on a device that another one has left ([`Left::Tap`]), maybe
+    /// in another process. What has arrived meanwhile waits there. The device stays
+    /// as it is, but that [`Port::go_live`] tells the kernel which work on frames it
+    /// may leave to us. If it is not the device of the configuration, this is
+    /// [`TapPort::open`].
+    ///
+    /// # Errors
+    /// As [`TapPort::open`].
+    pub fn open_on(
+        device: OwnedFd,
+        config: &TapConfig,
+        arena: &mut Arena,
+    ) -> Result<Self, TapError> {
+        let (name, flags) = sys::attached(device.as_fd()).map_err(|source| {
+            let name = config.name.clone();
+            TapError::Setup { step: "look at what was left", name, source }
+        })?;
+        // The kernel has completed a name with a place for a number.
+        if name != config.name && !config.name.contains('%') {
+            return Self::open(config, arena);
+        }
+        check_frames(config, arena)?;
+        let kinds = libc::IFF_TAP | libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if flags & (kinds | libc::IFF_MULTI_QUEUE) != flags_of(config.medium) {
+            return Err(TapError::Kind(name, kind_of(config.medium)));
+        }
+        let port = Self::of(config, device, name, arena)?;
+        Ok(Self { offload: Some(offload(config)), ..port })
+    }
+
+    fn of(
+        config: &TapConfig,
+        device: OwnedFd,
+        name: String,
+        arena: &Arena,
+    ) -> Result<Self, TapError> {
+        let interface = Interface::by_name(&name)?;
         // One byte stays free, so that a frame that was cut off is known.
         let room = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - LINK_HEADER_BYTES - 1;
         if interface.mtu > room {
@@ -175,7 +212,8 @@ impl TapPort {
             },
             counters: PortCounters::default(),
             name,
-            index,
+            index: interface.index,
+            offload: None,
             device,
         })
     }
@@ -198,24 +236,42 @@ fn kind_of(medium: Medium) -> &'static str {
     }
 }
 
+/// What is not cut needs large frames.
+fn check_frames(config: &TapConfig, arena: &Arena) -> Result<(), TapError> {
+    match config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
+        true => Err(TapError::SmallFrames),
+        false => Ok(()),
+    }
+}
+
+/// Which work on frames the kernel may leave to us.
+fn offload(config: &TapConfig) -> libc::c_uint {
+    let segmentation = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    libc::TUN_F_CSUM | if config.segmentation { segmentation } else { 0 }
+}
+
+/// What a device of this port's is.
+fn flags_of(medium: Medium) -> libc::c_int {
+    let kind = match medium {
+        Medium::Ethernet => libc::IFF_TAP,
+        Medium::Ip => libc::IFF_TUN,
+    };
+    kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR
+}
+
 fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
     let name = &config.name;
     let usable = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
     if name.is_empty() || name.len() > sys::NAME_BYTES || !name.bytes().all(usable) {
         return Err(TapError::Name(name.clone()));
     }
-    let kind = match config.medium {
-        Medium::Ethernet => libc::IFF_TAP,
-        Medium::Ip => libc::IFF_TUN,
-    };
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let device =
         rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|error| match error {
             Errno::ACCESS | Errno::PERM => TapError::DeviceNode,
             _ => TapError::Driver(error.into()),
         })?;
-    let flags = kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    let name = sys::attach(device.as_fd(), name, flags).map_err(|source| {
+    let name = sys::attach(device.as_fd(), name, flags_of(config.medium)).map_err(|source| {
         let name = name.clone();
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => TapError::Permission(name),
@@ -330,5 +386,14 @@ impl Port for TapPort {
 
     fn counters(&mut self) -> PortCounters {
         self.counters.clone()
+    }
+
+    fn close_for_now(self: Box<Self>, _: &mut Arena, _: bool) -> Option<Left> {
+        Some(Left::Tap(self.device))
+    }
+
+    fn go_live(&mut self) -> io::Result<()> {
+        let offload = self.offload.take();
+        offload.map_or(Ok(()), |offload| sys::set_offload(self.device.as_fd(), offload))
     }
 }

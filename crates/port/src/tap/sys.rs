@@ -22,6 +22,23 @@ pub fn attach(fd: BorrowedFd<'_>, name: &str, flags: libc::c_int) -> io::Result<
     if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }
+    name_in(&request)
+}
+
+/// The name and the flags of the device that the descriptor is one end of.
+pub fn attached(fd: BorrowedFd<'_>) -> io::Result<(String, libc::c_int)> {
+    // SAFETY: all zero is a valid `ifreq`: no name, no flags.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    // SAFETY: TUNGETIFF writes one `ifreq`, which is live.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: TUNGETIFF has set the flags, and they were set before.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok((name_in(&request)?, libc::c_int::from(flags)))
+}
+
+fn name_in(request: &libc::ifreq) -> io::Result<String> {
     let name = request.ifr_name.map(|byte| byte as u8);
     let name = CStr::from_bytes_until_nul(&name).map_err(io::Error::other)?;
     Ok(name.to_string_lossy().into_owned())

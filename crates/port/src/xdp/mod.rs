@@ -52,7 +52,7 @@ pub use self::steering::Steering;
 use self::traffic::Traffic;
 use crate::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early};
 pub use crate::steering::{Protocol, Rule};
-use crate::{Burst, Capabilities, Port, PortCounters};
+use crate::{Burst, Capabilities, Left, Port, PortCounters};
 
 /// What the steering program did with the frames of the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -303,14 +303,14 @@ impl Port for XdpPort {
         counters
     }
 
-    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Loaded> {
+    fn close_for_now(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<Left> {
         let Self { queues, mut program, .. } = *self;
         if !(keep && program.hold().is_ok()) {
             program.detach();
         }
         drop(queues);
         arena.reclaim_all();
-        Some(Loaded(Some(program)))
+        Some(Left::Xdp(Box::new(Loaded(Some(program)))))
     }
 
     fn go_live(&mut self) -> io::Result<()> {

@@ -35,7 +35,7 @@ pub fn check(bytes: &[u8]) -> Outcome {
     let Ok(state) = State::decode(bytes) else { return Outcome::Unreadable };
     let apps = state.applications.iter().flatten().count();
     let held = state.claims.iter().filter(|claim| claim.is_held).count();
-    let others = apps + held + usize::from(state.link.is_some());
+    let others = apps + held + usize::from(state.port.is_some());
     let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };
     let Ok((_, mut restored, _)) = restore(state, descriptors, Terms::default()) else {
         return Outcome::Refused;

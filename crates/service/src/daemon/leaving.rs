@@ -55,7 +55,7 @@ impl Core {
             _ => None,
         };
         match refusal {
-            Some(why) => to.refuse(why),
+            Some(why) => to.refuse(&format!("{why}: restart it instead")),
             None if self.cores.count() == 1 => return self.hand_over(&to),
             None => {
                 self.cores.set_gathers(true);

@@ -47,6 +47,7 @@ use std::time::Duration;
 use tidegate_engine::{IdleConfig, NetConfig, OpenError, PreparedCores, SpreadStacks, open_spread};
 use tidegate_gate::Mode;
 use tidegate_port::spread::MOST_CORES;
+use tidegate_wire::MacAddr;
 
 pub use controls::Controls;
 pub use door::DoorConfig;
@@ -126,8 +127,8 @@ pub enum Upgrade {
     Refused(&'static str),
     /// Yes: its port can be opened while the old one still has it.
     Beside,
-    /// Yes, when the old one has closed the port, which it opens again by this
-    /// configuration if the new one fails.
+    /// Yes, when the old one has closed the port and given what is left of it, which
+    /// it opens again by this configuration if the new one fails.
     Anew(Again),
 }
 
@@ -207,10 +208,11 @@ impl Daemon {
         prepared.first().forget_caught()?;
         let Handed { state, listener, prints, descriptors } = other.ask()?;
         let state = State::decode(&state).map_err(io::Error::from)?;
+        prepared.keep_mac(MacAddr(state.mac));
         let terms = Terms { coalescing: start.door.coalescing, quota: start.door.quota };
-        let (stack, restored, link) = save::restore(state, descriptors, terms)?;
-        if let Some(link) = link {
-            prepared.first().inherit(link);
+        let (stack, restored, inherited) = save::restore(state, descriptors, terms)?;
+        if let Some(inherited) = inherited {
+            prepared.first().inherit(inherited);
         }
         open_closed(|| prepared.first().open_port())?;
         let stacks = prepared.go_on(stack)?;

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use tidegate_engine::{Engine, Inherited};
 use tidegate_memory::shared::Region;
+use tidegate_port::Left;
 use tidegate_port::xdp::Link;
 use tidegate_stack::{SavedStack, TcpId};
 
@@ -17,7 +19,7 @@ use super::owners::Sockets;
 use super::passages::Passages;
 use super::quota::Terms;
 use super::socket::Socket;
-use super::state::{Damaged, SavedClaim, SavedPassage, State};
+use super::state::{Damaged, SavedClaim, SavedPassage, SavedPort, State};
 use crate::contract::layout::{Geometry, Memory};
 
 /// The descriptors that belong to a [`State`].
@@ -25,7 +27,7 @@ use crate::contract::layout::{Geometry, Memory};
 pub(super) struct Belongings {
     memories: Vec<Memory>,
     connections: Vec<Arc<OwnedFd>>,
-    /// What is held of the kernel, and what keeps a program at the interface.
+    /// What is held of the kernel, and what is left of the port.
     kernel: Vec<OwnedFd>,
 }
 
@@ -91,14 +93,28 @@ pub(super) fn save(
     let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
     let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
     belongings.kernel.extend(held.into_iter().flatten());
-    let link = engine.link().map(|link| {
-        let fd = link.as_fd().try_clone_to_owned()?;
-        belongings.kernel.push(fd);
-        io::Result::Ok(link.native())
-    });
-    let link = link.transpose()?;
-    let state = State { stack, memories, applications, sockets, passages, claims, ending, link };
+    let port = match left(engine) {
+        Some((port, fd)) => {
+            belongings.kernel.push(fd.try_clone_to_owned()?);
+            Some(port)
+        }
+        None => None,
+    };
+    let mac = engine.stack().mac().0;
+    let state =
+        State { stack, mac, memories, applications, sockets, passages, claims, ending, port };
     Ok((state, belongings))
+}
+
+/// What the next daemon's port needs of this one's.
+fn left(engine: &Engine) -> Option<(SavedPort, BorrowedFd<'_>)> {
+    match engine.left()? {
+        Left::Xdp(loaded) => {
+            let link = loaded.link()?;
+            Some((SavedPort::Link { native: link.native() }, link.as_fd()))
+        }
+        Left::Tap(device) => Some((SavedPort::Tap, device.as_fd())),
+    }
 }
 
 /// What a core has besides its engine.
@@ -110,7 +126,7 @@ pub(super) struct Restored {
 }
 
 /// Makes everything again of what another daemon has saved. Also gives its stack,
-/// and what keeps a program at the interface.
+/// and what is left of its port.
 ///
 /// # Errors
 /// [`Damaged`], and what the kernel says of the memory.
@@ -118,13 +134,14 @@ pub(super) fn restore(
     state: State,
     descriptors: Vec<OwnedFd>,
     terms: Terms,
-) -> io::Result<(SavedStack, Restored, Option<Link>)> {
-    let State { stack, memories, applications, sockets, passages, claims, ending, link } = state;
+) -> io::Result<(SavedStack, Restored, Option<Inherited>)> {
+    let State { stack, memories, applications, sockets, passages, claims, ending, port, .. } =
+        state;
     let held = claims.iter().filter(|claim| claim.is_held).count();
     let count = memories.len() * MEMORY_FDS
         + applications.iter().flatten().count()
         + held
-        + usize::from(link.is_some());
+        + usize::from(port.is_some());
     if descriptors.len() != count {
         return Err(Damaged("there are not as many descriptors as it says").into());
     }
@@ -159,9 +176,15 @@ pub(super) fn restore(
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
     let ending = ending.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
     let taken = Taken::new(claims, with_claims, ending)?;
-    let link = link.and_then(|native| Some(Link::inherited(descriptors.next()?, native)));
+    let inherited = port.and_then(|port| {
+        let fd = descriptors.next()?;
+        Some(match port {
+            SavedPort::Link { native } => Inherited::Link(Link::inherited(fd, native)),
+            SavedPort::Tap => Inherited::Tap(fd),
+        })
+    });
     let restored = Restored { apps, sockets: Sockets::restore(sockets), passages, taken };
-    Ok((stack, restored, link))
+    Ok((stack, restored, inherited))
 }
 
 fn map(geometry: Geometry, descriptors: &mut impl Iterator<Item = OwnedFd>) -> io::Result<Memory> {
@@ -277,6 +300,7 @@ mod tests {
         };
         State {
             stack,
+            mac: [2, 0, 0, 0, 0, 1],
             memories: vec![GEOMETRY],
             applications: vec![Some(application), None],
             sockets: kinds.into_iter().enumerate().map(socket).collect(),
@@ -288,7 +312,7 @@ mod tests {
                 is_held: true,
             }],
             ending: vec![(9, 0)],
-            link: Some(true),
+            port: Some(SavedPort::Link { native: true }),
         }
     }
 
@@ -377,7 +401,7 @@ mod tests {
             |state| socket(state).claim = Some(1),
             |state| state.ending[0].1 = u32::MAX,
             |state| state.claims[0].is_held = false,
-            |state| state.link = None,
+            |state| state.port = None,
         ];
         for (number, lie) in lies.into_iter().enumerate() {
             assert!(!refused(lie).is_empty(), "{number}");
@@ -428,7 +452,7 @@ mod tests {
         let mut alone = state();
         (alone.memories, alone.applications, alone.sockets) = Default::default();
         alone.passages.clear();
-        (alone.claims, alone.ending, alone.link) = Default::default();
+        (alone.claims, alone.ending, alone.port) = Default::default();
         let mut lies = state();
         lies.applications[0].as_mut().unwrap().entries[0].key = 9;
         let whole = state().encode().unwrap();

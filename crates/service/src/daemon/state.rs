@@ -16,7 +16,7 @@ use crate::contract::ticket::TICKET_BYTES;
 
 /// What it is, and which version: another one is not taken up. The stack's own
 /// part has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x03";
+const FORMAT: [u8; 8] = *b"tidestt\x04";
 
 /// What was handed over makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +33,8 @@ impl From<Damaged> for io::Error {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) stack: SavedStack,
+    /// The hardware address.
+    pub(super) mac: [u8; 6],
     /// The memory that applications have, with two descriptors each.
     pub(super) memories: Vec<Geometry>,
     /// By their numbers, with a descriptor each.
@@ -44,9 +46,8 @@ pub(super) struct State {
     pub(super) claims: Vec<SavedClaim>,
     /// Connections that were closed and have not ended, with their claims' numbers.
     pub(super) ending: Vec<(u64, u32)>,
-    /// Whether a program stays at the interface, with a descriptor, and if it is in
-    /// the driver.
-    pub(super) link: Option<bool>,
+    /// What is left of the port, with a descriptor.
+    pub(super) port: Option<SavedPort>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -94,6 +95,15 @@ pub(super) struct SavedClaim {
     pub(super) addresses: Vec<IpAddr>,
     /// A socket of the kernel's is held with it.
     pub(super) is_held: bool,
+}
+
+/// What the descriptor is that is left of a port.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum SavedPort {
+    /// It keeps a program at the interface, in the driver or not.
+    Link { native: bool },
+    /// A TAP or TUN device.
+    Tap,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -7,18 +7,24 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use rustix::event::epoll;
 use tidegate_memory::{Arena, ArenaMemory, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason};
 
 use super::super::layers;
+use super::super::memif::Client;
 use super::raw::{self, BURST, Packet};
 use super::result;
 use crate::Burst;
 
 /// Devices take no less than an Ethernet header.
 const SHORTEST_FRAME_BYTES: usize = 14;
+
+/// How often to look whether the server of a memif has brought the link up.
+const GREETING_LOOK: Duration = Duration::from_millis(1);
 
 /// What failed while a device was opened, and at which step; `None` is the
 /// search for it.
@@ -83,6 +89,8 @@ pub struct Device {
     /// How long a frame to send may be, in bytes.
     longest: usize,
     is_open: bool,
+    /// Set if connecting is up to us.
+    pub client: Option<Client>,
 }
 
 // SAFETY: the device, its pool and the frames that have arrived belong to this
@@ -122,6 +130,7 @@ impl Device {
             lent: 0,
             longest: arena.frame_bytes().min(16 << 10),
             is_open: true,
+            client: None,
         })
     }
 
@@ -534,6 +543,11 @@ impl Device {
             return;
         }
         self.arrived.release(BURST);
+        let client = self.client.take();
+        // The server might end if we went now.
+        while client.as_ref().is_some_and(Client::is_greeting) && !self.link_is_up() {
+            thread::sleep(GREETING_LOOK);
+        }
         let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the device was opened, and is not used any more.
         unsafe { raw::tg_close(&mut self.raw) }
