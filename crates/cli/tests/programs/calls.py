@@ -61,6 +61,17 @@ def order(connection, address):
         while data := connection.recv(65536):
             total += len(data)
         connection.sendall(b"%d" % total)
+    elif words[0] == b"late":
+        # Reads only when it is told how much, elsewhere, and says there how much it got.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            wanted, total = int(back.recv(100)), 0
+            connection.settimeout(LIMIT)
+            try:
+                while total < wanted:
+                    total += len(connection.recv(65536))
+            except TimeoutError:
+                pass
+            back.sendall(b"%d" % total)
     elif words[0] == b"reset":
         connection.recv(1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -377,6 +388,24 @@ def full(subject):
             yield poll.poll(0)
 
 
+def corked_and_full(subject):
+    with subject.listener() as listener:
+        with subject.told(f"late {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+                connection.setblocking(False)
+                sent = 0
+                for size in (65536, 100):
+                    try:
+                        while True:
+                            sent += connection.send(bytes(size))
+                    except BlockingIOError:
+                        pass
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+                back.sendall(b"%d" % sent)
+                yield int(back.recv(100)) == sent
+
+
 def options(subject):
     with subject.told("pieces abc") as connection:
         get, set_ = connection.getsockopt, connection.setsockopt
@@ -539,8 +568,8 @@ def subject(own, peer):
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        duplicates, files, corked, full, options, interrupted, datagrams, bound_datagrams,
-        shared_datagrams, over_loopback, children, threads,
+        duplicates, files, corked, full, corked_and_full, options, interrupted, datagrams,
+        bound_datagrams, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0
         try:

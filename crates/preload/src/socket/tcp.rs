@@ -5,12 +5,13 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate::{Batch, TcpState, TcpStream};
+use tidegate::{Batch, Source, TcpState, TcpStream};
 
 use super::{Body, Listener, Socket, Stream};
 
-/// So much waits for more at most: what a segment takes goes out anyway.
-const MOST_HELD_BYTES: usize = 1400;
+/// So much waits for more at most: about what a segment takes, and less than there
+/// is room for in any stream that is writable.
+const MOST_HELD_BYTES: usize = 1360;
 
 impl Stream {
     pub(super) fn new(stream: TcpStream, is_connecting: bool) -> Self {
@@ -88,7 +89,7 @@ impl Stream {
         }
         let len: usize = data.iter().map(|piece| piece.len()).sum();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if waits && held.len() + len <= MOST_HELD_BYTES && self.is_open() {
+        if waits && held.len() + len <= MOST_HELD_BYTES && self.can_hold() {
             data.iter().for_each(|piece| held.extend_from_slice(piece));
             self.has_held.store(!held.is_empty(), Ordering::Relaxed);
             return Ok(len);
@@ -104,6 +105,12 @@ impl Stream {
             0 if len > 0 => Err(io::ErrorKind::WouldBlock.into()),
             sent => Ok(sent),
         }
+    }
+
+    /// Whether small pieces may wait here. What does must have room when it is to go:
+    /// the program was told that it was sent, and may never come back for it.
+    fn can_hold(&self) -> bool {
+        self.is_open() && self.stream.readiness().writable
     }
 
     /// In a child: what waits for more is the parent's to send.
