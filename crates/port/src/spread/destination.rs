@@ -1,10 +1,13 @@
 //! Whose a frame is, as far as its headers tell.
 
+use std::net::{IpAddr, SocketAddr};
+
 use tidegate_wire::{
     ArpOperation, ArpPacket, EtherType, EthernetHeader, Icmpv4Message, Ipv4Header, Ipv6Header,
     Medium, Protocol as IpProtocol, upper_layer,
 };
 
+use super::flow::Flow;
 use crate::steering::Protocol;
 
 /// The part of a larger packet that a frame carries: all parts are alike in this.
@@ -26,10 +29,10 @@ impl FragmentKey {
 /// Who should see a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destination {
-    /// Whoever has this local port.
-    Port(Protocol, u16),
-    /// Whoever has this local port, and all other parts of the packet go there too.
-    FirstFragment(FragmentKey, Protocol, u16),
+    /// Whoever has this flow.
+    Flow(Flow),
+    /// Whoever has this flow, and all other parts of the packet go there too.
+    FirstFragment(FragmentKey, Flow),
     /// Whoever got the first part.
     Fragment(FragmentKey),
     /// Every core: all of them need to know.
@@ -87,14 +90,15 @@ fn of_v4(packet: &[u8]) -> Option<Destination> {
         return (!header.is_fragment()).then(|| of_icmpv4(payload)).flatten();
     }
     let protocol = transport(header.protocol)?;
+    let flow = || received(protocol, header.source.into(), header.destination.into(), payload);
     if !header.is_fragment() {
-        return Some(Destination::Port(protocol, destination_port(payload)?));
+        return Some(Destination::Flow(flow()?));
     }
     let addresses = u64::from(u32::from(header.source)) << 32
         | u64::from(u32::from(header.destination)) ^ u64::from(header.protocol.0);
     let key = FragmentKey { addresses, identification: header.identification.into() };
     Some(match header.fragment_offset_bytes {
-        0 => Destination::FirstFragment(key, protocol, destination_port(payload)?),
+        0 => Destination::FirstFragment(key, flow()?),
         _ => Destination::Fragment(key),
     })
 }
@@ -105,11 +109,12 @@ fn of_v6(packet: &[u8]) -> Option<Destination> {
     if upper.protocol == IpProtocol::ICMPV6 {
         return upper.fragment.is_none().then(|| of_icmpv6(upper.payload)).flatten();
     }
+    let flow = || {
+        let protocol = transport(upper.protocol)?;
+        received(protocol, header.source.into(), header.destination.into(), upper.payload)
+    };
     let Some(fragment) = upper.fragment else {
-        return Some(Destination::Port(
-            transport(upper.protocol)?,
-            destination_port(upper.payload)?,
-        ));
+        return Some(Destination::Flow(flow()?));
     };
     let fold = |address: u128| (address >> 64) as u64 ^ address as u64;
     let (source, destination) = (fold(header.source.into()), fold(header.destination.into()));
@@ -118,16 +123,13 @@ fn of_v6(packet: &[u8]) -> Option<Destination> {
         identification: fragment.identification,
     };
     Some(match fragment.offset_bytes {
-        0 => {
-            let protocol = transport(upper.protocol)?;
-            Destination::FirstFragment(key, protocol, destination_port(upper.payload)?)
-        }
+        0 => Destination::FirstFragment(key, flow()?),
         _ => Destination::Fragment(key),
     })
 }
 
-/// An error goes to whoever sent the packet that it quotes, by the port that it
-/// came from.
+/// An error goes to whoever sent the packet that it quotes, by the ends that it went
+/// from and to.
 fn of_icmpv4(message: &[u8]) -> Option<Destination> {
     let (Icmpv4Message::DestinationUnreachable { quote, .. }
     | Icmpv4Message::TimeExceeded { quote, .. }
@@ -136,9 +138,12 @@ fn of_icmpv4(message: &[u8]) -> Option<Destination> {
         return None;
     };
     let (header, payload) = Ipv4Header::parse_quoted(quote).ok()?;
-    let is_first = header.fragment_offset_bytes == 0;
-    let port = is_first.then(|| source_port(payload)).flatten()?;
-    Some(Destination::Port(transport(header.protocol)?, port))
+    if header.fragment_offset_bytes != 0 {
+        return None;
+    }
+    let protocol = transport(header.protocol)?;
+    let (source, destination) = (header.source.into(), header.destination.into());
+    Some(Destination::Flow(sent(protocol, source, destination, payload)?))
 }
 
 fn of_icmpv6(message: &[u8]) -> Option<Destination> {
@@ -151,9 +156,12 @@ fn of_icmpv6(message: &[u8]) -> Option<Destination> {
     }
     let (header, payload) = Ipv6Header::parse_quoted(message.get(ERROR_BYTES_V6..)?).ok()?;
     let upper = upper_layer(header.next_header, payload).ok()?;
-    let is_first = upper.fragment.is_none_or(|fragment| fragment.offset_bytes == 0);
-    let port = is_first.then(|| source_port(upper.payload)).flatten()?;
-    Some(Destination::Port(transport(upper.protocol)?, port))
+    if upper.fragment.is_some_and(|fragment| fragment.offset_bytes != 0) {
+        return None;
+    }
+    let protocol = transport(upper.protocol)?;
+    let (source, destination) = (header.source.into(), header.destination.into());
+    Some(Destination::Flow(sent(protocol, source, destination, upper.payload)?))
 }
 
 fn transport(protocol: IpProtocol) -> Option<Protocol> {
@@ -164,12 +172,22 @@ fn transport(protocol: IpProtocol) -> Option<Protocol> {
     }
 }
 
-// The ports stand at the same place in UDP and TCP.
-
-fn source_port(header: &[u8]) -> Option<u16> {
-    Some(u16::from_be_bytes(*header.first_chunk()?))
+/// The flow of a packet that has come. `transport` begins with its ports.
+fn received(protocol: Protocol, from: IpAddr, to: IpAddr, transport: &[u8]) -> Option<Flow> {
+    let [source, destination] = ports(transport)?;
+    let (local, remote) = (SocketAddr::new(to, destination), SocketAddr::new(from, source));
+    Some(Flow::new(protocol, local, remote))
 }
 
-fn destination_port(header: &[u8]) -> Option<u16> {
-    Some(u16::from_be_bytes(*header.get(2..)?.first_chunk()?))
+/// The flow of a packet that was sent.
+fn sent(protocol: Protocol, from: IpAddr, to: IpAddr, transport: &[u8]) -> Option<Flow> {
+    let [source, destination] = ports(transport)?;
+    let (local, remote) = (SocketAddr::new(from, source), SocketAddr::new(to, destination));
+    Some(Flow::new(protocol, local, remote))
+}
+
+/// The source's and the destination's, which stand at the same place in UDP and TCP.
+fn ports(transport: &[u8]) -> Option<[u16; 2]> {
+    let &[a, b, c, d] = transport.first_chunk()?;
+    Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
 }

@@ -1,13 +1,12 @@
 //! Whose the ports are when one daemon goes on in another one's place.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tidegate_engine::{Claim, Claims};
+use tidegate_port::spread::Sharing;
 use tidegate_port::steering::Protocol;
 use tidegate_stack::TcpId;
 
@@ -117,26 +116,19 @@ impl Host {
         if self.claims.is_shared() {
             return Ok(());
         }
-        let mut claims = HashMap::new();
-        let mut settle = |host: &mut Self, protocol, local: SocketAddr| {
-            let settled = match claims.entry((protocol, local.port())) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(host.settle(protocol, local, None)?),
-            };
-            io::Result::Ok(settled.clone())
-        };
         for key in self.sockets.keys() {
             let stack = self.engine.stack();
-            let id = self.sockets.get(key).map(Socket::id);
-            let Some((protocol, local)) = id.and_then(|id| id.local(stack)) else { continue };
-            let claim = settle(self, protocol, local)?;
+            let Some(id) = self.sockets.get(key).map(Socket::id) else { continue };
+            let Some((protocol, local)) = id.local(stack) else { continue };
+            let claim = self.settle(protocol, local, id.sharing(stack), None)?;
             if let Some(socket) = self.sockets.get_mut(key) {
                 socket.claim = claim;
             }
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
-        for (id, local) in lingering {
-            let claim = settle(self, Protocol::Tcp, local)?;
+        for (id, local, options) in lingering {
+            let sharing = Sharing::new(options.reuse_port, options.user);
+            let claim = self.settle(Protocol::Tcp, local, sharing, None)?;
             self.claims.release_later(id, claim);
         }
         Ok(())
