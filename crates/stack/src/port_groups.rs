@@ -15,7 +15,7 @@ pub trait PortGroups: Send + Sync {
     fn leave(&self, transport: Transport, local: SocketAddr);
 
     /// There is to be a connection, or a connected socket, between these ends. Whether
-    /// that may be: no other stack has one.
+    /// that may be: there is none yet, and none is on its way to another stack.
     fn begin(&self, transport: Transport, local: SocketAddr, remote: SocketAddr) -> bool;
 
     /// There is one that has come from another stack, which has not said that it has
@@ -36,6 +36,11 @@ impl Told {
         if let Some(groups) = &self.0 {
             what(&**groups);
         }
+    }
+
+    /// Whether other stacks may have sockets on the same ports.
+    pub(crate) fn is_anybody(&self) -> bool {
+        self.0.is_some()
     }
 
     /// As [`PortGroups::begin`].
@@ -155,6 +160,52 @@ mod tests {
             assert_eq!(its_log.take(), back);
             other.udp_close(id, &mut its_arena);
             assert_eq!(its_log.take(), [format!("Udp leave {own}")]);
+        }
+    }
+
+    /// Takes frames of one stack to another one.
+    fn carry(from: (&mut Stack, &mut Arena), to: (&mut Stack, &mut Arena)) {
+        let frames: Vec<_> = from.0.transmit_queue().drain(..).collect();
+        for frame in frames {
+            let copy = to.1.alloc_from(from.1.bytes(&frame)).unwrap();
+            from.1.free(frame);
+            to.0.ingest(0, copy, to.1);
+        }
+        to.0.tcp_flush(0, to.1);
+    }
+
+    /// A full stack answers with a cookie, and the acknowledgement comes to another one.
+    #[test]
+    fn a_cookie_of_one_stack_is_good_at_another_on_the_port() {
+        for (own, peer) in [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")] {
+            let on = |address: &str, half_open| {
+                let prefix = if address.contains(':') { 64 } else { 24 };
+                let mut config = Config::ip([7; 16]);
+                config.addresses = vec![format!("{address}/{prefix}").parse().unwrap()];
+                config.limits.tcp_half_open = half_open;
+                Stack::new(config, 0).unwrap()
+            };
+            let (mut full, mut other, mut client) = (on(own, 0), on(own, 8), on(peer, 8));
+            other.share_tcp_secrets(full.tcp_secrets());
+            let log = told(&mut other);
+            let [mut a, mut b, mut c] = [(); 3].map(|()| stack().1);
+            let local = SocketAddr::new(own.parse().unwrap(), 80);
+            let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+            full.tcp_listen(local, 8, options).unwrap();
+            let listener = other.tcp_listen(local, 8, options).unwrap();
+            let id = client.tcp_connect(0, &mut c, None, local, TcpOptions::default()).unwrap();
+            let remote = client.tcp_local_addr(id).unwrap();
+            carry((&mut client, &mut c), (&mut full, &mut a));
+            carry((&mut full, &mut a), (&mut client, &mut c));
+            carry((&mut client, &mut c), (&mut other, &mut b));
+            assert_eq!(other.tcp_acceptable(listener), 1);
+            let began = [format!("Tcp join {local}"), format!("Tcp begin {local} {remote}")];
+            assert_eq!(log.take(), began);
+            let accepted = other.tcp_accept(listener).unwrap();
+            // It cannot leave the port any more.
+            other.tcp_set_options(0, &mut b, accepted, TcpOptions::default()).unwrap();
+            other.tcp_abort(0, &mut b, accepted);
+            assert_eq!(log.take(), [format!("Tcp end {local} {remote}")]);
         }
     }
 

@@ -114,7 +114,7 @@ impl Crossing {
     }
 
     /// A core is to have a socket for a flow, and gets its frames from now on. Whether
-    /// that may be: no other has one.
+    /// that may be: there is none yet.
     pub fn begin(&self, core: usize, flow: Flow) -> bool {
         self.directory.begin(flow, core)
     }

@@ -213,9 +213,16 @@ impl Directory {
         self.change(port, |port| port.leave(core, address));
     }
 
-    /// A core is to have a socket for a flow. Whether that may be: no other has one.
+    /// A core is to have a socket for a flow. Whether that may be: no other has one, and
+    /// none that was here is on its way.
     pub(super) fn begin(&self, flow: Flow, core: usize) -> bool {
-        *self.lock().flows.entry(flow).or_insert(core) == core
+        match self.lock().flows.entry(flow) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(core);
+                true
+            }
+        }
     }
 
     /// A socket for a flow has come to a core.
@@ -384,6 +391,7 @@ mod tests {
         let known = flow(WEB, "192.0.2.1", 5);
         let owner = || directory.view(0).owner_of_flow(&known);
         assert!(directory.begin(known, 0) && !directory.begin(known, 1));
+        assert!(!directory.begin(known, 0), "its socket may be on its way elsewhere");
         assert_eq!(owner(), Owner::Core(0), "it was there first");
         directory.join(WEB, any("0.0.0.0"), 1);
         directory.leave(WEB, any("0.0.0.0"), 0);

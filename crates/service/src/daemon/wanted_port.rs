@@ -7,7 +7,7 @@
 
 use std::io;
 
-use tidegate_port::spread::Sharing;
+use tidegate_port::spread::{Crossing, Sharing};
 
 use super::core::Core;
 use super::family::Kin;
@@ -68,7 +68,9 @@ impl Core {
         self.host.release_closed();
         let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
-        if !is_used && self.host.claims.has_ending(port) {
+        let is_open = |crossing: &Crossing| crossing.is_open_to(wanted.by, port, wanted.sharing);
+        let may_stay = self.cores.crossing().is_some_and(is_open);
+        if !is_used && !may_stay && self.host.claims.has_ending(port) {
             let ports = vec![port];
             self.give(Kin { apps: Vec::new(), sockets: Vec::new(), ports }, wanted.by)?;
         }

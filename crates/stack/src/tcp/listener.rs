@@ -427,7 +427,10 @@ impl TcpTable {
         let Some(listener) = self.listeners.at(listener_index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        let expects = now_ns < self.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
+        // Another stack on the port may have sent it.
+        let shares = listener.options.reuse_port && self.told.is_anybody();
+        let is_time = now_ns < self.cookies_until_ns || shares;
+        let expects = is_time && !segment.is_syn() && !segment.is_fin();
         let kept = match expects {
             true => cookie::open(&self.secret, self.clock.ns(now_ns), &ends, segment),
             false => None,
