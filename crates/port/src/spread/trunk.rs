@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use tidegate_memory::{Arena, Doorbell, Frame};
 use tidegate_wire::{DropCounters, DropReason, Medium};
 
+use super::LocalPort;
 use super::crossing::Crossing;
 use super::destination::{Destination, FragmentKey};
 use super::directory::{Owner, View};
@@ -45,12 +46,20 @@ struct Sorter {
     /// Frames for each of the other cores, until the burst is over.
     outs: Vec<Burst>,
     /// Frames for ports that are between two cores.
-    parked: VecDeque<(Flow, Frame)>,
+    parked: VecDeque<Addressed>,
     /// As of when they were looked through.
     handed: u64,
     /// Which flow the first part of a packet was of.
     fragmented: Box<[Option<(FragmentKey, Flow)>]>,
     drops: DropCounters,
+}
+
+/// A frame whose port is known.
+struct Addressed {
+    local: LocalPort,
+    /// What its headers do not tell: it is a part of a packet.
+    flow: Option<Flow>,
+    frame: Frame,
 }
 
 impl Trunk {
@@ -127,14 +136,15 @@ impl Trunk {
 impl Sorter {
     /// Whose a frame is goes by its headers; the core's own are put into `burst`.
     fn route(&mut self, view: &mut View<'_>, arena: &mut Arena, frame: Frame, burst: &mut Burst) {
-        let flow = match Destination::of(self.medium, arena.bytes(&frame)) {
-            Destination::Flow(flow) => flow,
-            Destination::FirstFragment(key, flow) => {
-                *self.fragment(key) = Some((key, flow));
-                flow
+        let (local, flow) = match Destination::of(self.medium, arena.bytes(&frame)) {
+            Destination::Port(ends) => (ends.local_port(), None),
+            Destination::FirstFragment(key, ends) => {
+                let flow = ends.flow();
+                *self.fragment(key) = flow.map(|flow| (key, flow));
+                (ends.local_port(), flow)
             }
             Destination::Fragment(key) => match *self.fragment(key) {
-                Some((first, flow)) if first == key => flow,
+                Some((first, flow)) if first == key => (flow.local_port(), Some(flow)),
                 _ => return burst.push_back(frame),
             },
             Destination::Everybody => {
@@ -143,57 +153,62 @@ impl Sorter {
             }
             Destination::Home => return burst.push_back(frame),
         };
-        self.pass(view, arena, flow, frame, burst);
+        self.pass(view, arena, Addressed { local, flow, frame }, burst);
     }
 
     fn fragment(&mut self, key: FragmentKey) -> &mut Option<(FragmentKey, Flow)> {
         &mut self.fragmented[key.place(FRAGMENTED)]
     }
 
-    /// Gives a frame to the core that has the flow.
+    /// Gives a frame to the core that has the port, or the flow.
     fn pass(
         &mut self,
         view: &mut View<'_>,
         arena: &mut Arena,
-        flow: Flow,
-        frame: Frame,
+        addressed: Addressed,
         burst: &mut Burst,
     ) {
-        let local = flow.local_port();
+        let local = addressed.local;
         let owner = match view.owner(local) {
-            Owner::Shared if is_for_many(self.medium, &flow, arena.bytes(&frame)) => {
-                view.owners(local)
-            }
-            Owner::Shared => view.owner_of_flow(&flow),
+            Owner::Shared => self.owner_of_flow(view, arena, &addressed),
             owner => owner,
         };
-        let mut before = self.parked.iter().map(|(parked, _)| parked.local_port());
+        // Some that came before may still wait.
+        let is_overtaking = self.parked.iter().any(|parked| parked.local == local);
         match owner {
-            // Some that came before still wait.
-            Owner::Core(_) | Owner::Cores(_) if before.any(|port| port == local) => {
-                self.park(arena, flow, frame);
-            }
-            Owner::Core(core) => match core.checked_sub(1).and_then(|at| self.outs.get_mut(at)) {
-                Some(out) => out.push_back(frame),
-                None => burst.push_back(frame),
-            },
+            _ if is_overtaking => self.park(arena, addressed),
+            Owner::Parked | Owner::Shared => self.park(arena, addressed),
             Owner::Cores(cores) => {
-                self.copy(cores, arena, &frame);
+                self.copy(cores, arena, &addressed.frame);
                 match cores & 1 {
-                    0 => arena.free(frame),
-                    _ => burst.push_back(frame),
+                    0 => arena.free(addressed.frame),
+                    _ => burst.push_back(addressed.frame),
                 }
             }
-            Owner::Parked | Owner::Shared => self.park(arena, flow, frame),
+            Owner::Core(core) => match core.checked_sub(1).and_then(|at| self.outs.get_mut(at)) {
+                Some(out) => out.push_back(addressed.frame),
+                None => burst.push_back(addressed.frame),
+            },
         }
     }
 
-    fn park(&mut self, arena: &mut Arena, flow: Flow, frame: Frame) {
+    /// Who gets a frame for a port of several cores.
+    fn owner_of_flow(&self, view: &mut View<'_>, arena: &Arena, addressed: &Addressed) -> Owner {
+        let bytes = arena.bytes(&addressed.frame);
+        let flow = addressed.flow.or_else(|| Destination::flow(self.medium, bytes));
+        match flow {
+            Some(flow) if is_for_many(self.medium, &flow, bytes) => view.owners(addressed.local),
+            Some(flow) => view.owner_of_flow(&flow),
+            None => Owner::Core(0),
+        }
+    }
+
+    fn park(&mut self, arena: &mut Arena, addressed: Addressed) {
         if self.parked.len() < PARKED_MAX {
-            self.parked.push_back((flow, frame));
+            self.parked.push_back(addressed);
         } else {
             self.drops.count(DropReason::PortRingFull);
-            arena.free(frame);
+            arena.free(addressed.frame);
         }
     }
 
@@ -223,8 +238,8 @@ impl Sorter {
         self.handed = handed;
         let mut view = crossing.view();
         // Each goes to the back again if it still has to wait.
-        for (flow, frame) in std::mem::take(&mut self.parked) {
-            self.pass(&mut view, arena, flow, frame, burst);
+        for addressed in std::mem::take(&mut self.parked) {
+            self.pass(&mut view, arena, addressed, burst);
         }
     }
 
