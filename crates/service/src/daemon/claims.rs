@@ -1,7 +1,9 @@
 //! Whose the ports are when one daemon goes on in another one's place.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,8 +13,7 @@ use tidegate_port::steering::Protocol;
 use tidegate_stack::TcpId;
 
 use super::calls::Host;
-use super::names::SocketKey;
-use super::socket::Socket;
+use super::names::{NOBODY, SocketKey};
 use super::state::{Damaged, SavedClaim, SavedProtocol};
 
 /// The claims of a daemon's sockets, each once.
@@ -116,11 +117,23 @@ impl Host {
         if self.claims.is_shared() {
             return Ok(());
         }
+        // Of a port that is shared, each application has a claim of its own: they need
+        // not go together.
+        let mut claims = HashMap::new();
+        let mut settle = |host: &mut Self, app, protocol, local: SocketAddr, sharing| {
+            let of = (sharing != Sharing::Alone).then_some(app);
+            let settled = match claims.entry((protocol, local.port(), of)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(host.settle(protocol, local, sharing, None)?),
+            };
+            io::Result::Ok(settled.clone())
+        };
         for key in self.sockets.keys() {
             let stack = self.engine.stack();
-            let Some(id) = self.sockets.get(key).map(Socket::id) else { continue };
+            let Some(socket) = self.sockets.get(key) else { continue };
+            let (id, app) = (socket.id(), socket.origin.app);
             let Some((protocol, local)) = id.local(stack) else { continue };
-            let claim = self.settle(protocol, local, id.sharing(stack), None)?;
+            let claim = settle(self, app, protocol, local, id.sharing(stack))?;
             if let Some(socket) = self.sockets.get_mut(key) {
                 socket.claim = claim;
             }
@@ -128,7 +141,7 @@ impl Host {
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
         for (id, local, options) in lingering {
             let sharing = Sharing::new(options.reuse_port, options.user);
-            let claim = self.settle(Protocol::Tcp, local, sharing, None)?;
+            let claim = settle(self, NOBODY, Protocol::Tcp, local, sharing)?;
             self.claims.release_later(id, claim);
         }
         Ok(())

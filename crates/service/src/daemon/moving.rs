@@ -419,6 +419,22 @@ mod tests {
     }
 
     #[test]
+    fn who_shares_a_port_by_agreement_goes_alone() {
+        let mut site = Site::new(3);
+        for app in &mut site.apps {
+            let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+            app.bind_udp("192.0.2.1:53".parse().unwrap(), options).unwrap();
+        }
+        site.wait([3, 0, 0]);
+        site.shed(0, 1, 0);
+        site.wait([2, 1, 0]);
+        site.shed(0, 2, 0);
+        site.wait([1, 1, 1]);
+        site.shed(1, 2, WHOLE);
+        site.wait([1, 0, 2]);
+    }
+
+    #[test]
     fn who_shares_a_port_or_a_socket_goes_together() {
         let mut site = Site::new(3);
         // Two have one port, on different addresses.
