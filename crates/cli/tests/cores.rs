@@ -3,8 +3,9 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -77,8 +78,8 @@ fn programs_move_between_cores_while_they_serve() {
         assert_ne!(redis[0].1, memcached[0].1, "each has a core of its own");
         for host in [SERVER_V4, SERVER_V6] {
             let mut load = benchmark(&site, host);
-            let load = load.stdout(std::process::Stdio::piped());
-            let mut load = load.stderr(std::process::Stdio::piped()).spawn().unwrap();
+            let load = load.stdout(Stdio::piped());
+            let mut load = load.stderr(Stdio::piped()).spawn().unwrap();
             let mut moves = 0;
             while load.try_wait().unwrap().is_none() {
                 move_and_wait(&daemon, &site, &control, "redis", moves % 2);
@@ -97,6 +98,114 @@ fn programs_move_between_cores_while_they_serve() {
         let [(pid, _)] = programs(&daemon, "redis")[..] else { panic!("there is one") };
         let nowhere = ctl(&site, &control, &["--move", &pid.to_string(), "--to", "2"]);
         assert!(said(&nowhere).contains("they are 0 to 1"), "{}", said(&nowhere));
+    }
+}
+
+/// A server on a port that it shares, for both families and both protocols: it says who
+/// it is before what it has heard.
+const SHARER: &str = r#"
+import os, selectors, socket
+own = b"%d " % os.getpid()
+ready = selectors.DefaultSelector()
+def bind(family, kind, address):
+    s = socket.socket(family, kind)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if family == socket.AF_INET6:
+        s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    s.bind((address, 7007))
+    if kind == socket.SOCK_STREAM:
+        s.listen(64)
+    ready.register(s, selectors.EVENT_READ, kind == socket.SOCK_STREAM)
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    bind(socket.AF_INET, kind, "0.0.0.0")
+    bind(socket.AF_INET6, kind, "::")
+while True:
+    for key, _ in ready.select():
+        s = key.fileobj
+        if key.data is True:
+            ready.register(s.accept()[0], selectors.EVENT_READ)
+        elif key.data is False:
+            data, peer = s.recvfrom(2048)
+            s.sendto(own + data, peer)
+        elif data := s.recv(2048):
+            s.sendall(own + data)
+        else:
+            ready.unregister(s)
+            s.close()
+"#;
+
+/// Its clients: new ones all the time, and some that stay with whom they have.
+const SHARER_CLIENT: &str = r#"
+import socket, sys
+address, rounds = (sys.argv[1], 7007), int(sys.argv[2])
+def connect():
+    s = socket.create_connection(address, timeout=20)
+    return s, talk(s, b"hello")
+def talk(s, what):
+    s.sendall(what)
+    got = b""
+    while not got.endswith(b" " + what):
+        more = s.recv(2048)
+        assert more, "it ended after %r" % got
+        got += more
+    return got.split()[0]
+family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+lasting = [connect() for _ in range(8)]
+streams, datagrams = set(), set()
+for n in range(rounds):
+    s, who = connect()
+    streams.add(who)
+    s.close()
+    s, who = lasting[n % len(lasting)]
+    assert talk(s, b"%d" % n) == who, "another one has the connection"
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+        s.settimeout(20)
+        s.sendto(b"%d" % n, address)
+        got, _ = s.recvfrom(2048)
+        assert got.endswith(b" %d" % n), got
+        datagrams.add(got.split()[0])
+print(len(streams), len(datagrams))
+"#;
+
+#[test]
+fn a_port_that_programs_share_is_on_several_cores() {
+    if !can("cores", &["python3", "nc"]) {
+        return;
+    }
+    for port in ["xdp", "packet"] {
+        let site = Site::new(if port == "xdp" { Kind::Xdp } else { Kind::Packet });
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        let flags = ["--port", port, "--cores", "2", "--control", control.to_str().unwrap()];
+        let daemon = Daemon::start(&site, &flags);
+        let server = || daemon.run_server(&["python3", "-c", SHARER], 7007);
+        let _servers = [server(), server(), server()];
+        let began = Instant::now();
+        while programs(&daemon, "python").len() < 3 {
+            assert!(began.elapsed() < LIMIT, "the servers do not come in");
+        }
+        let all = programs(&daemon, "python");
+        let apart: BTreeSet<_> = all.into_iter().map(|(_, core)| core).collect();
+        assert_eq!(apart.len(), 2, "they are on both cores");
+        for host in [SERVER_V4, SERVER_V6] {
+            let mut client = site.client().command("python3");
+            client.args(["-c", SHARER_CLIENT, host, "300"]);
+            let client = client.stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut client = client.spawn().unwrap();
+            let mut moves = 0;
+            while client.try_wait().unwrap().is_none() {
+                let all = programs(&daemon, "python");
+                let (pid, core) = all[moves % all.len()];
+                let (pid, to) = (pid.to_string(), (1 - core).to_string());
+                let moved = ctl(&site, &control, &["--move", &pid, "--to", &to]);
+                assert!(moved.status.success(), "{}", said(&moved));
+                moves += 1;
+            }
+            let output = client.wait_with_output().unwrap();
+            assert!(output.status.success(), "after {moves} moves: {}", said(&output));
+            assert!(said(&output).contains("3 3"), "all are reached: {}", said(&output));
+            assert!(moves >= 2, "it was over before anybody moved");
+        }
     }
 }
 

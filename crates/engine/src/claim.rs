@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_port::Port;
-use tidegate_port::spread::LocalPort;
+use tidegate_port::spread::{Crossing, LocalPort, Sharing};
 use tidegate_port::steering::{Protocol, Rule};
 use tidegate_stack::TcpId;
 
@@ -24,7 +24,7 @@ enum Rival {
         ports_are_held: bool,
     },
     /// That of stacks on other cores, which live on the same addresses.
-    Cores,
+    Cores { crossing: Arc<Crossing>, own: usize },
 }
 
 /// The claims of one stack on its local ports.
@@ -43,9 +43,9 @@ impl Claims {
         Self { rival, ending: Vec::new() }
     }
 
-    /// Claims of a stack beside others behind one port.
-    pub(crate) fn among_cores() -> Self {
-        Self { rival: Rival::Cores, ending: Vec::new() }
+    /// Claims of the stack on a core beside others behind one port.
+    pub(crate) fn among_cores(crossing: Arc<Crossing>, own: usize) -> Self {
+        Self { rival: Rival::Cores { crossing, own }, ending: Vec::new() }
     }
 
     /// Whether the stack lives on the kernel's addresses.
@@ -119,28 +119,29 @@ impl Claims {
     }
 
     /// The stack has a socket on this port now: claims it before the other cores,
-    /// if there are any. `claim` is what the kernel was asked for.
+    /// if there are any, alone or shared with their sockets that share theirs. `claim`
+    /// is what the kernel was asked for.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another core has the port.
+    /// [`io::ErrorKind::AddrInUse`] when another core has the port, and it is not shared.
     pub fn settle(
         &self,
-        port: &mut dyn Port,
         protocol: Protocol,
         local: SocketAddr,
+        sharing: Sharing,
         claim: Option<Arc<Claim>>,
     ) -> io::Result<Option<Arc<Claim>>> {
-        if !matches!(self.rival, Rival::Cores) {
-            return Ok(claim);
-        }
-        let rule = Rule::Port { protocol, address: None, port: local.port() };
-        port.set_steering(&rule, true)?;
-        Ok(Some(Arc::new(Claim { protocol, rules: vec![rule], local, kernel: None })))
+        let Rival::Cores { crossing, own } = &self.rival else { return Ok(claim) };
+        crossing.claim(*own, (protocol, local.port()), sharing)?;
+        Ok(Some(Arc::new(Claim { protocol, rules: Vec::new(), local, sharing, kernel: None })))
     }
 
     /// Gives a port back, if nobody else needs it.
     pub fn release(&self, port: &mut dyn Port, claim: Option<Arc<Claim>>) {
         if let Some(claim) = claim.and_then(Arc::into_inner) {
+            if let Rival::Cores { crossing, own } = &self.rival {
+                crossing.release(*own, claim.local_port(), claim.sharing);
+            }
             claim.release(port);
         }
     }
@@ -177,9 +178,9 @@ impl Claims {
         self.ending.iter().any(|(_, claim)| claim.local_port() == port)
     }
 
-    /// Closed connections whose ports another core is to have, with their claims.
-    pub fn take_ending(&mut self, ports: &[LocalPort]) -> Vec<(TcpId, Arc<Claim>)> {
-        let is_moving = |(_, claim): &(TcpId, Arc<Claim>)| ports.contains(&claim.local_port());
+    /// Closed connections that another core is to have, with their claims.
+    pub fn take_ending(&mut self, moves: impl Fn(&Arc<Claim>) -> bool) -> Vec<(TcpId, Arc<Claim>)> {
+        let is_moving = |(_, claim): &(TcpId, Arc<Claim>)| moves(claim);
         let (moving, staying) = std::mem::take(&mut self.ending).into_iter().partition(is_moving);
         self.ending = staying;
         moving
@@ -205,6 +206,8 @@ pub struct Claim {
     protocol: Protocol,
     rules: Vec<Rule>,
     local: SocketAddr,
+    /// With whom on other cores.
+    sharing: Sharing,
     kernel: Option<OwnedFd>,
 }
 
@@ -260,7 +263,7 @@ impl Claim {
         rules: Vec<Rule>,
         kernel: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        let claim = Self { protocol, rules, local, kernel };
+        let claim = Self { protocol, rules, local, sharing: Sharing::Alone, kernel };
         for rule in &claim.rules {
             if let Err(error) = port.set_steering(rule, true) {
                 claim.release(port);
@@ -295,6 +298,11 @@ impl Claim {
             // One that did not listen says so.
             let _ = rustix::net::shutdown(kernel, rustix::net::Shutdown::Both);
         }
+    }
+
+    /// Whether sockets on other cores may have the port, too.
+    pub fn is_shared(&self) -> bool {
+        self.sharing != Sharing::Alone
     }
 
     /// The port, whatever the address.

@@ -1,11 +1,13 @@
 //! Several cores behind one port, each with an engine and a stack of its own.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 
 use tidegate_port::Port;
-use tidegate_port::spread::{Branch, Crossing, spread};
-use tidegate_stack::{Ownership, SavedStack, Transport};
+use tidegate_port::spread::{Branch, Crossing, Flow, LocalPort, spread};
+use tidegate_port::steering::Protocol;
+use tidegate_stack::{Ownership, PortGroups, SavedStack, Transport};
 use tidegate_wire::MacAddr;
 
 use crate::claim::Claims;
@@ -114,30 +116,69 @@ fn join(
     let secrets = engine.parts().0.tcp_secrets();
     let spread = spread.recv().map_err(|_| io::Error::other("the port was not opened"));
     let (crossing, branches) = spread.map_err(OpenError::Io)?;
-    let mut all = vec![(engine, Claims::among_cores())];
+    let claims = |core| Claims::among_cores(Arc::clone(&crossing), core);
+    let mut all = vec![(engine, claims(0))];
     for (mut other, branch) in others.into_iter().zip(branches) {
         let open_branch = move |branch: Branch| Ok(Box::new(branch) as Box<dyn Port>);
         other.port = PortConfig::Custom(Box::new(move |_| open_branch(branch)));
         let (mut engine, _) = open(other)?;
         // What one stack has told a peer another one must keep.
         engine.parts().0.share_tcp_secrets(secrets);
-        all.push((engine, Claims::among_cores()));
+        all.push((engine, claims(all.len())));
     }
     let mut engines = all.iter_mut().map(|(engine, _)| engine);
     if let Some(first) = engines.next() {
         first.admit_for(engines);
     }
     for (core, (engine, _)) in all.iter_mut().enumerate() {
-        let crossing = Arc::clone(&crossing);
-        engine.parts().0.set_reserved_ports(move |transport, port| {
-            let protocol = match transport {
-                Transport::Udp => tidegate_port::steering::Protocol::Udp,
-                Transport::Tcp => tidegate_port::steering::Protocol::Tcp,
-            };
-            crossing.is_foreign(core, (protocol, port))
+        let place = Place { crossing: Arc::clone(&crossing), core };
+        let (stack, _, _) = engine.parts();
+        stack.set_port_groups(Arc::new(place.clone()));
+        stack.set_reserved_ports(move |transport, port| {
+            place.crossing.is_foreign(place.core, (protocol(transport), port))
         });
     }
     Ok(SpreadStacks { stacks: all, crossing: Some(crossing) })
+}
+
+/// Where a stack is among the others.
+#[derive(Clone)]
+struct Place {
+    crossing: Arc<Crossing>,
+    core: usize,
+}
+
+impl PortGroups for Place {
+    fn join(&self, transport: Transport, local: SocketAddr) {
+        self.crossing.join(self.core, local_port(transport, local), local.ip());
+    }
+
+    fn leave(&self, transport: Transport, local: SocketAddr) {
+        self.crossing.leave(self.core, local_port(transport, local), local.ip());
+    }
+
+    fn begin(&self, transport: Transport, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.crossing.begin(self.core, Flow::new(protocol(transport), local, remote))
+    }
+
+    fn take_over(&self, transport: Transport, local: SocketAddr, remote: SocketAddr) {
+        self.crossing.take_over(self.core, Flow::new(protocol(transport), local, remote));
+    }
+
+    fn end(&self, transport: Transport, local: SocketAddr, remote: SocketAddr) {
+        self.crossing.end(self.core, Flow::new(protocol(transport), local, remote));
+    }
+}
+
+fn protocol(transport: Transport) -> Protocol {
+    match transport {
+        Transport::Udp => Protocol::Udp,
+        Transport::Tcp => Protocol::Tcp,
+    }
+}
+
+fn local_port(transport: Transport, local: SocketAddr) -> LocalPort {
+    (protocol(transport), local.port())
 }
 
 /// The configuration of a stack on the same addresses, but for its port.
@@ -174,7 +215,7 @@ mod tests {
     use tidegate_gate::Settings;
     use tidegate_gate::admission::{self, Admission, Class, Match, Source};
     use tidegate_port::mem::{MemConfig, wire};
-    use tidegate_port::steering::Protocol;
+    use tidegate_port::spread::Sharing;
     use tidegate_stack::{TcpOptions, UdpId, UdpOptions};
     use tidegate_wire::{DropReason, IpCidr};
 
@@ -214,10 +255,10 @@ mod tests {
             for (core, engine) in engines.iter_mut().enumerate() {
                 let local = SocketAddr::new(own, 5000 + core as u16);
                 let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
-                let claim = claims[core].settle(engine.port(), Protocol::Udp, local, None);
+                let claim = claims[core].settle(Protocol::Udp, local, Sharing::Alone, None);
                 servers.push((local, id, claim.unwrap().unwrap()));
             }
-            let taken = claims[1].settle(engines[1].port(), Protocol::Udp, servers[0].0, None);
+            let taken = claims[1].settle(Protocol::Udp, servers[0].0, Sharing::Alone, None);
             assert_eq!(taken.err().unwrap().kind(), io::ErrorKind::AddrInUse);
             let any = SocketAddr::new(peer.split('/').next().unwrap().parse().unwrap(), 0);
             let (stack, arena, now_ns) = client.parts();
@@ -282,7 +323,7 @@ mod tests {
 
         fn claim(&mut self, protocol: Protocol, port: u16) -> SocketAddr {
             let local = SocketAddr::new(self.own, port);
-            self.claims.settle(self.other.port(), protocol, local, None).unwrap().unwrap();
+            self.claims.settle(protocol, local, Sharing::Alone, None).unwrap().unwrap();
             local
         }
 
@@ -459,7 +500,7 @@ mod tests {
             for (core, engine) in engines.iter_mut().enumerate() {
                 let local = SocketAddr::new(own, 5000 + core as u16);
                 let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
-                let claim = claims[core].settle(engine.port(), Protocol::Udp, local, None);
+                let claim = claims[core].settle(Protocol::Udp, local, Sharing::Alone, None);
                 sockets.push((local, id, claim.unwrap().unwrap()));
             }
             for (core, engine) in engines.iter_mut().enumerate() {
@@ -488,6 +529,111 @@ mod tests {
         }
     }
 
+    /// Listeners and datagram sockets on one port of two cores: each serves a part of the
+    /// clients, and goes on with its connections when it takes no new ones.
+    #[test]
+    fn a_port_that_is_shared_is_served_by_several_cores() {
+        const CLIENTS: usize = 64;
+        for (own, peer) in [("10.0.0.1/24", "10.0.0.2/24"), ("fd00::1/64", "fd00::2/64")] {
+            let (near, far) = wire(&MemConfig::default()).unwrap();
+            let SpreadStacks { stacks, crossing } = open_spread(net(near, own), CORES).unwrap();
+            (1..CORES).for_each(|core| crossing.as_ref().unwrap().set_used(core));
+            let (client, _) = open(net(far, peer)).unwrap();
+            let address = |cidr: &str| cidr.split('/').next().unwrap().parse().unwrap();
+            let local = SocketAddr::new(address(own), 80);
+            let any = SocketAddr::new(address(peer), 0);
+            let (mut engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+            let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+            let mut listeners = Vec::new();
+            for core in 1..CORES {
+                let (stack, _, _) = engines[core].parts();
+                let listener = stack.tcp_listen(local, CLIENTS, options).unwrap();
+                let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+                let socket = stack.udp_bind(local, options).unwrap();
+                let settle = |protocol| {
+                    let sharing = Sharing::ReusePort { user: 0 };
+                    let claim = claims[core].settle(protocol, local, sharing, None);
+                    let refused = claims[0].settle(protocol, local, Sharing::Alone, None);
+                    assert!(refused.is_err(), "it is no other core's alone");
+                    claim.unwrap().unwrap()
+                };
+                let claims = [Protocol::Tcp, Protocol::Udp].map(settle);
+                listeners.push((listener, socket, claims));
+            }
+            engines.push(client);
+
+            let (stack, arena, now_ns) = engines[CORES].parts();
+            let options = TcpOptions::default();
+            let mut connect = || stack.tcp_connect(now_ns, arena, None, local, options).unwrap();
+            let connections: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
+            let bind = |_| stack.udp_bind(any, UdpOptions::default()).unwrap();
+            let askers: Vec<_> = (0..CLIENTS).map(bind).collect();
+            let mut accepted = vec![Vec::new(); CORES];
+            let mut served = [0; CORES];
+            // Each server says which it is; each client asks until it has heard that.
+            let mut heard = [vec![None; CLIENTS], vec![None; CLIENTS]];
+            for round in 0..2_u8 {
+                let mut answers = [vec![None; CLIENTS], vec![None; CLIENTS]];
+                let mut has_asked = [false; CLIENTS];
+                run(&mut engines.iter_mut().collect::<Vec<_>>(), |engines| {
+                    for core in 1..CORES {
+                        let (listener, socket, ..) = &listeners[core - 1];
+                        let (stack, arena, now_ns) = engines[core].parts();
+                        accepted[core].extend(stack.tcp_accept(*listener));
+                        for &id in &accepted[core] {
+                            let mut asked = [0; 1];
+                            if stack.tcp_recv(now_ns, arena, id, &mut asked) == Ok(1) {
+                                stack.tcp_send(now_ns, arena, id, &[core as u8]).unwrap();
+                            }
+                        }
+                        while let Some(datagram) = stack.udp_receive(arena, *socket) {
+                            let to = Some(datagram.remote);
+                            datagram.release(arena);
+                            let answer = [core as u8];
+                            stack.udp_send(now_ns, arena, *socket, to, None, &answer).unwrap();
+                            served[core] += 1;
+                        }
+                        engines[core].flush().unwrap();
+                    }
+                    let (stack, arena, now_ns) = engines[CORES].parts();
+                    let [by_stream, by_datagram] = &mut answers;
+                    for (at, &id) in connections.iter().enumerate() {
+                        if !has_asked[at] && stack.tcp_send(now_ns, arena, id, &[round]).is_ok() {
+                            has_asked[at] = true;
+                            let to = Some(local);
+                            stack.udp_send(now_ns, arena, askers[at], to, None, &[round]).unwrap();
+                        }
+                        let mut answer = [0; 1];
+                        if stack.tcp_recv(now_ns, arena, id, &mut answer) == Ok(1) {
+                            by_stream[at] = Some(answer[0]);
+                        }
+                    }
+                    for (at, &id) in askers.iter().enumerate() {
+                        while let Some(datagram) = stack.udp_receive(arena, id) {
+                            by_datagram[at] = Some(datagram.bytes(arena)[0]);
+                            datagram.release(arena);
+                        }
+                    }
+                    engines[CORES].flush().unwrap();
+                    answers.iter().flatten().all(Option::is_some)
+                });
+                for core in 1..CORES {
+                    assert!(accepted[core].len() > CLIENTS / 8, "core {core} has its part");
+                    assert!(served[core] > CLIENTS / 8, "core {core} has its part");
+                }
+                if round == 0 {
+                    heard = answers;
+                    // The listener of the last core takes no more connections.
+                    let (listener, ..) = listeners[CORES - 2];
+                    let (stack, arena, now_ns) = engines[CORES - 1].parts();
+                    stack.tcp_close_listener(now_ns, arena, listener);
+                } else {
+                    assert_eq!(answers, heard, "all are where they were");
+                }
+            }
+        }
+    }
+
     #[test]
     fn no_two_cores_choose_the_same_port() {
         let (near, _far) = wire(&MemConfig::default()).unwrap();
@@ -499,7 +645,7 @@ mod tests {
                 let (stack, arena, now_ns) = engine.parts();
                 let id = stack.tcp_connect(now_ns, arena, None, peer, TcpOptions::default());
                 let local = stack.tcp_local_addr(id.unwrap()).unwrap();
-                let claim = claims.settle(engine.port(), Protocol::Tcp, local, None).unwrap();
+                let claim = claims.settle(Protocol::Tcp, local, Sharing::Alone, None).unwrap();
                 ports.push((local.port(), claim));
             }
         }

@@ -288,6 +288,48 @@ fn go_on((mut site, family): (Site, [&str; 2])) {
 }
 
 #[test]
+fn those_on_a_shared_port_go_on() {
+    Site::all().for_each(share_port);
+}
+
+/// Applications on one port come together for the next daemon, and part again.
+fn share_port((mut site, family): (Site, [&str; 2])) {
+    let to = address(1, family, 80);
+    let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+    let listen = |mut app: Attachment| {
+        let listener = app.listen(to, 8, options).unwrap();
+        (app, listener)
+    };
+    let mut servers: Vec<_> = (0..3).map(|_| listen(site.attach(1))).collect();
+    let mut peer = site.attach(0);
+    let mut open: Vec<(Handle, usize, Handle)> = Vec::new();
+    let mut buf = [0; 16];
+    for round in 0..6_u8 {
+        let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
+        connected(&mut peer, ours).unwrap();
+        let began = std::time::Instant::now();
+        let (at, theirs) = loop {
+            let accept = |(at, (app, listener)): (usize, &mut (Attachment, Handle))| {
+                Some((at, app.accept(*listener).ok()?.0))
+            };
+            if let Some(accepted) = servers.iter_mut().enumerate().find_map(accept) {
+                break accepted;
+            }
+            assert!(began.elapsed() < LIMIT, "nobody accepts it");
+        };
+        open.push((ours, at, theirs));
+        for &(ours, at, theirs) in &open {
+            peer.send(ours, &[round]).unwrap();
+            let app = &mut servers[at].0;
+            assert_eq!(until(app, |app| app.recv(theirs, &mut buf, false)).unwrap(), 1);
+            assert_eq!(buf[0], round);
+        }
+        site.upgrade();
+        site.scatter();
+    }
+}
+
+#[test]
 fn what_was_closed_still_goes_out() {
     Site::all().for_each(close_and_upgrade);
 }

@@ -151,7 +151,7 @@ impl<'s> Host<'s> {
     /// Tidegate's own.
     pub fn each(test: impl Fn(&Host<'_>)) {
         Self::attached(&test);
-        let site = Site::new(super::Kind::Xdp);
+        let site = Site::new(Kind::Xdp);
         test(&Host::Embedded(&site, &OWN_ADDRESSES));
     }
 
@@ -162,7 +162,7 @@ impl<'s> Host<'s> {
 
     /// As [`Host::attached`], with flags for the daemon.
     pub fn attached_with(flags: &[&str], test: impl Fn(&Host<'_>)) {
-        let site = Site::new(super::Kind::Xdp);
+        let site = Site::new(Kind::Xdp);
         test(&Host::Attached(Daemon::start(&site, flags)));
     }
 

@@ -8,7 +8,6 @@ use tidegate_memory::Arena;
 
 use super::crossing::Crossing;
 use crate::mem::MemPort;
-use crate::steering::Rule;
 use crate::{Burst, Capabilities, Port, PortCounters};
 
 /// What a core without a card receives from and sends to: the core that has it.
@@ -59,10 +58,6 @@ impl Port for Branch {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.wire.wake_fd()
-    }
-
-    fn set_steering(&mut self, rule: &Rule, take: bool) -> io::Result<()> {
-        self.crossing.set_steering(self.core, rule, take)
     }
 
     fn counters(&mut self) -> PortCounters {

@@ -1,20 +1,20 @@
 //! What the cores behind one port share.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate_memory::Doorbell;
 
-use super::directory::{Directory, Owner};
-use crate::steering::{Protocol, Rule};
+use super::LocalPort;
+use super::directory::{Directory, View};
+use super::flow::Flow;
+use super::shared_port::Sharing;
 
 /// How long a core may take to look once: it may have to wait for its processor.
 const ROUND_LIMIT: Duration = Duration::from_secs(1);
-
-/// A local port.
-pub type LocalPort = (Protocol, u16);
 
 /// Where the ways of several cores cross: who has which local port, and how a port
 /// goes from one core to another.
@@ -23,6 +23,10 @@ pub type LocalPort = (Protocol, u16);
 /// what has come for it, says [`Crossing::wait_until_sent`] and hands over what it
 /// knows, and the other one says [`Crossing::hand`]. Frames that come meanwhile
 /// wait, in their order.
+///
+/// A port whose claims all say so may be shared ([`Sharing::ReusePort`]): cores with
+/// sockets on it ([`Crossing::join`]) get a part of its new flows each, and flows stay
+/// with the core that has a socket for them ([`Crossing::begin`]).
 pub struct Crossing {
     directory: Directory,
     /// How often the core with the card has taken frames and passed them on.
@@ -62,14 +66,67 @@ impl Crossing {
         self.lanes.len() + 1
     }
 
-    /// Whether a core other than this one has the port.
-    pub fn is_foreign(&self, core: usize, (protocol, port): LocalPort) -> bool {
-        self.directory.is_foreign(protocol, port, core)
+    /// Claims a local port for a core once more.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another core has it, and it is not shared.
+    pub fn claim(&self, core: usize, port: LocalPort, sharing: Sharing) -> io::Result<()> {
+        let may_have = self.directory.claim(port, core, sharing);
+        if may_have { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
     }
 
-    /// Whether a port that is claimed is on its way from one core to another.
-    pub fn is_on_its_way(&self, port: LocalPort) -> bool {
-        matches!(self.owner(port), Owner::Parked)
+    /// Takes back a claim that was made so.
+    pub fn release(&self, core: usize, port: LocalPort, sharing: Sharing) {
+        self.directory.release(port, core, sharing);
+    }
+
+    /// Whether a core may claim a port so.
+    pub fn is_open_to(&self, core: usize, port: LocalPort, sharing: Sharing) -> bool {
+        self.directory.is_open_to(port, core, sharing)
+    }
+
+    /// Whether a core other than this one has the port.
+    pub fn is_foreign(&self, core: usize, port: LocalPort) -> bool {
+        self.directory.is_foreign(port, core)
+    }
+
+    /// Whether the port is at this core, or at none, and not on its way.
+    pub fn is_at(&self, core: usize, port: LocalPort) -> bool {
+        self.directory.is_at(port, core)
+    }
+
+    /// Whether the claims of a port may be on several cores: all of them share it, and
+    /// are one user's.
+    pub fn can_be_shared(&self, port: LocalPort) -> bool {
+        self.directory.can_be_shared(port)
+    }
+
+    /// A socket of a core's takes what anybody sends to this address and port, which
+    /// it may share with those of other cores. That is so once the core has claimed the
+    /// port.
+    pub fn join(&self, core: usize, port: LocalPort, address: IpAddr) {
+        self.directory.join(port, address, core);
+    }
+
+    /// It does so no longer.
+    pub fn leave(&self, core: usize, port: LocalPort, address: IpAddr) {
+        self.directory.leave(port, address, core);
+    }
+
+    /// A core is to have a socket for a flow, and gets its frames from now on. Whether
+    /// that may be: there is none yet.
+    pub fn begin(&self, core: usize, flow: Flow) -> bool {
+        self.directory.begin(flow, core)
+    }
+
+    /// A socket for a flow has come to a core from another one.
+    pub fn take_over(&self, core: usize, flow: Flow) {
+        self.directory.take_over(flow, core);
+    }
+
+    /// A core has no socket for a flow any more.
+    pub fn end(&self, core: usize, flow: Flow) {
+        self.directory.end(flow, core);
     }
 
     /// A core is used from now on: it hears what all need to hear.
@@ -77,25 +134,20 @@ impl Crossing {
         self.used.fetch_or(1 << core, Ordering::Relaxed);
     }
 
-    pub(super) fn is_used(&self, core: usize) -> bool {
-        self.used.load(Ordering::Relaxed) & 1 << core != 0
-    }
-
-    /// From now on frames for these ports, which the core `core` has, wait. All that
-    /// came before is where it finds it when it looks next.
+    /// From now on frames for these ports, or for the core's part of them, wait. All
+    /// that came before is where it finds it when it looks next.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] when the core with the card does not run: the
     /// ports stay where they were.
     pub fn park(&self, core: usize, ports: &[LocalPort]) -> io::Result<()> {
-        for &(protocol, port) in ports {
-            self.directory.park(protocol, port);
-        }
+        ports.iter().for_each(|&port| self.directory.park(port, core));
         let round = self.rounds.load(Ordering::SeqCst);
         // Whoever was in the middle of a look when it began has finished that. The
         // core with the card itself is in the middle of none.
         let has_looked = || core == 0 || self.rounds.load(Ordering::SeqCst) > round;
-        self.wait(has_looked).inspect_err(|_| self.hand(core, ports))
+        let back = || ports.iter().map(|&port| (port, 0));
+        self.wait(has_looked).inspect_err(|_| self.hand(core, core, back()))
     }
 
     /// Waits until the card has all that a core has sent.
@@ -123,34 +175,22 @@ impl Crossing {
         Ok(())
     }
 
-    /// These ports are this core's from now on, and so are the frames that waited.
-    pub fn hand(&self, core: usize, ports: &[LocalPort]) {
-        for &(protocol, port) in ports {
-            self.directory.hand(protocol, port, core);
+    /// These ports are another core's from now on, and so are the frames that waited.
+    /// Of those that are shared, so many claims have moved.
+    pub fn hand(&self, from: usize, to: usize, ports: impl IntoIterator<Item = (LocalPort, u32)>) {
+        for (port, claims) in ports {
+            self.directory.hand(port, from, to, claims);
         }
         self.handed.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();
     }
 
-    pub(super) fn owner(&self, (protocol, port): LocalPort) -> Owner {
-        self.directory.owner(protocol, port)
+    pub(super) fn view(&self) -> View<'_> {
+        self.directory.view(self.used.load(Ordering::Relaxed))
     }
 
     pub(super) fn handed(&self) -> u64 {
         self.handed.load(Ordering::SeqCst)
-    }
-
-    /// Claims a local port for a core, or takes the claim back.
-    pub(super) fn set_steering(&self, core: usize, rule: &Rule, take: bool) -> io::Result<()> {
-        let &Rule::Port { protocol, address: None, port } = rule else {
-            return Err(io::ErrorKind::Unsupported.into());
-        };
-        if !take {
-            self.directory.release(protocol, port, core);
-        } else if !self.directory.claim(protocol, port, core) {
-            return Err(io::ErrorKind::AddrInUse.into());
-        }
-        Ok(())
     }
 
     pub(super) fn on_sent(&self, core: usize, frames: usize) {

@@ -3,12 +3,16 @@
 //! The core that has the card, core 0, reads of each frame which local port it is
 //! for, and gives it to the core that has claimed the port: flows are spread by
 //! software, whatever the card can do. What core 0 gets for itself and sends itself
-//! is not copied; the others are at the end of a wire in memory.
+//! is not copied; the others are at the end of a wire in memory. A port that several
+//! cores share is divided among them flow by flow.
 
 mod branch;
 mod crossing;
 mod destination;
 mod directory;
+mod flow;
+mod shared_port;
+mod slots;
 mod trunk;
 
 use std::io;
@@ -17,11 +21,17 @@ use std::sync::Arc;
 use tidegate_memory::Doorbell;
 
 pub use self::branch::Branch;
-pub use self::crossing::{Crossing, LocalPort};
+pub use self::crossing::Crossing;
+pub use self::flow::Flow;
+pub use self::shared_port::Sharing;
 pub use self::trunk::Trunk;
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::mem::{MAX_FRAME_BYTES, MemConfig, wire_between};
+use crate::steering::Protocol;
 use crate::{Capabilities, Port};
+
+/// A local port.
+pub type LocalPort = (Protocol, u16);
 
 /// The most cores behind one port.
 pub const MOST_CORES: usize = 64;

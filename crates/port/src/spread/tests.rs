@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::{Arena, ArenaConfig, Frame, FrameSize};
 use tidegate_wire::{Icmpv4Message, Icmpv6Message, Medium, icmpv4};
@@ -6,7 +8,7 @@ use super::destination::Destination;
 use super::*;
 use crate::Burst;
 use crate::mem::{MemPort, wire};
-use crate::steering::{Protocol, Rule};
+use crate::steering::Protocol;
 
 const UDP: u8 = 17;
 const TCP: u8 = 6;
@@ -90,11 +92,7 @@ impl Bench {
     }
 
     fn claim(&mut self, core: usize, protocol: Protocol, port: u16) -> io::Result<()> {
-        let rule = Rule::Port { protocol, address: None, port };
-        match core.checked_sub(1) {
-            Some(at) => self.branches[at].0.set_steering(&rule, true),
-            None => self.trunk.set_steering(&rule, true),
-        }
+        self.trunk.crossing().claim(core, (protocol, port), Sharing::Alone)
     }
 }
 
@@ -240,7 +238,7 @@ fn ports_move_without_loss_and_in_order() {
             assert!(bench.receive().iter().all(Vec::is_empty), "they wait");
         }
     }
-    crossing.hand(2, &ports);
+    crossing.hand(1, 2, [(ports[0], 1)]);
     assert!(!bench.trunk.prepare_sleep().unwrap());
     for at in 100..110 {
         bench.send(&number(at));
@@ -259,7 +257,7 @@ fn a_move_from_the_core_with_the_card_waits_for_nobody() {
     bench.claim(0, Protocol::Tcp, 80).unwrap();
     let crossing = bench.trunk.crossing();
     crossing.park(0, &[(Protocol::Tcp, 80)]).unwrap();
-    crossing.hand(1, &[(Protocol::Tcp, 80)]);
+    crossing.hand(0, 1, [((Protocol::Tcp, 80), 1)]);
     let [packet, _] = both(TCP, 80, b"x");
     assert_eq!(bench.whose(&packet), 1);
 }
@@ -374,6 +372,162 @@ fn what_is_looped_waits_for_a_port_that_is_on_its_way() {
     let mut frames = looped(TCP, 80, &mut bench.own);
     bench.trunk.loop_back(&mut bench.own, &mut frames, &mut Burst::new(), 9).unwrap();
     assert!(bench.receive().iter().all(Vec::is_empty));
-    crossing.hand(1, &[(Protocol::Tcp, 80)]);
+    crossing.hand(0, 1, [((Protocol::Tcp, 80), 1)]);
     assert_eq!(bench.receive()[1].len(), 2);
+}
+
+/// Cores 1 and 2 share a port of all addresses.
+fn share(bench: &Bench, local: LocalPort) {
+    let crossing = bench.trunk.crossing();
+    for core in [1, 2] {
+        for any in ["0.0.0.0", "::"] {
+            crossing.join(core, local, any.parse().unwrap());
+        }
+        crossing.claim(core, local, Sharing::ReusePort { user: 0 }).unwrap();
+    }
+}
+
+/// The flow of the packets that [`both`] makes, from another port.
+fn flow_of(local: LocalPort, at: usize, from: u16) -> Flow {
+    let [own, peer]: [IpAddr; 2] = match at {
+        0 => [[192, 0, 2, 1].into(), [192, 0, 2, 9].into()],
+        _ => [[0xfe; 16].into(), [0xfd; 16].into()],
+    };
+    Flow::new(local.0, (own, local.1).into(), (peer, from).into())
+}
+
+#[test]
+fn flows_of_a_shared_port_are_divided_and_stay() {
+    for (number, protocol) in [(TCP, Protocol::Tcp), (UDP, Protocol::Udp)] {
+        let mut bench = Bench::new(3);
+        let local = (protocol, 80);
+        share(&bench, local);
+        let crossing = bench.trunk.crossing();
+        let packets = |from: u16| {
+            let payload = transport(from, 80, b"x");
+            [v4(number, 0x4000, &payload), v6(number, &payload)]
+        };
+        let mut counts = [[0; 3]; 2];
+        for from in 1..=200 {
+            for (at, packet) in packets(from).iter().enumerate() {
+                let core = bench.whose(packet);
+                assert_eq!(bench.whose(packet), core, "each flow is one core's");
+                counts[at][core] += 1;
+                assert!(crossing.begin(core, flow_of(local, at, from)));
+            }
+        }
+        for [card, one, other] in counts {
+            assert!(card == 0 && one > 50 && other > 50, "{one} and {other}");
+        }
+        // The sockets of core 1 take no more flows: only those that it has are its.
+        for any in ["0.0.0.0", "::"] {
+            crossing.leave(1, local, any.parse().unwrap());
+        }
+        for from in 1..=200 {
+            for (at, packet) in packets(from).iter().enumerate() {
+                counts[at][bench.whose(packet)] -= 1;
+            }
+            for packet in packets(from + 1000) {
+                assert_eq!(bench.whose(&packet), 2);
+            }
+        }
+        assert_eq!(counts, [[0; 3]; 2], "each flow is where it was");
+    }
+}
+
+#[test]
+fn parts_of_a_packet_and_errors_follow_their_flow() {
+    let mut bench = Bench::new(3);
+    let local = (Protocol::Udp, 53);
+    share(&bench, local);
+    let crossing = bench.trunk.crossing();
+    for core in [1, 2] {
+        for at in [0, 1] {
+            crossing.take_over(core, flow_of(local, at, SOURCE));
+        }
+        let datagram = transport(SOURCE, 53, &[0; 8]);
+        assert_eq!(bench.whose(&v4(UDP, 0x2000, &datagram)), core);
+        assert_eq!(bench.whose(&v4(UDP, 2, &[1; 8])), core);
+        let fragment = |offset: [u8; 2], data: &[u8]| {
+            v6(44, &[&[UDP, 0][..], &offset, &[0, 0, 0, 9], data].concat())
+        };
+        assert_eq!(bench.whose(&fragment([0, 1], &datagram)), core);
+        assert_eq!(bench.whose(&fragment([0, 16], &[1; 8])), core);
+        // What was sent has the ends the other way round.
+        let sent = transport(53, SOURCE, &[]);
+        let mut quote = v4(UDP, 0, &sent);
+        let (source, destination) = ([192, 0, 2, 1], [192, 0, 2, 9]);
+        quote[12..16].copy_from_slice(&source);
+        quote[16..20].copy_from_slice(&destination);
+        let code = icmpv4::unreachable::PORT;
+        let error = Icmpv4Message::DestinationUnreachable { code, next_hop_mtu: 0, quote: &quote };
+        let mut message = vec![0; 8 + quote.len()];
+        assert!(error.emit(&mut message).is_some());
+        assert_eq!(bench.whose(&v4(1, 0, &message)), core);
+        let mut quote = v6(UDP, &sent);
+        quote[8..24].fill(0xfe);
+        quote[24..40].fill(0xfd);
+        let mut message = vec![0; 8 + quote.len()];
+        let error = Icmpv6Message::PacketTooBig { mtu: 1280, quote: &quote };
+        assert!(error.emit([0xfd; 16].into(), [0xfe; 16].into(), &mut message).is_some());
+        assert_eq!(bench.whose(&v6(58, &message)), core);
+    }
+}
+
+#[test]
+fn all_who_share_a_port_hear_what_is_for_a_group() {
+    let mut bench = Bench::new(3);
+    share(&bench, (Protocol::Udp, 5353));
+    let datagram = transport(SOURCE, 5353, b"who is there");
+    let mut groups = [v4(UDP, 0, &datagram), v4(UDP, 0, &datagram), v6(UDP, &datagram)];
+    groups[0][16..20].copy_from_slice(&[224, 0, 0, 251]);
+    groups[1][16..20].fill(0xff);
+    groups[2][24..40].fill(0xff);
+    for packet in &groups {
+        bench.send(packet);
+        assert_eq!(bench.receive(), [vec![], vec![packet.clone()], vec![packet.clone()]]);
+    }
+    bench.trunk.crossing().claim(0, (Protocol::Udp, 5353), Sharing::ReusePort { user: 0 }).unwrap();
+    bench.send(&groups[0]);
+    assert!(bench.receive().iter().all(|got| *got == [groups[0].clone()]));
+    assert_eq!(bench.own.available(), 2048);
+}
+
+#[test]
+fn a_part_of_a_shared_port_moves_without_loss_and_in_order() {
+    let mut bench = Bench::new(3);
+    let local = (Protocol::Udp, 53);
+    share(&bench, local);
+    let crossing = bench.trunk.crossing();
+    let known = flow_of(local, 0, SOURCE);
+    crossing.take_over(1, known);
+    let other = flow_of(local, 0, 9);
+    crossing.take_over(2, other);
+    let number = |at: u8| v4(UDP, 0, &transport(SOURCE, 53, &[at]));
+    let elsewhere = v4(UDP, 0, &transport(9, 53, b"goes on"));
+    std::thread::scope(|scope| {
+        let parked = scope.spawn(|| crossing.park(1, &[local]));
+        while !parked.is_finished() {
+            assert!(take(&mut bench.trunk, &mut bench.own).is_empty());
+            std::thread::yield_now();
+        }
+        parked.join().unwrap().unwrap();
+    });
+    assert_eq!(bench.whose(&elsewhere), 2, "nothing of it moves");
+    (0..50).for_each(|at| bench.send(&number(at)));
+    let stranger = v4(UDP, 0, &transport(77, 53, b"new"));
+    bench.send(&stranger);
+    assert!(bench.receive().iter().all(Vec::is_empty), "they wait");
+    for any in ["0.0.0.0", "::"] {
+        crossing.leave(1, local, any.parse().unwrap());
+        crossing.join(0, local, any.parse().unwrap());
+    }
+    crossing.take_over(0, known);
+    crossing.hand(1, 0, [(local, 1)]);
+    (50..60).for_each(|at| bench.send(&number(at)));
+    let mut got = bench.receive();
+    got[0].extend(bench.receive().remove(0));
+    got.iter_mut().for_each(|got| got.retain(|packet| *packet != stranger));
+    assert_eq!(got[0], (0..60).map(number).collect::<Vec<_>>());
+    assert_eq!(bench.own.available(), 2048);
 }

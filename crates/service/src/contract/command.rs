@@ -98,6 +98,15 @@ impl Command {
         (local.port() != 0).then_some((protocol, local.port()))
     }
 
+    /// Whether it leaves the port to other sockets that do so, too.
+    pub fn shares_port(&self) -> bool {
+        match self {
+            Self::Bind { options, .. } => options.reuse_port,
+            Self::Listen { options, .. } => options.reuse_port,
+            _ => false,
+        }
+    }
+
     /// The command as words: its head, a socket or a number, addresses, options.
     pub fn to_words(self) -> [u64; COMMAND_WORDS] {
         let mut words = [0; COMMAND_WORDS];

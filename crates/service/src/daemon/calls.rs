@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::net::sockopt;
 use tidegate_engine::{Claim, Claims, Engine};
+use tidegate_port::spread::Sharing;
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
@@ -180,7 +181,8 @@ impl Host {
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let held = app.take_held(Protocol::Udp, local);
         let claim = self.claims.claim(port, Protocol::Udp, local, dual, held);
-        let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, claim));
+        let sharing = Sharing::new(options.reuse_port, options.user);
+        let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, sharing, claim));
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
             let mut socket = Socket::datagrams(memory, handle, id)?;
@@ -247,7 +249,10 @@ impl Host {
             }
         };
         let settled = match self.engine.stack().tcp_listener_addr(id) {
-            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            Some(local) => {
+                let sharing = Sharing::new(options.reuse_port, options.user);
+                self.settle(Protocol::Tcp, local, sharing, claim)
+            }
             None => Ok(claim),
         };
         let claim = settled.inspect_err(|_| self.close_listener(id))?;
@@ -305,7 +310,7 @@ impl Host {
             }
         };
         let settled = match self.engine.stack().tcp_local_addr(id) {
-            Some(local) => self.settle(Protocol::Tcp, local, claim),
+            Some(local) => self.settle(Protocol::Tcp, local, Sharing::Alone, claim),
             None => Ok(claim),
         };
         let claim = settled.inspect_err(|_| self.end_stream(id, true, None))?;
@@ -317,9 +322,10 @@ impl Host {
         &mut self,
         protocol: Protocol,
         local: SocketAddr,
+        sharing: Sharing,
         claim: Option<Arc<Claim>>,
     ) -> io::Result<Option<Arc<Claim>>> {
-        self.claims.settle(self.engine.port(), protocol, local, claim)
+        self.claims.settle(protocol, local, sharing, claim)
     }
 
     /// Gives a connection to an application.

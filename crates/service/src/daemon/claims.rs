@@ -8,12 +8,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tidegate_engine::{Claim, Claims};
+use tidegate_port::spread::Sharing;
 use tidegate_port::steering::Protocol;
 use tidegate_stack::TcpId;
 
 use super::calls::Host;
-use super::names::SocketKey;
-use super::socket::Socket;
+use super::names::{NOBODY, SocketKey};
 use super::state::{Damaged, SavedClaim, SavedProtocol};
 
 /// The claims of a daemon's sockets, each once.
@@ -117,26 +117,31 @@ impl Host {
         if self.claims.is_shared() {
             return Ok(());
         }
+        // Of a port that is shared, each application has a claim of its own: they need
+        // not go together.
         let mut claims = HashMap::new();
-        let mut settle = |host: &mut Self, protocol, local: SocketAddr| {
-            let settled = match claims.entry((protocol, local.port())) {
+        let mut settle = |host: &mut Self, app, protocol, local: SocketAddr, sharing| {
+            let of = (sharing != Sharing::Alone).then_some(app);
+            let settled = match claims.entry((protocol, local.port(), of)) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(host.settle(protocol, local, None)?),
+                Entry::Vacant(new) => new.insert(host.settle(protocol, local, sharing, None)?),
             };
             io::Result::Ok(settled.clone())
         };
         for key in self.sockets.keys() {
             let stack = self.engine.stack();
-            let id = self.sockets.get(key).map(Socket::id);
-            let Some((protocol, local)) = id.and_then(|id| id.local(stack)) else { continue };
-            let claim = settle(self, protocol, local)?;
+            let Some(socket) = self.sockets.get(key) else { continue };
+            let (id, app) = (socket.id(), socket.origin.app);
+            let Some((protocol, local)) = id.local(stack) else { continue };
+            let claim = settle(self, app, protocol, local, id.sharing(stack))?;
             if let Some(socket) = self.sockets.get_mut(key) {
                 socket.claim = claim;
             }
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
-        for (id, local) in lingering {
-            let claim = settle(self, Protocol::Tcp, local)?;
+        for (id, local, options) in lingering {
+            let sharing = Sharing::new(options.reuse_port, options.user);
+            let claim = settle(self, NOBODY, Protocol::Tcp, local, sharing)?;
             self.claims.release_later(id, claim);
         }
         Ok(())

@@ -1,12 +1,13 @@
 //! Applications that go from one core to another, with all that they have.
 //!
-//! Those that share a socket or a local port go together.
+//! Those that share a socket go together, and those that share a local port, unless that
+//! may be on several cores.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use tidegate_engine::Claim;
-use tidegate_port::spread::LocalPort;
+use tidegate_port::spread::{Crossing, LocalPort};
 use tidegate_stack::{Moved, TakenSockets, TcpId};
 
 use super::application::Application;
@@ -21,7 +22,8 @@ pub(super) struct Family {
     /// By the numbers that they had.
     pub(super) sockets: Vec<(SocketKey, Box<Socket>)>,
     pub(super) stack: TakenSockets,
-    pub(super) ports: Vec<LocalPort>,
+    /// Their ports, and how many claims of each.
+    pub(super) ports: Vec<(LocalPort, u32)>,
     /// Closed connections that have not ended yet.
     pub(super) ending: Vec<(TcpId, Arc<Claim>)>,
     /// Sockets of theirs that are on their way to somebody.
@@ -38,6 +40,45 @@ pub(super) struct Kin {
     pub(super) apps: Vec<AppNumber>,
     pub(super) sockets: Vec<SocketKey>,
     pub(super) ports: Vec<LocalPort>,
+}
+
+/// What sockets of one core have in common that must stay together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Tie {
+    /// A port that is one core's.
+    Port(LocalPort),
+    /// A claim of a port that several cores may have: connections go with the listener
+    /// that they came from, and with no other.
+    Claim(*const Claim, LocalPort),
+}
+
+impl Tie {
+    pub(super) fn port(self) -> LocalPort {
+        match self {
+            Self::Port(port) | Self::Claim(_, port) => port,
+        }
+    }
+}
+
+/// Finds out what ties sockets together.
+pub(super) struct Ties<'c> {
+    crossing: Option<&'c Crossing>,
+    /// Ports that were asked for already.
+    can_be_shared: HashMap<LocalPort, bool>,
+}
+
+impl<'c> Ties<'c> {
+    pub(super) fn new(crossing: Option<&'c Crossing>) -> Self {
+        Self { crossing, can_be_shared: HashMap::new() }
+    }
+
+    pub(super) fn of(&mut self, socket: &Socket) -> Option<Tie> {
+        let claim = socket.claim.as_ref()?;
+        let port = claim.local_port();
+        let ask = || self.crossing.is_some_and(|crossing| crossing.can_be_shared(port));
+        let is_shared = claim.is_shared() && *self.can_be_shared.entry(port).or_insert_with(ask);
+        Some(if is_shared { Tie::Claim(Arc::as_ptr(claim), port) } else { Tie::Port(port) })
+    }
 }
 
 /// Who goes with whom.

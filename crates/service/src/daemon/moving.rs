@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidegate_stack::MovingSockets;
 
 use super::core::Core;
-use super::family::{Family, Groups, Kin, Names};
+use super::family::{Family, Groups, Kin, Names, Tie, Ties};
 use super::names::{AppNumber, NOBODY, SocketId, SocketKey};
 use super::passing::{Request, Search, answer, with_ticket};
 use super::post::Message;
@@ -29,12 +29,12 @@ impl Core {
     /// All applications, in groups that can go elsewhere.
     pub(super) fn kins(&self) -> Vec<Kin> {
         let mut groups = Groups::new(self.apps.len());
-        let mut ports = HashMap::new();
+        let (mut ties, mut ports) = (self.ties(), HashMap::new());
         for (_, socket) in self.host.sockets.entries() {
             let Some(first) = self.concerned(socket).next() else { continue };
             self.concerned(socket).for_each(|other| groups.join(first, other));
-            if let Some(claim) = &socket.claim {
-                groups.join(first, *ports.entry(claim.local_port()).or_insert(first));
+            if let Some(tie) = ties.of(socket) {
+                groups.join(first, *ports.entry(tie).or_insert(first));
             }
         }
         let mut kins: HashMap<AppNumber, Kin> = HashMap::new();
@@ -45,13 +45,17 @@ impl Core {
         }
         for (key, socket) in self.host.sockets.entries() {
             // One that is on its way may have nobody but others on its port.
-            let port = || ports.get(&socket.claim.as_ref()?.local_port()).copied();
-            let first = self.concerned(socket).next().or_else(port);
+            let port = ties.of(socket).and_then(|tie| ports.get(&tie).copied());
+            let first = self.concerned(socket).next().or(port);
             let kin = first.and_then(|first| kins.get_mut(&groups.of(first)));
             kin.into_iter().for_each(|kin| kin.sockets.push(key));
         }
-        for (port, app) in ports {
-            kins.entry(groups.of(app)).and_modify(|kin| kin.ports.push(port));
+        let mut seen = HashSet::new();
+        for (tie, app) in ports {
+            let (group, port) = (groups.of(app), tie.port());
+            if seen.insert((group, port)) {
+                kins.entry(group).and_modify(|kin| kin.ports.push(port));
+            }
         }
         kins.into_values().collect()
     }
@@ -61,14 +65,19 @@ impl Core {
         let kin = self.kins().into_iter().find(|kin| kin.sockets.contains(&key));
         kin.unwrap_or_else(|| {
             // It is on its way, and nobody is on its port but others like it.
-            let port =
-                |key: SocketKey| Some(self.host.sockets.get(key)?.claim.as_ref()?.local_port());
-            let own = port(key);
-            let all = self.host.sockets.entries().map(|(other, _)| other);
-            let is_same = |&other: &SocketKey| other == key || own.is_some() && port(other) == own;
-            let sockets = all.filter(is_same).collect();
-            Kin { apps: Vec::new(), sockets, ports: own.into_iter().collect() }
+            let mut ties = self.ties();
+            let own = self.host.sockets.get(key).and_then(|socket| ties.of(socket));
+            let mut is_same = |&(other, socket): &(SocketKey, &Socket)| {
+                other == key || own.is_some() && ties.of(socket) == own
+            };
+            let all = self.host.sockets.entries().filter(|it| is_same(it));
+            let sockets = all.map(|(other, _)| other).collect();
+            Kin { apps: Vec::new(), sockets, ports: own.map(Tie::port).into_iter().collect() }
         })
+    }
+
+    fn ties(&self) -> Ties<'_> {
+        Ties::new(self.cores.crossing())
     }
 
     /// Those who have a socket, and whose memory it is in.
@@ -153,7 +162,11 @@ impl Core {
         }
         let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
         let passages = self.host.passages.take_out(&keys);
-        let ending = self.host.claims.take_ending(&ports);
+        let all = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
+        let staying: HashSet<_> = all.map(Arc::as_ptr).collect();
+        let ending = self.host.claims.take_ending(|claim| {
+            ports.contains(&claim.local_port()) && !staying.contains(&Arc::as_ptr(claim))
+        });
         moving.connections.extend(ending.iter().map(|(id, _)| *id));
         let (stack, arena, now_ns) = self.host.engine.parts();
         let stack = stack.take_out(now_ns, arena, &moving);
@@ -170,6 +183,14 @@ impl Core {
         for (_, app) in &apps {
             (self.log)(&format!("{} goes to network core {to}", app.identity));
         }
+        let claims = sockets.iter().filter_map(|(_, socket)| socket.claim.as_ref());
+        let claims = claims.chain(ending.iter().map(|(_, claim)| claim));
+        let claims: HashSet<_> = claims.map(|it| (Arc::as_ptr(it), it.local_port())).collect();
+        let mut ports: HashMap<_, _> = ports.into_iter().map(|port| (port, 0)).collect();
+        for (_, port) in claims {
+            ports.entry(port).and_modify(|count| *count += 1);
+        }
+        let ports = ports.into_iter().collect();
         let from = self.number;
         let is_back = false;
         let family = Family { apps, sockets, stack, ports, ending, passages, from, is_back };
@@ -229,7 +250,7 @@ impl Core {
             self.host.claims.release_later(names.connection(id).unwrap_or(id), Some(claim));
         }
         crossing.set_used(self.number);
-        crossing.hand(self.number, &ports);
+        crossing.hand(from, self.number, ports);
         // Until now they counted there.
         cores.load(self.number).add_applications(numbers.len());
         cores.load(from).remove_applications(numbers.len());
@@ -249,8 +270,9 @@ impl Core {
         let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();
         let sockets = self.host.sockets.keys();
         let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
-        let ports: HashSet<_> = claims.map(|claim| claim.local_port()).collect();
-        let ports: Vec<_> = ports.into_iter().chain(self.host.claims.ending_ports()).collect();
+        let ports = claims.map(|claim| claim.local_port()).chain(self.host.claims.ending_ports());
+        let ports: HashSet<_> = ports.collect();
+        let ports: Vec<_> = ports.into_iter().collect();
         if !(apps.is_empty() && ports.is_empty()) {
             self.give(Kin { apps, sockets, ports }, to)?;
         }
@@ -394,6 +416,22 @@ mod tests {
         site.shed(2, 1, WHOLE);
         site.wait([0, 3, 0]);
         (0..3).for_each(|app| site.bind(app, 2000 + app as u16));
+    }
+
+    #[test]
+    fn who_shares_a_port_by_agreement_goes_alone() {
+        let mut site = Site::new(3);
+        for app in &mut site.apps {
+            let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+            app.bind_udp("192.0.2.1:53".parse().unwrap(), options).unwrap();
+        }
+        site.wait([3, 0, 0]);
+        site.shed(0, 1, 0);
+        site.wait([2, 1, 0]);
+        site.shed(0, 2, 0);
+        site.wait([1, 1, 1]);
+        site.shed(1, 2, WHOLE);
+        site.wait([1, 0, 2]);
     }
 
     #[test]

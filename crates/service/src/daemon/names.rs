@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use tidegate_port::spread::Sharing;
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
@@ -39,6 +40,19 @@ impl SocketId {
             Self::Listener(id) => Some((Protocol::Tcp, stack.tcp_listener_addr(id)?)),
             Self::Stream(id) => Some((Protocol::Tcp, stack.tcp_local_addr(id)?)),
         }
+    }
+}
+
+impl SocketId {
+    /// With whom its port may be shared. What an application connects shares it with
+    /// nobody.
+    pub(super) fn sharing(self, stack: &Stack) -> Sharing {
+        let shared = match self {
+            Self::Udp(id) => stack.udp_options(id).map(|o| (o.reuse_port, o.user)),
+            Self::Listener(id) => stack.tcp_listener_options(id).map(|o| (o.reuse_port, o.user)),
+            Self::Stream(id) => stack.tcp_options(id).map(|o| (o.reuse_port, o.user)),
+        };
+        shared.map_or(Sharing::Alone, |(reuse_port, user)| Sharing::new(reuse_port, user))
     }
 }
 

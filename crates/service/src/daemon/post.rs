@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
-use tidegate_port::spread::LocalPort;
+use tidegate_port::spread::{LocalPort, Sharing};
 
 use super::application::Application;
 use super::family::Family;
@@ -47,6 +47,8 @@ pub(super) enum Message {
 #[derive(Clone, Copy)]
 pub(super) struct WantedPort {
     pub(super) port: LocalPort,
+    /// With whom it may be shared.
+    pub(super) sharing: Sharing,
     /// The core that the application was on.
     pub(super) by: usize,
     /// The application's.

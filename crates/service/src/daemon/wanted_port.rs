@@ -2,9 +2,12 @@
 //!
 //! Who had the port may have just ended, or only closed connections may have it still:
 //! with one core it is free then. So before it is refused, the other cores are asked,
-//! one after the other, and the command waits meanwhile.
+//! one after the other, and the command waits meanwhile. One that may be shared stays
+//! where it is, too.
 
 use std::io;
+
+use tidegate_port::spread::{Crossing, Sharing};
 
 use super::core::Core;
 use super::family::Kin;
@@ -28,8 +31,9 @@ impl Core {
         if !crossing.is_foreign(self.number, port) || app.has_asked() {
             return false;
         }
-        let ticket = app.ticket;
-        let wanted = WantedPort { port, by: self.number, ticket, is_found: false, laps: LAPS };
+        let (ticket, by) = (app.ticket, self.number);
+        let sharing = Sharing::new(command.shares_port(), app.identity.uid);
+        let wanted = WantedPort { port, sharing, by, ticket, is_found: false, laps: LAPS };
         let sent = self.pass_on(wanted).is_ok();
         if let Some(Some(app)) = self.apps.get_mut(number as usize)
             && sent
@@ -48,8 +52,9 @@ impl Core {
     pub(super) fn on_wanted(&mut self, mut wanted: WantedPort) -> io::Result<()> {
         let Some(crossing) = self.cores.crossing() else { return Ok(()) };
         let port = wanted.port;
-        wanted.is_found |= !crossing.is_foreign(self.number, port) && !crossing.is_on_its_way(port);
+        wanted.is_found |= crossing.is_at(self.number, port);
         if wanted.by == self.number {
+            wanted.is_found |= crossing.is_open_to(self.number, port, wanted.sharing);
             // It may have gone to another core, where it asks again.
             let Some((_, app)) = with_ticket(&mut self.apps, wanted.ticket) else { return Ok(()) };
             if wanted.is_found || wanted.laps == 0 {
@@ -63,7 +68,9 @@ impl Core {
         self.host.release_closed();
         let claims = self.host.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
-        if !is_used && self.host.claims.has_ending(port) {
+        let is_open = |crossing: &Crossing| crossing.is_open_to(wanted.by, port, wanted.sharing);
+        let may_stay = self.cores.crossing().is_some_and(is_open);
+        if !is_used && !may_stay && self.host.claims.has_ending(port) {
             let ports = vec![port];
             self.give(Kin { apps: Vec::new(), sockets: Vec::new(), ports }, wanted.by)?;
         }

@@ -20,8 +20,9 @@ use super::segment::{Ends, Out, Segment};
 use super::seq::Seq;
 use super::socket::{TcpError, TcpListenerId, TcpOptions, TcpState};
 use super::table::TcpTable;
-use crate::RestoreError;
 use crate::chance::HashKey;
+use crate::port_groups::Told;
+use crate::{RestoreError, Transport};
 
 /// For so long after the last cookie went out, acknowledgements may bring one.
 const COOKIES_NS: u64 = 2 << 36;
@@ -91,12 +92,29 @@ pub(crate) struct Listeners {
     /// Those of one address are a group.
     by_address: HashMap<SocketAddr, Vec<u32>, HashKey>,
     limit: usize,
+    /// Who hears of those that share their port.
+    told: Told,
 }
 
 impl Listeners {
     pub(crate) fn new(key: HashKey, limit: usize) -> Self {
         let by_address = HashMap::with_hasher(key);
-        Self { slots: Vec::new(), free: Vec::new(), by_address, limit }
+        let told = Told::default();
+        Self { slots: Vec::new(), free: Vec::new(), by_address, limit, told }
+    }
+
+    /// As [`crate::Stack::set_port_groups`].
+    pub(super) fn set_port_groups(&mut self, told: Told) {
+        self.told = told;
+        self.slots.iter().filter_map(|(_, there)| there.as_ref()).for_each(|l| self.tell_joined(l));
+    }
+
+    fn tell_joined(&self, listener: &Listener) {
+        if listener.options.reuse_port {
+            for key in Self::keys(listener.local, &listener.options) {
+                self.told.tell(|groups| groups.join(Transport::Tcp, key));
+            }
+        }
     }
 
     /// All of them as plain data, place by place.
@@ -261,6 +279,7 @@ impl Listeners {
 
     /// Gives a place to a listener who may be here.
     pub(crate) fn enter(&mut self, listener: Listener) -> TcpListenerId {
+        self.tell_joined(&listener);
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push((NonZeroU32::MIN, None));
             (self.slots.len() - 1) as u32
@@ -279,6 +298,9 @@ impl Listeners {
         slot.0 = slot.0.checked_add(1).unwrap_or(NonZeroU32::MIN);
         self.free.push(id.index);
         for key in Self::keys(listener.local, &listener.options) {
+            if listener.options.reuse_port {
+                self.told.tell(|groups| groups.leave(Transport::Tcp, key));
+            }
             if let Entry::Occupied(mut group) = self.by_address.entry(key) {
                 group.get_mut().retain(|&index| index != id.index);
                 if group.get().is_empty() {
@@ -288,6 +310,12 @@ impl Listeners {
         }
         Some(listener)
     }
+}
+
+/// Whether a listener may have a connection between these ends: no other stack that has
+/// the port, too, has one.
+fn may_begin(told: &Told, options: &TcpOptions, ends: &Ends) -> bool {
+    !options.reuse_port || told.begin(Transport::Tcp, ends.local(), ends.remote())
 }
 
 impl TcpTable {
@@ -330,6 +358,9 @@ impl TcpTable {
         }
         if is_full {
             return Err(DropReason::TcpTableFull);
+        }
+        if !may_begin(&self.told, &listener.options, &ends) {
+            return Err(DropReason::TcpNoSocket);
         }
         listener.half_open += 1;
         let options = Arc::clone(&listener.options);
@@ -396,7 +427,10 @@ impl TcpTable {
         let Some(listener) = self.listeners.at(listener_index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        let expects = now_ns < self.cookies_until_ns && !segment.is_syn() && !segment.is_fin();
+        // Another stack on the port may have sent it.
+        let shares = listener.options.reuse_port && self.told.is_anybody();
+        let is_time = now_ns < self.cookies_until_ns || shares;
+        let expects = is_time && !segment.is_syn() && !segment.is_fin();
         let kept = match expects {
             true => cookie::open(&self.secret, self.clock.ns(now_ns), &ends, segment),
             false => None,
@@ -411,6 +445,9 @@ impl TcpTable {
         }
         if self.connections.is_full() {
             return Err(DropReason::TcpTableFull);
+        }
+        if !may_begin(&self.told, &listener.options, &ends) {
+            return Err(DropReason::TcpNoSocket);
         }
         let offset = self.timestamp_offset(&ends);
         let iss = segment.ack - 1;

@@ -101,6 +101,11 @@ impl Stack {
         self.tcp.listeners.get(id).map(|listener| listener.local)
     }
 
+    /// The options of a listener.
+    pub fn tcp_listener_options(&self, id: TcpListenerId) -> Option<TcpOptions> {
+        self.tcp.listeners.get(id).map(|listener| *listener.options)
+    }
+
     /// How many connections wait to be accepted.
     pub fn tcp_acceptable(&self, id: TcpListenerId) -> usize {
         self.tcp.listeners.get(id).map_or(0, listener::Listener::waiting)
@@ -543,7 +548,9 @@ impl Stack {
         options: TcpOptions,
     ) -> Result<(), TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
-        connection.options = shared.options(options);
+        // What it shares its port with stays.
+        let TcpOptions { reuse_port, user, .. } = *connection.options;
+        connection.options = shared.options(TcpOptions { reuse_port, user, ..options });
         if connection.is_synchronized() && connection.state != TcpState::TimeWait {
             connection.start_keepalive(now_ns);
         }
@@ -601,12 +608,15 @@ impl Stack {
     }
 
     /// All connections whose handles were closed and that have not ended yet, each
-    /// with our end of it.
-    pub fn tcp_lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr)> {
+    /// with our end of it and its options.
+    pub fn tcp_lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr, TcpOptions)> {
         let places = (0_u32..).zip(self.tcp.connections.places());
         places.filter_map(|(index, (generation, connection))| {
-            let connection = connection.filter(|known| known.is.contains(Is::ORPHAN))?;
-            Some((TcpId { index, generation }, connection.ends.local()))
+            let was_closed =
+                |known: &&Connection| known.is.contains(Is::ORPHAN) && known.listener.is_none();
+            let connection = connection.filter(was_closed)?;
+            let local = connection.ends.local();
+            Some((TcpId { index, generation }, local, *connection.options))
         })
     }
 }

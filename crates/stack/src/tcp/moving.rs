@@ -77,7 +77,8 @@ impl TakenTcp {
 
 impl TcpTable {
     /// Takes listeners and connections out, without a word to anybody. With a
-    /// listener go those in its queues, and with a port those who linger there.
+    /// listener go those in its queues, and with a port those who linger there, unless
+    /// it is shared: then each flow is found wherever it is.
     pub(crate) fn take_out(
         &mut self,
         listeners: &[TcpListenerId],
@@ -120,7 +121,7 @@ impl TcpTable {
             // It goes with that listener only.
             Some(listener) if self.listeners.get(listener).is_some() => false,
             _ => {
-                let lingers = connection.is.contains(Is::ORPHAN);
+                let lingers = connection.is.contains(Is::ORPHAN) && !connection.options.reuse_port;
                 named.contains(&self.connections.id(index))
                     || lingers && ports.contains(&connection.ends.local().port())
             }
@@ -194,6 +195,9 @@ impl TcpTable {
             });
             if connection.has_ends() {
                 self.index.insert(&mut self.connections, index);
+            }
+            if let Some(connection) = self.connections.at(index).filter(|known| known.has_ends()) {
+                self.tell_taken_over(connection);
             }
         }
         self.cookies_until_ns = self.cookies_until_ns.max(taken.cookies_until_ns);

@@ -2,7 +2,7 @@
 //! be sent. Pure: it is given segments and calls, and gives segments back.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tidegate_wire::DropReason;
 
@@ -19,8 +19,9 @@ use super::seq::Seq;
 use super::socket::{TcpId, TcpState};
 use super::timers::Wheel;
 use crate::chance::Chance;
+use crate::port_groups::{PortGroups, Told};
 use crate::rate::TokenBucket;
-use crate::{Event, Limits};
+use crate::{Event, Limits, Transport};
 
 /// Answers that wait to be sent, at most: what is beyond is lost.
 const MOST_REPLIES: usize = 256;
@@ -45,6 +46,8 @@ pub(crate) struct TcpTable {
     pub(crate) replies: Vec<Out>,
     resets: TokenBucket,
     pub(crate) events: VecDeque<Event>,
+    /// Who hears of connections on ports that are shared.
+    pub(super) told: Told,
     /// Finished handshakes are events too.
     pub(crate) tells_confirmed: bool,
     /// Those who found no memory to write to, in turn.
@@ -78,6 +81,7 @@ impl TcpTable {
             replies: Vec::new(),
             resets: TokenBucket::new(now_ns, limits.tcp_resets_pps),
             events: VecDeque::new(),
+            told: Told::default(),
             tells_confirmed: false,
             starved: VecDeque::new(),
             time_waits: VecDeque::new(),
@@ -114,6 +118,25 @@ impl TcpTable {
     /// connection.
     pub(crate) fn timestamp_offset(&self, ends: &Ends) -> u32 {
         isn::timestamp_offset(&self.secret, ends).wrapping_add(self.clock.ahead_ms())
+    }
+
+    /// As [`crate::Stack::set_port_groups`].
+    pub(crate) fn set_port_groups(&mut self, told: Told) {
+        let is_found = |known: &&Connection| known.is.contains(Is::INDEXED);
+        for connection in self.connections.iter().filter(is_found) {
+            tell_flow(&told, connection, |groups, transport, local, remote| {
+                groups.take_over(transport, local, remote);
+            });
+        }
+        self.listeners.set_port_groups(told.clone());
+        self.told = told;
+    }
+
+    /// A connection of another table is in this one now.
+    pub(super) fn tell_taken_over(&self, connection: &Connection) {
+        tell_flow(&self.told, connection, |groups, transport, local, remote| {
+            groups.take_over(transport, local, remote);
+        });
     }
 
     /// Takes a new connection in.
@@ -272,6 +295,13 @@ impl TcpTable {
     /// A connection is over: its ends are free, and when nobody has a name for
     /// it any more, so is its place.
     fn bury(&mut self, index: u32) {
+        if let Some(connection) = self.connections.at(index)
+            && connection.is.contains(Is::INDEXED)
+        {
+            tell_flow(&self.told, connection, |groups, transport, local, remote| {
+                groups.end(transport, local, remote);
+            });
+        }
         self.unlink(index);
         let Some(connection) = self.connections.at_mut(index) else { return };
         if connection.is.take(Is::IN_SYN_QUEUE)
@@ -446,5 +476,18 @@ impl TcpTable {
             }
             _ => {}
         }
+    }
+}
+
+/// Tells of a connection, if it may have its port with others.
+#[inline]
+fn tell_flow(
+    told: &Told,
+    connection: &Connection,
+    what: impl FnOnce(&dyn PortGroups, Transport, SocketAddr, SocketAddr),
+) {
+    if connection.options.reuse_port {
+        let (local, remote) = (connection.ends.local(), connection.ends.remote());
+        told.tell(|groups| what(groups, Transport::Tcp, local, remote));
     }
 }

@@ -3,6 +3,7 @@
 mod datagram;
 mod exchange;
 mod fill;
+mod groups;
 mod lookup;
 mod moving;
 mod ports;
@@ -88,10 +89,16 @@ impl Stack {
         self.udp.disconnect(id)
     }
 
+    /// The options of a socket.
+    pub fn udp_options(&self, id: UdpId) -> Option<UdpOptions> {
+        self.udp.get(id).map(|socket| socket.options)
+    }
+
     /// Closes a socket. What it had not read is dropped; closing twice does
     /// nothing.
     pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
         let Some(mut socket) = self.udp.close(id) else { return };
+        self.udp.tell_over(&socket);
         let unread = socket.cut(0, arena) as u64;
         self.counters.held -= unread;
         self.counters.drops.add(DropReason::SocketClosed, unread);

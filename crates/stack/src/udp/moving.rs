@@ -36,6 +36,7 @@ impl UdpTable {
         let mut taken = Vec::with_capacity(sockets.len());
         for &id in sockets {
             if let Some(mut socket) = self.close(id) {
+                self.tell_taken_out(&socket);
                 socket.leave_arena(arena);
                 (socket.readable_told, socket.error_told) = (false, false);
                 taken.push((id, socket));
@@ -71,6 +72,7 @@ impl UdpTable {
         for (old, mut socket) in taken {
             let told = (!socket.is_empty(), socket.error.is_some());
             (socket.readable_told, socket.error_told) = told;
+            self.tell_taken_over(&socket);
             let new = self.enter(socket);
             events.extend(told.0.then_some(Event::Readable(new)));
             events.extend(told.1.then_some(Event::Error(new)));

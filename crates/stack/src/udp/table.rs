@@ -9,6 +9,7 @@ use super::lookup::{Group, Lookup, Member, Port, place_of};
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions, ports};
 use crate::chance::{Chance, HashKey};
+use crate::port_groups::Told;
 use crate::{RestoreError, SocketError};
 
 struct Slot {
@@ -24,6 +25,8 @@ pub(crate) struct UdpTable {
     lookup: Lookup,
     /// That of the socket that is bound next.
     next_turn: u64,
+    /// Who hears of sockets on ports that are shared.
+    pub(super) told: Told,
 }
 
 /// The sockets, each at its place.
@@ -50,6 +53,7 @@ impl UdpTable {
             free_ports: Vec::new(),
             lookup: Lookup::new(key),
             next_turn: 0,
+            told: Told::default(),
         }
     }
 
@@ -112,6 +116,7 @@ impl UdpTable {
             socket.local = socket.bound;
         }
         self.check_free(&socket)?;
+        self.tell_bound(&socket);
         Ok(self.enter(socket))
     }
 
@@ -162,8 +167,12 @@ impl UdpTable {
         match self.lookup.connected.get(&(local, remote)) {
             Some(other) if other.index == id.index => return Ok(()),
             Some(_) => return Err(SocketError::AddressInUse(local)),
+            None if !self.may_begin(socket, local, remote) => {
+                return Err(SocketError::AddressInUse(local));
+            }
             None => {}
         }
+        self.tell_over(socket);
         self.leave(id);
         let Some(socket) = self.get_mut(id) else { return Err(SocketError::Closed) };
         (socket.local, socket.remote) = (local, Some(remote));
@@ -181,6 +190,7 @@ impl UdpTable {
         if let Some(taken) = self.unconnected_taken(socket) {
             return Err(SocketError::AddressInUse(taken));
         }
+        self.tell_over(socket);
         self.leave(id);
         let Some(slot) = self.sockets.slots.get_mut(id.index as usize) else {
             return Err(SocketError::Closed);
@@ -189,6 +199,7 @@ impl UdpTable {
             (socket.local, socket.remote) = (socket.bound, None);
             socket.turn = self.take_turn();
             self.enter_bound(id.index, &socket);
+            self.tell_bound(&socket);
             self.sockets.slots[id.index as usize].socket = Some(socket);
         }
         Ok(())
