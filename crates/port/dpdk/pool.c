@@ -105,10 +105,12 @@ static struct rte_mempool_cache *cache_of(const struct tg_pool *pool)
     return rte_mempool_default_cache(pool->mempool, pool->lcore);
 }
 
-// How many of a pool of `mbufs` may be in the cache of a turn.
+// How many of a pool of `mbufs` go between the stack and the cache of a turn at
+// once: about what a burst takes. Few stay there, since whoever sets up a device
+// has no turn and takes what it needs from the stack.
 static unsigned cache_size(unsigned mbufs)
 {
-    return RTE_MIN(mbufs / 2, (unsigned)RTE_MEMPOOL_CACHE_MAX_SIZE);
+    return RTE_MIN(mbufs / 2, 64u);
 }
 
 // Gives the pool a number, and lets nobody keep mbufs but its turns: a thread
@@ -237,13 +239,15 @@ int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
     return 1;
 }
 
-// Puts the mbufs of frames that were just lent into the pool, each told by an
-// address inside it. Returns how many are in it then.
+// Puts the mbufs of frames that were just lent into the stack, each told by an
+// address inside it. Returns how many are in the pool then.
 unsigned tg_give(struct tg_pool *pool, uint8_t *const *frames, unsigned count)
 {
     tg_turn_begin(pool);
-    for (unsigned i = 0; i < count; i++)
-        rte_mbuf_raw_free(tg_mbuf_at(pool, frames[i]));
+    for (unsigned i = 0; i < count; i++) {
+        void *mbuf = tg_mbuf_at(pool, frames[i]);
+        rte_mempool_generic_put(pool->mempool, &mbuf, 1, NULL);
+    }
     return tg_turn_end(pool);
 }
 
