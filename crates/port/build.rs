@@ -20,7 +20,8 @@ mod dpdk {
         for flag in pkg_config("--cflags").split_whitespace() {
             shim.flag(flag);
         }
-        shim.files(["dpdk/shim.c", "dpdk/handlers.c", "dpdk/pool.c"])
+        let parts = ["eal", "device", "burst", "card_memory", "handlers", "pool"];
+        shim.files(parts.map(|part| format!("dpdk/{part}.c")))
             .opt_level(3)
             // DPDK is there from the start, so a thread's own variables are where
             // the linker can tell.

@@ -539,6 +539,10 @@ impl Calls for AttachedCore {
         self.attachment.readable(handle(id.to_bits())).unwrap_or(0)
     }
 
+    fn tcp_writable(&mut self, id: TcpId) -> usize {
+        self.attachment.room(handle(id.to_bits())).unwrap_or(0)
+    }
+
     fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Called<usize> {
         Ok(self.attachment.send(handle(id.to_bits()), data)?)
     }

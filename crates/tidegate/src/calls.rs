@@ -130,6 +130,8 @@ pub(crate) trait Calls {
     fn tcp_recv_with(&mut self, id: TcpId, read: &mut dyn FnMut(&[u8]) -> usize) -> Called<usize>;
     /// How much can be read at once.
     fn tcp_readable(&mut self, id: TcpId) -> usize;
+    /// How much can be written at once.
+    fn tcp_writable(&mut self, id: TcpId) -> usize;
     fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Called<usize>;
     fn tcp_send_with(
         &mut self,

@@ -195,6 +195,10 @@ impl Calls for Core {
         self.engine.stack().tcp_readable(id)
     }
 
+    fn tcp_writable(&mut self, id: TcpId) -> usize {
+        self.engine.stack().tcp_writable(id)
+    }
+
     #[inline]
     fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Called<usize> {
         let (stack, _, now_ns) = self.engine.parts();

@@ -4,8 +4,9 @@
 //! The device is a network interface of the kernel's; what the kernel sends
 //! into it, the port receives. Frames have a virtio header, so checksums need
 //! not be summed in either direction. A device that the port made goes away
-//! with it, unless it is left to the next port. The kernel passes one frame per system call here, so this port is
-//! for connecting to the host and for tests, not for speed.
+//! with it, unless it is left to the next port. The kernel passes one frame per
+//! system call here, so this port is for connecting to the host and for tests,
+//! not for speed.
 
 mod sys;
 

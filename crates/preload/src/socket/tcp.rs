@@ -5,13 +5,12 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate::{Batch, Source, TcpState, TcpStream};
+use tidegate::{Batch, TcpState, TcpStream};
 
 use super::{Body, Listener, Socket, Stream};
 
-/// So much waits for more at most: about what a segment takes, and less than there
-/// is room for in any stream that is writable.
-const MOST_HELD_BYTES: usize = 1360;
+/// So much waits for more at most: what a segment takes goes out anyway.
+const MOST_HELD_BYTES: usize = 1400;
 
 impl Stream {
     pub(super) fn new(stream: TcpStream, is_connecting: bool) -> Self {
@@ -89,7 +88,7 @@ impl Stream {
         }
         let len: usize = data.iter().map(|piece| piece.len()).sum();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if waits && held.len() + len <= MOST_HELD_BYTES && self.can_hold() {
+        if waits && self.can_hold(held.len() + len) {
             data.iter().for_each(|piece| held.extend_from_slice(piece));
             self.has_held.store(!held.is_empty(), Ordering::Relaxed);
             return Ok(len);
@@ -107,10 +106,11 @@ impl Stream {
         }
     }
 
-    /// Whether small pieces may wait here. What does must have room when it is to go:
-    /// the program was told that it was sent, and may never come back for it.
-    fn can_hold(&self) -> bool {
-        self.is_open() && self.stream.readiness().writable
+    /// Whether so many bytes may wait here for more. There must be room for them when
+    /// they are to go: the program was told that they were sent, and may never come
+    /// back for them.
+    fn can_hold(&self, bytes: usize) -> bool {
+        bytes <= MOST_HELD_BYTES && self.is_open() && bytes <= self.stream.writable_bytes()
     }
 
     /// In a child: what waits for more is the parent's to send.

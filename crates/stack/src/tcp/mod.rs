@@ -514,6 +514,12 @@ impl Stack {
         self.tcp.get(id).map_or(0, |connection| connection.readable() as usize)
     }
 
+    /// How many bytes can be written: what there is room and memory for.
+    pub fn tcp_writable(&self, id: TcpId) -> usize {
+        let open = self.tcp.get(id).filter(|connection| connection.can_send());
+        open.map_or(0, |connection| connection.appendable(&self.tcp.shared.chunks))
+    }
+
     /// Our end of a connection.
     pub fn tcp_local_addr(&self, id: TcpId) -> Option<SocketAddr> {
         self.tcp.get(id).map(|connection| connection.ends.local())

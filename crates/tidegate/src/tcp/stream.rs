@@ -248,6 +248,12 @@ impl TcpStream {
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
+    /// How many bytes can be written now: what there is room for. A socket may be
+    /// ready to write only when that is a good part of its send buffer.
+    pub fn writable_bytes(&self) -> usize {
+        self.inner.net.with(|calls| calls.tcp_writable(self.inner.id))
+    }
+
     /// What is known about the connection.
     ///
     /// # Errors

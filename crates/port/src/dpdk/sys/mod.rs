@@ -1,4 +1,4 @@
-//! The functions of `dpdk/shim.c` and `dpdk/pool.c`. The one place of this
+//! The functions of the shim, the C in `dpdk/`. The one place of this
 //! module with `unsafe`.
 
 mod device;

@@ -1,17 +1,9 @@
-// What the dpdk port needs of DPDK, as plain functions.
-//
-// DPDK's data path is inline functions on structures that change with the
-// version and the configuration. They stay on this side: `src/dpdk/sys`
-// sees numbers, bytes and pointers that it only hands back, so it needs no
-// generated bindings and fits every DPDK from 22.11 on.
+// Devices: opened, started, stopped, and what they tell of themselves.
 
-#define _GNU_SOURCE
-// For rte_dev_dma_map, which DPDK has had since 19.05.
-#define ALLOW_EXPERIMENTAL_API
+#include "device.h"
+
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <rte_bus.h>
@@ -21,131 +13,9 @@
 #include <rte_errno.h>
 #include <rte_ethdev.h>
 #include <rte_interrupts.h>
-#include <rte_log.h>
-#include <rte_mbuf.h>
-#include <rte_memory.h>
 
+#include "card_memory.h"
 #include "handlers.h"
-#include "pool.h"
-
-// As in sys/raw.rs.
-#define BURST 64
-#define DRIVER_BYTES 32
-
-// What is sent goes through one ring, so that it stays in order.
-enum { TRANSMIT_QUEUE = 0 };
-
-// Buffers of a device that wants memory of DPDK's own: its rings, and what is
-// on its way.
-#define COPIES 8192
-
-// What is known of a frame's transport checksum, or is left to the device.
-enum {
-    CHECKSUM_UNKNOWN = 0,
-    CHECKSUM_VERIFIED = 1,
-    CHECKSUM_UDP = 2,
-    CHECKSUM_TCP = 3,
-};
-
-// One frame of a burst.
-struct tg_packet {
-    uint8_t *data;
-    uint32_t len;
-    uint8_t checksum;
-    // Where to sum, for CHECKSUM_UDP and CHECKSUM_TCP.
-    uint8_t is_v6;
-    uint8_t link_bytes;
-    uint8_t network_bytes;
-    // Received: the data lie in a frame of the arena, which may be taken.
-    uint8_t is_frame;
-};
-
-// Frames that have arrived; `mbufs[i]` holds `packets[i]`.
-struct tg_burst {
-    struct rte_mbuf *mbufs[BURST];
-    struct tg_packet packets[BURST];
-};
-
-// What a device is and does.
-struct tg_device {
-    uint16_t port;
-    uint16_t mtu;
-    uint16_t queues;
-    uint16_t queues_max;
-    uint8_t mac[6];
-    uint8_t receive_checksum;
-    uint8_t transmit_checksum;
-    uint8_t has_interrupts;
-    uint8_t runs;
-    // It spreads what arrives over its queues by flow.
-    uint8_t has_rss;
-    // Its buffers are frames of the arena.
-    uint8_t takes_frames;
-    uint8_t is_card;
-    // It has handlers that free what receiving and sending use, and use what
-    // closing frees.
-    uint8_t has_handlers;
-    char driver[DRIVER_BYTES];
-    struct tg_pool pool;
-    // How many mbufs were in the pool when its last turn ended.
-    uint32_t level;
-    struct rte_device *device;
-    // What failed, for people.
-    const char *step;
-};
-
-// What DPDK says, kept for error messages: the end of it.
-static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
-static char said[1024];
-static size_t said_bytes;
-
-static ssize_t keep(void *cookie, const char *text, size_t bytes)
-{
-    (void)cookie;
-    size_t all = bytes;
-    if (bytes > sizeof(said)) {
-        text += bytes - sizeof(said);
-        bytes = sizeof(said);
-    }
-    pthread_mutex_lock(&said_lock);
-    if (said_bytes + bytes > sizeof(said)) {
-        size_t too_many = said_bytes + bytes - sizeof(said);
-        memmove(said, said + too_many, said_bytes - too_many);
-        said_bytes -= too_many;
-    }
-    memcpy(said + said_bytes, text, bytes);
-    said_bytes += bytes;
-    pthread_mutex_unlock(&said_lock);
-    return (ssize_t)all;
-}
-
-// Keeps what DPDK says from now on instead of printing it.
-void tg_keep_log(void)
-{
-    cookie_io_functions_t functions = { .write = keep };
-    FILE *stream = fopencookie(NULL, "w", functions);
-    if (stream != NULL) {
-        setvbuf(stream, NULL, _IONBF, 0);
-        rte_openlog_stream(stream);
-    }
-}
-
-// Takes what was kept; at most `room` bytes.
-size_t tg_take_log(char *to, size_t room)
-{
-    pthread_mutex_lock(&said_lock);
-    size_t bytes = said_bytes < room ? said_bytes : room;
-    memcpy(to, said + said_bytes - bytes, bytes);
-    said_bytes = 0;
-    pthread_mutex_unlock(&said_lock);
-    return bytes;
-}
-
-// Returns 0 or an error number. DPDK keeps `argv`.
-int tg_start(int argc, char **argv)
-{
-    return rte_eal_init(argc, argv) < 0 ? rte_errno : tg_pools_start();
-}
 
 static int has_port(const uint16_t *ports, unsigned count, uint16_t port)
 {
@@ -204,80 +74,6 @@ static int takes_frames(const struct tg_device *device, const struct tg_memory *
         && (device->is_card || strcmp(device->driver, "net_af_packet") == 0);
 }
 
-// Arenas that DPDK knows, and how many cards use each. Other devices copy, and
-// need not reach them; virtio_user cannot even start while there are any, as it
-// offers all memory to the other side by descriptors.
-static struct {
-    uint8_t *base;
-    unsigned devices;
-} known[RTE_MAX_ETHPORTS];
-
-static int is_virtual(void)
-{
-    return rte_eal_iova_mode() == RTE_IOVA_VA;
-}
-
-static int make_known(const struct tg_memory *memory)
-{
-    unsigned free_place = 0;
-    for (unsigned i = 0; i < RTE_DIM(known); i++) {
-        if (known[i].devices > 0 && known[i].base == memory->base) {
-            known[i].devices++;
-            return 0;
-        }
-        if (known[i].devices == 0)
-            free_place = i;
-    }
-    size_t pages = memory->bytes / memory->page_bytes;
-    rte_iova_t *addresses = calloc(pages, sizeof(*addresses));
-    if (addresses == NULL)
-        return ENOMEM;
-    for (size_t i = 0; i < pages; i++) {
-        uint8_t *page = memory->base + i * memory->page_bytes;
-        addresses[i] = is_virtual() ? (rte_iova_t)(uintptr_t)page : rte_mem_virt2iova(page);
-    }
-    int failed = rte_extmem_register(memory->base, memory->bytes, addresses, pages,
-        memory->page_bytes);
-    free(addresses);
-    if (failed)
-        return rte_errno;
-    known[free_place].base = memory->base;
-    known[free_place].devices = 1;
-    return 0;
-}
-
-static void forget(const struct tg_memory *memory)
-{
-    for (unsigned i = 0; i < RTE_DIM(known); i++)
-        if (known[i].devices > 0 && known[i].base == memory->base && --known[i].devices == 0)
-            rte_extmem_unregister(memory->base, memory->bytes);
-}
-
-static int cards_have_frames(void)
-{
-    unsigned devices = 0;
-    for (unsigned i = 0; i < RTE_DIM(known); i++)
-        devices += known[i].devices;
-    return devices > 0;
-}
-
-// Lets a card reach the memory, or no longer. Where nothing stands between a
-// card and the memory there is nothing to do.
-static int map(const struct tg_device *device, const struct tg_memory *memory, int on)
-{
-    // Virtual addresses are in one piece.
-    size_t step = is_virtual() ? memory->bytes : memory->page_bytes;
-    for (size_t at = 0; at < memory->bytes; at += step) {
-        uint8_t *part = memory->base + at;
-        rte_iova_t address = is_virtual() ? (rte_iova_t)(uintptr_t)part : rte_mem_virt2iova(part);
-        int failed = on ? rte_dev_dma_map(device->device, part, address, step)
-                        : rte_dev_dma_unmap(device->device, part, address, step);
-        if (failed && rte_errno != ENOTSUP)
-            return rte_errno;
-    }
-    return 0;
-}
-
 static int make_pool(struct tg_device *device, const struct tg_memory *memory, const char *name)
 {
     char pool[RTE_MEMPOOL_NAMESIZE];
@@ -293,21 +89,21 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
         return tg_pool_of_copies(&device->pool, pool, COPIES, data_bytes, socket);
     }
     device->step = "reach the packet buffers in ordinary memory";
-    if (device->is_card && !is_virtual() && memory->page_bytes <= 4096)
+    if (device->is_card && !tg_is_virtual() && memory->page_bytes <= 4096)
         return EFAULT;
     device->step = "register the packet buffers";
-    int error = device->is_card ? make_known(memory) : 0;
+    int error = device->is_card ? tg_show_to_cards(memory) : 0;
     if (error != 0)
         return error;
     device->step = "get memory for the descriptions of its buffers";
     error = tg_pool_of_frames(&device->pool, pool, memory, socket);
     if (error != 0) {
         if (device->is_card)
-            forget(memory);
+            tg_hide_from_cards(memory);
         return error;
     }
     device->step = "map the packet buffers";
-    return device->is_card ? map(device, memory, 1) : 0;
+    return device->is_card ? tg_let_reach(device->device, memory, 1) : 0;
 }
 
 // Starts, stops or closes a device. Where no handlers are in the way that is done
@@ -381,7 +177,7 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
             error = rte_eth_tx_queue_setup(port, i, transmits, socket, &transmitting);
         }
     }
-    if (error == 0 && strcmp(device->driver, "net_virtio_user") == 0 && cards_have_frames()) {
+    if (error == 0 && strcmp(device->driver, "net_virtio_user") == 0 && tg_cards_see_any()) {
         device->step = "start it while a card uses packet buffers";
         return ENOTSUP;
     }
@@ -406,37 +202,6 @@ int tg_restart(struct tg_device *device)
     return -start(device);
 }
 
-// Whether the device may be received from and sent to, until leave(): it runs,
-// and no handler frees what that uses.
-static int enter(const struct tg_device *device)
-{
-    // DPDK takes a burst of a device that is stopped for a mistake.
-    return device->runs && (!device->has_handlers || tg_keep_handlers_out(device->port));
-}
-
-static void leave(const struct tg_device *device)
-{
-    if (device->has_handlers)
-        tg_let_handlers_in(device->port);
-}
-
-// Takes what has arrived and gives it back unseen: a driver may forget what
-// waits in its rings. One that makes frames itself never comes to an end.
-static void drain(struct tg_device *device)
-{
-    struct rte_mbuf *mbufs[BURST];
-    if (device->has_handlers)
-        tg_await_handlers(device->port);
-    for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
-        uint16_t count = 1;
-        for (unsigned turns = 0; count > 0 && turns <= COPIES; turns++) {
-            count = rte_eth_rx_burst(device->port, queue, mbufs, BURST);
-            rte_pktmbuf_free_bulk(mbufs, count);
-        }
-    }
-    leave(device);
-}
-
 // Whether it is a card that reaches the frames of the arena.
 static int shows_frames(const struct tg_device *device)
 {
@@ -450,19 +215,19 @@ static void stop_and_close(void *argument)
         tg_unwatch_handlers(device->port);
     stop(device);
     if (shows_frames(device))
-        map(device, &device->pool.memory, 0);
+        tg_let_reach(device->device, &device->pool.memory, 0);
     rte_eth_dev_close(device->port);
 }
 
 // Lets go of the device. All that is left is the pool, with what came back.
 void tg_close(struct tg_device *device)
 {
-    drain(device);
+    tg_drain(device);
     change(device, stop_and_close, device);
     if (device->device != NULL)
         rte_dev_remove(device->device);
     if (shows_frames(device))
-        forget(&device->pool.memory);
+        tg_hide_from_cards(&device->pool.memory);
 }
 
 // Lets go of the pool, in which there should be `frames` frames of the arena.
@@ -568,114 +333,6 @@ void tg_losses(const struct tg_device *device, uint64_t losses[4])
     losses[1] = stats.rx_nombuf;
     losses[2] = stats.ierrors;
     losses[3] = stats.oerrors;
-}
-
-static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf *mbuf)
-{
-    uint64_t l4 = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
-    int good = device->receive_checksum && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
-    return good ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
-}
-
-// Fills the burst with what has arrived at a queue. A frame in pieces that do
-// not fit into one buffer has no data.
-unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *burst)
-{
-    if (!enter(device))
-        return 0;
-    // A driver may want buffers for all of a burst, or take nothing. With none
-    // at all it may still have some that are filled.
-    unsigned most = device->level == 0 ? BURST : RTE_MIN((unsigned)BURST, device->level);
-    tg_turn_begin(&device->pool);
-    unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
-    device->level = tg_turn_end(&device->pool);
-    leave(device);
-    for (unsigned i = 0; i < count; i++) {
-        struct rte_mbuf *mbuf = burst->mbufs[i];
-        int whole = mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
-        struct tg_packet *packet = &burst->packets[i];
-        packet->data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
-        packet->len = mbuf->pkt_len;
-        packet->checksum = checksum_of(device, mbuf);
-        packet->is_frame = tg_is_frame(&device->pool, mbuf);
-        rte_prefetch0(packet->data);
-    }
-    return count;
-}
-
-// Gives received frames back that begin at `from`.
-void tg_release(struct tg_burst *burst, unsigned from, unsigned count)
-{
-    rte_pktmbuf_free_bulk(burst->mbufs + from, count);
-}
-
-// Copies frames into buffers of the device. Returns whether there were so many.
-static int copy_out(struct tg_device *device, const struct tg_packet *packets,
-    struct rte_mbuf **mbufs, unsigned count)
-{
-    if (rte_pktmbuf_alloc_bulk(device->pool.mempool, mbufs, count) != 0)
-        return 0;
-    for (unsigned i = 0; i < count; i++)
-        memcpy(rte_pktmbuf_mtod(mbufs[i], void *), packets[i].data, packets[i].len);
-    return 1;
-}
-
-// Returns whether there is anything for the device to sum.
-static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, unsigned count)
-{
-    int asks = 0;
-    for (unsigned i = 0; i < count; i++) {
-        struct rte_mbuf *mbuf = mbufs[i];
-        const struct tg_packet *packet = &packets[i];
-        mbuf->pkt_len = packet->len;
-        mbuf->data_len = (uint16_t)packet->len;
-        mbuf->ol_flags &= RTE_MBUF_F_EXTERNAL;
-        if (packet->checksum == CHECKSUM_UNKNOWN)
-            continue;
-        asks = 1;
-        mbuf->tx_offload = 0;
-        mbuf->l2_len = packet->link_bytes;
-        mbuf->l3_len = packet->network_bytes;
-        mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
-                                        : RTE_MBUF_F_TX_IPV4;
-        mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
-                                                           : RTE_MBUF_F_TX_UDP_CKSUM;
-    }
-    return asks;
-}
-
-// Sends frames. Returns how many the device took, from the first on: those
-// belong to the pool from now on, if it is one of frames. Tells whether it will
-// never take the next one.
-unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, unsigned count,
-    uint8_t *refuses_next)
-{
-    struct rte_mbuf *mbufs[BURST];
-    *refuses_next = 0;
-    if (!enter(device))
-        return 0;
-    tg_turn_begin(&device->pool);
-    unsigned sent = 0;
-    if (device->takes_frames) {
-        for (unsigned i = 0; i < count; i++)
-            mbufs[i] = tg_mbuf_at(&device->pool, packets[i].data);
-    } else if (!copy_out(device, packets, mbufs, count)) {
-        // The driver looks for what it has sent when it is called.
-        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
-        count = 0;
-    }
-    if (count > 0) {
-        unsigned ready = count;
-        if (describe(packets, mbufs, count))
-            ready = rte_eth_tx_prepare(device->port, TRANSMIT_QUEUE, mbufs, count);
-        sent = rte_eth_tx_burst(device->port, TRANSMIT_QUEUE, mbufs, ready);
-        *refuses_next = sent == ready && ready < count;
-        if (!device->takes_frames)
-            rte_pktmbuf_free_bulk(mbufs + sent, count - sent);
-    }
-    device->level = tg_turn_end(&device->pool);
-    leave(device);
-    return sent;
 }
 
 // Has interrupts of the device make `epoll` readable. Returns 0 or an error.

@@ -1,0 +1,146 @@
+// Frames in and out.
+
+#include "device.h"
+
+#include <string.h>
+
+#include <rte_ethdev.h>
+
+#include "handlers.h"
+
+// Whether the device may be received from and sent to, until leave(): it runs,
+// and no handler frees what that uses.
+static int enter(const struct tg_device *device)
+{
+    // DPDK takes a burst of a device that is stopped for a mistake.
+    return device->runs && (!device->has_handlers || tg_keep_handlers_out(device->port));
+}
+
+static void leave(const struct tg_device *device)
+{
+    if (device->has_handlers)
+        tg_let_handlers_in(device->port);
+}
+
+void tg_drain(struct tg_device *device)
+{
+    struct rte_mbuf *mbufs[BURST];
+    if (device->has_handlers)
+        tg_await_handlers(device->port);
+    for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
+        uint16_t count = 1;
+        for (unsigned turns = 0; count > 0 && turns <= COPIES; turns++) {
+            count = rte_eth_rx_burst(device->port, queue, mbufs, BURST);
+            rte_pktmbuf_free_bulk(mbufs, count);
+        }
+    }
+    leave(device);
+}
+
+static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf *mbuf)
+{
+    uint64_t l4 = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
+    int good = device->receive_checksum && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
+    return good ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
+}
+
+// Fills the burst with what has arrived at a queue. A frame in pieces that do
+// not fit into one buffer has no data.
+unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *burst)
+{
+    if (!enter(device))
+        return 0;
+    // A driver may want buffers for all of a burst, or take nothing. With none
+    // at all it may still have some that are filled.
+    unsigned most = device->level == 0 ? BURST : RTE_MIN((unsigned)BURST, device->level);
+    tg_turn_begin(&device->pool);
+    unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
+    device->level = tg_turn_end(&device->pool);
+    leave(device);
+    for (unsigned i = 0; i < count; i++) {
+        struct rte_mbuf *mbuf = burst->mbufs[i];
+        int whole = mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
+        struct tg_packet *packet = &burst->packets[i];
+        packet->data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
+        packet->len = mbuf->pkt_len;
+        packet->checksum = checksum_of(device, mbuf);
+        packet->is_frame = tg_is_frame(&device->pool, mbuf);
+        rte_prefetch0(packet->data);
+    }
+    return count;
+}
+
+// Gives received frames back that begin at `from`.
+void tg_release(struct tg_burst *burst, unsigned from, unsigned count)
+{
+    rte_pktmbuf_free_bulk(burst->mbufs + from, count);
+}
+
+// Copies frames into buffers of the device. Returns whether there were so many.
+static int copy_out(struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned count)
+{
+    if (rte_pktmbuf_alloc_bulk(device->pool.mempool, mbufs, count) != 0)
+        return 0;
+    for (unsigned i = 0; i < count; i++)
+        memcpy(rte_pktmbuf_mtod(mbufs[i], void *), packets[i].data, packets[i].len);
+    return 1;
+}
+
+// Returns whether there is anything for the device to sum.
+static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, unsigned count)
+{
+    int asks = 0;
+    for (unsigned i = 0; i < count; i++) {
+        struct rte_mbuf *mbuf = mbufs[i];
+        const struct tg_packet *packet = &packets[i];
+        mbuf->pkt_len = packet->len;
+        mbuf->data_len = (uint16_t)packet->len;
+        mbuf->ol_flags &= RTE_MBUF_F_EXTERNAL;
+        if (packet->checksum == CHECKSUM_UNKNOWN)
+            continue;
+        asks = 1;
+        mbuf->tx_offload = 0;
+        mbuf->l2_len = packet->link_bytes;
+        mbuf->l3_len = packet->network_bytes;
+        mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
+                                        : RTE_MBUF_F_TX_IPV4;
+        mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
+                                                           : RTE_MBUF_F_TX_UDP_CKSUM;
+    }
+    return asks;
+}
+
+// Sends frames. Returns how many the device took, from the first on: those
+// belong to the pool from now on, if it is one of frames. Tells whether it will
+// never take the next one.
+unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, unsigned count,
+    uint8_t *refuses_next)
+{
+    struct rte_mbuf *mbufs[BURST];
+    *refuses_next = 0;
+    if (!enter(device))
+        return 0;
+    tg_turn_begin(&device->pool);
+    unsigned sent = 0;
+    if (device->takes_frames) {
+        for (unsigned i = 0; i < count; i++)
+            mbufs[i] = tg_mbuf_at(&device->pool, packets[i].data);
+    } else if (!copy_out(device, packets, mbufs, count)) {
+        // The driver looks for what it has sent when it is called.
+        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
+        count = 0;
+    }
+    if (count > 0) {
+        unsigned ready = count;
+        if (describe(packets, mbufs, count))
+            ready = rte_eth_tx_prepare(device->port, TRANSMIT_QUEUE, mbufs, count);
+        sent = rte_eth_tx_burst(device->port, TRANSMIT_QUEUE, mbufs, ready);
+        *refuses_next = sent == ready && ready < count;
+        if (!device->takes_frames)
+            rte_pktmbuf_free_bulk(mbufs + sent, count - sent);
+    }
+    device->level = tg_turn_end(&device->pool);
+    leave(device);
+    return sent;
+}
