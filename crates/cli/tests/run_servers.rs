@@ -90,18 +90,14 @@ fn lighttpd_serves_files() {
     }
     let folder = files();
     let root = folder.path().to_str().unwrap();
-    let config = |workers: u32| {
-        let path = format!("{root}/lighttpd-{workers}.conf");
-        let text = format!(
-            "server.document-root = \"{root}\"\nserver.port = 8080\n\
-             server.bind = \"0.0.0.0\"\n$SERVER[\"socket\"] == \"[::]:8080\" {{ }}\n\
-             server.errorlog = \"{root}/errors\"\nserver.max-worker = {workers}\n"
-        );
-        fs::write(&path, text).unwrap();
-        path
-    };
-    Host::each(|host| serves(host, folder.path(), &["lighttpd", "-D", "-f", &config(0)]));
-    Host::attached(|host| serves(host, folder.path(), &["lighttpd", "-D", "-f", &config(2)]));
+    let config = format!("{root}/lighttpd.conf");
+    let text = format!(
+        "server.document-root = \"{root}\"\nserver.port = 8080\n\
+         server.bind = \"0.0.0.0\"\n$SERVER[\"socket\"] == \"[::]:8080\" {{ }}\n\
+         server.errorlog = \"{root}/errors\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    Host::each(|host| serves(host, folder.path(), &["lighttpd", "-D", "-f", &config]));
 }
 
 /// Serves a folder on a port of both families from four threads.
@@ -164,8 +160,6 @@ fn php_serves_files() {
     let root = folder.path().to_str().unwrap();
     let php = ["php", "-q", "-S", "[::]:8080", "-t", root];
     Host::each(|host| serves(host, folder.path(), &php));
-    let workers = [&["env", "PHP_CLI_SERVER_WORKERS=2"], &php[..]].concat();
-    Host::attached(|host| serves(host, folder.path(), &workers));
 }
 
 #[test]
