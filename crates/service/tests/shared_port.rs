@@ -153,6 +153,15 @@ fn servers(site: &Site, local: SocketAddr) -> Vec<Server> {
     apps.into_iter().map(|app| Server::new(app, local)).collect()
 }
 
+/// Goes on until so many of the client's streams are left, in what is left of the time.
+fn finish(client: &mut Client, servers: &mut [Server], left: usize, began: Instant) {
+    while client.streams.len() > left {
+        assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
+        servers.iter_mut().for_each(Server::serve);
+        client.go_on();
+    }
+}
+
 /// Asks by a datagram of its own, and waits for the answer.
 fn ask(client: &mut Client, servers: &mut [Server], to: SocketAddr, n: u32) {
     let any = SocketAddr::new(client_ip(to), 0);
@@ -200,17 +209,9 @@ fn every_core_serves_its_part_of_a_shared_port() {
         for n in 0..60 {
             client.say(to, 3000);
             ask(&mut client, &mut servers, to, n);
-            while client.streams.len() > 8 {
-                assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
-                servers.iter_mut().for_each(Server::serve);
-                client.go_on();
-            }
+            finish(&mut client, &mut servers, 8, began);
         }
-        while !client.streams.is_empty() {
-            assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
-            servers.iter_mut().for_each(Server::serve);
-            client.go_on();
-        }
+        finish(&mut client, &mut servers, 0, began);
         assert_eq!(client.heard, 60 * 3000);
         for server in &servers {
             assert!(server.accepted > 0 && server.answered > 0, "each has its part");
@@ -222,11 +223,7 @@ fn every_core_serves_its_part_of_a_shared_port() {
             client.say(to, 10);
             ask(&mut client, &mut servers, to, n);
         }
-        while !client.streams.is_empty() {
-            assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
-            servers.iter_mut().for_each(Server::serve);
-            client.go_on();
-        }
+        finish(&mut client, &mut servers, 0, began);
         drop((servers, other, client));
         wait_for(&site, |site| site.report(1).applications.is_empty());
     }
@@ -246,21 +243,30 @@ fn those_on_a_shared_port_move_while_they_serve() {
             client.say(to, if n % 10 == 0 { 300_000 } else { 2000 });
             ask(&mut client, &mut servers, to, n);
             seen.insert(cores_of(&site, "server").into_iter().collect::<BTreeSet<_>>());
-            while client.streams.len() > 8 {
-                assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
-                servers.iter_mut().for_each(Server::serve);
-                client.go_on();
-            }
+            finish(&mut client, &mut servers, 8, began);
         }
-        while !client.streams.is_empty() {
-            assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
-            servers.iter_mut().for_each(Server::serve);
-            client.go_on();
-        }
+        finish(&mut client, &mut servers, 0, began);
         assert_eq!(client.heard, 10 * 300_000 + 90 * 2000);
         if site.mover.is_some() {
             assert!(seen.iter().any(|cores| cores.len() > 1), "they were never apart: {seen:?}");
         }
+    }
+}
+
+/// Connections end all the time while others of the same programs go on, and move:
+/// each name means the same connection on every core.
+#[test]
+fn connections_end_while_others_move() {
+    for (site, family) in places() {
+        let to = address(1, family, 80);
+        let mut servers = servers(&site, to);
+        let mut client = Client::new(site.attach(0));
+        let began = Instant::now();
+        for n in 0..600 {
+            client.say(to, if n % 4 == 0 { 10_000 } else { 10 });
+            finish(&mut client, &mut servers, 6, began);
+        }
+        finish(&mut client, &mut servers, 0, began);
     }
 }
 

@@ -454,7 +454,7 @@ impl Host {
     }
 
     /// Gives a port back to the kernel, if nobody else needs it.
-    fn release(&mut self, claim: Option<Arc<Claim>>) {
+    pub(super) fn release(&mut self, claim: Option<Arc<Claim>>) {
         self.claims.release(self.engine.port(), claim);
     }
 

@@ -146,6 +146,8 @@ impl Core {
         }
         self.take_events();
         self.tell_applications();
+        // The name of one that has ended may be that of another one there.
+        self.host.release_closed();
         let mut sockets: Vec<_> = sockets
             .into_iter()
             .filter_map(|key| Some((key, self.host.sockets.remove(key)?)))
@@ -246,11 +248,14 @@ impl Core {
             }
         }
         self.host.passages.put_in(passages, &keys);
-        for (id, claim) in ending {
-            self.host.claims.release_later(names.connection(id).unwrap_or(id), Some(claim));
-        }
         crossing.set_used(self.number);
         crossing.hand(from, self.number, ports);
+        for (id, claim) in ending {
+            match names.connection(id) {
+                Some(id) => self.host.claims.release_later(id, Some(claim)),
+                None => self.host.release(Some(claim)),
+            }
+        }
         // Until now they counted there.
         cores.load(self.number).add_applications(numbers.len());
         cores.load(from).remove_applications(numbers.len());
