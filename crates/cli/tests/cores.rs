@@ -10,17 +10,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::run::Daemon;
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{Kind, SERVER_V4, SERVER_V6, Site, can};
 
 const REDIS: [&str; 8] =
     ["redis-server", "--save", "", "--protected-mode", "no", "--bind", "0.0.0.0", "::"];
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
 
 fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));

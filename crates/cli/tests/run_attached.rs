@@ -10,14 +10,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use support::run::{Daemon, Program};
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, can, is_root};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
 
 const REDIS: [&str; 10] = [
     "redis-server",

@@ -9,15 +9,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use support::run::{Daemon, Program};
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{Kind, SERVER_V4, SERVER_V6, Site, can, wait_until};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
 
 /// How many have each socket of each program that is attached.
 fn holders(daemon: &Daemon<'_>) -> Vec<Vec<u64>> {
@@ -28,15 +23,6 @@ fn holders(daemon: &Daemon<'_>) -> Vec<Vec<u64>> {
         sockets.iter().map(|socket| socket["holders"].as_u64().unwrap()).collect()
     };
     apps.iter().map(of).collect()
-}
-
-/// Waits until this is so.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "it never comes to this: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// What a server answers to this, until it ends the connection.

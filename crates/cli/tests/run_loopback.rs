@@ -6,15 +6,10 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use support::run::{Daemon, Host, Program};
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, can};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
 
 /// Speaks to itself on each address that it is given, in all the ways that
 /// programs wait, and then to 127.0.0.1.

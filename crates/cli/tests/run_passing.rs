@@ -10,24 +10,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use support::run::{Daemon, Program};
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{Kind, SERVER_V4, SERVER_V6, Site, can, wait_until};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
-
-/// Waits until this is so.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "it never comes to this: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// Whether a process has ended, even if nobody has asked how.
 fn has_ended(pid: &str) -> bool {

@@ -6,16 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use support::run::Program;
-use support::{
-    CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, files, have, is_root, tidegate, url,
-};
+use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, can, files, tidegate, url};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
 
 /// Fetches both files by both families, and the small one over loopback.
 fn fetch_all(site: &Site, folder: &Path, port: u16) {

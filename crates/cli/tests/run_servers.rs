@@ -7,29 +7,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use support::run::{Host, library};
-use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, files, have, is_root, url};
+use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, can, files, url, wait_until};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
-
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Whether a test can run that needs these programs.
-fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
-}
-
-/// Waits until this is so.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "it never comes to this: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// Fetches both files from port 8080, by both families.
 fn fetch_all(site: &Site, folder: &Path) {

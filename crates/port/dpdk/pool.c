@@ -127,6 +127,16 @@ static void leave_one_cache(struct tg_pool *pool)
     }
 }
 
+// How many mbufs are in the pool, told to whoever may have a turn.
+static unsigned level(const struct tg_pool *pool)
+{
+    const struct stack *stack = pool->mempool->pool_data;
+    const struct rte_mempool_cache *cache = cache_of(pool);
+    // Others may give some back right now: they count the next time.
+    unsigned in_stack = __atomic_load_n(&stack->count, __ATOMIC_RELAXED);
+    return in_stack + (cache != NULL ? cache->len : 0);
+}
+
 void tg_turn_begin(struct tg_pool *pool)
 {
     own_lcore = RTE_PER_LCORE(_lcore_id);
@@ -135,12 +145,8 @@ void tg_turn_begin(struct tg_pool *pool)
 
 unsigned tg_turn_end(struct tg_pool *pool)
 {
-    const struct stack *stack = pool->mempool->pool_data;
-    const struct rte_mempool_cache *cache = cache_of(pool);
     RTE_PER_LCORE(_lcore_id) = own_lcore;
-    // Others may give some back right now: they count the next time.
-    unsigned in_stack = __atomic_load_n(&stack->count, __ATOMIC_RELAXED);
-    return in_stack + (cache != NULL ? cache->len : 0);
+    return level(pool);
 }
 
 // Somebody who had a reference to the data of an mbuf of ours was the last one.
@@ -243,12 +249,16 @@ int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
 // address inside it. Returns how many are in the pool then.
 unsigned tg_give(struct tg_pool *pool, uint8_t *const *frames, unsigned count)
 {
-    tg_turn_begin(pool);
-    for (unsigned i = 0; i < count; i++) {
-        void *mbuf = tg_mbuf_at(pool, frames[i]);
-        rte_mempool_generic_put(pool->mempool, &mbuf, 1, NULL);
+    while (count > 0) {
+        void *mbufs[64];
+        unsigned some = RTE_MIN(count, (unsigned)RTE_DIM(mbufs));
+        for (unsigned i = 0; i < some; i++)
+            mbufs[i] = tg_mbuf_at(pool, frames[i]);
+        rte_mempool_generic_put(pool->mempool, mbufs, some, NULL);
+        frames += some;
+        count -= some;
     }
-    return tg_turn_end(pool);
+    return level(pool);
 }
 
 // Takes up to `count` mbufs out of the pool and tells where their frames begin.

@@ -40,6 +40,20 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     missing.is_none()
 }
 
+/// Whether a test can run that needs namespaces and these programs.
+pub fn can(test: &str, programs: &[&str]) -> bool {
+    is_root(test) && have(test, programs)
+}
+
+/// Waits until this is so, for a minute at most.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never comes to this: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Addresses as URLs have them.
 pub fn url(address: &str, rest: &str) -> String {
     match address.contains(':') {

@@ -7,11 +7,13 @@ use super::socket::{ANY_V4, ANY_V6, Socket};
 use crate::Transport;
 use crate::port_groups::Told;
 
-/// The addresses that a socket takes datagrams from anybody at.
+/// The addresses at which a socket shares with others what anybody sends: none if it
+/// is connected.
 fn joined(socket: &Socket) -> impl Iterator<Item = SocketAddr> + use<> {
+    let joins = socket.options.reuse_port && socket.remote.is_none();
     let is_both = socket.bound.ip() == ANY_V6 && socket.is_dual();
     let v4 = is_both.then_some(SocketAddr::new(ANY_V4, socket.bound.port()));
-    [Some(socket.bound), v4].into_iter().flatten()
+    [Some(socket.bound), v4].into_iter().flatten().filter(move |_| joins)
 }
 
 impl UdpTable {
@@ -30,10 +32,8 @@ impl UdpTable {
 
     /// A socket is bound, and not connected.
     pub(super) fn tell_bound(&self, socket: &Socket) {
-        if socket.options.reuse_port && socket.remote.is_none() {
-            for local in joined(socket) {
-                self.told.tell(|groups| groups.join(Transport::Udp, local));
-            }
+        for local in joined(socket) {
+            self.told.tell(|groups| groups.join(Transport::Udp, local));
         }
     }
 
@@ -49,10 +49,8 @@ impl UdpTable {
 
     /// A socket goes to another table, where its flow goes on.
     pub(super) fn tell_taken_out(&self, socket: &Socket) {
-        if socket.options.reuse_port && socket.remote.is_none() {
-            for local in joined(socket) {
-                self.told.tell(|groups| groups.leave(Transport::Udp, local));
-            }
+        for local in joined(socket) {
+            self.told.tell(|groups| groups.leave(Transport::Udp, local));
         }
     }
 
