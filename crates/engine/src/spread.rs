@@ -553,7 +553,7 @@ mod tests {
                 let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
                 let socket = stack.udp_bind(local, options).unwrap();
                 let settle = |protocol| {
-                    let sharing = Sharing::ReusePort { user: 0 };
+                    let sharing = Sharing::ReusePort { party: 0 };
                     let claim = claims[core].settle(protocol, local, sharing, None);
                     let refused = claims[0].settle(protocol, local, Sharing::Alone, None);
                     assert!(refused.is_err(), "it is no other core's alone");

@@ -13,3 +13,4 @@ pub mod daemon;
 pub use contract::command::Handle;
 pub use contract::layout::Geometry;
 pub use contract::status::Phase;
+pub use contract::together::Together;

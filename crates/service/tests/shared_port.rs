@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use support::{CORES, FAMILIES, LIMIT, Site, address, connected, places, until};
-use tidegate_service::Handle;
+use tidegate_service::{Handle, Together};
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::{TcpOptions, UdpOptions};
 
@@ -26,10 +26,13 @@ struct Server {
 }
 
 impl Server {
-    fn new(mut app: Attachment, local: SocketAddr) -> Self {
-        let listener = app.listen(local, 16, SHARED_TCP()).unwrap();
-        let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
-        let datagrams = app.bind_udp(local, shared).unwrap();
+    /// On a port that it has together with others, or shares with them.
+    fn new(mut app: Attachment, local: SocketAddr, together: Option<Together>) -> Self {
+        let reuse_port = together.is_none();
+        let tcp = TcpOptions { reuse_port, ..TcpOptions::default() };
+        let listener = app.listen_with(local, 16, together, tcp).unwrap();
+        let udp = UdpOptions { reuse_port, ..UdpOptions::default() };
+        let datagrams = app.bind_udp_with(local, together, udp).unwrap();
         Self { app, listener, datagrams, streams: Vec::new(), accepted: 0, answered: 0 }
     }
 
@@ -147,10 +150,14 @@ fn wait_for(site: &Site, what: impl Fn(&Site) -> bool) {
 }
 
 fn servers(site: &Site, local: SocketAddr) -> Vec<Server> {
+    servers_with(site, local, None)
+}
+
+fn servers_with(site: &Site, local: SocketAddr, together: Option<Together>) -> Vec<Server> {
     let attach = |_| Attachment::connect(&site.paths[1], "server").unwrap();
     let apps: Vec<_> = (0..CORES).map(attach).collect();
     wait_for(site, |site| cores_of(site, "server").len() == CORES);
-    apps.into_iter().map(|app| Server::new(app, local)).collect()
+    apps.into_iter().map(|app| Server::new(app, local, together)).collect()
 }
 
 /// Goes on until so many of the client's streams are left, in what is left of the time.
@@ -193,9 +200,12 @@ fn client_ip(server: SocketAddr) -> std::net::IpAddr {
 #[test]
 fn every_core_serves_its_part_of_a_shared_port() {
     let site = Site::still(CORES..=CORES);
-    for family in FAMILIES {
+    let all = FAMILIES.into_iter().flat_map(|family| {
+        [(family, None), (family, Some(Together::new().unwrap()))]
+    });
+    for (family, together) in all {
         let to = address(1, family, 80);
-        let mut servers = servers(&site, to);
+        let mut servers = servers_with(&site, to, together);
         let cores: BTreeSet<_> = cores_of(&site, "server").into_iter().collect();
         assert_eq!(cores.len(), CORES, "each has a core of its own");
         let mut other = site.attach(1);
@@ -203,6 +213,13 @@ fn every_core_serves_its_part_of_a_shared_port() {
         assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it does not share");
         let taken = other.bind_udp(to, UdpOptions::default()).unwrap_err();
         assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it does not share");
+        if together.is_some() {
+            let strangers = [None, Some(Together::new().unwrap())];
+            for stranger in strangers {
+                let taken = other.listen_with(to, 1, stranger, SHARED_TCP()).unwrap_err();
+                assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it is none of them");
+            }
+        }
 
         let mut client = Client::new(site.attach(0));
         let began = Instant::now();

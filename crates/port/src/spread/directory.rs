@@ -247,7 +247,7 @@ mod tests {
     const WEB: LocalPort = (Protocol::Tcp, 80);
     const DNS: LocalPort = (Protocol::Udp, 53);
     const ALONE: Sharing = Sharing::Alone;
-    const USER: Sharing = Sharing::ReusePort { user: 7 };
+    const USER: Sharing = Sharing::ReusePort { party: 7 };
     const CARD: usize = 0;
 
     fn any(text: &str) -> IpAddr {
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(directory.view(0).owner(WEB), Owner::Shared);
         assert!(directory.is_foreign(WEB, 0), "it is not to be chosen");
         assert!(directory.is_at(WEB, 1) && !directory.is_at(WEB, 2));
-        for other in [ALONE, Sharing::ReusePort { user: 8 }] {
+        for other in [ALONE, Sharing::ReusePort { party: 8 }] {
             for core in 0..3 {
                 assert!(!directory.is_open_to(WEB, core, other));
                 assert!(!directory.claim(WEB, core, other));
@@ -340,7 +340,7 @@ mod tests {
         directory.release(WEB, 0, USER);
         assert_eq!(directory.view(0).owner(WEB), Owner::Core(1), "one core's again");
         // Two users have it at different addresses of one core: that cannot be shared.
-        assert!(directory.claim(WEB, 1, Sharing::ReusePort { user: 8 }));
+        assert!(directory.claim(WEB, 1, Sharing::ReusePort { party: 8 }));
         assert!(!directory.claim(WEB, 2, USER));
     }
 

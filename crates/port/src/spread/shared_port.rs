@@ -9,17 +9,18 @@ use super::slots::Slots;
 pub enum Sharing {
     /// To nobody on another core.
     Alone,
-    /// To all claims like this of the same user (`SO_REUSEPORT`).
+    /// To all claims like this of the same party: of a user's sockets (`SO_REUSEPORT`),
+    /// or of those that one program divides.
     ReusePort {
         /// Whose the sockets are.
-        user: u32,
+        party: u64,
     },
 }
 
 impl Sharing {
-    /// That of a socket of this user's, which has the option `SO_REUSEPORT` or has not.
-    pub fn new(reuse_port: bool, user: u32) -> Self {
-        if reuse_port { Self::ReusePort { user } } else { Self::Alone }
+    /// That of a socket of this party's, which has the option `SO_REUSEPORT` or has not.
+    pub fn new(reuse_port: bool, party: u64) -> Self {
+        if reuse_port { Self::ReusePort { party } } else { Self::Alone }
     }
 }
 
@@ -47,7 +48,7 @@ pub(super) struct SharedPort {
     /// How many of the claims share it with no other core.
     alone: u32,
     /// Whose the others are.
-    users: Vec<u32>,
+    parties: Vec<u64>,
     groups: Vec<Group>,
 }
 
@@ -83,17 +84,17 @@ impl SharedPort {
 
     /// Whether its claims may be on several cores.
     pub(super) fn can_be_shared(&self) -> bool {
-        self.alone == 0 && self.users.len() <= 1
+        self.alone == 0 && self.parties.len() <= 1
     }
 
     /// Whether a core may claim it so.
     pub(super) fn is_open_to(&self, core: usize, sharing: Sharing) -> bool {
-        let shares = |user| self.alone == 0 && self.users == [user];
+        let shares = |party| self.alone == 0 && self.parties == [party];
         match self.parts.as_slice() {
             [] => true,
             // Its stack has nothing against it.
             [only] if only.core == core && only.leaving == 0 => true,
-            _ => matches!(sharing, Sharing::ReusePort { user } if shares(user)),
+            _ => matches!(sharing, Sharing::ReusePort { party } if shares(party)),
         }
     }
 
@@ -104,8 +105,8 @@ impl SharedPort {
         }
         match sharing {
             Sharing::Alone => self.alone += 1,
-            Sharing::ReusePort { user } if self.users.contains(&user) => {}
-            Sharing::ReusePort { user } => self.users.push(user),
+            Sharing::ReusePort { party } if self.parties.contains(&party) => {}
+            Sharing::ReusePort { party } => self.parties.push(party),
         }
         self.add(core, 1);
         self.divide();
@@ -135,7 +136,7 @@ impl SharedPort {
         self.alone -= u32::from(sharing == Sharing::Alone && self.alone > 0);
         self.remove(core, 1);
         if self.is_free() {
-            (self.alone, self.users) = (0, Vec::new());
+            (self.alone, self.parties) = (0, Vec::new());
         }
         self.divide();
     }

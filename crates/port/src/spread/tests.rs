@@ -383,7 +383,7 @@ fn share(bench: &Bench, local: LocalPort) {
         for any in ["0.0.0.0", "::"] {
             crossing.join(core, local, any.parse().unwrap());
         }
-        crossing.claim(core, local, Sharing::ReusePort { user: 0 }).unwrap();
+        crossing.claim(core, local, Sharing::ReusePort { party: 0 }).unwrap();
     }
 }
 
@@ -487,7 +487,7 @@ fn all_who_share_a_port_hear_what_is_for_a_group() {
         bench.send(packet);
         assert_eq!(bench.receive(), [vec![], vec![packet.clone()], vec![packet.clone()]]);
     }
-    bench.trunk.crossing().claim(0, (Protocol::Udp, 5353), Sharing::ReusePort { user: 0 }).unwrap();
+    bench.trunk.crossing().claim(0, (Protocol::Udp, 5353), Sharing::ReusePort { party: 0 }).unwrap();
     bench.send(&groups[0]);
     assert!(bench.receive().iter().all(|got| *got == [groups[0].clone()]));
     assert_eq!(bench.own.available(), 2048);

@@ -12,6 +12,7 @@ use super::socket::{Kind, Socket};
 use super::{Answer, Attachment, gone};
 use crate::contract::command::{Command, Handle, Tag};
 use crate::contract::notice::{Found, Granted};
+use crate::contract::together::Together;
 
 /// How long to look again and again before sleeping: the daemon on a core of its
 /// own answers within this.
@@ -31,7 +32,22 @@ impl Attachment {
     /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
     /// [`io::ErrorKind::QuotaExceeded`] when the daemon gives no more sockets.
     pub fn bind_udp(&mut self, local: SocketAddr, options: UdpOptions) -> io::Result<Handle> {
-        let granted = self.ask(|tag| Command::Bind { tag, local, options })?;
+        self.bind_udp_with(local, None, options)
+    }
+
+    /// As [`Attachment::bind_udp`], for sockets of several attachments that have a port
+    /// together, with the same address and options. What peers send is divided among
+    /// them: all of one peer's goes to one of them.
+    ///
+    /// # Errors
+    /// As [`Attachment::bind_udp`].
+    pub fn bind_udp_with(
+        &mut self,
+        local: SocketAddr,
+        together: Option<Together>,
+        options: UdpOptions,
+    ) -> io::Result<Handle> {
+        let granted = self.ask(|tag| Command::Bind { tag, local, together, options })?;
         self.keep(granted, Kind::Datagrams, TcpOptions::default())
     }
 
@@ -58,8 +74,24 @@ impl Attachment {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Handle> {
+        self.listen_with(local, backlog, None, options)
+    }
+
+    /// As [`Attachment::listen`], for listeners of several attachments that have a port
+    /// together, with the same address and options. Each new connection comes to one of
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Attachment::bind_udp`].
+    pub fn listen_with(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+        together: Option<Together>,
+        options: TcpOptions,
+    ) -> io::Result<Handle> {
         let backlog = backlog.try_into().unwrap_or(u32::MAX);
-        let granted = self.ask(|tag| Command::Listen { tag, local, backlog, options })?;
+        let granted = self.ask(|tag| Command::Listen { tag, local, backlog, together, options })?;
         self.keep(granted, Kind::Listener, options)
     }
 

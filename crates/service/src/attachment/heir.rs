@@ -19,8 +19,8 @@ impl Attachment {
         // What was closed before is not inherited.
         self.ping()?;
         let hello = Hello::Inherit(self.ticket, self.name.clone());
-        let (connection, memory, ticket) = be_welcomed(&self.path, &hello)?;
-        let mut heir = Self::new(connection, memory, ticket, &self.path, &self.name)?;
+        let (connection, welcome) = be_welcomed(&self.path, &hello)?;
+        let mut heir = Self::new(connection, welcome, &self.path, &self.name)?;
         heir.sockets.resize_with(self.sockets.len(), || None);
         for (own, place) in self.sockets.iter_mut().zip(&mut heir.sockets) {
             let Some(socket) = own else { continue };

@@ -143,6 +143,7 @@ fn who_asks_and_never_listens_stops_nobody() {
         let command = crate::contract::command::Command::Bind {
             tag,
             local: own(1),
+            together: None,
             options: Default::default(),
         };
         let pushed = deaf.commands.push(&command.to_words()).unwrap();

@@ -31,7 +31,7 @@ pub use udp::Received;
 use self::ask::PATIENCE;
 use self::socket::Socket;
 use crate::contract::command::{COMMAND_WORDS, Command, Handle, Tag};
-use crate::contract::greeting::{Hello, receive_welcome, send_hello};
+use crate::contract::greeting::{Hello, Welcome, receive_welcome, send_hello};
 use crate::contract::layout::Memory;
 pub use crate::contract::notice::Found;
 use crate::contract::notice::{Granted, NOTICE_WORDS, Notice};
@@ -62,6 +62,7 @@ pub struct Attachment {
     name: String,
     /// By which a child of this process gets its sockets.
     ticket: Ticket,
+    cores: u32,
     connection: OwnedFd,
     memory: Memory,
     /// Memory of others that sockets of ours are in.
@@ -96,7 +97,7 @@ fn gone() -> io::Error {
 ///
 /// # Errors
 /// As [`call_at`], and what the daemon says.
-fn be_welcomed(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Memory, Ticket)> {
+fn be_welcomed(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome)> {
     let mut left = CALLS_MAX;
     loop {
         left -= 1;
@@ -104,7 +105,7 @@ fn be_welcomed(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Memory, Ti
         connection.set_read_timeout(Some(PATIENCE))?;
         let said = send_hello(connection.as_fd(), hello);
         match said.and_then(|()| receive_welcome(connection.as_fd())) {
-            Ok((memory, ticket)) => return Ok((connection, memory, ticket)),
+            Ok(welcome) => return Ok((connection, welcome)),
             // One that has just been replaced hangs up: its successor listens there.
             Err(error) if left > 0 && hung_up(&error) => {}
             Err(error) => return Err(error),
@@ -143,21 +144,36 @@ impl Attachment {
     /// this user.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
         let hello = Hello::Attach(name.to_owned());
-        let (connection, memory, ticket) = be_welcomed(path, &hello)?;
-        Self::new(connection, memory, ticket, path, name)
+        let (connection, welcome) = be_welcomed(path, &hello)?;
+        Self::new(connection, welcome, path, name)
+    }
+
+    /// One more attachment of this program.
+    ///
+    /// # Errors
+    /// As [`Attachment::connect`].
+    pub fn another(&self) -> io::Result<Self> {
+        Self::connect(&self.path, &self.name)
+    }
+
+    /// How many network cores the daemon has: with so many attachments a program can be
+    /// on all of them.
+    pub fn cores(&self) -> usize {
+        self.cores as usize
     }
 
     fn new(
         connection: UnixStream,
-        memory: Memory,
-        ticket: Ticket,
+        welcome: Welcome,
         path: &Path,
         name: &str,
     ) -> io::Result<Self> {
+        let Welcome { memory, ticket, cores } = welcome;
         Ok(Self {
             path: path.to_owned(),
             name: name.to_owned(),
             ticket,
+            cores,
             connection: connection.into(),
             commands: memory.asking()?,
             notices: memory.told()?,

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use tidegate_port::spread::LocalPort;
+use tidegate_port::spread::{LocalPort, Sharing};
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpOptions, UdpOptions};
 
+use super::together::{Together, party};
 use super::words::{
     ADDRESS_WORDS, OPTIONS_WORDS, address_from_words, address_to_words, options_from_words,
     options_to_words, udp_options_from_word, udp_options_to_word,
@@ -33,11 +34,19 @@ pub enum Command {
     /// Something was written to the socket's stream, or there is room in it again.
     Look(Handle),
     /// A UDP socket. How long its queue may be is not the application's to say.
-    Bind { tag: Tag, local: SocketAddr, options: UdpOptions },
+    /// With others `together` it may have its port on several cores.
+    Bind { tag: Tag, local: SocketAddr, together: Option<Together>, options: UdpOptions },
     /// A UDP socket takes datagrams from this peer alone; from everybody with none.
     Aim { tag: Tag, socket: Handle, peer: Option<SocketAddr> },
-    /// A listener with room for so many that wait.
-    Listen { tag: Tag, local: SocketAddr, backlog: u32, options: TcpOptions },
+    /// A listener with room for so many that wait. With others `together` it may have its
+    /// port on several cores.
+    Listen {
+        tag: Tag,
+        local: SocketAddr,
+        backlog: u32,
+        together: Option<Together>,
+        options: TcpOptions,
+    },
     /// A connection that waits on the listener.
     Accept { tag: Tag, listener: Handle },
     /// Begins to connect.
@@ -98,13 +107,14 @@ impl Command {
         (local.port() != 0).then_some((protocol, local.port()))
     }
 
-    /// Whether it leaves the port to other sockets that do so, too.
-    pub fn shares_port(&self) -> bool {
-        match self {
-            Self::Bind { options, .. } => options.reuse_port,
-            Self::Listen { options, .. } => options.reuse_port,
-            _ => false,
-        }
+    /// To which sockets of this user's it leaves its port, besides.
+    pub fn sharing(&self, uid: u32) -> Sharing {
+        let (reuse_port, together) = match self {
+            Self::Bind { options, together, .. } => (options.reuse_port, *together),
+            Self::Listen { options, together, .. } => (options.reuse_port, *together),
+            _ => (false, None),
+        };
+        Sharing::new(reuse_port || together.is_some(), party(together, uid))
     }
 
     /// The command as words: its head, a socket or a number, addresses, options.
@@ -120,18 +130,20 @@ impl Command {
         let mut with = |options: &TcpOptions| last.copy_from_slice(&options_to_words(options));
         match self {
             Self::Look(socket) => (*first, *second) = (head(LOOK, 0, 0), socket.to_word()),
-            Self::Bind { tag, local, options } => {
+            Self::Bind { tag, local, together, options } => {
                 (*first, *second) = (head(BIND, 0, tag), udp_options_to_word(&options));
                 addresses(Some(local), None);
+                last[0] = Together::to_word(together);
             }
             Self::Aim { tag, socket, peer } => {
                 (*first, *second) = (head(AIM, 0, tag), socket.to_word());
                 addresses(None, peer);
             }
-            Self::Listen { tag, local, backlog, options } => {
+            Self::Listen { tag, local, backlog, together, options } => {
                 (*first, *second) = (head(LISTEN, 0, tag), backlog.into());
-                addresses(Some(local), None);
-                with(&options);
+                near.copy_from_slice(&address_to_words(Some(local)));
+                far[0] = Together::to_word(together);
+                last.copy_from_slice(&options_to_words(&options));
             }
             Self::Accept { tag, listener } => {
                 (*first, *second) = (head(ACCEPT, 0, tag), listener.to_word());
@@ -172,15 +184,26 @@ impl Command {
     pub fn from_words(words: [u64; COMMAND_WORDS]) -> Option<Self> {
         let [first, second, a, b, c, d, e, f, last @ ..] = words;
         let last: [u64; OPTIONS_WORDS] = last;
-        let (near, far) = (address_from_words([a, b, c])?, address_from_words([d, e, f])?);
+        let near = address_from_words([a, b, c])?;
+        let far = match first & 0xff {
+            LISTEN => None,
+            _ => address_from_words([d, e, f])?,
+        };
         let options = options_from_words(last);
         let (small, tag) = ((first >> 8) as u8, (first >> 32) as u32);
         let socket = Handle::from_word(second);
         Some(match first & 0xff {
             LOOK => Self::Look(socket),
-            BIND => Self::Bind { tag, local: near?, options: udp_options_from_word(second) },
+            BIND => {
+                let (together, options) =
+                    (Together::from_word(last[0]), udp_options_from_word(second));
+                Self::Bind { tag, local: near?, together, options }
+            }
             AIM => Self::Aim { tag, socket, peer: far },
-            LISTEN => Self::Listen { tag, local: near?, backlog: second as u32, options },
+            LISTEN => {
+                let (backlog, together) = (second as u32, Together::from_word(d));
+                Self::Listen { tag, local: near?, backlog, together, options }
+            }
             ACCEPT => Self::Accept { tag, listener: socket },
             CONNECT => Self::Connect { tag, local: near, remote: far?, options },
             SHUT => {
@@ -220,7 +243,7 @@ mod tests {
             ecn: true,
             dual_stack: true,
             reuse_port: true,
-            user: 0,
+            party: 0,
             congestion_control: CongestionControl::NewReno,
             hop_limit: Some(255),
             traffic_class: 0xfc,
@@ -231,7 +254,7 @@ mod tests {
             dual_stack: true,
             reuse_address: true,
             reuse_port: true,
-            user: 0,
+            party: 0,
             dont_fragment: true,
             report_errors: true,
             hop_limit: Some(0),
@@ -239,15 +262,22 @@ mod tests {
             queue_packets: None,
             queue_bytes: None,
         };
+        let together = Together::from_word(u64::MAX);
         let v4 = "192.0.2.1:65535".parse().unwrap();
         let v6: SocketAddr = "[fe80::1%3]:1".parse().unwrap();
         vec![
             Command::Look(socket),
-            Command::Bind { tag: u32::MAX, local: v4, options: UdpOptions::default() },
-            Command::Bind { tag: 0, local: v6, options: odd_datagrams },
+            Command::Bind {
+                tag: u32::MAX,
+                local: v4,
+                together: None,
+                options: UdpOptions::default(),
+            },
+            Command::Bind { tag: 0, local: v6, together, options: odd_datagrams },
             Command::Aim { tag: 1, socket, peer: Some(v6) },
             Command::Aim { tag: 1, socket, peer: None },
-            Command::Listen { tag: 2, local: v6, backlog: u32::MAX, options: odd },
+            Command::Listen { tag: 2, local: v6, backlog: u32::MAX, together, options: odd },
+            Command::Listen { tag: 2, local: v4, backlog: 0, together: None, options: plain },
             Command::Accept { tag: 3, listener: socket },
             Command::Connect { tag: 4, local: None, remote: v4, options: plain },
             Command::Connect { tag: 4, local: Some(v6), remote: v6, options: odd },

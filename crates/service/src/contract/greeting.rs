@@ -16,12 +16,12 @@ use super::layout::{Geometry, Memory};
 use super::ticket::{TICKET_BYTES, Ticket};
 
 /// What this is, and which version.
-const MAGIC: [u8; 8] = *b"tidegat\x02";
+const MAGIC: [u8; 8] = *b"tidegat\x03";
 
 /// Bytes of a name.
 const NAME_BYTES: usize = 48;
 const HELLO_BYTES: usize = MAGIC.len() + 1 + TICKET_BYTES + NAME_BYTES;
-const WELCOME_BYTES: usize = MAGIC.len() + TICKET_BYTES + 3 * 4;
+const WELCOME_BYTES: usize = MAGIC.len() + TICKET_BYTES + 4 * 4;
 /// Bytes of the longest sentence that says why not.
 const REFUSAL_BYTES: usize = 256;
 
@@ -135,17 +135,29 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     }
 }
 
-/// The daemon's answer, with the memory and the ticket of the application.
+/// What an application gets that is let in.
+pub struct Welcome {
+    /// All that both sides share.
+    pub memory: Memory,
+    /// Who it is.
+    pub ticket: Ticket,
+    /// How many network cores there are: it may attach so often, to have its sockets on
+    /// all of them.
+    pub cores: u32,
+}
+
+/// The daemon's answer.
 ///
 /// # Errors
 /// What the kernel says.
-pub fn send_welcome(socket: BorrowedFd<'_>, memory: &Memory, ticket: &Ticket) -> io::Result<()> {
+pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
+    let Welcome { memory, ticket, cores } = welcome;
     let Geometry { sockets, tcp_bytes, udp_bytes } = *memory.geometry();
     let mut message = [0; WELCOME_BYTES];
     message[..MAGIC.len()].copy_from_slice(&MAGIC);
     let (shown, rest) = message[MAGIC.len()..].split_at_mut(TICKET_BYTES);
     shown.copy_from_slice(ticket.bytes());
-    let numbers = [sockets, tcp_bytes, udp_bytes];
+    let numbers = [sockets, tcp_bytes, udp_bytes, *cores];
     for (to, number) in rest.chunks_exact_mut(4).zip(numbers) {
         to.copy_from_slice(&number.to_ne_bytes());
     }
@@ -168,7 +180,7 @@ pub fn send_refusal(socket: BorrowedFd<'_>, why: &str) -> io::Result<()> {
 /// [`io::ErrorKind::PermissionDenied`] with the daemon's reason when it refuses;
 /// [`io::ErrorKind::InvalidData`] when it is none of this version;
 /// [`io::ErrorKind::ConnectionAborted`] when it has ended.
-pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
+pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<Welcome> {
     let mut message = [0; REFUSAL_BYTES];
     let (len, fds) = receive_with(socket, &mut message, 2)?;
     let message = &message[..len];
@@ -184,7 +196,9 @@ pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
     };
     let other = || invalid("the network daemon speaks another version: restart this program");
     let (ticket, numbers) = numbers.split_first_chunk().ok_or_else(other)?;
-    let ([sockets, tcp_bytes, udp_bytes], []) = numbers.as_chunks() else { return Err(other()) };
+    let ([sockets, tcp_bytes, udp_bytes, cores], []) = numbers.as_chunks() else {
+        return Err(other());
+    };
     let number = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
     let geometry = Geometry {
         sockets: number(sockets),
@@ -199,5 +213,6 @@ pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<(Memory, Ticket)> {
     let [control, data] = fds;
     let control = Region::open(control, geometry.control_words())?;
     let data = Region::open(data, geometry.data_words())?;
-    Ok((Memory::new(geometry, control, data)?, Ticket::from_bytes(*ticket)))
+    let (memory, ticket) = (Memory::new(geometry, control, data)?, Ticket::from_bytes(*ticket));
+    Ok(Welcome { memory, ticket, cores: number(cores) })
 }

@@ -15,6 +15,9 @@
 //! is offered before and taken after on connections of their own ([`taken`]). Its
 //! words and streams stay where they are, too.
 //!
+//! A program may attach several times, to have its sockets on several cores: those that
+//! have one port [`together`] divide what comes to it.
+//!
 //! Whatever comes from the other side is a copy that was parsed.
 
 pub mod command;
@@ -27,4 +30,5 @@ pub mod notice;
 pub mod status;
 pub mod taken;
 pub mod ticket;
+pub mod together;
 mod words;

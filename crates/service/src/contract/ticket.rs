@@ -1,7 +1,9 @@
 //! What proves that a process is a child of one that is attached.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = 16;
@@ -17,9 +19,7 @@ impl Ticket {
     /// # Errors
     /// When the kernel gives no random numbers.
     pub fn new() -> io::Result<Self> {
-        let mut bytes = [0; TICKET_BYTES];
-        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        Ok(Self(bytes))
+        Ok(Self(random()?))
     }
 
     pub(crate) fn from_bytes(bytes: [u8; TICKET_BYTES]) -> Self {
@@ -40,6 +40,19 @@ impl Ticket {
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Ticket")
+    }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    loop {
+        match getrandom(&mut bytes, GetRandomFlags::empty()) {
+            // So few come all at once.
+            Ok(_) => return Ok(bytes),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

@@ -115,7 +115,7 @@ pub(super) fn udp_options_from_word(word: u64) -> UdpOptions {
         dual_stack: has(UDP_DUAL_STACK),
         reuse_address: has(UDP_REUSE_ADDRESS),
         reuse_port: has(UDP_REUSE_PORT),
-        user: 0,
+        party: 0,
         dont_fragment: has(UDP_DONT_FRAGMENT),
         report_errors: has(UDP_REPORT_ERRORS),
         hop_limit: has(UDP_HOP_LIMIT).then_some((word >> 8) as u8),
@@ -140,7 +140,7 @@ pub(super) fn options_from_words(words: [u64; OPTIONS_WORDS]) -> TcpOptions {
         ecn: has(ECN),
         dual_stack: has(DUAL_STACK),
         reuse_port: has(REUSE_PORT),
-        user: 0,
+        party: 0,
         congestion_control: match has(NEW_RENO) {
             true => CongestionControl::NewReno,
             false => CongestionControl::Cubic,

@@ -17,6 +17,7 @@ use super::names::{Identity, Moved, SocketKey};
 use super::quota::Terms;
 use super::state::{Damaged, SavedApplication, SavedEntry};
 use crate::contract::command::{COMMAND_WORDS, Command, Handle};
+use crate::contract::greeting::{Welcome, send_welcome};
 use crate::contract::layout::Memory;
 use crate::contract::notice::{NOTICE_WORDS, Notice};
 use crate::contract::ticket::Ticket;
@@ -154,6 +155,12 @@ impl Application {
             moved: Moved::default(),
             work: 0,
         })
+    }
+
+    /// Lets it in, where there are so many cores.
+    pub(super) fn welcome(&self, cores: usize) -> io::Result<()> {
+        let (memory, ticket, cores) = (self.memory.clone(), self.ticket, cores as u32);
+        send_welcome(self.as_fd(), &Welcome { memory, ticket, cores })
     }
 
     /// What another daemon needs to go on with it; its memory is number `memory`

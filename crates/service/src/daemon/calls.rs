@@ -18,6 +18,7 @@ use super::socket::{Kind, Socket};
 use crate::contract::command::{Command, Handle, Tag};
 use crate::contract::layout::Memory;
 use crate::contract::notice::{Found, Granted, Notice};
+use crate::contract::together::party;
 
 /// The most connections that wait on one listener.
 const MOST_BACKLOG: u32 = 65_535;
@@ -133,9 +134,17 @@ impl Host {
                 app.answer(Notice::Pong { tag, commands: app.commands_taken })?;
                 return Ok(None);
             }
-            Command::Bind { tag, local, options } => (tag, self.bind(number, app, local, options)),
+            Command::Bind { tag, local, together, options } => {
+                let party = party(together, app.identity.uid);
+                let reuse_port = options.reuse_port || together.is_some();
+                let options = UdpOptions { reuse_port, party, ..options };
+                (tag, self.bind(number, app, local, options))
+            }
             Command::Aim { tag, socket, peer } => (tag, self.aim(app, socket, peer)),
-            Command::Listen { tag, local, backlog, options } => {
+            Command::Listen { tag, local, backlog, together, options } => {
+                let party = party(together, app.identity.uid);
+                let reuse_port = options.reuse_port || together.is_some();
+                let options = TcpOptions { reuse_port, party, ..options };
                 (tag, self.listen(number, app, local, backlog, options))
             }
             Command::Accept { tag, listener } => (tag, self.accept(number, app, listener)),
@@ -175,13 +184,12 @@ impl Host {
         options: UdpOptions,
     ) -> io::Result<Granted> {
         self.check_port(app)?;
-        let options = UdpOptions { user: app.identity.uid, ..options };
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let held = app.take_held(Protocol::Udp, local);
         let claim = self.claims.claim(port, Protocol::Udp, local, dual, held);
-        let sharing = Sharing::new(options.reuse_port, options.user);
+        let sharing = Sharing::new(options.reuse_port, options.party);
         let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, sharing, claim));
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &Memory, handle| {
@@ -233,7 +241,6 @@ impl Host {
         options: TcpOptions,
     ) -> io::Result<Granted> {
         self.check_port(app)?;
-        let options = TcpOptions { user: app.identity.uid, ..options };
         let (port, dual) = (self.engine.port(), options.dual_stack);
         let held = app.take_held(Protocol::Tcp, local);
         let cookie = held.as_ref().and_then(|held| sockopt::socket_cookie(held).ok());
@@ -250,7 +257,7 @@ impl Host {
         };
         let settled = match self.engine.stack().tcp_listener_addr(id) {
             Some(local) => {
-                let sharing = Sharing::new(options.reuse_port, options.user);
+                let sharing = Sharing::new(options.reuse_port, options.party);
                 self.settle(Protocol::Tcp, local, sharing, claim)
             }
             None => Ok(claim),

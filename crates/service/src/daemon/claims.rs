@@ -140,7 +140,7 @@ impl Host {
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
         for (id, local, options) in lingering {
-            let sharing = Sharing::new(options.reuse_port, options.user);
+            let sharing = Sharing::new(options.reuse_port, options.party);
             let claim = settle(self, NOBODY, Protocol::Tcp, local, sharing)?;
             self.claims.release_later(id, claim);
         }

@@ -21,7 +21,7 @@ use super::report::{GateState, Report};
 use super::save::Restored;
 use super::socket::{Kind, Looked};
 use super::{Log, Upgrade};
-use crate::contract::greeting::{send_refusal, send_welcome};
+use crate::contract::greeting::send_refusal;
 use crate::contract::layout::COMMANDS;
 
 /// While there is work, applications are looked after this often.
@@ -286,7 +286,7 @@ impl Core {
         };
         if inherited.is_ok() {
             // One that does not hear this is gone, which is found out later.
-            let _ = send_welcome(heir.as_fd(), &heir.memory, &heir.ticket);
+            let _ = heir.welcome(self.cores.count());
         }
         self.apps[number as usize] = Some(heir);
         inherited

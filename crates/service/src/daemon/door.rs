@@ -26,7 +26,7 @@ use super::passing::{Request, Search};
 use super::post::{Message, Post};
 use super::quota::{Quota, Terms};
 use super::succession::Predecessor;
-use crate::contract::greeting::{Hello, receive_hello, send_refusal, send_welcome};
+use crate::contract::greeting::{Hello, receive_hello, send_refusal};
 use crate::contract::layout::{Geometry, Memory};
 use crate::contract::ticket::Ticket;
 
@@ -253,7 +253,7 @@ fn greet(connection: UnixStream, way: &Doorway, cores: &Cores, log: &Log) -> io:
     match hello {
         Hello::Attach(name) => {
             let app = admit(connection, config, name, None)?;
-            send_welcome(app.as_fd(), &app.memory, &app.ticket)?;
+            app.welcome(cores.count())?;
             cores.let_in(cores.for_newcomer(), app)?;
         }
         Hello::Inherit(ticket, name) => {

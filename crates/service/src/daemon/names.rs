@@ -48,9 +48,9 @@ impl SocketId {
     /// nobody.
     pub(super) fn sharing(self, stack: &Stack) -> Sharing {
         let shared = match self {
-            Self::Udp(id) => stack.udp_options(id).map(|o| (o.reuse_port, o.user)),
-            Self::Listener(id) => stack.tcp_listener_options(id).map(|o| (o.reuse_port, o.user)),
-            Self::Stream(id) => stack.tcp_options(id).map(|o| (o.reuse_port, o.user)),
+            Self::Udp(id) => stack.udp_options(id).map(|o| (o.reuse_port, o.party)),
+            Self::Listener(id) => stack.tcp_listener_options(id).map(|o| (o.reuse_port, o.party)),
+            Self::Stream(id) => stack.tcp_options(id).map(|o| (o.reuse_port, o.party)),
         };
         shared.map_or(Sharing::Alone, |(reuse_port, user)| Sharing::new(reuse_port, user))
     }

@@ -7,7 +7,7 @@
 
 use std::io;
 
-use tidegate_port::spread::{Crossing, Sharing};
+use tidegate_port::spread::Crossing;
 
 use super::core::Core;
 use super::family::Kin;
@@ -32,7 +32,7 @@ impl Core {
             return false;
         }
         let (ticket, by) = (app.ticket, self.number);
-        let sharing = Sharing::new(command.shares_port(), app.identity.uid);
+        let sharing = command.sharing(app.identity.uid);
         let wanted = WantedPort { port, sharing, by, ticket, is_found: false, laps: LAPS };
         let sent = self.pass_on(wanted).is_ok();
         if let Some(Some(app)) = self.apps.get_mut(number as usize)

@@ -231,7 +231,7 @@ impl Listeners {
     fn may_have(&self, address: SocketAddr, options: &TcpOptions) -> bool {
         let shares = |index: &u32| {
             let other = self.at(*index).map(|other| &other.options);
-            other.is_some_and(|other| other.reuse_port && other.user == options.user)
+            other.is_some_and(|other| other.reuse_port && other.party == options.party)
         };
         let group = self.by_address.get(&address);
         group.is_none_or(|group| options.reuse_port && group.iter().all(shares))

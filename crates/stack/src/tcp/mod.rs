@@ -555,8 +555,8 @@ impl Stack {
     ) -> Result<(), TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         // What it shares its port with stays.
-        let TcpOptions { reuse_port, user, .. } = *connection.options;
-        connection.options = shared.options(TcpOptions { reuse_port, user, ..options });
+        let TcpOptions { reuse_port, party, .. } = *connection.options;
+        connection.options = shared.options(TcpOptions { reuse_port, party, ..options });
         if connection.is_synchronized() && connection.state != TcpState::TimeWait {
             connection.start_keepalive(now_ns);
         }

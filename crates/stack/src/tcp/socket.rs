@@ -108,10 +108,11 @@ pub struct TcpOptions {
     pub dual_stack: bool,
     /// Several listeners share the address, each with an accept queue of its
     /// own, and new connections are spread over them. All of them must say so
-    /// and be of the same user.
+    /// and be of the same party.
     pub reuse_port: bool,
-    /// Whose it is, where one stack serves several users.
-    pub user: u32,
+    /// Whose it is, where one stack serves several parties: the number of a user, or
+    /// of a program's sockets that have one port together.
+    pub party: u64,
     /// How the window moves.
     pub congestion_control: CongestionControl,
     /// The hop limit of what is sent; `None` for that of the interface.
@@ -136,7 +137,7 @@ impl Default for TcpOptions {
             ecn: false,
             dual_stack: false,
             reuse_port: false,
-            user: 0,
+            party: 0,
             congestion_control: CongestionControl::Cubic,
             hop_limit: None,
             traffic_class: 0,

@@ -27,15 +27,16 @@ pub struct UdpOptions {
     pub dual_stack: bool,
     /// Other sockets may be bound to the same port, if all say so and their addresses
     /// differ, also when one of them is the unspecified address, or if the others are
-    /// connected. Those of one user may be bound to the very same address: the one
+    /// connected. Those of one party may be bound to the very same address: the one
     /// that was bound last gets what comes.
     pub reuse_address: bool,
     /// Other sockets may be bound to the same address and port, if all say so and
-    /// are of the same user. They share what comes: all datagrams between two ends
+    /// are of the same party. They share what comes: all datagrams between two ends
     /// go to one of them.
     pub reuse_port: bool,
-    /// Whose socket it is, where one stack serves several users.
-    pub user: u32,
+    /// Whose socket it is, where one stack serves several parties: the number of a
+    /// user, or of a program's sockets that have one port together.
+    pub party: u64,
     /// Datagrams are never fragmented, neither here nor on the way: what is
     /// too long for the path is refused.
     pub dont_fragment: bool,

@@ -401,7 +401,7 @@ fn take_out(group: &mut Group, index: u32) {
 /// Whether two sockets may be bound to the same address and port.
 fn may_share(a: &Socket, b: &Socket) -> bool {
     let agree = a.options.reuse_port && b.options.reuse_port || reuse_address(a, b);
-    agree && a.options.user == b.options.user
+    agree && a.options.party == b.options.party
 }
 
 /// Whether both leave addresses to others that are not quite their own.

@@ -207,7 +207,7 @@ fn listeners_that_agree_share_a_port() {
         let shared = TcpOptions { reuse_port: true, ..TcpOptions::default() };
         let alone = TcpOptions::default();
         let first = pair.b.stack.tcp_listen(to, 30, shared).unwrap();
-        let foreign = TcpOptions { user: 1, ..shared };
+        let foreign = TcpOptions { party: 1, ..shared };
         assert_eq!(pair.b.stack.tcp_listen(to, 30, foreign), Err(TcpError::AddressInUse(to)));
         assert_eq!(pair.b.stack.tcp_listen(to, 30, alone), Err(TcpError::AddressInUse(to)));
         assert_eq!(

@@ -205,11 +205,11 @@ fn a_port_is_shared_only_if_all_agree_and_are_of_one_user() {
     both(|family| {
         for ip in [family.host(1), family.any()] {
             let mut host = Host::quiet(config(1));
-            let shared = UdpOptions { reuse_port: true, user: 7, ..UdpOptions::default() };
+            let shared = UdpOptions { reuse_port: true, party: 7, ..UdpOptions::default() };
             let local = at(ip, 53);
             let first = host.stack.udp_bind(local, shared).unwrap();
             let alone = UdpOptions { reuse_port: false, ..shared };
-            let other = UdpOptions { user: 8, ..shared };
+            let other = UdpOptions { party: 8, ..shared };
             for ip in [family.host(1), family.any()] {
                 for options in [alone, other] {
                     let taken = host.stack.udp_bind(at(ip, 53), options);
@@ -230,13 +230,13 @@ fn of_sockets_that_reuse_an_address_the_last_one_bound_hears() {
     both(|family| {
         for ip in [family.host(1), family.any()] {
             let mut host = Host::with_neighbour(2);
-            let reuse = UdpOptions { reuse_address: true, user: 7, ..UdpOptions::default() };
+            let reuse = UdpOptions { reuse_address: true, party: 7, ..UdpOptions::default() };
             let local = at(ip, 53);
             let join = |host: &mut Host, options| host.stack.udp_bind(local, options).unwrap();
             let mut sockets = vec![join(&mut host, reuse), join(&mut host, reuse)];
             assert_eq!(takers(&mut host, family, &sockets, 20), [1; 20]);
             // Not one that does not agree, or is another user's.
-            for options in [UdpOptions { user: 8, ..reuse }, UdpOptions::default()] {
+            for options in [UdpOptions { party: 8, ..reuse }, UdpOptions::default()] {
                 let taken = host.stack.udp_bind(local, options);
                 assert_eq!(taken, Err(SocketError::AddressInUse(local)));
             }
