@@ -11,6 +11,7 @@ mod contract;
 pub mod daemon;
 
 pub use contract::command::Handle;
+pub use contract::greeting::Part;
 pub use contract::layout::Geometry;
 pub use contract::status::Phase;
 pub use contract::together::Together;

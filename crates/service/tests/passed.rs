@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use support::{FAMILIES, LIMIT, Site, address, connected, pair, places, until};
-use tidegate_service::Handle;
+use tidegate_service::{Handle, Part};
 use tidegate_service::attachment::{Attachment, Kind};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
@@ -44,7 +44,7 @@ fn a_listener_outlives_its_sender_and_serves_who_took_it() {
         let listener = sender.listen(to, 8, TcpOptions::default()).unwrap();
         let descriptor = descriptor();
         for _ in &takers {
-            sender.offer(listener, descriptor.as_fd()).unwrap();
+            sender.offer(listener, Part::ONLY, descriptor.as_fd()).unwrap();
         }
         connect(&mut client, to);
         drop(sender);
@@ -55,13 +55,13 @@ fn a_listener_outlives_its_sender_and_serves_who_took_it() {
         }
         let mut taken = Vec::new();
         for taker in &mut takers {
-            let arrived = taker.take(descriptor.as_fd()).unwrap();
+            let arrived = taker.take(0, descriptor.as_fd()).unwrap();
             assert_eq!((arrived.kind, arrived.is_new), (Kind::Listener, true));
             assert_eq!(taker.local_addr(arrived.socket).unwrap(), to);
             taken.push(arrived.socket);
         }
         assert!(!taken.contains(&own[0]));
-        let error = takers[0].take(descriptor.as_fd()).unwrap_err();
+        let error = takers[0].take(0, descriptor.as_fd()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotConnected, "two were to take it");
         // The one that waited, and one more for each.
         for n in [0, 1, 0] {
@@ -104,14 +104,14 @@ fn all_who_have_the_kernels_socket_may_listen_on_it() {
         let mut second = site.attach(1);
         second.hold(kernels.as_fd()).unwrap();
         assert_eq!(listen(&mut second).unwrap_err().kind(), ErrorKind::AddrInUse);
-        let arrived = second.take(kernels.as_fd()).unwrap();
+        let arrived = second.take(0, kernels.as_fd()).unwrap();
         assert_eq!((arrived.kind, arrived.is_new), (Kind::Listener, true));
-        let again = second.take(kernels.as_fd()).unwrap();
+        let again = second.take(0, kernels.as_fd()).unwrap();
         assert_eq!((again.socket, again.is_new), (arrived.socket, false));
-        assert!(second.take(descriptor().as_fd()).is_err());
+        assert!(second.take(0, descriptor().as_fd()).is_err());
         // It can be on its way, too, and stay where it is.
-        second.offer(arrived.socket, kernels.as_fd()).unwrap();
-        second.withdraw(kernels.as_fd()).unwrap();
+        second.offer(arrived.socket, Part::ONLY, kernels.as_fd()).unwrap();
+        second.withdraw(0, kernels.as_fd()).unwrap();
         assert_eq!(holders(&site), [vec![2], vec![2]]);
         for _ in 0..2 {
             connect(&mut client, to);
@@ -125,7 +125,7 @@ fn all_who_have_the_kernels_socket_may_listen_on_it() {
         // The last closes it: it is nobody's any more.
         second.close(arrived.socket, false);
         second.ping().unwrap();
-        let error = first.take(kernels.as_fd()).unwrap_err();
+        let error = first.take(0, kernels.as_fd()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotConnected);
         listen(&mut first).unwrap();
     }
@@ -149,10 +149,10 @@ fn a_connection_goes_on_where_its_sender_left_it() {
         let mut socket = theirs;
         for _ in 0..2 {
             let descriptor = descriptor();
-            sender.offer(socket, descriptor.as_fd()).unwrap();
+            sender.offer(socket, Part::ONLY, descriptor.as_fd()).unwrap();
             sender.close(socket, false);
             sender.ping().unwrap();
-            let arrived = taker.take(descriptor.as_fd()).unwrap();
+            let arrived = taker.take(0, descriptor.as_fd()).unwrap();
             assert_eq!((arrived.kind, arrived.is_new), (Kind::Stream, true));
             assert_eq!(taker.peer_addr(arrived.socket).unwrap(), client.local_addr(ours).unwrap());
             (sender, socket) = (taker, arrived.socket);
@@ -180,31 +180,31 @@ fn only_what_was_offered_is_taken_and_only_with_its_descriptor() {
     let socket = sender.bind_udp(local, UdpOptions::default()).unwrap();
     let (shown, other) = (descriptor(), descriptor());
     let refused =
-        |app: &mut Attachment, shown: &UdpSocket| app.take(shown.as_fd()).unwrap_err().kind();
+        |app: &mut Attachment, shown: &UdpSocket| app.take(0, shown.as_fd()).unwrap_err().kind();
     assert_eq!(refused(&mut taker, &shown), ErrorKind::NotConnected);
-    sender.offer(socket, shown.as_fd()).unwrap();
+    sender.offer(socket, Part::ONLY, shown.as_fd()).unwrap();
     assert_eq!(holders(&site), [vec![2], vec![]]);
     assert_eq!(refused(&mut taker, &other), ErrorKind::NotConnected);
     // A socket has one descriptor, and a descriptor one socket.
-    assert_eq!(sender.offer(socket, other.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(sender.offer(socket, Part::ONLY, other.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
     let second = sender.bind_udp(address(1, FAMILIES[1], 53), UdpOptions::default()).unwrap();
-    assert_eq!(sender.offer(second, shown.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(sender.offer(second, Part::ONLY, shown.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
     // Nothing that is no socket is one.
     let file = tempfile::tempfile().unwrap();
-    assert!(sender.offer(second, file.as_fd()).is_err());
-    sender.withdraw(shown.as_fd()).unwrap();
+    assert!(sender.offer(second, Part::ONLY, file.as_fd()).is_err());
+    sender.withdraw(0, shown.as_fd()).unwrap();
     assert_eq!(holders(&site), [vec![1, 1], vec![]]);
     assert_eq!(refused(&mut taker, &shown), ErrorKind::NotConnected);
     // Who has it already gets it by the name that it knows.
-    sender.offer(socket, shown.as_fd()).unwrap();
-    let arrived = sender.take(shown.as_fd()).unwrap();
+    sender.offer(socket, Part::ONLY, shown.as_fd()).unwrap();
+    let arrived = sender.take(0, shown.as_fd()).unwrap();
     assert_eq!((arrived.socket, arrived.is_new), (socket, false));
     assert_eq!(holders(&site), [vec![1, 1], vec![]]);
     // One that is withdrawn after its sender has closed it is closed.
-    sender.offer(socket, shown.as_fd()).unwrap();
+    sender.offer(socket, Part::ONLY, shown.as_fd()).unwrap();
     sender.close(socket, false);
     sender.ping().unwrap();
     assert!(taker.bind_udp(local, UdpOptions::default()).is_err());
-    sender.withdraw(shown.as_fd()).unwrap();
+    sender.withdraw(0, shown.as_fd()).unwrap();
     assert!(taker.bind_udp(local, UdpOptions::default()).is_ok());
 }

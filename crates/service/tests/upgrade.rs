@@ -15,7 +15,7 @@ use tidegate_engine::{NetConfig, PortConfig};
 use tidegate_memory::Arena;
 use tidegate_port::mem::{self, MemPort};
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
-use tidegate_service::Handle;
+use tidegate_service::{Handle, Part};
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
     Again, DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, StartError, Upgrade,
@@ -406,10 +406,10 @@ fn hand_on((mut site, family): (Site, [&str; 2])) {
     // The taker's name of it is another one.
     let own = taker.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
     let shown = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    sender.offer(theirs, shown.as_fd()).unwrap();
+    sender.offer(theirs, Part::ONLY, shown.as_fd()).unwrap();
     sender.close(theirs, false);
     site.upgrade();
-    let taken = taker.take(shown.as_fd()).unwrap().socket;
+    let taken = taker.take(0, shown.as_fd()).unwrap().socket;
     assert_ne!(taken, own);
     site.upgrade();
     drop(sender);

@@ -8,7 +8,7 @@ use super::ask::PATIENCE;
 use super::socket::{Kind, Socket};
 use super::{Attachment, call_at};
 use crate::contract::command::Handle;
-use crate::contract::greeting::{Hello, Passing, send_hello};
+use crate::contract::greeting::{Hello, Part, Passing, send_hello};
 use crate::contract::layout::Memory;
 use crate::contract::taken::{Carried, Taken, receive_outcome};
 
@@ -21,6 +21,8 @@ pub struct Arrived {
     pub kind: Kind,
     /// This attachment did not have it before.
     pub is_new: bool,
+    /// How many sockets go with the descriptor.
+    pub parts: u8,
 }
 
 impl Attachment {
@@ -32,36 +34,43 @@ impl Attachment {
     /// [`io::ErrorKind::QuotaExceeded`] when too many of this user's are on their
     /// way; [`io::ErrorKind::InvalidInput`] when the socket was offered with another
     /// descriptor; what [`Attachment::connect`] says, as the daemon is called.
-    pub fn offer(&mut self, socket: Handle, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn offer(
+        &mut self,
+        socket: Handle,
+        part: Part,
+        descriptor: BorrowedFd<'_>,
+    ) -> io::Result<()> {
         // From now on others may use its streams.
         self.socket(socket)?.is_inherited = true;
-        self.pass(Passing::Offer(socket), descriptor).map(|_| ())
+        self.pass(Passing::Offer(socket, part), descriptor).map(|_| ())
     }
 
-    /// The descriptor was not handed on after all.
+    /// The descriptor was not handed on after all, and so the part of this number was
+    /// not.
     ///
     /// # Errors
     /// As [`Attachment::offer`].
-    pub fn withdraw(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.pass(Passing::Withdraw, descriptor).map(|_| ())
+    pub fn withdraw(&mut self, part: u8, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.pass(Passing::Withdraw(part), descriptor).map(|_| ())
     }
 
-    /// The socket that was offered with this descriptor, or the listener that is on it.
+    /// The part of this number that was offered with this descriptor, or the listener
+    /// that is on it.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] when there is none,
     /// [`io::ErrorKind::PermissionDenied`] when it is another user's,
     /// [`io::ErrorKind::QuotaExceeded`] when there is no place for it.
-    pub fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
-        let taken = self.pass(Passing::Take, descriptor)?;
-        let Taken { granted, carries, is_new, place, memory } =
+    pub fn take(&mut self, part: u8, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
+        let taken = self.pass(Passing::Take(part), descriptor)?;
+        let Taken { granted, carries, is_new, parts, place, memory } =
             taken.ok_or(io::ErrorKind::InvalidData)?;
         let kind = match carries {
             Carried::Datagrams => Kind::Datagrams,
             Carried::Listener => Kind::Listener,
             Carried::Stream => Kind::Stream,
         };
-        let arrived = Arrived { socket: granted.socket, kind, is_new };
+        let arrived = Arrived { socket: granted.socket, kind, is_new, parts };
         if is_new {
             if !self.elsewhere.iter().any(|known| known.is_same(&memory)) {
                 self.elsewhere.push(memory.clone());

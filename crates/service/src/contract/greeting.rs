@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
 
 use rustix::net::{SendFlags, send};
 use tidegate_memory::shared::Region;
@@ -22,6 +23,8 @@ const MAGIC: [u8; 8] = *b"tidegat\x03";
 const NAME_BYTES: usize = 48;
 const HELLO_BYTES: usize = MAGIC.len() + 1 + TICKET_BYTES + NAME_BYTES;
 const WELCOME_BYTES: usize = MAGIC.len() + TICKET_BYTES + 4 * 4;
+/// Bytes that say which socket is on its way.
+const OFFER_BYTES: usize = 2 + 8;
 /// Bytes of the longest sentence that says why not.
 const REFUSAL_BYTES: usize = 256;
 
@@ -29,16 +32,31 @@ fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
+/// Which it is of the sockets that go with one descriptor: those that have a port
+/// together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its number, from 0 on.
+    pub number: u8,
+    /// How many there are.
+    pub of: u8,
+}
+
+impl Part {
+    /// The one socket that goes with a descriptor.
+    pub const ONLY: Self = Self { number: 0, of: 1 };
+}
+
 /// What an application has to say of a socket that is on its way to another process,
 /// or was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passing {
     /// Its own socket of this name is on its way.
-    Offer(Handle),
-    /// It is not after all.
-    Withdraw,
-    /// It has arrived, or is a listener of others.
-    Take,
+    Offer(Handle, Part),
+    /// The part of this number is not after all.
+    Withdraw(u8),
+    /// The part of this number has arrived, or is a listener of others.
+    Take(u8),
     /// It is none on its way: the program has bound the descriptor itself, and is to
     /// get its port here too. All who have the descriptor may listen there.
     Hold,
@@ -74,16 +92,19 @@ const HOLD: u8 = 8;
 /// # Errors
 /// What the kernel says.
 pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
-    let socket;
+    let mut offer = [0; OFFER_BYTES];
     let (kind, ticket, text) = match hello {
         Hello::Attach(name) => (ATTACH, None, name.as_bytes()),
         Hello::Inherit(ticket, name) => (INHERIT, Some(ticket), name.as_bytes()),
-        Hello::Pass(ticket, Passing::Offer(handle), _) => {
-            socket = handle.to_word().to_ne_bytes();
-            (OFFER, Some(ticket), &socket[..])
+        Hello::Pass(ticket, Passing::Offer(handle, Part { number, of }), _) => {
+            offer[..2].copy_from_slice(&[*number, *of]);
+            offer[2..].copy_from_slice(&handle.to_word().to_ne_bytes());
+            (OFFER, Some(ticket), &offer[..])
         }
-        Hello::Pass(ticket, Passing::Withdraw, _) => (WITHDRAW, Some(ticket), &[][..]),
-        Hello::Pass(ticket, Passing::Take, _) => (TAKE, Some(ticket), &[][..]),
+        Hello::Pass(ticket, Passing::Withdraw(part), _) => {
+            (WITHDRAW, Some(ticket), slice::from_ref(part))
+        }
+        Hello::Pass(ticket, Passing::Take(part), _) => (TAKE, Some(ticket), slice::from_ref(part)),
         Hello::Pass(ticket, Passing::Hold, _) => (HOLD, Some(ticket), &[][..]),
         Hello::Report => (REPORT, None, &[][..]),
         Hello::Upgrade => (UPGRADE, None, &[][..]),
@@ -120,14 +141,17 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
         let shown = shown.next().ok_or_else(|| invalid("it shows no descriptor"));
         shown.map(|shown| Hello::Pass(ticket, passing, shown))
     };
-    let handle = text.first_chunk().map(|word| Handle::from_word(u64::from_ne_bytes(*word)));
+    let (&[part, of], rest) = text.split_first_chunk().ok_or_else(unknown)?;
+    let handle = rest.first_chunk().map(|word| Handle::from_word(u64::from_ne_bytes(*word)));
     let name = String::from_utf8_lossy(text).chars().filter(char::is_ascii_graphic).collect();
     match *kind {
         ATTACH => Ok(Hello::Attach(name)),
         INHERIT => Ok(Hello::Inherit(ticket, name)),
-        OFFER => pass(Passing::Offer(handle.ok_or_else(unknown)?)),
-        WITHDRAW => pass(Passing::Withdraw),
-        TAKE => pass(Passing::Take),
+        OFFER => {
+            pass(Passing::Offer(handle.ok_or_else(unknown)?, Part { number: part, of }))
+        }
+        WITHDRAW => pass(Passing::Withdraw(part)),
+        TAKE => pass(Passing::Take(part)),
         HOLD => pass(Passing::Hold),
         REPORT => Ok(Hello::Report),
         UPGRADE => Ok(Hello::Upgrade),

@@ -32,14 +32,16 @@ pub struct Taken {
     pub carries: Carried,
     /// Who has taken it did not have it before.
     pub is_new: bool,
+    /// How many sockets go with the descriptor.
+    pub parts: u8,
     /// The place of its words and streams.
     pub place: u32,
     /// The memory that the place is in.
     pub memory: Memory,
 }
 
-/// A head of place, kind and geometry, and the outcome as a notice.
-const HEAD_WORDS: usize = 6;
+/// A head of kind, place, parts and geometry, and the outcome as a notice.
+const HEAD_WORDS: usize = 7;
 const WORDS: usize = HEAD_WORDS + NOTICE_WORDS;
 
 /// The daemon's answer: a socket with its memory, that something was done, or why
@@ -58,8 +60,9 @@ pub fn send_outcome(
             let Geometry { sockets, tcp_bytes, udp_bytes } = *taken.memory.geometry();
             let kind = CARRIED.iter().position(|&one| one == taken.carries).unwrap_or(0) as u64;
             let numbers = [sockets, tcp_bytes, udp_bytes].map(u64::from);
-            head[..3].copy_from_slice(&[kind + 1, taken.place.into(), taken.is_new.into()]);
-            head[3..].copy_from_slice(&numbers);
+            let (place, is_new, parts) = (taken.place, taken.is_new, taken.parts);
+            head[..4].copy_from_slice(&[kind + 1, place.into(), is_new.into(), parts.into()]);
+            head[4..].copy_from_slice(&numbers);
             Some(Notice::Answer { tag: 0, outcome: Ok(taken.granted) })
         }
         Ok(None) => None,
@@ -103,7 +106,7 @@ pub fn receive_outcome(
         _ => return Err(invalid()),
     };
     let number = |word: u64| u32::try_from(word).map_err(|_| invalid());
-    let [kind, place, is_new, sockets, tcp_bytes, udp_bytes] = *head;
+    let [kind, place, is_new, parts, sockets, tcp_bytes, udp_bytes] = *head;
     let kind = usize::try_from(kind).ok().and_then(|kind| kind.checked_sub(1));
     let carries = kind.and_then(|kind| CARRIED.get(kind)).ok_or_else(invalid)?;
     let geometry = Geometry {
@@ -122,5 +125,6 @@ pub fn receive_outcome(
         None => return Err(invalid()),
     };
     let (carries, is_new, place) = (*carries, is_new != 0, number(place)?);
-    Ok(Some(Taken { granted, carries, is_new, place, memory }))
+    let parts = u8::try_from(parts).map_err(|_| invalid())?;
+    Ok(Some(Taken { granted, carries, is_new, parts, place, memory }))
 }

@@ -261,11 +261,12 @@ fn greet(connection: UnixStream, way: &Doorway, cores: &Cores, log: &Log) -> io:
             let app = admit(connection, config, name, Some(ticket))?;
             cores.let_in(0, app)?;
         }
-        Hello::Pass(ticket, passing, shown) => {
+        Hello::Pass(ticket, passing, descriptor) => {
             // What is no socket has none.
-            let cookie = rustix::net::sockopt::socket_cookie(&shown)?;
+            let cookie = rustix::net::sockopt::socket_cookie(&descriptor)?;
             let (search, hops) = (Search::Application, 0);
-            let request = Request { connection, ticket, passing, shown, cookie, search, hops };
+            let request =
+                Request { connection, ticket, passing, descriptor, cookie, search, hops };
             cores.post(0).send(Message::Pass(Box::new(request)))?;
         }
         Hello::Report => {

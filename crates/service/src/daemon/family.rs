@@ -12,7 +12,7 @@ use tidegate_stack::{Moved, TakenSockets, TcpId};
 
 use super::application::Application;
 use super::names::{AppNumber, SocketId, SocketKey};
-use super::passages::Passage;
+use super::passages::{Passage, Shown};
 use super::socket::Socket;
 
 /// Applications on their way, with all that they have.
@@ -27,7 +27,7 @@ pub(super) struct Family {
     /// Closed connections that have not ended yet.
     pub(super) ending: Vec<(TcpId, Arc<Claim>)>,
     /// Sockets of theirs that are on their way to somebody.
-    pub(super) passages: Vec<(u64, Passage)>,
+    pub(super) passages: Vec<(Shown, Passage)>,
     /// The core that they came from.
     pub(super) from: usize,
     /// They were sent back.

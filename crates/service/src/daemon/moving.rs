@@ -291,8 +291,8 @@ impl Core {
     pub(super) fn pass(&mut self, request: Request) -> io::Result<()> {
         let (count, own, hops) = (self.cores.count(), self.number, request.hops);
         let is_here = with_ticket(&mut self.apps, request.ticket).is_some();
-        let is_take = matches!(request.passing, Passing::Take);
-        let key = self.host.passages.key(request.cookie);
+        let is_take = matches!(request.passing, Passing::Take(_));
+        let key = self.host.passages.key(request.shown());
         let next = (own + 1) % count;
         let (to, search, hops) = match request.search {
             _ if count == 1 || hops >= self.cores.most_hops() => return self.pass_here(request),

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::names::{NOBODY, Owner, SocketKey};
 use super::state::{Damaged, SavedPassage};
 
@@ -12,10 +14,18 @@ pub(super) const PATIENCE_NS: u64 = 60_000_000_000;
 /// Who has a socket that is on its way.
 pub(super) const ON_ITS_WAY: Owner = Owner { app: NOBODY, place: 0 };
 
-/// The sockets that whoever shows their descriptors gets, by what the kernel calls
-/// those.
+/// What a socket goes with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Shown {
+    /// The kernel's name of a descriptor. It is never that of another socket.
+    pub(super) cookie: u64,
+    /// Which it is of the sockets that go with it.
+    pub(super) part: u8,
+}
+
+/// The sockets that whoever shows their descriptors gets.
 #[derive(Default)]
-pub(super) struct Passages(pub(super) HashMap<u64, Passage>);
+pub(super) struct Passages(pub(super) HashMap<Shown, Passage>);
 
 #[derive(Clone, Copy)]
 pub(super) struct Passage {
@@ -26,6 +36,8 @@ pub(super) struct Passage {
     pub(super) until_ns: u64,
     /// It is a listener, which others on the kernel's socket may have at any time.
     pub(super) is_shared: bool,
+    /// How many sockets go with the descriptor.
+    pub(super) parts: u8,
 }
 
 impl Passage {
@@ -36,9 +48,9 @@ impl Passage {
 
 impl Passages {
     pub(super) fn save(&self) -> Vec<SavedPassage> {
-        let save = |(&cookie, passage): (&u64, &Passage)| {
-            let Passage { key, uid, count, is_shared, .. } = *passage;
-            SavedPassage { cookie, key, uid, count, is_shared }
+        let save = |(&shown, passage): (&Shown, &Passage)| {
+            let Passage { key, uid, count, is_shared, parts, .. } = *passage;
+            SavedPassage { shown, key, uid, count, is_shared, parts }
         };
         self.0.iter().map(save).collect()
     }
@@ -52,11 +64,11 @@ impl Passages {
     ) -> Result<Self, Damaged> {
         let until_ns = now_ns.saturating_add(PATIENCE_NS);
         let mut passages = Self::default();
-        for SavedPassage { cookie, key, uid, count, is_shared } in saved {
+        for SavedPassage { shown, key, uid, count, is_shared, parts } in saved {
             let is_known = passages.0.values().any(|passage| passage.key == key);
-            let passage = Passage { key, uid, count, until_ns, is_shared };
+            let passage = Passage { key, uid, count, until_ns, is_shared, parts };
             let is_right = (passage.is_on_its_way() || is_shared) && fits(&passage);
-            if !is_right || is_known || passages.0.insert(cookie, passage).is_some() {
+            if !is_right || is_known || passages.0.insert(shown, passage).is_some() {
                 return Err(Damaged("a socket on its way is none"));
             }
         }
@@ -65,8 +77,8 @@ impl Passages {
 
     /// Whether neither the descriptor nor the socket is known: a descriptor is that of
     /// one socket, and a socket has one.
-    pub(super) fn is_free(&self, cookie: u64, key: SocketKey) -> bool {
-        !self.0.contains_key(&cookie) && self.0.values().all(|passage| passage.key != key)
+    pub(super) fn is_free(&self, shown: Shown, key: SocketKey) -> bool {
+        !self.0.contains_key(&shown) && self.0.values().all(|passage| passage.key != key)
     }
 
     /// A listener has ended.
@@ -74,13 +86,13 @@ impl Passages {
         self.0.retain(|_, passage| passage.key != key);
     }
 
-    /// Which socket one gets by this name.
-    pub(super) fn key(&self, cookie: u64) -> Option<SocketKey> {
-        self.0.get(&cookie).map(|passage| passage.key)
+    /// Which socket one gets for this.
+    pub(super) fn key(&self, shown: Shown) -> Option<SocketKey> {
+        self.0.get(&shown).map(|passage| passage.key)
     }
 
     /// Takes those of these sockets out, for another core.
-    pub(super) fn take_out(&mut self, keys: &[SocketKey]) -> Vec<(u64, Passage)> {
+    pub(super) fn take_out(&mut self, keys: &[SocketKey]) -> Vec<(Shown, Passage)> {
         self.0.extract_if(|_, passage| keys.contains(&passage.key)).collect()
     }
 
@@ -88,11 +100,11 @@ impl Passages {
     /// sockets have here.
     pub(super) fn put_in(
         &mut self,
-        passages: Vec<(u64, Passage)>,
+        passages: Vec<(Shown, Passage)>,
         keys: &HashMap<SocketKey, SocketKey>,
     ) {
-        let here = |(cookie, passage): (u64, Passage)| {
-            Some((cookie, Passage { key: *keys.get(&passage.key)?, ..passage }))
+        let here = |(shown, passage): (Shown, Passage)| {
+            Some((shown, Passage { key: *keys.get(&passage.key)?, ..passage }))
         };
         self.0.extend(passages.into_iter().filter_map(here));
     }

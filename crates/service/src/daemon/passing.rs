@@ -16,10 +16,10 @@ use std::os::unix::net::UnixStream;
 use super::application::Application;
 use super::calls::Host;
 use super::names::{AppNumber, NOBODY, Owner, SocketKey};
-use super::passages::{ON_ITS_WAY, PATIENCE_NS, Passage};
+use super::passages::{ON_ITS_WAY, PATIENCE_NS, Passage, Shown};
 use super::socket::Kind;
 use crate::contract::command::Handle;
-use crate::contract::greeting::Passing;
+use crate::contract::greeting::{Part, Passing};
 use crate::contract::notice::Granted;
 use crate::contract::taken::{Carried, Taken, send_outcome};
 use crate::contract::ticket::Ticket;
@@ -35,13 +35,25 @@ pub(super) struct Request {
     pub(super) ticket: Ticket,
     pub(super) passing: Passing,
     /// What was shown.
-    pub(super) shown: OwnedFd,
-    /// The kernel's name of it. It is never that of another socket.
+    pub(super) descriptor: OwnedFd,
+    /// The kernel's name of it.
     pub(super) cookie: u64,
     /// Whom it looks for, among several cores.
     pub(super) search: Search,
     /// How many cores have had it.
     pub(super) hops: usize,
+}
+
+impl Request {
+    /// What the socket goes with that it is about.
+    pub(super) fn shown(&self) -> Shown {
+        let part = match self.passing {
+            Passing::Offer(_, Part { number, .. }) => number,
+            Passing::Withdraw(part) | Passing::Take(part) => part,
+            Passing::Hold => 0,
+        };
+        Shown { cookie: self.cookie, part }
+    }
 }
 
 /// What a request looks for, core by core.
@@ -80,37 +92,46 @@ impl Host {
     /// Does what an application wants that has shown a descriptor, and tells it.
     /// Returns the socket that is to be looked at, if any.
     pub(super) fn pass(&mut self, apps: &mut Applications, request: Request) -> Option<SocketKey> {
-        let Request { connection, ticket, passing, shown, cookie, .. } = request;
+        let shown = request.shown();
+        let Request { connection, ticket, passing, descriptor, .. } = request;
         let mut left = None;
         let outcome = match with_ticket(apps, ticket) {
             None => Err(ErrorKind::PermissionDenied.into()),
             Some((number, app)) => match passing {
-                Passing::Offer(handle) => self.offer(app, handle, cookie).map(|()| None),
-                Passing::Withdraw => {
+                Passing::Offer(handle, Part { of, .. }) => {
+                    self.offer(app, handle, shown, of).map(|()| None)
+                }
+                Passing::Withdraw(_) => {
                     let uid = app.identity.uid;
                     let is_own = |passage: &Passage| passage.uid == uid && passage.is_on_its_way();
-                    if self.passages.0.get(&cookie).is_some_and(is_own) {
-                        left = self.arrive(cookie);
+                    if self.passages.0.get(&shown).is_some_and(is_own) {
+                        left = self.arrive(shown);
                     }
                     Ok(None)
                 }
-                Passing::Take => self.take(number, app, cookie).map(Some),
-                Passing::Hold => app.hold(shown).map(|()| None),
+                Passing::Take(_) => self.take(number, app, shown).map(Some),
+                Passing::Hold => app.hold(descriptor).map(|()| None),
             },
         };
         answer(&connection, outcome);
         left
     }
 
-    fn offer(&mut self, app: &Application, handle: Handle, cookie: u64) -> io::Result<()> {
+    fn offer(
+        &mut self,
+        app: &Application,
+        handle: Handle,
+        shown: Shown,
+        parts: u8,
+    ) -> io::Result<()> {
         let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
         let (_, _, now_ns) = self.engine.parts();
         let (uid, until_ns) = (app.identity.uid, now_ns.saturating_add(PATIENCE_NS));
         let is_counted = |passage: &&Passage| passage.uid == uid && passage.is_on_its_way();
         let passages = &mut self.passages;
         let is_full = passages.0.values().filter(is_counted).count() >= MOST_OF_A_USER;
-        let is_free = passages.is_free(cookie, key);
-        match passages.0.get_mut(&cookie).filter(|passage| passage.key == key) {
+        let is_free = passages.is_free(shown, key);
+        match passages.0.get_mut(&shown).filter(|passage| passage.key == key) {
             Some(passage) if passage.is_on_its_way() => {
                 (passage.count, passage.until_ns) = (passage.count.saturating_add(1), until_ns);
                 return Ok(());
@@ -118,8 +139,8 @@ impl Host {
             _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
             Some(passage) => (passage.count, passage.until_ns) = (1, until_ns),
             None if is_free => {
-                let passage = Passage { key, uid, count: 1, until_ns, is_shared: false };
-                passages.0.insert(cookie, passage);
+                let passage = Passage { key, uid, count: 1, until_ns, is_shared: false, parts };
+                passages.0.insert(shown, passage);
             }
             None => return Err(ErrorKind::InvalidInput.into()),
         }
@@ -132,16 +153,22 @@ impl Host {
     /// A listener of an application's is on a socket of the kernel's that the application
     /// has shown: others that have that too, and listen on it, get it.
     pub(super) fn share(&mut self, app: &Application, key: SocketKey, cookie: u64) {
-        if self.passages.is_free(cookie, key) {
-            let uid = app.identity.uid;
-            let passage = Passage { key, uid, count: 0, until_ns: u64::MAX, is_shared: true };
-            self.passages.0.insert(cookie, passage);
+        let shown = Shown { cookie, part: 0 };
+        if self.passages.is_free(shown, key) {
+            let (uid, until_ns) = (app.identity.uid, u64::MAX);
+            let passage = Passage { key, uid, count: 0, until_ns, is_shared: true, parts: 1 };
+            self.passages.0.insert(shown, passage);
         }
     }
 
-    fn take(&mut self, number: AppNumber, app: &mut Application, cookie: u64) -> io::Result<Taken> {
-        let passage = self.passages.0.get(&cookie).ok_or(ErrorKind::NotConnected)?;
-        let key = passage.key;
+    fn take(
+        &mut self,
+        number: AppNumber,
+        app: &mut Application,
+        shown: Shown,
+    ) -> io::Result<Taken> {
+        let passage = self.passages.0.get(&shown).ok_or(ErrorKind::NotConnected)?;
+        let (key, parts) = (passage.key, passage.parts);
         if passage.uid != app.identity.uid {
             return Err(ErrorKind::PermissionDenied.into());
         }
@@ -169,30 +196,31 @@ impl Host {
             },
             carries,
             is_new: own.is_none(),
+            parts,
             place: socket.handle.place,
             memory: socket.place.memory().clone(),
         };
         // It has a holder that stays.
-        self.arrive(cookie);
+        self.arrive(shown);
         Ok(taken)
     }
 
     /// One less may take the socket. Returns it if nobody has it any more.
-    fn arrive(&mut self, cookie: u64) -> Option<SocketKey> {
-        let passage = self.passages.0.get_mut(&cookie).filter(|p| p.is_on_its_way())?;
+    fn arrive(&mut self, shown: Shown) -> Option<SocketKey> {
+        let passage = self.passages.0.get_mut(&shown).filter(|p| p.is_on_its_way())?;
         passage.count -= 1;
         match passage.count {
-            0 => self.end_passage(cookie),
+            0 => self.end_passage(shown),
             _ => None,
         }
     }
 
-    fn end_passage(&mut self, cookie: u64) -> Option<SocketKey> {
-        let passage = self.passages.0.get_mut(&cookie)?;
+    fn end_passage(&mut self, shown: Shown) -> Option<SocketKey> {
+        let passage = self.passages.0.get_mut(&shown)?;
         let key = passage.key;
         (passage.count, passage.until_ns) = (0, u64::MAX);
         if !passage.is_shared {
-            self.passages.0.remove(&cookie);
+            self.passages.0.remove(&shown);
         }
         let socket = self.sockets.get_mut(key)?;
         socket.remove_holder(NOBODY);
@@ -202,10 +230,10 @@ impl Host {
     /// Closes sockets that nobody has taken in time. Returns those that are to be
     /// looked at.
     pub(super) fn end_late_passages(&mut self, now_ns: u64) -> Vec<SocketKey> {
-        let late = |(&cookie, passage): (&u64, &Passage)| {
-            (passage.is_on_its_way() && passage.until_ns <= now_ns).then_some(cookie)
+        let late = |(&shown, passage): (&Shown, &Passage)| {
+            (passage.is_on_its_way() && passage.until_ns <= now_ns).then_some(shown)
         };
-        let late: Vec<u64> = self.passages.0.iter().filter_map(late).collect();
-        late.into_iter().filter_map(|cookie| self.end_passage(cookie)).collect()
+        let late: Vec<_> = self.passages.0.iter().filter_map(late).collect();
+        late.into_iter().filter_map(|shown| self.end_passage(shown)).collect()
     }
 }

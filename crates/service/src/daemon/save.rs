@@ -240,7 +240,7 @@ mod tests {
     use crate::contract::status::{Phase, Status};
     use crate::daemon::fuzz;
     use crate::daemon::names::{Identity, Moved};
-    use crate::daemon::passages::{ON_ITS_WAY, Passage, Passages};
+    use crate::daemon::passages::{ON_ITS_WAY, Passage, Passages, Shown};
     use crate::daemon::state::{
         SavedApplication, SavedDatagram, SavedEntry, SavedKind, SavedProtocol, SavedSocket,
     };
@@ -304,7 +304,14 @@ mod tests {
             memories: vec![GEOMETRY],
             applications: vec![Some(application), None],
             sockets: kinds.into_iter().enumerate().map(socket).collect(),
-            passages: vec![SavedPassage { cookie: 7, key: 1, uid: 2, count: 1, is_shared: false }],
+            passages: vec![SavedPassage {
+                shown: Shown { cookie: 7, part: 1 },
+                key: 1,
+                uid: 2,
+                count: 1,
+                is_shared: false,
+                parts: 2,
+            }],
             claims: vec![SavedClaim {
                 protocol: SavedProtocol::Tcp,
                 local: "192.0.2.1:80".parse().unwrap(),
@@ -360,7 +367,7 @@ mod tests {
         assert!(again(|_| (), |_| false).is_err());
         assert!(again(|saved| saved.count = 0, |_| true).is_err(), "nobody can take it");
         let shared = again(|saved| (saved.count, saved.is_shared) = (0, true), |_| true).unwrap();
-        assert_eq!((shared.next_ns(), shared.key(7)), (None, Some(1)));
+        assert_eq!((shared.next_ns(), shared.key(Shown { cookie: 7, part: 1 })), (None, Some(1)));
         assert!(restored.sockets.get(2).unwrap().is_closed());
         assert!(State::decode(&bytes[..bytes.len() - 1]).is_err(), "cut off");
         assert!(State::decode(&[&bytes[..], &[0]].concat()).is_err(), "too long");

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_stack::SavedStack;
 
 use super::names::{Identity, Moved, Owner, SocketKey};
+use super::passages::Shown;
 use crate::contract::command::{COMMAND_WORDS, Handle};
 use crate::contract::layout::Geometry;
 use crate::contract::notice::NOTICE_WORDS;
@@ -16,7 +17,7 @@ use crate::contract::ticket::TICKET_BYTES;
 
 /// What it is, and which version: another one is not taken up. The stack's own
 /// part has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x04";
+const FORMAT: [u8; 8] = *b"tidestt\x05";
 
 /// What was handed over makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,11 +124,12 @@ pub(super) enum SavedKind {
 /// A socket that whoever shows its descriptor gets, as plain data.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct SavedPassage {
-    pub(super) cookie: u64,
+    pub(super) shown: Shown,
     pub(super) key: SocketKey,
     pub(super) uid: u32,
     pub(super) count: u32,
     pub(super) is_shared: bool,
+    pub(super) parts: u8,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
