@@ -46,12 +46,12 @@ impl Net {
         self.attached().ok_or_else(here)?.lock().offer(socket.id(), descriptor)
     }
 
-    /// The descriptor was not handed on after all.
+    /// The socket was not handed on with the descriptor after all.
     ///
     /// # Errors
     /// As [`Net::offer`].
-    pub fn withdraw(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.attached().ok_or_else(here)?.lock().withdraw(descriptor)
+    pub fn withdraw(&self, socket: &dyn Source, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.attached().ok_or_else(here)?.lock().withdraw(socket.id(), descriptor)
     }
 
     /// Before a port is bound here that the program has bound at the kernel itself, by

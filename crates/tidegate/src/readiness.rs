@@ -30,6 +30,19 @@ pub struct Readiness {
     pub failed: bool,
 }
 
+impl Readiness {
+    /// What one of two is ready for.
+    pub(crate) fn union(self, other: Self) -> Self {
+        Self {
+            readable: self.readable || other.readable,
+            writable: self.writable || other.writable,
+            read_closed: self.read_closed || other.read_closed,
+            write_closed: self.write_closed || other.write_closed,
+            failed: self.failed || other.failed,
+        }
+    }
+}
+
 impl From<TcpReadiness> for Readiness {
     fn from(found: TcpReadiness) -> Self {
         let TcpReadiness { readable, writable, read_closed, write_closed, failed } = found;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidegate::gate::{Config, Mode, Settings};
 use tidegate::{Net, OpenError, TcpListener, TcpStream, UdpSocket};
-use two_hosts::FAMILIES;
+use two_hosts::{CORES, FAMILIES};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const FRAMES: u32 = 1024;
@@ -26,8 +26,8 @@ fn on_one_host(check: impl Fn(&Net, &Net, SocketAddr)) {
     for own in addresses() {
         let [alone, _other] = two_hosts::open(FRAMES, |config| config);
         check(&alone, &alone, own);
-        for programs in [1, 2] {
-            let daemons = two_hosts::daemons(FRAMES);
+        for (programs, cores) in [1, 2].into_iter().flat_map(|n| CORES.map(|cores| (n, cores))) {
+            let daemons = two_hosts::daemons(FRAMES, cores);
             let both = [0, 1].map(|_| daemons.attach()[0].clone());
             check(&both[0], &both[programs - 1], own);
         }

@@ -21,8 +21,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 enum Drive {
     Task,
     Thread,
-    /// A daemon, and a task that hears what it tells.
-    Daemon,
+    /// A daemon of so many cores, and a task that hears what it tells.
+    Daemon(usize),
 }
 
 fn hosts(drive_by: Drive, daemons: Option<&Daemons>) -> [Net; 2] {
@@ -47,10 +47,13 @@ fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F)
         },
     ];
     for runtime in runtimes {
-        for drive_by in [Drive::Task, Drive::Thread, Drive::Daemon] {
+        for drive_by in [Drive::Task, Drive::Thread, Drive::Daemon(1), Drive::Daemon(3)] {
             for [_, server] in FAMILIES {
                 let to = SocketAddr::new(server.parse().unwrap(), 7);
-                let daemons = matches!(drive_by, Drive::Daemon).then(|| two_hosts::daemons(1024));
+                let daemons = match drive_by {
+                    Drive::Daemon(cores) => Some(two_hosts::daemons(1024, cores)),
+                    _ => None,
+                };
                 runtime().block_on(async {
                     let check = check(hosts(drive_by, daemons.as_ref()), to);
                     timeout(LIMIT, check).await.unwrap_or_else(|_| panic!("{drive_by:?} {to}"));

@@ -38,7 +38,7 @@ pub(crate) fn offer(fd: i32) -> bool {
 pub(crate) fn withdraw(fd: i32) {
     if let Some(socket) = table::socket(fd) {
         // A daemon that has ended knows of nothing that is on its way.
-        let _ = socket.net.withdraw(shown(&fd));
+        let _ = socket.net.withdraw(socket.source(), shown(&fd));
     }
 }
 

@@ -148,12 +148,18 @@ impl Attachment {
         Self::new(connection, welcome, path, name)
     }
 
-    /// One more attachment of this program.
+    /// One more attachment of this program. Those who sleep on this one right now sleep
+    /// on both.
     ///
     /// # Errors
     /// As [`Attachment::connect`].
     pub fn another(&self) -> io::Result<Self> {
-        Self::connect(&self.path, &self.name)
+        let mut another = Self::connect(&self.path, &self.name)?;
+        another.asleep = self.asleep;
+        if another.asleep > 0 {
+            another.we_sleep.ask();
+        }
+        Ok(another)
     }
 
     /// How many network cores the daemon has: with so many attachments a program can be

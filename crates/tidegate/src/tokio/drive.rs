@@ -50,7 +50,7 @@ pub async fn drive(net: Net) -> io::Result<()> {
 
 /// Hears what a daemon tells, and wakes the tasks that it concerns.
 async fn hear(attached: &Attached) -> io::Result<()> {
-    let connection = watch(attached.connection()?)?;
+    let connection = watch(attached.signal()?)?;
     loop {
         if attached.lock().prepare_sleep()? {
             connection.readable().await?.clear_ready();

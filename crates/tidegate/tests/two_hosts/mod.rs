@@ -7,7 +7,9 @@ use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota};
+use tidegate_service::daemon::{
+    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade,
+};
 
 /// The addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
@@ -45,8 +47,8 @@ pub struct Daemons {
     _folder: TempDir,
 }
 
-/// Starts them, each with so many frames.
-pub fn daemons(frames: u32) -> Daemons {
+/// Starts them, each with so many frames and on so many network cores.
+pub fn daemons(frames: u32, cores: usize) -> Daemons {
     let folder = tempfile::tempdir().unwrap();
     let mut names = ["a.sock", "b.sock"].into_iter();
     let daemons = configs(frames).map(|config| {
@@ -59,7 +61,15 @@ pub fn daemons(frames: u32) -> Daemons {
             coalescing: DEFAULT_COALESCING,
             quota: Quota::default(),
         };
-        (Daemon::start(config, door, || Ok(()), Arc::new(|_: &str| {})).unwrap(), path)
+        let start = Start {
+            door,
+            cores: cores..=cores,
+            begin: |_| Ok(()),
+            settle: || Ok(()),
+            upgrade: Upgrade::Refused("it is not asked"),
+            log: Arc::new(|_: &str| {}),
+        };
+        (Daemon::start_with(config, start).unwrap(), path)
     });
     Daemons { daemons, _folder: folder }
 }
@@ -71,8 +81,12 @@ impl Daemons {
     }
 }
 
+/// Network cores of a daemon: one, and several, on all of which its programs have what
+/// can be divided.
+pub const CORES: [usize; 2] = [1, 3];
+
 /// Runs `check` with stacks in this program, and with stacks in daemons.
 pub fn in_both_forms(frames: u32, check: impl Fn([Net; 2])) {
     check(open(frames, |config| config));
-    check(daemons(frames).attach());
+    CORES.into_iter().for_each(|cores| check(daemons(frames, cores).attach()));
 }
