@@ -149,12 +149,12 @@ struct Place {
 }
 
 impl PortGroups for Place {
-    fn join(&self, transport: Transport, local: SocketAddr) {
-        self.crossing.join(self.core, local_port(transport, local), local.ip());
+    fn join(&self, transport: Transport, local: SocketAddr, party: u64) {
+        self.crossing.join(self.core, local_port(transport, local), local.ip(), party);
     }
 
-    fn leave(&self, transport: Transport, local: SocketAddr) {
-        self.crossing.leave(self.core, local_port(transport, local), local.ip());
+    fn leave(&self, transport: Transport, local: SocketAddr, party: u64) {
+        self.crossing.leave(self.core, local_port(transport, local), local.ip(), party);
     }
 
     fn begin(&self, transport: Transport, local: SocketAddr, remote: SocketAddr) -> bool {

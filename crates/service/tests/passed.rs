@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use support::{FAMILIES, LIMIT, Site, address, connected, pair, places, until};
-use tidegate_service::{Handle, Part};
 use tidegate_service::attachment::{Attachment, Kind};
+use tidegate_service::{Handle, Part};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
 /// A descriptor of the kernel's.
@@ -186,9 +186,15 @@ fn only_what_was_offered_is_taken_and_only_with_its_descriptor() {
     assert_eq!(holders(&site), [vec![2], vec![]]);
     assert_eq!(refused(&mut taker, &other), ErrorKind::NotConnected);
     // A socket has one descriptor, and a descriptor one socket.
-    assert_eq!(sender.offer(socket, Part::ONLY, other.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        sender.offer(socket, Part::ONLY, other.as_fd()).unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
     let second = sender.bind_udp(address(1, FAMILIES[1], 53), UdpOptions::default()).unwrap();
-    assert_eq!(sender.offer(second, Part::ONLY, shown.as_fd()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        sender.offer(second, Part::ONLY, shown.as_fd()).unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
     // Nothing that is no socket is one.
     let file = tempfile::tempfile().unwrap();
     assert!(sender.offer(second, Part::ONLY, file.as_fd()).is_err());

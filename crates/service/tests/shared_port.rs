@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use support::{CORES, FAMILIES, LIMIT, Site, address, connected, places, until};
-use tidegate_service::{Handle, Together};
 use tidegate_service::attachment::Attachment;
+use tidegate_service::{Handle, Together};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
 const SHARED_TCP: fn() -> TcpOptions = || TcpOptions { reuse_port: true, ..TcpOptions::default() };
@@ -200,9 +200,9 @@ fn client_ip(server: SocketAddr) -> std::net::IpAddr {
 #[test]
 fn every_core_serves_its_part_of_a_shared_port() {
     let site = Site::still(CORES..=CORES);
-    let all = FAMILIES.into_iter().flat_map(|family| {
-        [(family, None), (family, Some(Together::new().unwrap()))]
-    });
+    let all = FAMILIES
+        .into_iter()
+        .flat_map(|family| [(family, None), (family, Some(Together::new().unwrap()))]);
     for (family, together) in all {
         let to = address(1, family, 80);
         let mut servers = servers_with(&site, to, together);

@@ -15,11 +15,11 @@ use tidegate_engine::{NetConfig, PortConfig};
 use tidegate_memory::Arena;
 use tidegate_port::mem::{self, MemPort};
 use tidegate_port::{Burst, Capabilities, Port, PortCounters};
-use tidegate_service::{Handle, Part};
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
     Again, DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, StartError, Upgrade,
 };
+use tidegate_service::{Handle, Part};
 use tidegate_stack::{Shutdown, TcpOptions};
 
 /// An end of a wire, which only one can have at a time, as an interface.

@@ -8,11 +8,11 @@ use crate::{Stack, Transport};
 /// Who is told of the sockets of a stack that share their port (`reuse_port`), so that
 /// other stacks on the same addresses can have some on it, too.
 pub trait PortGroups: Send + Sync {
-    /// A socket takes what anybody sends to `local`.
-    fn join(&self, transport: Transport, local: SocketAddr);
+    /// A socket of this party's takes what anybody sends to `local`.
+    fn join(&self, transport: Transport, local: SocketAddr, party: u64);
 
     /// It does so no longer.
-    fn leave(&self, transport: Transport, local: SocketAddr);
+    fn leave(&self, transport: Transport, local: SocketAddr, party: u64);
 
     /// There is to be a connection, or a connected socket, between these ends. Whether
     /// that may be: there is none yet, and none is on its way to another stack.
@@ -89,11 +89,11 @@ mod tests {
     }
 
     impl PortGroups for Log {
-        fn join(&self, transport: Transport, local: SocketAddr) {
+        fn join(&self, transport: Transport, local: SocketAddr, _: u64) {
             self.add(format!("{transport:?} join {local}"));
         }
 
-        fn leave(&self, transport: Transport, local: SocketAddr) {
+        fn leave(&self, transport: Transport, local: SocketAddr, _: u64) {
             self.add(format!("{transport:?} leave {local}"));
         }
 

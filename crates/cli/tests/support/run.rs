@@ -89,7 +89,10 @@ impl<'s> Daemon<'s> {
             command.args(["--iface", site.device()]);
         }
         if !flags.contains(&"--cores") {
-            command.args(["--cores", "1"]);
+            // The kernel's addresses are for one core.
+            let several = std::env::var("TIDEGATE_TEST_CORES").ok();
+            let several = several.filter(|_| !flags.contains(&"--shared"));
+            command.args(["--cores", several.as_deref().unwrap_or("1")]);
         }
         command.arg("--socket").arg(folder.path().join("daemon.sock")).args(flags);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();

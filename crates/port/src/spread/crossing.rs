@@ -69,7 +69,8 @@ impl Crossing {
     /// Claims a local port for a core once more.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another core has it, and it is not shared.
+    /// [`io::ErrorKind::AddrInUse`] when another core has it, and it is not shared, or a
+    /// socket that this core has joined with is at an address of another party's.
     pub fn claim(&self, core: usize, port: LocalPort, sharing: Sharing) -> io::Result<()> {
         let may_have = self.directory.claim(port, core, sharing);
         if may_have { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
@@ -95,22 +96,21 @@ impl Crossing {
         self.directory.is_at(port, core)
     }
 
-    /// Whether the claims of a port may be on several cores: all of them share it, and
-    /// are one user's.
+    /// Whether the claims of a port may be on several cores: all of them share it.
     pub fn can_be_shared(&self, port: LocalPort) -> bool {
         self.directory.can_be_shared(port)
     }
 
-    /// A socket of a core's takes what anybody sends to this address and port, which
-    /// it may share with those of other cores. That is so once the core has claimed the
+    /// A socket of this party's on a core takes what anybody sends to this address and
+    /// port, which it may share with those of other cores. That is so once the core has claimed the
     /// port.
-    pub fn join(&self, core: usize, port: LocalPort, address: IpAddr) {
-        self.directory.join(port, address, core);
+    pub fn join(&self, core: usize, port: LocalPort, address: IpAddr, party: u64) {
+        self.directory.join(port, address, party, core);
     }
 
     /// It does so no longer.
-    pub fn leave(&self, core: usize, port: LocalPort, address: IpAddr) {
-        self.directory.leave(port, address, core);
+    pub fn leave(&self, core: usize, port: LocalPort, address: IpAddr, party: u64) {
+        self.directory.leave(port, address, party, core);
     }
 
     /// A core is to have a socket for a flow, and gets its frames from now on. Whether

@@ -114,6 +114,12 @@ impl View<'_> {
     }
 }
 
+/// As in a stack, no two parties' sockets may get the same datagram.
+fn overlap_of_datagrams(one: IpAddr, other: IpAddr) -> bool {
+    let any = one.is_unspecified() || other.is_unspecified();
+    one == other || any && one.is_ipv4() == other.is_ipv4()
+}
+
 impl Directory {
     pub(super) fn new() -> Self {
         let entries = (0..ENTRIES).map(|_| AtomicU16::new(0)).collect();
@@ -161,7 +167,11 @@ impl Directory {
 
     /// Claims a port once more. Returns whether that may be.
     pub(super) fn claim(&self, port: LocalPort, core: usize, sharing: Sharing) -> bool {
-        self.change(port, |port| port.claim(core, sharing))
+        let overlap = match port.0 {
+            Protocol::Udp => overlap_of_datagrams,
+            Protocol::Tcp => |one, other| one == other,
+        };
+        self.change(port, |port| port.claim(core, sharing, overlap))
     }
 
     /// Takes one claim back. With the last the port is nobody's.
@@ -204,13 +214,13 @@ impl Directory {
     }
 
     /// A socket of a core's takes what anybody sends to this address and port.
-    pub(super) fn join(&self, port: LocalPort, address: IpAddr, core: usize) {
-        self.change(port, |port| port.join(core, address));
+    pub(super) fn join(&self, port: LocalPort, address: IpAddr, party: u64, core: usize) {
+        self.change(port, |port| port.join(core, address, party));
     }
 
     /// It does so no longer.
-    pub(super) fn leave(&self, port: LocalPort, address: IpAddr, core: usize) {
-        self.change(port, |port| port.leave(core, address));
+    pub(super) fn leave(&self, port: LocalPort, address: IpAddr, party: u64, core: usize) {
+        self.change(port, |port| port.leave(core, address, party));
     }
 
     /// A core is to have a socket for a flow. Whether that may be: no other has one, and
@@ -327,21 +337,69 @@ mod tests {
     #[test]
     fn one_user_shares_a_port_among_cores_and_no_other_gets_in() {
         let directory = Directory::new();
-        assert!(directory.claim(WEB, 0, USER) && directory.claim(WEB, 1, USER));
+        for core in 0..2 {
+            directory.join(WEB, any("0.0.0.0"), 7, core);
+            assert!(directory.claim(WEB, core, USER));
+        }
         assert_eq!(directory.view(0).owner(WEB), Owner::Shared);
         assert!(directory.is_foreign(WEB, 0), "it is not to be chosen");
         assert!(directory.is_at(WEB, 1) && !directory.is_at(WEB, 2));
-        for other in [ALONE, Sharing::ReusePort { party: 8 }] {
-            for core in 0..3 {
-                assert!(!directory.is_open_to(WEB, core, other));
-                assert!(!directory.claim(WEB, core, other));
-            }
+        for core in 0..3 {
+            assert!(!directory.is_open_to(WEB, core, ALONE));
+            assert!(!directory.claim(WEB, core, ALONE));
+            directory.join(WEB, any("0.0.0.0"), 8, core);
+            assert!(!directory.claim(WEB, core, Sharing::ReusePort { party: 8 }));
+            directory.leave(WEB, any("0.0.0.0"), 8, core);
         }
         directory.release(WEB, 0, USER);
         assert_eq!(directory.view(0).owner(WEB), Owner::Core(1), "one core's again");
-        // Two users have it at different addresses of one core: that cannot be shared.
-        assert!(directory.claim(WEB, 1, Sharing::ReusePort { party: 8 }));
-        assert!(!directory.claim(WEB, 2, USER));
+    }
+
+    #[test]
+    fn parties_share_a_port_at_addresses_of_their_own() {
+        const OTHER: Sharing = Sharing::ReusePort { party: 8 };
+        for (port, is_udp) in [(WEB, false), (DNS, true)] {
+            let directory = Directory::new();
+            for core in 0..2 {
+                directory.join(port, any("192.0.2.1"), 7, core);
+                assert!(directory.claim(port, core, USER));
+            }
+            for (address, may) in [("192.0.2.1", false), ("192.0.2.2", true), ("fd00::1", true)] {
+                directory.join(port, any(address), 8, 2);
+                assert_eq!(directory.claim(port, 2, OTHER), may, "{address}");
+                let owner = directory.view(0).owner_of_flow(&flow(port, "192.0.2.1", 1));
+                assert!(matches!(owner, Owner::Core(0 | 1)), "{owner:?}");
+                let owner = directory.view(0).owner_of_flow(&flow(port, address, 1));
+                assert_eq!(owner == Owner::Core(2), may);
+                directory.leave(port, any(address), 8, 2);
+                if may {
+                    directory.release(port, 2, OTHER);
+                }
+            }
+            // One for all addresses is another one's with datagrams only.
+            directory.join(port, any("0.0.0.0"), 8, 2);
+            assert_eq!(directory.claim(port, 2, OTHER), !is_udp);
+            directory.leave(port, any("0.0.0.0"), 8, 2);
+            // Where the others have just gone, nothing is left of them.
+            for core in 0..2 {
+                directory.leave(port, any("192.0.2.1"), 7, core);
+            }
+            directory.join(port, any("192.0.2.1"), 8, 2);
+            assert!(directory.claim(port, 2, OTHER), "their connections may last");
+        }
+    }
+
+    #[test]
+    fn what_moves_keeps_its_addresses() {
+        let directory = Directory::new();
+        directory.join(WEB, any("192.0.2.1"), 7, 0);
+        assert!(directory.claim(WEB, 0, USER) && directory.claim(WEB, 1, USER));
+        directory.park(WEB, 0);
+        directory.leave(WEB, any("192.0.2.1"), 7, 0);
+        let other = Sharing::ReusePort { party: 8 };
+        assert!(!directory.is_open_to(WEB, 1, other) && directory.is_open_to(WEB, 1, USER));
+        directory.hand(WEB, 0, 1, 1);
+        assert!(directory.is_open_to(WEB, 1, other));
     }
 
     #[test]
@@ -349,12 +407,12 @@ mod tests {
         for (own, any_own) in [("192.0.2.1", "0.0.0.0"), ("fd00::1", "::")] {
             let directory = Directory::new();
             for core in 0..2 {
-                directory.join(DNS, any(any_own), core);
+                directory.join(DNS, any(any_own), 7, core);
                 assert!(directory.claim(DNS, core, USER));
             }
             let two = owners(&directory, DNS, own);
             assert!((400..600).contains(&count(&two, 1)), "{}", count(&two, 1));
-            directory.join(DNS, any(any_own), 2);
+            directory.join(DNS, any(any_own), 7, 2);
             assert_eq!(owners(&directory, DNS, own), two, "it has not claimed the port yet");
             assert!(directory.claim(DNS, 2, USER));
             let three = owners(&directory, DNS, own);
@@ -362,7 +420,7 @@ mod tests {
             assert!(two.iter().zip(&three).all(|(a, b)| a == b || !others(*b)), "only to the new");
             assert!((250..420).contains(&count(&three, 2)));
             // It ends: its flows go to the others, and theirs stay.
-            directory.leave(DNS, any(any_own), 2);
+            directory.leave(DNS, any(any_own), 7, 2);
             directory.release(DNS, 2, USER);
             let again = owners(&directory, DNS, own);
             assert!(three.iter().zip(&again).all(|(a, b)| a == b || *a == 2));
@@ -372,29 +430,29 @@ mod tests {
     #[test]
     fn who_has_the_very_address_comes_first_and_families_are_apart() {
         let directory = Directory::new();
-        directory.join(DNS, any("0.0.0.0"), 0);
-        directory.join(DNS, any("192.0.2.1"), 1);
-        directory.join(DNS, any("::"), 2);
+        directory.join(DNS, any("0.0.0.0"), 7, 0);
+        directory.join(DNS, any("192.0.2.1"), 7, 1);
+        directory.join(DNS, any("::"), 7, 2);
         assert!((0..3).all(|core| directory.claim(DNS, core, USER)));
         for (own, core) in [("192.0.2.2", 0), ("192.0.2.1", 1), ("fd00::1", 2)] {
             assert_eq!(count(&owners(&directory, DNS, own), core), 1000);
         }
-        directory.leave(DNS, any("192.0.2.1"), 1);
+        directory.leave(DNS, any("192.0.2.1"), 7, 1);
         assert_eq!(count(&owners(&directory, DNS, "192.0.2.1"), 0), 1000);
     }
 
     #[test]
     fn a_flow_stays_where_its_socket_is() {
         let directory = Directory::new();
-        directory.join(WEB, any("0.0.0.0"), 0);
+        directory.join(WEB, any("0.0.0.0"), 7, 0);
         assert!(directory.claim(WEB, 0, USER) && directory.claim(WEB, 1, USER));
         let known = flow(WEB, "192.0.2.1", 5);
         let owner = || directory.view(0).owner_of_flow(&known);
         assert!(directory.begin(known, 0) && !directory.begin(known, 1));
         assert!(!directory.begin(known, 0), "its socket may be on its way elsewhere");
         assert_eq!(owner(), Owner::Core(0), "it was there first");
-        directory.join(WEB, any("0.0.0.0"), 1);
-        directory.leave(WEB, any("0.0.0.0"), 0);
+        directory.join(WEB, any("0.0.0.0"), 7, 1);
+        directory.leave(WEB, any("0.0.0.0"), 7, 0);
         assert_eq!(owner(), Owner::Core(0), "its slot is another core's");
         directory.end(known, 1);
         assert_eq!(owner(), Owner::Core(0), "core 1 did not have it");
@@ -406,7 +464,7 @@ mod tests {
     fn a_part_of_a_shared_port_moves_and_the_others_go_on() {
         let directory = Directory::new();
         for core in [0, 0, 1] {
-            directory.join(WEB, any("0.0.0.0"), core);
+            directory.join(WEB, any("0.0.0.0"), 7, core);
             assert!(directory.claim(WEB, core, USER));
         }
         let [staying, moving, other] = [1, 2, 3].map(|peer| flow(WEB, "192.0.2.1", peer));
@@ -419,7 +477,7 @@ mod tests {
         assert_eq!(directory.view(0).owners(WEB), Owner::Parked);
         assert!(directory.claim(WEB, 2, USER), "who joins meanwhile is welcome");
         directory.park(WEB, 0);
-        directory.leave(WEB, any("0.0.0.0"), 0);
+        directory.leave(WEB, any("0.0.0.0"), 7, 0);
         directory.take_over(moving, 2);
         directory.hand(WEB, 0, 2, 1);
         assert_eq!(owner(&moving), Owner::Core(2));

@@ -24,6 +24,9 @@ impl Sharing {
     }
 }
 
+/// Whether two addresses of a port cannot be had by two parties.
+pub(super) type Overlap = fn(IpAddr, IpAddr) -> bool;
+
 /// What a core has of a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
@@ -33,9 +36,10 @@ pub(super) struct Part {
     leaving: u32,
 }
 
-/// The sockets at one address that take flows from anybody.
+/// The sockets of a party's at one address that take flows from anybody.
 struct Group {
     address: IpAddr,
+    party: u64,
     /// How many there are on each core.
     sockets: Vec<(usize, u32)>,
     slots: Slots,
@@ -47,8 +51,8 @@ pub(super) struct SharedPort {
     parts: Vec<Part>,
     /// How many of the claims share it with no other core.
     alone: u32,
-    /// Whose the others are.
-    parties: Vec<u64>,
+    /// Whose the others are, and how many each has.
+    parties: Vec<(u64, u32)>,
     groups: Vec<Group>,
 }
 
@@ -84,29 +88,54 @@ impl SharedPort {
 
     /// Whether its claims may be on several cores.
     pub(super) fn can_be_shared(&self) -> bool {
-        self.alone == 0 && self.parties.len() <= 1
+        self.alone == 0
     }
 
-    /// Whether a core may claim it so.
+    /// Whether one core has it, all of it.
+    fn is_whole_at(&self, core: usize) -> bool {
+        matches!(self.parts.as_slice(), [only] if only.core == core && only.leaving == 0)
+    }
+
+    /// Whether a core may claim it so, as far as its sockets leave addresses to others.
     pub(super) fn is_open_to(&self, core: usize, sharing: Sharing) -> bool {
-        let shares = |party| self.alone == 0 && self.parties == [party];
-        match self.parts.as_slice() {
-            [] => true,
-            // Its stack has nothing against it.
-            [only] if only.core == core && only.leaving == 0 => true,
-            _ => matches!(sharing, Sharing::ReusePort { party } if shares(party)),
+        let is_own = |party| self.parties.iter().all(|&(known, _)| known == party);
+        match sharing {
+            _ if self.is_free() || self.is_whole_at(core) => true,
+            Sharing::Alone => false,
+            // What is on its way still has its addresses.
+            Sharing::ReusePort { party } => {
+                self.alone == 0 && (is_own(party) || !self.is_anything_leaving())
+            }
         }
     }
 
+    /// Whether sockets of others that have claimed it are at an address where this party
+    /// has one. On one core its stack knows that.
+    fn has_rival(&self, party: u64, overlap: Overlap) -> bool {
+        let has_claimed = |group: &Group| self.parties.iter().any(|&(one, _)| one == group.party);
+        let (own, others): (Vec<&Group>, Vec<&Group>) =
+            self.groups.iter().partition(|group| group.party == party);
+        let others = others.into_iter().filter(|group| has_claimed(group));
+        let mut pairs = others.flat_map(|group| own.iter().map(|own| (own.address, group.address)));
+        pairs.any(|(one, other)| overlap(one, other))
+    }
+
     /// Claims it, if that may be.
-    pub(super) fn claim(&mut self, core: usize, sharing: Sharing) -> bool {
+    pub(super) fn claim(&mut self, core: usize, sharing: Sharing, overlap: Overlap) -> bool {
         if !self.is_open_to(core, sharing) {
             return false;
         }
         match sharing {
             Sharing::Alone => self.alone += 1,
-            Sharing::ReusePort { party } if self.parties.contains(&party) => {}
-            Sharing::ReusePort { party } => self.parties.push(party),
+            Sharing::ReusePort { party } => {
+                if !self.is_whole_at(core) && self.has_rival(party, overlap) {
+                    return false;
+                }
+                match self.parties.iter_mut().find(|(known, _)| *known == party) {
+                    Some((_, claims)) => *claims += 1,
+                    None => self.parties.push((party, 1)),
+                }
+            }
         }
         self.add(core, 1);
         self.divide();
@@ -133,7 +162,14 @@ impl SharedPort {
             // It has no claim of it.
             return;
         }
-        self.alone -= u32::from(sharing == Sharing::Alone && self.alone > 0);
+        match sharing {
+            Sharing::Alone => self.alone = self.alone.saturating_sub(1),
+            Sharing::ReusePort { party } => {
+                let own = self.parties.iter_mut().filter(|(known, _)| *known == party);
+                own.for_each(|(_, claims)| *claims -= 1);
+                self.parties.retain(|&(_, claims)| claims > 0);
+            }
+        }
         self.remove(core, 1);
         if self.is_free() {
             (self.alone, self.parties) = (0, Vec::new());
@@ -161,11 +197,12 @@ impl SharedPort {
         }
     }
 
-    /// A socket at this address takes flows from anybody.
-    pub(super) fn join(&mut self, core: usize, address: IpAddr) {
-        let at = self.groups.iter().position(|group| group.address == address);
+    /// A socket of a party's at this address takes flows from anybody.
+    pub(super) fn join(&mut self, core: usize, address: IpAddr, party: u64) {
+        let is_it = |group: &Group| (group.address, group.party) == (address, party);
+        let at = self.groups.iter().position(is_it);
         let at = at.unwrap_or_else(|| {
-            self.groups.push(Group { address, sockets: Vec::new(), slots: Slots::new() });
+            self.groups.push(Group { address, party, sockets: Vec::new(), slots: Slots::new() });
             self.groups.len() - 1
         });
         let sockets = &mut self.groups[at].sockets;
@@ -177,8 +214,9 @@ impl SharedPort {
     }
 
     /// It does so no longer.
-    pub(super) fn leave(&mut self, core: usize, address: IpAddr) {
-        for group in self.groups.iter_mut().filter(|group| group.address == address) {
+    pub(super) fn leave(&mut self, core: usize, address: IpAddr, party: u64) {
+        let is_it = |group: &&mut Group| (group.address, group.party) == (address, party);
+        for group in self.groups.iter_mut().filter(is_it) {
             for (_, count) in group.sockets.iter_mut().filter(|(known, _)| *known == core) {
                 *count = count.saturating_sub(1);
             }
@@ -191,10 +229,13 @@ impl SharedPort {
     /// Divides flows among those that have claimed the port: a stack has a socket for
     /// a moment before it is known whether it may.
     fn divide(&mut self) {
-        let Self { parts, groups, .. } = self;
+        let Self { parts, parties, groups, .. } = self;
         let has_claimed = |core| parts.iter().any(|part| part.core == core);
+        let is_known = |party| parties.iter().any(|&(known, _)| known == party);
         for group in groups {
-            let sockets = group.sockets.iter().copied().filter(|&(core, _)| has_claimed(core));
+            let is_known = is_known(group.party);
+            let sockets = group.sockets.iter().copied();
+            let sockets = sockets.filter(|&(core, _)| is_known && has_claimed(core));
             group.slots.divide(&sockets.collect::<Vec<_>>());
         }
     }
@@ -207,8 +248,11 @@ impl SharedPort {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let group = |address| self.groups.iter().find(|group| group.address == address);
-        let found = group(address).and_then(|group| group.slots.core(hash));
-        found.or_else(|| group(any)?.slots.core(hash))
+        // Two parties may have sockets there for a moment: one of them has not claimed it.
+        let group = |address| {
+            let mut there = self.groups.iter().filter(move |group| group.address == address);
+            there.find_map(|group| group.slots.core(hash))
+        };
+        group(address).or_else(|| group(any))
     }
 }

@@ -381,7 +381,7 @@ fn share(bench: &Bench, local: LocalPort) {
     let crossing = bench.trunk.crossing();
     for core in [1, 2] {
         for any in ["0.0.0.0", "::"] {
-            crossing.join(core, local, any.parse().unwrap());
+            crossing.join(core, local, any.parse().unwrap(), 0);
         }
         crossing.claim(core, local, Sharing::ReusePort { party: 0 }).unwrap();
     }
@@ -421,7 +421,7 @@ fn flows_of_a_shared_port_are_divided_and_stay() {
         }
         // The sockets of core 1 take no more flows: only those that it has are its.
         for any in ["0.0.0.0", "::"] {
-            crossing.leave(1, local, any.parse().unwrap());
+            crossing.leave(1, local, any.parse().unwrap(), 0);
         }
         for from in 1..=200 {
             for (at, packet) in packets(from).iter().enumerate() {
@@ -487,7 +487,11 @@ fn all_who_share_a_port_hear_what_is_for_a_group() {
         bench.send(packet);
         assert_eq!(bench.receive(), [vec![], vec![packet.clone()], vec![packet.clone()]]);
     }
-    bench.trunk.crossing().claim(0, (Protocol::Udp, 5353), Sharing::ReusePort { party: 0 }).unwrap();
+    bench
+        .trunk
+        .crossing()
+        .claim(0, (Protocol::Udp, 5353), Sharing::ReusePort { party: 0 })
+        .unwrap();
     bench.send(&groups[0]);
     assert!(bench.receive().iter().all(|got| *got == [groups[0].clone()]));
     assert_eq!(bench.own.available(), 2048);
@@ -519,8 +523,8 @@ fn a_part_of_a_shared_port_moves_without_loss_and_in_order() {
     bench.send(&stranger);
     assert!(bench.receive().iter().all(Vec::is_empty), "they wait");
     for any in ["0.0.0.0", "::"] {
-        crossing.leave(1, local, any.parse().unwrap());
-        crossing.join(0, local, any.parse().unwrap());
+        crossing.leave(1, local, any.parse().unwrap(), 0);
+        crossing.join(0, local, any.parse().unwrap(), 0);
     }
     crossing.take_over(0, known);
     crossing.hand(1, 0, [(local, 1)]);

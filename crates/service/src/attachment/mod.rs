@@ -168,12 +168,7 @@ impl Attachment {
         self.cores as usize
     }
 
-    fn new(
-        connection: UnixStream,
-        welcome: Welcome,
-        path: &Path,
-        name: &str,
-    ) -> io::Result<Self> {
+    fn new(connection: UnixStream, welcome: Welcome, path: &Path, name: &str) -> io::Result<Self> {
         let Welcome { memory, ticket, cores } = welcome;
         Ok(Self {
             path: path.to_owned(),

@@ -147,9 +147,7 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     match *kind {
         ATTACH => Ok(Hello::Attach(name)),
         INHERIT => Ok(Hello::Inherit(ticket, name)),
-        OFFER => {
-            pass(Passing::Offer(handle.ok_or_else(unknown)?, Part { number: part, of }))
-        }
+        OFFER => pass(Passing::Offer(handle.ok_or_else(unknown)?, Part { number: part, of })),
         WITHDRAW => pass(Passing::Withdraw(part)),
         TAKE => pass(Passing::Take(part)),
         HOLD => pass(Passing::Hold),

@@ -265,8 +265,7 @@ fn greet(connection: UnixStream, way: &Doorway, cores: &Cores, log: &Log) -> io:
             // What is no socket has none.
             let cookie = rustix::net::sockopt::socket_cookie(&descriptor)?;
             let (search, hops) = (Search::Application, 0);
-            let request =
-                Request { connection, ticket, passing, descriptor, cookie, search, hops };
+            let request = Request { connection, ticket, passing, descriptor, cookie, search, hops };
             cores.post(0).send(Message::Pass(Box::new(request)))?;
         }
         Hello::Report => {

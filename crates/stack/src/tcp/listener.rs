@@ -112,7 +112,8 @@ impl Listeners {
     fn tell_joined(&self, listener: &Listener) {
         if listener.options.reuse_port {
             for key in Self::keys(listener.local, &listener.options) {
-                self.told.tell(|groups| groups.join(Transport::Tcp, key));
+                let party = listener.options.party;
+                self.told.tell(|groups| groups.join(Transport::Tcp, key, party));
             }
         }
     }
@@ -299,7 +300,8 @@ impl Listeners {
         self.free.push(id.index);
         for key in Self::keys(listener.local, &listener.options) {
             if listener.options.reuse_port {
-                self.told.tell(|groups| groups.leave(Transport::Tcp, key));
+                let party = listener.options.party;
+                self.told.tell(|groups| groups.leave(Transport::Tcp, key, party));
             }
             if let Entry::Occupied(mut group) = self.by_address.entry(key) {
                 group.get_mut().retain(|&index| index != id.index);

@@ -33,7 +33,7 @@ impl UdpTable {
     /// A socket is bound, and not connected.
     pub(super) fn tell_bound(&self, socket: &Socket) {
         for local in joined(socket) {
-            self.told.tell(|groups| groups.join(Transport::Udp, local));
+            self.told.tell(|groups| groups.join(Transport::Udp, local, socket.options.party));
         }
     }
 
@@ -50,7 +50,7 @@ impl UdpTable {
     /// A socket goes to another table, where its flow goes on.
     pub(super) fn tell_taken_out(&self, socket: &Socket) {
         for local in joined(socket) {
-            self.told.tell(|groups| groups.leave(Transport::Udp, local));
+            self.told.tell(|groups| groups.leave(Transport::Udp, local, socket.options.party));
         }
     }
 

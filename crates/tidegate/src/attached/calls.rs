@@ -206,9 +206,7 @@ impl Calls for AttachedCore {
 
     fn tcp_accept(&mut self, id: TcpListenerId) -> Called<(TcpId, SocketAddr)> {
         let Self { lines, parts, .. } = self;
-        let accepted = parts.ask(id.to_bits(), false, |part, _| {
-            unless_blocked(lines.accept(part))
-        });
+        let accepted = parts.ask(id.to_bits(), false, |part, _| unless_blocked(lines.accept(part)));
         let (accepted, peer) = accepted.ok_or(CallError::WouldBlock)??;
         // Others may wait for the next.
         let listener = SocketId::Listener(id);
@@ -409,9 +407,9 @@ impl Calls for AttachedCore {
     ) -> Called<()> {
         let Self { lines, parts, .. } = self;
         let sent = parts.offer(id.to_bits(), |part| {
-            let sent = lines.of(part).and_then(|(line, socket)| {
-                line.send_datagram(socket, payload, to, from)
-            });
+            let sent = lines
+                .of(part)
+                .and_then(|(line, socket)| line.send_datagram(socket, payload, to, from));
             unless_blocked(sent)
         });
         Ok(sent.ok_or(CallError::WouldBlock)??)

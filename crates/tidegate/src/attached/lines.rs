@@ -176,7 +176,8 @@ impl Lines {
     /// In a child that got none of its own.
     pub(super) fn abandon(&mut self) {
         self.all.iter_mut().for_each(Attachment::abandon);
-        if let Some(signal) = self.all.first().and_then(|line| line.as_fd().try_clone_to_owned().ok())
+        if let Some(signal) =
+            self.all.first().and_then(|line| line.as_fd().try_clone_to_owned().ok())
         {
             self.signal = Arc::new(signal);
         }

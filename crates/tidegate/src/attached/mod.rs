@@ -14,9 +14,9 @@ use tidegate_service::Part;
 use tidegate_service::attachment::{Attachment, Kind};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
-use crate::batch;
 use self::lines::Lines;
 use self::parts::Parts;
+use crate::batch;
 use crate::calls::Calls;
 use crate::poll::Polls;
 use crate::readiness::{Readiness, Sleeper};

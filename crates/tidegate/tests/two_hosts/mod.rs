@@ -7,9 +7,7 @@ use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{
-    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade,
-};
+use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade};
 
 /// The addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
