@@ -98,11 +98,11 @@ fn all_who_have_the_kernels_socket_may_listen_on_it() {
         let port = kernels.local_addr().unwrap().port();
         let to = address(1, family, port);
         let listen = |app: &mut Attachment| app.listen(to, 8, TcpOptions::default());
-        first.hold(kernels.as_fd()).unwrap();
+        first.hold(Part::ONLY, kernels.as_fd()).unwrap();
         let own = listen(&mut first).unwrap();
         // The next ones cannot have another listener there, but this one.
         let mut second = site.attach(1);
-        second.hold(kernels.as_fd()).unwrap();
+        second.hold(Part::ONLY, kernels.as_fd()).unwrap();
         assert_eq!(listen(&mut second).unwrap_err().kind(), ErrorKind::AddrInUse);
         let arrived = second.take(0, kernels.as_fd()).unwrap();
         assert_eq!((arrived.kind, arrived.is_new), (Kind::Listener, true));

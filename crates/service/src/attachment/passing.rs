@@ -84,13 +84,13 @@ impl Attachment {
     /// Before a port is bound here that the program has bound at the kernel itself, by
     /// this descriptor. Only so it gets one of the kernel's addresses; and a listener
     /// is then, as at the kernel, that of all who have the descriptor: they get it by
-    /// [`Attachment::take`].
+    /// [`Attachment::take`], as this part.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when the descriptor is not that of a bound
     /// socket, and as [`Attachment::offer`].
-    pub fn hold(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.pass(Passing::Hold, descriptor).map(|_| ())
+    pub fn hold(&mut self, part: Part, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.pass(Passing::Hold(part), descriptor).map(|_| ())
     }
 
     fn pass(&mut self, passing: Passing, descriptor: BorrowedFd<'_>) -> io::Result<Option<Taken>> {

@@ -58,8 +58,9 @@ pub enum Passing {
     /// The part of this number has arrived, or is a listener of others.
     Take(u8),
     /// It is none on its way: the program has bound the descriptor itself, and is to
-    /// get its port here too. All who have the descriptor may listen there.
-    Hold,
+    /// get its port here too. All who have the descriptor may listen there; what listens
+    /// is this part.
+    Hold(Part),
 }
 
 /// What somebody comes for.
@@ -92,20 +93,23 @@ const HOLD: u8 = 8;
 /// # Errors
 /// What the kernel says.
 pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
-    let mut offer = [0; OFFER_BYTES];
+    let mut words = [0; OFFER_BYTES];
     let (kind, ticket, text) = match hello {
         Hello::Attach(name) => (ATTACH, None, name.as_bytes()),
         Hello::Inherit(ticket, name) => (INHERIT, Some(ticket), name.as_bytes()),
         Hello::Pass(ticket, Passing::Offer(handle, Part { number, of }), _) => {
-            offer[..2].copy_from_slice(&[*number, *of]);
-            offer[2..].copy_from_slice(&handle.to_word().to_ne_bytes());
-            (OFFER, Some(ticket), &offer[..])
+            words[..2].copy_from_slice(&[*number, *of]);
+            words[2..].copy_from_slice(&handle.to_word().to_ne_bytes());
+            (OFFER, Some(ticket), &words[..])
         }
         Hello::Pass(ticket, Passing::Withdraw(part), _) => {
             (WITHDRAW, Some(ticket), slice::from_ref(part))
         }
         Hello::Pass(ticket, Passing::Take(part), _) => (TAKE, Some(ticket), slice::from_ref(part)),
-        Hello::Pass(ticket, Passing::Hold, _) => (HOLD, Some(ticket), &[][..]),
+        Hello::Pass(ticket, Passing::Hold(Part { number, of }), _) => {
+            words[..2].copy_from_slice(&[*number, *of]);
+            (HOLD, Some(ticket), &words[..2])
+        }
         Hello::Report => (REPORT, None, &[][..]),
         Hello::Upgrade => (UPGRADE, None, &[][..]),
     };
@@ -150,7 +154,7 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
         OFFER => pass(Passing::Offer(handle.ok_or_else(unknown)?, Part { number: part, of })),
         WITHDRAW => pass(Passing::Withdraw(part)),
         TAKE => pass(Passing::Take(part)),
-        HOLD => pass(Passing::Hold),
+        HOLD => pass(Passing::Hold(Part { number: part, of })),
         REPORT => Ok(Hello::Report),
         UPGRADE => Ok(Hello::Upgrade),
         _ => Err(invalid("it wants something that there is not in this version")),

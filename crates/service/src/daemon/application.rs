@@ -17,7 +17,7 @@ use super::names::{Identity, Moved, SocketKey};
 use super::quota::Terms;
 use super::state::{Damaged, SavedApplication, SavedEntry};
 use crate::contract::command::{COMMAND_WORDS, Command, Handle};
-use crate::contract::greeting::{Welcome, send_welcome};
+use crate::contract::greeting::{self, Welcome, send_welcome};
 use crate::contract::layout::Memory;
 use crate::contract::notice::{NOTICE_WORDS, Notice};
 use crate::contract::ticket::Ticket;
@@ -33,6 +33,8 @@ struct HeldPort {
     protocol: Protocol,
     local: SocketAddr,
     socket: OwnedFd,
+    /// Which it is of those that get the port here.
+    part: greeting::Part,
 }
 
 /// An application that is attached.
@@ -282,7 +284,7 @@ impl Application {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when it has not.
-    pub(super) fn hold(&mut self, shown: OwnedFd) -> io::Result<()> {
+    pub(super) fn hold(&mut self, shown: OwnedFd, part: greeting::Part) -> io::Result<()> {
         let none = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let protocol = match sockopt::socket_type(&shown).map_err(none)? {
             SocketType::STREAM => Protocol::Tcp,
@@ -297,12 +299,17 @@ impl Application {
         if self.held.len() == MOST_HELD {
             self.held.pop_front();
         }
-        self.held.push_back(HeldPort { protocol, local, socket: shown });
+        self.held.push_back(HeldPort { protocol, local, socket: shown, part });
         Ok(())
     }
 
-    /// The kernel's socket that it has bound to this port, if it has shown it.
-    pub(super) fn take_held(&mut self, protocol: Protocol, local: SocketAddr) -> Option<OwnedFd> {
+    /// The kernel's socket that it has bound to this port, if it has shown it, and which
+    /// part of what is there gets it.
+    pub(super) fn take_held(
+        &mut self,
+        protocol: Protocol,
+        local: SocketAddr,
+    ) -> Option<(OwnedFd, greeting::Part)> {
         let ip = local.ip().to_canonical();
         let is_it = |held: &HeldPort| {
             let own = held.local.ip().to_canonical();
@@ -310,7 +317,7 @@ impl Application {
             held.protocol == protocol && held.local.port() == local.port() && is_there
         };
         let at = self.held.iter().position(is_it)?;
-        self.held.remove(at).map(|held| held.socket)
+        self.held.remove(at).map(|held| (held.socket, held.part))
     }
 
     /// Whether it may have one more socket: a place is free, and its memory.

@@ -187,7 +187,7 @@ impl Host {
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let held = app.take_held(Protocol::Udp, local);
+        let held = app.take_held(Protocol::Udp, local).map(|(held, _)| held);
         let claim = self.claims.claim(port, Protocol::Udp, local, dual, held);
         let sharing = Sharing::new(options.reuse_port, options.party);
         let claim = claim.and_then(|claim| self.settle(Protocol::Udp, local, sharing, claim));
@@ -242,7 +242,7 @@ impl Host {
     ) -> io::Result<Granted> {
         self.check_port(app)?;
         let (port, dual) = (self.engine.port(), options.dual_stack);
-        let held = app.take_held(Protocol::Tcp, local);
+        let (held, part) = app.take_held(Protocol::Tcp, local).unzip();
         let cookie = held.as_ref().and_then(|held| sockopt::socket_cookie(held).ok());
         let claim = self.claims.claim(port, Protocol::Tcp, local, dual, held)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
@@ -270,8 +270,8 @@ impl Host {
         };
         let key = self.add(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.owners.insert(SocketId::Listener(id), key);
-        if let Some(cookie) = cookie {
-            self.share(app, key, cookie);
+        if let Some((cookie, part)) = cookie.zip(part) {
+            self.share(app, key, cookie, part);
         }
         self.granted(key)
     }
@@ -306,6 +306,7 @@ impl Host {
     ) -> io::Result<Granted> {
         check_room(app)?;
         let held = local.and_then(|local| app.take_held(Protocol::Tcp, local));
+        let held = held.map(|(held, _)| held);
         let claim = self.claims.claim_to_reach(self.engine.port(), local, remote, held)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();

@@ -48,9 +48,8 @@ impl Request {
     /// What the socket goes with that it is about.
     pub(super) fn shown(&self) -> Shown {
         let part = match self.passing {
-            Passing::Offer(_, Part { number, .. }) => number,
+            Passing::Offer(_, Part { number, .. }) | Passing::Hold(Part { number, .. }) => number,
             Passing::Withdraw(part) | Passing::Take(part) => part,
-            Passing::Hold => 0,
         };
         Shown { cookie: self.cookie, part }
     }
@@ -110,7 +109,7 @@ impl Host {
                     Ok(None)
                 }
                 Passing::Take(_) => self.take(number, app, shown).map(Some),
-                Passing::Hold => app.hold(descriptor).map(|()| None),
+                Passing::Hold(part) => app.hold(descriptor, part).map(|()| None),
             },
         };
         answer(&connection, outcome);
@@ -152,11 +151,12 @@ impl Host {
 
     /// A listener of an application's is on a socket of the kernel's that the application
     /// has shown: others that have that too, and listen on it, get it.
-    pub(super) fn share(&mut self, app: &Application, key: SocketKey, cookie: u64) {
-        let shown = Shown { cookie, part: 0 };
+    pub(super) fn share(&mut self, app: &Application, key: SocketKey, cookie: u64, part: Part) {
+        let shown = Shown { cookie, part: part.number };
         if self.passages.is_free(shown, key) {
             let (uid, until_ns) = (app.identity.uid, u64::MAX);
-            let passage = Passage { key, uid, count: 0, until_ns, is_shared: true, parts: 1 };
+            let parts = part.of;
+            let passage = Passage { key, uid, count: 0, until_ns, is_shared: true, parts };
             self.passages.0.insert(shown, passage);
         }
     }

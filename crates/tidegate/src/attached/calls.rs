@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tidegate_engine::Claim;
 use tidegate_service::attachment::{Attachment, Received};
-use tidegate_service::{Handle, Phase, Together};
+use tidegate_service::{Handle, Part, Phase, Together};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
 use super::lines::Lines;
@@ -45,13 +46,24 @@ impl AttachedCore {
         mut make: impl FnMut(&mut Attachment, SocketAddr, Option<Together>) -> io::Result<Handle>,
     ) -> io::Result<u64> {
         self.lines.complete();
-        let together = (self.lines.count() > 1).then(Together::new).transpose()?;
+        let count = self.lines.count();
+        let together = (count > 1).then(Together::new).transpose()?;
+        let held = self.held.take(local);
+        let show = |line: &mut Attachment, number| {
+            if let Some(held) = &held {
+                // A program that gave up the right to attach has the port by itself.
+                let _ = line.hold(Part { number, of: count as u8 }, held.as_fd());
+            }
+        };
+        show(self.lines.first(), 0);
         let first = make(self.lines.first(), local, together)?;
         let mut all = vec![self.lines.number(0, first)];
         if together.is_some() {
             let local = self.lines.first().local_addr(first)?;
-            for at in 1..self.lines.count() {
-                if let Ok(other) = make(self.lines.line(at)?, local, together) {
+            for at in 1..count {
+                let line = self.lines.line(at)?;
+                show(line, all.len() as u8);
+                if let Ok(other) = make(line, local, together) {
                     all.push(self.lines.number(at, other));
                 }
             }
@@ -189,7 +201,13 @@ impl Calls for AttachedCore {
             true => {
                 self.lines.complete();
                 let at = self.lines.take_turn();
-                let made = self.lines.line(at)?.listen(local, backlog, options)?;
+                let held = self.held.take(local);
+                let line = self.lines.line(at)?;
+                if let Some(held) = held {
+                    // As when what comes is divided.
+                    let _ = line.hold(Part::ONLY, held.as_fd());
+                }
+                let made = line.listen(local, backlog, options)?;
                 self.lines.number(at, made)
             }
             false => self.divide(local, |line, local, together| {

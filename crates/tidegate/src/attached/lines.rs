@@ -79,6 +79,12 @@ impl Lines {
         }
     }
 
+    /// How many there may be.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.all.len()
     }

@@ -1,6 +1,7 @@
 //! Calls on a stack in a daemon, through shared memory.
 
 mod calls;
+mod held;
 mod lines;
 mod parts;
 
@@ -14,6 +15,7 @@ use tidegate_service::Part;
 use tidegate_service::attachment::{Attachment, Kind};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
+use self::held::Held;
 use self::lines::Lines;
 use self::parts::Parts;
 use crate::batch;
@@ -46,6 +48,7 @@ pub(crate) struct AttachedCore {
     lines: Lines,
     /// Sockets that are on several lines.
     parts: Parts,
+    held: Held,
     waiters: Waiters,
     polls: Polls,
     tasks: Tasks,
@@ -60,6 +63,7 @@ impl Attached {
         let core = AttachedCore {
             lines: Lines::new(attachment)?,
             parts: Parts::default(),
+            held: Held::default(),
             waiters: Waiters::default(),
             polls: Polls::default(),
             tasks: Tasks::default(),
@@ -350,9 +354,13 @@ impl AttachedCore {
         others.iter().fold(first, |found, &other| found.union(self.lines.look(other)))
     }
 
-    /// As [`Attachment::hold`].
+    /// As [`Attachment::hold`]. With several lines it is not known yet which of them get
+    /// the port.
     pub(crate) fn hold(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.lines.first().hold(descriptor)
+        if self.lines.most() == 1 {
+            return self.lines.first().hold(Part::ONLY, descriptor);
+        }
+        self.held.insert(descriptor)
     }
 
     /// Everything that was asked of the daemon before has been done then.
@@ -408,6 +416,8 @@ impl AttachedCore {
             let at = usize::from(part) % self.lines.count();
             match self.lines.line(at)?.take(part, descriptor) {
                 Ok(other) => all.push(self.lines.number(at, other.socket)),
+                // A line did not get its part.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
                 Err(error) => {
                     all.into_iter().for_each(|part| self.lines.close(part, false));
                     return Err(error);

@@ -7,7 +7,9 @@ use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade};
+use tidegate_service::daemon::{
+    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Report, Start, Upgrade,
+};
 
 /// The addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
@@ -73,6 +75,11 @@ pub fn daemons(frames: u32, cores: usize) -> Daemons {
 }
 
 impl Daemons {
+    /// How it stands with one of them.
+    pub fn report(&self, host: usize) -> Report {
+        self.daemons[host].0.report().unwrap()
+    }
+
     /// A program on each.
     pub fn attach(&self) -> [Net; 2] {
         [0, 1].map(|n| Net::attach(&self.daemons[n].1, "test").unwrap())
