@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::run::{Daemon, Program};
+use support::run::{Daemon, Program, cores};
 use support::{Kind, SERVER_V4, SERVER_V6, Site, can, wait_until};
 
 /// How long anything may take.
@@ -91,7 +91,7 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
         let nginx = Nginx { site: &site, config, _program: program };
         let is_complete = || {
             let all = holders(&daemon);
-            all.len() == 3 && all.iter().all(|sockets| sockets == &[3, 3])
+            all.len() == 3 * cores() && all.iter().all(|sockets| sockets == &[3, 3])
         };
         wait_until("a master and two workers", is_complete);
         for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
@@ -164,7 +164,7 @@ fn servers_are_idle_when_the_daemon_has_died() {
     let load = Program::new(load.stdout(Stdio::null()).stderr(Stdio::null()));
     wait_until("connections are there", || {
         let of_workers = |sockets: &Vec<u64>| sockets.contains(&1);
-        holders(&daemon).iter().filter(|sockets| of_workers(sockets)).count() > 1
+        holders(&daemon).iter().filter(|sockets| of_workers(sockets)).count() > cores()
     });
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -195,7 +195,7 @@ fn socat_serves_each_connection_by_a_child() {
                 assert!(exchange(&site, address, port, data) == data, "{address} {serve}");
             }
         }
-        wait_until("the children have ended", || holders(&daemon) == [[1]]);
+        wait_until("the children have ended", || holders(&daemon) == vec![[1]; cores()]);
         drop(socat);
         wait_until("nobody is there", || holders(&daemon).is_empty());
     }
@@ -297,7 +297,7 @@ fn redis_saves_in_a_child() {
         assert!(folder.path().join("dump.rdb").exists());
         fs::remove_file(folder.path().join("dump.rdb")).unwrap();
     }
-    wait_until("the child has ended", || holders(&daemon).len() == 1);
+    wait_until("the child has ended", || holders(&daemon).len() == cores());
 }
 
 /// Makes children while signals come that interrupt calls, each of which has to have

@@ -30,6 +30,13 @@ pub fn library() -> &'static Path {
 /// The flags that give a stack inside a program the server's addresses.
 const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
 
+/// How many network cores a daemon has if a test does not say: a program has a line to
+/// each of them.
+pub fn cores() -> usize {
+    let said = std::env::var("TIDEGATE_TEST_CORES").ok();
+    said.map_or(1, |cores| cores.parse().expect("TIDEGATE_TEST_CORES is a number"))
+}
+
 /// A program that runs, killed on drop.
 pub struct Program {
     child: Child,
@@ -90,9 +97,8 @@ impl<'s> Daemon<'s> {
         }
         if !flags.contains(&"--cores") {
             // The kernel's addresses are for one core.
-            let several = std::env::var("TIDEGATE_TEST_CORES").ok();
-            let several = several.filter(|_| !flags.contains(&"--shared"));
-            command.args(["--cores", several.as_deref().unwrap_or("1")]);
+            let cores = if flags.contains(&"--shared") { 1 } else { cores() };
+            command.args(["--cores", &cores.to_string()]);
         }
         command.arg("--socket").arg(folder.path().join("daemon.sock")).args(flags);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
