@@ -1,5 +1,6 @@
 //! `tidegate ss`: the sockets of programs that are attached to the daemon.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -32,8 +33,8 @@ impl Ss {
             return Ok(());
         }
         println!(
-            "{:<5} {:<12} {:>8} {:>5}  {:<28} {:<28} PROGRAM",
-            "PROTO", "STATE", "WAITING", "FULL", "LOCAL", "PEER"
+            "{:<5} {:<12} {:>8} {:>5} {:>4}  {:<28} {:<28} PROGRAM",
+            "PROTO", "STATE", "WAITING", "FULL", "CORE", "LOCAL", "PEER"
         );
         for app in &report.applications {
             let owner = &app.identity;
@@ -41,9 +42,11 @@ impl Ss {
             for socket in shown {
                 let SocketReport { phase, local, peer, waiting, fill_percent, .. } = socket;
                 println!(
-                    "{:<5} {:<12} {waiting:>8} {fill_percent:>4}%  {:<28} {:<28} {} ({}, user {})",
+                    "{:<5} {:<12} {waiting:>8} {fill_percent:>4}% {:>4}  {:<28} {:<28} {} ({}, \
+                     user {})",
                     if *phase == Phase::Datagram { "udp" } else { "tcp" },
                     state(*phase),
+                    app.core,
                     text(*local),
                     text(*peer),
                     owner.name,
@@ -56,7 +59,8 @@ impl Ss {
             report.drops.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
         println!(
             "{} programs, {} connections, {} frames in, {} out, dropped: {}",
-            report.applications.len(),
+            // One may have sockets on each core.
+            report.applications.iter().map(|app| app.identity.pid).collect::<HashSet<_>>().len(),
             report.connections,
             report.received,
             report.transmitted,
