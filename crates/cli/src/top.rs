@@ -1,6 +1,6 @@
 //! `tidegate top`: what the daemon does, live.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -72,8 +72,8 @@ struct AppView {
     bytes_out_per_s: f64,
     /// Bytes of memory that the data of its sockets take.
     memory_bytes: u64,
-    /// The network core that serves it.
-    core: usize,
+    /// The network cores that serve it.
+    cores: BTreeSet<usize>,
 }
 
 /// The counters of a process, which may have attached several times.
@@ -186,13 +186,14 @@ impl AppView {
             bytes_in_per_s: bytes_in,
             bytes_out_per_s: bytes_out,
             memory_bytes: 0,
-            core: app.core,
+            cores: BTreeSet::new(),
         };
         view.add(app);
         view
     }
 
     fn add(&mut self, app: &ApplicationReport) {
+        self.cores.insert(app.core);
         self.memory_bytes += app.memory_bytes;
         self.sockets += app.sockets.len();
         let is_connected = |phase| matches!(phase, Phase::Connecting | Phase::Connected);
@@ -211,7 +212,7 @@ impl AppView {
             format!("{:.0}", self.bytes_in_per_s),
             format!("{:.0}", self.bytes_out_per_s),
             (self.memory_bytes >> 10).to_string(),
-            self.core.to_string(),
+            self.cores.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
             self.name.clone(),
         ]
     }

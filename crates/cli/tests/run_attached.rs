@@ -396,7 +396,7 @@ fn top_shows_what_every_program_does() {
     // Without a terminal there are plain lines.
     let output = top(&["--once"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.starts_with("core"), "{text}");
+    assert!(output.status.success() && text.contains("busy"), "{text}");
     assert!(text.contains("PROGRAM") && text.contains("redis"), "{text}");
     let output = top(&["--once", "--interval", "0"]).output().unwrap();
     assert!(!output.status.success());

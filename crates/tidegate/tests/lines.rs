@@ -84,6 +84,10 @@ fn nobody_else_gets_the_port_until_it_is_closed() {
             assert_eq!(UdpSocket::bind(net, to).unwrap_err().kind(), ErrorKind::AddrInUse);
         }
         drop((listener, datagrams));
+        for _ in 0..50 {
+            drop(TcpListener::bind(&server, to).unwrap());
+            drop(UdpSocket::bind(&server, to).unwrap());
+        }
         let [_listener, _again] =
             [80, 81].map(|port| TcpListener::bind(&other, SocketAddr::new(to.ip(), port)).unwrap());
         UdpSocket::bind(&other, to).unwrap();

@@ -80,9 +80,22 @@ impl AttachedCore {
         local.port() != 0 && (ip.is_unspecified() || self.has_address(ip.to_canonical()))
     }
 
-    fn close(&mut self, socket: u64, abrupt: bool) {
-        let others = self.parts.remove(socket);
-        others.into_iter().chain([socket]).for_each(|part| self.lines.close(part, abrupt));
+    /// Closes a socket with all its parts.
+    fn close(&mut self, socket: u64) {
+        self.close_others(socket);
+        self.lines.close(socket, false);
+    }
+
+    /// Closes all parts of a socket but the first. They are gone then: whoever has the
+    /// port next, from the first line on, must not find them there.
+    fn close_others(&mut self, socket: u64) {
+        for other in self.parts.remove(socket) {
+            self.lines.close(other, false);
+            if let Ok((line, _)) = self.lines.of(other) {
+                // A daemon that has ended has nothing there.
+                let _ = line.ping();
+            }
+        }
     }
 
     fn take_error(&mut self, socket: u64) -> Option<io::Error> {
@@ -236,7 +249,7 @@ impl Calls for AttachedCore {
     }
 
     fn tcp_close_listener(&mut self, id: TcpListenerId, _: Option<Arc<Claim>>) {
-        self.close(id.to_bits(), false);
+        self.close(id.to_bits());
     }
 
     fn tcp_connect(
@@ -377,7 +390,7 @@ impl Calls for AttachedCore {
 
     fn udp_close(&mut self, id: UdpId, _: Option<Arc<Claim>>) {
         self.polls.forget(SocketId::Udp(id));
-        self.close(id.to_bits(), false);
+        self.close(id.to_bits());
     }
 
     fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> io::Result<()> {
@@ -385,8 +398,7 @@ impl Calls for AttachedCore {
         line.connect_udp(socket, peer)?;
         if peer.is_some() {
             // What others send is for nobody now.
-            let others = self.parts.remove(id.to_bits());
-            others.into_iter().for_each(|other| self.lines.close(other, false));
+            self.close_others(id.to_bits());
         }
         Ok(())
     }
