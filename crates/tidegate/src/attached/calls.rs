@@ -80,22 +80,12 @@ impl AttachedCore {
         local.port() != 0 && (ip.is_unspecified() || self.has_address(ip.to_canonical()))
     }
 
-    /// Closes a socket with all its parts.
+    /// Closes a socket with all its parts. The others are gone then: whoever has the port
+    /// next, from the first line on, must not find them there.
     fn close(&mut self, socket: u64) {
-        self.close_others(socket);
+        let others = self.parts.remove(socket);
         self.lines.close(socket, false);
-    }
-
-    /// Closes all parts of a socket but the first. They are gone then: whoever has the
-    /// port next, from the first line on, must not find them there.
-    fn close_others(&mut self, socket: u64) {
-        for other in self.parts.remove(socket) {
-            self.lines.close(other, false);
-            if let Ok((line, _)) = self.lines.of(other) {
-                // A daemon that has ended has nothing there.
-                let _ = line.ping();
-            }
-        }
+        self.lines.close_and_wait(&others);
     }
 
     fn take_error(&mut self, socket: u64) -> Option<io::Error> {
@@ -398,7 +388,8 @@ impl Calls for AttachedCore {
         line.connect_udp(socket, peer)?;
         if peer.is_some() {
             // What others send is for nobody now.
-            self.close_others(id.to_bits());
+            let others = self.parts.remove(id.to_bits());
+            self.lines.close_and_wait(&others);
         }
         Ok(())
     }

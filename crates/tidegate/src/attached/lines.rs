@@ -139,6 +139,17 @@ impl Lines {
         }
     }
 
+    /// Closes sockets, and waits until the daemon has done so.
+    pub(super) fn close_and_wait(&mut self, numbers: &[u64]) {
+        numbers.iter().for_each(|&number| self.close(number, false));
+        for &number in numbers {
+            if let Ok((line, _)) = self.of(number) {
+                // A daemon that has ended has none of them.
+                let _ = line.ping();
+            }
+        }
+    }
+
     /// Takes what the daemon has told since. Whether it was anything.
     pub(super) fn poll(&mut self) -> io::Result<bool> {
         self.all.iter_mut().try_fold(false, |any, line| Ok(line.poll()? || any))
