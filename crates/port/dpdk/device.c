@@ -323,7 +323,7 @@ int tg_link_is_up(const struct tg_device *device)
 }
 
 // Frames that the device lost: without room in its ring, without a buffer,
-// damaged, and those that could not be sent.
+// erroneous, and those that could not be sent.
 void tg_losses(const struct tg_device *device, uint64_t losses[4])
 {
     struct rte_eth_stats stats;
@@ -333,6 +333,25 @@ void tg_losses(const struct tg_device *device, uint64_t losses[4])
     losses[1] = stats.rx_nombuf;
     losses[2] = stats.ierrors;
     losses[3] = stats.oerrors;
+}
+
+// Names of everything that the device counts, with zeros behind, if there is room
+// for all. Returns how many there are. What a vhost device counts for itself lies
+// with the guest's connection, which ends at any time.
+unsigned tg_statistic_names(const struct tg_device *device, char (*names)[STATISTIC_BYTES],
+    unsigned room)
+{
+    _Static_assert(sizeof(struct rte_eth_xstat_name) == STATISTIC_BYTES, "one name is one name");
+    if (strcmp(device->driver, "net_vhost") == 0)
+        return 0;
+    int count = rte_eth_xstats_get_names(device->port, (struct rte_eth_xstat_name *)names, room);
+    return count < 0 ? 0 : count;
+}
+
+// Values in the order of the names. Returns whether there are so many.
+int tg_statistics(const struct tg_device *device, uint64_t *values, unsigned count)
+{
+    return rte_eth_xstats_get_by_id(device->port, NULL, values, count) == (int)count;
 }
 
 // Has interrupts of the device make `epoll` readable. Returns 0 or an error.

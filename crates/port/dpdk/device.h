@@ -17,6 +17,7 @@
 // As in src/dpdk/sys/raw.rs.
 #define BURST 64
 #define DRIVER_BYTES 32
+#define STATISTIC_BYTES 64
 
 // What is sent goes through one ring, so that it stays in order.
 enum { TRANSMIT_QUEUE = 0 };

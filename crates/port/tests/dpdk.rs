@@ -469,6 +469,68 @@ fn no_frame_is_lost_or_doubled_when_frames_are_copied() {
     other.close();
 }
 
+/// What the device counts by this name; 0 if it does not.
+fn counted(port: &mut dyn Port, name: &str) -> u64 {
+    let counters = port.counters();
+    counters.device.iter().find(|one| &*one.0 == name).map_or(0, |one| one.1)
+}
+
+/// Short frames are "undersize" to virtio, which delivers them.
+#[test]
+fn what_a_device_counts_is_told_and_is_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v");
+    let _echo = Echo::start_at(&path);
+    let mut end = End::open(&format!("net_virtio_user1,path={}", path.display()), 40);
+    wait_until_up(&mut [&mut end]);
+    assert_eq!(counted(&mut *end.port, "rx_q0_undersize_packets"), 0);
+    let (mut seen, sent) = (HashSet::new(), end.send(0, 10));
+    receive_until(&mut end, sent, &mut seen);
+    let short = (0..sent).filter(|number| 60 + number % 1400 < 64).count() as u64;
+    assert_eq!(counted(&mut *end.port, "rx_q0_undersize_packets"), short);
+    assert_eq!(counted(&mut *end.port, "rx_good_packets"), sent as u64);
+    assert_eq!(end.port.counters().drops.total(), 0);
+    end.free(usize::MAX);
+    end.close();
+}
+
+/// A TAP device gives what fits into a buffer, and its driver takes that for an error.
+#[test]
+fn frames_with_errors_are_in_the_table() {
+    if !enter_namespace() || !has_tun() {
+        return;
+    }
+    let mut monitor = Monitor::open().unwrap();
+    let mut end = End::open("net_tap_errors,iface=tgerrors", 96);
+    ip("link set tgerrors mtu 9000");
+    ip(&format!("address add {KERNEL_V4}/24 dev tgerrors"));
+    ip(&format!("address add {KERNEL_V6}/64 dev tgerrors nodad"));
+    wait_for_kernel_address(&mut monitor);
+    let mac = MacAddr(end.port.capabilities().mac);
+    for (turn, (kernel, address)) in
+        [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)].into_iter().enumerate()
+    {
+        ip(&format!("neigh add {address} lladdr {mac} dev tgerrors"));
+        let socket = UdpSocket::bind((kernel, 0)).unwrap();
+        socket.send_to(&[9; 8000], (address, 7)).unwrap();
+        // Behind it comes one that fits.
+        socket.send_to(&[9; 1400], (address, 7)).unwrap();
+        let is_ours = |bytes: &[u8]| is_udp_to(bytes, true, 7) && bytes.ends_with(&[9; 1400]);
+        let began = Instant::now();
+        while !end.held.iter().any(|frame| is_ours(end.arena.bytes(frame))) {
+            assert!(began.elapsed() < PATIENCE, "nothing came to {address}");
+            end.port.receive(&mut end.arena, &mut end.held, 64).unwrap();
+        }
+        end.free(usize::MAX);
+        let lost = turn as u64 + 1;
+        let drops = end.port.counters().drops;
+        assert_eq!(drops.get(DropReason::PortFrameDamaged), lost, "{drops:?}");
+        assert_eq!(drops.total(), lost, "{drops:?}");
+        assert_eq!(counted(&mut *end.port, "rx_errors"), lost);
+    }
+    end.close();
+}
+
 /// The kernel spreads what it sends over the queues of the device.
 #[test]
 fn every_queue_is_received_from() {

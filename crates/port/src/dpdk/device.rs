@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{
@@ -12,6 +12,7 @@ use rustix::time::{
 use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
+use super::losses::Losses;
 use super::sys::{self, Device, Failed, Interrupts};
 use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
@@ -25,8 +26,9 @@ const DESCRIPTORS: u16 = 1024;
 pub struct DpdkPort {
     capabilities: Capabilities,
     counters: PortCounters,
-    /// What the device counted before it was opened.
-    losses_before: [u64; 4],
+    losses: Losses,
+    /// Everything that the device counts.
+    statistic_names: Vec<Arc<str>>,
     name: String,
     waker: Waker,
     /// The device did not take all that it was to send.
@@ -117,10 +119,16 @@ impl DpdkPort {
             segmentation: false,
             queues: config.queues.get().into(),
         };
+        let statistic_names: Vec<Arc<str>> =
+            device.statistic_names().into_iter().map(Arc::from).collect();
+        let statistics = device.statistics(statistic_names.len());
+        let losses =
+            Losses::since(device.losses(), &statistic_names, &statistics.unwrap_or_default());
         let mut port = Self {
             capabilities,
             counters: PortCounters::default(),
-            losses_before: device.losses(),
+            losses,
+            statistic_names,
             name: name(config),
             waker,
             is_full: false,
@@ -304,17 +312,12 @@ impl Port for DpdkPort {
 
     fn counters(&mut self) -> PortCounters {
         self.describe();
+        let statistics = self.device.statistics(self.statistic_names.len()).unwrap_or_default();
+        self.losses.update(self.device.losses(), &statistics);
         let mut counters = self.counters.clone();
-        let reasons = [
-            DropReason::PortRingFull,
-            DropReason::NoBuffer,
-            DropReason::PortInvalidDescriptor,
-            DropReason::TransmitFailed,
-        ];
-        let losses = self.device.losses().into_iter().zip(self.losses_before);
-        for ((now, before), reason) in losses.zip(reasons) {
-            counters.drops.add(reason, now.saturating_sub(before));
-        }
+        self.losses.add_to(&mut counters.drops);
+        let seen = self.statistic_names.iter().cloned().zip(statistics);
+        counters.device = seen.filter(|&(_, value)| value > 0).collect();
         counters
     }
 

@@ -19,6 +19,8 @@ mod eal;
 #[cfg(feature = "dpdk")]
 mod layers;
 #[cfg(feature = "dpdk")]
+mod losses;
+#[cfg(feature = "dpdk")]
 mod memif;
 #[cfg(feature = "dpdk")]
 mod sys;

@@ -16,7 +16,7 @@ use tidegate_wire::{DropCounters, DropReason};
 
 use super::super::layers;
 use super::super::memif::Client;
-use super::raw::{self, BURST, Packet};
+use super::raw::{self, BURST, Packet, STATISTIC_BYTES};
 use super::result;
 use crate::Burst;
 
@@ -190,12 +190,42 @@ impl Device {
     }
 
     /// Frames that the device lost: without room in its ring, without a
-    /// buffer, damaged, and those that it could not send.
+    /// buffer, erroneous, and those that it could not send.
     pub fn losses(&self) -> [u64; 4] {
         let mut losses = [0; 4];
         // SAFETY: the device was opened, and four numbers are written.
         unsafe { raw::tg_losses(&self.raw, losses.as_mut_ptr()) };
         losses
+    }
+
+    /// Names of everything that the device counts, as its driver has them.
+    pub fn statistic_names(&self) -> Vec<String> {
+        // SAFETY: the device was opened, and there is no room to write to.
+        let count = unsafe { raw::tg_statistic_names(&self.raw, ptr::null_mut(), 0) };
+        let mut names = vec![[0; STATISTIC_BYTES]; count as usize];
+        // SAFETY: the device was opened, and there is room for so many.
+        let written = unsafe { raw::tg_statistic_names(&self.raw, names.as_mut_ptr(), count) };
+        if written != count {
+            return Vec::new();
+        }
+        let text = |name: &[u8; STATISTIC_BYTES]| {
+            let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+            name.to_string_lossy().into_owned()
+        };
+        names.iter().map(text).collect()
+    }
+
+    /// What it has counted, in the order of its `count` names; `None` if it does not
+    /// tell.
+    pub fn statistics(&self, count: usize) -> Option<Vec<u64>> {
+        // What has no names must not be asked at all.
+        if count == 0 {
+            return None;
+        }
+        let mut values = vec![0; count];
+        // SAFETY: the device was opened, and there is room for so many values.
+        let told = unsafe { raw::tg_statistics(&self.raw, values.as_mut_ptr(), count as u32) };
+        (told != 0).then_some(values)
     }
 
     /// Refuses any arena but the one that the device was opened with: what is

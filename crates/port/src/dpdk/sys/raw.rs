@@ -6,6 +6,8 @@ use std::ptr;
 /// The most frames of one call; as in the shim.
 pub const BURST: usize = 64;
 const DRIVER_BYTES: usize = 32;
+/// Of the name of one statistic, with zeros behind.
+pub const STATISTIC_BYTES: usize = 64;
 
 pub const CHECKSUM_UNKNOWN: u8 = 0;
 pub const CHECKSUM_VERIFIED: u8 = 1;
@@ -101,6 +103,12 @@ unsafe extern "C" {
     pub fn tg_free_pool(device: *mut Device, frames: c_uint) -> c_int;
     pub fn tg_link_is_up(device: *const Device) -> c_int;
     pub fn tg_losses(device: *const Device, losses: *mut u64);
+    pub fn tg_statistic_names(
+        device: *const Device,
+        names: *mut [u8; STATISTIC_BYTES],
+        room: c_uint,
+    ) -> c_uint;
+    pub fn tg_statistics(device: *const Device, values: *mut u64, count: c_uint) -> c_int;
     pub fn tg_receive(device: *mut Device, queue: u16, burst: *mut Burst) -> c_uint;
     pub fn tg_release(burst: *mut Burst, from: c_uint, count: c_uint);
     pub fn tg_transmit(
