@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include <rte_ethdev.h>
+#include <rte_ip.h>
+#include <rte_tcp.h>
 
 #include "handlers.h"
 
@@ -87,11 +89,50 @@ static int copy_out(struct tg_device *device, const struct tg_packet *packets,
     return 1;
 }
 
-// Returns whether there is anything for the device to sum.
-static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, unsigned count)
+static void describe_layers(struct rte_mbuf *mbuf, const struct tg_packet *packet)
+{
+    mbuf->tx_offload = 0;
+    mbuf->l2_len = packet->link_bytes;
+    mbuf->l3_len = packet->network_bytes;
+    mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
+                                    : RTE_MBUF_F_TX_IPV4;
+}
+
+// What the device is given of a frame that it has to cut; NULL if there are not enough
+// mbufs for that. What is in the headers of the whole frame is for none of the segments:
+// their sums begin anew, the one of TCP without a length.
+static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_packet *packet,
+    struct rte_mbuf *frame)
+{
+    uint16_t tcp_at = packet->link_bytes + packet->network_bytes;
+    struct rte_mbuf *chain =
+        tg_chain(device->links, frame, packet->len, tcp_at + packet->transport_bytes);
+    if (chain == NULL)
+        return NULL;
+    describe_layers(chain, packet);
+    chain->l4_len = packet->transport_bytes;
+    chain->tso_segsz = packet->segment_bytes;
+    chain->ol_flags |= RTE_MBUF_F_TX_TCP_SEG | RTE_MBUF_F_TX_TCP_CKSUM;
+    struct rte_tcp_hdr *tcp = rte_pktmbuf_mtod_offset(chain, struct rte_tcp_hdr *, tcp_at);
+    void *network = rte_pktmbuf_mtod_offset(chain, void *, packet->link_bytes);
+    if (packet->is_v6) {
+        tcp->cksum = rte_ipv6_phdr_cksum(network, RTE_MBUF_F_TX_TCP_SEG);
+    } else {
+        chain->ol_flags |= RTE_MBUF_F_TX_IP_CKSUM;
+        ((struct rte_ipv4_hdr *)network)->hdr_checksum = 0;
+        tcp->cksum = rte_ipv4_phdr_cksum(network, RTE_MBUF_F_TX_TCP_SEG);
+    }
+    return chain;
+}
+
+// Describes `count` frames, or those up to the first for which there are not enough
+// mbufs: `count` is how many then. Those to cut are chains afterwards. Returns whether
+// there is anything for the device to sum or to cut.
+static int describe(const struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned *count)
 {
     int asks = 0;
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < *count; i++) {
         struct rte_mbuf *mbuf = mbufs[i];
         const struct tg_packet *packet = &packets[i];
         mbuf->pkt_len = packet->len;
@@ -100,15 +141,27 @@ static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, un
         if (packet->checksum == CHECKSUM_UNKNOWN)
             continue;
         asks = 1;
-        mbuf->tx_offload = 0;
-        mbuf->l2_len = packet->link_bytes;
-        mbuf->l3_len = packet->network_bytes;
-        mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
-                                        : RTE_MBUF_F_TX_IPV4;
+        if (packet->checksum == CHECKSUM_TCP_CUT) {
+            mbufs[i] = to_cut(device, packet, mbuf);
+            if (mbufs[i] == NULL)
+                *count = i;
+            continue;
+        }
+        describe_layers(mbuf, packet);
         mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
                                                            : RTE_MBUF_F_TX_UDP_CKSUM;
     }
     return asks;
+}
+
+// Of frames that were to be cut and that the device took its chains have all shares from
+// now on; the chains of the others have none any more.
+static void settle_chains(struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned sent, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (packets[i].checksum == CHECKSUM_TCP_CUT)
+            rte_pktmbuf_free(i < sent ? tg_mbuf_at(&device->pool, packets[i].data) : mbufs[i]);
 }
 
 // Sends frames. Returns how many the device took, from the first on: those
@@ -127,18 +180,23 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
         for (unsigned i = 0; i < count; i++)
             mbufs[i] = tg_mbuf_at(&device->pool, packets[i].data);
     } else if (!copy_out(device, packets, mbufs, count)) {
-        // The driver looks for what it has sent when it is called.
-        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
         count = 0;
     }
+    int asks = describe(device, packets, mbufs, &count);
     if (count > 0) {
         unsigned ready = count;
-        if (describe(packets, mbufs, count))
+        if (asks)
             ready = rte_eth_tx_prepare(device->port, TRANSMIT_QUEUE, mbufs, count);
         sent = rte_eth_tx_burst(device->port, TRANSMIT_QUEUE, mbufs, ready);
         *refuses_next = sent == ready && ready < count;
         if (!device->takes_frames)
             rte_pktmbuf_free_bulk(mbufs + sent, count - sent);
+        else if (device->cuts && asks)
+            settle_chains(device, packets, mbufs, sent, count);
+    } else {
+        // There were no mbufs, and the driver looks for what it has sent when it is
+        // called.
+        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
     }
     device->level = tg_turn_end(&device->pool);
     leave(device);

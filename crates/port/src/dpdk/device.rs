@@ -9,7 +9,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use tidegate_memory::{Arena, HEADROOM_BYTES};
+use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use super::losses::Losses;
@@ -92,6 +92,9 @@ impl DpdkPort {
         if device.mtu() > room {
             return Err(DpdkError::Mtu { device: name(config), mtu: device.mtu(), room });
         }
+        if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
+            return Err(DpdkError::SmallFrames);
+        }
         let (queues, most) = (config.queues.get(), device.queues_max());
         if queues > most {
             return Err(DpdkError::Queues { device: name(config), queues, most });
@@ -102,7 +105,9 @@ impl DpdkPort {
             false => DESCRIPTORS.into(),
         };
         let descriptors = share.clamp(1, DESCRIPTORS.into()) as u16;
-        device.run(arena, queues, descriptors).map_err(|failed| refused(&config.device, failed))?;
+        device
+            .run(arena, queues, descriptors, config.segmentation)
+            .map_err(|failed| refused(&config.device, failed))?;
         Ok(Waker::of(device)?)
     }
 
@@ -113,10 +118,10 @@ impl DpdkPort {
             detail: String::new(),
             medium: Medium::Ethernet,
             mac: device.mac(),
-            mtu: device.mtu(),
+            mtu: device.mtu() - if cuts_short(&device) { LINK_HEADER_BYTES } else { 0 },
             receive_checksum: device.receive_checksum(),
             transmit_checksum: device.transmit_checksum(),
-            segmentation: false,
+            segmentation: device.cuts(),
             queues: config.queues.get().into(),
         };
         let statistic_names: Vec<Arc<str>> =
@@ -148,7 +153,9 @@ impl DpdkPort {
         let frames = if self.device.takes_frames() { "no copy" } else { "copy" };
         let rss = if self.device.has_rss() { ", RSS" } else { "" };
         let (name, driver) = (&self.name, self.device.driver());
-        self.capabilities.detail = format!("{name}, {driver}, link {link}, {frames}, {waits}{rss}");
+        let cuts = if self.device.cuts() { ", segmentation" } else { "" };
+        self.capabilities.detail =
+            format!("{name}, {driver}, link {link}, {frames}, {waits}{rss}{cuts}");
     }
 
     /// Tries to find the server of a memif again.
@@ -160,6 +167,12 @@ impl DpdkPort {
         }
         self.device.client = Some(client);
     }
+}
+
+/// Whether the device takes the link's header for a part of the packet when it cuts:
+/// segments that fill the MTU would be refused for ever.
+fn cuts_short(device: &Device) -> bool {
+    device.cuts() && device.driver() == "net_tap"
 }
 
 /// The name of the device alone: its arguments may be long.

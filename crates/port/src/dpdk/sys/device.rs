@@ -135,12 +135,19 @@ impl Device {
     }
 
     /// Starts the device with so many queues in each direction, and lends it the
-    /// frames for that. Its rings have up to `descriptors` places each.
-    pub fn run(&mut self, arena: &mut Arena, queues: u16, descriptors: u16) -> Result<(), Failed> {
+    /// frames for that. Its rings have up to `descriptors` places each. With
+    /// `segmentation` it is to cut what TCP sends, if it can.
+    pub fn run(
+        &mut self,
+        arena: &mut Arena,
+        queues: u16,
+        descriptors: u16,
+        segmentation: bool,
+    ) -> Result<(), Failed> {
         let in_rings = usize::from(queues) * usize::from(descriptors);
         self.lend(arena, in_rings + self.marks.target);
         // SAFETY: the device was opened and does not run.
-        match unsafe { raw::tg_run(&mut self.raw, queues, descriptors) } {
+        match unsafe { raw::tg_run(&mut self.raw, queues, descriptors, segmentation.into()) } {
             0 => Ok(()),
             error => Err(failed(&self.raw, error)),
         }
@@ -182,6 +189,11 @@ impl Device {
 
     pub fn transmit_checksum(&self) -> bool {
         self.raw.transmit_checksum != 0
+    }
+
+    /// Whether it cuts what TCP sends into segments.
+    pub fn cuts(&self) -> bool {
+        self.raw.cuts != 0
     }
 
     pub fn link_is_up(&self) -> bool {
@@ -499,8 +511,15 @@ impl Device {
     fn describe(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
         let count = burst.len().min(BURST);
         let sendable = SHORTEST_FRAME_BYTES..=self.longest;
+        let cuts = self.cuts();
+        let to_cut = |bytes: &[u8], frame: &Frame| match cuts {
+            true => layers::to_cut(bytes, frame),
+            false => None,
+        };
         for (index, (frame, packet)) in burst.iter_mut().zip(&mut *self.to_send).enumerate() {
-            if !sendable.contains(&frame.len()) {
+            let is_sendable =
+                sendable.contains(&frame.len()) || to_cut(arena.bytes(frame), frame).is_some();
+            if !is_sendable {
                 return index;
             }
             packet.checksum = raw::CHECKSUM_UNKNOWN;
@@ -518,6 +537,11 @@ impl Device {
                         packet.is_v6 = layers.is_v6.into();
                         packet.link_bytes = layers.link_bytes;
                         packet.network_bytes = layers.network_bytes;
+                        if let Some(cut) = to_cut(arena.bytes(frame), frame) {
+                            packet.checksum = raw::CHECKSUM_TCP_CUT;
+                            packet.transport_bytes = cut.transport_bytes;
+                            packet.segment_bytes = cut.segment_bytes;
+                        }
                     }
                     None => {
                         let checksum = frame.checksum();
