@@ -39,10 +39,11 @@ void tg_drain(struct tg_device *device)
     leave(device);
 }
 
-static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf *mbuf)
+// What is known of a frame's checksum, from a device that verifies them or does not.
+static inline uint8_t checksum_of(const struct rte_mbuf *mbuf, int verifies)
 {
     uint64_t l4 = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
-    int good = device->receive_checksum && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
+    int good = verifies && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
     return good ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
 }
 
@@ -59,15 +60,23 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
     unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
     device->level = tg_turn_end(&device->pool);
     leave(device);
+    // Nothing that is written to the packets changes these: they need not be read
+    // again for each.
+    const struct tg_pool pool = device->pool;
+    const int verifies = device->receive_checksum;
     for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = burst->mbufs[i];
-        int whole = mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
+        int whole = likely(mbuf->nb_segs == 1) || rte_pktmbuf_linearize(mbuf) == 0;
+        uint8_t *data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
+        uint8_t is_frame = tg_is_frame(&pool, mbuf);
+        uint8_t checksum = checksum_of(mbuf, verifies);
+        uint32_t len = mbuf->pkt_len;
+        rte_prefetch0(data);
         struct tg_packet *packet = &burst->packets[i];
-        packet->data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
-        packet->len = mbuf->pkt_len;
-        packet->checksum = checksum_of(device, mbuf);
-        packet->is_frame = tg_is_frame(&device->pool, mbuf);
-        rte_prefetch0(packet->data);
+        packet->data = data;
+        packet->len = len;
+        packet->checksum = checksum;
+        packet->is_frame = is_frame;
     }
     return count;
 }
@@ -126,13 +135,13 @@ static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_p
 }
 
 // Describes `count` frames, or those up to the first for which there are not enough
-// mbufs: `count` is how many then. Those to cut are chains afterwards. Returns whether
-// there is anything for the device to sum or to cut.
-static int describe(const struct tg_device *device, const struct tg_packet *packets,
-    struct rte_mbuf **mbufs, unsigned *count)
+// mbufs, and returns how many. Those to cut are chains afterwards. Tells whether there is
+// anything for the device to sum or to cut.
+static unsigned describe(const struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned count, int *asks)
 {
-    int asks = 0;
-    for (unsigned i = 0; i < *count; i++) {
+    *asks = 0;
+    for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = mbufs[i];
         const struct tg_packet *packet = &packets[i];
         mbuf->pkt_len = packet->len;
@@ -140,18 +149,18 @@ static int describe(const struct tg_device *device, const struct tg_packet *pack
         mbuf->ol_flags &= RTE_MBUF_F_EXTERNAL;
         if (packet->checksum == CHECKSUM_UNKNOWN)
             continue;
-        asks = 1;
+        *asks = 1;
         if (packet->checksum == CHECKSUM_TCP_CUT) {
             mbufs[i] = to_cut(device, packet, mbuf);
             if (mbufs[i] == NULL)
-                *count = i;
+                return i;
             continue;
         }
         describe_layers(mbuf, packet);
         mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
                                                            : RTE_MBUF_F_TX_UDP_CKSUM;
     }
-    return asks;
+    return count;
 }
 
 // Of frames that were to be cut and that the device took its chains have all shares from
@@ -182,7 +191,8 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
     } else if (!copy_out(device, packets, mbufs, count)) {
         count = 0;
     }
-    int asks = describe(device, packets, mbufs, &count);
+    int asks;
+    count = describe(device, packets, mbufs, count, &asks);
     if (count > 0) {
         unsigned ready = count;
         if (asks)

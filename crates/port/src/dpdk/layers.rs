@@ -61,6 +61,7 @@ const TCP_LENGTH_AT: usize = 12;
 
 /// How the device has to cut this frame of these bytes; `None` if it stands for one
 /// packet, or if its headers are too long or not all there.
+#[inline(never)]
 pub fn to_cut(bytes: &[u8], frame: &Frame) -> Option<Cut> {
     let segment_bytes = frame.segment_bytes() as u16;
     if segment_bytes == 0 {

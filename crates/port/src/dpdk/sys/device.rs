@@ -390,12 +390,12 @@ impl Device {
         let base = arena.region().0.as_ptr() as usize;
         let packets = &self.arrived.raw.packets[self.arrived.next..][..count];
         let mut places = burst.spare(usize::MAX, count);
-        let mut bytes = 0;
+        let (mut bytes, mut seen) = (0, 0);
         for packet in packets {
             if packet.is_frame == 0 || places.is_full() {
                 break;
             }
-            self.arrived.next += 1;
+            seen += 1;
             let address = (packet.data as usize).wrapping_sub(base);
             let Some(mut frame) = arena.reclaim(address as u64, packet.len) else {
                 drops.count(DropReason::PortInvalidDescriptor);
@@ -409,6 +409,7 @@ impl Device {
             let _ = places.push(frame);
         }
         let frames = places.used();
+        self.arrived.next += seen;
         self.lent -= frames;
         (frames, bytes)
     }
@@ -490,9 +491,14 @@ impl Device {
         let sent = sent.min(burst.len());
         let mut bytes = 0;
         if self.takes_frames() {
-            for frame in burst.drain(..sent) {
-                bytes += frame.len() as u64;
-                arena.lend(frame);
+            let mut left = sent;
+            // Up to the end of the queue's memory, and again from its beginning on.
+            while left > 0 {
+                for frame in burst.run_of(left) {
+                    bytes += frame.len() as u64;
+                    arena.lend(frame);
+                    left -= 1;
+                }
             }
             self.lent += sent;
         } else {
@@ -516,7 +522,8 @@ impl Device {
             true => layers::to_cut(bytes, frame),
             false => None,
         };
-        for (index, (frame, packet)) in burst.iter_mut().zip(&mut *self.to_send).enumerate() {
+        for (index, packet) in self.to_send[..count].iter_mut().enumerate() {
+            let Some(frame) = burst.get_mut(index) else { return index };
             let is_sendable =
                 sendable.contains(&frame.len()) || to_cut(arena.bytes(frame), frame).is_some();
             if !is_sendable {
