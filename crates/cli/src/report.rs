@@ -8,6 +8,7 @@ use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
 use tidegate::{DropCounters, DropReason, Net};
 use tidegate_apps::ServeCounters;
+use tidegate_port::PortCounters;
 
 use crate::Failure;
 
@@ -51,6 +52,7 @@ impl ServeReport {
             "gate": gate_json(&counters.gate),
             "classes": classes_json(&counters.classes),
             "drops": drops_json(&drops),
+            "device": device_json(&counters.port),
         });
         Self { json, drops }
     }
@@ -97,6 +99,12 @@ pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
         (name.clone(), row)
     });
     Value::Object(rows.collect())
+}
+
+/// What a device of DPDK's counts itself.
+fn device_json(port: &PortCounters) -> Value {
+    let counted = port.device.iter().map(|(name, value)| (name.to_string(), (*value).into()));
+    Value::Object(counted.collect::<Map<_, _>>())
 }
 
 /// The drops that happened, by name.

@@ -4,11 +4,16 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::{tidegate, zone};
+use tidegate::port::dpdk::DpdkConfig;
+use tidegate::{FrameSize, Net, NetConfig, TcpListener};
+use tidegate_lab::netns::Namespace;
 
 const SERVER: [(&str, &str); 2] = [("10.9.0.2", "10.9.0.1"), ("fd00:9::2", "fd00:9::1")];
 
@@ -137,6 +142,72 @@ fn a_guest_is_served_over_vhost_user() {
     drop(_echo);
     let _echo = Server::start(&["echo", "--tcp"], &format!("net_vhost0,iface={path},queues=1"));
     is_answered("tcp", 7, &guest, &["--connections", "10", "--bytes", "3000"]);
+}
+
+/// What this end sends to the kernel, on one connection of each family. Of `net_tap` the
+/// driver cuts on IPv4 only, and the kernel gets what it does not cut in one.
+#[test]
+fn a_device_cuts_what_a_stream_sends() {
+    if !support::is_root("dpdk_segmentation") {
+        return;
+    }
+    Namespace::new("cut").unwrap().enter(streams_through_a_device_that_cuts).unwrap();
+}
+
+fn streams_through_a_device_that_cuts() {
+    let device: DpdkConfig = "net_tap_stream,iface=tgstream".parse().unwrap();
+    let config = NetConfig::new(DpdkConfig { segmentation: true, ..device })
+        .address("10.9.0.2/24".parse().unwrap())
+        .address("fd00:9::2/64".parse().unwrap())
+        .frames(512, FrameSize::K64)
+        .hugepages(false);
+    let net = Net::open(config).unwrap();
+    assert!(net.capabilities().segmentation, "{}", net.capabilities().detail);
+    for address in [&["10.9.0.1/24"][..], &["fd00:9::1/64", "nodad"]] {
+        let mut ip = Command::new("ip");
+        ip.args(["address", "add", "dev", "tgstream"]).args(address);
+        assert!(ip.status().unwrap().success());
+    }
+    let data: Vec<u8> = (0..4_000_000_u32).map(|at| (at % 251) as u8).collect();
+    let packets = || {
+        let path = "/sys/class/net/tgstream/statistics/rx_packets";
+        std::fs::read_to_string(path).unwrap().trim().parse::<usize>().unwrap()
+    };
+    let (v4, v6) = (SERVER[0].0, SERVER[1].0);
+    // The kernel says which segments it takes, whole ones at first; none that small is cut.
+    for (ip, segment_bytes) in [(v4, 1448), (v6, 1448), (v4, 520), (v6, 520), (v4, 248)] {
+        if segment_bytes < 1448 {
+            let largest = (segment_bytes + 12).to_string();
+            let route = ["route", "replace", ip, "dev", "tgstream", "advmss", &largest];
+            assert!(Command::new("ip").args(route).status().unwrap().success());
+        }
+        let address = SocketAddr::new(ip.parse().unwrap(), 7);
+        let listener = TcpListener::bind(&net, address).unwrap();
+        let given = || net.counters().port.transmitted as usize;
+        let before = (given(), packets());
+        let received = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut stream = std::net::TcpStream::connect(address).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                let mut received = Vec::new();
+                stream.read_to_end(&mut received).unwrap();
+                received
+            });
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.write_all(&data).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            // Until all of it has arrived somebody has to run the stack.
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+            reader.join().unwrap()
+        });
+        assert!(received == data, "{} bytes came", received.len());
+        let (given, came) = (given() - before.0, packets() - before.1);
+        let segments = data.len() / segment_bytes;
+        assert!(came >= segments || address.is_ipv6(), "{came} packets for {segments} segments");
+        let is_cut = given * 2 < segments;
+        assert_eq!(is_cut, segment_bytes >= 256, "{given} frames for {segments} segments");
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include <rte_ethdev.h>
+#include <rte_ip.h>
+#include <rte_tcp.h>
 
 #include "handlers.h"
 
@@ -37,10 +39,11 @@ void tg_drain(struct tg_device *device)
     leave(device);
 }
 
-static uint8_t checksum_of(const struct tg_device *device, const struct rte_mbuf *mbuf)
+// What is known of a frame's checksum, from a device that verifies them or does not.
+static inline uint8_t checksum_of(const struct rte_mbuf *mbuf, int verifies)
 {
     uint64_t l4 = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
-    int good = device->receive_checksum && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
+    int good = verifies && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
     return good ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
 }
 
@@ -57,15 +60,23 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
     unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
     device->level = tg_turn_end(&device->pool);
     leave(device);
+    // Nothing that is written to the packets changes these: they need not be read
+    // again for each.
+    const struct tg_pool pool = device->pool;
+    const int verifies = device->receive_checksum;
     for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = burst->mbufs[i];
-        int whole = mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
+        int whole = likely(mbuf->nb_segs == 1) || rte_pktmbuf_linearize(mbuf) == 0;
+        uint8_t *data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
+        uint8_t is_frame = tg_is_frame(&pool, mbuf);
+        uint8_t checksum = checksum_of(mbuf, verifies);
+        uint32_t len = mbuf->pkt_len;
+        rte_prefetch0(data);
         struct tg_packet *packet = &burst->packets[i];
-        packet->data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
-        packet->len = mbuf->pkt_len;
-        packet->checksum = checksum_of(device, mbuf);
-        packet->is_frame = tg_is_frame(&device->pool, mbuf);
-        rte_prefetch0(packet->data);
+        packet->data = data;
+        packet->len = len;
+        packet->checksum = checksum;
+        packet->is_frame = is_frame;
     }
     return count;
 }
@@ -87,10 +98,49 @@ static int copy_out(struct tg_device *device, const struct tg_packet *packets,
     return 1;
 }
 
-// Returns whether there is anything for the device to sum.
-static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, unsigned count)
+static void describe_layers(struct rte_mbuf *mbuf, const struct tg_packet *packet)
 {
-    int asks = 0;
+    mbuf->tx_offload = 0;
+    mbuf->l2_len = packet->link_bytes;
+    mbuf->l3_len = packet->network_bytes;
+    mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
+                                    : RTE_MBUF_F_TX_IPV4;
+}
+
+// What the device is given of a frame that it has to cut; NULL if there are not enough
+// mbufs for that. What is in the headers of the whole frame is for none of the segments:
+// their sums begin anew, the one of TCP without a length.
+static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_packet *packet,
+    struct rte_mbuf *frame)
+{
+    uint16_t tcp_at = packet->link_bytes + packet->network_bytes;
+    struct rte_mbuf *chain =
+        tg_chain(device->links, frame, packet->len, tcp_at + packet->transport_bytes);
+    if (chain == NULL)
+        return NULL;
+    describe_layers(chain, packet);
+    chain->l4_len = packet->transport_bytes;
+    chain->tso_segsz = packet->segment_bytes;
+    chain->ol_flags |= RTE_MBUF_F_TX_TCP_SEG | RTE_MBUF_F_TX_TCP_CKSUM;
+    struct rte_tcp_hdr *tcp = rte_pktmbuf_mtod_offset(chain, struct rte_tcp_hdr *, tcp_at);
+    void *network = rte_pktmbuf_mtod_offset(chain, void *, packet->link_bytes);
+    if (packet->is_v6) {
+        tcp->cksum = rte_ipv6_phdr_cksum(network, RTE_MBUF_F_TX_TCP_SEG);
+    } else {
+        chain->ol_flags |= RTE_MBUF_F_TX_IP_CKSUM;
+        ((struct rte_ipv4_hdr *)network)->hdr_checksum = 0;
+        tcp->cksum = rte_ipv4_phdr_cksum(network, RTE_MBUF_F_TX_TCP_SEG);
+    }
+    return chain;
+}
+
+// Describes `count` frames, or those up to the first for which there are not enough
+// mbufs, and returns how many. Those to cut are chains afterwards. Tells whether there is
+// anything for the device to sum or to cut.
+static unsigned describe(const struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned count, int *asks)
+{
+    *asks = 0;
     for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = mbufs[i];
         const struct tg_packet *packet = &packets[i];
@@ -99,16 +149,28 @@ static int describe(const struct tg_packet *packets, struct rte_mbuf **mbufs, un
         mbuf->ol_flags &= RTE_MBUF_F_EXTERNAL;
         if (packet->checksum == CHECKSUM_UNKNOWN)
             continue;
-        asks = 1;
-        mbuf->tx_offload = 0;
-        mbuf->l2_len = packet->link_bytes;
-        mbuf->l3_len = packet->network_bytes;
-        mbuf->ol_flags |= packet->is_v6 ? RTE_MBUF_F_TX_IPV6
-                                        : RTE_MBUF_F_TX_IPV4;
+        *asks = 1;
+        if (packet->checksum == CHECKSUM_TCP_CUT) {
+            mbufs[i] = to_cut(device, packet, mbuf);
+            if (mbufs[i] == NULL)
+                return i;
+            continue;
+        }
+        describe_layers(mbuf, packet);
         mbuf->ol_flags |= packet->checksum == CHECKSUM_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
                                                            : RTE_MBUF_F_TX_UDP_CKSUM;
     }
-    return asks;
+    return count;
+}
+
+// Of frames that were to be cut and that the device took its chains have all shares from
+// now on; the chains of the others have none any more.
+static void settle_chains(struct tg_device *device, const struct tg_packet *packets,
+    struct rte_mbuf **mbufs, unsigned sent, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (packets[i].checksum == CHECKSUM_TCP_CUT)
+            rte_pktmbuf_free(i < sent ? tg_mbuf_at(&device->pool, packets[i].data) : mbufs[i]);
 }
 
 // Sends frames. Returns how many the device took, from the first on: those
@@ -127,18 +189,24 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
         for (unsigned i = 0; i < count; i++)
             mbufs[i] = tg_mbuf_at(&device->pool, packets[i].data);
     } else if (!copy_out(device, packets, mbufs, count)) {
-        // The driver looks for what it has sent when it is called.
-        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
         count = 0;
     }
+    int asks;
+    count = describe(device, packets, mbufs, count, &asks);
     if (count > 0) {
         unsigned ready = count;
-        if (describe(packets, mbufs, count))
+        if (asks)
             ready = rte_eth_tx_prepare(device->port, TRANSMIT_QUEUE, mbufs, count);
         sent = rte_eth_tx_burst(device->port, TRANSMIT_QUEUE, mbufs, ready);
         *refuses_next = sent == ready && ready < count;
         if (!device->takes_frames)
             rte_pktmbuf_free_bulk(mbufs + sent, count - sent);
+        else if (device->cuts && asks)
+            settle_chains(device, packets, mbufs, sent, count);
+    } else {
+        // There were no mbufs, and the driver looks for what it has sent when it is
+        // called.
+        rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
     }
     device->level = tg_turn_end(&device->pool);
     leave(device);

@@ -136,8 +136,29 @@ static int start(struct tg_device *device)
     return start.error;
 }
 
+// Whether the device cuts frames of the arena, as chains.
+static int can_cut(const struct tg_device *device, const struct rte_eth_dev_info *info)
+{
+    const uint64_t needed = RTE_ETH_TX_OFFLOAD_TCP_TSO | RTE_ETH_TX_OFFLOAD_MULTI_SEGS
+        | RTE_ETH_TX_OFFLOAD_IPV4_CKSUM;
+    uint16_t most = info->tx_desc_lim.nb_seg_max;
+    return device->takes_frames && device->transmit_checksum
+        && (info->tx_offload_capa & needed) == needed && (most == 0 || most >= LINKS_OF_FRAME);
+}
+
+static int make_links(struct tg_device *device)
+{
+    char name[RTE_MEMPOOL_NAMESIZE];
+    static unsigned number;
+    if (device->links != NULL)
+        return 0;
+    snprintf(name, sizeof(name), "tidegate_links%u", number++);
+    device->links = tg_pool_of_links(name, rte_eth_dev_socket_id(device->port));
+    return device->links == NULL ? -rte_errno : 0;
+}
+
 static int configure(struct tg_device *device, const struct rte_eth_dev_info *info,
-    uint16_t descriptors, int interrupts)
+    uint16_t descriptors, int segmentation, int interrupts)
 {
     const uint64_t receive = RTE_ETH_RX_OFFLOAD_UDP_CKSUM | RTE_ETH_RX_OFFLOAD_TCP_CKSUM;
     const uint64_t transmit = RTE_ETH_TX_OFFLOAD_UDP_CKSUM | RTE_ETH_TX_OFFLOAD_TCP_CKSUM;
@@ -150,6 +171,10 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
     }
     conf.rxmode.offloads = device->receive_checksum ? receive : 0;
     conf.txmode.offloads = device->transmit_checksum ? transmit : 0;
+    device->cuts = segmentation && can_cut(device, info);
+    if (device->cuts)
+        conf.txmode.offloads |= RTE_ETH_TX_OFFLOAD_TCP_TSO | RTE_ETH_TX_OFFLOAD_MULTI_SEGS
+            | RTE_ETH_TX_OFFLOAD_IPV4_CKSUM;
     conf.intr_conf.rxq = interrupts;
     conf.rx_adv_conf.rss_conf.rss_hf = info->flow_type_rss_offloads & flows;
     device->has_rss = device->queues > 1 && conf.rx_adv_conf.rss_conf.rss_hf != 0;
@@ -158,8 +183,12 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
 
     uint16_t port = device->port, receives = descriptors, transmits = descriptors;
     unsigned socket = rte_eth_dev_socket_id(port);
-    device->step = "configure it";
-    int error = rte_eth_dev_configure(port, device->queues, device->queues, &conf);
+    device->step = "get memory for chains";
+    int error = device->cuts ? make_links(device) : 0;
+    if (error == 0) {
+        device->step = "configure it";
+        error = rte_eth_dev_configure(port, device->queues, device->queues, &conf);
+    }
     if (error == 0) {
         device->step = "choose the size of its rings";
         error = rte_eth_dev_adjust_nb_rx_tx_desc(port, &receives, &transmits);
@@ -234,6 +263,10 @@ void tg_close(struct tg_device *device)
 // Returns whether nobody has any of its mbufs.
 int tg_free_pool(struct tg_device *device, unsigned frames)
 {
+    if (device->links != NULL && rte_mempool_avail_count(device->links) < LINKS)
+        return 0;
+    rte_mempool_free(device->links);
+    device->links = NULL;
     return tg_pool_free(&device->pool, device->takes_frames ? frames : COPIES);
 }
 
@@ -285,9 +318,10 @@ static int closes_twice(const char *driver)
 }
 
 // Starts the device with so many queues in each direction, whose rings have
-// `descriptors` places each. Returns 0, or an error number with `step` set; the
-// device is to be closed then.
-int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors)
+// `descriptors` places each, and with `segmentation` leaves it to the device to cut what
+// TCP sends, if it can. Returns 0, or an error number with `step` set; the device is to be
+// closed then.
+int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors, int segmentation)
 {
     uint16_t port = device->port;
     struct rte_eth_dev_info info;
@@ -297,14 +331,14 @@ int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors)
         return error;
     device->queues = queues;
     int interrupts = !closes_twice(device->driver);
-    error = configure(device, &info, descriptors, interrupts);
+    error = configure(device, &info, descriptors, segmentation, interrupts);
     device->has_interrupts = error == 0 && interrupts
         && rte_eth_dev_rx_intr_enable(port, 0) == 0;
     if (device->has_interrupts) {
         rte_eth_dev_rx_intr_disable(port, 0);
     } else if (error != 0 && interrupts) {
         rte_eth_dev_stop(port);
-        error = configure(device, &info, descriptors, 0);
+        error = configure(device, &info, descriptors, segmentation, 0);
     }
     // Neighbour discovery comes to groups. A driver that cannot be told so
     // takes them anyway, or everything.
@@ -323,7 +357,7 @@ int tg_link_is_up(const struct tg_device *device)
 }
 
 // Frames that the device lost: without room in its ring, without a buffer,
-// damaged, and those that could not be sent.
+// erroneous, and those that could not be sent.
 void tg_losses(const struct tg_device *device, uint64_t losses[4])
 {
     struct rte_eth_stats stats;
@@ -333,6 +367,25 @@ void tg_losses(const struct tg_device *device, uint64_t losses[4])
     losses[1] = stats.rx_nombuf;
     losses[2] = stats.ierrors;
     losses[3] = stats.oerrors;
+}
+
+// Names of everything that the device counts, with zeros behind, if there is room
+// for all. Returns how many there are. What a vhost device counts for itself lies
+// with the guest's connection, which ends at any time.
+unsigned tg_statistic_names(const struct tg_device *device, char (*names)[STATISTIC_BYTES],
+    unsigned room)
+{
+    _Static_assert(sizeof(struct rte_eth_xstat_name) == STATISTIC_BYTES, "one name is one name");
+    if (strcmp(device->driver, "net_vhost") == 0)
+        return 0;
+    int count = rte_eth_xstats_get_names(device->port, (struct rte_eth_xstat_name *)names, room);
+    return count < 0 ? 0 : count;
+}
+
+// Values in the order of the names. Returns whether there are so many.
+int tg_statistics(const struct tg_device *device, uint64_t *values, unsigned count)
+{
+    return rte_eth_xstats_get_by_id(device->port, NULL, values, count) == (int)count;
 }
 
 // Has interrupts of the device make `epoll` readable. Returns 0 or an error.

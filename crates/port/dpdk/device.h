@@ -17,6 +17,7 @@
 // As in src/dpdk/sys/raw.rs.
 #define BURST 64
 #define DRIVER_BYTES 32
+#define STATISTIC_BYTES 64
 
 // What is sent goes through one ring, so that it stays in order.
 enum { TRANSMIT_QUEUE = 0 };
@@ -31,6 +32,8 @@ enum {
     CHECKSUM_VERIFIED = 1,
     CHECKSUM_UDP = 2,
     CHECKSUM_TCP = 3,
+    // The device also cuts the frame into segments.
+    CHECKSUM_TCP_CUT = 4,
 };
 
 // One frame of a burst.
@@ -44,6 +47,9 @@ struct tg_packet {
     uint8_t network_bytes;
     // Received: the data lie in a frame of the arena, which may be taken.
     uint8_t is_frame;
+    // How to cut, for CHECKSUM_TCP_CUT: the TCP header, and the data of each segment.
+    uint8_t transport_bytes;
+    uint16_t segment_bytes;
 };
 
 // Frames that have arrived; `mbufs[i]` holds `packets[i]`.
@@ -71,8 +77,12 @@ struct tg_device {
     // It has handlers that free what receiving and sending use, and use what
     // closing frees.
     uint8_t has_handlers;
+    // It cuts what TCP sends into segments.
+    uint8_t cuts;
     char driver[DRIVER_BYTES];
     struct tg_pool pool;
+    // For chains; NULL unless it cuts.
+    struct rte_mempool *links;
     // How many mbufs were in the pool when its last turn ended.
     uint32_t level;
     struct rte_device *device;

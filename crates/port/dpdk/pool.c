@@ -233,6 +233,38 @@ int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, ui
     return 0;
 }
 
+struct rte_mempool *tg_pool_of_links(const char *name, int socket)
+{
+    return rte_pktmbuf_pool_create_by_ops(name, LINKS, 0, 0, RTE_PKTMBUF_HEADROOM + HEADERS_BYTES,
+        socket, OPS);
+}
+
+struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uint32_t bytes,
+    uint16_t headers)
+{
+    struct rte_mbuf *head = rte_pktmbuf_alloc(links);
+    if (head == NULL)
+        return NULL;
+    memcpy(rte_pktmbuf_mtod(head, void *), rte_pktmbuf_mtod(frame, void *), headers);
+    head->data_len = headers;
+    head->pkt_len = bytes;
+    struct rte_mbuf *last = head;
+    for (uint32_t at = headers; at < bytes; at += PIECE_BYTES) {
+        struct rte_mbuf *piece = rte_pktmbuf_alloc(links);
+        if (piece == NULL) {
+            rte_pktmbuf_free(head);
+            return NULL;
+        }
+        rte_pktmbuf_attach(piece, frame);
+        piece->data_off = (uint16_t)(frame->data_off + at);
+        piece->data_len = (uint16_t)RTE_MIN(bytes - at, (uint32_t)PIECE_BYTES);
+        last->next = piece;
+        last = piece;
+        head->nb_segs++;
+    }
+    return head;
+}
+
 int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
 {
     if (pool->mempool != NULL && pool->mempool->pool_data != NULL

@@ -41,6 +41,23 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
 int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
     int socket);
 
+// A frame that the device is to cut is given to it as a chain: a copy of its headers,
+// and pieces of the rest where they lie, as long as all cards take them. Each has an
+// mbuf of a pool of these, of which there are more than any ring has places.
+#define HEADERS_BYTES 256
+#define PIECE_BYTES 8192
+#define LINKS 4096
+#define LINKS_OF_FRAME (1 + 65536 / PIECE_BYTES)
+
+// Makes a full pool of mbufs for chains. Returns NULL with rte_errno set.
+struct rte_mempool *tg_pool_of_links(const char *name, int socket);
+
+// Makes a chain of a frame of `bytes` bytes, of which `headers` are copied; NULL if there
+// are not enough mbufs. The chain has shares in the frame: who frees the mbuf of the frame
+// gives its own away, and with the last share the frame is in its pool.
+struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uint32_t bytes,
+    uint16_t headers);
+
 // Lets go of the pool if all of the `mbufs` that it was given are in it. Others
 // would come back to memory that is not there: then it stays for good, and the
 // result is 0.

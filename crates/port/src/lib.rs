@@ -22,6 +22,7 @@ pub mod xdp;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropCounters;
@@ -68,6 +69,9 @@ pub struct PortCounters {
     /// Frames dropped at the port, before they were counted as received, or
     /// after the stack gave them away.
     pub drops: DropCounters,
+    /// What the device itself counts, by the names of its driver, since that began
+    /// to count: those that are not zero. Only `dpdk` has such.
+    pub device: Vec<(Arc<str>, u64)>,
 }
 
 /// What a port that was closed for now has left, for the next one on its interface.

@@ -7,7 +7,7 @@ mod sandbox;
 
 use std::collections::HashSet;
 use std::io::Read;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -20,11 +20,12 @@ use sandbox::{
     is_udp_to, veth, wait_for_kernel_address,
 };
 use tempfile::TempDir;
-use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_memory::{Arena, ArenaConfig, Checksum, FrameSize};
 use tidegate_port::dpdk::{DpdkConfig, DpdkError, open};
 use tidegate_port::netlink::Monitor;
+use tidegate_port::packet::{PacketConfig, PacketPort};
 use tidegate_port::{Burst, Port};
-use tidegate_wire::{DropReason, MacAddr};
+use tidegate_wire::{DropReason, MacAddr, Sum};
 
 fn device(text: &str) -> DpdkConfig {
     let Ok(config) = text.parse();
@@ -467,6 +468,188 @@ fn no_frame_is_lost_or_doubled_when_frames_are_copied() {
     }
     end.close();
     other.close();
+}
+
+/// What the device counts by this name; 0 if it does not.
+fn counted(port: &mut dyn Port, name: &str) -> u64 {
+    let counters = port.counters();
+    counters.device.iter().find(|one| &*one.0 == name).map_or(0, |one| one.1)
+}
+
+/// Short frames are "undersize" to virtio, which delivers them.
+#[test]
+fn what_a_device_counts_is_told_and_is_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v");
+    let _echo = Echo::start_at(&path);
+    let mut end = End::open(&format!("net_virtio_user1,path={}", path.display()), 40);
+    wait_until_up(&mut [&mut end]);
+    assert_eq!(counted(&mut *end.port, "rx_q0_undersize_packets"), 0);
+    let (mut seen, sent) = (HashSet::new(), end.send(0, 10));
+    receive_until(&mut end, sent, &mut seen);
+    let short = (0..sent).filter(|number| 60 + number % 1400 < 64).count() as u64;
+    assert_eq!(counted(&mut *end.port, "rx_q0_undersize_packets"), short);
+    assert_eq!(counted(&mut *end.port, "rx_good_packets"), sent as u64);
+    assert_eq!(end.port.counters().drops.total(), 0);
+    end.free(usize::MAX);
+    end.close();
+}
+
+/// A TAP device gives what fits into a buffer, and its driver takes that for an error.
+#[test]
+fn frames_with_errors_are_in_the_table() {
+    if !enter_namespace() || !has_tun() {
+        return;
+    }
+    let mut monitor = Monitor::open().unwrap();
+    let mut end = End::open("net_tap_errors,iface=tgerrors", 96);
+    ip("link set tgerrors mtu 9000");
+    ip(&format!("address add {KERNEL_V4}/24 dev tgerrors"));
+    ip(&format!("address add {KERNEL_V6}/64 dev tgerrors nodad"));
+    wait_for_kernel_address(&mut monitor);
+    let mac = MacAddr(end.port.capabilities().mac);
+    for (turn, (kernel, address)) in
+        [(KERNEL_V4, PORT_V4), (KERNEL_V6, PORT_V6)].into_iter().enumerate()
+    {
+        ip(&format!("neigh add {address} lladdr {mac} dev tgerrors"));
+        let socket = UdpSocket::bind((kernel, 0)).unwrap();
+        socket.send_to(&[9; 8000], (address, 7)).unwrap();
+        // Behind it comes one that fits.
+        socket.send_to(&[9; 1400], (address, 7)).unwrap();
+        let is_ours = |bytes: &[u8]| is_udp_to(bytes, true, 7) && bytes.ends_with(&[9; 1400]);
+        let began = Instant::now();
+        while !end.held.iter().any(|frame| is_ours(end.arena.bytes(frame))) {
+            assert!(began.elapsed() < PATIENCE, "nothing came to {address}");
+            end.port.receive(&mut end.arena, &mut end.held, 64).unwrap();
+        }
+        end.free(usize::MAX);
+        let lost = turn as u64 + 1;
+        let drops = end.port.counters().drops;
+        assert_eq!(drops.get(DropReason::PortFrameDamaged), lost, "{drops:?}");
+        assert_eq!(drops.total(), lost, "{drops:?}");
+        assert_eq!(counted(&mut *end.port, "rx_errors"), lost);
+    }
+    end.close();
+}
+
+const SEGMENT_BYTES: usize = 1400;
+
+/// A TCP segment with so much data for the kernel, and where its TCP header is. Sums are
+/// left to the device.
+fn segment(is_v6: bool, data: &[u8]) -> (Vec<u8>, usize) {
+    let mut frame = vec![2; 12];
+    let tcp_bytes = 32;
+    let bytes = (tcp_bytes + data.len()) as u16;
+    if is_v6 {
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        frame.extend(bytes.to_be_bytes());
+        frame.extend([6, 64]);
+        for address in [PORT_V6, KERNEL_V6] {
+            frame.extend(address.parse::<Ipv6Addr>().unwrap().octets());
+        }
+    } else {
+        frame.extend([0x08, 0x00, 0x45, 0]);
+        frame.extend((bytes + 20).to_be_bytes());
+        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+        for address in [PORT_V4, KERNEL_V4] {
+            frame.extend(address.parse::<Ipv4Addr>().unwrap().octets());
+        }
+    }
+    let start = frame.len();
+    // From port 7 to port 8, number 1,000, with twelve bytes of options and a push.
+    frame.extend([0, 7, 0, 8, 0, 0, 3, 0xe8, 0, 0, 0, 0, 8 << 4, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame.extend([1; 12]);
+    frame.extend(data);
+    (frame, start)
+}
+
+/// The number, the flags and the data of a segment of [`segment`]'s; `None` of any other
+/// frame. Its sums must be right.
+fn read_segment(bytes: &[u8]) -> Option<(usize, u8, Vec<u8>)> {
+    let is_v6 = bytes.get(12..14)? == [0x86, 0xdd];
+    let start = 14 + if is_v6 { 40 } else { 20 };
+    let (protocol, tcp) = (*bytes.get(if is_v6 { 20 } else { 23 })?, bytes.get(start..)?);
+    if protocol != 6 || tcp.get(..4)? != [0, 7, 0, 8] {
+        return None;
+    }
+    let addresses = if is_v6 { 22..54 } else { 26..34 };
+    let length = (tcp.len() as u32).to_be_bytes();
+    let sum = Sum::of(&bytes[addresses]).with(&[0, 6]).with(&length).with(tcp);
+    assert!(sum.is_valid(), "the checksum of TCP");
+    assert!(is_v6 || Sum::of(&bytes[14..start]).is_valid(), "the checksum of IPv4");
+    let number = u32::from_be_bytes(tcp[4..8].try_into().unwrap()) as usize - 1000;
+    assert_eq!(tcp[20..32], [1; 12]);
+    Some((number, tcp[13], tcp[32..].to_vec()))
+}
+
+/// Of `net_tap` the kernel is told what to cut on IPv6, too, but its driver does not:
+/// there the kernel gets all in one.
+#[test]
+fn a_device_cuts_what_is_in_several_pieces() {
+    if !enter_namespace() || !has_tun() {
+        return;
+    }
+    let large = || {
+        let config = ArenaConfig { frames: 64, frame_size: FrameSize::K64, hugepages: false };
+        Arena::new(config).unwrap()
+    };
+    let mut arena = large();
+    let config = DpdkConfig { segmentation: true, ..device("net_tap_cut,iface=tgcut") };
+    let port = open(&config, &mut arena).unwrap();
+    assert!(port.capabilities().segmentation);
+    let mut end = End { arena, port, held: Burst::new() };
+    let mut kernel_arena = large();
+    let mut kernel = PacketPort::open(&PacketConfig::new("tgcut"), &mut kernel_arena).unwrap();
+    for is_v6 in [false, true] {
+        for data_bytes in [SEGMENT_BYTES + 1, 10 * SEGMENT_BYTES, 42 * SEGMENT_BYTES + 600] {
+            let data: Vec<u8> = (0..data_bytes).map(|at| (at % 251) as u8).collect();
+            let (bytes, start) = segment(is_v6, &data);
+            // Of that length every frame takes several pieces more than once.
+            for _ in 0..20 {
+                let mut frame = end.arena.alloc_from(&bytes).unwrap();
+                frame.set_checksum(Checksum::Partial { start: start as u16, offset: 16 });
+                frame.set_segment_bytes(SEGMENT_BYTES as u16);
+                let mut out = Burst::new();
+                out.push_back(frame);
+                while !out.is_empty() {
+                    end.port.transmit(&mut end.arena, &mut out).unwrap();
+                }
+                let (began, mut came, mut frames) = (Instant::now(), 0, 0);
+                let mut burst = Burst::new();
+                while came < data.len() {
+                    assert!(began.elapsed() < PATIENCE, "{came} of {data_bytes} bytes came");
+                    kernel.receive(&mut kernel_arena, &mut burst, 64).unwrap();
+                    while let Some(frame) = burst.pop_front() {
+                        let bytes = kernel_arena.bytes(&frame);
+                        if let Some((number, flags, part)) = read_segment(bytes) {
+                            assert_eq!(number, came);
+                            assert!(part == data[came..came + part.len()]);
+                            came += part.len();
+                            frames += 1;
+                            assert_eq!(flags & 0x08 != 0, came == data.len(), "the push is last");
+                        }
+                        kernel_arena.free(frame);
+                    }
+                }
+                let cut = if is_v6 { 1 } else { data_bytes.div_ceil(SEGMENT_BYTES) };
+                assert_eq!(frames, cut, "{data_bytes} bytes");
+            }
+        }
+    }
+    end.close();
+}
+
+/// Nobody has to ask what a device can do before asking for it.
+#[test]
+fn a_device_that_cannot_cut_is_given_whole_frames() {
+    let open_on = |frame_size| {
+        let config = ArenaConfig { frames: 64, frame_size, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        let config = DpdkConfig { segmentation: true, ..device("net_ring_uncut") };
+        open(&config, &mut arena).map(|port| port.capabilities().segmentation)
+    };
+    assert!(!open_on(FrameSize::K64).unwrap());
+    assert!(matches!(open_on(FrameSize::K4), Err(DpdkError::SmallFrames)));
 }
 
 /// The kernel spreads what it sends over the queues of the device.

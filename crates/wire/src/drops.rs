@@ -66,7 +66,8 @@ drop_reasons! {
     // The port: before any header was read.
     PortRingFull, "port_ring_full", Limit, "The port's receive ring was full, so the kernel or card dropped the frame.";
     PortInvalidDescriptor, "port_invalid_descriptor", Fault, "The kernel refused or returned a descriptor that this port did not own.";
-    FrameTooLong, "frame_too_long", Limit, "The frame is longer than a buffer of the arena: lower the peer's MTU or turn off its segmentation offload.";
+    PortFrameDamaged, "port_frame_damaged", Fault, "The card found the frame damaged, cut short or otherwise wrong: look at the cable, the transceiver and the other end.";
+    FrameTooLong, "frame_too_long", Limit, "The frame is longer than the card or a buffer of the arena takes: lower the peer's MTU or turn off its segmentation offload.";
     NoBuffer, "no_buffer", Limit, "No free frame was left in the arena.";
     InputQueueFull, "input_queue_full", Limit, "The queue between receive work and protocol work was full: only modes `interrupt` and `moderated` have one.";
     FaultInjected, "fault_injected", Normal, "The fault injection wrapper dropped the frame on purpose.";

@@ -2,16 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use tidegate_memory::{Arena, HEADROOM_BYTES};
+use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
+use super::losses::Losses;
 use super::sys::{self, Device, Failed, Interrupts};
 use super::{DpdkConfig, DpdkError, Said, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
@@ -25,8 +26,9 @@ const DESCRIPTORS: u16 = 1024;
 pub struct DpdkPort {
     capabilities: Capabilities,
     counters: PortCounters,
-    /// What the device counted before it was opened.
-    losses_before: [u64; 4],
+    losses: Losses,
+    /// Everything that the device counts.
+    statistic_names: Vec<Arc<str>>,
     name: String,
     waker: Waker,
     /// The device did not take all that it was to send.
@@ -90,6 +92,9 @@ impl DpdkPort {
         if device.mtu() > room {
             return Err(DpdkError::Mtu { device: name(config), mtu: device.mtu(), room });
         }
+        if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
+            return Err(DpdkError::SmallFrames);
+        }
         let (queues, most) = (config.queues.get(), device.queues_max());
         if queues > most {
             return Err(DpdkError::Queues { device: name(config), queues, most });
@@ -100,7 +105,9 @@ impl DpdkPort {
             false => DESCRIPTORS.into(),
         };
         let descriptors = share.clamp(1, DESCRIPTORS.into()) as u16;
-        device.run(arena, queues, descriptors).map_err(|failed| refused(&config.device, failed))?;
+        device
+            .run(arena, queues, descriptors, config.segmentation)
+            .map_err(|failed| refused(&config.device, failed))?;
         Ok(Waker::of(device)?)
     }
 
@@ -111,16 +118,22 @@ impl DpdkPort {
             detail: String::new(),
             medium: Medium::Ethernet,
             mac: device.mac(),
-            mtu: device.mtu(),
+            mtu: device.mtu() - if cuts_short(&device) { LINK_HEADER_BYTES } else { 0 },
             receive_checksum: device.receive_checksum(),
             transmit_checksum: device.transmit_checksum(),
-            segmentation: false,
+            segmentation: device.cuts(),
             queues: config.queues.get().into(),
         };
+        let statistic_names: Vec<Arc<str>> =
+            device.statistic_names().into_iter().map(Arc::from).collect();
+        let statistics = device.statistics(statistic_names.len());
+        let losses =
+            Losses::since(device.losses(), &statistic_names, &statistics.unwrap_or_default());
         let mut port = Self {
             capabilities,
             counters: PortCounters::default(),
-            losses_before: device.losses(),
+            losses,
+            statistic_names,
             name: name(config),
             waker,
             is_full: false,
@@ -140,7 +153,9 @@ impl DpdkPort {
         let frames = if self.device.takes_frames() { "no copy" } else { "copy" };
         let rss = if self.device.has_rss() { ", RSS" } else { "" };
         let (name, driver) = (&self.name, self.device.driver());
-        self.capabilities.detail = format!("{name}, {driver}, link {link}, {frames}, {waits}{rss}");
+        let cuts = if self.device.cuts() { ", segmentation" } else { "" };
+        self.capabilities.detail =
+            format!("{name}, {driver}, link {link}, {frames}, {waits}{rss}{cuts}");
     }
 
     /// Tries to find the server of a memif again.
@@ -152,6 +167,12 @@ impl DpdkPort {
         }
         self.device.client = Some(client);
     }
+}
+
+/// Whether the device takes the link's header for a part of the packet when it cuts:
+/// segments that fill the MTU would be refused for ever.
+fn cuts_short(device: &Device) -> bool {
+    device.cuts() && device.driver() == "net_tap"
 }
 
 /// The name of the device alone: its arguments may be long.
@@ -304,17 +325,12 @@ impl Port for DpdkPort {
 
     fn counters(&mut self) -> PortCounters {
         self.describe();
+        let statistics = self.device.statistics(self.statistic_names.len()).unwrap_or_default();
+        self.losses.update(self.device.losses(), &statistics);
         let mut counters = self.counters.clone();
-        let reasons = [
-            DropReason::PortRingFull,
-            DropReason::NoBuffer,
-            DropReason::PortInvalidDescriptor,
-            DropReason::TransmitFailed,
-        ];
-        let losses = self.device.losses().into_iter().zip(self.losses_before);
-        for ((now, before), reason) in losses.zip(reasons) {
-            counters.drops.add(reason, now.saturating_sub(before));
-        }
+        self.losses.add_to(&mut counters.drops);
+        let seen = self.statistic_names.iter().cloned().zip(statistics);
+        counters.device = seen.filter(|&(_, value)| value > 0).collect();
         counters
     }
 

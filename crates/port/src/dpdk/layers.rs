@@ -1,7 +1,8 @@
 //! Where the headers of a frame are, for a device that sums checksums.
 
-use tidegate_memory::Checksum;
+use tidegate_memory::{Checksum, Frame};
 use tidegate_wire::checksum::Sum;
+use tidegate_wire::{Ipv4Header, Ipv6Header, TcpHeader};
 
 /// Where a sum begins, and of what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,43 @@ pub fn to_sum(bytes: &[u8], checksum: Checksum) -> Option<Layers> {
     Some(Layers { link_bytes: link_bytes as u8, network_bytes, is_v6, is_tcp })
 }
 
+/// How to cut a frame into TCP segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Bytes of the TCP header.
+    pub transport_bytes: u8,
+    /// Bytes of data in each segment.
+    pub segment_bytes: u16,
+}
+
+/// Devices get a copy of the headers; as in the shim.
+const HEADERS_BYTES_MAX: usize = 256;
+
+/// The byte of a TCP header that tells how long it is.
+const TCP_LENGTH_AT: usize = 12;
+
+/// How the device has to cut this frame of these bytes; `None` if it stands for one
+/// packet, or if its headers are too long or not all there.
+#[inline(never)]
+pub fn to_cut(bytes: &[u8], frame: &Frame) -> Option<Cut> {
+    let segment_bytes = frame.segment_bytes() as u16;
+    if segment_bytes == 0 {
+        return None;
+    }
+    let layers = to_sum(bytes, frame.checksum())?;
+    let (ipv4_bytes, ipv6_bytes) = (Ipv4Header::BYTES, Ipv6Header::BYTES);
+    let least = if layers.is_v6 { ipv6_bytes } else { ipv4_bytes };
+    let tcp_at = usize::from(layers.link_bytes) + usize::from(layers.network_bytes);
+    let tcp = bytes.get(tcp_at..)?;
+    let transport_bytes = (*tcp.get(TCP_LENGTH_AT)? >> 4) * 4;
+    let is_whole = layers.is_tcp
+        && usize::from(layers.network_bytes) >= least
+        && usize::from(transport_bytes) >= TcpHeader::BYTES
+        && tcp_at + usize::from(transport_bytes) <= HEADERS_BYTES_MAX
+        && tcp.len() > usize::from(transport_bytes);
+    is_whole.then_some(Cut { transport_bytes, segment_bytes })
+}
+
 /// Sums what is partial, for a device that does not.
 pub fn complete(bytes: &mut [u8], checksum: Checksum) {
     let Checksum::Partial { start, offset } = checksum else { return };
@@ -58,6 +96,7 @@ pub fn complete(bytes: &mut [u8], checksum: Checksum) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 
     #[test]
     fn a_partial_sum_is_completed_inside_the_frame_only() {
@@ -94,6 +133,37 @@ mod tests {
             assert_eq!(layers(16), Some(expected));
             assert_eq!(layers(6), Some(Layers { is_tcp: false, ..expected }));
             assert_eq!(layers(2), None, "no device sums ICMP");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_cut_if_its_headers_are_whole() {
+        let config = ArenaConfig { frames: 1, frame_size: FrameSize::K4, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        for (kind, start) in [([0x08, 0x00], 34_u16), ([0x86, 0xdd], 54)] {
+            let mut bytes = vec![0; 12];
+            bytes.extend(kind);
+            bytes.resize(usize::from(start) + 32, 0);
+            bytes[usize::from(start) + 12] = 8 << 4;
+            bytes.push(9);
+            let mut cut = |bytes: &[u8], start, offset, segment_bytes| {
+                let mut frame = arena.alloc_from(bytes).unwrap();
+                frame.set_checksum(Checksum::Partial { start, offset });
+                frame.set_segment_bytes(segment_bytes);
+                let cut = to_cut(bytes, &frame);
+                arena.free(frame);
+                cut
+            };
+            let expected = Cut { transport_bytes: 32, segment_bytes: 1000 };
+            assert_eq!(cut(&bytes, start, 16, 1000), Some(expected));
+            assert_eq!(cut(&bytes, start, 16, 0), None, "one packet");
+            assert_eq!(cut(&bytes, start, 6, 1000), None, "UDP");
+            assert_eq!(cut(&bytes, start - 1, 16, 1000), None, "no room for the IP header");
+            for len in 0..bytes.len() {
+                assert_eq!(cut(&bytes[..len], start, 16, 1000), None, "{len} bytes");
+            }
+            bytes[usize::from(start) + 12] = 4 << 4;
+            assert_eq!(cut(&bytes, start, 16, 1000), None, "a TCP header of 16 bytes");
         }
     }
 

@@ -19,6 +19,8 @@ mod eal;
 #[cfg(feature = "dpdk")]
 mod layers;
 #[cfg(feature = "dpdk")]
+mod losses;
+#[cfg(feature = "dpdk")]
 mod memif;
 #[cfg(feature = "dpdk")]
 mod sys;
@@ -52,6 +54,10 @@ pub struct DpdkConfig {
     /// How many queues to open in each direction. All of them are received from
     /// in turn; the device spreads what arrives by flow (RSS) if it can.
     pub queues: NonZeroU16,
+    /// Leave it to the device to cut what TCP sends into segments
+    /// ([`Capabilities::segmentation`](crate::Capabilities::segmentation)), if it can.
+    /// Needs frames of [`FrameSize::K64`].
+    pub segmentation: bool,
 }
 
 impl DpdkConfig {
@@ -83,7 +89,8 @@ impl FromStr for DpdkConfig {
     fn from_str(text: &str) -> Result<Self, Infallible> {
         let mut words = text.split_whitespace().map(str::to_owned);
         let device = words.next().unwrap_or_default();
-        Ok(Self { device, arguments: words.collect(), queues: NonZeroU16::MIN })
+        let arguments = words.collect();
+        Ok(Self { device, arguments, queues: NonZeroU16::MIN, segmentation: false })
     }
 }
 
@@ -154,6 +161,9 @@ pub enum DpdkError {
         /// The largest MTU that would do.
         room: usize,
     },
+    /// What the device is to cut needs large frames.
+    #[error("segmentation needs frames of 64 KiB: open the port with an arena of `FrameSize::K64`")]
+    SmallFrames,
     /// It does not have so many queues.
     #[error("the device {device} has at most {most} queues, not {queues}: ask for fewer")]
     Queues {

@@ -23,6 +23,10 @@ const TURN_TRAIN_SEGMENTS: usize = 90;
 pub(crate) const LARGEST_TRAIN_BYTES: usize =
     u16::MAX as usize - Ipv6Header::BYTES - TcpHeader::BYTES - TcpHeader::MAX_OPTION_BYTES;
 
+/// What cards cut, by the drivers of DPDK: no less data in a segment, no more segments.
+const CUT_BYTES_MIN: u16 = 256;
+const CUT_SEGMENTS: usize = 64;
+
 /// The marks of the IP header (RFC 3168 section 5): ECT(0).
 const ECN_CAPABLE: u8 = 2;
 
@@ -46,8 +50,8 @@ impl Train {
         let is_behind = next.seq == all.seq + u32::from(all.data_bytes)
             && all.data_bytes.is_multiple_of(self.segment_bytes.max(1))
             && (1..=self.segment_bytes).contains(&next.data_bytes)
-            && usize::from(self.segment_bytes) <= MAX_SEGMENT_BYTES
-            && bytes <= most_bytes;
+            && (CUT_BYTES_MIN..=MAX_SEGMENT_BYTES as u16).contains(&self.segment_bytes)
+            && bytes <= most_bytes.min(CUT_SEGMENTS * usize::from(self.segment_bytes));
         let is_alike = all.flags == TcpFlags::ACK
             && (next.flags == TcpFlags::ACK || next.flags == TcpFlags::ACK | TcpFlags::PSH)
             && (all.ack, all.window, all.ecn_capable) == (next.ack, next.window, next.ecn_capable)
@@ -238,5 +242,33 @@ fn pseudo_header(source: IpAddr, destination: IpAddr, bytes: usize) -> Sum {
             checksum::pseudo_header_v6(source, destination, Protocol::TCP, bytes as u32)
         }
         _ => Sum::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::segment::Ends;
+    use crate::tcp::seq::Seq;
+
+    /// How many whole segments of this size are one train.
+    fn segments_of_train(segment_bytes: u16, most_bytes: usize) -> usize {
+        let ends = Ends::new("192.0.2.1:80".parse().unwrap(), "192.0.2.2:4000".parse().unwrap());
+        let segment = |number: usize| Out {
+            seq: Seq(0) + (number * usize::from(segment_bytes)) as u32,
+            data_bytes: segment_bytes,
+            ..Out::bare(ends, TcpFlags::ACK)
+        };
+        let mut train = Train::new(segment(0));
+        1 + (1..1000).take_while(|&number| train.join(&segment(number), most_bytes)).count()
+    }
+
+    #[test]
+    fn a_train_is_one_that_cards_cut() {
+        assert_eq!(segments_of_train(1448, LARGEST_TRAIN_BYTES), 45);
+        assert_eq!(segments_of_train(1448, 3 * 1448), 3);
+        assert_eq!(segments_of_train(536, LARGEST_TRAIN_BYTES), 64);
+        assert_eq!(segments_of_train(256, LARGEST_TRAIN_BYTES), 64);
+        assert_eq!(segments_of_train(255, LARGEST_TRAIN_BYTES), 1);
     }
 }

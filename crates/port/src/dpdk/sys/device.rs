@@ -16,7 +16,7 @@ use tidegate_wire::{DropCounters, DropReason};
 
 use super::super::layers;
 use super::super::memif::Client;
-use super::raw::{self, BURST, Packet};
+use super::raw::{self, BURST, Packet, STATISTIC_BYTES};
 use super::result;
 use crate::Burst;
 
@@ -135,12 +135,19 @@ impl Device {
     }
 
     /// Starts the device with so many queues in each direction, and lends it the
-    /// frames for that. Its rings have up to `descriptors` places each.
-    pub fn run(&mut self, arena: &mut Arena, queues: u16, descriptors: u16) -> Result<(), Failed> {
+    /// frames for that. Its rings have up to `descriptors` places each. With
+    /// `segmentation` it is to cut what TCP sends, if it can.
+    pub fn run(
+        &mut self,
+        arena: &mut Arena,
+        queues: u16,
+        descriptors: u16,
+        segmentation: bool,
+    ) -> Result<(), Failed> {
         let in_rings = usize::from(queues) * usize::from(descriptors);
         self.lend(arena, in_rings + self.marks.target);
         // SAFETY: the device was opened and does not run.
-        match unsafe { raw::tg_run(&mut self.raw, queues, descriptors) } {
+        match unsafe { raw::tg_run(&mut self.raw, queues, descriptors, segmentation.into()) } {
             0 => Ok(()),
             error => Err(failed(&self.raw, error)),
         }
@@ -184,18 +191,53 @@ impl Device {
         self.raw.transmit_checksum != 0
     }
 
+    /// Whether it cuts what TCP sends into segments.
+    pub fn cuts(&self) -> bool {
+        self.raw.cuts != 0
+    }
+
     pub fn link_is_up(&self) -> bool {
         // SAFETY: the device was opened.
         unsafe { raw::tg_link_is_up(&self.raw) != 0 }
     }
 
     /// Frames that the device lost: without room in its ring, without a
-    /// buffer, damaged, and those that it could not send.
+    /// buffer, erroneous, and those that it could not send.
     pub fn losses(&self) -> [u64; 4] {
         let mut losses = [0; 4];
         // SAFETY: the device was opened, and four numbers are written.
         unsafe { raw::tg_losses(&self.raw, losses.as_mut_ptr()) };
         losses
+    }
+
+    /// Names of everything that the device counts, as its driver has them.
+    pub fn statistic_names(&self) -> Vec<String> {
+        // SAFETY: the device was opened, and there is no room to write to.
+        let count = unsafe { raw::tg_statistic_names(&self.raw, ptr::null_mut(), 0) };
+        let mut names = vec![[0; STATISTIC_BYTES]; count as usize];
+        // SAFETY: the device was opened, and there is room for so many.
+        let written = unsafe { raw::tg_statistic_names(&self.raw, names.as_mut_ptr(), count) };
+        if written != count {
+            return Vec::new();
+        }
+        let text = |name: &[u8; STATISTIC_BYTES]| {
+            let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+            name.to_string_lossy().into_owned()
+        };
+        names.iter().map(text).collect()
+    }
+
+    /// What it has counted, in the order of its `count` names; `None` if it does not
+    /// tell.
+    pub fn statistics(&self, count: usize) -> Option<Vec<u64>> {
+        // What has no names must not be asked at all.
+        if count == 0 {
+            return None;
+        }
+        let mut values = vec![0; count];
+        // SAFETY: the device was opened, and there is room for so many values.
+        let told = unsafe { raw::tg_statistics(&self.raw, values.as_mut_ptr(), count as u32) };
+        (told != 0).then_some(values)
     }
 
     /// Refuses any arena but the one that the device was opened with: what is
@@ -348,12 +390,12 @@ impl Device {
         let base = arena.region().0.as_ptr() as usize;
         let packets = &self.arrived.raw.packets[self.arrived.next..][..count];
         let mut places = burst.spare(usize::MAX, count);
-        let mut bytes = 0;
+        let (mut bytes, mut seen) = (0, 0);
         for packet in packets {
             if packet.is_frame == 0 || places.is_full() {
                 break;
             }
-            self.arrived.next += 1;
+            seen += 1;
             let address = (packet.data as usize).wrapping_sub(base);
             let Some(mut frame) = arena.reclaim(address as u64, packet.len) else {
                 drops.count(DropReason::PortInvalidDescriptor);
@@ -367,6 +409,7 @@ impl Device {
             let _ = places.push(frame);
         }
         let frames = places.used();
+        self.arrived.next += seen;
         self.lent -= frames;
         (frames, bytes)
     }
@@ -448,9 +491,14 @@ impl Device {
         let sent = sent.min(burst.len());
         let mut bytes = 0;
         if self.takes_frames() {
-            for frame in burst.drain(..sent) {
-                bytes += frame.len() as u64;
-                arena.lend(frame);
+            let mut left = sent;
+            // Up to the end of the queue's memory, and again from its beginning on.
+            while left > 0 {
+                for frame in burst.run_of(left) {
+                    bytes += frame.len() as u64;
+                    arena.lend(frame);
+                    left -= 1;
+                }
             }
             self.lent += sent;
         } else {
@@ -469,8 +517,16 @@ impl Device {
     fn describe(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
         let count = burst.len().min(BURST);
         let sendable = SHORTEST_FRAME_BYTES..=self.longest;
-        for (index, (frame, packet)) in burst.iter_mut().zip(&mut *self.to_send).enumerate() {
-            if !sendable.contains(&frame.len()) {
+        let cuts = self.cuts();
+        let to_cut = |bytes: &[u8], frame: &Frame| match cuts {
+            true => layers::to_cut(bytes, frame),
+            false => None,
+        };
+        for (index, packet) in self.to_send[..count].iter_mut().enumerate() {
+            let Some(frame) = burst.get_mut(index) else { return index };
+            let is_sendable =
+                sendable.contains(&frame.len()) || to_cut(arena.bytes(frame), frame).is_some();
+            if !is_sendable {
                 return index;
             }
             packet.checksum = raw::CHECKSUM_UNKNOWN;
@@ -488,6 +544,11 @@ impl Device {
                         packet.is_v6 = layers.is_v6.into();
                         packet.link_bytes = layers.link_bytes;
                         packet.network_bytes = layers.network_bytes;
+                        if let Some(cut) = to_cut(arena.bytes(frame), frame) {
+                            packet.checksum = raw::CHECKSUM_TCP_CUT;
+                            packet.transport_bytes = cut.transport_bytes;
+                            packet.segment_bytes = cut.segment_bytes;
+                        }
                     }
                     None => {
                         let checksum = frame.checksum();

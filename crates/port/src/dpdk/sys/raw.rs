@@ -6,11 +6,14 @@ use std::ptr;
 /// The most frames of one call; as in the shim.
 pub const BURST: usize = 64;
 const DRIVER_BYTES: usize = 32;
+/// Of the name of one statistic, with zeros behind.
+pub const STATISTIC_BYTES: usize = 64;
 
 pub const CHECKSUM_UNKNOWN: u8 = 0;
 pub const CHECKSUM_VERIFIED: u8 = 1;
 pub const CHECKSUM_UDP: u8 = 2;
 pub const CHECKSUM_TCP: u8 = 3;
+pub const CHECKSUM_TCP_CUT: u8 = 4;
 
 /// `struct tg_packet`.
 #[derive(Clone, Copy)]
@@ -23,6 +26,8 @@ pub struct Packet {
     pub link_bytes: u8,
     pub network_bytes: u8,
     pub is_frame: u8,
+    pub transport_bytes: u8,
+    pub segment_bytes: u16,
 }
 
 impl Packet {
@@ -34,6 +39,8 @@ impl Packet {
         link_bytes: 0,
         network_bytes: 0,
         is_frame: 0,
+        transport_bytes: 0,
+        segment_bytes: 0,
     };
 }
 
@@ -82,8 +89,10 @@ pub struct Device {
     pub takes_frames: u8,
     pub is_card: u8,
     pub has_handlers: u8,
+    pub cuts: u8,
     pub driver: [c_char; DRIVER_BYTES],
     pub pool: Pool,
+    links: *mut c_void,
     pub level: u32,
     device: *mut c_void,
     pub step: *const c_char,
@@ -95,12 +104,19 @@ unsafe extern "C" {
     pub fn tg_take_log(to: *mut u8, room: usize) -> usize;
     pub fn tg_start(argc: c_int, argv: *mut *mut c_char) -> c_int;
     pub fn tg_open(name: *const c_char, memory: *const Memory, device: *mut Device) -> c_int;
-    pub fn tg_run(device: *mut Device, queues: u16, descriptors: u16) -> c_int;
+    pub fn tg_run(device: *mut Device, queues: u16, descriptors: u16, segmentation: c_int)
+    -> c_int;
     pub fn tg_restart(device: *mut Device) -> c_int;
     pub fn tg_close(device: *mut Device);
     pub fn tg_free_pool(device: *mut Device, frames: c_uint) -> c_int;
     pub fn tg_link_is_up(device: *const Device) -> c_int;
     pub fn tg_losses(device: *const Device, losses: *mut u64);
+    pub fn tg_statistic_names(
+        device: *const Device,
+        names: *mut [u8; STATISTIC_BYTES],
+        room: c_uint,
+    ) -> c_uint;
+    pub fn tg_statistics(device: *const Device, values: *mut u64, count: c_uint) -> c_int;
     pub fn tg_receive(device: *mut Device, queue: u16, burst: *mut Burst) -> c_uint;
     pub fn tg_release(burst: *mut Burst, from: c_uint, count: c_uint);
     pub fn tg_transmit(
