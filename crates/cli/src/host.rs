@@ -92,7 +92,7 @@ pub(crate) struct HostOptions {
     /// Packets for each busy poll of the card's queue; 0 leaves it to interrupts [default: 64]
     #[arg(long, value_name = "PACKETS")]
     busy_poll: Option<u16>,
-    /// Let the kernel cut and merge TCP segments; with --port packet or tap
+    /// Let the kernel or the device cut TCP segments; with --port packet, tap or dpdk
     #[arg(long)]
     segmentation: bool,
     /// Packet buffers [default: 8192; 1024, of 64 KiB, with --segmentation]

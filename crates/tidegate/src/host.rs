@@ -190,9 +190,9 @@ impl HostConfig {
     fn port_config(&self, gate: &gate::Config) -> Result<PortConfig, HostError> {
         let segmentation = self.segmentation;
         let port = self.port.clone().unwrap_or_default();
-        if segmentation && matches!(port, HostPort::Xdp | HostPort::Dpdk(_)) {
+        if segmentation && matches!(port, HostPort::Xdp) {
             return Err(HostError(
-                "--segmentation is for --port packet and --port tap: AF_XDP and DPDK pass \
+                "--segmentation is for --port packet, --port tap and --port dpdk: AF_XDP passes \
                  frames as they are on the wire"
                     .into(),
             ));
@@ -213,7 +213,7 @@ impl HostConfig {
             HostPort::Dpdk(config) => match &self.iface {
                 None => {
                     let queues = self.queues.unwrap_or(config.queues);
-                    DpdkConfig { queues, ..config }.into()
+                    DpdkConfig { queues, segmentation, ..config }.into()
                 }
                 Some(iface) => {
                     return Err(HostError(format!(
