@@ -18,6 +18,8 @@ demo: build
 test: build
 	@scripts/setup test
 	$(CARGO) test --workspace --locked --no-fail-fast
+	TIDEGATE_TEST_CORES=2 $(CARGO) test --locked --no-fail-fast -p tidegate-cli \
+		--test run_attached --test run_forking --test run_passing --test run_servers
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
 # That the echo of a UDP packet on IPv4 costs at most 400 instructions.

@@ -113,6 +113,27 @@ fn a_connected_socket_hears_its_peer_alone() {
 }
 
 #[test]
+fn what_a_peer_has_sent_before_is_there_when_it_is_connected_to() {
+    for (daemons, to) in places() {
+        let [client, server] = daemons.attach();
+        for _ in 0..20 {
+            let datagrams = bind(&server, to);
+            let peer = bind(&client, any_port(to));
+            (0..3_u8).for_each(|n| _ = peer.send_to(&[n], to).unwrap());
+            let mut buf = [0; 10];
+            let (_, from) = datagrams.recv_from(&mut buf).unwrap();
+            datagrams.connect(from).unwrap();
+            for n in 1..3 {
+                assert_eq!((datagrams.recv(&mut buf).unwrap(), buf[0]), (1, n));
+            }
+            datagrams.send(b"answer").unwrap();
+            assert_eq!(peer.recv_from(&mut buf).unwrap(), (6, to));
+            assert_eq!(datagrams.peer_addr().unwrap(), peer.local_addr().unwrap());
+        }
+    }
+}
+
+#[test]
 fn what_is_for_all_comes_once() {
     let daemons = two_hosts::daemons(1024, CORES);
     let [client, server] = daemons.attach();

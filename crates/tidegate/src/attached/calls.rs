@@ -80,12 +80,13 @@ impl AttachedCore {
         local.port() != 0 && (ip.is_unspecified() || self.has_address(ip.to_canonical()))
     }
 
-    /// Closes a socket with all its parts. The others are gone then: whoever has the port
-    /// next, from the first line on, must not find them there.
+    /// Closes a socket with all its parts. Others than the first are gone then: whoever
+    /// has the port next, from the first line on, must not find them there.
     fn close(&mut self, socket: u64) {
-        let others = self.parts.remove(socket);
-        self.lines.close(socket, false);
-        self.lines.close_and_wait(&others);
+        match self.parts.remove(socket).as_slice() {
+            [only] => self.lines.close(*only, false),
+            all => self.lines.close_and_wait(all),
+        }
     }
 
     fn take_error(&mut self, socket: u64) -> Option<io::Error> {
@@ -384,23 +385,25 @@ impl Calls for AttachedCore {
     }
 
     fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> io::Result<()> {
-        let (line, socket) = self.lines.of(id.to_bits())?;
-        line.connect_udp(socket, peer)?;
-        if peer.is_some() {
-            // What others send is for nobody now.
-            let others = self.parts.remove(id.to_bits());
-            self.lines.close_and_wait(&others);
+        if peer.is_none() {
+            let (line, socket) = self.lines.of(self.parts.first(id.to_bits()))?;
+            return line.connect_udp(socket, None);
         }
-        Ok(())
+        // Where something came from last more of it may wait. What others send is for
+        // nobody now.
+        let (part, others) = self.parts.reduce(id.to_bits());
+        self.lines.close_and_wait(&others);
+        let (line, socket) = self.lines.of(part)?;
+        line.connect_udp(socket, peer)
     }
 
     fn udp_local_addr(&mut self, id: UdpId) -> Option<SocketAddr> {
-        let (line, socket) = self.lines.of(id.to_bits()).ok()?;
+        let (line, socket) = self.lines.of(self.parts.first(id.to_bits())).ok()?;
         line.local_addr(socket).ok()
     }
 
     fn udp_peer_addr(&mut self, id: UdpId) -> Option<SocketAddr> {
-        let (line, socket) = self.lines.of(id.to_bits()).ok()?;
+        let (line, socket) = self.lines.of(self.parts.first(id.to_bits())).ok()?;
         line.peer_addr(socket).ok()
     }
 

@@ -349,7 +349,7 @@ impl AttachedCore {
 
     fn look(&mut self, id: SocketId) -> Readiness {
         let Some(number) = number(id) else { return Readiness::default() };
-        let first = self.lines.look(number);
+        let first = self.lines.look(self.parts.first(number));
         let others = self.parts.others(number);
         others.iter().fold(first, |found, &other| found.union(self.lines.look(other)))
     }

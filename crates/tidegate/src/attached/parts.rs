@@ -46,6 +46,15 @@ impl Parts {
         }
     }
 
+    /// The part that is there in any case.
+    #[inline]
+    pub(super) fn first(&self, socket: u64) -> u64 {
+        if self.all.is_empty() {
+            return socket;
+        }
+        self.all.get(&socket).map_or(socket, |divided| divided.numbers[0])
+    }
+
     /// The parts of a socket but for the first.
     #[inline]
     pub(super) fn others(&self, socket: u64) -> &[u64] {
@@ -63,15 +72,25 @@ impl Parts {
         self.whole.get(&part).copied().unwrap_or(part)
     }
 
-    /// The socket is one alone from now on, or none. Gives its parts but for the first.
+    /// The socket is no more. Gives its parts, which are it itself if it has no others.
     pub(super) fn remove(&mut self, socket: u64) -> Vec<u64> {
         if self.all.is_empty() {
-            return Vec::new();
+            return vec![socket];
         }
-        let Some(mut divided) = self.all.remove(&socket) else { return Vec::new() };
-        let others = divided.numbers.split_off(1);
+        let Some(divided) = self.all.remove(&socket) else { return vec![socket] };
+        divided.numbers.iter().for_each(|part| _ = self.whole.remove(part));
+        divided.numbers
+    }
+
+    /// The socket is from now on the part alone that gave something last. Gives that,
+    /// and the others.
+    pub(super) fn reduce(&mut self, socket: u64) -> (u64, Vec<u64>) {
+        let Some(divided) = self.get_mut(socket) else { return (socket, Vec::new()) };
+        let last = divided.numbers.swap_remove(divided.last);
+        let others = std::mem::replace(&mut divided.numbers, vec![last]);
+        (divided.next, divided.last) = (0, 0);
         others.iter().for_each(|other| _ = self.whole.remove(other));
-        others
+        (last, others)
     }
 
     /// Asks the parts, one after the other, until one gives something; the next time
@@ -137,8 +156,11 @@ mod tests {
         assert_eq!(parts.offer(3, |part| (part != 4).then_some(part)), Some(5));
         assert_eq!((parts.whole(5), parts.whole(6)), (3, 6));
         assert_eq!((parts.of(3), parts.of(6)), (vec![3, 4, 5], vec![6]));
-        assert_eq!((parts.remove(3), parts.remove(3)), (vec![4, 5], vec![]));
-        assert_eq!((parts.whole(5), parts.of(3)), (5, vec![3]));
+        assert_eq!(parts.reduce(3), (4, vec![3, 5]));
+        assert_eq!((parts.first(3), parts.whole(4), parts.whole(5)), (4, 3, 5));
+        assert_eq!(parts.ask(3, false, |part, _| Some(part)), Some(4));
+        assert_eq!((parts.remove(3), parts.remove(3)), (vec![4], vec![3]));
+        assert_eq!((parts.whole(4), parts.of(3), parts.first(3)), (4, vec![3], 3));
         assert_eq!(parts.ask(3, false, |part, _| Some(part)), Some(3));
     }
 
