@@ -13,7 +13,7 @@ use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId,
 use super::lines::Lines;
 use super::parts::Gave;
 use super::{AttachedCore, ended, listener, stream, udp};
-use crate::calls::{CallError, Called, Calls, Made};
+use crate::calls::{CallError, Called, Calls, Made, unless_blocked};
 use crate::net::Core;
 use crate::poll::{Polls, Ready};
 use crate::readiness::Readiness;
@@ -27,14 +27,6 @@ const PIECE_BYTES: usize = 2048;
 /// A daemon takes nothing from the kernel for this program, but for itself.
 fn made<I>(id: I) -> Made<I> {
     (id, None)
-}
-
-/// `None` when there is nothing (or no room).
-fn unless_blocked<R>(called: io::Result<R>) -> Option<io::Result<R>> {
-    match called {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-        called => Some(called),
-    }
 }
 
 impl AttachedCore {
@@ -228,7 +220,9 @@ impl Calls for AttachedCore {
 
     fn tcp_accept(&mut self, id: TcpListenerId) -> Called<(TcpId, SocketAddr)> {
         let Self { lines, parts, .. } = self;
-        let accepted = parts.ask(id.to_bits(), false, |part, _| unless_blocked(lines.accept(part)));
+        let accepted = parts.ask(id.to_bits(), false, |part, _| {
+            unless_blocked(lines.accept(part).map_err(CallError::from))
+        });
         let (accepted, peer) = accepted.ok_or(CallError::WouldBlock)??;
         // Others may wait for the next.
         let listener = SocketId::Listener(id);
@@ -410,7 +404,7 @@ impl Calls for AttachedCore {
     fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> Called<udp::Received> {
         let Self { lines, parts, .. } = self;
         let received = parts.ask(id.to_bits(), peek, |part, gave| {
-            unless_blocked(lines.recv_datagram(part, gave, buf, peek))
+            unless_blocked(lines.recv_datagram(part, gave, buf, peek).map_err(CallError::from))
         });
         let received = received.ok_or(CallError::WouldBlock)??;
         Ok(udp::Received {
@@ -434,7 +428,7 @@ impl Calls for AttachedCore {
             let sent = lines
                 .of(part)
                 .and_then(|(line, socket)| line.send_datagram(socket, payload, to, from));
-            unless_blocked(sent)
+            unless_blocked(sent.map_err(CallError::from))
         });
         Ok(sent.ok_or(CallError::WouldBlock)??)
     }
