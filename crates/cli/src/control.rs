@@ -163,7 +163,7 @@ impl Controlled for Controls {
     }
 
     fn move_program(&self, pid: u32, core: usize) -> io::Result<()> {
-        self.move_application(pid, core)
+        Controls::move_program(self, pid, core)
     }
 }
 

@@ -46,8 +46,16 @@ impl Controls {
         })
     }
 
-    /// Lets the application of a process go to another core, and those that it
-    /// shares sockets or ports with. If it is there already, or there is no such
+    /// Lets a whole program go to another core: it may have attached once for each.
+    ///
+    /// # Errors
+    /// As [`Controls::move_application`].
+    pub fn move_program(&self, pid: u32, core: usize) -> io::Result<()> {
+        (0..self.cores.count()).try_for_each(|_| self.move_application(pid, core))
+    }
+
+    /// Lets one application of a process on each core go to another core, and those that
+    /// it shares sockets or ports with. If it is there already, or there is no such
     /// process, nothing happens.
     ///
     /// # Errors

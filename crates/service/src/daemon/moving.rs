@@ -114,14 +114,16 @@ impl Core {
         }
     }
 
-    /// Gives the applications of a process to another core, with their kin.
+    /// Gives an application of a process to another core, with its kin.
     pub(super) fn give_process(&mut self, pid: u32, to: usize) -> io::Result<()> {
         let is_it = |&app: &AppNumber| {
             let app = self.apps.get(app as usize).and_then(Option::as_ref);
             app.is_some_and(|app| app.identity.pid == pid)
         };
-        let all = self.kins().into_iter().filter(|kin| kin.apps.iter().any(is_it));
-        all.collect::<Vec<_>>().into_iter().try_for_each(|kin| self.give(kin, to))
+        match self.kins().into_iter().find(|kin| kin.apps.iter().any(is_it)) {
+            Some(kin) => self.give(kin, to),
+            None => Ok(()),
+        }
     }
 
     /// Gives applications to another core.

@@ -21,6 +21,8 @@ pub(super) struct Lines {
     most: usize,
     /// Readable when one of them is.
     signal: Arc<OwnedFd>,
+    /// There will be no more of them.
+    is_refused: bool,
     /// Which of them is to connect next.
     next: usize,
 }
@@ -49,7 +51,7 @@ impl Lines {
             [only] if most == 1 => only.as_fd().try_clone_to_owned()?,
             _ => epoll::create(epoll::CreateFlags::CLOEXEC)?,
         };
-        let lines = Self { all, most, signal: Arc::new(signal), next: 0 };
+        let lines = Self { all, most, signal: Arc::new(signal), is_refused: false, next: 0 };
         if most > 1 {
             lines.all.iter().try_for_each(|line| lines.watch(line))?;
         }
@@ -69,13 +71,13 @@ impl Lines {
 
     /// Has one for each core, as far as the daemon lets them in.
     pub(super) fn complete(&mut self) {
-        while self.all.len() < self.most {
-            // A program that has changed its user or its root stays where it is.
-            let Ok(another) = self.all[0].another() else { return };
-            if self.watch(&another).is_err() {
-                return;
+        while self.all.len() < self.most && !self.is_refused {
+            let another = self.all[0].another();
+            match another.and_then(|another| self.watch(&another).map(|()| another)) {
+                Ok(another) => self.all.push(another),
+                // A program that has changed its user or its root stays where it is.
+                Err(_) => self.is_refused = true,
             }
-            self.all.push(another);
         }
     }
 
