@@ -102,8 +102,8 @@ impl Crossing {
     }
 
     /// A socket of this party's on a core takes what anybody sends to this address and
-    /// port, which it may share with those of other cores. That is so once the core has claimed the
-    /// port.
+    /// port, which it may share with those of other cores. That is so once the core has
+    /// claimed the port.
     pub fn join(&self, core: usize, port: LocalPort, address: IpAddr, party: u64) {
         self.directory.join(port, address, party, core);
     }

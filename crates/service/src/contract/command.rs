@@ -7,7 +7,7 @@ use tidegate_port::spread::{LocalPort, Sharing};
 use tidegate_port::steering::Protocol;
 use tidegate_stack::{Shutdown, TcpOptions, UdpOptions};
 
-use super::together::{Together, party};
+use super::together::{Together, shares};
 use super::words::{
     ADDRESS_WORDS, OPTIONS_WORDS, address_from_words, address_to_words, options_from_words,
     options_to_words, udp_options_from_word, udp_options_to_word,
@@ -114,7 +114,8 @@ impl Command {
             Self::Listen { options, together, .. } => (options.reuse_port, *together),
             _ => (false, None),
         };
-        Sharing::new(reuse_port || together.is_some(), party(together, uid))
+        let (reuse_port, party) = shares(together, reuse_port, uid);
+        Sharing::new(reuse_port, party)
     }
 
     /// The command as words: its head, a socket or a number, addresses, options.

@@ -31,7 +31,8 @@ impl Together {
     }
 }
 
-/// With whom a socket of a user's shares its port, if it does.
-pub fn party(together: Option<Together>, uid: u32) -> u64 {
-    together.map_or(uid.into(), |Together(number)| number)
+/// Whether a socket of a user's shares its port, which it may say itself
+/// (`SO_REUSEPORT`), and the party with whom it does.
+pub fn shares(together: Option<Together>, reuse_port: bool, uid: u32) -> (bool, u64) {
+    together.map_or((reuse_port, uid.into()), |Together(number)| (true, number))
 }

@@ -18,7 +18,7 @@ use super::socket::{Kind, Socket};
 use crate::contract::command::{Command, Handle, Tag};
 use crate::contract::layout::Memory;
 use crate::contract::notice::{Found, Granted, Notice};
-use crate::contract::together::party;
+use crate::contract::together::shares;
 
 /// The most connections that wait on one listener.
 const MOST_BACKLOG: u32 = 65_535;
@@ -135,15 +135,13 @@ impl Host {
                 return Ok(None);
             }
             Command::Bind { tag, local, together, options } => {
-                let party = party(together, app.identity.uid);
-                let reuse_port = options.reuse_port || together.is_some();
+                let (reuse_port, party) = shares(together, options.reuse_port, app.identity.uid);
                 let options = UdpOptions { reuse_port, party, ..options };
                 (tag, self.bind(number, app, local, options))
             }
             Command::Aim { tag, socket, peer } => (tag, self.aim(app, socket, peer)),
             Command::Listen { tag, local, backlog, together, options } => {
-                let party = party(together, app.identity.uid);
-                let reuse_port = options.reuse_port || together.is_some();
+                let (reuse_port, party) = shares(together, options.reuse_port, app.identity.uid);
                 let options = TcpOptions { reuse_port, party, ..options };
                 (tag, self.listen(number, app, local, backlog, options))
             }

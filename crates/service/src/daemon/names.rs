@@ -52,7 +52,7 @@ impl SocketId {
             Self::Listener(id) => stack.tcp_listener_options(id).map(|o| (o.reuse_port, o.party)),
             Self::Stream(id) => stack.tcp_options(id).map(|o| (o.reuse_port, o.party)),
         };
-        shared.map_or(Sharing::Alone, |(reuse_port, user)| Sharing::new(reuse_port, user))
+        shared.map_or(Sharing::Alone, |(reuse_port, party)| Sharing::new(reuse_port, party))
     }
 }
 

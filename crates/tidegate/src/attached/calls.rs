@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use tidegate_engine::Claim;
@@ -29,6 +29,14 @@ fn made<I>(id: I) -> Made<I> {
     (id, None)
 }
 
+/// Before a line listens: what the program has bound at the kernel for that.
+fn show(line: &mut Attachment, held: Option<&OwnedFd>, part: Part) {
+    if let Some(held) = held {
+        // A program that gave up the right to attach has the port by itself.
+        let _ = line.hold(part, held.as_fd());
+    }
+}
+
 impl AttachedCore {
     /// The same socket on all lines: what comes to it is divided among them. Which port
     /// it is the first one says. Only the first must be had.
@@ -41,23 +49,17 @@ impl AttachedCore {
         let count = self.lines.count();
         let together = (count > 1).then(Together::new).transpose()?;
         let held = self.held.take(local);
-        let show = |line: &mut Attachment, number| {
-            if let Some(held) = &held {
-                // A program that gave up the right to attach has the port by itself.
-                let _ = line.hold(Part { number, of: count as u8 }, held.as_fd());
-            }
-        };
-        show(self.lines.first(), 0);
-        let first = make(self.lines.first(), local, together)?;
+        let part = |number: usize| Part { number: number as u8, of: count as u8 };
+        let line = self.lines.first();
+        show(line, held.as_ref(), part(0));
+        let first = make(line, local, together)?;
+        let local = line.local_addr(first)?;
         let mut all = vec![self.lines.number(0, first)];
-        if together.is_some() {
-            let local = self.lines.first().local_addr(first)?;
-            for at in 1..count {
-                let line = self.lines.line(at)?;
-                show(line, all.len() as u8);
-                if let Ok(other) = make(line, local, together) {
-                    all.push(self.lines.number(at, other));
-                }
+        for at in 1..count {
+            let line = self.lines.line(at)?;
+            show(line, held.as_ref(), part(all.len()));
+            if let Ok(other) = make(line, local, together) {
+                all.push(self.lines.number(at, other));
             }
         }
         let number = all[0];
@@ -69,7 +71,10 @@ impl AttachedCore {
     /// have the port together, and to that alone.
     fn is_divided(&mut self, local: SocketAddr) -> bool {
         let ip = local.ip();
-        local.port() != 0 && (ip.is_unspecified() || self.has_address(ip.to_canonical()))
+        // With one line there is nothing to divide, and nothing to ask the daemon.
+        self.lines.most() > 1
+            && local.port() != 0
+            && (ip.is_unspecified() || self.has_address(ip.to_canonical()))
     }
 
     /// Closes a socket with all its parts. Others than the first are gone then: whoever
@@ -199,10 +204,7 @@ impl Calls for AttachedCore {
                 let at = self.lines.take_turn();
                 let held = self.held.take(local);
                 let line = self.lines.line(at)?;
-                if let Some(held) = held {
-                    // As when what comes is divided.
-                    let _ = line.hold(Part::ONLY, held.as_fd());
-                }
+                show(line, held.as_ref(), Part::ONLY);
                 let made = line.listen(local, backlog, options)?;
                 self.lines.number(at, made)
             }
