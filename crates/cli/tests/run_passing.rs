@@ -363,8 +363,11 @@ struct Nginx<'s> {
 }
 
 impl Nginx<'_> {
+    /// Empty while nobody has written it whole: nginx listens first, then goes to the background
+    /// and only then says who it is.
     fn master(&self) -> String {
-        fs::read_to_string(&self.pid_file).unwrap_or_default().trim().to_owned()
+        let written = fs::read_to_string(&self.pid_file).unwrap_or_default();
+        written.strip_suffix('\n').unwrap_or_default().to_owned()
     }
 
     fn signal(&self, master: &str, signal: &str) {
@@ -406,6 +409,7 @@ fn nginx_is_replaced_by_another_binary_under_load() {
     fs::write(&file, config).unwrap();
     let program = daemon.run_server(&["nginx", "-c", &file, "-p", root], 8080);
     let nginx = Nginx { site: &site, pid_file: folder.path().join("pid"), _program: program };
+    wait_until("nginx has said who it is", || !nginx.master().is_empty());
     for server in servers() {
         let url = format!("{server}:8080/page");
         let mut load = site.client().command("ab");
