@@ -37,6 +37,10 @@ pub struct Net {
     home: Home,
 }
 
+/// So many frames leave together at most while transmitting is deferred: the peers
+/// work on the first answers of many while the last ones are made.
+const DEFERRED_FRAMES: usize = 8;
+
 /// Where the stack is.
 #[derive(Clone)]
 enum Home {
@@ -549,11 +553,12 @@ impl Core {
             return self.engine.flush();
         }
         let (stack, _, _) = self.engine.parts();
+        let waiting = stack.transmit_queue().len();
         // A call that sent nothing is none to wait for.
-        if !stack.transmit_queue().is_empty() {
+        if waiting > 0 {
             self.deferred_calls -= 1;
         }
-        Ok(())
+        if waiting >= DEFERRED_FRAMES { self.engine.flush() } else { Ok(()) }
     }
 
     /// Notes that somebody sleeps for so long and will run the engine then.
