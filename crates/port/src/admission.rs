@@ -94,7 +94,12 @@ pub struct ClassCounts {
 impl ClassCounts {
     /// Frames that were looked at.
     pub fn arrived(&self) -> u64 {
-        self.admitted + self.refused_closed + self.refused_rate + self.refused_source_share
+        self.admitted + self.refused()
+    }
+
+    /// Frames that were dropped.
+    pub fn refused(&self) -> u64 {
+        self.refused_closed + self.refused_rate + self.refused_source_share
     }
 }
 

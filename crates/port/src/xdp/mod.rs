@@ -44,7 +44,7 @@ pub use self::config::{BusyPoll, Copy, Mode, RingSizes, XdpConfig};
 pub use self::error::XdpError;
 pub use self::guard::Guard;
 pub use self::link::Link;
-use self::napi::NapiPoller;
+pub use self::napi::NapiPoller;
 use self::program::Program;
 use self::queue::{Polling, Queue};
 use self::ring_loss::RingLoss;
@@ -318,6 +318,12 @@ impl Port for XdpPort {
     }
 }
 
+/// Frames that were let in and refused, of all classes.
+fn in_and_out(counts: &[ClassCounts]) -> (u64, u64) {
+    let sum = |part: fn(&ClassCounts) -> u64| counts.iter().map(part).sum();
+    (sum(|class| class.admitted), sum(ClassCounts::refused))
+}
+
 /// Frames that are not admitted are dropped by the program on the interface,
 /// before they are copied. Only frames that the port takes are judged.
 impl Early for XdpPort {
@@ -333,7 +339,8 @@ impl Early for XdpPort {
         let was_limiting = self.program.is_limiting();
         self.program.set_limits(limits)?;
         if was_limiting != limits.is_some() {
-            self.alone = Alone::new(self.ring_loss.read()?);
+            let counts = self.program.admission().counts()?;
+            self.alone = Alone::new(self.ring_loss.read()?, in_and_out(&counts));
             self.traffic.set_limiting(limits.is_some());
             self.set_device()?;
         }
@@ -341,7 +348,11 @@ impl Early for XdpPort {
     }
 
     fn counts(&mut self) -> io::Result<[ClassCounts; CLASSES_MAX]> {
-        self.program.admission().counts()
+        let counts = self.program.admission().counts()?;
+        if self.program.is_limiting() && self.alone.on_counts(in_and_out(&counts)) {
+            self.set_device()?;
+        }
+        Ok(counts)
     }
 
     fn unseen(&mut self) -> io::Result<u64> {
@@ -360,7 +371,7 @@ impl XdpPort {
 
     /// Whether the device runs the program on the interface without the port.
     fn works_alone(&self) -> bool {
-        self.program.is_limiting() && !self.alone.overrun
+        self.program.is_limiting() && self.alone.is_left()
     }
 
     /// Whether the port takes frames off the device itself.
@@ -394,21 +405,22 @@ impl XdpPort {
         let lost = self.ring_loss.read()?;
         if self.alone.on_look(lost) {
             self.set_device()
-        } else if self.alone.overrun {
-            Ok(())
-        } else {
+        } else if self.works_alone() {
             self.run_device()
+        } else {
+            Ok(())
         }
     }
 
     /// Tells the device when to look by itself, from now on.
     fn set_device(&mut self) -> io::Result<()> {
-        let (limiting, alone) = (self.program.is_limiting(), self.works_alone());
+        let (alone, overrun) = (self.works_alone(), self.alone.overrun);
+        let overrun = overrun && self.program.is_limiting();
         // Where the kernel refuses, the device looks at other times.
-        let _ = self.device.as_mut().map(|device| match (limiting, alone) {
-            (true, true) => device.work_alone(),
-            (true, false) => device.hold(PATIENCE_NS),
-            (false, _) => device.release(),
+        let _ = self.device.as_mut().map(|device| match (alone, overrun) {
+            (true, _) => device.work_alone(),
+            (_, true) => device.hold(PATIENCE_NS),
+            _ => device.release(),
         });
         self.run_device()
     }

@@ -12,8 +12,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::netdev::Netdev;
 use super::sys;
 
-/// So many frames from one call are a reason to poll for longer.
+/// So many frames from one look are a reason to poll for longer.
 const MUCH: usize = 16;
+/// So many looks in a row must have brought as many, at most, before a longer call is
+/// tried again that was in vain.
+const LOOKS_MAX: u32 = 64;
 /// So many frames in full bursts, besides those that the last call brought, mean
 /// that a softirq feeds the socket.
 const FED_FRAMES: usize = 256;
@@ -44,22 +47,10 @@ impl Length {
             Self::Long => 250,
         }
     }
-
-    /// How long to poll after a call of this length brought so many frames.
-    fn after(self, brought: usize) -> Self {
-        if brought >= Self::Turn.us().max(self.us()) as usize {
-            // A frame each microsecond, or more: the device never ran empty.
-            Self::Long
-        } else if brought >= MUCH {
-            Self::Turn
-        } else {
-            Self::Look
-        }
-    }
 }
 
 /// Runs the receive path of a device inside its own calls.
-pub(super) struct NapiPoller {
+pub struct NapiPoller {
     /// One for each [`Length`].
     rings: [OwnedFd; 3],
     pace: Pace,
@@ -69,6 +60,10 @@ pub(super) struct NapiPoller {
 #[derive(Debug)]
 struct Pace {
     next: Length,
+    /// Looks in a row that brought much, and how many of them are a reason to poll for
+    /// longer.
+    looks: u32,
+    enough_looks: u32,
     /// Frames that the last call brought and that were not taken yet.
     brought: usize,
     /// Frames that came in full bursts since then.
@@ -83,7 +78,7 @@ impl NapiPoller {
     /// # Errors
     /// When the kernel is older than 6.13, does not let this process have an
     /// `io_uring`, or knows of no instance.
-    pub(super) fn of(interface_index: u32) -> io::Result<Self> {
+    pub fn of(interface_index: u32) -> io::Result<Self> {
         let napis = Netdev::open()?.napis(interface_index)?;
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
@@ -115,9 +110,17 @@ impl NapiPoller {
     /// Polls as shortly as can be.
     ///
     /// # Errors
-    /// As [`NapiPoller::poll`].
+    /// Never in practice: the rings are ours alone.
     pub(super) fn look(&self) -> io::Result<()> {
         self.poll_for(Length::Look)
+    }
+
+    /// Polls for 250 microseconds: for a core that does nothing else.
+    ///
+    /// # Errors
+    /// Never in practice: the rings are ours alone.
+    pub fn poll_long(&self) -> io::Result<()> {
+        self.poll_for(Length::Long)
     }
 
     fn poll_for(&self, length: Length) -> io::Result<()> {
@@ -132,13 +135,42 @@ impl NapiPoller {
 
 impl Pace {
     fn new() -> Self {
-        Self { next: Length::Look, brought: 0, fed: 0, patience: FED_FRAMES }
+        let (next, patience) = (Length::Look, FED_FRAMES);
+        Self { next, looks: 0, enough_looks: 1, brought: 0, fed: 0, patience }
     }
 
     fn on_call(&mut self, before: usize, after: usize) {
         let brought = after.saturating_sub(before);
-        self.next = self.next.after(brought);
+        self.next = self.length_after(brought);
         self.brought += brought;
+    }
+
+    /// How long to poll after a call that brought so many frames.
+    ///
+    /// Many frames may be all that waited: the answers of peers who ask nothing before
+    /// they are answered. Then a longer call is time lost, and is tried more rarely.
+    fn length_after(&mut self, brought: usize) -> Length {
+        if self.next == Length::Look {
+            self.looks = if brought >= MUCH { self.looks + 1 } else { 0 };
+            return if brought >= Length::Turn.us() as usize {
+                Length::Long
+            } else if self.looks >= self.enough_looks {
+                Length::Turn
+            } else {
+                Length::Look
+            };
+        }
+        self.looks = 0;
+        if brought >= self.next.us() as usize {
+            // A frame each microsecond, or more: the device never ran empty.
+            self.enough_looks = 1;
+            Length::Long
+        } else if brought >= Length::Turn.us() as usize {
+            Length::Turn
+        } else {
+            self.enough_looks = (2 * self.enough_looks).min(LOOKS_MAX);
+            Length::Look
+        }
     }
 
     fn is_due(&mut self, frames: usize, quota: usize) -> bool {
@@ -197,7 +229,6 @@ mod tests {
         for (brought, next) in [
             (MUCH - 1, Look),
             (MUCH, Turn),
-            (59, Turn),
             (60, Long),
             (250, Long),
             (249, Turn),
@@ -208,6 +239,26 @@ mod tests {
             pace.on_call(7, 7 + brought);
             assert_eq!(pace.next, next, "{brought}");
         }
+    }
+
+    #[test]
+    fn a_longer_call_in_vain_is_tried_again_later() {
+        let mut pace = Pace::new();
+        let mut longer = Vec::new();
+        for call in 0..200 {
+            if pace.next != Length::Look {
+                longer.push(call);
+            }
+            pace.on_call(0, 30);
+        }
+        assert_eq!(longer, [1, 4, 9, 18, 35, 68, 133, 198]);
+        pace.on_call(0, 0);
+        (0..LOOKS_MAX).for_each(|_| pace.on_call(0, MUCH));
+        assert_eq!(pace.next, Length::Turn);
+        pace.on_call(0, 60);
+        pace.on_call(0, 0);
+        (0..2).for_each(|_| pace.on_call(0, MUCH));
+        assert_eq!(pace.next, Length::Turn, "it was right once");
     }
 
     #[test]

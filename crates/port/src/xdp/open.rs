@@ -57,7 +57,7 @@ pub(super) fn open(
         readiness,
         way,
         ring_loss: RingLoss::of(&target),
-        alone: Alone::new(0),
+        alone: Alone::new(0, (0, 0)),
         next_receive: 0,
         next_transmit: 0,
         large_bursts: 0,

@@ -17,6 +17,10 @@ const FEW: Duration = Duration::from_micros(1_280);
 /// senders, or few with much to send.
 const BURSTS: u32 = 10;
 
+/// So many looks in vain for a window, or fewer, are those of a port that has no time to
+/// wait: what comes is late already, and each interrupt takes more of its time.
+const VAIN: u32 = 16;
+
 /// What came lately.
 #[derive(Debug)]
 pub(super) struct Traffic {
@@ -26,13 +30,15 @@ pub(super) struct Traffic {
     frames: u32,
     /// Looks that found frames.
     looks: u32,
+    /// Looks that found none.
+    vain: u32,
     since: Instant,
 }
 
 impl Traffic {
     /// Heavy until it is known.
     pub(super) fn new() -> Self {
-        Self { heavy: true, limiting: false, frames: 0, looks: 0, since: Instant::now() }
+        Self { heavy: true, limiting: false, frames: 0, looks: 0, vain: 0, since: Instant::now() }
     }
 
     /// Whether so much comes that it is polled for.
@@ -54,7 +60,11 @@ impl Traffic {
     /// A look found so many frames. Returns whether that changed anything.
     #[inline]
     pub(super) fn on_look(&mut self, frames: usize) -> bool {
-        if frames == 0 || self.limiting {
+        if frames == 0 {
+            self.vain = self.vain.saturating_add(1);
+            return false;
+        }
+        if self.limiting {
             return false;
         }
         self.frames += frames as u32;
@@ -64,7 +74,11 @@ impl Traffic {
         }
         let now = Instant::now();
         let took = self.window_would_take(now);
-        let heavy = if self.heavy { took < FEW } else { took < MANY || self.looks <= BURSTS };
+        let heavy = if self.heavy {
+            took < FEW
+        } else {
+            took < MANY || self.looks <= BURSTS || took < FEW && self.vain <= VAIN
+        };
         self.begin(now, heavy)
     }
 
@@ -87,8 +101,8 @@ impl Traffic {
 
     /// Begins a window. Returns whether something changed.
     fn begin(&mut self, now: Instant, heavy: bool) -> bool {
-        let (frames, looks) = (0, 0);
-        let was = std::mem::replace(self, Self { heavy, frames, looks, since: now, ..*self });
+        let (frames, looks, vain) = (0, 0, 0);
+        let was = std::mem::replace(self, Self { heavy, frames, looks, vain, since: now, ..*self });
         was.heavy != heavy
     }
 }
@@ -97,13 +111,20 @@ impl Traffic {
 mod tests {
     use super::*;
 
-    /// Frames in bursts, so many a second, for a tenth of a second.
+    /// Frames in bursts, so many a second, for a tenth of a second, with a look in vain
+    /// before each.
     fn pass(traffic: &mut Traffic, burst: usize, pps: u32) -> usize {
+        pass_after(traffic, 1, burst, pps)
+    }
+
+    /// The same after so many looks in vain.
+    fn pass_after(traffic: &mut Traffic, vain: usize, burst: usize, pps: u32) -> usize {
         let gap = Duration::from_secs(1) * burst as u32 / pps;
         let looks = pps as usize / 10 / burst;
         (0..looks)
             .filter(|_| {
                 traffic.since = traffic.since.checked_sub(gap).unwrap();
+                (0..vain).for_each(|_| assert!(!traffic.on_look(0)));
                 traffic.on_look(burst)
             })
             .count()
@@ -127,6 +148,15 @@ mod tests {
         let mut traffic = Traffic::new();
         assert_eq!(pass(&mut traffic, 2, 20_000), 1);
         assert_eq!(pass(&mut traffic, 16, 100_000), 1);
+        assert!(traffic.is_heavy());
+    }
+
+    #[test]
+    fn a_port_that_never_waits_polls_though_the_rate_is_not_high() {
+        let mut traffic = Traffic::new();
+        assert_eq!(pass(&mut traffic, 2, 20_000), 1);
+        assert_eq!(pass_after(&mut traffic, 0, 2, 40_000), 0, "few are few");
+        assert_eq!(pass_after(&mut traffic, 0, 2, 100_000), 1);
         assert!(traffic.is_heavy());
     }
 
