@@ -1,10 +1,14 @@
 //! The generators against a kernel echo server, over a real veth pair.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_lab::load::{LinkKind, LoadConfig, load_udp};
+use tidegate_lab::load::{
+    Answer, AskerConfig, LinkKind, LoadConfig, Question, TcpLoadReport, load_tcp_at_device,
+    load_udp,
+};
 use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
 use tidegate_lab::{LabError, cpu};
 
@@ -137,4 +141,101 @@ fn a_napi_thread_appears_and_is_pinned() {
     let threads = pair.b.set_threaded_napi(0).unwrap();
     assert_eq!(threads, cpu::napi_threads(&pair.b.device));
     assert_eq!(threads.len(), 1);
+}
+
+/// Asks eight kernel sockets, each of which `answer` serves, from the device.
+fn ask(
+    request: &[u8],
+    expected: &[u8],
+    answer: impl Fn(&mut TcpStream) -> std::io::Result<()> + Copy + Send + 'static,
+) -> Result<TcpLoadReport, LabError> {
+    let pair = pair(true);
+    // A veth takes redirected frames when it has a NAPI context.
+    pair.b.ethtool(&["gro", "on"]).unwrap();
+    let listener = pair.b.namespace.enter(|| TcpListener::bind("10.99.0.2:0").unwrap()).unwrap();
+    let SocketAddr::V4(target) = listener.local_addr().unwrap() else { panic!("IPv4") };
+    // It ends with the test's process.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            stream.set_nodelay(true).unwrap();
+            std::thread::spawn(move || while answer(&mut stream).is_ok() {});
+        }
+    });
+    let question = Question { request: request.into(), answer: Answer::Exactly(expected.into()) };
+    let config = AskerConfig {
+        target: (target, pair.b.mac),
+        source: SocketAddrV4::new("10.99.0.1".parse().unwrap(), 20_000),
+        connections: 8,
+        question,
+        warm_up_seconds: 0.0,
+        seconds: 0.5,
+        core: 0,
+    };
+    load_tcp_at_device(&pair.a, &config)
+}
+
+#[test]
+fn a_device_asks_again_and_again() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let report = ask(b"what", b"this!", |stream| {
+        let mut question = [0; 4];
+        stream.read_exact(&mut question)?;
+        assert_eq!(&question, b"what");
+        stream.write_all(b"this!")
+    });
+    let report = report.unwrap();
+    assert_eq!((report.connections, report.broken, report.wrong_answers), (8, 0, 0), "{report}");
+    // The first one of each is asked in another way.
+    assert!(report.requests > 16, "{report}");
+    assert_eq!(report.latency.count, report.requests);
+}
+
+#[test]
+fn a_device_takes_answers_in_pieces_and_late_ones() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let report = ask(b"what", b"this and that", |stream| {
+        let mut question = [0; 4];
+        // Longer than it waits before it asks again.
+        std::thread::sleep(Duration::from_millis(150));
+        stream.read_exact(&mut question)?;
+        assert_eq!(&question, b"what");
+        stream.write_all(b"this ")?;
+        stream.write_all(b"and that")
+    });
+    let report = report.unwrap();
+    assert_eq!((report.connections, report.broken, report.wrong_answers), (8, 0, 0), "{report}");
+    assert!(report.requests > 0, "{report}");
+}
+
+#[test]
+fn a_device_notes_wrong_answers_and_ends() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let report = ask(b"what", b"this!", |stream| {
+        stream.read_exact(&mut [0; 4])?;
+        stream.write_all(b"that!")
+    });
+    let report = report.unwrap();
+    assert_eq!((report.connections, report.broken, report.wrong_answers), (0, 8, 8), "{report}");
+    let report = ask(b"what", b"this!", |stream| {
+        stream.read_exact(&mut [0; 4])?;
+        Err(std::io::ErrorKind::Other.into())
+    });
+    let report = report.unwrap();
+    assert_eq!((report.connections, report.broken, report.wrong_answers), (0, 8, 0), "{report}");
+}
+
+#[test]
+fn a_device_asks_nothing_that_has_no_room_in_the_answer() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let error = ask(b"what", b"no", |_| Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    assert!(error.to_string().contains("no longer than its answer"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! A wire, two cores, and a program that serves in one of several ways.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,24 +9,34 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::program::Program;
+use crate::cpu::CoreTicks;
 use crate::error::LabError;
-use crate::livelock::bench::{Bench, KERNEL_ADDRESS, OWN_ADDRESS, PREFIX, Receiver};
+use crate::livelock::bench::{
+    Bench, CLIENT_ADDRESS, KERNEL_ADDRESS, OWN_ADDRESS, PREFIX, Receiver,
+};
 use crate::livelock::subject::this_program;
-use crate::load::{Answer, LinkKind, Question, TcpLoadConfig};
+use crate::load::{
+    Answer, AskerConfig, LinkKind, Question, TcpLoadConfig, TcpLoadReport, load_tcp_at_device,
+};
 use crate::process::Process;
 
 /// The daemon's socket in its folder.
 const SOCKET: &str = "daemon.sock";
-/// The address of the load, which is on a stack of its own.
+/// The address of a load on a stack of its own.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
+/// The first port of those who ask; below those that the kernel gives away.
+const FIRST_PORT: u16 = 20_000;
 /// How long a program may take to answer one question.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a program is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By the kernel, with receive packet steering to the server's core.
+    /// By the kernel, with receive packet steering to the server's core. The driver's
+    /// part and merging stay with the sender's.
     Kernel,
+    /// By the kernel, with the device's NAPI context in a thread on the server's core.
+    KernelThread,
     /// By a stack inside the program.
     Embedded,
     /// By the daemon.
@@ -34,14 +44,21 @@ pub(super) enum Way {
 }
 
 impl Way {
-    pub(super) const ALL: [Self; 3] = [Self::Kernel, Self::Embedded, Self::Attached];
+    pub(super) const ALL: [Self; 4] =
+        [Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
+            Self::KernelThread => "kernel-thread",
             Self::Embedded => "embedded",
             Self::Attached => "attached",
         }
+    }
+
+    /// Whether it is not Tidegate's.
+    pub(super) fn is_kernels(self) -> bool {
+        matches!(self, Self::Kernel | Self::KernelThread)
     }
 }
 
@@ -52,6 +69,12 @@ pub(super) struct Served {
     pub(super) target: SocketAddr,
     pub(super) question: Question,
     _folder: TempDir,
+}
+
+/// What came of asking a program.
+pub(super) struct Asked {
+    pub(super) load: TcpLoadReport,
+    pub(super) server_core_percent: f64,
 }
 
 /// Where programs and the daemon run.
@@ -106,11 +129,11 @@ pub(super) fn serve(
     cores: Cores,
     flags: &[&str],
 ) -> Result<Served, LabError> {
-    let receiver = if way == Way::Kernel { Receiver::Kernel } else { Receiver::Server };
+    let receiver = if way.is_kernels() { Receiver::Kernel } else { Receiver::Server };
     bench.prepare(receiver)?;
     match way {
-        Way::Kernel => {
-            bench.pair.b.set_rps(Some(cores.daemon))?;
+        Way::Kernel | Way::KernelThread => {
+            bench.pair.b.set_rps((way == Way::Kernel).then_some(cores.daemon))?;
             start(bench, program, cores.program, KERNEL_ADDRESS, |_| Ok(()))
         }
         Way::Embedded => start(bench, program, cores.program, OWN_ADDRESS, |command| {
@@ -199,6 +222,37 @@ impl Served {
             core: Some(bench.load_core),
             ..TcpLoadConfig::new(LinkKind::Xdp, self.target)
         }
+    }
+
+    /// The same questions from the load's device itself, as fast as the answers come. The
+    /// server's device is received from on the server's core, but for [`Way::Kernel`].
+    pub(super) fn ask(
+        &self,
+        bench: &Bench,
+        way: Way,
+        connections: u16,
+        seconds: f64,
+    ) -> Result<Asked, LabError> {
+        let SocketAddr::V4(target) = self.target else {
+            return Err(LabError::Config("this load speaks IPv4".into()));
+        };
+        let config = AskerConfig {
+            target: (target, bench.pair.b.mac),
+            source: SocketAddrV4::new(CLIENT_ADDRESS, FIRST_PORT),
+            connections,
+            question: self.question.clone(),
+            warm_up_seconds: seconds / 4.0,
+            seconds,
+            core: bench.load_core,
+        };
+        if way != Way::Kernel {
+            bench.pair.b.set_threaded_napi(bench.server_core)?;
+        }
+        let before = CoreTicks::read(bench.server_core)?;
+        let load = load_tcp_at_device(&bench.pair.a, &config)?;
+        let server_core = CoreTicks::read(bench.server_core)?.since(before);
+        bench.pair.b.set_softirq_napi()?;
+        Ok(Asked { load, server_core_percent: server_core.busy_percent })
     }
 
     /// Everything that serves, by process.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::program::Program;
-use super::site::{Cores, Served, Way, check, serve};
+use super::site::{Asked, Cores, Served, Way, check, serve};
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::bench::{Bench, GIGABIT_LINE_PPS, Meter, ReceiveWork, Source};
@@ -15,7 +15,7 @@ use crate::load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::tcp::{TcpConfig, cores, median};
 
 /// Connections that ask.
-const CONNECTIONS: usize = 50;
+const CONNECTIONS: u16 = 50;
 /// Requests per second while a flood comes: so many that the core that also
 /// sends the flood can make them.
 pub(super) const UNDER_FLOOD_RPS: f64 = 10_000.0;
@@ -31,7 +31,7 @@ const FLOODED_PORT: u16 = 9;
 struct Row {
     program: Program,
     way: Way,
-    calm: Vec<TcpLoadReport>,
+    calm: Vec<Asked>,
     /// Answered over due, calm and under the flood.
     flooded: Vec<(f64, f64)>,
     offered_pps: Vec<f64>,
@@ -58,24 +58,19 @@ pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
     for repeat in 1..=config.repeats {
         for row in &mut rows {
             let served = serve(&bench, row.program, row.way, on_one, flags(row.way))?;
-            let load = TcpLoadConfig {
-                seconds: config.seconds,
-                warm_up_seconds: config.seconds / 4.0,
-                ..served.load(&bench, CONNECTIONS)
-            };
-            let calm = bench.pair.a.namespace.enter(|| load_tcp(&load))??;
+            let calm = served.ask(&bench, row.way, CONNECTIONS, config.seconds)?;
             eprintln!(
-                "{repeat} {:<9} {:<8} {:>8.0} requests/s, p99 {:.0} us",
+                "{repeat} {:<9} {:<13} {:>8.0} requests/s, p99 {:.0} us",
                 row.program.name(),
                 row.way.name(),
-                calm.requests_per_second,
-                calm.latency.p99_us
+                calm.load.requests_per_second,
+                calm.load.latency.p99_us
             );
             row.calm.push(calm);
             if row.program == Program::Redis {
                 let (answered, offered_pps) = flood(&bench, &served, row.way, config.seconds)?;
                 eprintln!(
-                    "{repeat} {:<9} {:<8} under {offered_pps:.0} packets/s: {:.3} of {:.3}",
+                    "{repeat} {:<9} {:<13} under {offered_pps:.0} packets/s: {:.3} of {:.3}",
                     row.program.name(),
                     row.way.name(),
                     answered.1,
@@ -93,7 +88,7 @@ pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
 /// What makes a stack of ours know its peers when not everything can be taken.
 fn flags(way: Way) -> &'static [&'static str] {
     match way {
-        Way::Kernel => &[],
+        Way::Kernel | Way::KernelThread => &[],
         Way::Embedded | Way::Attached => &["--admission"],
     }
 }
@@ -110,10 +105,14 @@ pub(super) fn flood(
         rate_per_second: Some(UNDER_FLOOD_RPS),
         warm_up_seconds: LEARNING_SECONDS,
         seconds,
-        ..served.load(bench, CONNECTIONS)
+        ..served.load(bench, CONNECTIONS.into())
     };
     let calm = bench.pair.a.namespace.enter(|| load_tcp(&load))??;
-    let work = if way == Way::Kernel { ReceiveWork::Steered } else { ReceiveWork::Server };
+    let work = match way {
+        Way::Kernel => ReceiveWork::Steered,
+        Way::KernelThread => ReceiveWork::Thread,
+        Way::Embedded | Way::Attached => ReceiveWork::Server,
+    };
     let target = (served.target.ip(), FLOODED_PORT).into();
     let payload: &[u8] = &[0; 18];
     let payloads = std::iter::repeat_n(payload, Source::Strangers.flows());
@@ -133,7 +132,7 @@ pub(super) fn flood(
 
 impl Row {
     fn rps(&self) -> f64 {
-        median(self.calm.iter().map(|run| run.requests_per_second))
+        median(self.calm.iter().map(|run| run.load.requests_per_second))
     }
 
     /// What is left of the calm rate under the flood.
@@ -151,7 +150,9 @@ fn report(config: &TcpConfig, rows: &[Row]) -> Experiment {
             .expect("every program is served in every way")
     };
     for program in Program::ALL {
-        let kernel = find(program, Way::Kernel).rps();
+        let [steered, threaded] =
+            [Way::Kernel, Way::KernelThread].map(|way| find(program, way).rps());
+        let kernel = steered.max(threaded);
         let [embedded, attached] =
             [Way::Embedded, Way::Attached].map(|way| find(program, way).rps() / kernel);
         let name = program.name();
@@ -164,21 +165,24 @@ fn report(config: &TcpConfig, rows: &[Row]) -> Experiment {
     result.figure("redis_under_flood_embedded", kept(Way::Embedded));
     result.figure("redis_under_flood_attached", kept(Way::Attached));
     result.figure("redis_under_flood_kernel", kept(Way::Kernel));
+    result.figure("redis_under_flood_kernel_thread", kept(Way::KernelThread));
     result.rows = rows
         .iter()
         .map(|row| {
-            let of = |figure: fn(&TcpLoadReport) -> f64| median(row.calm.iter().map(figure));
+            let of = |figure: fn(&Asked) -> f64| median(row.calm.iter().map(figure));
+            let all = |count: fn(&Asked) -> u64| row.calm.iter().map(count).sum::<u64>();
             json!({
                 "program": row.program.name(),
                 "way": row.way.name(),
                 "requests_per_second": row.rps().round(),
-                "p50_us": of(|run| run.latency.p50_us),
-                "p99_us": of(|run| run.latency.p99_us),
+                "p50_us": of(|run| run.load.latency.p50_us),
+                "p99_us": of(|run| run.load.latency.p99_us),
+                "server_core_percent": of(|run| run.server_core_percent),
                 "kept_under_flood": row.kept(),
                 "flood_pps": (!row.offered_pps.is_empty())
                     .then(|| median(row.offered_pps.iter().copied()).round()),
-                "wrong_answers": row.calm.iter().map(|run| run.wrong_answers).sum::<u64>(),
-                "broken": row.calm.iter().map(|run| run.broken).sum::<u64>(),
+                "wrong_answers": all(|run| run.load.wrong_answers),
+                "broken": all(|run| run.load.broken),
             })
         })
         .collect();
@@ -188,20 +192,25 @@ fn report(config: &TcpConfig, rows: &[Row]) -> Experiment {
         "requests_per_second",
         "p50_us",
         "p99_us",
+        "server_core_percent",
         "kept_under_flood",
         "flood_pps",
     ];
     result.note(format!(
         "programs as Debian has them, one process and one thread; {CONNECTIONS} connections, one \
-         request each at a time, answers of 64 bytes; everything of the server's side on core 1 \
-         (the kernel's receive work by RPS), the load on a stack of its own on core 0; medians of \
-         {}",
+         request each at a time, answers of 64 bytes; the server's side on core 1, the load on \
+         core 0 by a program on its device, which makes a question of each answer; medians of {}",
         config.repeats
     ));
+    result.note(
+        "kernel: receive work by RPS, which leaves the driver's part and merging to core 0; the \
+         others have all receive work on core 1, in a NAPI thread or in their own polls; ratios \
+         are to the better one of the kernel's",
+    );
     result.note(format!(
         "under the flood: {UNDER_FLOOD_RPS} requests/s in an open loop while 8,192 strangers send \
-         UDP to nobody's port, up to the rate of a line of 1 Gb/s, from core 0 too; what is kept \
-         is what is answered over what was answered calm"
+         UDP to nobody's port, up to the rate of a line of 1 Gb/s, from core 0 too, which asks \
+         by a stack of its own; what is kept is what is answered over what was answered calm"
     ));
     result
 }

@@ -26,6 +26,11 @@ impl Latencies {
         self.histogram.saturating_record(latency_ns.max(1));
     }
 
+    /// Adds so many that are the same.
+    pub fn record_many(&mut self, latency_ns: u64, count: u64) {
+        self.histogram.saturating_record_n(latency_ns.max(1), count);
+    }
+
     /// Adds all of another histogram.
     pub fn merge(&mut self, other: &Self) {
         // Both have the same bounds, so there is no value that does not fit.

@@ -7,6 +7,7 @@
 //! request was *meant* to leave: a stall of the server or of the generator
 //! itself counts for every request that it delays.
 
+mod asker;
 mod closed;
 mod drive;
 pub mod flood;
@@ -25,6 +26,7 @@ mod tcp;
 pub(crate) mod template;
 mod workload;
 
+pub use asker::{AskerConfig, load_tcp_at_device};
 pub use closed::{ClosedReport, load_udp_closed};
 pub use drive::{LoadResult, Progress, Schedule, drive};
 pub use kernel::KernelLine;

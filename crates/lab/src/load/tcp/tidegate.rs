@@ -16,8 +16,9 @@ use super::{Calls, Streams, TcpLoadConfig, source};
 use crate::error::LabError;
 use crate::load::LinkKind;
 
-/// Connections that are served while the stack is held.
-const BATCH: usize = 64;
+/// Connections that are served while the stack is held. What they send leaves then: few,
+/// so that the server works on the first requests while the last ones are made.
+const BATCH: usize = 8;
 
 const FRAMES: u32 = 16_384;
 
