@@ -146,7 +146,7 @@ static unsigned describe(const struct tg_device *device, const struct tg_packet 
         const struct tg_packet *packet = &packets[i];
         mbuf->pkt_len = packet->len;
         mbuf->data_len = (uint16_t)packet->len;
-        mbuf->ol_flags &= RTE_MBUF_F_EXTERNAL;
+        mbuf->ol_flags = 0;
         if (packet->checksum == CHECKSUM_UNKNOWN)
             continue;
         *asks = 1;

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <rte_errno.h>
 #include <rte_malloc.h>
@@ -149,41 +150,65 @@ unsigned tg_turn_end(struct tg_pool *pool)
     return level(pool);
 }
 
-// Somebody who had a reference to the data of an mbuf of ours was the last one.
-static void on_unreferenced(void *data, void *opaque)
+// Somebody who had a share in the frame of an mbuf was the last one.
+static void on_unshared(void *data, void *opaque)
 {
     struct rte_mbuf *mbuf = opaque;
     (void)data;
     rte_mbuf_ext_refcnt_set(mbuf->shinfo, 1);
-    mbuf->ol_flags = RTE_MBUF_F_EXTERNAL;
+    mbuf->ol_flags = 0;
     mbuf->next = NULL;
     mbuf->nb_segs = 1;
     rte_mbuf_raw_free(mbuf);
 }
 
-// Makes mbuf number `index` the one of frame number `index`.
-static void init_frame(struct rte_mempool *mempool, void *opaque, void *object, unsigned index)
+// Behind the mbuf of a frame is the count of shares in the frame. An mbuf that says that
+// its buffer is elsewhere has its count looked at whenever it is freed, which costs a line
+// of cache. So these pass for mbufs with their buffer right behind them until there are
+// shares: see tg_chain.
+#define OBJECT_BYTES (sizeof(struct rte_mbuf) + sizeof(struct rte_mbuf_ext_shared_info))
+
+static void init_mbuf(struct tg_pool *pool, size_t frame)
 {
-    struct tg_pool *pool = opaque;
-    struct rte_mbuf *mbuf = object;
+    struct rte_mbuf *mbuf = tg_mbuf_of(pool, frame);
     struct rte_mbuf_ext_shared_info *shared = (void *)(mbuf + 1);
-    uint8_t *frame = pool->memory.base + ((size_t)index << pool->memory.shift);
+    uint8_t *data = pool->memory.base + (frame << pool->memory.shift);
     int is_virtual = rte_eal_iova_mode() == RTE_IOVA_VA;
     memset(mbuf, 0, sizeof(*mbuf));
-    mbuf->buf_addr = frame;
-    rte_mbuf_iova_set(mbuf, is_virtual ? (rte_iova_t)(uintptr_t)frame : rte_mem_virt2iova(frame));
-    mbuf->buf_len = rte_pktmbuf_data_room_size(mempool);
+    mbuf->buf_addr = data;
+    rte_mbuf_iova_set(mbuf, is_virtual ? (rte_iova_t)(uintptr_t)data : rte_mem_virt2iova(data));
+    mbuf->buf_len = rte_pktmbuf_data_room_size(pool->mempool);
     mbuf->data_off = RTE_PKTMBUF_HEADROOM;
-    mbuf->pool = mempool;
+    mbuf->pool = pool->mempool;
     mbuf->nb_segs = 1;
     mbuf->port = RTE_MBUF_PORT_INVALID;
-    mbuf->ol_flags = RTE_MBUF_F_EXTERNAL;
     mbuf->shinfo = shared;
     rte_mbuf_refcnt_set(mbuf, 1);
-    shared->free_cb = on_unreferenced;
+    shared->free_cb = on_unshared;
     shared->fcb_opaque = mbuf;
     rte_mbuf_ext_refcnt_set(shared, 1);
-    pool->mbufs[index] = mbuf;
+}
+
+// Makes the mbufs of an empty pool of frames, at equal distances. Returns 0 or an error
+// number.
+static int make_mbufs(struct tg_pool *pool, int socket)
+{
+    size_t bytes = (size_t)pool->memory.frames * MBUF_STRIDE;
+    uint8_t *objects = rte_zmalloc_socket(NULL, bytes, MBUF_STRIDE, socket);
+    if (objects == NULL)
+        return ENOMEM;
+    pool->mbufs = objects + pool->mempool->header_size;
+    int count = rte_mempool_populate_virt(pool->mempool, (char *)objects, bytes,
+        sysconf(_SC_PAGESIZE), NULL, NULL);
+    if (count < 0)
+        return -count;
+    if ((unsigned)count != pool->memory.frames)
+        return ENOMEM;
+    for (size_t frame = 0; frame < pool->memory.frames; frame++)
+        init_mbuf(pool, frame);
+    // The frames are the arena's until it lends them.
+    ((struct stack *)pool->mempool->pool_data)->count = 0;
+    return 0;
 }
 
 int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
@@ -195,29 +220,24 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
         .mbuf_data_room_size = (uint16_t)(((uint32_t)1 << memory->shift) - 1),
         .flags = RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF,
     };
-    unsigned object_bytes = sizeof(struct rte_mbuf) + sizeof(struct rte_mbuf_ext_shared_info);
     pool->memory = *memory;
-    pool->mbufs = calloc(memory->frames, sizeof(*pool->mbufs));
-    if (pool->mbufs == NULL)
-        return ENOMEM;
-    pool->mempool = rte_mempool_create_empty(name, memory->frames, object_bytes,
-        cache_size(memory->frames), sizeof(about), socket, 0);
+    pool->mbufs = NULL;
+    const unsigned flags = RTE_MEMPOOL_F_NO_SPREAD;
+    // DPDK has something in front of each object, and some builds behind it.
+    unsigned padding = MBUF_STRIDE - rte_mempool_calc_obj_size(OBJECT_BYTES, flags, NULL);
+    pool->mempool = rte_mempool_create_empty(name, memory->frames, OBJECT_BYTES + padding,
+        cache_size(memory->frames), sizeof(about), socket, flags);
     int error = pool->mempool == NULL ? rte_errno : 0;
     if (error == 0)
         error = -rte_mempool_set_ops_byname(pool->mempool, OPS, NULL);
     if (error == 0) {
         rte_pktmbuf_pool_init(pool->mempool, &about);
-        int count = rte_mempool_populate_default(pool->mempool);
-        error = count < 0 ? -count : 0;
+        error = make_mbufs(pool, socket);
     }
-    if (error == 0) {
+    if (error == 0)
         leave_one_cache(pool);
-        rte_mempool_obj_iter(pool->mempool, init_frame, pool);
-        // The frames are the arena's until it lends them.
-        ((struct stack *)pool->mempool->pool_data)->count = 0;
-    } else {
+    else
         tg_pool_free(pool, 0);
-    }
     return error;
 }
 
@@ -248,6 +268,8 @@ struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uin
     memcpy(rte_pktmbuf_mtod(head, void *), rte_pktmbuf_mtod(frame, void *), headers);
     head->data_len = headers;
     head->pkt_len = bytes;
+    // Its count is looked at from now on, until it is sent without shares.
+    frame->ol_flags = RTE_MBUF_F_EXTERNAL;
     struct rte_mbuf *last = head;
     for (uint32_t at = headers; at < bytes; at += PIECE_BYTES) {
         struct rte_mbuf *piece = rte_pktmbuf_alloc(links);
@@ -270,8 +292,9 @@ int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
     if (pool->mempool != NULL && pool->mempool->pool_data != NULL
         && rte_mempool_avail_count(pool->mempool) < mbufs)
         return 0;
+    uint8_t *objects = pool->mbufs != NULL ? pool->mbufs - pool->mempool->header_size : NULL;
     rte_mempool_free(pool->mempool);
-    free(pool->mbufs);
+    rte_free(objects);
     pool->mempool = NULL;
     pool->mbufs = NULL;
     return 1;

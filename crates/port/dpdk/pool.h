@@ -23,12 +23,16 @@ struct tg_memory {
 // exist, and only frames that were lent to the pool are in it.
 struct tg_pool {
     struct rte_mempool *mempool;
-    // By frame; NULL in a pool of DPDK's own memory.
-    struct rte_mbuf **mbufs;
+    // The first of as many mbufs as there are frames; NULL in a pool of DPDK's own
+    // memory.
+    uint8_t *mbufs;
     struct tg_memory memory;
     // What core a thread is to DPDK while it has a turn.
     unsigned lcore;
 };
+
+// From one mbuf of a pool of frames to the next. A page is a multiple of it.
+#define MBUF_STRIDE (4 * RTE_CACHE_LINE_SIZE)
 
 // Makes the pools below known to DPDK. Returns 0 or an error number.
 int tg_pools_start(void);
@@ -54,7 +58,8 @@ struct rte_mempool *tg_pool_of_links(const char *name, int socket);
 
 // Makes a chain of a frame of `bytes` bytes, of which `headers` are copied; NULL if there
 // are not enough mbufs. The chain has shares in the frame: who frees the mbuf of the frame
-// gives its own away, and with the last share the frame is in its pool.
+// gives its own away, and with the last share the frame is in its pool. Until then the
+// flags of that mbuf must stay as they are.
 struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uint32_t bytes,
     uint16_t headers);
 
@@ -77,11 +82,16 @@ static inline int tg_is_frame(const struct tg_pool *pool, const struct rte_mbuf 
         && rte_mbuf_refcnt_read(mbuf) == 1;
 }
 
+static inline struct rte_mbuf *tg_mbuf_of(const struct tg_pool *pool, size_t frame)
+{
+    return (struct rte_mbuf *)(pool->mbufs + frame * MBUF_STRIDE);
+}
+
 // The mbuf whose frame `data` points into; its data begins there.
 static inline struct rte_mbuf *tg_mbuf_at(const struct tg_pool *pool, const uint8_t *data)
 {
     size_t at = (size_t)(data - pool->memory.base);
-    struct rte_mbuf *mbuf = pool->mbufs[at >> pool->memory.shift];
+    struct rte_mbuf *mbuf = tg_mbuf_of(pool, at >> pool->memory.shift);
     mbuf->data_off = (uint16_t)(at & (((size_t)1 << pool->memory.shift) - 1));
     return mbuf;
 }
