@@ -138,7 +138,7 @@ fn report(
         "slows_percent: requests/s that 23 applications lose to a 24th, beside one that uses the \
          processor as much in the same way but does nothing bad: flooding (its command ring is \
          always full) beside churning (system calls of its own), scribbling (over the memory \
-         that it shares, then it is let go and comes again) beside passing (comes and goes), \
+         that it shares, then it is let go and comes again) beside passing (writes to its own), \
          deaf (asks and never reads) beside hearing; interleaved, medians",
     );
     result

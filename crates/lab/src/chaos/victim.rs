@@ -42,7 +42,7 @@ pub enum State {
     Deaf,
     /// Calls the kernel as one that floods does, and leaves the daemon alone.
     Churning,
-    /// Comes and goes as one that scribbles, and writes nothing.
+    /// Comes and goes as one that scribbles, and writes to memory of its own.
     Passing,
     /// Asks for data as one that is deaf, and reads it.
     Hearing,
@@ -298,14 +298,15 @@ impl Victim<'_> {
         }
     }
 
-    /// Writes to the memory that is shared by its descriptor, as any program can,
-    /// and leaves.
-    fn scribble(&mut self, writes: bool) -> io::Result<()> {
+    /// Writes to the memory that is shared, or to as much of its own, by its descriptor,
+    /// as any program can, and leaves.
+    fn scribble(&mut self, shares: bool) -> io::Result<()> {
         let mut attachment = Attachment::connect(self.path, "bad")?;
         attachment.bind_udp(self.own(0), Default::default())?;
         let shared = shared_memory()?;
+        let written = if shares { shared } else { own_memory(&shared)? };
         self.begin()?;
-        for file in shared.iter().filter(|_| writes) {
+        for file in written {
             // The first pages are those with rings and sockets in them.
             let bytes = file.metadata()?.len().min(1 << 17);
             for _ in 0..64 {
@@ -331,6 +332,17 @@ impl Victim<'_> {
             thread::sleep(PACE);
         }
     }
+}
+
+/// As much memory that is shared with nobody.
+fn own_memory(shared: &[File]) -> io::Result<Vec<File>> {
+    let own = |file: &File| {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let own = File::from(rustix::fs::memfd_create("own", flags)?);
+        own.set_len(file.metadata()?.len())?;
+        Ok(own)
+    };
+    shared.iter().map(own).collect()
 }
 
 /// The memory that this process shares with the daemon, open for writing.
