@@ -169,7 +169,7 @@ fn ask(
         connections: 8,
         question,
         warm_up_seconds: 0.0,
-        seconds: 0.5,
+        seconds: 2.0,
         core: 0,
     };
     load_tcp_at_device(&pair.a, &config)
