@@ -10,11 +10,12 @@ use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use aya::Ebpf;
 use aya::maps::{Array, MapData};
-use aya::programs::{Xdp, XdpMode};
-use aya::{Ebpf, Pod};
+use aya::programs::XdpMode;
 use tidegate_port::xdp::NapiPoller;
 
+use super::bpf;
 use super::template::{fold, sum};
 use super::{Answer, Latencies, Question, TcpLoadReport};
 use crate::cpu;
@@ -138,11 +139,11 @@ impl<'c> Asker<'c> {
         let settings = settings(config)?;
         let refused = "the kernel refuses the program that asks";
         let mut ebpf = Ebpf::load(OBJECT).map_err(LabError::io_other(refused))?;
-        find(&mut ebpf)?.load().map_err(LabError::io_other(refused))?;
-        take::<Settings>(&mut ebpf, "settings")?
+        bpf::xdp(&mut ebpf, "asker")?.load().map_err(LabError::io_other(refused))?;
+        bpf::array::<Settings>(&mut ebpf, "settings")?
             .set(0, settings, 0)
             .map_err(LabError::io_other("cannot set what to ask"))?;
-        let mut connections = take::<Connection>(&mut ebpf, "connections")?;
+        let mut connections = bpf::array::<Connection>(&mut ebpf, "connections")?;
         for number in 0..config.connections {
             // RFC 9293, section 3.4.1: nobody knows it before.
             let first = fastrand::u32(..);
@@ -151,9 +152,9 @@ impl<'c> Asker<'c> {
                 .set(number.into(), [connecting, 0, 0, 0, 0], 0)
                 .map_err(LabError::io_other("cannot set up a connection"))?;
         }
-        let latencies = take(&mut ebpf, "latencies")?;
+        let latencies = bpf::array(&mut ebpf, "latencies")?;
         // It ends with `ebpf`.
-        find(&mut ebpf)?
+        bpf::xdp(&mut ebpf, "asker")?
             .attach_to_if_index(index, XdpMode::Driver)
             .map_err(LabError::io_other("the load's device takes no program"))?;
         let failed = LabError::io("cannot poll the load's device (needs Linux 6.13)");
@@ -372,18 +373,6 @@ fn latency_ns(bucket: u32) -> u64 {
             (lead << octave) + (1 << (octave - 1))
         }
     }
-}
-
-fn find(ebpf: &mut Ebpf) -> Result<&mut Xdp, LabError> {
-    ebpf.program_mut("asker")
-        .and_then(|program| program.try_into().ok())
-        .ok_or_else(|| LabError::Config("there is no program that asks".into()))
-}
-
-fn take<V: Pod>(ebpf: &mut Ebpf, name: &str) -> Result<Array<MapData, V>, LabError> {
-    ebpf.take_map(name)
-        .and_then(|map| map.try_into().ok())
-        .ok_or_else(|| LabError::Config(format!("the program that asks has no map `{name}`")))
 }
 
 #[cfg(test)]

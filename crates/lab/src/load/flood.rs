@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use aya::Ebpf;
 use aya::maps::{Array, MapData};
 use aya::programs::{RawTracePoint, TestRun, TestRunAttrs, TestRunOptions, Xdp};
-use aya::{Ebpf, Pod};
 
+use super::bpf;
 use super::template::{Addressing, Template, sum};
 use crate::cpu;
 use crate::error::LabError;
@@ -136,15 +137,12 @@ impl Flood {
             )));
         }
         let mut ebpf = Ebpf::load(OBJECT).map_err(LabError::io_other("cannot load the flood"))?;
-        let program: &mut Xdp = ebpf
-            .program_mut("flood")
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(|| refused("has no program"))?;
+        let program = bpf::xdp(&mut ebpf, "flood")?;
         program.load().map_err(LabError::io_other("the kernel refuses the flood's program"))?;
         watch_room(&mut ebpf)?;
         fill(&mut ebpf, frames)?;
-        let settings = take(&mut ebpf, "settings")?;
-        let progress = take(&mut ebpf, "progress")?;
+        let settings = bpf::array(&mut ebpf, "settings")?;
+        let progress = bpf::array(&mut ebpf, "progress")?;
         let data = vec![0; longest.max(MIN_FRAME_BYTES).next_multiple_of(8)];
         let control = Arc::new(Control::default());
         let ebpf = Arc::new(ebpf);
@@ -302,19 +300,13 @@ fn watch_room(ebpf: &mut Ebpf) -> Result<(), LabError> {
 }
 
 fn fill(ebpf: &mut Ebpf, frames: &[Vec<u8>]) -> Result<(), LabError> {
-    let mut map: Array<MapData, [u8; MAX_FRAME_BYTES]> = take(ebpf, "frames")?;
+    let mut map: Array<MapData, [u8; MAX_FRAME_BYTES]> = bpf::array(ebpf, "frames")?;
     for (index, frame) in frames.iter().enumerate() {
         let mut bytes = [0; MAX_FRAME_BYTES];
         bytes[..frame.len()].copy_from_slice(frame);
         map.set(index as u32, bytes, 0).map_err(LabError::io_other("cannot hand over a frame"))?;
     }
     Ok(())
-}
-
-fn take<V: Pod>(ebpf: &mut Ebpf, name: &str) -> Result<Array<MapData, V>, LabError> {
-    ebpf.take_map(name)
-        .and_then(|map| map.try_into().ok())
-        .ok_or_else(|| LabError::Config(format!("the flood has no map `{name}`")))
 }
 
 /// The clock that the program reads, in nanoseconds.

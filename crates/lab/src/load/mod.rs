@@ -8,6 +8,7 @@
 //! itself counts for every request that it delays.
 
 mod asker;
+mod bpf;
 mod closed;
 mod drive;
 pub mod flood;
