@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{Array, MapData};
 use aya::programs::XdpMode;
-use tidegate_port::xdp::NapiPoller;
+use tidegate_port::xdp::{BusyPoll, NapiPoller};
+use tidegate_wire::{MacAddr, TcpFlags};
 
 use super::bpf;
+use super::segment::Segment;
 use super::template::{fold, sum};
 use super::{Answer, Latencies, Question, TcpLoadReport};
 use crate::cpu;
@@ -37,19 +39,6 @@ const BUCKETS: u32 = 64 * PARTS;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long to wait until all connections are established.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The device waits so long for the next poll before it interrupts, in nanoseconds, and
-/// so many times.
-const DEFERRAL: (u32, u64) = (2, 200_000);
-
-const ETHERNET_BYTES: usize = 14;
-const IP_BYTES: usize = 20;
-const TCP_BYTES: usize = 20;
-/// RFC 9293, section 3.2: the maximum segment size.
-const MSS_OPTION: [u8; 4] = [2, 4, 0x05, 0xb4];
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const PSH_ACK: u8 = 8 | 16;
-
 /// Who asks whom.
 #[derive(Clone, Debug)]
 pub struct AskerConfig {
@@ -117,7 +106,8 @@ struct Asker<'c> {
 /// When the settings make no sense, the kernel does not take the program (it must be
 /// Linux 6.13 or newer), or connections cannot be established.
 pub fn load_tcp_at_device(end: &End, config: &AskerConfig) -> Result<TcpLoadReport, LabError> {
-    end.set_deferral(DEFERRAL.0, DEFERRAL.1)?;
+    let BusyPoll { defer_irqs, flush_timeout_ns, .. } = BusyPoll::default();
+    end.set_deferral(defer_irqs, flush_timeout_ns)?;
     let device = (end.index()?, end.mac);
     let report = end.namespace.enter(|| {
         let _pinned = cpu::Pinned::to(config.core)?;
@@ -238,53 +228,32 @@ impl<'c> Asker<'c> {
     fn send_last(&self, number: usize) -> Result<(), LabError> {
         let Seen { state, sent, .. } = self.seen[number];
         match state {
-            CONNECTING => self.send(number, sent.wrapping_sub(1), SYN),
+            CONNECTING => self.send(number, sent.wrapping_sub(1), TcpFlags::SYN),
             ASKING => {
                 let bytes = self.config.question.request.len() as u32;
-                self.send(number, sent.wrapping_sub(bytes), PSH_ACK)
+                self.send(number, sent.wrapping_sub(bytes), TcpFlags::PSH | TcpFlags::ACK)
             }
             _ => Ok(()),
         }
     }
 
-    fn send(&self, number: usize, sequence: u32, flags: u8) -> Result<(), LabError> {
-        let frame = self.frame(number, sequence, flags);
-        rustix::io::write(&self.socket, &frame).map(drop).map_err(LabError::io("cannot send"))
-    }
-
-    /// A segment, without options but in a SYN; with the question if flags say PSH.
-    fn frame(&self, number: usize, sequence: u32, flags: u8) -> Vec<u8> {
+    /// Sends a segment, with the question if flags say PSH.
+    fn send(&self, number: usize, sequence: u32, flags: TcpFlags) -> Result<(), LabError> {
         let AskerConfig { target: (target, target_mac), source, question, .. } = self.config;
-        let rest: &[u8] = match flags {
-            SYN => &MSS_OPTION,
-            PSH_ACK => &question.request,
-            _ => &[],
+        let source = SocketAddrV4::new(*source.ip(), source.port() + number as u16);
+        let asks = flags.contains(TcpFlags::PSH);
+        let segment = Segment {
+            source: (MacAddr(self.source_mac), source),
+            target: (MacAddr(*target_mac), *target),
+            sequence,
+            // 0 before it is connected.
+            acknowledgement: self.seen[number].received,
+            flags,
+            payload: if asks { &question.request } else { &[] },
         };
-        let tcp_bytes = TCP_BYTES + rest.len();
-        let header_words = if flags == SYN { 6 } else { 5 };
-        let acknowledged = if flags == SYN { 0 } else { self.seen[number].received };
-        let mut frame = Vec::with_capacity(ETHERNET_BYTES + IP_BYTES + tcp_bytes);
-        frame.extend(target_mac);
-        frame.extend(self.source_mac);
-        frame.extend([0x08, 0x00, 0x45, 0]);
-        frame.extend(((IP_BYTES + tcp_bytes) as u16).to_be_bytes());
-        // Not to be fragmented, hop limit 64, TCP, no checksum yet.
-        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
-        frame.extend(source.ip().octets());
-        frame.extend(target.ip().octets());
-        frame.extend((source.port() + number as u16).to_be_bytes());
-        frame.extend(target.port().to_be_bytes());
-        frame.extend(sequence.to_be_bytes());
-        frame.extend(acknowledged.to_be_bytes());
-        frame.extend([header_words << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
-        frame.extend(rest);
-        let (ip, tcp) = (ETHERNET_BYTES, ETHERNET_BYTES + IP_BYTES);
-        let checksum = !fold(sum(&frame[ip..tcp]));
-        frame[ip + 10..ip + 12].copy_from_slice(&checksum.to_be_bytes());
-        let pseudo = sum(&frame[ip + 12..tcp]) + 6 + tcp_bytes as u32;
-        let checksum = !fold(pseudo + sum(&frame[tcp..]));
-        frame[tcp + 16..tcp + 18].copy_from_slice(&checksum.to_be_bytes());
-        frame
+        let frame = segment.frame();
+        let frame = frame.ok_or_else(|| LabError::Config("a question is too long".into()))?;
+        rustix::io::write(&self.socket, &frame).map(drop).map_err(LabError::io("cannot send"))
     }
 
     fn run(&mut self) -> Result<TcpLoadReport, LabError> {
@@ -324,7 +293,7 @@ impl Drop for Asker<'_> {
         self.seen = self.look().unwrap_or_default();
         for (number, seen) in self.seen.iter().enumerate() {
             // The server's device may be gone.
-            let _ = self.send(number, seen.sent, RST);
+            let _ = self.send(number, seen.sent, TcpFlags::RST);
         }
     }
 }

@@ -22,6 +22,7 @@ mod port_flood;
 mod query_file;
 mod raw;
 pub mod responder;
+pub(crate) mod segment;
 mod slots;
 mod tcp;
 pub(crate) mod template;

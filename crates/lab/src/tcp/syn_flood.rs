@@ -1,16 +1,12 @@
 //! `lab syn-flood`: whether one can still connect while strangers send as many
 //! SYN segments as they can.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
-use tidegate_wire::checksum::pseudo_header_v4;
-use tidegate_wire::tcp::fill_checksum;
-use tidegate_wire::{
-    EtherType, EthernetHeader, Ipv4Header, MacAddr, Protocol, TcpFlags, TcpHeader, TcpOption,
-};
+use tidegate_wire::{MacAddr, TcpFlags};
 
 use super::{PORT, TcpConfig, cores, median};
 use crate::error::LabError;
@@ -20,6 +16,7 @@ use crate::livelock::bench::{
     ReceiveWork, Receiver,
 };
 use crate::livelock::subject::this_program;
+use crate::load::segment::Segment;
 use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::process::Process;
 
@@ -39,8 +36,6 @@ const LEAST_SECONDS: f64 = 5.0;
 /// Who sends the flood: RFC 2544's addresses.
 const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const STRANGERS: u32 = 8_192;
-/// The maximum segment size, no more: what floods send.
-const OPTION_BYTES: usize = 4;
 
 /// A way to serve, and how fast strangers send meanwhile: `None` is as fast as
 /// they can, which may be more than anybody can look at.
@@ -158,40 +153,23 @@ fn frames(target: [u8; 6]) -> Vec<Vec<u8>> {
 }
 
 fn syn(target: [u8; 6], source: Ipv4Addr, number: u32) -> Option<Vec<u8>> {
-    let segment_bytes = TcpHeader::BYTES + OPTION_BYTES;
-    let mut frame = vec![0; EthernetHeader::BYTES + Ipv4Header::BYTES + segment_bytes];
-    let ethernet = EthernetHeader {
-        destination: MacAddr(target),
-        source: MacAddr(LOAD_MAC),
-        vlan: None,
-        ethertype: EtherType::IPV4,
-    };
-    let packet = ethernet.emit(&mut frame)?;
-    let ip = Ipv4Header::new(source, OWN_ADDRESS, Protocol::TCP, segment_bytes)?;
-    let segment = ip.emit(packet)?;
-    let options = segment.get_mut(TcpHeader::BYTES..)?;
-    TcpOption::MaximumSegmentSize(1460).emit(options)?;
-    let header = TcpHeader {
-        source_port: 1024 + (number.wrapping_mul(7919) % 60_000) as u16,
-        destination_port: PORT,
+    let port = 1024 + (number.wrapping_mul(7919) % 60_000) as u16;
+    let segment = Segment {
+        source: (MacAddr(LOAD_MAC), SocketAddrV4::new(source, port)),
+        target: (MacAddr(target), SocketAddrV4::new(OWN_ADDRESS, PORT)),
         sequence: number.wrapping_mul(0x9e37_79b9),
         acknowledgement: 0,
-        header_bytes: segment_bytes as u8,
         flags: TcpFlags::SYN,
-        window: 65_535,
-        checksum: 0,
-        urgent_pointer: 0,
+        payload: &[],
     };
-    header.emit(segment)?;
-    let pseudo = pseudo_header_v4(source, OWN_ADDRESS, Protocol::TCP, segment_bytes as u16);
-    fill_checksum(pseudo, segment);
-    Some(frame)
+    segment.frame()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tidegate_wire::tcp::verify_v4;
+    use tidegate_wire::{EtherType, EthernetHeader, Ipv4Header, TcpHeader};
 
     #[test]
     fn a_stranger_sends_a_whole_segment() {
