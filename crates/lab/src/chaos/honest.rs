@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub(super) struct Honest {
     /// Connections that ended well.
     pub(super) connections: AtomicU64,
     /// What went wrong.
-    pub(super) errors: AtomicU64,
+    errors: Mutex<Vec<String>>,
 }
 
 impl Honest {
@@ -52,10 +53,16 @@ impl Honest {
                 self.connections.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
-                self.errors.fetch_add(1, Ordering::Relaxed);
-                eprintln!("{who}: {error}");
+                let said = format!("{who}: {error}");
+                eprintln!("{said}");
+                self.errors.lock().unwrap_or_else(PoisonError::into_inner).push(said);
             }
         }
+    }
+
+    /// What went wrong, in the words of who saw it.
+    pub(super) fn errors(&self) -> Vec<String> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -80,13 +87,18 @@ pub(super) fn beside<R>(
         }
         for number in 0..SERVERS {
             let address = SocketAddr::new(own(number), LISTENERS + number as u16);
+            let (listens, listening) = mpsc::channel();
             scope.spawn(move || {
-                if let Err(error) = server(path, address, servers_stop) {
+                if let Err(error) = server(path, address, servers_stop, listens) {
                     honest.note("an honest server", Err(error));
                 }
             });
             let namespace = &site.pair.a.namespace;
             clients.push(scope.spawn(move || {
+                // One that cannot listen has said why, and its clients do not come.
+                if listening.recv().is_err() {
+                    return;
+                }
                 let mut seed = 1000 * number as u64;
                 let visits = namespace.enter(|| {
                     while !clients_stop.load(Ordering::Relaxed) {
@@ -148,7 +160,9 @@ fn exchange(
         socket.send_to(&datagram, to)?;
         loop {
             let len = match socket.recv_from(&mut came) {
-                Ok((len, _)) => len,
+                Ok((len, from)) if from == to => len,
+                // To who had this port before.
+                Ok(_) => continue,
                 Err(error) if is_time_out(&error) => break,
                 Err(error) => return Err(error),
             };
@@ -168,10 +182,17 @@ fn over(protocol: &str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{protocol}: {error}"))
 }
 
-/// An application that sends back what comes.
-fn server(path: &Path, address: SocketAddr, stop: &AtomicBool) -> io::Result<()> {
+/// An application that sends back what comes, and says when it can.
+fn server(
+    path: &Path,
+    address: SocketAddr,
+    stop: &AtomicBool,
+    listens: mpsc::Sender<()>,
+) -> io::Result<()> {
     let net = Net::attach(path, "honest")?;
     let listener = TcpListener::bind(&net, address)?;
+    // Its client waits for this as long as it takes.
+    let _ = listens.send(());
     listener.set_nonblocking(true)?;
     while !stop.load(Ordering::Relaxed) {
         let mut stream = match listener.accept() {

@@ -33,6 +33,9 @@ use crate::{Experiment, LabError};
 /// be called a leak: pages that are kept by the little in them that is in use.
 const RESIDENT_SLACK_BYTES: u64 = 2 << 20;
 
+/// Errors of honest applications whose words go with the result.
+const ERRORS_SAID: usize = 8;
+
 /// How to run the experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct ChaosConfig {
@@ -88,7 +91,8 @@ fn report(
     let grown = killed.after.resident_bytes as f64 - killed.before.resident_bytes as f64;
     result.figure("resident_growth_bytes", grown);
     let honest = &killed.honest;
-    result.figure("honest_errors", honest.errors.load(Ordering::Relaxed) as f64);
+    let errors = honest.errors();
+    result.figure("honest_errors", errors.len() as f64);
     result.figure("honest_bytes", honest.bytes.load(Ordering::Relaxed) as f64);
     result.figure("honest_datagrams", honest.datagrams.load(Ordering::Relaxed) as f64);
     result.figure("honest_resent", honest.resent.load(Ordering::Relaxed) as f64);
@@ -120,6 +124,9 @@ fn report(
          `any` were killed without a look at what they did",
         config.seed
     ));
+    for error in errors.iter().take(ERRORS_SAID) {
+        result.note(format!("honest_errors: {error}"));
+    }
     result.note(format!(
         "leaked_bytes: packet buffers, data and places of connections that did not come back \
          within 90 s, and what the daemon's resident memory (its own and what it shares) grew by \

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -146,17 +146,7 @@ pub(super) fn visit(listeners: &[SocketAddr], stop: &AtomicBool) {
 /// Sends numbered bytes to an honest listener and checks what comes back.
 /// Returns how many bytes that was.
 pub(super) fn check(address: SocketAddr, seed: u64, stop: &AtomicBool) -> io::Result<u64> {
-    let began = Instant::now();
-    let mut stream = loop {
-        match TcpStream::connect_timeout(&address, LOOK) {
-            Ok(stream) => break stream,
-            // It is only about to listen.
-            Err(error) if began.elapsed() > PATIENCE || stop.load(Ordering::Relaxed) => {
-                return Err(error);
-            }
-            Err(_) => thread::sleep(Duration::from_millis(2)),
-        }
-    };
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

@@ -83,7 +83,7 @@ pub(super) fn run(site: &Site) -> Result<Upgraded, LabError> {
         upgraded.map(|pause| (pause, asked))
     });
     let (pause, asked) = asked?;
-    let mut lost = honest.errors.load(Ordering::Relaxed);
+    let mut lost = honest.errors().len() as u64;
     if let Err(error) = asked {
         eprintln!("the client with the clock: {error}");
         lost += 1;
