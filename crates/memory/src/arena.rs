@@ -641,8 +641,7 @@ impl Arena {
     /// in bytes from the start of the mapping.
     #[inline(always)]
     pub fn lend(&mut self, frame: Frame) -> u64 {
-        self.state[frame.at() >> self.shift] = State::Lent;
-        frame.at() as u64
+        self.lending().lend(frame)
     }
 
     /// Takes a lent frame back by an address inside it, with `len` bytes of
@@ -650,14 +649,7 @@ impl Arena {
     /// data does not fit in the frame, or the frame is not lent.
     #[inline(always)]
     pub fn reclaim(&mut self, address: u64, len: u32) -> Option<Frame> {
-        let at = usize::try_from(address).ok()?;
-        let headroom = at & (self.frame_bytes() - 1);
-        let state = self.state.get_mut(at >> self.shift)?;
-        if *state != State::Lent || headroom as u64 + u64::from(len) > self.usable_bytes as u64 {
-            return None;
-        }
-        *state = State::Held;
-        Some(Frame::new(at, headroom as u16, len as u16))
+        self.lending().reclaim(address, len)
     }
 
     /// Takes every lent frame back into the free list. Only for when the other

@@ -152,6 +152,18 @@ impl<T> Fifo<T> {
         Drain { queue: self, left }
     }
 
+    /// The values at the front that lie side by side, at most `most`. There may be more
+    /// behind them.
+    #[inline(always)]
+    pub fn front_run(&mut self, most: usize) -> &mut [T] {
+        let first = self.place(self.taken).min(self.slots.len());
+        let len = self.len().min(self.slots.len() - first).min(most);
+        let slots = &mut self.slots[first..first + len];
+        // SAFETY: the slots of the values that wait hold values, and those have the layout
+        // of their slots.
+        unsafe { slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), slots.len()) }
+    }
+
     /// Takes values from the front as long as they lie side by side: many cost
     /// less so than one by one. When it ends, there may be more. Those that it
     /// was not asked for stay.
@@ -612,6 +624,12 @@ mod tests {
                     }
                     Step::Change(index) => {
                         prop_assert_eq!(queue.get(index), model.get(index));
+                        let run = queue.front_run(index);
+                        prop_assert!(run.len() <= index && run.iter().eq(model.iter().take(run.len())));
+                        prop_assert!(!run.is_empty() || index == 0 || model.is_empty());
+                        if let Some(last) = run.len().checked_sub(1) {
+                            (*run[last], *model[last]) = (number + 2000, number + 2000);
+                        }
                         if let (Some(a), Some(b)) = (queue.get_mut(index), model.get_mut(index)) {
                             (**a, **b) = (number + 1000, number + 1000);
                         }

@@ -39,13 +39,15 @@ void tg_drain(struct tg_device *device)
     leave(device);
 }
 
-// What is known of a frame's checksum, from a device that verifies them or does not.
-static inline uint8_t checksum_of(const struct rte_mbuf *mbuf, int verifies)
+// What is known of a frame's checksum, from a device that verifies them.
+static inline uint8_t checksum_of(const struct rte_mbuf *mbuf)
 {
     uint64_t l4 = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
-    int good = verifies && l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD;
-    return good ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
+    return l4 == RTE_MBUF_F_RX_L4_CKSUM_GOOD ? CHECKSUM_VERIFIED : CHECKSUM_UNKNOWN;
 }
+
+// How many packets later one is looked at that is fetched now.
+#define AHEAD 8
 
 // Fills the burst with what has arrived at a queue. A frame in pieces that do
 // not fit into one buffer has no data.
@@ -62,21 +64,24 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
     leave(device);
     // Nothing that is written to the packets changes these: they need not be read
     // again for each.
-    const struct tg_pool pool = device->pool;
+    const struct rte_mempool *frames = device->pool.mbufs != NULL ? device->pool.mempool : NULL;
     const int verifies = device->receive_checksum;
     for (unsigned i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = burst->mbufs[i];
-        int whole = likely(mbuf->nb_segs == 1) || rte_pktmbuf_linearize(mbuf) == 0;
+        // Some drivers do not look at what they hand over.
+        if (i + AHEAD < count)
+            rte_prefetch0(burst->mbufs[i + AHEAD]);
+        int is_frame = tg_is_frame(frames, mbuf);
+        int whole = is_frame || mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
         uint8_t *data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
-        uint8_t is_frame = tg_is_frame(&pool, mbuf);
-        uint8_t checksum = checksum_of(mbuf, verifies);
+        uint8_t checksum = verifies ? checksum_of(mbuf) : CHECKSUM_UNKNOWN;
         uint32_t len = mbuf->pkt_len;
         rte_prefetch0(data);
         struct tg_packet *packet = &burst->packets[i];
         packet->data = data;
         packet->len = len;
         packet->checksum = checksum;
-        packet->is_frame = is_frame;
+        packet->is_frame = (uint8_t)is_frame;
     }
     return count;
 }
@@ -134,16 +139,20 @@ static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_p
     return chain;
 }
 
-// Describes `count` frames, or those up to the first for which there are not enough
+// Describes `count` frames, in their own mbufs or in those of copies, or those up to the first for which there are not enough
 // mbufs, and returns how many. Those to cut are chains afterwards. Tells whether there is
 // anything for the device to sum or to cut.
 static unsigned describe(const struct tg_device *device, const struct tg_packet *packets,
     struct rte_mbuf **mbufs, unsigned count, int *asks)
 {
+    // Nothing that is written to the mbufs changes these.
+    const struct tg_pool pool = device->pool;
+    const int takes_frames = device->takes_frames;
     *asks = 0;
     for (unsigned i = 0; i < count; i++) {
-        struct rte_mbuf *mbuf = mbufs[i];
         const struct tg_packet *packet = &packets[i];
+        struct rte_mbuf *mbuf = takes_frames ? tg_mbuf_at(&pool, packet->data) : mbufs[i];
+        mbufs[i] = mbuf;
         mbuf->pkt_len = packet->len;
         mbuf->data_len = (uint16_t)packet->len;
         mbuf->ol_flags = 0;
@@ -185,12 +194,8 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
         return 0;
     tg_turn_begin(&device->pool);
     unsigned sent = 0;
-    if (device->takes_frames) {
-        for (unsigned i = 0; i < count; i++)
-            mbufs[i] = tg_mbuf_at(&device->pool, packets[i].data);
-    } else if (!copy_out(device, packets, mbufs, count)) {
+    if (!device->takes_frames && !copy_out(device, packets, mbufs, count))
         count = 0;
-    }
     int asks;
     count = describe(device, packets, mbufs, count, &asks);
     if (count > 0) {

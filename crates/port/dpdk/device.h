@@ -14,8 +14,9 @@
 
 #include "pool.h"
 
-// As in src/dpdk/sys/raw.rs.
-#define BURST 64
+// As in src/dpdk/sys/raw.rs. Each burst tells the other side once how far it came: with 64
+// a memif forwards 5 % less, and with 256 what a burst touches is in no cache any more.
+#define BURST 128
 #define DRIVER_BYTES 32
 #define STATISTIC_BYTES 64
 

@@ -111,7 +111,7 @@ static struct rte_mempool_cache *cache_of(const struct tg_pool *pool)
 // has no turn and takes what it needs from the stack.
 static unsigned cache_size(unsigned mbufs)
 {
-    return RTE_MIN(mbufs / 2, 64u);
+    return RTE_MIN(mbufs / 2, 128u);
 }
 
 // Gives the pool a number, and lets nobody keep mbufs but its turns: a thread

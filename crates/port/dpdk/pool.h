@@ -74,12 +74,11 @@ void tg_turn_begin(struct tg_pool *pool);
 // Returns how many mbufs are in the pool.
 unsigned tg_turn_end(struct tg_pool *pool);
 
-// Whether the mbuf is a frame of the pool's arena, all of it in one piece, and
-// nobody else reads it.
-static inline int tg_is_frame(const struct tg_pool *pool, const struct rte_mbuf *mbuf)
+// Whether the mbuf is a frame of an arena, whose pool is `frames`, all of it in one
+// piece, and nobody else reads it.
+static inline int tg_is_frame(const struct rte_mempool *frames, const struct rte_mbuf *mbuf)
 {
-    return mbuf->pool == pool->mempool && pool->mbufs != NULL && mbuf->nb_segs == 1
-        && rte_mbuf_refcnt_read(mbuf) == 1;
+    return mbuf->pool == frames && mbuf->nb_segs == 1 && rte_mbuf_refcnt_read(mbuf) == 1;
 }
 
 static inline struct rte_mbuf *tg_mbuf_of(const struct tg_pool *pool, size_t frame)

@@ -9,7 +9,7 @@ use tidegate_port::{Burst, Port};
 use crate::cpu;
 use crate::error::LabError;
 
-const BURST: usize = 64;
+const BURST: usize = 128;
 /// Bytes of each frame that is put into the device first.
 const FRAME: [u8; 64] = [0; 64];
 /// Bursts between two looks at the clock.

@@ -30,7 +30,30 @@ pub struct GiveBack<'a> {
     state: &'a mut [State],
 }
 
+/// Lends frames and takes them back; made by [`Arena::lending`].
+pub struct Lending<'a> {
+    bytes: usize,
+    frame_bytes: usize,
+    usable_bytes: usize,
+    base: NonNull<u8>,
+    shift: u32,
+    state: &'a mut [State],
+}
+
 impl Arena {
+    /// To lend many frames or take them back, one after the other.
+    #[inline(always)]
+    pub fn lending(&mut self) -> Lending<'_> {
+        Lending {
+            bytes: self.bytes,
+            frame_bytes: self.frame_bytes,
+            usable_bytes: self.usable_bytes,
+            base: self.base,
+            shift: self.shift,
+            state: &mut self.state,
+        }
+    }
+
     /// To take many frames, one after the other.
     #[inline(always)]
     pub fn take(&mut self) -> Take<'_> {
@@ -61,6 +84,40 @@ impl Arena {
             available: &mut self.available,
             state: &mut self.state,
         }
+    }
+}
+
+impl Lending<'_> {
+    /// As [`Arena::lend`].
+    #[inline(always)]
+    pub fn lend(&mut self, frame: Frame) -> u64 {
+        self.state[frame.at() >> self.shift] = State::Lent;
+        frame.at() as u64
+    }
+
+    /// As [`Arena::reclaim`].
+    #[inline(always)]
+    pub fn reclaim(&mut self, address: u64, len: u32) -> Option<Frame> {
+        let at = usize::try_from(address).ok()?;
+        let headroom = at & (self.frame_bytes - 1);
+        let state = self.state.get_mut(at >> self.shift)?;
+        if *state != State::Lent || headroom as u64 + u64::from(len) > self.usable_bytes as u64 {
+            return None;
+        }
+        *state = State::Held;
+        Some(Frame::new(at, headroom as u16, len as u16))
+    }
+
+    /// Where the frame's data begins in this process, for the other side to read.
+    ///
+    /// # Panics
+    /// When the frame belongs to a larger arena.
+    #[inline(always)]
+    pub fn data_of(&self, frame: &Frame) -> *mut u8 {
+        if frame.at() + frame.len() > self.bytes {
+            foreign_frame();
+        }
+        self.base.as_ptr().wrapping_add(frame.at())
     }
 }
 
@@ -222,6 +279,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_lent_together_is_taken_back_by_its_addresses() {
+        let mut arena = arena(2);
+        let (a, b) = (arena.alloc_from(b"first").unwrap(), arena.alloc_from(b"other").unwrap());
+        let base = arena.region().0.as_ptr();
+        let mut lending = arena.lending();
+        let data = lending.data_of(&a);
+        let (a, b) = (lending.lend(a), lending.lend(b));
+        assert_eq!(data, base.wrapping_add(a as usize));
+        let frame = lending.reclaim(b + 1, 3).unwrap();
+        assert!(lending.reclaim(b, 0).is_none(), "it is not lent any more");
+        assert_eq!(arena.bytes(&frame), b"the");
+        arena.free(frame);
+        let frame = arena.reclaim(a, 5).unwrap();
+        assert_eq!(arena.bytes(&frame), b"first");
+        arena.free(frame);
+        assert_eq!(arena.available(), 2);
+    }
+
+    #[test]
     fn a_reader_that_panics_loses_only_its_own_frame() {
         let mut arena = arena(2);
         let (a, b) = (arena.alloc_from(b"a").unwrap(), arena.alloc_from(b"b").unwrap());
@@ -239,6 +315,12 @@ mod tests {
         let (mut small, mut large) = (arena(1), arena(2));
         let (first, second) = (large.alloc_from(b"x").unwrap(), large.alloc_from(b"x").unwrap());
         let outside = if first.at() > second.at() { first } else { second };
+        assert!(
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                small.lending().data_of(&outside)
+            }))
+            .is_err()
+        );
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             small.give_back().consume(outside, <[u8]>::len)
         }));

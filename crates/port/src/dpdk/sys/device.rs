@@ -66,7 +66,7 @@ struct Marks {
 
 impl Marks {
     fn of(arena: &Arena) -> Self {
-        let low = (arena.capacity() / 8).clamp(1, 2 * BURST);
+        let low = (arena.capacity() / 8).clamp(1, BURST);
         Self { low, target: 2 * low, high: 4 * low }
     }
 }
@@ -388,24 +388,26 @@ impl Device {
         drops: &mut DropCounters,
     ) -> (usize, u64) {
         let base = arena.region().0.as_ptr() as usize;
-        let packets = &self.arrived.raw.packets[self.arrived.next..][..count];
         let mut places = burst.spare(usize::MAX, count);
+        let count = count.min(places.left());
+        let packets = &self.arrived.raw.packets[self.arrived.next..][..count];
+        let mut lent = arena.lending();
         let (mut bytes, mut seen) = (0, 0);
         for packet in packets {
-            if packet.is_frame == 0 || places.is_full() {
+            if packet.is_frame == 0 {
                 break;
             }
             seen += 1;
             let address = (packet.data as usize).wrapping_sub(base);
-            let Some(mut frame) = arena.reclaim(address as u64, packet.len) else {
+            let Some(mut frame) = lent.reclaim(address as u64, packet.len) else {
                 drops.count(DropReason::PortInvalidDescriptor);
                 continue;
             };
             if packet.checksum == raw::CHECKSUM_VERIFIED {
                 frame.set_checksum(Checksum::Verified);
             }
-            bytes += frame.len() as u64;
-            // There is a place: this was looked at first.
+            bytes += u64::from(packet.len);
+            // There is a place: no more are gone through.
             let _ = places.push(frame);
         }
         let frames = places.used();
@@ -491,12 +493,12 @@ impl Device {
         let sent = sent.min(burst.len());
         let mut bytes = 0;
         if self.takes_frames() {
-            let mut left = sent;
+            let (mut left, mut lent) = (sent, arena.lending());
             // Up to the end of the queue's memory, and again from its beginning on.
             while left > 0 {
                 for frame in burst.run_of(left) {
                     bytes += frame.len() as u64;
-                    arena.lend(frame);
+                    lent.lend(frame);
                     left -= 1;
                 }
             }
@@ -515,49 +517,17 @@ impl Device {
     /// frame that cannot be. Returns how many frames.
     #[inline(always)]
     fn describe(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
-        let count = burst.len().min(BURST);
         let sendable = SHORTEST_FRAME_BYTES..=self.longest;
-        let cuts = self.cuts();
-        let to_cut = |bytes: &[u8], frame: &Frame| match cuts {
-            true => layers::to_cut(bytes, frame),
-            false => None,
-        };
-        for (index, packet) in self.to_send[..count].iter_mut().enumerate() {
-            let Some(frame) = burst.get_mut(index) else { return index };
-            let is_sendable =
-                sendable.contains(&frame.len()) || to_cut(arena.bytes(frame), frame).is_some();
-            if !is_sendable {
+        let frames = burst.front_run(BURST);
+        let count = frames.len();
+        for (index, frame) in frames.iter_mut().enumerate() {
+            let packet = &mut self.to_send[index];
+            packet.checksum = raw::CHECKSUM_UNKNOWN;
+            let is_plain = frame.is_unchecked() && sendable.contains(&frame.len());
+            if !is_plain && !describe_work(&self.raw, self.longest, arena, frame, packet) {
                 return index;
             }
-            packet.checksum = raw::CHECKSUM_UNKNOWN;
-            if !frame.is_unchecked()
-                && let Checksum::Partial { .. } = frame.checksum()
-            {
-                let layers = match self.raw.transmit_checksum {
-                    0 => None,
-                    _ => layers::to_sum(arena.bytes(frame), frame.checksum()),
-                };
-                match layers {
-                    Some(layers) => {
-                        packet.checksum =
-                            if layers.is_tcp { raw::CHECKSUM_TCP } else { raw::CHECKSUM_UDP };
-                        packet.is_v6 = layers.is_v6.into();
-                        packet.link_bytes = layers.link_bytes;
-                        packet.network_bytes = layers.network_bytes;
-                        if let Some(cut) = to_cut(arena.bytes(frame), frame) {
-                            packet.checksum = raw::CHECKSUM_TCP_CUT;
-                            packet.transport_bytes = cut.transport_bytes;
-                            packet.segment_bytes = cut.segment_bytes;
-                        }
-                    }
-                    None => {
-                        let checksum = frame.checksum();
-                        layers::complete(arena.bytes_mut(frame), checksum);
-                        frame.set_checksum(Checksum::Unknown);
-                    }
-                }
-            }
-            packet.data = arena.bytes(frame).as_ptr().cast_mut();
+            packet.data = arena.lending().data_of(frame);
             packet.len = frame.len() as u32;
         }
         count
@@ -625,6 +595,48 @@ impl Drop for Device {
             mem::forget(self.memory.clone());
         }
     }
+}
+
+/// Writes down what the device has to sum or to cut of a frame, and sums itself what the
+/// device does not. Returns whether the frame can be sent.
+#[inline(never)]
+fn describe_work(
+    device: &raw::Device,
+    longest: usize,
+    arena: &mut Arena,
+    frame: &mut Frame,
+    packet: &mut Packet,
+) -> bool {
+    let cut = match device.cuts {
+        0 => None,
+        _ => layers::to_cut(arena.bytes(frame), frame),
+    };
+    if !(SHORTEST_FRAME_BYTES..=longest).contains(&frame.len()) && cut.is_none() {
+        return false;
+    }
+    let checksum = frame.checksum();
+    if !matches!(checksum, Checksum::Partial { .. }) {
+        return true;
+    }
+    let layers = match device.transmit_checksum {
+        0 => None,
+        _ => layers::to_sum(arena.bytes(frame), checksum),
+    };
+    let Some(layers) = layers else {
+        layers::complete(arena.bytes_mut(frame), checksum);
+        frame.set_checksum(Checksum::Unknown);
+        return true;
+    };
+    packet.checksum = if layers.is_tcp { raw::CHECKSUM_TCP } else { raw::CHECKSUM_UDP };
+    packet.is_v6 = layers.is_v6.into();
+    packet.link_bytes = layers.link_bytes;
+    packet.network_bytes = layers.network_bytes;
+    if let Some(cut) = cut {
+        packet.checksum = raw::CHECKSUM_TCP_CUT;
+        packet.transport_bytes = cut.transport_bytes;
+        packet.segment_bytes = cut.segment_bytes;
+    }
+    true
 }
 
 fn failed(raw: &raw::Device, error: i32) -> Failed {

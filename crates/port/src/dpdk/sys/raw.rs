@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 /// The most frames of one call; as in the shim.
-pub const BURST: usize = 64;
+pub const BURST: usize = 128;
 const DRIVER_BYTES: usize = 32;
 /// Of the name of one statistic, with zeros behind.
 pub const STATISTIC_BYTES: usize = 64;
