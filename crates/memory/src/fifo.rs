@@ -152,16 +152,23 @@ impl<T> Fifo<T> {
         Drain { queue: self, left }
     }
 
-    /// The values at the front that lie side by side, at most `most`. There may be more
-    /// behind them.
+    /// The values, from the front: those that lie side by side, and behind them the
+    /// others, which do too.
     #[inline(always)]
-    pub fn front_run(&mut self, most: usize) -> &mut [T] {
+    pub fn as_mut_slices(&mut self) -> (&mut [T], &mut [T]) {
         let first = self.place(self.taken).min(self.slots.len());
-        let len = self.len().min(self.slots.len() - first).min(most);
-        let slots = &mut self.slots[first..first + len];
-        // SAFETY: the slots of the values that wait hold values, and those have the layout
-        // of their slots.
-        unsafe { slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), slots.len()) }
+        let (back, front) = self.slots.split_at_mut(first);
+        let in_front = self.added.wrapping_sub(self.taken).min(front.len());
+        let behind = self.added.wrapping_sub(self.taken) - in_front;
+        let (front, back) = (&mut front[..in_front], &mut back[..behind]);
+        // SAFETY: the slots of the values that wait hold values, in a circle from `first`
+        // on, and values have the layout of their slots.
+        unsafe {
+            (
+                slice::from_raw_parts_mut(front.as_mut_ptr().cast(), in_front),
+                slice::from_raw_parts_mut(back.as_mut_ptr().cast(), behind),
+            )
+        }
     }
 
     /// Takes values from the front as long as they lie side by side: many cost
@@ -624,11 +631,12 @@ mod tests {
                     }
                     Step::Change(index) => {
                         prop_assert_eq!(queue.get(index), model.get(index));
-                        let run = queue.front_run(index);
-                        prop_assert!(run.len() <= index && run.iter().eq(model.iter().take(run.len())));
-                        prop_assert!(!run.is_empty() || index == 0 || model.is_empty());
-                        if let Some(last) = run.len().checked_sub(1) {
-                            (*run[last], *model[last]) = (number + 2000, number + 2000);
+                        let (front, back) = queue.as_mut_slices();
+                        prop_assert!(!front.is_empty() || back.is_empty());
+                        prop_assert!(front.iter().chain(back.iter()).eq(model.iter()));
+                        let (last, same) = (back.last_mut().or(front.last_mut()), model.back_mut());
+                        if let (Some(a), Some(b)) = (last, same) {
+                            (**a, **b) = (number + 2000, number + 2000);
                         }
                         if let (Some(a), Some(b)) = (queue.get_mut(index), model.get_mut(index)) {
                             (**a, **b) = (number + 1000, number + 1000);

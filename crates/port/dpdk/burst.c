@@ -57,7 +57,7 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
         return 0;
     // A driver may want buffers for all of a burst, or take nothing. With none
     // at all it may still have some that are filled.
-    unsigned most = device->level == 0 ? BURST : RTE_MIN((unsigned)BURST, device->level);
+    unsigned most = device->level == 0 ? device->burst : RTE_MIN(device->burst, device->level);
     tg_turn_begin(&device->pool);
     unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
     device->level = tg_turn_end(&device->pool);

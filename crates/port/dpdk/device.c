@@ -86,7 +86,8 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
         device->step = "get memory for its buffers";
         uint32_t frame_bytes = (uint32_t)1 << memory->shift;
         uint16_t data_bytes = RTE_MIN(RTE_MAX(frame_bytes, 2048u), 16384u);
-        return tg_pool_of_copies(&device->pool, pool, COPIES, data_bytes, socket);
+        return tg_pool_of_copies(
+            &device->pool, pool, COPIES, data_bytes, device->burst, socket);
     }
     device->step = "reach the packet buffers in ordinary memory";
     if (device->is_card && !tg_is_virtual() && memory->page_bytes <= 4096)
@@ -96,7 +97,7 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
     if (error != 0)
         return error;
     device->step = "get memory for the descriptions of its buffers";
-    error = tg_pool_of_frames(&device->pool, pool, memory, socket);
+    error = tg_pool_of_frames(&device->pool, pool, memory, device->burst, socket);
     if (error != 0) {
         if (device->is_card)
             tg_hide_from_cards(memory);
@@ -288,6 +289,7 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
         device->is_card = strcmp(rte_bus_name(rte_dev_bus(info.device)), "vdev") != 0;
         device->queues_max = RTE_MIN(info.max_rx_queues, info.max_tx_queues);
         snprintf(device->driver, sizeof(device->driver), "%s", info.driver_name);
+        device->burst = is_paravirtual(device->driver) ? BURST / 2 : BURST;
         // A memif whose other side ends unmaps its rings.
         device->has_handlers = strcmp(device->driver, "net_memif") == 0;
         if (device->has_handlers)

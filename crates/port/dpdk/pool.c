@@ -109,9 +109,9 @@ static struct rte_mempool_cache *cache_of(const struct tg_pool *pool)
 // How many of a pool of `mbufs` go between the stack and the cache of a turn at
 // once: about what a burst takes. Few stay there, since whoever sets up a device
 // has no turn and takes what it needs from the stack.
-static unsigned cache_size(unsigned mbufs)
+static unsigned cache_size(unsigned mbufs, unsigned burst)
 {
-    return RTE_MIN(mbufs / 2, 128u);
+    return RTE_MIN(mbufs / 2, burst);
 }
 
 // Gives the pool a number, and lets nobody keep mbufs but its turns: a thread
@@ -212,7 +212,7 @@ static int make_mbufs(struct tg_pool *pool, int socket)
 }
 
 int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
-    int socket)
+    unsigned burst, int socket)
 {
     // An arena keeps the last byte of a frame free, and an mbuf tells its size
     // in 16 bits.
@@ -226,7 +226,7 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
     // DPDK has something in front of each object, and some builds behind it.
     unsigned padding = MBUF_STRIDE - rte_mempool_calc_obj_size(OBJECT_BYTES, flags, NULL);
     pool->mempool = rte_mempool_create_empty(name, memory->frames, OBJECT_BYTES + padding,
-        cache_size(memory->frames), sizeof(about), socket, flags);
+        cache_size(memory->frames, burst), sizeof(about), socket, flags);
     int error = pool->mempool == NULL ? rte_errno : 0;
     if (error == 0)
         error = -rte_mempool_set_ops_byname(pool->mempool, OPS, NULL);
@@ -242,10 +242,10 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
 }
 
 int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
-    int socket)
+    unsigned burst, int socket)
 {
     pool->mbufs = NULL;
-    pool->mempool = rte_pktmbuf_pool_create_by_ops(name, mbufs, cache_size(mbufs), 0,
+    pool->mempool = rte_pktmbuf_pool_create_by_ops(name, mbufs, cache_size(mbufs, burst), 0,
         data_bytes + RTE_PKTMBUF_HEADROOM, socket, OPS);
     if (pool->mempool == NULL)
         return rte_errno;

@@ -37,13 +37,14 @@ struct tg_pool {
 // Makes the pools below known to DPDK. Returns 0 or an error number.
 int tg_pools_start(void);
 
-// Makes an empty pool for the frames of an arena. Returns 0 or an error number.
+// Makes an empty pool for the frames of an arena, of which a turn takes up to `burst`.
+// Returns 0 or an error number.
 int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
-    int socket);
+    unsigned burst, int socket);
 
 // Makes a full pool of `mbufs` with room for `data_bytes` behind the headroom.
 int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
-    int socket);
+    unsigned burst, int socket);
 
 // A frame that the device is to cut is given to it as a chain: a copy of its headers,
 // and pieces of the rest where they lie, as long as all cards take them. Each has an

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 use tidegate_service::attachment::Attachment;
 
@@ -122,11 +123,13 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// How long one that never reads and one that does wait between two questions.
 const PACE: Duration = Duration::from_micros(500);
 
-/// Does what it is told until it is killed, or the daemon ends.
+/// Does what it is told until it is killed, or the daemon or who started it ends.
 ///
 /// # Errors
 /// When there is no daemon any more.
 pub fn victim(config: &VictimConfig) -> Result<(), LabError> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(LabError::io("a victim would outlive who kills it"))?;
     let mut victim = Victim {
         path: &config.socket,
         // Both families, by the seed.

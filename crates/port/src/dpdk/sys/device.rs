@@ -518,17 +518,20 @@ impl Device {
     #[inline(always)]
     fn describe(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
         let sendable = SHORTEST_FRAME_BYTES..=self.longest;
-        let frames = burst.front_run(BURST);
-        let count = frames.len();
-        for (index, frame) in frames.iter_mut().enumerate() {
-            let packet = &mut self.to_send[index];
-            packet.checksum = raw::CHECKSUM_UNKNOWN;
-            let is_plain = frame.is_unchecked() && sendable.contains(&frame.len());
-            if !is_plain && !describe_work(&self.raw, self.longest, arena, frame, packet) {
-                return index;
+        let most = usize::from(self.raw.burst).min(BURST);
+        let mut count = 0;
+        let (front, back) = burst.as_mut_slices();
+        for frames in [front, back] {
+            for (frame, packet) in frames.iter_mut().zip(&mut self.to_send[count..most]) {
+                packet.checksum = raw::CHECKSUM_UNKNOWN;
+                let is_plain = frame.is_unchecked() && sendable.contains(&frame.len());
+                if !is_plain && !describe_work(&self.raw, self.longest, arena, frame, packet) {
+                    return count;
+                }
+                packet.data = arena.lending().data_of(frame);
+                packet.len = frame.len() as u32;
+                count += 1;
             }
-            packet.data = arena.lending().data_of(frame);
-            packet.len = frame.len() as u32;
         }
         count
     }
@@ -599,7 +602,7 @@ impl Drop for Device {
 
 /// Writes down what the device has to sum or to cut of a frame, and sums itself what the
 /// device does not. Returns whether the frame can be sent.
-#[inline(never)]
+#[inline(always)]
 fn describe_work(
     device: &raw::Device,
     longest: usize,

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-/// The most frames of one call; as in the shim.
+/// The most frames that a device takes or gives at once; as in the shim.
 pub const BURST: usize = 128;
 const DRIVER_BYTES: usize = 32;
 /// Of the name of one statistic, with zeros behind.
@@ -80,6 +80,7 @@ pub struct Device {
     pub mtu: u16,
     pub queues: u16,
     pub queues_max: u16,
+    pub burst: u16,
     pub mac: [u8; 6],
     pub receive_checksum: u8,
     pub transmit_checksum: u8,
