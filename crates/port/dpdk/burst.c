@@ -71,9 +71,9 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
         // Some drivers do not look at what they hand over.
         if (i + AHEAD < count)
             rte_prefetch0(burst->mbufs[i + AHEAD]);
-        int is_frame = tg_is_frame(frames, mbuf);
-        int whole = is_frame || mbuf->nb_segs == 1 || rte_pktmbuf_linearize(mbuf) == 0;
+        int whole = likely(mbuf->nb_segs == 1) || rte_pktmbuf_linearize(mbuf) == 0;
         uint8_t *data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
+        int is_frame = tg_is_frame(frames, mbuf);
         uint8_t checksum = verifies ? checksum_of(mbuf) : CHECKSUM_UNKNOWN;
         uint32_t len = mbuf->pkt_len;
         rte_prefetch0(data);
@@ -139,9 +139,9 @@ static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_p
     return chain;
 }
 
-// Describes `count` frames, in their own mbufs or in those of copies, or those up to the first for which there are not enough
-// mbufs, and returns how many. Those to cut are chains afterwards. Tells whether there is
-// anything for the device to sum or to cut.
+// Describes `count` frames, in their own mbufs or in those of copies, or those up to the
+// first for which there are not enough mbufs, and returns how many. Those to cut are chains
+// afterwards. Tells whether there is anything for the device to sum or to cut.
 static unsigned describe(const struct tg_device *device, const struct tg_packet *packets,
     struct rte_mbuf **mbufs, unsigned count, int *asks)
 {
