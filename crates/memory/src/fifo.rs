@@ -127,11 +127,8 @@ impl<T> Fifo<T> {
 
     /// As [`Fifo::iter`], to be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        let (len, first) = (self.len(), self.place(self.taken));
-        let (back, front) = self.slots.split_at_mut(first);
-        // SAFETY: the slots of the values that wait hold values: `len` of them
-        // from `first` on, in a circle.
-        front.iter_mut().chain(back).take(len).map(|slot| unsafe { slot.assume_init_mut() })
+        let (front, back) = self.as_mut_slices();
+        front.iter_mut().chain(back)
     }
 
     /// Takes the values of a range that begins at the front, one by one. Those
@@ -156,10 +153,10 @@ impl<T> Fifo<T> {
     /// others, which do too.
     #[inline(always)]
     pub fn as_mut_slices(&mut self) -> (&mut [T], &mut [T]) {
-        let first = self.place(self.taken).min(self.slots.len());
+        let (len, first) = (self.len(), self.place(self.taken).min(self.slots.len()));
         let (back, front) = self.slots.split_at_mut(first);
-        let in_front = self.added.wrapping_sub(self.taken).min(front.len());
-        let behind = self.added.wrapping_sub(self.taken) - in_front;
+        let in_front = len.min(front.len());
+        let behind = len - in_front;
         let (front, back) = (&mut front[..in_front], &mut back[..behind]);
         // SAFETY: the slots of the values that wait hold values, in a circle from `first`
         // on, and values have the layout of their slots.

@@ -42,7 +42,8 @@ int tg_pools_start(void);
 int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
     unsigned burst, int socket);
 
-// Makes a full pool of `mbufs` with room for `data_bytes` behind the headroom.
+// Makes a full pool of `mbufs` with room for `data_bytes` behind the headroom, of which a
+// turn takes up to `burst`.
 int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
     unsigned burst, int socket);
 

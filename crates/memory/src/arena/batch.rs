@@ -32,10 +32,8 @@ pub struct GiveBack<'a> {
 
 /// Lends frames and takes them back; made by [`Arena::lending`].
 pub struct Lending<'a> {
-    bytes: usize,
     frame_bytes: usize,
     usable_bytes: usize,
-    base: NonNull<u8>,
     shift: u32,
     state: &'a mut [State],
 }
@@ -45,10 +43,8 @@ impl Arena {
     #[inline(always)]
     pub fn lending(&mut self) -> Lending<'_> {
         Lending {
-            bytes: self.bytes,
             frame_bytes: self.frame_bytes,
             usable_bytes: self.usable_bytes,
-            base: self.base,
             shift: self.shift,
             state: &mut self.state,
         }
@@ -106,18 +102,6 @@ impl Lending<'_> {
         }
         *state = State::Held;
         Some(Frame::new(at, headroom as u16, len as u16))
-    }
-
-    /// Where the frame's data begins in this process, for the other side to read.
-    ///
-    /// # Panics
-    /// When the frame belongs to a larger arena.
-    #[inline(always)]
-    pub fn data_of(&self, frame: &Frame) -> *mut u8 {
-        if frame.at() + frame.len() > self.bytes {
-            foreign_frame();
-        }
-        self.base.as_ptr().wrapping_add(frame.at())
     }
 }
 
@@ -282,11 +266,8 @@ mod tests {
     fn what_is_lent_together_is_taken_back_by_its_addresses() {
         let mut arena = arena(2);
         let (a, b) = (arena.alloc_from(b"first").unwrap(), arena.alloc_from(b"other").unwrap());
-        let base = arena.region().0.as_ptr();
         let mut lending = arena.lending();
-        let data = lending.data_of(&a);
         let (a, b) = (lending.lend(a), lending.lend(b));
-        assert_eq!(data, base.wrapping_add(a as usize));
         let frame = lending.reclaim(b + 1, 3).unwrap();
         assert!(lending.reclaim(b, 0).is_none(), "it is not lent any more");
         assert_eq!(arena.bytes(&frame), b"the");
@@ -315,12 +296,6 @@ mod tests {
         let (mut small, mut large) = (arena(1), arena(2));
         let (first, second) = (large.alloc_from(b"x").unwrap(), large.alloc_from(b"x").unwrap());
         let outside = if first.at() > second.at() { first } else { second };
-        assert!(
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                small.lending().data_of(&outside)
-            }))
-            .is_err()
-        );
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             small.give_back().consume(outside, <[u8]>::len)
         }));

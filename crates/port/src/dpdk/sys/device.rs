@@ -528,7 +528,7 @@ impl Device {
                 if !is_plain && !describe_work(&self.raw, self.longest, arena, frame, packet) {
                     return count;
                 }
-                packet.data = arena.lending().data_of(frame);
+                packet.data = arena.bytes(frame).as_ptr().cast_mut();
                 packet.len = frame.len() as u32;
                 count += 1;
             }
