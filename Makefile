@@ -37,7 +37,7 @@ lint:
 
 # Ports on devices of DPDK: the lint of what they add, their tests, the tests of
 # servers and of the router on DPDK's drivers, and a first look of `lab dpdk`.
-DPDK_FLAGS = --locked -p tidegate-port -p tidegate-cli --features dpdk
+DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
@@ -48,12 +48,12 @@ dpdk:
 # The BPF programs, from their C sources.
 bpf:
 	@scripts/setup lint
-	$(MAKE) -C crates/port/bpf
+	$(MAKE) -C crates/device/bpf
 	$(MAKE) -C crates/lab/bpf
 
 # That the checked-in BPF objects are what their sources give.
 bpf-check:
-	$(MAKE) -C crates/port/bpf check
+	$(MAKE) -C crates/device/bpf check
 	$(MAKE) -C crates/lab/bpf check
 
 # Every interleaving of the rings.

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 
-use tidegate_apps::dns::Server;
+use tidegate_apps::dns::DnsServer;
 
 #[path = "../oracles/dns_answer.rs"]
 mod oracle;
 
-static SERVER: LazyLock<Mutex<Server>> = LazyLock::new(|| {
+static SERVER: LazyLock<Mutex<DnsServer>> = LazyLock::new(|| {
     let zones = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/apps/tests/zones");
     Mutex::new(oracle::server(Path::new(zones)))
 });

@@ -1,90 +1,90 @@
-//! Frames on their way to a class: any bytes have one, and what the stack would
-//! read in them, the classifier reads too.
+//! Classification of frames: any bytes have a class, and fields that the stack's parsers
+//! read are read alike by the classifier.
 
 use std::net::IpAddr;
 
 use tidegate_gate::admission::{
-    Admission, Class, ClassCounters, Config, Facts, Kind, Match, Pressure, ProtocolMatch, Range,
-    Source, Verdict,
+    Admission, AdmissionVerdict, Class, ClassCounters, Config, Match, NumberRange, PacketKind,
+    PacketMeta, Pressure, ProtocolMatch, SourceId,
 };
 use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Medium, Protocol, UdpHeader,
 };
 
-/// The source that is known.
+/// Address of the only known source.
 const KNOWN: [u8; 4] = [192, 0, 2, 1];
 
-/// The first byte says what the frame begins with. Returns the class.
+/// Runs one input: the first byte chooses the link type. Returns the class.
 pub fn check(input: &[u8]) -> Option<usize> {
     let (&choice, frame) = input.split_first()?;
     let medium = if choice == b'i' { Medium::Ip } else { Medium::Ethernet };
-    let facts = Facts::of_frame(medium, frame);
-    assert!(facts.packet_bytes as usize <= frame.len());
-    let has_ports = matches!(facts.kind, Kind::Ip(Protocol::UDP | Protocol::TCP));
-    assert!(facts.port.is_none() || has_ports, "{facts:?}");
+    let meta = PacketMeta::parse(medium, frame);
+    assert!(meta.packet_bytes as usize <= frame.len());
+    let has_ports = matches!(meta.kind, PacketKind::Ip(Protocol::UDP | Protocol::TCP));
+    assert!(meta.destination_port.is_none() || has_ports, "{meta:?}");
     match medium {
-        Medium::Ip => packet(frame, &facts),
+        Medium::Ip => packet(frame, &meta),
         Medium::Ethernet => match EthernetHeader::parse(frame) {
-            Ok((header, rest)) if header.ethertype == EtherType::IPV4 => packet(rest, &facts),
-            Ok((header, rest)) if header.ethertype == EtherType::IPV6 => packet(rest, &facts),
+            Ok((header, rest)) if header.ethertype == EtherType::IPV4 => packet(rest, &meta),
+            Ok((header, rest)) if header.ethertype == EtherType::IPV6 => packet(rest, &meta),
             _ => {}
         },
     }
-    Some(class(&facts))
+    Some(class(&meta))
 }
 
-/// What passes the stack's parsers is read by the classifier in the same way.
-fn packet(bytes: &[u8], facts: &Facts) {
+/// Asserts that the classifier reads a packet as the stack's parsers do.
+fn packet(bytes: &[u8], meta: &PacketMeta) {
     if let Ok((header, payload)) = Ipv4Header::parse(bytes) {
-        if facts.kind == Kind::Malformed {
-            // The stack finds out when it looks for the port.
+        if meta.kind == PacketKind::Malformed {
+            // The stack detects the error only when it reads the port.
             let has_ports = matches!(header.protocol, Protocol::UDP | Protocol::TCP);
             assert!(has_ports && payload.len() < 4, "{header:?}");
             return;
         }
-        assert_eq!(facts.source, Some(IpAddr::V4(header.source)));
-        assert_eq!(facts.packet_bytes, u32::from(header.total_bytes));
+        assert_eq!(meta.source, Some(IpAddr::V4(header.source)));
+        assert_eq!(meta.packet_bytes, u32::from(header.total_bytes));
         if header.protocol == Protocol::UDP && !header.is_fragment() {
-            datagram(payload, facts);
+            datagram(payload, meta);
         }
     }
     if let Ok((header, rest)) = Ipv6Header::parse(bytes)
-        && facts.kind != Kind::Malformed
+        && meta.kind != PacketKind::Malformed
     {
-        assert_eq!(facts.source, Some(IpAddr::V6(header.source)));
+        assert_eq!(meta.source, Some(IpAddr::V6(header.source)));
         if header.next_header == Protocol::UDP {
-            datagram(rest, facts);
+            datagram(rest, meta);
         }
     }
 }
 
-fn datagram(bytes: &[u8], facts: &Facts) {
+fn datagram(bytes: &[u8], meta: &PacketMeta) {
     let Ok((header, _)) = UdpHeader::parse(bytes) else { return };
-    assert_eq!(facts.kind, Kind::Ip(Protocol::UDP));
-    assert_eq!(facts.port, Some(header.destination_port));
+    assert_eq!(meta.kind, PacketKind::Ip(Protocol::UDP));
+    assert_eq!(meta.destination_port, Some(header.destination_port));
 }
 
-/// The class of a frame, which is that of the first rule that matches; and what
-/// becomes of it is counted there, once.
-fn class(facts: &Facts) -> usize {
-    let mut admission = Admission::new(&config(), [7; 16]).expect("the classes make sense");
-    admission.confirm(Source::of(IpAddr::from(KNOWN)));
-    let class = admission.classify(facts);
-    let known = admission.known().contains(facts.source_id());
+/// Asserts that a frame is in the class of the first rule that matches, and that the
+/// verdict is counted there, once. Returns the class.
+fn class(meta: &PacketMeta) -> usize {
+    let mut admission = Admission::new(&config(), [7; 16]).expect("valid classes");
+    admission.confirm(SourceId::from_address(IpAddr::from(KNOWN)));
+    let class = admission.classify(meta);
+    let known = admission.known_sources().contains(meta.source_id());
     let classes = admission.classes();
-    if facts.kind == Kind::Malformed {
-        assert_eq!(class, classes.rest());
+    if meta.kind == PacketKind::Malformed {
+        assert_eq!(class, classes.default_class());
     } else {
-        let first = classes.rules().iter().find(|rule| rule.matches(facts, known));
+        let first = classes.rules().iter().find(|rule| rule.matches(meta, known));
         assert_eq!(first.map(|rule| usize::from(rule.class)), Some(class));
     }
-    // One that loses packets, so that limits hold.
+    // A period with packet loss, so that limits are in force.
     admission.on_period(0, &Pressure::default());
-    admission.on_period(5_000_000, &Pressure { lost_late: 1, ..Pressure::default() });
+    admission.on_period(5_000_000, &Pressure { late_drops: 1, ..Pressure::default() });
     assert!(admission.is_limiting());
     for packet in 1..=20 {
-        let (Verdict::Admit { class: of } | Verdict::Refuse { class: of, .. }) =
-            admission.decide(5_000_000, facts);
+        let (AdmissionVerdict::Admit { class: of } | AdmissionVerdict::Refuse { class: of, .. }) =
+            admission.decide(5_000_000, meta);
         assert_eq!(of, class);
         let counters = admission.counters();
         assert_eq!(counters[class].arrived(), packet);
@@ -93,7 +93,7 @@ fn class(facts: &Facts) -> usize {
     class
 }
 
-/// A class for every kind of condition.
+/// Configuration with a class for every kind of condition.
 fn config() -> Config {
     let class = |name: &str, rule: Match, rank| Class {
         name: name.into(),
@@ -106,7 +106,7 @@ fn config() -> Config {
     let all = Match::default();
     let protocol = |protocol| Match { protocol: Some(protocol), ..all };
     let network = |text: &str| Match { source: text.parse().ok(), ..all };
-    let fragments = Match { port: Some(Range::NONE), ..protocol(ProtocolMatch::UDP) };
+    let fragments = Match { port: Some(NumberRange::NONE), ..protocol(ProtocolMatch::UDP) };
     Config {
         classes: vec![
             class("neighbour", protocol(ProtocolMatch::NEIGHBOUR), 0),
@@ -114,9 +114,9 @@ fn config() -> Config {
             class("known", Match { known: Some(true), ..all }, 1),
             class("network", network("198.51.100.0/24"), 1),
             class("network6", network("2001:db8::/32"), 1),
-            class("dns", Match { port: Some(Range { low: 53, high: 53 }), ..all }, 2),
+            class("dns", Match { port: Some(NumberRange { low: 53, high: 53 }), ..all }, 2),
             class("fragments", fragments, 3),
-            class("small", Match { size: Some(Range { low: 0, high: 60 }), ..all }, 4),
+            class("small", Match { size: Some(NumberRange { low: 0, high: 60 }), ..all }, 4),
         ],
         known_sources: 1,
         ..Config::default()

@@ -1,9 +1,9 @@
-//! The fast checksum against RFC 1071 as it is written.
+//! The fast checksum against a direct implementation of RFC 1071.
 
 use tidegate_wire::Sum;
 use tidegate_wire::checksum::{pseudo_header_v4, pseudo_header_v6, update};
 
-/// The first two bytes say where the rest is cut in three.
+/// Runs one input: the first two bytes give the offsets that cut the rest in three.
 pub fn check(input: &[u8]) {
     let [a, b, data @ ..] = input else { return };
     let (a, b) = (usize::from(*a).min(data.len()), usize::from(*b).min(data.len()));
@@ -17,7 +17,7 @@ pub fn check(input: &[u8]) {
     check_pseudo_headers(data);
 }
 
-/// The bytes with their checksum behind them are valid, and with a wrong one
+/// Asserts that the bytes followed by their checksum are valid, and by a wrong checksum
 /// are not.
 fn check_field(data: &[u8]) {
     let mut whole = data.to_vec();
@@ -35,7 +35,7 @@ fn check_field(data: &[u8]) {
     }
 }
 
-/// Changing the two bytes at `at` and updating equals summing again.
+/// Asserts that an update for two bytes changed at `at` equals a new sum.
 fn check_update(data: &[u8], at: usize) {
     let mut changed = data.to_vec();
     let Some(word) = changed.get_mut(at..at + 2) else { return };
@@ -44,7 +44,7 @@ fn check_update(data: &[u8], at: usize) {
     word[0] ^= 0x5a;
     let new = Sum::of(word);
     if changed.iter().all(|&byte| byte == 0) {
-        // Not what `update` is for: see its documentation.
+        // Excluded by the documentation of `update`.
         return;
     }
     let field = update(Sum::of(data).checksum(), old, new);

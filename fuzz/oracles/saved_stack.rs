@@ -1,46 +1,45 @@
-//! The state of a stack as any bytes: it is refused, or the stack that goes on
-//! from it, there or with its sockets moved to another, behaves. Nothing panics
-//! or spins, every frame is accounted for, no memory is kept.
+//! Any bytes as the snapshot of a stack: the snapshot is refused, or the restored stack
+//! behaves, in place or with its sockets migrated to another stack. Nothing panics or
+//! spins, every frame is accounted for, no memory is leaked.
 //!
-//! The input is one byte of set-up and then a state, as postcard writes it.
+//! The input is one byte of setup and then a snapshot, encoded by postcard.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_stack::{
-    Config, Event, MovingSockets, Route, SavedStack, Stack, TcpId, TcpListenerId, UdpId,
+    Config, Event, Route, SocketSelection, Stack, StackSnapshot, TcpId, TcpListenerId, UdpId,
 };
 use tidegate_wire::MacAddr;
 
 const FRAMES: u32 = 512;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Names of connections and listeners that are tried, and how often each may
-/// have been used before.
-const PLACES: u64 = 16;
+/// Slots of connections and listeners that are tried, and generations of each slot.
+const SLOTS: u64 = 16;
 const GENERATIONS: u64 = 3;
 const ROUNDS: u32 = 4;
 const TIMERS: u32 = 100;
 
 /// Bits of the first byte.
 mod setup {
-    /// All sockets move to another stack before they are used.
+    /// All sockets migrate to another stack before they are used.
     pub const MOVE: u8 = 1;
-    /// There is a host that answers.
+    /// A peer host is on the link.
     pub const PEER: u8 = 2;
-    /// The stack's clock is far ahead of the one that the state is from.
+    /// The stack's clock is far ahead of the snapshot's.
     pub const LATE: u8 = 4;
 }
 
-/// What became of an input.
+/// Result of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// It is no state at all.
+    /// The input is no snapshot.
     Unreadable,
-    /// It is none that a stack can go on from.
+    /// The stack refused the snapshot.
     Refused,
-    /// A stack went on from it.
-    TakenUp,
+    /// A stack was restored from the snapshot.
+    Restored,
 }
 
 thread_local! {
@@ -53,16 +52,18 @@ thread_local! {
 /// Runs one input.
 pub fn check(input: &[u8]) -> Outcome {
     let Some((&bits, state)) = input.split_first() else { return Outcome::Unreadable };
-    let Ok(saved) = postcard::from_bytes::<SavedStack>(state) else { return Outcome::Unreadable };
+    let Ok(saved) = postcard::from_bytes::<StackSnapshot>(state) else {
+        return Outcome::Unreadable;
+    };
     let has = |bit: u8| bits & bit != 0;
     let now_ns = if has(setup::LATE) { 1 << 60 } else { 7 * SECOND_NS };
     ARENA.with_borrow_mut(|arena| {
         let outcome = match Stack::restore(host(2), saved, now_ns, arena) {
             Ok(stack) => {
-                let mut host = Host { stack, peer: None, now_ns };
+                let mut host = TestHost { stack, peer: None, now_ns };
                 host.peer = has(setup::PEER).then(|| Stack::new(self::host(1), now_ns).unwrap());
                 host.run(arena, has(setup::MOVE));
-                Outcome::TakenUp
+                Outcome::Restored
             }
             Err(_) => Outcome::Refused,
         };
@@ -71,7 +72,7 @@ pub fn check(input: &[u8]) -> Outcome {
     })
 }
 
-/// Host 2 is the one whose state it may be.
+/// Configuration of host `n`; snapshots are restored as host 2.
 fn host(n: u8) -> Config {
     let mut config = Config::ethernet(MacAddr([2, 0, 0, 0, 0, n]), [n; 16]);
     let cidrs = [format!("192.0.2.{n}/24"), format!("2001:db8::{n}/64")];
@@ -86,30 +87,30 @@ fn host(n: u8) -> Config {
     config
 }
 
-struct Host {
+struct TestHost {
     stack: Stack,
     peer: Option<Stack>,
     now_ns: u64,
 }
 
-/// What there is to use.
+/// Handles of the sockets to use.
 #[derive(Default)]
-struct Names {
+struct Handles {
     udp: BTreeSet<UdpId>,
     listeners: BTreeSet<TcpListenerId>,
     connections: BTreeSet<TcpId>,
 }
 
-impl Host {
+impl TestHost {
     fn run(mut self, arena: &mut Arena, moves: bool) {
-        let mut names = Names::default();
-        for bits in (0..GENERATIONS).flat_map(|used| (0..PLACES).map(move |at| used << 32 | at)) {
+        let mut names = Handles::default();
+        for bits in (0..GENERATIONS).flat_map(|used| (0..SLOTS).map(move |at| used << 32 | at)) {
             names.connections.insert(TcpId::from_bits(bits));
             names.listeners.extend(TcpListenerId::from_bits(bits));
         }
         self.take_events(&mut names);
         if moves {
-            self.move_all(arena, &mut names);
+            self.migrate_all(arena, &mut names);
         }
         for round in 0..ROUNDS {
             self.take_events(&mut names);
@@ -122,17 +123,17 @@ impl Host {
             assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
         }
         if self.stack.tcp_connections() == 0 {
-            assert_eq!(self.stack.tcp_memory_used(), 0, "memory was kept");
+            assert_eq!(self.stack.tcp_memory_used(), 0, "buffer memory leaked");
         }
         self.stack.release(arena);
         self.peer.into_iter().for_each(|peer| peer.release(arena));
     }
 
-    fn take_events(&mut self, names: &mut Names) {
+    fn take_events(&mut self, names: &mut Handles) {
         for count in 0.. {
-            assert!(count < 1000, "events without end");
+            assert!(count < 1000, "the event queue never empties");
             match self.stack.poll_event() {
-                Some(Event::Readable(id) | Event::Error(id)) => {
+                Some(Event::UdpReadable(id) | Event::UdpError(id)) => {
                     names.udp.insert(id);
                 }
                 Some(Event::TcpAcceptable(id)) => {
@@ -147,18 +148,19 @@ impl Host {
         }
     }
 
-    fn move_all(&mut self, arena: &mut Arena, names: &mut Names) {
-        let mut other = Stack::new(host(2), self.now_ns).expect("the set-up is legal");
-        other.share_tcp_secrets(self.stack.tcp_secrets());
-        let sockets = MovingSockets {
+    fn migrate_all(&mut self, arena: &mut Arena, names: &mut Handles) {
+        let mut other = Stack::new(host(2), self.now_ns).expect("a valid configuration");
+        other.set_tcp_secrets(self.stack.tcp_secrets());
+        let sockets = SocketSelection {
             udp: names.udp.iter().copied().collect(),
             listeners: names.listeners.iter().copied().collect(),
             connections: names.connections.iter().copied().collect(),
         };
         let before = self.stack.tcp_connections();
-        let taken = self.stack.take_out(self.now_ns, arena, &sockets);
+        let taken = self.stack.extract_sockets(self.now_ns, arena, &sockets);
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
-        let moved = other.put_in(self.now_ns, arena, taken).expect("nothing is in its way");
+        let moved =
+            other.insert_sockets(self.now_ns, arena, taken).expect("the new stack is empty");
         assert_eq!(before, self.stack.tcp_connections() + moved.connections.len());
         names.udp.extend(moved.udp.into_iter().map(|(_, new)| new));
         names.listeners.extend(moved.listeners.into_iter().map(|(_, new)| new));
@@ -166,11 +168,11 @@ impl Host {
         std::mem::replace(&mut self.stack, other).release(arena);
     }
 
-    fn use_all(&mut self, arena: &mut Arena, names: &mut Names) {
+    fn use_all(&mut self, arena: &mut Arena, names: &mut Handles) {
         let (stack, now_ns) = (&mut self.stack, self.now_ns);
         let mut buf = vec![0; 4096];
         for &id in &names.udp {
-            while let Some(datagram) = stack.udp_receive(arena, id) {
+            while let Some(datagram) = stack.udp_recv(arena, id) {
                 datagram.release(arena);
             }
             let _ = stack.udp_take_error(id);
@@ -186,7 +188,7 @@ impl Host {
         }
     }
 
-    fn close_all(&mut self, arena: &mut Arena, names: &Names) {
+    fn close_all(&mut self, arena: &mut Arena, names: &Handles) {
         for &id in &names.udp {
             self.stack.udp_close(id, arena);
         }
@@ -198,7 +200,7 @@ impl Host {
         }
     }
 
-    /// Carries frames to the peer and back, or throws them away.
+    /// Delivers frames to the peer and back, or discards them without a peer.
     fn exchange(&mut self, arena: &mut Arena) {
         for _ in 0..20 {
             let frames: Vec<_> = self.stack.transmit_queue().drain(..).collect();
@@ -222,7 +224,7 @@ impl Host {
         }
     }
 
-    /// Lets time pass, for some timers.
+    /// Advances the clock through at most `TIMERS` timers.
     fn pass(&mut self, arena: &mut Arena) {
         for _ in 0..TIMERS {
             let Some(due_ns) = self.stack.next_timeout() else { return };

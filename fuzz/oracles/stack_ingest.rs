@@ -1,14 +1,16 @@
-//! A stack on any frames at any times: nothing panics, every frame is accounted
-//! for, none is lost, timers get done, and whatever is sent is well-formed.
+//! A stack on any frames at any times: nothing panics, every frame is accounted for, none
+//! is lost, due timers are handled, and every transmitted frame is well-formed.
 //!
-//! The input is one byte of set-up and then records: a byte of what to do, two
-//! of length, and a frame.
+//! The input is one byte of setup and then records: an action byte, a length of two bytes,
+//! and a frame.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tidegate_memory::{Arena, ArenaConfig, Checksum, Frame, FrameSize};
-use tidegate_stack::{Config, Counters, Event, Limits, Ownership, Route, Stack, UdpId, UdpOptions};
+use tidegate_stack::{
+    AddressOwnership, Config, Counters, Event, Limits, Route, Stack, UdpId, UdpOptions,
+};
 use tidegate_wire::{
     ArpPacket, EtherType, EthernetHeader, Icmpv4Message, Icmpv6Message, Ipv4Header, Ipv6Header,
     MacAddr, Medium, Protocol, Sum, checksum, tcp, udp, upper_layer,
@@ -19,8 +21,8 @@ const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x0a]);
 const VLAN: u16 = 7;
 const STEPS_NS: [u64; 4] = [0, 1_000_000, 1_000_000_000, 61_000_000_000];
 const FRAMES: u32 = 64;
-const MOST_RECORDS: usize = 64;
-const MOST_WAITING: usize = 4;
+const MAX_RECORDS: usize = 64;
+const MAX_UNRESOLVED_FRAMES: usize = 4;
 
 /// Bits of the first byte.
 mod setup {
@@ -31,8 +33,7 @@ mod setup {
     pub const TRANSMIT_CHECKSUM: u8 = 16;
 }
 
-/// Bits of the byte before each frame; the two lowest choose how much time
-/// passes.
+/// Bits of the action byte before each frame; the two lowest choose the time step.
 mod action {
     pub const READ: u8 = 4;
     pub const REPLY: u8 = 8;
@@ -49,12 +50,12 @@ thread_local! {
     );
 }
 
-/// Runs one input and returns what became of its packets.
+/// Runs one input and returns the packet counters.
 pub fn check(input: &[u8]) -> Counters {
     let Some((&setup, mut records)) = input.split_first() else { return Counters::default() };
     ARENA.with_borrow_mut(|arena| {
-        let mut host = Host::new(setup);
-        for _ in 0..MOST_RECORDS {
+        let mut host = TestHost::new(setup);
+        for _ in 0..MAX_RECORDS {
             let Some((&[action, high, low], rest)) = records.split_first_chunk() else { break };
             let len = usize::from(u16::from_be_bytes([high, low])).min(rest.len());
             let (frame, rest) = rest.split_at(len);
@@ -67,7 +68,7 @@ pub fn check(input: &[u8]) -> Counters {
     })
 }
 
-struct Host {
+struct TestHost {
     stack: Stack,
     sockets: Vec<UdpId>,
     medium: Medium,
@@ -75,14 +76,15 @@ struct Host {
     transmit_checksum: bool,
 }
 
-impl Host {
+impl TestHost {
     fn new(bits: u8) -> Self {
         let has = |bit: u8| bits & bit != 0;
         let mut config = Config::ethernet(MAC, [7; 16]);
         if has(setup::NO_LINK_HEADER) {
             config.medium = Medium::Ip;
         }
-        config.ownership = if has(setup::SHARED) { Ownership::Shared } else { Ownership::Own };
+        config.ownership =
+            if has(setup::SHARED) { AddressOwnership::Shared } else { AddressOwnership::Exclusive };
         config.vlan = has(setup::VLAN).then_some(VLAN);
         config.duplicate_address_detection = has(setup::DETECT_DUPLICATES);
         config.transmit_checksum = has(setup::TRANSMIT_CHECKSUM);
@@ -94,7 +96,7 @@ impl Host {
         }];
         config.limits = Limits {
             neighbours: 8,
-            unresolved_frames: MOST_WAITING,
+            unresolved_frames: MAX_UNRESOLVED_FRAMES,
             unresolved_frames_total: 8,
             fragment_bytes: 16_384,
             fragment_packets: 8,
@@ -107,7 +109,7 @@ impl Host {
             ..Limits::default()
         };
         let (medium, transmit_checksum) = (config.medium, config.transmit_checksum);
-        let mut stack = Stack::new(config, 0).expect("the set-up is legal");
+        let mut stack = Stack::new(config, 0).expect("a valid configuration");
         let dual = UdpOptions { dual_stack: true, report_errors: true, ..UdpOptions::default() };
         let mut sockets = vec![
             stack.udp_bind("[::]:53".parse().unwrap(), dual).expect("a free port"),
@@ -135,8 +137,8 @@ impl Host {
             let waiting = self.stack.transmit_queue().len();
             self.stack.ingest(self.now_ns, frame, arena);
             let sent = self.stack.transmit_queue().len() - waiting;
-            // An answer, and what waited for the neighbour now known.
-            assert!(sent <= MOST_WAITING + 2, "one frame made {sent}");
+            // A reply, and the frames queued for a neighbour that is now resolved.
+            assert!(sent <= MAX_UNRESOLVED_FRAMES + 2, "one frame caused {sent} frames");
         }
         if has(action::READ) {
             self.read(arena, has(action::REPLY));
@@ -169,7 +171,7 @@ impl Host {
 
     fn read(&mut self, arena: &mut Arena, reply: bool) {
         for &id in &self.sockets {
-            while let Some(datagram) = self.stack.udp_receive(arena, id) {
+            while let Some(datagram) = self.stack.udp_recv(arena, id) {
                 assert_eq!(datagram.bytes(arena).len(), datagram.len());
                 let (to, from) = (datagram.remote, datagram.local);
                 match datagram.into_frame() {
@@ -198,7 +200,7 @@ impl Host {
         }
     }
 
-    /// Asserts that a frame of ours is one that a peer would take.
+    /// Asserts that a peer would accept a transmitted frame.
     fn check_sent(&self, arena: &Arena, frame: &Frame) {
         let bytes = arena.bytes(frame);
         let partial = matches!(frame.checksum(), Checksum::Partial { .. });
@@ -230,8 +232,8 @@ impl Host {
         let mut events = 0;
         while let Some(event) = self.stack.poll_event() {
             events += 1;
-            assert!(events < 4096, "events without end");
-            if let Event::NeighbourWanted(ip) = event {
+            assert!(events < 4096, "the event queue never empties");
+            if let Event::NeighbourUnresolved(ip) = event {
                 let known = events % 2 == 1;
                 self.stack.set_neighbour(self.now_ns, ip, known.then_some(PEER_MAC), arena);
             }
@@ -298,8 +300,7 @@ fn check_sent_v6(packet: &[u8], partial: bool) {
     }
 }
 
-/// Makes the checksums of a frame right, as far as it can be read: a fuzzer
-/// cannot guess them.
+/// Corrects the checksums of a frame where it parses: a fuzzer cannot guess them.
 fn repair_frame(frame: &mut [u8], medium: Medium) {
     let link_bytes = match medium {
         Medium::Ip => 0,
@@ -345,7 +346,7 @@ fn repair_payload(protocol: Protocol, pseudo: Sum, payload: &mut [u8]) {
     }
 }
 
-/// Sets the checksum at `at` to what makes `bytes` add up.
+/// Sets the checksum at `at` so that `bytes` verify.
 fn set_field(bytes: &mut [u8], at: usize, pseudo: Sum) {
     if let Some(field) = bytes.get_mut(at..at + 2) {
         field.fill(0);

@@ -1,10 +1,9 @@
-//! TCP on any segments and calls at any times: nothing panics or spins, nothing
-//! is lost or kept, what is sent is well-formed, and what is read is what was
-//! sent, in order.
+//! TCP on any segments and calls at any times. Nothing panics or spins, nothing is lost or
+//! leaked, transmitted segments are well-formed, and data is read in order as it was sent.
 //!
-//! The input is one byte of set-up and then records of eight bytes, each a
-//! segment, a call or some time. Numbers of segments are relative to where the
-//! connection is, since a fuzzer cannot guess them.
+//! The input is one byte of setup and then records of eight bytes, each a segment, a call
+//! or a time step. Sequence numbers are relative to the state of the connection, since a
+//! fuzzer cannot guess them.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,13 +21,13 @@ const US: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-const LISTENING: u16 = 80;
+const LISTEN_PORT: u16 = 80;
 const FRAMES: u32 = 256;
-const MOST_RECORDS: usize = 256;
-const RECORD: usize = 8;
-/// The most that one record may make us send: what the queue holds. A window of
-/// segments of 64 bytes has more.
-const MOST_SENT: usize = 192;
+const MAX_RECORDS: usize = 256;
+const RECORD_BYTES: usize = 8;
+/// Maximum segments sent for one record: the capacity of the transmit queue. A window in
+/// segments of 64 bytes holds more.
+const MAX_SENT_SEGMENTS: usize = 192;
 const MS: u64 = 1_000_000;
 
 /// Bits of the first byte.
@@ -39,7 +38,7 @@ mod setup {
     pub const NO_DELAY: u8 = 8;
     pub const USER_TIMEOUT: u8 = 16;
     pub const ECN: u8 = 32;
-    pub const LITTLE_MEMORY: u8 = 64;
+    pub const SMALL_MEMORY: u8 = 64;
     pub const ETHERNET: u8 = 128;
 }
 
@@ -50,12 +49,12 @@ thread_local! {
     );
 }
 
-/// Runs one input and returns what became of its segments.
+/// Runs one input and returns the packet counters.
 pub fn check(input: &[u8]) -> Counters {
     let Some((&bits, records)) = input.split_first() else { return Counters::default() };
     ARENA.with_borrow_mut(|arena| {
-        let mut host = Host::new(bits);
-        for record in records.chunks_exact(RECORD).take(MOST_RECORDS) {
+        let mut host = TestHost::new(bits);
+        for record in records.chunks_exact(RECORD_BYTES).take(MAX_RECORDS) {
             host.step(arena, record.try_into().expect("eight bytes"));
         }
         let counters = host.finish(arena);
@@ -64,27 +63,27 @@ pub fn check(input: &[u8]) -> Counters {
     })
 }
 
-/// What the peer knows of one pair of ports.
+/// The peer's state for one pair of ports.
 #[derive(Clone, Copy, Default)]
 struct Peer {
-    /// The number that we have acknowledged last, and behind our last.
+    /// Last acknowledgement number from the stack, and the sequence number after its last byte.
     expected: u32,
     ours: u32,
-    /// Where its data begins, as we see it.
+    /// First sequence number of the peer's data, as acknowledged by the stack.
     first: u32,
     ts: u32,
 }
 
-struct Host {
+struct TestHost {
     stack: Stack,
     ethernet: bool,
     now_ns: u64,
     options: TcpOptions,
     listener: Option<TcpListenerId>,
-    /// Connections with how much was read; `None` where it is not known what
-    /// has to come.
+    /// Connections with their number of bytes read; `None` where the data to expect is
+    /// unknown.
     open: Vec<(TcpId, Option<u32>)>,
-    /// By port of the peer, for the port that is listened on and for others.
+    /// By peer port: first for the listening port, then for the other local ports.
     peers: [Peer; 8],
 }
 
@@ -92,7 +91,7 @@ fn pattern(at: u32) -> u8 {
     (at % 251) as u8
 }
 
-impl Host {
+impl TestHost {
     fn new(bits: u8) -> Self {
         let has = |bit: u8| bits & bit != 0;
         let mut config = match has(setup::ETHERNET) {
@@ -103,8 +102,8 @@ impl Host {
         config.limits.tcp_connections = 6;
         config.limits.tcp_half_open = if has(setup::COOKIES) { 0 } else { 2 };
         config.limits.tcp_time_waits = 2;
-        config.limits.transmit_frames = MOST_SENT;
-        if has(setup::LITTLE_MEMORY) {
+        config.limits.transmit_frames = MAX_SENT_SEGMENTS;
+        if has(setup::SMALL_MEMORY) {
             config.limits.tcp_buffer_bytes = 8 * 2048;
         }
         let mut options = TcpOptions { no_delay: has(setup::NO_DELAY), ..TcpOptions::default() };
@@ -119,8 +118,8 @@ impl Host {
                 Some(tidegate_stack::Keepalive { idle_ms: 1000, interval_ms: 500, probes: 3 });
         }
         options.user_timeout_ms = has(setup::USER_TIMEOUT).then_some(3000);
-        let mut stack = Stack::new(config, 0).expect("the set-up is legal");
-        let local = SocketAddr::from((US, LISTENING));
+        let mut stack = Stack::new(config, 0).expect("a valid configuration");
+        let local = SocketAddr::from((US, LISTEN_PORT));
         let listener = stack.tcp_listen(local, 2, options).expect("a free port");
         Self {
             stack,
@@ -133,27 +132,27 @@ impl Host {
         }
     }
 
-    fn step(&mut self, arena: &mut Arena, record: [u8; RECORD]) {
+    fn step(&mut self, arena: &mut Arena, record: [u8; RECORD_BYTES]) {
         match record[0] {
             0..160 => self.segment(arena, record),
             160..200 => self.pass(arena, u64::from(record[1]) * 10 * MS),
             200..210 => self.pass(arena, u64::from(record[1]) * 1000 * MS),
             _ => self.call(arena, record),
         }
-        self.transmit(arena, MOST_SENT);
+        self.transmit(arena, MAX_SENT_SEGMENTS);
         self.take_events();
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
     }
 
-    /// Port and number of the peer that a byte chooses.
+    /// Index and port of the peer that a byte chooses.
     fn port(choice: u8) -> (usize, u16) {
         let at = usize::from(choice & 3);
         (at, 4000 + at as u16)
     }
 
-    /// A segment of the peer: choice, flags, number, acknowledgement, window,
-    /// options, length.
-    fn segment(&mut self, arena: &mut Arena, record: [u8; RECORD]) {
+    /// Feeds a segment from the peer. The record: choice, flags, sequence number,
+    /// acknowledgement, window, options, length, more.
+    fn segment(&mut self, arena: &mut Arena, record: [u8; RECORD_BYTES]) {
         let [choice, flags, seq, ack, window, options, len, more] = record;
         let (at, port) = Self::port(choice);
         let at = at + usize::from(choice & 4);
@@ -163,7 +162,7 @@ impl Host {
             self.peers[at].expected = first;
         }
         let peer = self.peers[at];
-        // Small steps around what is expected, and now and then large ones.
+        // Small steps around the expected number, and occasionally large ones.
         let step = |byte: u8, unit: i32| match byte {
             255 => 1 << 30,
             254 => -(1 << 30),
@@ -178,7 +177,7 @@ impl Host {
         let mut header = TcpHeader {
             source_port: port,
             destination_port: if choice & 4 == 0 {
-                LISTENING
+                LISTEN_PORT
             } else {
                 5000 + u16::from(choice & 3)
             },
@@ -195,7 +194,7 @@ impl Host {
         header.header_bytes = segment.len() as u8;
         assert!(header.emit(&mut segment).is_some());
         let bytes = if more & 64 == 0 { u32::from(len) } else { u32::from(len) * 5 };
-        // A SYN takes the number in front of the data.
+        // A SYN takes the sequence number before the data.
         let syn = u32::from(flags.contains(TcpFlags::SYN));
         let data_at = number.wrapping_add(syn).wrapping_sub(peer.first);
         segment.extend((0..bytes).map(|n| pattern(data_at.wrapping_add(n))));
@@ -223,7 +222,7 @@ impl Host {
         }
     }
 
-    fn call(&mut self, arena: &mut Arena, record: [u8; RECORD]) {
+    fn call(&mut self, arena: &mut Arena, record: [u8; RECORD_BYTES]) {
         let [what, choice, size, ..] = record;
         let now_ns = self.now_ns;
         if what % 8 == 0 {
@@ -253,14 +252,14 @@ impl Host {
                     && let Some(read) = read
                 {
                     let right = (0..len as u32).all(|n| buf[n as usize] == pattern(read + n));
-                    assert!(right, "what is read is not what was sent");
+                    assert!(right, "received data differs from the data sent");
                     self.open[at].1 = Some(read + len as u32);
                 }
             }
             6 => {
                 let how = [Shutdown::Read, Shutdown::Write, Shutdown::Both][usize::from(size % 3)];
                 let result = self.stack.tcp_shutdown(now_ns, arena, id, how);
-                // What is thrown away is not read.
+                // Discarded data cannot be compared, so the connection is closed.
                 if how != Shutdown::Write && result.is_ok() {
                     self.open.swap_remove(at);
                     self.stack.tcp_close(now_ns, arena, id);
@@ -281,25 +280,25 @@ impl Host {
     fn pass(&mut self, arena: &mut Arena, ns: u64) {
         let end_ns = self.now_ns + ns;
         for count in 0.. {
-            assert!(count < 20_000, "timers never come to rest");
+            assert!(count < 20_000, "timers fire without end");
             let due = self.stack.next_timeout().filter(|&due_ns| due_ns <= end_ns);
             let Some(due_ns) = due else { break };
             self.now_ns = self.now_ns.max(due_ns);
             self.stack.handle_timeout(self.now_ns, arena);
-            self.transmit(arena, MOST_SENT);
+            self.transmit(arena, MAX_SENT_SEGMENTS);
             let next_ns = self.stack.next_timeout();
             assert!(next_ns.is_none_or(|next_ns| next_ns > self.now_ns), "a timer was left due");
         }
         self.now_ns = end_ns;
     }
 
-    /// It asks who the peer is.
+    /// Resolves the peer's address for the stack.
     fn introduce_peer(&mut self, arena: &mut Arena) {
         self.stack.set_neighbour(self.now_ns, PEER.into(), Some(PEER_MAC), arena);
     }
 
-    /// Takes what we send: it must be well-formed and in bounds.
-    fn transmit(&mut self, arena: &mut Arena, most: usize) {
+    /// Takes transmitted frames: each must be well-formed, and their number at most `most`.
+    fn transmit(&mut self, arena: &mut Arena, max_frames: usize) {
         let mut count = 0;
         while let Some(frame) = self.stack.transmit_queue().pop_front() {
             count += 1;
@@ -323,7 +322,7 @@ impl Host {
             tcp::verify_v4(US, PEER, segment).expect("a checksum");
             let (header, payload) = TcpHeader::parse(segment).expect("a segment");
             assert!(header.options(segment).all(|option| option.is_ok()));
-            let other = usize::from(header.source_port != LISTENING);
+            let other = usize::from(header.source_port != LISTEN_PORT);
             let at = usize::from(header.destination_port - 4000) + 4 * other;
             let peer = &mut self.peers[at];
             if header.flags.contains(TcpFlags::ACK) && !header.flags.contains(TcpFlags::RST) {
@@ -337,21 +336,21 @@ impl Host {
             peer.ours = header.sequence.wrapping_add(payload.len() as u32 + taken);
             arena.free(frame);
         }
-        assert!(count <= most, "one record made {count} segments");
+        assert!(count <= max_frames, "one record caused {count} segments");
     }
 
     fn take_events(&mut self) {
         let mut count = 0;
         while let Some(event) = self.stack.poll_event() {
             count += 1;
-            assert!(count < 64, "events without end");
+            assert!(count < 64, "the event queue never empties");
             if let Event::TcpAcceptable(id) = event {
                 assert_eq!(Some(id), self.listener);
             }
         }
     }
 
-    /// Everything is closed and ends by itself.
+    /// Closes everything and asserts that all connections end by themselves.
     fn finish(mut self, arena: &mut Arena) -> Counters {
         for (id, _) in std::mem::take(&mut self.open) {
             self.stack.tcp_close(self.now_ns, arena, id);
@@ -359,10 +358,10 @@ impl Host {
         if let Some(id) = self.listener.take() {
             self.stack.tcp_close_listener(self.now_ns, arena, id);
         }
-        self.transmit(arena, 4 * MOST_SENT);
+        self.transmit(arena, 4 * MAX_SENT_SEGMENTS);
         self.pass(arena, 1200 * 1000 * MS);
-        assert_eq!(self.stack.tcp_connections(), 0, "a connection never ends");
-        assert_eq!(self.stack.tcp_memory_used(), 0, "memory was kept");
+        assert_eq!(self.stack.tcp_connections(), 0, "a connection does not end");
+        assert_eq!(self.stack.tcp_memory_used(), 0, "buffer memory leaked");
         let counters = self.stack.counters().clone();
         assert_eq!(counters.balance(), 0, "{counters:?}");
         self.stack.release(arena);
@@ -370,7 +369,7 @@ impl Host {
     }
 }
 
-/// Appends the options that a byte chooses, good ones and bad ones.
+/// Appends the options that a byte chooses, valid and invalid ones.
 fn put_options(
     segment: &mut Vec<u8>,
     choice: u8,

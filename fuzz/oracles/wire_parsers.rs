@@ -1,5 +1,5 @@
-//! Every parser on any bytes: nothing panics, every walk ends, nothing reaches
-//! outside its bytes, and what was parsed is written and parsed to the same.
+//! Every parser on any bytes: nothing panics, every iteration ends, no slice lies outside
+//! the input, and a parsed value survives emitting and parsing.
 
 use std::fmt::Debug;
 
@@ -11,7 +11,7 @@ use tidegate_wire::{
     Protocol, Sum, TcpHeader, TcpOption, TcpOptions, UdpHeader, checksum, tcp, udp, upper_layer,
 };
 
-/// The first byte chooses where to begin.
+/// Runs one input: the first byte chooses the parser to begin with.
 pub fn check(input: &[u8]) {
     let Some((&choice, bytes)) = input.split_first() else { return };
     match choice {
@@ -29,18 +29,18 @@ pub fn check(input: &[u8]) {
     }
 }
 
-/// Asserts that `rest` is a part of `bytes`, in place.
+/// Asserts that `rest` is a subslice of `bytes`.
 fn assert_inside(bytes: &[u8], rest: &[u8]) {
     let (outer, inner) = (bytes.as_ptr_range(), rest.as_ptr_range());
     assert!(rest.is_empty() || outer.start <= inner.start && inner.end <= outer.end);
 }
 
-/// Asserts that a walk over `bytes` ends, at its first error if there is one.
+/// Asserts that an iteration over `bytes` ends, and stops at its first error.
 fn assert_ends<T: Debug, E: Debug>(bytes: &[u8], walk: impl Iterator<Item = Result<T, E>>) {
     let mut items = 0;
     let mut failed = false;
     for item in walk {
-        assert!(!failed, "the walk went on behind an error");
+        assert!(!failed, "the iterator continued after an error");
         failed = item.is_err();
         items += 1;
     }
@@ -70,7 +70,7 @@ fn arp(bytes: &[u8]) {
 }
 
 fn ipv4(bytes: &[u8]) {
-    // A fuzzer cannot guess checksums, so a wrong one is made right.
+    // A fuzzer cannot guess checksums, so a wrong one is corrected.
     let mut bytes = bytes.to_vec();
     if Ipv4Header::parse(&bytes) == Err(DropReason::Ipv4Checksum) {
         let header_bytes = usize::from(bytes[0] & 0xf) * 4;
@@ -80,7 +80,7 @@ fn ipv4(bytes: &[u8]) {
     }
     let quoted = Ipv4Header::parse_quoted(&bytes);
     let Ok((header, payload)) = Ipv4Header::parse(&bytes) else { return };
-    assert_eq!(quoted, Ok((header, payload)), "a good packet is also a good quote");
+    assert_eq!(quoted, Ok((header, payload)), "a valid packet is also a valid quote");
     assert_inside(&bytes, payload);
     assert_eq!(payload.len(), header.payload_bytes());
     assert_ends(&bytes, header.options(&bytes));
@@ -114,8 +114,8 @@ fn ipv4(bytes: &[u8]) {
     }
 }
 
-/// Asserts that a checksum just filled is right, and not right with a bit of
-/// the source port changed.
+/// Asserts that a filled checksum verifies, and fails once a bit of the source port is
+/// flipped.
 fn fills(
     payload: &[u8],
     header_bytes: usize,
@@ -146,9 +146,9 @@ fn ipv6(bytes: &[u8]) {
 
     assert_ends(rest, ExtensionWalk::new(header.next_header, rest));
     match upper_layer(header.next_header, rest) {
-        Err(fault) => {
-            let pointer = fault.answer.map_or(0, |answer| answer.pointer as usize);
-            assert!(pointer < Ipv6Header::BYTES + rest.len(), "{fault:?}");
+        Err(error) => {
+            let pointer = error.icmp_error.map_or(0, |problem| problem.pointer as usize);
+            assert!(pointer < Ipv6Header::BYTES + rest.len(), "{error:?}");
         }
         Ok(upper) => {
             assert_eq!(bytes[upper.next_header_offset_bytes], upper.protocol.0);
@@ -184,7 +184,7 @@ fn transport_v6(header: &Ipv6Header, protocol: Protocol, payload: &[u8]) {
     }
 }
 
-/// Makes the checksum at place 2 right.
+/// Returns the message with a correct checksum at offset 2.
 fn with_checksum(pseudo: Sum, message: &[u8]) -> Vec<u8> {
     let mut message = message.to_vec();
     if let Some(field) = message.get_mut(2..4) {
@@ -272,7 +272,7 @@ fn tcp_options(bytes: &[u8]) {
     assert_eq!(again, Ok(options));
 }
 
-/// The bytes as the options of every protocol that has some.
+/// Parses the bytes as the options of every protocol that has options.
 fn options(bytes: &[u8]) {
     assert_ends(bytes, Ipv4Options::new(bytes));
     let walked: Result<Vec<_>, _> = Ipv4Options::new(bytes).collect();
@@ -284,15 +284,17 @@ fn options(bytes: &[u8]) {
         assert_inside(bytes, option.data);
     }
     if let Some(options) = NdpOptions::parse(bytes) {
-        let told: usize = options
+        let option_bytes: usize = options
             .map(|option| match option {
-                NdpOption::SourceLink(_) | NdpOption::TargetLink(_) | NdpOption::Mtu(_) => 8,
+                NdpOption::SourceLinkLayerAddress(_)
+                | NdpOption::TargetLinkLayerAddress(_)
+                | NdpOption::Mtu(_) => 8,
                 NdpOption::Prefix(_) => 32,
-                NdpOption::Redirected(packet) => 8 + packet.len(),
+                NdpOption::RedirectedHeader(packet) => 8 + packet.len(),
                 NdpOption::Other(_, body) => 2 + body.len(),
             })
             .sum();
-        assert_eq!(told, bytes.len(), "the walk read every option");
+        assert_eq!(option_bytes, bytes.len(), "the iterator returned every option");
     }
     for count in [0, 1, 2, u16::MAX] {
         if let Some(records) = MldRecords::parse(count, bytes) {
@@ -301,7 +303,7 @@ fn options(bytes: &[u8]) {
     }
 }
 
-/// The bytes as the text of an address.
+/// Parses the bytes as the text of an address.
 fn text(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(mac) = text.parse::<MacAddr>() {

@@ -1,19 +1,18 @@
-//! Any bytes as a zone file: nothing panics, an error names a place in the
-//! file, and what is loaded is the same the next time and answers well-formed
-//! messages.
+//! Any bytes as a zone file: nothing panics, an error names a location in the file, and
+//! loading twice gives the same zone, which is answered with well-formed messages.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use tidegate_apps::Responder;
 use tidegate_apps::dns::synthetic::Question;
-use tidegate_apps::dns::{DnsConfig, DnsError, Name, Server, ZoneSource};
+use tidegate_apps::dns::{DnsConfig, DnsError, DnsServer, Name, ZoneSource};
 
 use crate::dns_answer;
 
-/// The zone that the file is for, when its first byte says so.
+/// Origin given for the zone when the first byte asks for it.
 const ORIGIN: &str = "example.test";
-/// Who is asked about: the zone, names that the seeds have, and others.
+/// Names in the queries: the zone, names in the seeds, and others.
 const NAMES: [&str; 6] = [
     "example.test",
     "www.example.test",
@@ -22,18 +21,18 @@ const NAMES: [&str; 6] = [
     "host.child.example.test",
     "elsewhere.test",
 ];
-/// SOA, NS, A, CNAME, TXT, AAAA, DNAME, ANY and a type that is unknown.
+/// SOA, NS, A, CNAME, TXT, AAAA, DNAME, ANY and an unknown type.
 const TYPES: [u16; 9] = [6, 2, 1, 5, 16, 28, 39, 255, 65_280];
 
-/// The first byte says whether the name of the zone is given; the rest is the
-/// file, written to `file` on the way. Returns whether it was a zone.
+/// Runs one input: the first byte decides whether an origin is given; the rest is the zone
+/// file, written to `file`. Returns true if the file was a valid zone.
 pub fn check(file: &Path, input: &[u8]) -> bool {
     let [given, text @ ..] = input else { return false };
     std::fs::write(file, text).expect("the file can be written");
     let origin = (given & 1 == 1).then(|| ORIGIN.to_owned());
     let zones = vec![ZoneSource { origin, path: file.to_owned() }];
     let config = DnsConfig { zones, hash_seed: 1, ..DnsConfig::default() };
-    match (Server::load(&config), Server::load(&config)) {
+    match (DnsServer::load(&config), DnsServer::load(&config)) {
         (Ok(first), Ok(again)) => {
             check_server(first, again, given & 1 == 1);
             true
@@ -43,25 +42,27 @@ pub fn check(file: &Path, input: &[u8]) -> bool {
             check_error(&first, text);
             false
         }
-        _ => panic!("the same file is a zone only sometimes"),
+        _ => panic!("the same file loads only sometimes"),
     }
 }
 
-/// An error leads to where it is.
+/// Asserts that an error gives a location inside the file.
 fn check_error(error: &DnsError, text: &[u8]) {
-    let (DnsError::Syntax { place, problem } | DnsError::Zone { place, problem }) = error else {
-        panic!("not about the file: {error}");
+    let (DnsError::Syntax { location, problem } | DnsError::InvalidZone { location, problem }) =
+        error
+    else {
+        panic!("the error has no location in the file: {error}");
     };
     let lines = text.split(|&byte| byte == b'\n').count();
-    assert!(place.line <= lines, "{error}: of {lines} lines");
-    let line = text.split(|&byte| byte == b'\n').nth(place.line.saturating_sub(1));
+    assert!(location.line <= lines, "{error}: of {lines} lines");
+    let line = text.split(|&byte| byte == b'\n').nth(location.line.saturating_sub(1));
     let width = line.map_or(0, <[u8]>::len);
-    // The end of a line, or of the file, is a place as well.
-    assert!(place.column <= width + 1, "{error}: the line has {width} bytes");
+    // The end of a line or of the file is a valid location too.
+    assert!(location.column <= width + 1, "{error}: the line has {width} bytes");
     assert!(!problem.is_empty() && error.to_string().len() < 4096, "{error}");
 }
 
-fn check_server(mut first: Server, mut again: Server, named: bool) {
+fn check_server(mut first: DnsServer, mut again: DnsServer, named: bool) {
     assert_eq!(first.name_count(), again.name_count());
     assert_eq!(first.warnings(), again.warnings());
     let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 4000));
@@ -70,10 +71,10 @@ fn check_server(mut first: Server, mut again: Server, named: bool) {
         for (id, rtype) in TYPES.into_iter().enumerate() {
             let question = Question { name: wanted.clone(), rtype };
             let message = question.to_message(id as u16, Some(1232));
-            // How much room there is for the reply stands before the message.
+            // The space for the reply precedes the message.
             let input = [&0x0fff_u16.to_be_bytes()[..], &message].concat();
             dns_answer::check(&mut first, &input);
-            let answer = |server: &mut Server| {
+            let answer = |server: &mut DnsServer| {
                 let mut reply = vec![0; 1232];
                 let len = server.respond(&message, from, &mut reply)?;
                 reply.truncate(len);
@@ -83,7 +84,7 @@ fn check_server(mut first: Server, mut again: Server, named: bool) {
             assert_eq!(reply, answer(&mut again), "{question}");
             if named && rtype == 6 && name == ORIGIN {
                 let reply = reply.expect("the zone is served");
-                // No error, one answer: every zone has its SOA record.
+                // No error and one answer: every zone has its SOA record.
                 assert_eq!((reply[3] & 0xf, &reply[6..8]), (0, &[0, 1][..]), "{reply:02x?}");
             }
         }

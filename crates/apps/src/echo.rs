@@ -4,15 +4,26 @@ use std::net::SocketAddr;
 
 use crate::Responder;
 
-/// Sends every datagram back as it came.
+/// Responder that returns every datagram unchanged.
+///
+/// # Examples
+/// ```
+/// use tidegate_apps::{Responder, echo::Echo};
+///
+/// let mut reply = [0; 64];
+/// let len = Echo.respond(b"tide", "192.0.2.1:40000".parse()?, &mut reply);
+/// assert_eq!(len, Some(4));
+/// assert_eq!(&reply[..4], b"tide");
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Echo;
 
 impl Responder for Echo {
-    /// Copies the request. A request longer than `reply` is not answered:
-    /// half an echo would be a wrong one. A request from the port of a service
-    /// that answers anything (echo, chargen, DNS, NTP and the like) is not
-    /// answered either, or two servers would talk to each other for ever.
+    /// Copies the request into `reply`. A request longer than `reply` gets no reply: half an
+    /// echo would be wrong. A request from the port of a service that answers any datagram
+    /// (echo, chargen, DNS, NTP and the like) gets none either, or two servers would exchange
+    /// datagrams forever.
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         if is_answering_port(from.port()) {
             return None;
@@ -22,8 +33,8 @@ impl Responder for Echo {
     }
 }
 
-/// Ports where some server answers whatever arrives: a forged datagram from
-/// one of them would start a loop that never ends.
+/// True for ports whose services answer any datagram: a forged datagram from such a port would
+/// start an endless loop.
 fn is_answering_port(port: u16) -> bool {
     matches!(port, 0 | 7 | 13 | 17 | 19 | 37 | 53 | 123)
 }
@@ -35,7 +46,7 @@ mod tests {
     const CLIENTS: [&str; 2] = ["192.0.2.1:40000", "[2001:db8::1]:40000"];
 
     #[test]
-    fn every_byte_comes_back() {
+    fn echoes_every_byte() {
         for client in CLIENTS {
             let from = client.parse().unwrap();
             let mut reply = [0; 64];
@@ -46,13 +57,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_fit_is_not_cut() {
+    fn drops_request_longer_than_reply_buffer() {
         let from = CLIENTS[0].parse().unwrap();
         assert_eq!(Echo.respond(b"tide", from, &mut [0; 3]), None);
     }
 
     #[test]
-    fn servers_are_not_answered() {
+    fn ignores_requests_from_service_ports() {
         for port in [0, 7, 19, 53] {
             let from = SocketAddr::new("192.0.2.1".parse().unwrap(), port);
             assert_eq!(Echo.respond(b"tide", from, &mut [0; 8]), None);

@@ -1,36 +1,53 @@
-//! Runs a [`Responder`] on Tidegate, embedded in this program.
+//! Runs a [`Responder`] on Tidegate, with the stack embedded in this process.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{Net, Poll, Received, TcpListener, Token, UdpSocket};
+use tidegate::{DatagramMeta, Net, Poll, TcpListener, Token, UdpSocket};
 
 use crate::messages::MessageServer;
 use crate::{MessageLimits, Responder, ServeCounters};
 
-/// How many requests are taken at once from a stack with threads of its own.
-const BATCH: usize = 64;
+/// Requests received per batch from a stack that has its own threads.
+const BATCH_DATAGRAMS: usize = 64;
 
-/// The longest datagram that is taken from or given to such a stack.
+/// Longest datagram received from or sent to a stack that has its own threads.
 const MAX_DATAGRAM_BYTES: usize = 65_535;
 
-/// How often an idle server looks at its stop flag.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which an idle server checks its stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves `sockets`, all of the stack `net`, with `responder` until `stop` is
-/// set, which is noticed within a tenth of a second. Sleeps while nothing
-/// arrives. Requests are answered where they lie: nothing is copied, unless
-/// threads of the stack's own run it: those must not wait for an answer, so
-/// requests and replies are copied then. Replies leave from the address that
-/// was asked.
+/// Serves all `sockets` of the stack `net` with `responder` until `stop` is set, which is noticed
+/// within 100 ms. Sleeps while no datagram arrives.
 ///
-/// The sockets are made non-blocking. Each set of counters belongs to one
-/// serving loop.
+/// Requests are answered in place, without a copy. A stack with its own threads is the exception:
+/// its threads must not wait for the responder, so requests and replies are copied. Replies leave
+/// from the address that the request was sent to.
+///
+/// The sockets are made non-blocking. Each set of counters belongs to one serving loop.
 ///
 /// # Errors
-/// When the port is of no further use. A reply that cannot be sent is counted
-/// by the stack, not an error.
+/// When the device fails for good. A reply that cannot be sent is counted by the stack and is no
+/// error.
+///
+/// # Examples
+/// An echo server at one end of an in-memory link:
+/// ```no_run
+/// use std::sync::atomic::AtomicBool;
+///
+/// use tidegate::{Net, NetConfig, UdpSocket};
+/// use tidegate_apps::ServeCounters;
+/// use tidegate_apps::echo::Echo;
+/// use tidegate_apps::embedded::serve_embedded;
+///
+/// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+/// let net = Net::open(NetConfig::new(device).address("192.0.2.1/24".parse()?))?;
+/// let socket = UdpSocket::bind(&net, "192.0.2.1:7")?;
+/// let (stop, counters) = (AtomicBool::new(false), ServeCounters::new());
+/// serve_embedded(&net, &[socket], &mut Echo, &stop, &counters)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn serve_embedded(
     net: &Net,
     sockets: &[UdpSocket],
@@ -38,17 +55,17 @@ pub fn serve_embedded(
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> io::Result<()> {
-    serve_both(net, sockets, &[], MessageLimits::default(), responder, stop, counters)
+    serve_udp_and_tcp(net, sockets, &[], MessageLimits::default(), responder, stop, counters)
 }
 
-/// As [`serve_embedded`], and answers messages over streams too, each with its
-/// length in two bytes in front, as DNS has them (RFC 7766): connections
-/// through `listeners`, within `limits`. While datagrams come as fast as they
-/// can be answered, streams have their turns in between.
+/// As [`serve_embedded`], and also serves messages over TCP connections accepted from
+/// `listeners`, within `limits`. Each message has a two-byte length prefix, as in DNS over TCP
+/// (RFC 7766). While datagrams arrive as fast as they can be answered, connections are served
+/// between batches of datagrams.
 ///
 /// # Errors
 /// As [`serve_embedded`].
-pub fn serve_both(
+pub fn serve_udp_and_tcp(
     net: &Net,
     sockets: &[UdpSocket],
     listeners: &[TcpListener],
@@ -65,18 +82,18 @@ pub fn serve_both(
     let poll = poll;
     let mut streams = MessageServer::new(net, &poll, listeners, sockets.len(), limits)?;
     let mut ready = Vec::with_capacity(sockets.len());
-    let mut copies = net.has_threads().then(Copies::new);
+    let mut batch_buffers = net.has_threads().then(BatchBuffers::new);
     while !stop.load(Ordering::Relaxed) {
         let mut served = 0;
         for socket in sockets {
-            served += match &mut copies {
-                Some(copies) => copies.serve_batch(socket, responder, counters)?,
+            served += match &mut batch_buffers {
+                Some(buffers) => buffers.serve_batch(socket, responder, counters)?,
                 None => serve_batch(socket, responder, counters)?,
             };
         }
         if served == 0 {
-            poll.wait(&mut ready, Some(STOP_CHECK))?;
-        } else if streams.is_used() {
+            poll.wait(&mut ready, Some(STOP_CHECK_INTERVAL))?;
+        } else if streams.has_listeners() {
             poll.ready_now(&mut ready);
         }
         streams.serve(&ready, responder, counters)?;
@@ -84,44 +101,47 @@ pub fn serve_both(
     Ok(())
 }
 
-/// Answers what waits on one socket, at most a batch. Returns how many
-/// datagrams were taken.
+/// Answers the datagrams that wait on one socket, at most a batch. Returns the number received.
 fn serve_batch(
     socket: &UdpSocket,
     responder: &mut impl Responder,
     counters: &ServeCounters,
 ) -> io::Result<usize> {
-    let mut answers = 0;
+    let mut replies = 0;
     let exchanged = socket.exchange(|request, reply| {
         let len = responder.respond(request.bytes, request.from, reply);
-        answers += u64::from(len.is_some());
+        replies += u64::from(len.is_some());
         len
     });
     match exchanged {
         Ok(requests) => {
             ServeCounters::add(&counters.requests, requests as u64);
-            ServeCounters::add(&counters.answers, answers);
+            ServeCounters::add(&counters.replies, replies);
             Ok(requests)
         }
-        Err(error) if is_about_one_peer(&error) => Ok(0),
+        Err(error) if is_transient(&error) => Ok(0),
         Err(error) => Err(error),
     }
 }
 
-/// Requests and replies of one batch.
-struct Copies {
+/// Buffers for the requests and replies of one batch.
+struct BatchBuffers {
     requests: Vec<u8>,
     replies: Vec<u8>,
-    received: Vec<Received>,
+    received: Vec<DatagramMeta>,
 }
 
-impl Copies {
+impl BatchBuffers {
     fn new() -> Self {
-        let room = || vec![0; BATCH * MAX_DATAGRAM_BYTES];
-        Self { requests: room(), replies: room(), received: Vec::with_capacity(BATCH) }
+        let new_buffer = || vec![0; BATCH_DATAGRAMS * MAX_DATAGRAM_BYTES];
+        Self {
+            requests: new_buffer(),
+            replies: new_buffer(),
+            received: Vec::with_capacity(BATCH_DATAGRAMS),
+        }
     }
 
-    /// As [`serve_batch`], without holding the stack meanwhile.
+    /// As [`serve_batch`], without locking the stack while the responder runs.
     fn serve_batch(
         &mut self,
         socket: &UdpSocket,
@@ -132,33 +152,33 @@ impl Copies {
             self.requests.chunks_exact_mut(MAX_DATAGRAM_BYTES).collect();
         match socket.recv_batch(&mut buffers, &mut self.received) {
             Ok(()) => {}
-            Err(error) if is_about_one_peer(&error) => return Ok(0),
+            Err(error) if is_transient(&error) => return Ok(0),
             Err(error) => return Err(error),
         }
-        let mut answers = Vec::with_capacity(self.received.len());
-        let rooms = self.replies.chunks_exact_mut(MAX_DATAGRAM_BYTES);
-        for ((request, received), reply) in buffers.iter().zip(&self.received).zip(rooms) {
+        let mut replies = Vec::with_capacity(self.received.len());
+        let reply_buffers = self.replies.chunks_exact_mut(MAX_DATAGRAM_BYTES);
+        for ((request, received), reply) in buffers.iter().zip(&self.received).zip(reply_buffers) {
             let len = responder.respond(&request[..received.len], received.from, reply);
-            // Counted one by one: a batch of slow answers is long.
+            // Counted one by one: a batch of slow replies takes long.
             ServeCounters::add(&counters.requests, 1);
             if let Some(len) = len {
-                answers.push((&reply[..len], received.from));
+                replies.push((&reply[..len], received.from));
             }
         }
-        ServeCounters::add(&counters.answers, answers.len() as u64);
-        match socket.send_batch(&answers) {
+        ServeCounters::add(&counters.replies, replies.len() as u64);
+        match socket.send_batch(&replies) {
             Ok(_) => {}
-            // What cannot be sent is lost, as on any network.
-            Err(error) if is_about_one_peer(&error) => {}
+            // Replies that cannot be sent are lost, as on any network.
+            Err(error) if is_transient(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(self.received.len())
     }
 }
 
-/// Nothing to do right now, or an earlier answer did not arrive: both are no
-/// trouble of the socket.
-fn is_about_one_peer(error: &io::Error) -> bool {
+/// True when no datagram is ready, or when an earlier reply did not reach its peer: the socket
+/// itself is fine in both cases.
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock

@@ -1,8 +1,8 @@
-//! Runs a [`Responder`] on the kernel's own UDP sockets.
+//! Runs a [`Responder`] on the kernel's UDP sockets.
 //!
-//! This is the peer that Tidegate is compared with, so it is written as one
-//! would write a fast kernel server: batches by `recvmmsg` and `sendmmsg`,
-//! large buffers, one thread per socket if the caller wants it.
+//! This is the baseline that Tidegate is compared with, so it is written as a fast kernel server:
+//! batches by `recvmmsg` and `sendmmsg`, large buffers, and one thread per socket if the caller
+//! wants that.
 
 mod sys;
 
@@ -19,54 +19,54 @@ use thiserror::Error;
 use crate::{Responder, ServeCounters};
 use sys::Batch;
 
-/// How many datagrams are received or sent by one system call.
-pub const BATCH: usize = 64;
+/// Datagrams received or sent by one system call.
+pub const BATCH_DATAGRAMS: usize = 64;
 
-/// How often an idle server looks at its stop flag.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which an idle server checks its stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a kernel socket could not be used.
+/// Errors of kernel sockets.
 #[derive(Debug, Error)]
 pub enum KernelError {
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("cannot open a UDP socket for {address}: {source}")]
     Open {
-        /// The address to serve.
+        /// Address to serve.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The address is in use or not on this machine.
+    /// The address is in use or is not assigned to this machine.
     #[error(
-        "cannot bind UDP {address}: {source}; `ss -lunp` shows who holds the port, \
+        "cannot bind UDP {address}: {source}; `ss -lunp` shows which process holds the port, \
          `ip address` the addresses of this machine"
     )]
     Bind {
-        /// The address to serve.
+        /// Address to serve.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The kernel does not let the sockets be waited for.
+    /// Waiting for datagrams failed (`poll`).
     #[error("waiting for datagrams failed: {0}")]
     Poll(#[source] io::Error),
-    /// The socket failed while it was served.
+    /// The socket failed while it was being served.
     #[error("receiving on UDP {address} failed: {source}")]
     Receive {
-        /// The address being served.
+        /// Address being served.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// How to set up a kernel socket.
+/// Options of a kernel socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelOptions {
-    /// The receive buffer to ask for. The kernel gives less when the process
-    /// may not go over `net.core.rmem_max`.
+    /// Receive buffer to request, in bytes. The kernel grants less to a process that may not
+    /// exceed `net.core.rmem_max`.
     pub receive_buffer_bytes: usize,
-    /// Lets several sockets share the address, one per thread.
+    /// Lets several sockets share the address (`SO_REUSEPORT`), one per thread.
     pub reuse_port: bool,
 }
 
@@ -76,7 +76,7 @@ impl Default for KernelOptions {
     }
 }
 
-/// A bound UDP socket of the kernel.
+/// Bound UDP socket of the kernel.
 #[derive(Debug)]
 pub struct KernelSocket {
     fd: OwnedFd,
@@ -84,8 +84,8 @@ pub struct KernelSocket {
 }
 
 impl KernelSocket {
-    /// Binds `address`. An IPv6 socket takes IPv6 only, so that both families
-    /// can be bound side by side.
+    /// Binds `address`. An IPv6 socket receives IPv6 only, so that both families can be bound
+    /// side by side.
     ///
     /// # Errors
     /// When the socket cannot be opened or the address cannot be bound.
@@ -105,7 +105,7 @@ impl KernelSocket {
             sockopt::set_socket_recv_buffer_size(&fd, options.receive_buffer_bytes)
                 .map_err(open_error)?;
         }
-        sys::ask_for_destination(fd.as_fd(), address.is_ipv6())
+        sys::enable_packet_info(fd.as_fd(), address.is_ipv6())
             .map_err(|source| KernelError::Open { address, source })?;
         let bind_error = |source: io::Error| KernelError::Bind { address, source };
         rustix::net::bind(&fd, &address).map_err(|errno| bind_error(errno.into()))?;
@@ -114,7 +114,7 @@ impl KernelSocket {
         Ok(KernelSocket { fd, address })
     }
 
-    /// The address in use, with the port that was given when 0 was asked for.
+    /// Bound address; contains the assigned port when port 0 was requested.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -126,16 +126,29 @@ impl AsFd for KernelSocket {
     }
 }
 
-/// Serves `sockets` with `responder` until `stop` is set, which is noticed
-/// within a tenth of a second. Sleeps in the kernel while nothing arrives.
-/// Replies leave from the address that was asked.
+/// Serves `sockets` with `responder` until `stop` is set, which is noticed within 100 ms. Sleeps
+/// in the kernel while no datagram arrives. Replies leave from the address that the request was
+/// sent to.
 ///
-/// `max_datagram_bytes` bounds requests and replies. Each set of counters
-/// belongs to one serving loop.
+/// `max_datagram_bytes` bounds requests and replies. Each set of counters belongs to one serving
+/// loop.
 ///
 /// # Errors
-/// When a socket can be served no longer. A reply that cannot be sent is
-/// counted, not an error.
+/// When a socket fails for good. A reply that cannot be sent is counted and is no error.
+///
+/// # Examples
+/// ```no_run
+/// use std::sync::atomic::AtomicBool;
+///
+/// use tidegate_apps::ServeCounters;
+/// use tidegate_apps::echo::Echo;
+/// use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
+///
+/// let socket = KernelSocket::bind("127.0.0.1:7".parse()?, &KernelOptions::default())?;
+/// let (stop, counters) = (AtomicBool::new(false), ServeCounters::new());
+/// serve_kernel(&[socket], &mut Echo, 2048, &stop, &counters)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn serve_kernel(
     sockets: &[KernelSocket],
     responder: &mut impl Responder,
@@ -158,7 +171,7 @@ pub fn serve_kernel(
     Ok(())
 }
 
-/// Receives, answers and sends one batch. Returns how many arrived.
+/// Receives, answers and sends one batch. Returns the number of datagrams received.
 fn serve_batch(
     socket: &KernelSocket,
     responder: &mut impl Responder,
@@ -185,14 +198,14 @@ fn serve_batch(
     let (sent, unsent) = batch.send(socket.as_fd());
     ServeCounters::add(&counters.requests, requests);
     ServeCounters::add(&counters.oversized, oversized);
-    ServeCounters::add(&counters.answers, sent);
+    ServeCounters::add(&counters.replies, sent);
     ServeCounters::add(&counters.unsent, unsent);
     Ok(received)
 }
 
-/// Sleeps until a datagram arrives or the stop flag is due for a look.
+/// Sleeps until a datagram arrives or the stop flag is due for a check.
 fn wait(polled: &mut [PollFd<'_>]) -> Result<(), KernelError> {
-    let timeout = Timespec { tv_sec: 0, tv_nsec: STOP_CHECK.subsec_nanos().into() };
+    let timeout = Timespec { tv_sec: 0, tv_nsec: STOP_CHECK_INTERVAL.subsec_nanos().into() };
     match poll(polled, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(KernelError::Poll(errno.into())),

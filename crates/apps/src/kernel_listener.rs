@@ -1,4 +1,4 @@
-//! Listeners of the kernel's.
+//! TCP listeners of the kernel.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -9,11 +9,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// A listener that does not block, for one family only: the other may have one
-/// of its own on the same port.
+/// Opens a non-blocking listener for the address's family only, so that the other family can
+/// have its own listener on the same port.
 ///
 /// # Errors
-/// When the address cannot be listened on.
+/// When the address cannot be bound or listened on.
 pub(crate) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -27,12 +27,14 @@ pub(crate) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Listeners on these addresses, for a server of very many connections: each is a
-/// descriptor, so it may have as many as the process can.
+/// Opens listeners on `addresses` for a server of very many connections. Each connection needs a
+/// file descriptor, so the process's soft limit is raised to its hard limit.
 ///
 /// # Errors
 /// As [`listen_on`].
-pub(crate) fn listen_for_many(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+pub(crate) fn listen_with_max_descriptors(
+    addresses: &[SocketAddr],
+) -> io::Result<Vec<TcpListener>> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     addresses.iter().map(|&address| listen_on(address)).collect()

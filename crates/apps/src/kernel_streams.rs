@@ -1,5 +1,5 @@
-//! The services of [`crate::streams`] on the kernel's sockets, with epoll: what
-//! Tidegate is compared with.
+//! The services of [`crate::streams`] on kernel sockets, with epoll: a baseline that Tidegate is
+//! compared with.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,38 +10,37 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::ServeCounters;
-use crate::kernel_listener::listen_for_many;
+use crate::kernel_listener::listen_with_max_descriptors;
 use crate::slots::Slots;
 use crate::streams::StreamService;
 
-/// How often an idle server looks at its stop flag.
-const STOP_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Interval at which an idle server checks its stop flag.
+const STOP_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-const EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 
-/// How much is read at once.
+/// Bytes read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// How much one connection is served before others have their turn.
+/// Bytes that one connection may transfer before other connections get their turn.
 const TURN_BYTES: usize = 256 << 10;
 
-/// Serves on these addresses until `stop` is set, which is noticed within a
-/// tenth of a second. Calls `ready` when it listens. A server that `spins`
-/// never sleeps: it asks epoll again at once.
+/// Serves on `addresses` until `stop` is set, which is noticed within 100 ms. Calls `ready` once
+/// the server listens. With `busy_poll` set the server never sleeps: it busy-polls epoll.
 ///
 /// # Errors
 /// When an address cannot be listened on.
 pub fn serve_kernel_streams(
     addresses: &[SocketAddr],
     service: StreamService,
-    spins: bool,
+    busy_poll: bool,
     stop: &AtomicBool,
     counters: &ServeCounters,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let listeners = listen_for_many(addresses)?;
+    let listeners = listen_with_max_descriptors(addresses)?;
     for (index, listener) in listeners.iter().enumerate() {
         let data = epoll::EventData::new_u64(index as u64);
         epoll::add(&epoll, listener, data, epoll::EventFlags::IN)?;
@@ -51,16 +50,16 @@ pub fn serve_kernel_streams(
         epoll,
         service,
         connections: Slots::default(),
-        first: listeners.len(),
+        first_token: listeners.len(),
         buffer: vec![0; BUFFER_BYTES],
         counters,
     };
-    let timeout = if spins { AT_ONCE } else { STOP_CHECK };
-    let mut events = Vec::with_capacity(EVENTS);
+    let timeout = if busy_poll { NO_WAIT } else { STOP_CHECK_INTERVAL };
+    let mut events = Vec::with_capacity(MAX_EVENTS);
     while !stop.load(Ordering::Relaxed) {
         events.clear();
-        let room = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(&server.epoll, room, Some(&timeout)) {
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&server.epoll, spare, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -79,14 +78,14 @@ struct Connection {
     stream: TcpStream,
     unsent: Box<[u8]>,
     sent: usize,
-    wants_room: bool,
+    wants_writable: bool,
 }
 
 struct Server<'c> {
     epoll: OwnedFd,
     service: StreamService,
     connections: Slots<Connection>,
-    first: usize,
+    first_token: usize,
     buffer: Vec<u8>,
     counters: &'c ServeCounters,
 }
@@ -97,7 +96,7 @@ impl Server<'_> {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // It ended before it was accepted, or a signal came.
+                // The connection closed before it was accepted, or a signal interrupted the call.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -106,48 +105,48 @@ impl Server<'_> {
                 {
                     continue;
                 }
-                // No descriptor is left: others may close some.
+                // Out of file descriptors: open connections may close some.
                 Err(_) => return Ok(()),
             };
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
-            let wants_room = self.service == StreamService::Source;
-            let token = (self.first + self.connections.next()) as u64;
+            let wants_writable = self.service == StreamService::Source;
+            let token = (self.first_token + self.connections.next_slot()) as u64;
             let data = epoll::EventData::new_u64(token);
-            epoll::add(&self.epoll, &stream, data, interest(wants_room))?;
+            epoll::add(&self.epoll, &stream, data, interest(wants_writable))?;
             self.connections.insert(Connection {
                 stream,
                 unsent: Box::default(),
                 sent: 0,
-                wants_room,
+                wants_writable,
             });
         }
     }
 
     fn serve(&mut self, token: usize) -> io::Result<()> {
-        let slot = token - self.first;
+        let slot = token - self.first_token;
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         match connection.turn(self.service, &mut self.buffer, self.counters) {
-            Ok(wants_room) if wants_room != connection.wants_room => {
-                connection.wants_room = wants_room;
+            Ok(wants_writable) if wants_writable != connection.wants_writable => {
+                connection.wants_writable = wants_writable;
                 let data = epoll::EventData::new_u64(token as u64);
-                epoll::modify(&self.epoll, &connection.stream, data, interest(wants_room))?;
+                epoll::modify(&self.epoll, &connection.stream, data, interest(wants_writable))?;
             }
             Ok(_) => {}
-            // The end of this connection alone.
+            // The error closes this connection only.
             Err(_) => self.connections.remove(slot),
         }
         Ok(())
     }
 }
 
-fn interest(wants_room: bool) -> epoll::EventFlags {
-    if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN }
+fn interest(wants_writable: bool) -> epoll::EventFlags {
+    if wants_writable { epoll::EventFlags::OUT } else { epoll::EventFlags::IN }
 }
 
 impl Connection {
-    /// Serves it until there is nothing to do or others have waited long
-    /// enough. Returns whether it waits for room.
+    /// Serves the connection until nothing is left to do or its turn is over. Returns true when
+    /// it waits for send space.
     fn turn(
         &mut self,
         service: StreamService,
@@ -168,11 +167,11 @@ impl Connection {
     }
 
     fn echo(&mut self, buffer: &mut [u8], counters: &ServeCounters) -> io::Result<bool> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
             while let Some(rest) = self.unsent.get(self.sent..).filter(|rest| !rest.is_empty()) {
                 self.sent += self.stream.write(rest)?;
-                ServeCounters::add(&counters.answers, 1);
+                ServeCounters::add(&counters.replies, 1);
             }
             (self.unsent, self.sent) = (Box::default(), 0);
             let len = self.stream.read(buffer)?;
@@ -180,7 +179,7 @@ impl Connection {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
             ServeCounters::add(&counters.requests, 1);
-            turn += len;
+            turn_bytes += len;
             let sent = match self.stream.write(&buffer[..len]) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
                 result => result?,
@@ -189,9 +188,9 @@ impl Connection {
                 self.unsent = buffer[sent..len].into();
                 return Ok(true);
             }
-            ServeCounters::add(&counters.answers, 1);
+            ServeCounters::add(&counters.replies, 1);
             if len < buffer.len() {
-                // A call that finds nothing costs as much as one that does.
+                // A short read: another call would find nothing, and costs as much as a useful one.
                 return Ok(false);
             }
         }
@@ -199,11 +198,11 @@ impl Connection {
     }
 
     fn sink(&mut self, buffer: &mut [u8], counters: &ServeCounters) -> io::Result<bool> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
             match self.stream.read(buffer)? {
                 0 => return Err(ErrorKind::UnexpectedEof.into()),
-                len => turn += len,
+                len => turn_bytes += len,
             }
             ServeCounters::add(&counters.requests, 1);
         }
@@ -211,10 +210,10 @@ impl Connection {
     }
 
     fn source(&mut self, buffer: &[u8], counters: &ServeCounters) -> io::Result<bool> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
-            turn += self.stream.write(buffer)?;
-            ServeCounters::add(&counters.answers, 1);
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
+            turn_bytes += self.stream.write(buffer)?;
+            ServeCounters::add(&counters.replies, 1);
         }
         Ok(true)
     }

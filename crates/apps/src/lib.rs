@@ -1,17 +1,19 @@
 //! Servers that run on Tidegate or on kernel sockets by the same code.
 //!
-//! A server is a [`Responder`]: it turns one datagram into another and knows
-//! nothing of sockets. [`dns::Server`], [`echo::Echo`] and [`work::Work`] are
-//! responders.
-//! A [`router`] is none: it forwards packets, and asks a [`screen`] about them.
-//! [`streams`] and [`http`] serve streams.
-//! [`embedded`] runs them on Tidegate, [`kernel`], [`kernel_streams`] and
-//! [`kernel_uring`] on the kernel's sockets.
+//! A server is a [`Responder`]: it turns a request datagram into a reply and is independent of
+//! sockets. [`dns::DnsServer`], [`echo::Echo`] and [`work::Work`] are responders. [`embedded`] and
+//! [`readers`] run them on Tidegate, [`kernel`] on kernel sockets.
+//!
+//! [`streams`] and [`http`] serve TCP connections; [`kernel_streams`] and [`kernel_uring`] are
+//! their counterparts on kernel sockets.
+//!
+//! A [`router`] forwards packets, and may ask a packet [`filter`] about each of them.
 
 mod counters;
 pub mod dns;
 pub mod echo;
 pub mod embedded;
+pub mod filter;
 pub mod http;
 pub mod kernel;
 mod kernel_listener;
@@ -21,7 +23,6 @@ mod messages;
 pub mod readers;
 mod responder;
 pub mod router;
-pub mod screen;
 mod slots;
 pub mod streams;
 pub mod work;

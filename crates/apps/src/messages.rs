@@ -1,5 +1,5 @@
-//! Messages over streams: each with its length in two bytes in front, as DNS
-//! has them (RFC 1035 section 4.2.2, RFC 7766).
+//! Messages over streams, each with a two-byte length prefix, as in DNS over TCP (RFC 1035
+//! section 4.2.2, RFC 7766).
 
 use std::collections::HashMap;
 use std::io;
@@ -11,153 +11,153 @@ use tidegate::{Batch, Interest, Net, Poll, TcpListener, TcpStream, Token};
 use crate::slots::Slots;
 use crate::{Responder, ServeCounters};
 
-/// The longest message that a length can be given for.
+/// Longest message that the length prefix can describe.
 const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 
-/// The length in front of a message.
+/// Bytes of the length prefix.
 const PREFIX_BYTES: usize = 2;
 
-/// Requests of one connection that are answered before others have their turn.
+/// Requests of one connection answered before other connections get their turn.
 const TURN_REQUESTS: usize = 32;
 
-/// Connections that are served while others cannot use the stack.
-const BATCH: usize = 32;
+/// Connections served while the stack is locked.
+const BATCH_CONNECTIONS: usize = 32;
 
-/// What connections may cost.
+/// Limits on message connections.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageLimits {
-    /// Connections at the same time. One more ends the one that has been idle
+    /// Concurrent connections. One connection more closes the connection that has been idle
     /// longest (RFC 7766 section 6.2.2).
-    pub connections: usize,
-    /// Connections of one address at the same time; more are refused.
-    pub per_address: usize,
-    /// How long a connection may go without a whole request or with an answer
-    /// that is not taken.
+    pub max_connections: usize,
+    /// Concurrent connections per client address; more are refused.
+    pub max_per_address: usize,
+    /// Time that a connection may go without a complete request, or with a response that the
+    /// peer does not read.
     pub idle_timeout: Duration,
 }
 
 impl Default for MessageLimits {
-    /// As name servers have it: 1,024 connections, 64 of one address, 10 s.
+    /// As usual for name servers: 1,024 connections, 64 per address, 10 s.
     fn default() -> Self {
-        Self { connections: 1024, per_address: 64, idle_timeout: Duration::from_secs(10) }
+        Self { max_connections: 1024, max_per_address: 64, idle_timeout: Duration::from_secs(10) }
     }
 }
 
-/// Answers messages on connections.
+/// Answers messages on TCP connections.
 pub(crate) struct MessageServer<'s> {
     net: &'s Net,
     poll: &'s Poll,
     listeners: &'s [TcpListener],
-    /// The token of the first listener; connections come behind the last.
-    first: usize,
+    /// Token of the first listener; connections follow the last listener.
+    first_token: usize,
     limits: MessageLimits,
     connections: Slots<Connection>,
-    open: usize,
+    open_connections: usize,
     by_address: HashMap<IpAddr, usize>,
-    looked_at: Instant,
+    last_idle_check: Instant,
     reply: Vec<u8>,
 }
 
 struct Connection {
     stream: TcpStream,
     peer: IpAddr,
-    /// The beginning of a request.
-    unread: Vec<u8>,
+    /// Bytes of the next request received so far.
+    partial_request: Vec<u8>,
     unsent: Vec<u8>,
     sent: usize,
-    /// The last time that a whole request had come and its answer had gone.
-    active: Instant,
-    waits_for_room: bool,
-    /// The peer sends nothing more: what is owed goes out, then it ends.
-    is_ending: bool,
+    /// Time of the last complete request and response.
+    last_active: Instant,
+    wants_writable: bool,
+    /// The peer has closed its side: pending responses are sent, then the connection closes.
+    peer_closed: bool,
 }
 
-/// Whether a connection goes on.
+/// Fate of a connection after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    GoesOn,
-    Over,
+enum TurnResult {
+    Continue,
+    Close,
 }
 
 impl<'s> MessageServer<'s> {
-    /// A server for `listeners`, which have tokens from `first` on in `poll`.
+    /// Creates a server for `listeners`, whose tokens in `poll` start at `first`.
     pub(crate) fn new(
         net: &'s Net,
         poll: &'s Poll,
         listeners: &'s [TcpListener],
-        first: usize,
+        first_token: usize,
         limits: MessageLimits,
     ) -> io::Result<Self> {
         net.batch(|batch| {
             listeners.iter().enumerate().try_for_each(|(index, listener)| {
-                batch.register(poll, listener, Token(first + index), Interest::Readable)
+                batch.register(poll, listener, Token(first_token + index), Interest::Readable)
             })
         })??;
         Ok(Self {
             net,
             poll,
             listeners,
-            first,
+            first_token,
             limits,
             connections: Slots::default(),
-            open: 0,
+            open_connections: 0,
             by_address: HashMap::new(),
-            looked_at: Instant::now(),
+            last_idle_check: Instant::now(),
             reply: vec![0; PREFIX_BYTES + MAX_MESSAGE_BYTES],
         })
     }
 
-    /// Whether there can be anything to serve.
-    pub(crate) fn is_used(&self) -> bool {
+    /// True when there are listeners to serve.
+    pub(crate) fn has_listeners(&self) -> bool {
         !self.listeners.is_empty()
     }
 
-    /// Serves those that are ready; tokens of others are left alone.
+    /// Serves the ready listeners and connections; ignores tokens below the first listener's.
     pub(crate) fn serve(
         &mut self,
         ready: &[Token],
         responder: &mut impl Responder,
         counters: &ServeCounters,
     ) -> io::Result<()> {
-        if !self.is_used() {
+        if !self.has_listeners() {
             return Ok(());
         }
         let net = self.net;
-        for burst in ready.chunks(BATCH) {
-            if burst.iter().any(|token| token.0 >= self.first) {
+        for burst in ready.chunks(BATCH_CONNECTIONS) {
+            if burst.iter().any(|token| token.0 >= self.first_token) {
                 net.batch(|batch| {
                     burst
                         .iter()
-                        .try_for_each(|&token| self.serve_one(batch, token, responder, counters))
+                        .try_for_each(|&token| self.serve_token(batch, token, responder, counters))
                 })??;
             }
         }
-        self.end_idle();
+        self.close_idle();
         Ok(())
     }
 
-    fn serve_one(
+    fn serve_token(
         &mut self,
         batch: &mut Batch<'_>,
         token: Token,
         responder: &mut impl Responder,
         counters: &ServeCounters,
     ) -> io::Result<()> {
-        let Some(index) = token.0.checked_sub(self.first) else { return Ok(()) };
+        let Some(index) = token.0.checked_sub(self.first_token) else { return Ok(()) };
         if let Some(listener) = self.listeners.get(index) {
             return self.accept(batch, listener);
         }
         let slot = index - self.listeners.len();
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
-        let turn = connection.turn(batch, &mut self.reply, responder, counters);
-        if !matches!(turn, Ok(Turn::GoesOn)) {
-            self.end(slot);
+        let result = connection.turn(batch, &mut self.reply, responder, counters);
+        if !matches!(result, Ok(TurnResult::Continue)) {
+            self.close(slot);
             return Ok(());
         }
-        let waits = connection.has_unsent();
-        if waits != connection.waits_for_room {
-            connection.waits_for_room = waits;
-            let interest = if waits { Interest::Writable } else { Interest::Readable };
+        let wants_writable = connection.has_unsent();
+        if wants_writable != connection.wants_writable {
+            connection.wants_writable = wants_writable;
+            let interest = if wants_writable { Interest::Writable } else { Interest::Readable };
             batch.reregister(self.poll, &connection.stream, token, interest)?;
         }
         Ok(())
@@ -168,32 +168,32 @@ impl<'s> MessageServer<'s> {
             let (stream, peer) = match batch.accept(listener) {
                 Ok((stream, peer)) => (stream, peer.ip().to_canonical()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // It ended before it was accepted.
+                // The connection closed before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => continue,
                 Err(error) => return Err(error),
             };
-            let of_peer = self.by_address.get(&peer).copied().unwrap_or(0);
-            if of_peer >= self.limits.per_address {
-                stream.set_abrupt(true);
+            let peer_connections = self.by_address.get(&peer).copied().unwrap_or(0);
+            if peer_connections >= self.limits.max_per_address {
+                stream.set_reset_on_close(true);
                 continue;
             }
-            if self.open >= self.limits.connections {
-                self.end_longest_idle();
+            if self.open_connections >= self.limits.max_connections {
+                self.close_longest_idle();
             }
-            let slot = self.connections.next();
-            let token = Token(self.first + self.listeners.len() + slot);
+            let slot = self.connections.next_slot();
+            let token = Token(self.first_token + self.listeners.len() + slot);
             batch.register(self.poll, &stream, token, Interest::Readable)?;
             self.connections.insert(Connection::new(stream, peer));
-            self.open += 1;
+            self.open_connections += 1;
             *self.by_address.entry(peer).or_default() += 1;
         }
     }
 
-    fn end(&mut self, slot: usize) {
+    fn close(&mut self, slot: usize) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
         let peer = connection.peer;
         self.connections.remove(slot);
-        self.open -= 1;
+        self.open_connections -= 1;
         if let Some(count) = self.by_address.get_mut(&peer) {
             *count -= 1;
             if *count == 0 {
@@ -202,25 +202,27 @@ impl<'s> MessageServer<'s> {
         }
     }
 
-    fn end_longest_idle(&mut self) {
-        let longest = self.connections.iter().min_by_key(|(_, connection)| connection.active);
+    fn close_longest_idle(&mut self) {
+        let longest = self.connections.iter().min_by_key(|(_, connection)| connection.last_active);
         if let Some((slot, _)) = longest {
-            self.end(slot);
+            self.close(slot);
         }
     }
 
-    /// Ends those that were idle too long. Looks at all of them, but seldom.
-    fn end_idle(&mut self) {
+    /// Closes connections that were idle too long. Scans all connections, but rarely.
+    fn close_idle(&mut self) {
         let now = Instant::now();
-        if self.open == 0 || now.duration_since(self.looked_at) < self.limits.idle_timeout / 10 {
+        if self.open_connections == 0
+            || now.duration_since(self.last_idle_check) < self.limits.idle_timeout / 10
+        {
             return;
         }
-        self.looked_at = now;
+        self.last_idle_check = now;
         let limit = self.limits.idle_timeout;
-        let idle = |connection: &Connection| now.duration_since(connection.active) >= limit;
+        let idle = |connection: &Connection| now.duration_since(connection.last_active) >= limit;
         let slots = self.connections.iter().filter(|(_, connection)| idle(connection));
         let slots: Vec<usize> = slots.map(|(slot, _)| slot).collect();
-        slots.into_iter().for_each(|slot| self.end(slot));
+        slots.into_iter().for_each(|slot| self.close(slot));
     }
 }
 
@@ -229,12 +231,12 @@ impl Connection {
         Self {
             stream,
             peer,
-            unread: Vec::new(),
+            partial_request: Vec::new(),
             unsent: Vec::new(),
             sent: 0,
-            active: Instant::now(),
-            waits_for_room: false,
-            is_ending: false,
+            last_active: Instant::now(),
+            wants_writable: false,
+            peer_closed: false,
         }
     }
 
@@ -242,52 +244,52 @@ impl Connection {
         self.sent < self.unsent.len()
     }
 
-    /// Answers what has come. While an answer is not taken nothing is read, so
-    /// a peer that takes none costs no more than one.
+    /// Answers received requests. While a response is unsent nothing is read, so a peer that does
+    /// not read its responses costs one response at most.
     fn turn(
         &mut self,
         batch: &mut Batch<'_>,
         reply: &mut [u8],
         responder: &mut impl Responder,
         counters: &ServeCounters,
-    ) -> io::Result<Turn> {
+    ) -> io::Result<TurnResult> {
         for _ in 0..TURN_REQUESTS {
-            if !self.send_rest(batch)? {
-                return Ok(Turn::GoesOn);
+            if !self.flush_unsent(batch)? {
+                return Ok(TurnResult::Continue);
             }
-            while self.needs() > 0 && !self.is_ending {
+            while self.missing_bytes() > 0 && !self.peer_closed {
                 if !self.read(batch)? {
-                    return Ok(Turn::GoesOn);
+                    return Ok(TurnResult::Continue);
                 }
             }
-            if self.is_ending && self.needs() > 0 {
-                return Ok(Turn::Over);
+            if self.peer_closed && self.missing_bytes() > 0 {
+                return Ok(TurnResult::Close);
             }
-            self.answer(reply, responder, counters)?;
+            self.respond(reply, responder, counters)?;
         }
-        self.send_rest(batch)?;
-        Ok(Turn::GoesOn)
+        self.flush_unsent(batch)?;
+        Ok(TurnResult::Continue)
     }
 
-    /// How many bytes of the next request are missing, at least.
-    fn needs(&self) -> usize {
-        let whole = match self.unread.first_chunk() {
+    /// Minimum number of bytes missing from the next request.
+    fn missing_bytes(&self) -> usize {
+        let message_bytes = match self.partial_request.first_chunk() {
             Some(&prefix) => PREFIX_BYTES + usize::from(u16::from_be_bytes(prefix)),
             None => PREFIX_BYTES,
         };
-        whole.saturating_sub(self.unread.len())
+        message_bytes.saturating_sub(self.partial_request.len())
     }
 
-    /// Reads what of the next request has come. Whether anything has.
+    /// Reads available bytes of the next request. Returns false when none are available.
     fn read(&mut self, batch: &mut Batch<'_>) -> io::Result<bool> {
-        let (needs, unread) = (self.needs(), &mut self.unread);
+        let (missing, request) = (self.missing_bytes(), &mut self.partial_request);
         let taken = batch.recv_with(&self.stream, |bytes| {
-            let len = bytes.len().min(needs);
-            unread.extend_from_slice(&bytes[..len]);
+            let len = bytes.len().min(missing);
+            request.extend_from_slice(&bytes[..len]);
             len
         });
         match taken {
-            Ok(0) => self.is_ending = true,
+            Ok(0) => self.peer_closed = true,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
@@ -295,7 +297,7 @@ impl Connection {
         Ok(true)
     }
 
-    fn answer(
+    fn respond(
         &mut self,
         reply: &mut [u8],
         responder: &mut impl Responder,
@@ -303,24 +305,24 @@ impl Connection {
     ) -> io::Result<()> {
         ServeCounters::add(&counters.requests, 1);
         let from = SocketAddr::new(self.peer, 0);
-        let request = self.unread.get(PREFIX_BYTES..).unwrap_or(&[]);
-        // Who sends what cannot be answered has lost count of the bytes.
+        let request = self.partial_request.get(PREFIX_BYTES..).unwrap_or(&[]);
+        // A peer whose request cannot be answered has lost the message framing.
         let len = responder
             .respond_to_stream(request, from, &mut reply[PREFIX_BYTES..])
             .filter(|&len| len <= MAX_MESSAGE_BYTES)
             .ok_or(io::ErrorKind::InvalidData)?;
-        ServeCounters::add(&counters.answers, 1);
+        ServeCounters::add(&counters.replies, 1);
         reply[..PREFIX_BYTES].copy_from_slice(&(len as u16).to_be_bytes());
         self.unsent.clear();
         self.unsent.extend_from_slice(&reply[..PREFIX_BYTES + len]);
         self.sent = 0;
-        self.unread = Vec::new();
-        self.active = Instant::now();
+        self.partial_request = Vec::new();
+        self.last_active = Instant::now();
         Ok(())
     }
 
-    /// Whether everything is sent.
-    fn send_rest(&mut self, batch: &mut Batch<'_>) -> io::Result<bool> {
+    /// Sends pending bytes. Returns true when all are sent.
+    fn flush_unsent(&mut self, batch: &mut Batch<'_>) -> io::Result<bool> {
         while self.has_unsent() {
             match batch.send(&self.stream, &self.unsent[self.sent..]) {
                 Ok(len) => self.sent += len,

@@ -1,4 +1,4 @@
-//! Runs a [`Responder`] on several threads, each of which reads for itself.
+//! Runs a [`Responder`] on several threads, each with its own readers.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -10,39 +10,37 @@ use tidegate::{ReadersConfig, UdpReader, UdpReaders, UdpSocket, wait_readable};
 use crate::kernel::{KernelError, KernelSocket, serve_kernel};
 use crate::{Responder, ServeCounters};
 
-/// How often an idle thread looks at the stop flag.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which an idle thread checks the stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves `sockets` with a thread for each of `responders` until `stop` is set,
-/// which is noticed within a tenth of a second, or until one of the threads
-/// cannot go on. Each thread has a reader of each socket, so that requests are
-/// spread as `config` says. Replies leave from the address that was asked.
-/// `begin` is the first that each thread calls, with its number: to choose its
-/// processor, say.
+/// Serves `sockets` with one thread per responder until `stop` is set, which is noticed within
+/// 100 ms, or until one of the threads fails. Each thread has one reader per socket, and `config`
+/// decides how requests are distributed among readers. Replies leave from the address that the
+/// request was sent to. Each thread first calls `on_thread_start` with its index, for example to
+/// pin itself to a CPU.
 ///
 /// # Errors
-/// When the sockets' stack has no thread of its own, or its port is of no
-/// further use.
+/// When the sockets' stack has no thread of its own, or its device fails for good.
 pub fn serve_readers<R: Responder + Send>(
     sockets: &[UdpSocket],
     responders: Vec<R>,
     config: ReadersConfig,
-    begin: impl Fn(usize) + Sync,
+    on_thread_start: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> io::Result<()> {
     let groups = sockets.iter().map(|socket| socket.readers(config));
     let groups = groups.collect::<io::Result<Vec<_>>>()?;
-    let own = |_: &R| groups.iter().map(UdpReaders::add).collect::<io::Result<Vec<_>>>();
-    // All readers are there before the first one answers.
-    let readers = responders.iter().map(own).collect::<io::Result<Vec<_>>>()?;
+    let add_readers = |_: &R| groups.iter().map(UdpReaders::add).collect::<io::Result<Vec<_>>>();
+    // All readers exist before the first thread answers.
+    let readers = responders.iter().map(add_readers).collect::<io::Result<Vec<_>>>()?;
     let jobs = responders.into_iter().zip(readers);
-    on_threads(jobs, begin, stop, |(mut responder, mut readers)| {
+    run_threads(jobs, on_thread_start, stop, |(mut responder, mut readers)| {
         serve(&mut readers, &mut responder, stop, counters)
     })
 }
 
-/// One thread's part.
+/// Serving loop of one thread.
 fn serve(
     readers: &mut [UdpReader],
     responder: &mut impl Responder,
@@ -53,16 +51,16 @@ fn serve(
     while !stop.load(Ordering::Relaxed) {
         let mut served = false;
         for reader in &mut *readers {
-            let mut answers = 0;
+            let mut replies = 0;
             let taken = reader.exchange(|request, from, reply| {
                 let len = responder.respond(request, from, reply);
-                answers += u64::from(len.is_some());
+                replies += u64::from(len.is_some());
                 len
             });
             match taken {
                 Ok(requests) => {
                     ServeCounters::add(&counters.requests, requests as u64);
-                    ServeCounters::add(&counters.answers, answers);
+                    ServeCounters::add(&counters.replies, replies);
                     served = true;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -70,70 +68,70 @@ fn serve(
             }
         }
         if !served {
-            wait_readable(readers, Some(STOP_CHECK))?;
+            wait_readable(readers, Some(STOP_CHECK_INTERVAL))?;
         }
     }
     Ok(())
 }
 
-/// Serves kernel sockets with a thread for each of `responders`: all threads
-/// read the same sockets when there is one set of them, else each its own, made
-/// with [`KernelOptions::reuse_port`](crate::kernel::KernelOptions::reuse_port).
-/// `begin` is as in [`serve_readers`].
+/// Serves kernel sockets with one thread per responder. With one set in `sets` all threads read
+/// the same sockets; otherwise each thread has its own set, opened with
+/// [`KernelOptions::reuse_port`](crate::kernel::KernelOptions::reuse_port). `on_thread_start` is
+/// as in [`serve_readers`].
 ///
 /// # Errors
 /// As [`serve_kernel`].
 ///
 /// # Panics
-/// Without sockets.
+/// When `sets` is empty.
 pub fn serve_kernel_readers<R: Responder + Send>(
     sets: &[Vec<KernelSocket>],
     responders: Vec<R>,
     max_datagram_bytes: usize,
-    begin: impl Fn(usize) + Sync,
+    on_thread_start: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> Result<(), KernelError> {
     let jobs = responders.into_iter().zip(sets.iter().cycle());
-    on_threads(jobs, begin, stop, |(mut responder, sockets)| {
+    run_threads(jobs, on_thread_start, stop, |(mut responder, sockets)| {
         serve_kernel(sockets, &mut responder, max_datagram_bytes, stop, counters)
     })
 }
 
-/// A thread for each job. When one cannot go on, all end.
-fn on_threads<J: Send, E: Send>(
+/// Runs one thread per job. When one thread fails, all stop.
+fn run_threads<J: Send, E: Send>(
     jobs: impl Iterator<Item = J>,
-    begin: impl Fn(usize) + Sync,
+    on_thread_start: impl Fn(usize) + Sync,
     stop: &AtomicBool,
     work: impl Fn(J) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     std::thread::scope(|scope| {
-        let (begin, work) = (&begin, &work);
-        let start = |(number, job)| {
+        let (on_thread_start, work) = (&on_thread_start, &work);
+        let spawn = |(index, job)| {
             scope.spawn(move || {
-                let end = StopAll(stop);
-                begin(number);
-                let worked = work(job);
-                if worked.is_ok() {
-                    std::mem::forget(end);
+                let stop_guard = StopOnFailure(stop);
+                on_thread_start(index);
+                let result = work(job);
+                if result.is_ok() {
+                    std::mem::forget(stop_guard);
                 }
-                worked
+                result
             })
         };
-        let threads: Vec<_> = jobs.enumerate().map(start).collect();
+        let threads: Vec<_> = jobs.enumerate().map(spawn).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| resume_unwind(panic))
         };
-        // All have ended before the first error is told.
-        let ended: Vec<Result<(), E>> = threads.into_iter().map(join).collect();
-        ended.into_iter().collect()
+        // All threads have ended before the first error is returned.
+        let results: Vec<Result<(), E>> = threads.into_iter().map(join).collect();
+        results.into_iter().collect()
     })
 }
 
-/// Stops the others when a thread fails or panics.
-struct StopAll<'a>(&'a AtomicBool);
+/// Stops the other threads when dropped, that is when this thread fails or panics.
+struct StopOnFailure<'a>(&'a AtomicBool);
 
-impl Drop for StopAll<'_> {
+impl Drop for StopOnFailure<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

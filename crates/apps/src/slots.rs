@@ -1,6 +1,6 @@
-//! A table by small numbers.
+//! Table of values by small reusable indices.
 
-/// Values that keep their places, which are used again.
+/// Values at fixed indices; freed indices are reused.
 pub(crate) struct Slots<T> {
     values: Vec<Option<T>>,
     free: Vec<u32>,
@@ -13,8 +13,8 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Where the next value will be.
-    pub(crate) fn next(&self) -> usize {
+    /// Index that the next inserted value gets.
+    pub(crate) fn next_slot(&self) -> usize {
         self.free.last().map_or(self.values.len(), |&slot| slot as usize)
     }
 
@@ -45,19 +45,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again() {
+    fn reuses_freed_slots() {
         let mut slots = Slots::default();
         for n in 0..3 {
-            assert_eq!(slots.next(), n);
+            assert_eq!(slots.next_slot(), n);
             slots.insert(n);
         }
         slots.remove(1);
         slots.remove(1);
         assert_eq!(slots.get_mut(1), None);
-        assert_eq!(slots.next(), 1);
+        assert_eq!(slots.next_slot(), 1);
         slots.insert(7);
         assert_eq!(slots.get_mut(1), Some(&mut 7));
-        assert_eq!(slots.next(), 3);
+        assert_eq!(slots.next_slot(), 3);
         slots.remove(9);
         assert_eq!(slots.get_mut(9), None);
     }

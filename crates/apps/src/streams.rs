@@ -1,5 +1,5 @@
-//! The services of RFC 862 (echo), 863 (discard) and 864 (a source of bytes),
-//! over TCP, on Tidegate.
+//! The TCP services of RFC 862 (echo), RFC 863 (discard) and RFC 864 (character generator, here
+//! a source of bytes), on Tidegate.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,56 +10,55 @@ use tidegate::{Batch, Interest, Net, Poll, TcpListener, TcpStream, Token};
 use crate::ServeCounters;
 use crate::slots::Slots;
 
-/// How often an idle server looks at its stop flag.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which an idle server checks its stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How much is read at once.
+/// Bytes read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// How much one connection is served before others have their turn.
+/// Bytes that one connection may transfer before other connections get their turn.
 const TURN_BYTES: usize = 256 << 10;
 
-/// How many connections are served while others cannot use the stack.
-const BATCH: usize = 64;
+/// Connections served while the stack is locked.
+const BATCH_CONNECTIONS: usize = 64;
 
-/// What is done with what comes.
+/// Treatment of received bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamService {
-    /// It is sent back.
+    /// Received bytes are sent back.
     #[default]
     Echo,
-    /// It is thrown away.
+    /// Received bytes are discarded.
     Sink,
-    /// It is thrown away, and bytes are sent as fast as they are taken.
+    /// Received bytes are discarded, and bytes are sent as fast as the peer reads them.
     Source,
 }
 
-/// A connection. Most of many have nothing unsent, so that is elsewhere.
+/// Connection. Most of many connections have nothing unsent, so unsent bytes are boxed.
 struct Connection {
     stream: TcpStream,
     unsent: Option<Box<Unsent>>,
 }
 
-/// What was read and not all sent back yet.
+/// Bytes that were read and not completely sent back yet.
 struct Unsent {
     bytes: Box<[u8]>,
     sent: usize,
 }
 
-/// What a connection waits for now.
+/// Readiness that a connection waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Reading,
     Writing,
-    Over,
+    Closed,
 }
 
-/// Serves connections through `listeners`, until `stop` is set, which is
-/// noticed within a tenth of a second. Counts what was read at one time as a
-/// request, and what was written as an answer.
+/// Serves connections accepted from `listeners` until `stop` is set, which is noticed within
+/// 100 ms. Counts each read as a request and each write as a reply.
 ///
 /// # Errors
-/// When the port is of no further use.
+/// When the device fails for good.
 pub fn serve_streams(
     net: &Net,
     listeners: &[TcpListener],
@@ -72,7 +71,7 @@ pub fn serve_streams(
         poll: &poll,
         service,
         connections: Slots::default(),
-        first: listeners.len(),
+        first_token: listeners.len(),
         buffer: vec![0; BUFFER_BYTES],
         counters,
     };
@@ -84,8 +83,8 @@ pub fn serve_streams(
     })??;
     let mut ready = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        poll.wait(&mut ready, Some(STOP_CHECK))?;
-        for burst in ready.chunks(BATCH) {
+        poll.wait(&mut ready, Some(STOP_CHECK_INTERVAL))?;
+        for burst in ready.chunks(BATCH_CONNECTIONS) {
             net.batch(|batch| {
                 burst.iter().try_for_each(|&token| match listeners.get(token.0) {
                     Some(listener) => server.accept(batch, listener),
@@ -101,8 +100,8 @@ struct Server<'s> {
     poll: &'s Poll,
     service: StreamService,
     connections: Slots<Connection>,
-    /// The first token that is a connection's.
-    first: usize,
+    /// First token of a connection; listeners have lower tokens.
+    first_token: usize,
     buffer: Vec<u8>,
     counters: &'s ServeCounters,
 }
@@ -113,12 +112,12 @@ impl Server<'_> {
             let stream = match batch.accept(listener) {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // It ended before it was accepted.
+                // The connection closed before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => continue,
                 Err(error) => return Err(error),
             };
-            let slot = self.connections.next();
-            let token = Token(self.first + slot);
+            let slot = self.connections.next_slot();
+            let token = Token(self.first_token + slot);
             let connection = Connection { stream, unsent: None };
             let interest = connection.state(self.service).interest();
             batch.register(self.poll, &connection.stream, token, interest)?;
@@ -127,11 +126,11 @@ impl Server<'_> {
     }
 
     fn serve(&mut self, batch: &mut Batch<'_>, token: Token) -> io::Result<()> {
-        let slot = token.0 - self.first;
+        let slot = token.0 - self.first_token;
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         let was = connection.state(self.service);
         let now = connection.turn(batch, self.service, &mut self.buffer, self.counters);
-        if now == State::Over {
+        if now == State::Closed {
             self.connections.remove(slot);
         } else if now != was {
             batch.reregister(self.poll, &connection.stream, token, now.interest())?;
@@ -147,7 +146,7 @@ impl State {
 }
 
 impl Connection {
-    /// What it waits for between two turns.
+    /// Readiness that the connection waits for between two turns.
     fn state(&self, service: StreamService) -> State {
         if service == StreamService::Source || self.unsent.is_some() {
             State::Writing
@@ -156,8 +155,8 @@ impl Connection {
         }
     }
 
-    /// Serves it until there is nothing to do or others have waited long
-    /// enough. An error is the end of this connection alone.
+    /// Serves the connection until nothing is left to do or its turn is over. An error closes
+    /// this connection only.
     fn turn(
         &mut self,
         batch: &mut Batch<'_>,
@@ -170,40 +169,40 @@ impl Connection {
             StreamService::Sink => self.sink(batch, counters),
             StreamService::Source => self.source(batch, buffer, counters),
         };
-        result.unwrap_or(State::Over)
+        result.unwrap_or(State::Closed)
     }
 
-    /// Reads and sends back.
+    /// Reads bytes and sends them back.
     fn echo(
         &mut self,
         batch: &mut Batch<'_>,
         buffer: &mut [u8],
         counters: &ServeCounters,
     ) -> io::Result<State> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
             while let Some(unsent) = &mut self.unsent {
-                match unless_blocked(batch.send(&self.stream, &unsent.bytes[unsent.sent..]))? {
+                match none_if_would_block(batch.send(&self.stream, &unsent.bytes[unsent.sent..]))? {
                     Some(len) => unsent.sent += len,
                     None => return Ok(State::Writing),
                 }
-                ServeCounters::add(&counters.answers, 1);
+                ServeCounters::add(&counters.replies, 1);
                 if unsent.sent == unsent.bytes.len() {
                     self.unsent = None;
                 }
             }
-            let Some(len) = unless_blocked(batch.recv(&self.stream, buffer))? else {
+            let Some(len) = none_if_would_block(batch.recv(&self.stream, buffer))? else {
                 return Ok(State::Reading);
             };
             if len == 0 {
-                return Ok(State::Over);
+                return Ok(State::Closed);
             }
             ServeCounters::add(&counters.requests, 1);
-            turn += len;
-            // Most often all of it can be sent at once.
-            let sent = unless_blocked(batch.send(&self.stream, &buffer[..len]))?.unwrap_or(0);
+            turn_bytes += len;
+            // Usually all bytes can be sent at once.
+            let sent = none_if_would_block(batch.send(&self.stream, &buffer[..len]))?.unwrap_or(0);
             if sent == len {
-                ServeCounters::add(&counters.answers, 1);
+                ServeCounters::add(&counters.replies, 1);
             } else {
                 let bytes = buffer[sent..len].into();
                 self.unsent = Some(Box::new(Unsent { bytes, sent: 0 }));
@@ -215,37 +214,37 @@ impl Connection {
         Ok(if self.unsent.is_none() { State::Reading } else { State::Writing })
     }
 
-    /// Reads, where it lies, and forgets.
+    /// Reads received bytes in place and discards them.
     fn sink(&mut self, batch: &mut Batch<'_>, counters: &ServeCounters) -> io::Result<State> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
-            match unless_blocked(batch.recv_with(&self.stream, <[u8]>::len))? {
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
+            match none_if_would_block(batch.recv_with(&self.stream, <[u8]>::len))? {
                 None => return Ok(State::Reading),
-                Some(0) => return Ok(State::Over),
-                Some(len) => turn += len,
+                Some(0) => return Ok(State::Closed),
+                Some(len) => turn_bytes += len,
             }
             ServeCounters::add(&counters.requests, 1);
         }
         Ok(State::Reading)
     }
 
-    /// Sends, and forgets what comes.
+    /// Sends bytes, and discards received bytes.
     fn source(
         &mut self,
         batch: &mut Batch<'_>,
         buffer: &[u8],
         counters: &ServeCounters,
     ) -> io::Result<State> {
-        let mut turn = 0;
-        while turn < TURN_BYTES {
-            match unless_blocked(batch.send(&self.stream, buffer))? {
+        let mut turn_bytes = 0;
+        while turn_bytes < TURN_BYTES {
+            match none_if_would_block(batch.send(&self.stream, buffer))? {
                 None => return Ok(State::Writing),
-                Some(len) => turn += len,
+                Some(len) => turn_bytes += len,
             }
-            ServeCounters::add(&counters.answers, 1);
+            ServeCounters::add(&counters.replies, 1);
         }
-        // Who has ended is told by an error of sending.
-        while let Some(len) = unless_blocked(batch.recv_with(&self.stream, <[u8]>::len))? {
+        // A closed connection shows up as a send error.
+        while let Some(len) = none_if_would_block(batch.recv_with(&self.stream, <[u8]>::len))? {
             if len == 0 {
                 break;
             }
@@ -254,8 +253,8 @@ impl Connection {
     }
 }
 
-/// `None` when it is not the time for it.
-fn unless_blocked<R>(result: io::Result<R>) -> io::Result<Option<R>> {
+/// Turns `WouldBlock` into `None`.
+fn none_if_would_block<R>(result: io::Result<R>) -> io::Result<Option<R>> {
     match result {
         Ok(result) => Ok(Some(result)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

@@ -1,4 +1,4 @@
-//! The servers on Tidegate, over a wire in memory, in both families.
+//! Servers on Tidegate over an in-memory link, in both address families.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate::{Net, NetConfig, UdpSocket};
 use tidegate_apps::dns::synthetic::SyntheticZone;
-use tidegate_apps::dns::{DnsConfig, Server, ZoneSource, compare};
+use tidegate_apps::dns::{DnsConfig, DnsServer, ZoneSource, compare};
 use tidegate_apps::echo::Echo;
 use tidegate_apps::embedded::serve_embedded;
 use tidegate_apps::{Responder, ServeCounters};
@@ -16,23 +16,22 @@ use tidegate_apps::{Responder, ServeCounters};
 const SERVER: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const CLIENT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
-fn net(port: tidegate::mem::MemPort, addresses: [&str; 2]) -> Net {
+fn net(device: tidegate::mem::MemDevice, addresses: [&str; 2]) -> Net {
     let [v4, v6] = addresses;
-    let config = NetConfig::new(port)
+    let config = NetConfig::new(device)
         .address(format!("{v4}/24").parse().unwrap())
         .address(format!("{v6}/64").parse().unwrap());
     Net::open(config).unwrap()
 }
 
-/// Serves on both families and calls `client` with a socket for each, that is
-/// connected to the server.
+/// Serves both address families and calls `client` with one connected socket for each.
 fn with_server(
     responder: impl Responder + Send,
     port: u16,
     client: impl FnOnce(&[UdpSocket; 2]),
 ) -> ServeCounters {
-    let (server_port, client_port) = tidegate::mem::wire(&Default::default()).unwrap();
-    let (server_net, client_net) = (net(server_port, SERVER), net(client_port, CLIENT));
+    let (server_device, client_device) = tidegate::mem::wire(&Default::default()).unwrap();
+    let (server_net, client_net) = (net(server_device, SERVER), net(client_device, CLIENT));
     let sockets =
         SERVER.map(|ip| UdpSocket::bind(&server_net, format!("{}:{port}", bracket(ip))).unwrap());
     let clients = [0, 1].map(|family: usize| {
@@ -61,7 +60,7 @@ fn bracket(ip: &str) -> String {
 }
 
 #[test]
-fn echo_sends_every_datagram_back() {
+fn echoes_every_datagram() {
     let counters = with_server(Echo, 7, |clients| {
         for socket in clients {
             let mut reply = [0; 2048];
@@ -74,17 +73,17 @@ fn echo_sends_every_datagram_back() {
         }
     });
     assert_eq!(counters.requests.into_inner(), 10);
-    assert_eq!(counters.answers.into_inner(), 10);
+    assert_eq!(counters.replies.into_inner(), 10);
 }
 
 #[test]
-fn dns_says_the_same_as_without_a_wire() {
-    let zone = SyntheticZone { origin: "mem.test".into(), names: 200, seed: 5 };
+fn dns_replies_match_the_direct_responder() {
+    let zone = SyntheticZone { origin: "mem.test".into(), name_count: 200, seed: 5 };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mem.test.zone");
     zone.write_zone(&mut std::fs::File::create(&path).unwrap()).unwrap();
     let zones = vec![ZoneSource { origin: None, path }];
-    let mut direct = Server::load(&DnsConfig { zones, ..DnsConfig::default() }).unwrap();
+    let mut direct = DnsServer::load(&DnsConfig { zones, ..DnsConfig::default() }).unwrap();
     let shared = direct.share();
     let counters = with_server(shared, 53, |clients| {
         for index in 0..400_u16 {
@@ -99,11 +98,11 @@ fn dns_says_the_same_as_without_a_wire() {
             compare(&expected[..len], &got[..got_len]).unwrap();
         }
     });
-    assert_eq!(counters.answers.into_inner(), 400);
+    assert_eq!(counters.replies.into_inner(), 400);
 }
 
 #[test]
-fn what_is_not_answered_gets_no_reply() {
+fn sends_nothing_when_the_responder_returns_none() {
     struct Silent;
     impl Responder for Silent {
         fn respond(
@@ -123,12 +122,12 @@ fn what_is_not_answered_gets_no_reply() {
             socket.send(b"secret").unwrap();
             socket.send(b"open").unwrap();
             let mut reply = [0; 16];
-            // In order: had the first been answered, its answer came first.
+            // Replies keep their order: a reply to the first datagram would have come first.
             assert_eq!(socket.recv(&mut reply).unwrap(), 2);
             socket.set_nonblocking(true).unwrap();
             assert_eq!(socket.recv(&mut reply).unwrap_err().kind(), ErrorKind::WouldBlock);
         }
     });
     assert_eq!(counters.requests.into_inner(), 4);
-    assert_eq!(counters.answers.into_inner(), 2);
+    assert_eq!(counters.replies.into_inner(), 2);
 }

@@ -1,4 +1,4 @@
-//! The serving loop on kernel sockets, in both families.
+//! Serving loop on kernel sockets, in both address families.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,8 +38,8 @@ fn connect(ip: &str, port: u16) -> UdpSocket {
 }
 
 #[test]
-fn replies_leave_from_the_address_that_was_asked() {
-    // A connected socket takes datagrams from its peer only, so a reply from
+fn replies_from_the_requested_address() {
+    // A connected socket receives datagrams from its peer only, so a reply from
     // another loopback address would never arrive.
     let counters = with_echo(2048, |[v4, v6]| {
         for (ip, port) in [("127.0.0.1", v4), ("127.0.0.53", v4), ("127.9.9.9", v4), ("::1", v6)] {
@@ -50,11 +50,11 @@ fn replies_leave_from_the_address_that_was_asked() {
         }
     });
     assert_eq!(counters.requests.into_inner(), 4);
-    assert_eq!(counters.answers.into_inner(), 4);
+    assert_eq!(counters.replies.into_inner(), 4);
 }
 
 #[test]
-fn more_than_a_batch_at_once_is_answered_whole() {
+fn answers_more_than_one_batch() {
     let counters = with_echo(2048, |[v4, v6]| {
         for socket in [connect("127.0.0.1", v4), connect("::1", v6)] {
             for number in 0..200_u32 {
@@ -70,11 +70,11 @@ fn more_than_a_batch_at_once_is_answered_whole() {
             assert_eq!(seen, (0..200).collect::<Vec<_>>());
         }
     });
-    assert_eq!(counters.answers.into_inner(), 400);
+    assert_eq!(counters.replies.into_inner(), 400);
 }
 
 #[test]
-fn a_datagram_longer_than_the_buffers_is_counted_and_not_answered() {
+fn counts_and_drops_oversized_datagrams() {
     let counters = with_echo(64, |[v4, v6]| {
         for socket in [connect("127.0.0.1", v4), connect("::1", v6)] {
             socket.send(&[1; 65]).unwrap();
@@ -85,11 +85,11 @@ fn a_datagram_longer_than_the_buffers_is_counted_and_not_answered() {
         }
     });
     assert_eq!(counters.oversized.into_inner(), 2);
-    assert_eq!(counters.answers.into_inner(), 2);
+    assert_eq!(counters.replies.into_inner(), 2);
 }
 
 #[test]
-fn an_address_in_use_is_a_clear_error() {
+fn address_in_use_error_suggests_ss() {
     for ip in ["127.0.0.1", "::1"] {
         let address = SocketAddr::new(ip.parse().unwrap(), 0);
         let first = KernelSocket::bind(address, &KernelOptions::default()).unwrap();
@@ -100,7 +100,7 @@ fn an_address_in_use_is_a_clear_error() {
 }
 
 #[test]
-fn sockets_share_a_port_when_told_to() {
+fn sockets_share_a_port_with_reuse_port() {
     for ip in ["127.0.0.1", "::1"] {
         let options = KernelOptions { reuse_port: true, ..KernelOptions::default() };
         let address = SocketAddr::new(ip.parse().unwrap(), 0);

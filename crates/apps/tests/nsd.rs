@@ -1,5 +1,4 @@
-//! The DNS server against NSD: the same zones, the same questions, answers
-//! with the same meaning.
+//! Compares the DNS server with NSD: same zones, same queries, equivalent responses.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,20 +12,20 @@ use std::time::{Duration, Instant};
 
 use tidegate_apps::ServeCounters;
 use tidegate_apps::dns::synthetic::{Question, SyntheticZone};
-use tidegate_apps::dns::{DnsConfig, Name, Server, ZoneSource, compare};
+use tidegate_apps::dns::{DnsConfig, DnsServer, Name, ZoneSource, compare};
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 
 const LOOPBACKS: [&str; 2] = ["127.0.0.1", "::1"];
 
-/// How long a server may take to start on a machine that has much else to do.
+/// Time limit for starting a server on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A zone with one of everything that a lookup can meet.
-const VARIED: &str = include_str!("zones/varied.zone");
-/// A zone under the first one, served by the same server.
-const CHILD: &str = include_str!("zones/child.varied.zone");
+/// Zone with every kind of record and name that a lookup can meet.
+const VARIED_ZONE: &str = include_str!("zones/varied.zone");
+/// Child zone of the varied zone, served by the same server.
+const CHILD_ZONE: &str = include_str!("zones/child.varied.zone");
 
-/// NSD on loopback, ended with the test.
+/// NSD on loopback; terminated when dropped.
 struct Nsd {
     process: Child,
     port: u16,
@@ -34,8 +33,7 @@ struct Nsd {
 
 impl Drop for Nsd {
     fn drop(&mut self) {
-        // NSD answers SIGTERM by ending its children too; SIGKILL would leave
-        // them behind.
+        // On SIGTERM NSD terminates its children too; SIGKILL would orphan them.
         let pid = self.process.id().to_string();
         if Command::new("kill").arg(&pid).status().is_ok_and(|status| status.success()) {
             let _ = self.process.wait();
@@ -44,10 +42,10 @@ impl Drop for Nsd {
 }
 
 impl Nsd {
-    /// Starts NSD, or says why not.
+    /// Starts NSD; returns `None` when NSD is not installed.
     fn start(folder: &Path, zones: &[(&str, &Path)]) -> Option<Nsd> {
         let port = free_port();
-        let at = |name: &str| folder.join(name).display().to_string();
+        let path_of = |name: &str| folder.join(name).display().to_string();
         let mut text = format!(
             "server:\n ip-address: 127.0.0.1@{port}\n ip-address: ::1@{port}\n server-count: 1\n \
              username: \"\"\n chroot: \"\"\n zonesdir: \"{}\"\n database: \"\"\n \
@@ -55,11 +53,11 @@ impl Nsd {
              logfile: \"{}\"\n refuse-any: no\n rrl-ratelimit: 0\n rrl-whitelist-ratelimit: 0\n\
              remote-control:\n control-enable: no\n",
             folder.display(),
-            at("zone.list"),
-            at("nsd.pid"),
-            at("xfrd.state"),
+            path_of("zone.list"),
+            path_of("nsd.pid"),
+            path_of("xfrd.state"),
             folder.display(),
-            at("nsd.log"),
+            path_of("nsd.log"),
         );
         for (origin, path) in zones {
             text += &format!("zone:\n name: \"{origin}\"\n zonefile: \"{}\"\n", path.display());
@@ -75,11 +73,11 @@ impl Nsd {
             }
         });
         let mut nsd = Nsd { process: spawned?, port };
-        nsd.wait_until_it_answers(folder);
+        nsd.wait_until_ready(folder);
         Some(nsd)
     }
 
-    fn wait_until_it_answers(&mut self, folder: &Path) {
+    fn wait_until_ready(&mut self, folder: &Path) {
         let probe = Question { name: Name::root(), rtype: 6 }.to_message(1, None);
         for loopback in LOOPBACKS {
             let socket = connect(loopback, self.port, Duration::from_millis(50));
@@ -87,25 +85,25 @@ impl Nsd {
             let started = Instant::now();
             loop {
                 if let Some(status) = self.process.try_wait().unwrap() {
-                    panic!("nsd ended with {status}: {}", log_of(folder));
+                    panic!("nsd exited with {status}: {}", read_log(folder));
                 }
-                // Refused while NSD is not there yet: the read says so at once.
+                // Until NSD listens, the send or the receive fails at once with a refusal.
                 if socket.send(&probe).is_ok() && socket.recv(&mut reply).is_ok() {
                     break;
                 }
                 let waited = started.elapsed();
-                assert!(waited < START_LIMIT, "nsd does not answer: {}", log_of(folder));
+                assert!(waited < START_LIMIT, "nsd does not answer: {}", read_log(folder));
                 thread::yield_now();
             }
         }
     }
 }
 
-fn log_of(folder: &Path) -> String {
+fn read_log(folder: &Path) -> String {
     fs::read_to_string(folder.join("nsd.log")).unwrap_or_default()
 }
 
-/// A port that is free for UDP and TCP in both families just now.
+/// Port that is currently free for UDP and TCP in both address families.
 fn free_port() -> u16 {
     loop {
         let first = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -126,15 +124,15 @@ fn connect(loopback: &str, port: u16, timeout: Duration) -> UdpSocket {
     socket
 }
 
-/// Our server on the kernel's sockets, in a thread.
-struct Ours {
+/// Tidegate's DNS server on kernel sockets, in a thread.
+struct TidegateServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     ports: [u16; 2],
 }
 
-impl Ours {
-    fn start(mut server: Server) -> Ours {
+impl TidegateServer {
+    fn start(mut server: DnsServer) -> TidegateServer {
         let sockets = LOOPBACKS.map(|loopback| {
             let address = SocketAddr::new(loopback.parse().unwrap(), 0);
             KernelSocket::bind(address, &KernelOptions::default()).unwrap()
@@ -146,11 +144,11 @@ impl Ours {
             let counters = ServeCounters::new();
             serve_kernel(&sockets, &mut server, 4096, &stopped, &counters).unwrap();
         });
-        Ours { stop, thread: Some(thread), ports }
+        TidegateServer { stop, thread: Some(thread), ports }
     }
 }
 
-impl Drop for Ours {
+impl Drop for TidegateServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
@@ -159,17 +157,17 @@ impl Drop for Ours {
     }
 }
 
-/// Both servers and a socket to each in each family.
-struct Pair {
+/// Both servers, with a socket to each in each address family.
+struct ServerPair {
     nsd: [UdpSocket; 2],
-    ours: [UdpSocket; 2],
-    asked: usize,
-    wrong: Vec<String>,
-    _servers: (Nsd, Ours),
+    tidegate: [UdpSocket; 2],
+    queries: usize,
+    differences: Vec<String>,
+    _servers: (Nsd, TidegateServer),
 }
 
-impl Pair {
-    fn start(folder: &Path, zones: &[(&str, &str)]) -> Option<Pair> {
+impl ServerPair {
+    fn start(folder: &Path, zones: &[(&str, &str)]) -> Option<ServerPair> {
         let files: Vec<_> = zones
             .iter()
             .map(|(origin, text)| {
@@ -191,43 +189,44 @@ impl Pair {
             })
             .collect();
         let config = DnsConfig { zones, hash_seed: 42, ..DnsConfig::default() };
-        let ours = Ours::start(Server::load(&config).unwrap());
-        let patience = Duration::from_secs(10);
-        Some(Pair {
-            nsd: LOOPBACKS.map(|loopback| connect(loopback, nsd.port, patience)),
-            ours: [0, 1].map(|index| connect(LOOPBACKS[index], ours.ports[index], patience)),
-            asked: 0,
-            wrong: Vec::new(),
-            _servers: (nsd, ours),
+        let tidegate = TidegateServer::start(DnsServer::load(&config).unwrap());
+        let timeout = Duration::from_secs(10);
+        Some(ServerPair {
+            nsd: LOOPBACKS.map(|loopback| connect(loopback, nsd.port, timeout)),
+            tidegate: [0, 1].map(|index| connect(LOOPBACKS[index], tidegate.ports[index], timeout)),
+            queries: 0,
+            differences: Vec::new(),
+            _servers: (nsd, tidegate),
         })
     }
 
-    /// Asks both servers, in turn over IPv4 and IPv6, and notes a difference.
-    fn ask(&mut self, what: &str, message: &[u8]) {
-        let family = self.asked % 2;
-        self.asked += 1;
+    /// Queries both servers, alternating between IPv4 and IPv6, and records a difference.
+    fn compare_replies(&mut self, what: &str, message: &[u8]) {
+        let family = self.queries % 2;
+        self.queries += 1;
         let mut replies = [vec![0; 65_535], vec![0; 65_535]];
-        for (socket, reply) in [&self.nsd[family], &self.ours[family]].into_iter().zip(&mut replies)
+        for (socket, reply) in
+            [&self.nsd[family], &self.tidegate[family]].into_iter().zip(&mut replies)
         {
             socket.send(message).unwrap();
             let len = socket.recv(reply).unwrap_or_else(|error| panic!("{what}: {error}"));
             reply.truncate(len);
         }
         if let Err(difference) = compare(&replies[0], &replies[1]) {
-            self.wrong.push(format!("{what}: {difference}"));
+            self.differences.push(format!("{what}: {difference}"));
         }
     }
 
-    fn ask_question(&mut self, question: &Question, edns_bytes: Option<u16>) {
-        let id = (self.asked as u16).wrapping_mul(40_503);
+    fn compare_question(&mut self, question: &Question, edns_bytes: Option<u16>) {
+        let id = (self.queries as u16).wrapping_mul(40_503);
         let what = format!("{question} edns {edns_bytes:?}");
-        self.ask(&what, &question.to_message(id, edns_bytes));
+        self.compare_replies(&what, &question.to_message(id, edns_bytes));
     }
 
-    fn assert_same(&self) {
-        let count = self.wrong.len();
-        let shown = self.wrong.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
-        assert!(count == 0, "{count} of {} answers differ:\n{shown}", self.asked);
+    fn assert_same_answers(&self) {
+        let count = self.differences.len();
+        let shown = self.differences.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
+        assert!(count == 0, "{count} of {} answers differ:\n{shown}", self.queries);
     }
 }
 
@@ -238,10 +237,10 @@ const TYPES: [u16; 20] =
     [1, 2, 5, 6, 12, 13, 15, 16, 28, 33, 35, 39, 43, 46, 47, 48, 52, 255, 257, 65_280];
 
 #[test]
-fn every_kind_of_answer_is_the_same() {
+fn answers_match_nsd_for_the_varied_zone() {
     let folder = tempfile::tempdir().unwrap();
-    let zones = [("varied.test", VARIED), ("child.varied.test", CHILD)];
-    let Some(mut pair) = Pair::start(folder.path(), &zones) else { return };
+    let zones = [("varied.test", VARIED_ZONE), ("child.varied.test", CHILD_ZONE)];
+    let Some(mut pair) = ServerPair::start(folder.path(), &zones) else { return };
     let names: Vec<&str> =
         include_str!("zones/varied.names").lines().filter(|line| !line.is_empty()).collect();
     assert!(names.len() > 50);
@@ -249,35 +248,35 @@ fn every_kind_of_answer_is_the_same() {
         let name = Name::from_text(name).unwrap();
         for rtype in TYPES {
             for edns_bytes in EDNS_SIZES {
-                pair.ask_question(&Question { name: name.clone(), rtype }, edns_bytes);
+                pair.compare_question(&Question { name: name.clone(), rtype }, edns_bytes);
             }
         }
     }
-    assert!(pair.asked > 5000, "{}", pair.asked);
-    pair.assert_same();
+    assert!(pair.queries > 5000, "{}", pair.queries);
+    pair.assert_same_answers();
 }
 
 #[test]
-fn a_synthetic_zone_is_the_same() {
-    let zone = SyntheticZone { origin: "lab.test".into(), names: 3000, seed: 11 };
+fn answers_match_nsd_for_a_synthetic_zone() {
+    let zone = SyntheticZone { origin: "lab.test".into(), name_count: 3000, seed: 11 };
     let mut text = Vec::new();
     zone.write_zone(&mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut pair) = Pair::start(folder.path(), &[("lab.test", &text)]) else { return };
+    let Some(mut pair) = ServerPair::start(folder.path(), &[("lab.test", &text)]) else { return };
     for index in 0..9000 {
         let edns_bytes = EDNS_SIZES[index as usize % EDNS_SIZES.len()];
-        pair.ask_question(&zone.question(index), edns_bytes);
+        pair.compare_question(&zone.question(index), edns_bytes);
     }
-    pair.assert_same();
+    pair.assert_same_answers();
 }
 
-/// Queries that are not everyday ones: what to refuse is clear, too.
+/// Unusual and malformed queries: both servers respond alike.
 #[test]
-fn odd_queries_are_refused_in_the_same_way() {
+fn odd_queries_are_answered_like_nsd() {
     let folder = tempfile::tempdir().unwrap();
-    let zones = [("varied.test", VARIED), ("child.varied.test", CHILD)];
-    let Some(mut pair) = Pair::start(folder.path(), &zones) else { return };
+    let zones = [("varied.test", VARIED_ZONE), ("child.varied.test", CHILD_ZONE)];
+    let Some(mut pair) = ServerPair::start(folder.path(), &zones) else { return };
     let www = Question { name: Name::from_text("www.varied.test").unwrap(), rtype: 1 };
     let plain = www.to_message(7, None);
     let with_edns = www.to_message(7, Some(1232));
@@ -307,9 +306,9 @@ fn odd_queries_are_refused_in_the_same_way() {
         ("RD and CD set", change(&change(&plain, 2, 1), 3, 0x10)),
     ];
     for (what, message) in cases {
-        // Once in each family.
-        pair.ask(what, &message);
-        pair.ask(what, &message);
+        // Once in each address family.
+        pair.compare_replies(what, &message);
+        pair.compare_replies(what, &message);
     }
-    pair.assert_same();
+    pair.assert_same_answers();
 }

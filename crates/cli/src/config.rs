@@ -1,4 +1,4 @@
-//! One TOML file instead of flags.
+//! Configuration file (TOML), merged with the command-line flags.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -11,10 +11,10 @@ use tidegate::gate::admission;
 
 use crate::Failure;
 
-/// The file's sections; each has the names of the flags it stands for.
+/// Configuration file: its sections, whose keys are the names of the flags.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     host: toml::Table,
     dns: toml::Table,
     echo: toml::Table,
@@ -23,42 +23,44 @@ struct File {
     admission: Option<admission::Config>,
 }
 
-/// Options that a section of the file can hold.
+/// Options that the configuration file holds in one section.
 pub(crate) trait Section: Serialize + DeserializeOwned {
-    /// The section's name.
+    /// Name of the section.
     const NAME: &'static str;
 }
 
-/// A value that flags and the file both write as text.
+/// Value written as text in flags and in the configuration file: `FromStr` reads it, `Display`
+/// writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Text<T>(pub(crate) T);
+pub(crate) struct AsText<T>(pub(crate) T);
 
-impl<T: FromStr> FromStr for Text<T> {
+impl<T: FromStr> FromStr for AsText<T> {
     type Err = T::Err;
 
     fn from_str(text: &str) -> Result<Self, T::Err> {
-        text.parse().map(Text)
+        text.parse().map(AsText)
     }
 }
 
-impl<T: Display> Serialize for Text<T> {
+impl<T: Display> Serialize for AsText<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
 }
 
-impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for AsText<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map(Text).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
+        text.parse().map(AsText).map_err(|error| D::Error::custom(format!("{text:?}: {error}")))
     }
 }
 
-/// The flags, with what they leave open taken from the file.
+/// Returns the flags, with unset flags taken from the file's section. Flags take precedence.
 ///
 /// # Errors
-/// Names the file, and the line and column where it can.
-pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failure> {
+/// When the file cannot be read, or has an unknown key or a bad value. The message has the path
+/// of the file and, for TOML errors, the line and column where known.
+pub(crate) fn merge_file<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failure> {
     let Some(path) = file else { return Ok(flags) };
     let fail = |error: &dyn Display| format!("{}: {error}", path.display());
     let file = read(path)?;
@@ -69,9 +71,8 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
         "http" => file.http,
         _ => file.echo,
     };
-    // Checked alone first, so that an error in the file is told as one.
-    let _: S = section
-        .clone()
+    // Deserialized alone first, so that an error in the file is reported as the file's.
+    let section: S = section
         .try_into()
         .map_err(|error: toml::de::Error| fail(&format_args!("section [{}]: {error}", S::NAME)))?;
     let mut merged = serde_json::to_value(section)?;
@@ -83,11 +84,12 @@ pub(crate) fn over<S: Section>(flags: S, file: Option<&Path>) -> Result<S, Failu
     Ok(serde_json::from_value(merged)?)
 }
 
-/// The classes of admission: those of section `[admission]` of the file, or those
-/// that there are anyway if the flag asks for them.
+/// Returns the admission classes of section `[admission]` of the file; without the section the
+/// default classes if `flag` is set, else `None`.
 ///
 /// # Errors
-/// Names the file, and the line and column where it can.
+/// When the file cannot be read or has an error. The message has the path of the file and, for
+/// TOML errors, the line and column where known.
 pub(crate) fn admission(
     flag: bool,
     path: Option<&Path>,
@@ -96,13 +98,13 @@ pub(crate) fn admission(
     Ok(classes.or_else(|| flag.then(admission::Config::default)))
 }
 
-fn read(path: &Path) -> Result<File, Failure> {
+fn read(path: &Path) -> Result<ConfigFile, Failure> {
     let fail = |error: &dyn Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
     Ok(toml::from_str(&text).map_err(|error| fail(&error))?)
 }
 
-/// Whether a flag was not given.
+/// Returns true for the JSON value of a flag that was not given.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -128,17 +130,17 @@ mod tests {
         const NAME: &'static str = "host";
     }
 
-    fn file(text: &str) -> tempfile::NamedTempFile {
+    fn config_file(text: &str) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         file
     }
 
     #[test]
-    fn flags_win_over_the_file() {
-        let file = file("[host]\niface = 'a'\nshared = true\nframes = 1\naddress = ['x']\n");
+    fn flags_take_precedence_over_file() {
+        let file = config_file("[host]\niface = 'a'\nshared = true\nframes = 1\naddress = ['x']\n");
         let flags = Options { iface: Some("b".into()), ..Options::default() };
-        let merged = over(flags, Some(file.path())).unwrap();
+        let merged = merge_file(flags, Some(file.path())).unwrap();
         let expected = Options {
             iface: Some("b".into()),
             shared: true,
@@ -149,15 +151,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_that_says_where() {
-        let file = file("[host]\nifcae = 'a'\n");
-        let error = over(Options::default(), Some(file.path())).unwrap_err().to_string();
+    fn reports_unknown_key_with_section() {
+        let file = config_file("[host]\nifcae = 'a'\n");
+        let error = merge_file(Options::default(), Some(file.path())).unwrap_err().to_string();
         assert!(error.contains("ifcae") && error.contains("[host]"), "{error}");
     }
 
     #[test]
-    fn a_missing_file_is_named() {
-        let error = over(Options::default(), Some(Path::new("no-such.toml"))).unwrap_err();
+    fn names_missing_file() {
+        let error = merge_file(Options::default(), Some(Path::new("no-such.toml"))).unwrap_err();
         assert!(error.to_string().contains("no-such.toml"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! Talking to a server that runs: `tidegate ctl`, and the socket it talks to.
+//! `tidegate ctl` and the control socket of a running server.
 //!
-//! One line of JSON there, one back. The socket is a file that only its owner
-//! may open.
+//! Protocol: one line of JSON as request, one line of JSON as response. The socket
+//! file has mode 0600, so that only its owner can open it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -22,51 +22,51 @@ use tidegate_service::daemon::{Controls, GateState};
 use crate::Failure;
 use crate::report;
 
-/// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest line.
-const LINE_MAX: u64 = 16 * 1024;
+/// Read and write timeout of both ends of the control socket.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum length of a request or response line, in bytes.
+const MAX_LINE_BYTES: u64 = 16 * 1024;
 
 /// Flags of `ctl`.
 #[derive(Args)]
 pub(crate) struct Ctl {
-    /// The socket that the server was given by `--control`
+    /// Control socket of the server, as given to its `--control`
     #[arg(value_name = "SOCKET")]
     socket: PathBuf,
-    /// Settings of receive scheduling to change, as NAME=VALUE; none shows them all
+    /// Receive scheduling settings to change, as NAME=VALUE; without any, all are listed
     #[arg(value_name = "NAME=VALUE")]
     set: Vec<String>,
-    /// Let a program go to another network core of the daemon, with those that it shares
-    /// sockets or ports with
+    /// Migrate the application with this process id to another network core of the daemon,
+    /// together with the processes that share sockets or ports with it; needs --to
     #[arg(long = "move", value_name = "PID", requires = "to", conflicts_with = "set")]
     pid: Option<u32>,
-    /// The network core for --move, from 0 on
+    /// Target network core of --move, counted from 0
     #[arg(long, value_name = "CORE", requires = "pid")]
     to: Option<usize>,
-    /// Print the answer as JSON
+    /// Print the response as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is asked.
+/// Request to a running server.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 enum Request {
-    /// Settings to change; none only asks.
+    /// Settings to change, as name and value; an empty list only queries them.
     Set(Vec<(String, String)>),
-    /// A program is to be served by another network core.
+    /// Migrates the application with this process id to another network core.
     Move { pid: u32, core: usize },
 }
 
-/// What is answered.
+/// Response of a running server.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Answer {
-    /// The settings in force, and what the gate counted.
+enum Response {
+    /// Settings in force, and the counters of the gate and of the admission classes.
     Gate { settings: Box<Config>, counters: Value, classes: Value },
-    /// It is done, or will be in a moment.
+    /// The request was accepted: carried out now or shortly after.
     Done,
-    /// Nothing was changed, because.
+    /// The request was refused for this reason; nothing was changed.
     Refused(String),
 }
 
@@ -74,22 +74,21 @@ impl Ctl {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let request = match (self.pid, self.to) {
             (Some(pid), Some(core)) => Request::Move { pid, core },
-            _ => Request::Set(self.set.iter().map(|text| pair(text)).collect::<Result<_, _>>()?),
+            _ => Request::Set(
+                self.set.iter().map(|text| parse_setting(text)).collect::<Result<_, _>>()?,
+            ),
         };
-        let answer = ask(&self.socket, &request).map_err(|error| {
-            format!(
-                "{}: {error}; is a server running that was started with --control {0}?",
-                self.socket.display()
-            )
+        let response = send_request(&self.socket, &request).map_err(|error| {
+            format!("{}: {error}; start the server with --control {0}", self.socket.display())
         })?;
-        match answer {
-            Answer::Refused(reason) => Err(reason.into()),
-            answer if self.json => {
-                println!("{}", serde_json::to_string(&answer)?);
+        match response {
+            Response::Refused(reason) => Err(reason.into()),
+            response if self.json => {
+                println!("{}", serde_json::to_string(&response)?);
                 Ok(())
             }
-            Answer::Done => Ok(()),
-            Answer::Gate { settings, counters, classes } => {
+            Response::Done => Ok(()),
+            Response::Gate { settings, counters, classes } => {
                 print!("{}", toml::to_string(&settings)?);
                 for (name, value) in counters.as_object().into_iter().flatten() {
                     println!("# {name} = {value}");
@@ -103,18 +102,18 @@ impl Ctl {
     }
 }
 
-fn pair(text: &str) -> Result<(String, String), Failure> {
-    let pair = text.split_once('=');
-    let (name, value) = pair.ok_or_else(|| {
+fn parse_setting(text: &str) -> Result<(String, String), Failure> {
+    let parts = text.split_once('=');
+    let (name, value) = parts.ok_or_else(|| {
         format!("{text}: expected NAME=VALUE, as low-mark-percent=10; `tidegate ctl SOCKET` lists the names")
     })?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
-fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
+fn send_request(socket: &Path, request: &Request) -> io::Result<Response> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     write_line(&mut stream, request)?;
     Ok(serde_json::from_str(&read_line(&stream)?)?)
 }
@@ -127,20 +126,21 @@ fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io::Result<()>
 
 fn read_line(stream: &UnixStream) -> io::Result<String> {
     let mut line = String::new();
-    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line)?;
     Ok(line)
 }
 
-/// What can be changed while it runs.
-pub(crate) trait Controlled: Send + 'static {
-    /// Receive scheduling, with these settings from now on if there are any.
+/// Server that can be reconfigured while it runs.
+pub(crate) trait Controllable: Send + 'static {
+    /// Sets `settings` if given; returns the receive scheduling settings in force and their
+    /// counters.
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState>;
 
-    /// A program is to be served by another network core.
-    fn move_program(&self, pid: u32, core: usize) -> io::Result<()>;
+    /// Migrates the application with process id `pid` to network core `core`.
+    fn move_process(&self, pid: u32, core: usize) -> io::Result<()>;
 }
 
-impl Controlled for Net {
+impl Controllable for Net {
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         settings.map_or(Ok(()), |settings| self.set_gate(settings.clone()))?;
         let counters = self.counters();
@@ -151,50 +151,52 @@ impl Controlled for Net {
         })
     }
 
-    fn move_program(&self, _: u32, _: usize) -> io::Result<()> {
-        let what = "a server of its own has one network core: --move is for the daemon";
-        Err(io::Error::new(io::ErrorKind::Unsupported, what))
+    fn move_process(&self, _: u32, _: usize) -> io::Result<()> {
+        let reason =
+            "a server without the daemon has one network core: use --move only with the daemon";
+        Err(io::Error::new(io::ErrorKind::Unsupported, reason))
     }
 }
 
-impl Controlled for Controls {
+impl Controllable for Controls {
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         Controls::gate(self, settings)
     }
 
-    fn move_program(&self, pid: u32, core: usize) -> io::Result<()> {
-        Controls::move_program(self, pid, core)
+    fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
+        Controls::move_process(self, pid, core)
     }
 }
 
-/// The socket of a server; its thread and its file go when this is dropped.
-pub(crate) struct Control {
+/// Control socket of a server. Dropping it stops its thread and removes its file.
+pub(crate) struct ControlSocket {
     path: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Control {
-    /// Listens on `path` and answers for `own` as long as the process lives.
+impl ControlSocket {
+    /// Listens on `path` and answers requests for `server` until dropped.
     ///
     /// # Errors
-    /// When something else is there, or the folder cannot be written.
-    pub(crate) fn listen(path: &Path, own: impl Controlled) -> Result<Self, Failure> {
+    /// When another server listens on `path`, or the socket file cannot be created.
+    pub(crate) fn listen(path: &Path, server: impl Controllable) -> Result<Self, Failure> {
         if UnixStream::connect(path).is_ok() {
             return Err(
                 format!("--control {}: another server listens there", path.display()).into()
             );
         }
-        Self::replace(path, own)
+        Self::replace(path, server)
     }
 
-    /// As [`Control::listen`], in the place of whoever listens there.
+    /// Listens on `path` as [`ControlSocket::listen`] does, and replaces a server that listens
+    /// there.
     ///
     /// # Errors
-    /// When the folder cannot be written.
-    pub(crate) fn replace(path: &Path, own: impl Controlled) -> Result<Self, Failure> {
+    /// When the socket file cannot be created.
+    pub(crate) fn replace(path: &Path, server: impl Controllable) -> Result<Self, Failure> {
         let fail = |error: io::Error| format!("--control {}: {error}", path.display());
-        // What a server left that was killed.
+        // Stale socket file of a server that was killed.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error).into()),
             _ => {}
@@ -208,52 +210,58 @@ impl Control {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
-                // Whoever hangs up or says nothing has had his answer.
-                let _ = stream.and_then(|stream| answer(stream, &own));
+                // A client that disconnects or times out needs no error report.
+                let _ = stream.and_then(|stream| respond(stream, &server));
             }
         })?;
         Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
     }
 }
 
-impl Control {
-    /// The file is another one's now, who goes on in our place.
-    pub(crate) fn leave(self) {
-        // Its thread ends with the process.
+impl ControlSocket {
+    /// Leaves the socket file in place: it belongs to the daemon that takes over.
+    pub(crate) fn hand_over(self) {
+        // The thread ends with the process.
         std::mem::forget(self);
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The thread waits for a connection: this is its last. Without one it
-        // could not be waited for.
+        // The thread blocks in accept: this last connection wakes it. Without the connection
+        // a join would never return.
         let woken = UnixStream::connect(&self.path).is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
             let _ = thread.join();
         }
-        // Nothing can be done about a file that somebody else removed.
+        // The file may have been removed already; that is no error here.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-fn answer(mut stream: UnixStream, own: &impl Controlled) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let done = match serde_json::from_str(&read_line(&stream)?) {
-        Ok(Request::Set(pairs)) => change(own, &pairs),
+fn respond(mut stream: UnixStream, server: &impl Controllable) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let response = match serde_json::from_str(&read_line(&stream)?) {
+        Ok(Request::Set(pairs)) => apply_settings(server, &pairs),
         Ok(Request::Move { pid, core }) => {
-            own.move_program(pid, core).map(|()| Answer::Done).map_err(Failure::from)
+            server.move_process(pid, core).map(|()| Response::Done).map_err(Failure::from)
         }
-        Err(error) => Err(format!("no request: {error}").into()),
+        Err(error) => Err(format!("invalid request: {error}").into()),
     };
-    write_line(&mut stream, &done.unwrap_or_else(|reason| Answer::Refused(reason.to_string())))
+    write_line(
+        &mut stream,
+        &response.unwrap_or_else(|reason| Response::Refused(reason.to_string())),
+    )
 }
 
-/// Changes all the settings, or none of them.
-fn change(own: &impl Controlled, pairs: &[(String, String)]) -> Result<Answer, Failure> {
-    let mut state = own.gate(None)?;
+/// Applies all the settings, or none of them; returns the settings in force.
+fn apply_settings(
+    server: &impl Controllable,
+    pairs: &[(String, String)],
+) -> Result<Response, Failure> {
+    let mut state = server.gate(None)?;
     if !pairs.is_empty() {
         let mut config = serde_json::to_value(state.settings.config())?;
         for (name, text) in pairs {
@@ -263,9 +271,9 @@ fn change(own: &impl Controlled, pairs: &[(String, String)]) -> Result<Answer, F
             *slot = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
         }
         let config: Config = serde_json::from_value(config)?;
-        state = own.gate(Some(&Settings::new(config)?))?;
+        state = server.gate(Some(&Settings::new(config)?))?;
     }
-    Ok(Answer::Gate {
+    Ok(Response::Gate {
         settings: Box::new(state.settings.config().clone()),
         counters: report::gate_json(&state.counters),
         classes: report::classes_json(&state.classes),
@@ -280,30 +288,30 @@ mod tests {
     use super::*;
 
     fn net() -> Net {
-        let (port, _) = wire(&MemConfig::default()).unwrap();
-        let config = NetConfig::new(port)
+        let (device, _) = wire(&MemConfig::default()).unwrap();
+        let config = NetConfig::new(device)
             .address("192.0.2.1/24".parse().unwrap())
             .frames(64, FrameSize::K2)
             .hugepages(false);
         Net::open(config).unwrap()
     }
 
-    fn set(path: &Path, pairs: &[(&str, &str)]) -> Answer {
+    fn set(path: &Path, pairs: &[(&str, &str)]) -> Response {
         let pairs = pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
-        ask(path, &Request::Set(pairs.collect())).unwrap()
+        send_request(path, &Request::Set(pairs.collect())).unwrap()
     }
 
     #[test]
-    fn settings_are_shown_changed_and_refused() {
+    fn shows_changes_and_refuses_settings() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let net = net();
-        let control = Control::listen(&path, net.clone()).unwrap();
-        assert!(Control::listen(&path, net.clone()).is_err(), "two servers on one socket");
-        assert!(matches!(set(&path, &[]), Answer::Gate { .. }));
+        let control = ControlSocket::listen(&path, net.clone()).unwrap();
+        assert!(ControlSocket::listen(&path, net.clone()).is_err(), "two servers on one socket");
+        assert!(matches!(set(&path, &[]), Response::Gate { .. }));
 
         let pairs = [("receive-quota", "7"), ("transmit-quota", "unlimited")];
-        let Answer::Gate { settings, .. } = set(&path, &pairs) else { panic!("refused") };
+        let Response::Gate { settings, .. } = set(&path, &pairs) else { panic!("refused") };
         assert_eq!(settings.receive_quota.packets(), 7);
         assert_eq!(settings.transmit_quota.packets(), u32::MAX);
 
@@ -311,21 +319,21 @@ mod tests {
             (vec![("receive-quota", "9"), ("low-mark-percent", "99")], "must be below"),
             (vec![("quota", "9")], "no setting quota"),
             (vec![("receive-quota", "many")], "number of packets"),
-            (vec![("mode", "dedicated")], "start again"),
+            (vec![("mode", "dedicated")], "restart it"),
         ];
         for (pairs, words) in refusals {
-            let Answer::Refused(reason) = set(&path, &pairs) else { panic!("not refused") };
+            let Response::Refused(reason) = set(&path, &pairs) else { panic!("not refused") };
             assert!(reason.contains(words), "{reason}");
         }
-        let moved = ask(&path, &Request::Move { pid: 1, core: 0 }).unwrap();
-        assert!(matches!(moved, Answer::Refused(reason) if reason.contains("daemon")));
+        let moved = send_request(&path, &Request::Move { pid: 1, core: 0 }).unwrap();
+        assert!(matches!(moved, Response::Refused(reason) if reason.contains("daemon")));
         assert_eq!(net.gate().config().receive_quota.packets(), 7, "all or nothing");
 
-        // Somebody who says nothing sensible harms nobody.
+        // A malformed request does not affect other clients.
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.write_all(b"\xff\xfe{{{\n").unwrap();
         drop(stream);
-        assert!(matches!(set(&path, &[]), Answer::Gate { .. }));
+        assert!(matches!(set(&path, &[]), Response::Gate { .. }));
         drop(control);
         assert!(!path.exists());
     }

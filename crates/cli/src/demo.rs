@@ -1,4 +1,4 @@
-//! `tidegate demo`: what it is about, in a minute.
+//! `tidegate demo`: a short demonstration, about a minute long.
 
 use clap::Args;
 use tidegate_lab::demo::{self, DemoConfig};
@@ -11,7 +11,7 @@ use crate::lab::Output;
 pub(crate) struct Demo {
     #[command(flatten)]
     output: Output,
-    /// How long each measurement takes
+    /// Duration of each measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     seconds: f64,
 }

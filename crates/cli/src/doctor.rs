@@ -1,4 +1,4 @@
-//! `tidegate doctor`: what this machine can do, and what to type for the rest.
+//! `tidegate doctor`: checks of this machine and its interfaces, with a remedy for each deficit.
 
 mod dpdk;
 
@@ -8,48 +8,48 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use tidegate::port::netlink::{self, Interface};
+use tidegate::device::netlink::{self, Interface};
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::Report;
+use tidegate_service::daemon::DaemonReport;
 
 use crate::{Failure, run};
 
-/// Each connection of a daemon or of an attached program takes a descriptor in the
-/// program: fewer are soon used up.
-const FEW_FILES: u64 = 16_384;
+/// Recommended minimum of file descriptors per process. Each connection of a daemon or of an
+/// attached application takes a descriptor in the application.
+const MIN_FILE_DESCRIPTORS: u64 = 16_384;
 
 /// Flags of `doctor`.
 #[derive(Args)]
 pub(crate) struct Doctor {
-    /// Look at this interface only [default: all]
+    /// Check only this network interface [default: all]
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
-    /// The Unix socket of the daemon
+    /// Unix socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
     socket: PathBuf,
-    /// As JSON
+    /// Print the findings as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// How one thing stands.
+/// Result of one check.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
     Good,
-    /// It works, but not at its best.
+    /// Works, but not at its best.
     Fair,
-    /// It does not work.
+    /// Does not work.
     Missing,
 }
 
-/// One thing looked at.
+/// One check and its result.
 #[derive(Serialize)]
 struct Finding {
     subject: String,
     verdict: Verdict,
     what: String,
-    /// What to type.
+    /// Command or change that improves the result.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
@@ -71,11 +71,11 @@ impl Doctor {
             Some(name) => vec![Interface::by_name(name)?],
             None => Interface::all()?,
         };
-        let mut findings = machine();
+        let mut findings = machine_findings();
         findings.extend(dpdk::findings());
         findings.extend([library(), daemon(&self.socket)]);
         for interface in interfaces.iter().filter(|interface| !interface.loopback) {
-            look_at(interface, &mut findings)?;
+            check_interface(interface, &mut findings)?;
         }
         if self.json {
             println!("{}", serde_json::to_string_pretty(&findings)?);
@@ -96,9 +96,9 @@ impl Doctor {
     }
 }
 
-/// What holds for every interface.
-fn machine() -> Vec<Finding> {
-    vec![kernel(), privileges(), hugepages(), processors(), files()]
+/// Returns the checks that do not depend on an interface.
+fn machine_findings() -> Vec<Finding> {
+    vec![kernel(), privileges(), hugepages(), cpus(), file_descriptors()]
 }
 
 fn kernel() -> Finding {
@@ -108,29 +108,25 @@ fn kernel() -> Finding {
     if version >= (5, 11) {
         Finding::new("kernel", Verdict::Good, format!("Linux {release}: AF_XDP and busy polling"))
     } else {
-        Finding::new(
-            "kernel",
-            Verdict::Missing,
-            format!("Linux {release} is too old for --port xdp"),
-        )
-        .remedy("use --port packet, or Linux 5.11 or newer")
+        Finding::new("kernel", Verdict::Missing, format!("Linux {release} is too old for --io xdp"))
+            .remedy("use --io packet, or Linux 5.11 or newer")
     }
 }
 
 fn privileges() -> Finding {
     use rustix::thread::CapabilitySet as Set;
-    let held = rustix::thread::capabilities(None).map_or(Set::empty(), |sets| sets.effective);
+    let effective = rustix::thread::capabilities(None).map_or(Set::empty(), |sets| sets.effective);
     let wanted =
         [(Set::NET_ADMIN, "CAP_NET_ADMIN"), (Set::NET_RAW, "CAP_NET_RAW"), (Set::BPF, "CAP_BPF")];
     let missing: Vec<_> =
-        wanted.iter().filter(|(bit, _)| !held.contains(*bit)).map(|(_, name)| *name).collect();
+        wanted.iter().filter(|(bit, _)| !effective.contains(*bit)).map(|(_, name)| *name).collect();
     if missing.is_empty() {
-        Finding::new("privileges", Verdict::Good, "enough for every port")
+        Finding::new("privileges", Verdict::Good, "sufficient for every kind of packet I/O")
     } else {
         Finding::new("privileges", Verdict::Missing, format!("missing: {}", missing.join(", ")))
             .remedy(
                 "sudo tidegate ..., or: sudo setcap cap_net_admin,cap_net_raw,cap_bpf+ep \
-                 $(command -v tidegate); without either: unshare -rn, then --port packet or tap",
+                 $(command -v tidegate); without either: unshare -rn, then --io packet or tap",
             )
     }
 }
@@ -141,7 +137,7 @@ fn hugepages() -> Finding {
         .and_then(|text| text.trim().parse::<u64>().ok());
     match free {
         Some(pages) if pages > 0 => {
-            Finding::new("hugepages", Verdict::Good, format!("{pages} free, of 2 MiB"))
+            Finding::new("hugepages", Verdict::Good, format!("{pages} free, 2 MiB each"))
         }
         Some(_) => Finding::new("hugepages", Verdict::Fair, "none free: ordinary pages are used")
             .remedy("echo 64 | sudo tee /proc/sys/vm/nr_hugepages"),
@@ -151,38 +147,39 @@ fn hugepages() -> Finding {
     }
 }
 
-fn processors() -> Finding {
+fn cpus() -> Finding {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if count > 1 {
         Finding::new(
             "processors",
             Verdict::Good,
-            format!("{count}: one can be Tidegate's, by --cpu"),
+            format!("{count}: pin Tidegate to one of them with --cpu"),
         )
     } else {
-        Finding::new("processors", Verdict::Fair, "one: Tidegate shares it with every program")
+        Finding::new("processors", Verdict::Fair, "one: Tidegate shares it with all applications")
     }
 }
 
-fn files() -> Finding {
+fn file_descriptors() -> Finding {
     let limits = getrlimit(Resource::Nofile);
-    let (now, most) = (limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX));
-    let what = format!("a program may have {now} descriptors, one for each socket");
-    if now >= FEW_FILES {
+    let (soft, hard) = (limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX));
+    let what = format!("limit of {soft} file descriptors per process, one for each socket");
+    if soft >= MIN_FILE_DESCRIPTORS {
         Finding::new("files", Verdict::Good, what)
-    } else if most > now {
-        Finding::new("files", Verdict::Fair, what).remedy(format!("ulimit -n {most}"))
+    } else if hard > soft {
+        Finding::new("files", Verdict::Fair, what).remedy(format!("ulimit -n {hard}"))
     } else {
-        Finding::new("files", Verdict::Fair, what)
-            .remedy("LimitNOFILE=1048576 in its unit, or /etc/security/limits.conf")
+        Finding::new("files", Verdict::Fair, what).remedy(
+            "set LimitNOFILE=1048576 in the systemd unit, or edit /etc/security/limits.conf",
+        )
     }
 }
 
-/// What `tidegate run` needs.
+/// Checks for the preload library of `tidegate run`.
 fn library() -> Finding {
     match run::library() {
         Ok(path) => {
-            let what = format!("{} is there for `tidegate run`", path.display());
+            let what = format!("{} found for `tidegate run`", path.display());
             Finding::new("library", Verdict::Good, what)
         }
         Err(why) => Finding::new("library", Verdict::Missing, why.to_string()).remedy("make build"),
@@ -190,29 +187,29 @@ fn library() -> Finding {
 }
 
 fn daemon(socket: &Path) -> Finding {
-    let at = socket.display();
-    match Report::ask(socket) {
+    let path = socket.display();
+    match DaemonReport::query(socket) {
         Ok(report) => {
             let what = format!(
-                "at {at}: {} programs, {} connections",
+                "at {path}: {} applications, {} connections",
                 report.applications.len(),
                 report.connections
             );
             Finding::new("daemon", Verdict::Good, what)
         }
-        Err(error) if is_nobody(&error) => {
-            Finding::new("daemon", Verdict::Fair, format!("none at {at}"))
-                .remedy("sudo tidegate serve --iface NAME --address ADDRESS/PREFIX")
+        Err(error) if is_no_daemon(&error) => {
+            Finding::new("daemon", Verdict::Fair, format!("no daemon at {path}"))
+                .remedy("sudo tidegate daemon --iface NAME --address ADDRESS/PREFIX")
         }
-        Err(error) => Finding::new("daemon", Verdict::Missing, format!("at {at}: {error}")),
+        Err(error) => Finding::new("daemon", Verdict::Missing, format!("at {path}: {error}")),
     }
 }
 
-fn is_nobody(error: &io::Error) -> bool {
+fn is_no_daemon(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-fn look_at(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Failure> {
+fn check_interface(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Failure> {
     let name = &interface.name;
     let kind = interface.kind.as_deref().unwrap_or("device");
     if !interface.up || !interface.carrier {
@@ -222,16 +219,16 @@ fn look_at(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Fai
                 .remedy(format!("ip link set dev {name} up")),
         );
     }
-    if interface.medium != Some(tidegate::port::Medium::Ethernet) {
-        findings.push(Finding::new(name, Verdict::Missing, "carries no Ethernet frames"));
+    if interface.medium != Some(tidegate::device::Medium::Ethernet) {
+        findings.push(Finding::new(name, Verdict::Missing, "is not an Ethernet interface"));
         return Ok(());
     }
     let addresses = netlink::addresses(interface.index)?;
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let what = if addresses.is_empty() {
-        "the kernel has no address here: use --address".to_owned()
+        "no kernel address on this interface: use --address".to_owned()
     } else {
-        format!("--shared would serve on {}", addresses.join(", "))
+        format!("--shared would serve these addresses: {}", addresses.join(", "))
     };
     findings.push(Finding::new(name, Verdict::Good, what));
     findings.push(driver(interface, kind));
@@ -256,8 +253,8 @@ fn look_at(interface: &Interface, findings: &mut Vec<Finding>) -> Result<(), Fai
     Ok(())
 }
 
-/// What the driver is known to do. Asking the driver itself would mean to
-/// attach a program, which a doctor must not do to a card in use.
+/// Reports the known XDP support of the driver. A query of the driver itself would need to
+/// attach an XDP program, which this command must not do to a device in use.
 fn driver(interface: &Interface, kind: &str) -> Finding {
     const NATIVE: [&str; 25] = [
         "veth",
@@ -301,6 +298,6 @@ fn driver(interface: &Interface, kind: &str) -> Finding {
     } else {
         let what = format!("driver {driver}: not known to have native XDP; generic mode works");
         Finding::new(name, Verdict::Fair, what)
-            .remedy(format!("tidegate serve ... --iface {name} --xdp-mode generic"))
+            .remedy(format!("tidegate daemon ... --iface {name} --xdp-mode generic"))
     }
 }

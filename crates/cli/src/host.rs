@@ -1,4 +1,4 @@
-//! How a server lives on the network: the flags that `serve` commands share.
+//! Network options of a server: the flags that the servers and the daemon share.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,38 +8,38 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use tidegate::device::xdp::AttachMode;
 use tidegate::gate::Settings;
-use tidegate::host::{HostConfig, HostError, HostPort};
-use tidegate::port::xdp::Mode;
+use tidegate::host::{HostConfig, HostDevice, HostError};
 use tidegate::{IpCidr, MacAddr, NetConfig};
 
 use crate::Failure;
-use crate::config::{Section, Text};
+use crate::config::{AsText, Section};
 
-/// Where packets come from.
+/// Packet source and sink of a server: the value of `--io`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PortKind {
-    /// A port of Tidegate's.
-    Own(HostPort),
-    /// Kernel sockets.
+pub(crate) enum IoKind {
+    /// Device that Tidegate drives.
+    Device(HostDevice),
+    /// Kernel sockets, without Tidegate.
     Kernel,
 }
 
-impl FromStr for PortKind {
+impl FromStr for IoKind {
     type Err = HostError;
 
     fn from_str(text: &str) -> Result<Self, HostError> {
         match text {
             "kernel" => Ok(Self::Kernel),
-            _ => text.parse().map(Self::Own),
+            _ => text.parse().map(Self::Device),
         }
     }
 }
 
-impl fmt::Display for PortKind {
+impl fmt::Display for IoKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Own(port) => port.fmt(f),
+            Self::Device(device) => device.fmt(f),
             Self::Kernel => f.write_str("kernel"),
         }
     }
@@ -49,68 +49,70 @@ impl fmt::Display for PortKind {
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct HostOptions {
-    /// Where packets come from [default: xdp]
+    /// Packet I/O [default: xdp]
     ///
-    /// xdp: AF_XDP, fastest; takes only what it was told to.
-    /// packet: AF_PACKET, needs no BPF; own address only.
-    /// tap: a TAP device, made if it is missing.
-    /// dpdk:DEVICE: a device of DPDK's, by its PCI address or as net_tap0,iface=NAME;
-    /// arguments for DPDK may follow after a space.
-    /// kernel: kernel sockets, the same server without Tidegate, to compare.
-    #[arg(long, value_name = "KIND", verbatim_doc_comment)]
-    port: Option<Text<PortKind>>,
-    /// The network interface; not with DPDK
+    /// xdp: AF_XDP, fastest; redirects only the traffic of its own addresses or served ports.
+    /// packet: AF_PACKET, needs no BPF; with --address only, not with --shared.
+    /// tap: a TAP device, created if it does not exist.
+    /// dpdk:DEVICE: a DPDK device, by PCI address or as net_tap0,iface=NAME;
+    /// EAL arguments for DPDK may follow after a space.
+    /// kernel: kernel sockets; the same server without Tidegate, for comparison.
+    #[arg(long, alias = "port", value_name = "KIND", verbatim_doc_comment)]
+    #[serde(alias = "port")]
+    io: Option<AsText<IoKind>>,
+    /// Network interface; not with DPDK
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
-    /// An address of Tidegate's own, with its prefix; may be given several times
+    /// IP address of the stack, with its prefix length; may be repeated
     #[arg(long, short, value_name = "ADDRESS/BITS")]
-    address: Vec<Text<IpCidr>>,
-    /// Live on the kernel's addresses: only the served ports move to Tidegate
+    address: Vec<AsText<IpCidr>>,
+    /// Share the host's IP addresses; only the served ports are redirected
     #[arg(long, conflicts_with_all = ["address", "gateway", "route", "mac"])]
     shared: bool,
-    /// A default gateway, one for each family
+    /// Default gateway, at most one per address family
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<IpAddr>,
-    /// A route, as PREFIX=GATEWAY; may be given several times
+    /// Static route, as PREFIX=GATEWAY; may be repeated
     #[arg(long, value_name = "PREFIX=GATEWAY")]
     route: Vec<String>,
-    /// The hardware address to use with an own address [default: the interface's]
+    /// MAC address to use with --address [default: the interface's]
     #[arg(long, value_name = "MAC")]
-    mac: Option<Text<MacAddr>>,
-    /// Be in this VLAN (802.1Q)
+    mac: Option<AsText<MacAddr>>,
+    /// VLAN id (802.1Q) of all traffic [default: untagged]
     #[arg(long, value_name = "ID")]
     vlan: Option<u16>,
-    /// How to attach to the interface [default: auto: native, else generic]
+    /// XDP attach mode [default: auto]
     #[arg(long, value_enum, value_name = "MODE")]
     xdp_mode: Option<XdpMode>,
-    /// A receive queue to serve; may be given several times [default: all]
+    /// Receive queue to serve; may be repeated [default: all]
     #[arg(long, value_name = "QUEUE")]
     queue: Vec<u32>,
-    /// How many queues of a DPDK device to open in each direction [default: 1]
+    /// Number of queues to open in each direction of a DPDK device [default: 1]
     #[arg(long, value_name = "COUNT")]
     queues: Option<NonZeroU16>,
-    /// Packets for each busy poll of the card's queue; 0 leaves it to interrupts [default: 64]
+    /// Maximum number of packets per busy poll of a receive queue; 0 uses interrupts instead
+    /// [default: 64]
     #[arg(long, value_name = "PACKETS")]
     busy_poll: Option<u16>,
-    /// Let the kernel or the device cut TCP segments; with --port packet, tap or dpdk
+    /// Offload TCP segmentation (TSO) to the kernel or the device; with --io packet, tap or dpdk
     #[arg(long)]
     segmentation: bool,
-    /// Packet buffers [default: 8192; 1024, of 64 KiB, with --segmentation]
+    /// Number of packet buffers [default: 8192; 1024, of 64 KiB, with --segmentation]
     #[arg(long, value_name = "COUNT")]
     frames: Option<u32>,
-    /// Do not try to get hugepages
+    /// Use ordinary pages instead of hugepages
     #[arg(long)]
     no_hugepages: bool,
-    /// Run on this processor only
+    /// Pin to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
     /// Write every frame to this capture file
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Print every frame on standard error
+    /// Print every frame to standard error
     #[arg(long)]
     trace: bool,
-    /// Damage traffic on purpose: loss=P,duplication=P,reordering=P,corruption=P,seed=N
+    /// Inject faults, as probabilities: loss=P,duplication=P,reordering=P,corruption=P,seed=N
     #[arg(long, value_name = "FAULTS")]
     fault: Option<String>,
 }
@@ -119,59 +121,61 @@ impl Section for HostOptions {
     const NAME: &'static str = "host";
 }
 
-/// How to attach an XDP program.
+/// XDP attach mode.
 #[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum XdpMode {
-    /// Native, else generic
+    /// Native if the driver supports it, else generic
     Auto,
     /// In the driver
     Native,
-    /// In the kernel's generic receive path: every interface has it
+    /// In the kernel's generic receive path, which every interface has
     Generic,
 }
 
-impl From<XdpMode> for Mode {
+impl From<XdpMode> for AttachMode {
     fn from(mode: XdpMode) -> Self {
         match mode {
-            XdpMode::Auto => Mode::Auto,
-            XdpMode::Native => Mode::Native,
-            XdpMode::Generic => Mode::Generic,
+            XdpMode::Auto => AttachMode::Auto,
+            XdpMode::Native => AttachMode::Native,
+            XdpMode::Generic => AttachMode::Generic,
         }
     }
 }
 
 impl HostOptions {
-    pub(crate) fn port_kind(&self) -> PortKind {
-        self.port.clone().map_or(PortKind::Own(HostPort::Xdp), |port| port.0)
+    pub(crate) fn io_kind(&self) -> IoKind {
+        self.io.clone().map_or(IoKind::Device(HostDevice::Xdp), |port| port.0)
     }
 
-    /// Whether it lives on the kernel's addresses.
+    /// Returns true if the server shares the host's IP addresses.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Keeps this thread on the chosen processor.
+    /// Pins the calling thread to the processor of `--cpu`, if given.
     pub(crate) fn pin(&self) -> Result<(), Failure> {
-        self.pin_beside(0)
+        self.pin_with_offset(0)
     }
 
-    /// As [`HostOptions::pin`], so many processors further.
-    pub(crate) fn pin_beside(&self, further: usize) -> Result<(), Failure> {
-        self.cpu.map_or(Ok(()), |cpu| pin_to(cpu + further))
+    /// Pins the calling thread to the processor `offset` places after that of `--cpu`, if given.
+    pub(crate) fn pin_with_offset(&self, offset: usize) -> Result<(), Failure> {
+        self.cpu.map_or(Ok(()), |cpu| pin_to(cpu + offset))
     }
 
-    /// What the server binds: every address of the stack, by family.
-    pub(crate) fn wildcards(&self, port: u16) -> Vec<SocketAddr> {
+    /// Returns the addresses that the server binds on Tidegate: the wildcard of each address
+    /// family that the stack has.
+    pub(crate) fn wildcard_addresses(&self, port: u16) -> Vec<SocketAddr> {
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
         let has = |family: IpAddr| {
-            let is_family = |own: &Text<IpCidr>| own.0.address().is_ipv4() == family.is_ipv4();
+            let is_family = |own: &AsText<IpCidr>| own.0.address().is_ipv4() == family.is_ipv4();
             self.shared || self.address.iter().any(is_family)
         };
         any.into_iter().filter(|&any| has(any)).map(|any| SocketAddr::new(any, port)).collect()
     }
 
-    /// What the server binds on kernel sockets: the given addresses, else all.
+    /// Returns the addresses that the server binds on kernel sockets: those of `--address`, else
+    /// both wildcards.
     pub(crate) fn kernel_addresses(&self, port: u16) -> Vec<SocketAddr> {
         if self.address.is_empty() {
             let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
@@ -180,31 +184,32 @@ impl HostOptions {
         self.address.iter().map(|own| SocketAddr::new(own.0.address(), port)).collect()
     }
 
-    /// Whether nothing is said but the processor.
-    pub(crate) fn is_only_cpu(&self) -> Result<bool, Failure> {
+    /// Returns true if no option but the processor is set.
+    pub(crate) fn is_unset_except_cpu(&self) -> Result<bool, Failure> {
         let others = Self { cpu: None, ..self.clone() };
         Ok(serde_json::to_value(others)? == serde_json::to_value(Self::default())?)
     }
 
-    /// The flags as the library takes them.
+    /// Converts the flags to the configuration type of the library.
     pub(crate) fn host_config(&self) -> Result<HostConfig, Failure> {
         Ok(serde_json::from_value(serde_json::to_value(self)?)?)
     }
 
-    /// The stack that the flags describe.
+    /// Returns the stack configuration that the flags describe.
     pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
         Ok(self.host_config()?.net_config(gate)?)
     }
 }
 
-/// Keeps this thread, and those that it starts, on one processor.
+/// Pins the calling thread, and the threads that it starts, to one processor.
 pub(crate) fn pin_to(cpu: usize) -> Result<(), Failure> {
     let mut set = rustix::thread::CpuSet::new();
     if cpu >= rustix::thread::CpuSet::MAX_CPU {
         return Err(format!("--cpu {cpu}: there is no such processor").into());
     }
     set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|error| format!("--cpu {cpu}: {error}; `nproc` says how many there are"))?;
+    rustix::thread::sched_setaffinity(None, &set).map_err(|error| {
+        format!("--cpu {cpu}: {error}; `nproc` prints the number of processors")
+    })?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `tidegate load`: packets at a rate, however slowly they are answered, and
-//! TCP connections.
+//! `tidegate load`: open-loop UDP load at a fixed rate, closed-loop UDP load, and TCP
+//! connections.
 
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
@@ -9,8 +9,8 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tidegate_lab::load::{
-    Exchange, LinkKind, LoadConfig, Progress, QuerySet, TcpLoadConfig, load_dns, load_tcp,
-    load_udp, load_udp_closed,
+    Exchange, LinkKind, LoadConfig, LoadProgress, QuerySet, TcpLoadConfig, load_dns, load_tcp,
+    load_udp, load_udp_closed_loop,
 };
 
 use crate::Failure;
@@ -20,9 +20,9 @@ use crate::Failure;
 pub(crate) enum Load {
     /// DNS queries from a file
     Dns(DnsLoad),
-    /// UDP packets to a server that echoes them
+    /// UDP datagrams to an echo server
     Udp(UdpLoad),
-    /// TCP connections: requests to a server that echoes them, or bytes one way
+    /// TCP connections: requests to an echo server, or bytes in one direction
     Tcp(TcpLoad),
 }
 
@@ -30,8 +30,8 @@ pub(crate) enum Load {
 #[derive(Args)]
 pub(crate) struct DnsLoad {
     #[command(flatten)]
-    datagrams: Datagrams,
-    /// A file with a query on each line: NAME TYPE (as dnsperf's)
+    datagrams: DatagramOptions,
+    /// Query file, one query per line: NAME TYPE (dnsperf's format)
     #[arg(long, value_name = "FILE")]
     queries: PathBuf,
     /// Send queries without EDNS
@@ -43,12 +43,12 @@ pub(crate) struct DnsLoad {
 #[derive(Args)]
 pub(crate) struct UdpLoad {
     #[command(flatten)]
-    datagrams: Datagrams,
-    /// Bytes of payload
+    datagrams: DatagramOptions,
+    /// Payload of each datagram, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     bytes: usize,
-    /// Keep so many requests on their way instead of sending at a rate: each answer is made the
-    /// next request. That is the fastest; not for kernel sockets
+    /// Closed loop: keep this many requests in flight instead of sending at a rate; each answer
+    /// is sent back as the next request. Fastest; not for kernel sockets
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["rate", "requests"])]
     in_flight: Option<usize>,
 }
@@ -57,26 +57,26 @@ pub(crate) struct UdpLoad {
 #[derive(Args)]
 pub(crate) struct TcpLoad {
     #[command(flatten)]
-    common: Common,
-    /// Connect through the kernel's sockets: the same as --port kernel
-    #[arg(long, conflicts_with = "port")]
+    common: LoadOptions,
+    /// Connect through kernel sockets; same as --io kernel
+    #[arg(long, conflicts_with = "io")]
     kernel: bool,
-    /// The length of the network's prefix [default: 24, 64 for IPv6]
+    /// Prefix length of the network, in bits [default: 24, 64 for IPv6]
     #[arg(long, value_name = "BITS")]
     prefix: Option<u8>,
-    /// Connections at the same time; each source address has about 16,000 ports
+    /// Number of concurrent connections; each source address has about 16,000 ports
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
     connections: usize,
-    /// Bytes of each message
+    /// Size of each message, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     bytes: usize,
-    /// Send bytes one way, as fast as the server takes them
+    /// Only send, as fast as the server receives
     #[arg(long)]
     send: bool,
-    /// Take bytes one way, as fast as the server sends them
+    /// Only receive, as fast as the server sends
     #[arg(long, conflicts_with = "send")]
     receive: bool,
-    /// Connect for each request
+    /// Open a new connection for each request
     #[arg(long)]
     connect_each: bool,
 }
@@ -84,7 +84,7 @@ pub(crate) struct TcpLoad {
 impl TcpLoad {
     fn run(self) -> Result<(), Failure> {
         let common = self.common;
-        let link = if self.kernel { LinkKind::Kernel } else { common.port.kind };
+        let link = if self.kernel { LinkKind::Kernel } else { common.io.kind };
         let defaults = TcpLoadConfig::new(link, common.target);
         let exchange = match (self.send, self.receive) {
             (true, _) => Exchange::Send,
@@ -94,12 +94,12 @@ impl TcpLoad {
         let config = TcpLoadConfig {
             interface: common.interface(),
             source: common.source,
-            sources: common.sources,
-            prefix: self.prefix.unwrap_or(defaults.prefix),
+            source_count: common.sources,
+            prefix_len: self.prefix.unwrap_or(defaults.prefix_len),
             connections: self.connections,
             exchange,
             message_bytes: self.bytes,
-            connect_each: self.connect_each,
+            connection_per_request: self.connect_each,
             rate_per_second: common.rate,
             seconds: common.seconds,
             warm_up_seconds: common.warm_up,
@@ -110,15 +110,15 @@ impl TcpLoad {
     }
 }
 
-/// What to send through.
+/// Packet I/O of the load generator: the value of `--io`.
 #[derive(Clone, Debug)]
-struct Link {
+struct LoadIo {
     kind: LinkKind,
-    /// The device of DPDK's.
-    device: Option<String>,
+    /// DPDK device, with `dpdk:DEVICE`.
+    dpdk_device: Option<String>,
 }
 
-impl FromStr for Link {
+impl FromStr for LoadIo {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -134,40 +134,40 @@ impl FromStr for Link {
                 (kind, None)
             }
         };
-        Ok(Self { kind, device })
+        Ok(Self { kind, dpdk_device: device })
     }
 }
 
-/// Flags of every load.
+/// Flags common to all load generators.
 #[derive(Args)]
-struct Common {
-    /// The server: ADDRESS:PORT or [ADDRESS]:PORT
+struct LoadOptions {
+    /// Server address: ADDRESS:PORT or [ADDRESS]:PORT
     #[arg(value_name = "SERVER")]
     target: SocketAddr,
-    /// What to send through: xdp (AF_XDP, fastest), packet (AF_PACKET), dpdk:DEVICE (a device of
-    /// DPDK's), or kernel (kernel sockets: a core sends about 300,000 requests/s)
-    #[arg(long, value_name = "KIND", default_value = "kernel")]
-    port: Link,
-    /// The network interface; not for kernel sockets and DPDK
+    /// Packet I/O: xdp (AF_XDP, fastest), packet (AF_PACKET), dpdk:DEVICE (a DPDK device), or
+    /// kernel (kernel sockets, about 300,000 requests/s per core)
+    #[arg(long, alias = "port", value_name = "KIND", default_value = "kernel")]
+    io: LoadIo,
+    /// Network interface; not for kernel sockets and DPDK
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
-    /// The first source address; on an interface one that the kernel does not have
+    /// First source address; on an interface, an address that the kernel does not have
     #[arg(long, value_name = "ADDRESS")]
     source: Option<IpAddr>,
-    /// How many source addresses, counting up from the first
+    /// Number of source addresses, counted up from --source
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     sources: u32,
-    /// Requests per second, however slowly they are answered [default: as fast
-    /// as it goes]
+    /// Requests per second, independent of the answers (open loop) [default: as fast as
+    /// possible]
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
-    /// How long to measure
+    /// Duration of the measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
-    /// How long to make load before measuring
+    /// Warm-up before the measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     warm_up: f64,
-    /// Run on this processor only
+    /// Pin to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
     /// Print the result as JSON
@@ -175,18 +175,18 @@ struct Common {
     json: bool,
 }
 
-/// Flags of loads of datagrams.
+/// Flags common to the datagram load generators.
 #[derive(Args)]
-struct Datagrams {
+struct DatagramOptions {
     #[command(flatten)]
-    common: Common,
-    /// How many source ports
+    common: LoadOptions,
+    /// Number of source ports
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
     ports: u16,
-    /// The server's hardware address [default: asked for]
+    /// MAC address of the server [default: resolved]
     #[arg(long, value_name = "MAC")]
     mac: Option<String>,
-    /// How many requests to send at most
+    /// Maximum number of requests to send [default: no limit]
     #[arg(long, value_name = "COUNT")]
     requests: Option<u64>,
 }
@@ -205,7 +205,7 @@ impl Load {
                 let config = load.datagrams.config();
                 let common = &load.datagrams.common;
                 match load.in_flight {
-                    Some(count) => common.print(&load_udp_closed(&config, load.bytes, count)?),
+                    Some(count) => common.print(&load_udp_closed_loop(&config, load.bytes, count)?),
                     None => common.print(&load_udp(&config, load.bytes, &mut progress)?),
                 }
             }
@@ -213,13 +213,13 @@ impl Load {
     }
 }
 
-fn progress(progress: &Progress) {
+fn progress(progress: &LoadProgress) {
     eprintln!("{progress}");
 }
 
-impl Datagrams {
+impl DatagramOptions {
     fn config(&self) -> LoadConfig {
-        let Common { target, rate, seconds, warm_up, cpu, .. } = self.common;
+        let LoadOptions { target, rate, seconds, warm_up, cpu, .. } = self.common;
         LoadConfig {
             interface: self.common.interface(),
             source: self.common.source,
@@ -231,14 +231,14 @@ impl Datagrams {
             warm_up_seconds: warm_up,
             requests: self.requests,
             core: cpu,
-            ..LoadConfig::new(self.common.port.kind, target)
+            ..LoadConfig::new(self.common.io.kind, target)
         }
     }
 }
 
-impl Common {
+impl LoadOptions {
     fn interface(&self) -> Option<String> {
-        self.port.device.clone().or_else(|| self.iface.clone())
+        self.io.dpdk_device.clone().or_else(|| self.iface.clone())
     }
 
     fn print(&self, report: &(impl Serialize + Display)) -> Result<(), Failure> {

@@ -1,7 +1,8 @@
-//! The `tidegate` program.
+//! The `tidegate` command-line program.
 
 mod config;
 mod control;
+mod daemon;
 mod demo;
 mod doctor;
 mod gate;
@@ -18,21 +19,21 @@ mod ss;
 mod top;
 mod upgrade;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// What ends a command early: said once on standard error, exit code 1.
+/// Error that ends a command: printed once to standard error, exit code 1.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A flood-proof user-space network stack.
+/// User-space network stack that keeps serving under packet floods.
 ///
-/// Tidegate takes the ports it was told to take straight from the network
-/// card, and leaves everything else, ssh included, to the kernel.
+/// Tidegate receives the traffic of its own addresses or ports directly from the network
+/// device, and leaves all other traffic, ssh included, to the kernel.
 ///
-/// New here? `tidegate doctor` says what this machine can do, and
-/// `tidegate demo` shows a DNS server on real packets beside the same server
-/// on kernel sockets.
+/// New here? `tidegate doctor` checks this machine, and `tidegate demo` measures a DNS server
+/// on real packets against the same server on kernel sockets.
 #[derive(Parser)]
 #[command(name = "tidegate", version, max_term_width = 100)]
 struct Cli {
@@ -42,40 +43,44 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the stack for other programs to attach to, or a server on it
+    /// Run the network daemon that applications attach to
+    Daemon(Box<daemon::DaemonCommand>),
+    /// Run a DNS, echo or HTTP server on Tidegate, or on kernel sockets for comparison
     Serve(Box<serve::Serve>),
-    /// Replace the daemon by the program that is installed now; no connection is lost
+    /// Replace the running daemon by this version of the program, without losing a connection
     Upgrade(upgrade::Upgrade),
-    /// Run an unmodified program on Tidegate
+    /// Run an unmodified application on Tidegate
     Run(Box<run::Run>),
-    /// List the sockets of programs that are attached
+    /// List the sockets of attached applications
     Ss(ss::Ss),
-    /// Watch the daemon: its core, frames, drops by reason, what each program does
+    /// Monitor the daemon: core load, frames, drops by reason, activity per application
     Top(top::Top),
-    /// Show or change the receive scheduling of a server that runs
+    /// Show or change the receive scheduling of a running server
     Ctl(control::Ctl),
-    /// Forward IPv4 and IPv6 packets between ports
+    /// Forward IPv4 and IPv6 packets between network interfaces
     Route(router::RouteCommand),
-    /// Accept or refuse each packet that a router would forward
-    Screen(router::ScreenCommand),
-    /// Guard a server on the kernel's stack: under a flood, say which packets go first
+    /// Packet filter for a router: accept or refuse each packet to be forwarded
+    #[command(alias = "screen")]
+    Filter(router::FilterCommand),
+    /// Protect a server on the kernel's stack: under a flood, admit packets by class
     Guard(guard::Guard),
-    /// Say what this machine and its interfaces can do, and what to type for the rest
+    /// Check this machine and its interfaces, with a remedy for each deficit
     Doctor(doctor::Doctor),
-    /// Generate load: packets at a rate, however slowly they are answered, or TCP
+    /// Generate load: packets at a fixed rate (open loop), or TCP connections
     #[command(subcommand)]
     Load(load::Load),
     /// Run an experiment and write its figures
     #[command(subcommand)]
     Lab(lab::Lab),
-    /// Show a DNS server on real packets, beside the same server on kernel sockets
+    /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
     Demo(demo::Demo),
-    /// List every reason for which a packet can be dropped
+    /// List all drop reasons
     Drops(report::Drops),
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = match Cli::parse_from(with_new_spelling(std::env::args_os().collect())).command {
+        Command::Daemon(daemon) => daemon.run(),
         Command::Serve(serve) => serve.run(),
         Command::Upgrade(upgrade) => upgrade.run(),
         Command::Run(run) => run.run(),
@@ -83,7 +88,7 @@ fn main() -> ExitCode {
         Command::Top(top) => top.run(),
         Command::Ctl(ctl) => ctl.run(),
         Command::Route(route) => route.run(),
-        Command::Screen(screen) => screen.run(),
+        Command::Filter(filter) => filter.run(),
         Command::Guard(guard) => guard.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
@@ -96,6 +101,87 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("tidegate: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns the arguments with `serve` replaced by `daemon` where only flags follow, which is how
+/// the daemon was once started.
+fn with_new_spelling(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let flag = arguments.get(2).and_then(|argument| argument.to_str());
+    let is_daemon =
+        flag.is_some_and(|flag| flag.starts_with('-') && !matches!(flag, "-h" | "--help"));
+    if is_daemon && arguments[1] == "serve" {
+        arguments[1] = "daemon".into();
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spelled(arguments: &[&str]) -> Vec<OsString> {
+        with_new_spelling(arguments.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_without_server_is_daemon() {
+        assert_eq!(spelled(&["tidegate", "serve", "--iface", "eth0"])[1], "daemon");
+        for unchanged in [
+            &["tidegate", "serve", "dns", "--shared"] as &[&str],
+            &["tidegate", "serve", "--help"],
+            &["tidegate", "serve"],
+            &["tidegate"],
+            &["tidegate", "run", "--embedded"],
+        ] {
+            assert_eq!(spelled(unchanged), unchanged);
+        }
+    }
+
+    #[test]
+    fn former_names_still_work() {
+        for former in [
+            &["tidegate", "screen", "--rules", "r", "--listen", "l"] as &[&str],
+            &[
+                "tidegate",
+                "route",
+                "-p",
+                "xdp:a,10.0.0.1/24",
+                "--screen",
+                "s",
+                "--screen-batch",
+                "2",
+            ],
+            &["tidegate", "serve", "echo", "--port", "kernel"],
+            &["tidegate", "serve", "--sockets", "1", "--ports", "2"],
+            &["tidegate", "guard", "--iface", "a", "--port", "udp/53", "--friend", "10.0.0.0/8"],
+            &["tidegate", "load", "udp", "10.0.0.1:7", "--port", "xdp"],
+            &["tidegate", "lab", "echo-1"],
+            &["tidegate", "lab", "echo-2"],
+            &["tidegate", "lab", "echo-3"],
+            &["tidegate", "lab", "asymmetric"],
+            &["tidegate", "lab", "queues"],
+            &["tidegate", "lab", "readers", "--places", "one-core"],
+            &["tidegate", "lab", "locks"],
+            &["tidegate", "lab", "share"],
+            &["tidegate", "lab", "reads"],
+            &["tidegate", "lab", "attach"],
+            &["tidegate", "lab", "trace"],
+            &["tidegate", "lab", "livelock", "--carriers", "kernel"],
+            &["tidegate", "lab", "protect", "--carriers", "kernel"],
+            &["tidegate", "lab", "connections", "--most", "1000"],
+        ] {
+            let parsed = Cli::try_parse_from(spelled(former));
+            if let Err(error) = parsed {
+                panic!("{former:?}: {error}");
+            }
         }
     }
 }

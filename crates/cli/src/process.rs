@@ -1,5 +1,4 @@
-//! What this process tells whoever started it, when it ends, and how urgent it
-//! is.
+//! This process: the ready line for its parent, the stop flag, and the scheduling priority.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -9,15 +8,19 @@ use std::time::Duration;
 
 use crate::Failure;
 
-/// Tells whoever started us that it is served from now on.
-pub(crate) fn ready(name: &str, addresses: &[SocketAddr], path: &str) -> std::io::Result<()> {
+/// Prints the ready line, by which the parent process knows that the server is serving.
+pub(crate) fn print_ready(
+    name: &str,
+    addresses: &[SocketAddr],
+    backend: &str,
+) -> std::io::Result<()> {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let mut out = std::io::stdout().lock();
-    writeln!(out, "ready: {name} on {} by {path}", addresses.join(", "))?;
+    writeln!(out, "ready: {name} on {} by {backend}", addresses.join(", "))?;
     out.flush()
 }
 
-/// Set when the command is to end: by SIGINT, by SIGTERM, or by time.
+/// Returns a flag that is set on SIGINT, on SIGTERM, or after `duration` seconds.
 pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -37,11 +40,11 @@ pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failur
     Ok(stop)
 }
 
-/// As urgent as a program that is not real-time can be.
-const NICE: i32 = -20;
+/// Nice increment for the highest priority of a thread without real-time scheduling.
+const NICE_INCREMENT: i32 = -20;
 
-/// Makes the calling thread urgent: who decides what is dropped is needed when
-/// the machine is busiest. Without the right to it, it works too.
-pub(crate) fn be_urgent() {
-    let _ = rustix::process::nice(NICE);
+/// Raises the scheduling priority of the calling thread: the thread that decides about drops is
+/// needed most when the machine is busiest. Missing permission is ignored.
+pub(crate) fn raise_priority() {
+    let _ = rustix::process::nice(NICE_INCREMENT);
 }

@@ -1,4 +1,4 @@
-//! What a command prints at its end, for people and as JSON.
+//! Final reports of the commands, as text and as JSON.
 
 use std::sync::atomic::Ordering;
 
@@ -8,32 +8,32 @@ use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
 use tidegate::{DropCounters, DropReason, Net};
 use tidegate_apps::ServeCounters;
-use tidegate_port::PortCounters;
+use tidegate_device::DeviceCounters;
 
 use crate::Failure;
 
-/// What a server did.
+/// Final report of a server.
 pub(crate) struct ServeReport {
     json: Value,
     drops: DropCounters,
 }
 
 impl ServeReport {
-    /// A server on kernel sockets: the kernel does not tell what it dropped.
+    /// Report of a server on kernel sockets, without drops: the kernel does not report them.
     pub(crate) fn kernel(name: &str, served: &ServeCounters) -> Self {
         let json = json!({
             "server": name,
             "port": "kernel",
             "requests": served.requests.load(Ordering::Relaxed),
-            "answers": served.answers.load(Ordering::Relaxed),
+            "answers": served.replies.load(Ordering::Relaxed),
         });
         Self { json, drops: DropCounters::new() }
     }
 
-    /// A server on Tidegate.
+    /// Report of a server on Tidegate.
     pub(crate) fn tidegate(name: &str, served: &ServeCounters, net: &Net) -> Self {
         let counters = net.counters();
-        // After the counters: a port learns from the kernel how it really works.
+        // After the counters: the device learns its real mode of operation from the kernel.
         let capabilities = net.capabilities();
         let drops = counters.drops();
         let json = json!({
@@ -41,9 +41,9 @@ impl ServeReport {
             "port": capabilities.kind,
             "detail": capabilities.detail,
             "requests": served.requests.load(Ordering::Relaxed),
-            "answers": served.answers.load(Ordering::Relaxed),
-            "received": counters.port.received,
-            "transmitted": counters.port.transmitted,
+            "answers": served.replies.load(Ordering::Relaxed),
+            "received": counters.device.received,
+            "transmitted": counters.device.transmitted,
             "delivered": counters.stack.delivered,
             "handled": counters.stack.handled,
             "rounds": counters.engine.rounds,
@@ -52,7 +52,7 @@ impl ServeReport {
             "gate": gate_json(&counters.gate),
             "classes": classes_json(&counters.classes),
             "drops": drops_json(&drops),
-            "device": device_json(&counters.port),
+            "device": driver_json(&counters.device),
         });
         Self { json, drops }
     }
@@ -75,19 +75,19 @@ impl ServeReport {
     }
 }
 
-/// What the gate did.
+/// Counters of the gate as JSON.
 pub(crate) fn gate_json(gate: &GateCounters) -> Value {
     json!({
         "interrupts": gate.interrupts,
         "receive_turns": gate.receive_turns,
         "yields": gate.yields,
-        "held_by_feedback": gate.held_by_feedback,
-        "held_by_share": gate.held_by_share,
-        "lifted": gate.lifted,
+        "held_by_feedback": gate.paused_by_feedback,
+        "held_by_share": gate.paused_by_share,
+        "lifted": gate.share_lifted,
     })
 }
 
-/// What was admitted and refused of each class.
+/// Admitted and refused packets of each class as JSON.
 pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
     let rows = classes.iter().map(|(name, class)| {
         let row = json!({
@@ -101,13 +101,13 @@ pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
     Value::Object(rows.collect())
 }
 
-/// What a device of DPDK's counts itself.
-fn device_json(port: &PortCounters) -> Value {
-    let counted = port.device.iter().map(|(name, value)| (name.to_string(), (*value).into()));
+/// Counters of a DPDK device, by the names of its driver, as JSON.
+fn driver_json(counters: &DeviceCounters) -> Value {
+    let counted = counters.driver.iter().map(|(name, value)| (name.to_string(), (*value).into()));
     Value::Object(counted.collect::<Map<_, _>>())
 }
 
-/// The drops that happened, by name.
+/// Nonzero drop counters by reason, as JSON.
 pub(crate) fn drops_json(drops: &DropCounters) -> Value {
     let seen = drops.nonzero().map(|(reason, packets)| (reason.name().to_owned(), packets.into()));
     Value::Object(seen.collect::<Map<_, _>>())
@@ -116,7 +116,7 @@ pub(crate) fn drops_json(drops: &DropCounters) -> Value {
 /// Flags of `drops`.
 #[derive(Args)]
 pub(crate) struct Drops {
-    /// As JSON
+    /// Print the drop reasons as JSON
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `tidegate route` and `tidegate screen`.
+//! `tidegate route` and `tidegate filter`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate::Route;
-use tidegate_apps::router::{self, Forwarder, PortSpec, Priorities, RouterConfig};
-use tidegate_apps::screen::{Rules, ScreenConfig, Screener};
+use tidegate_apps::filter::{FilterConfig, FilterRules, FilterServer};
+use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterConfig};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
@@ -21,66 +21,74 @@ use crate::report::drops_json;
 /// Flags of `route`.
 #[derive(Args)]
 pub(crate) struct RouteCommand {
-    /// A port with the router's addresses there; give one for each link. KIND is xdp, packet, tap
-    /// or dpdk, whose INTERFACE is a device as net_memif0,role=client,id=0
-    #[arg(long, short, value_name = "KIND:INTERFACE,ADDRESS/BITS,...")]
-    port: Vec<String>,
-    /// A route beyond the links, as PREFIX=GATEWAY; may be given several times
+    /// Interface of the router with its addresses; one per link. KIND is xdp, packet, tap or
+    /// dpdk; for dpdk, INTERFACE is a device as net_memif0,role=client,id=0
+    #[arg(
+        long,
+        short,
+        alias = "port",
+        short_alias = 'p',
+        value_name = "KIND:INTERFACE,ADDRESS/BITS,..."
+    )]
+    io: Vec<String>,
+    /// Static route beyond the links, as PREFIX=GATEWAY; may be repeated
     #[arg(long, value_name = "PREFIX=GATEWAY")]
     route: Vec<String>,
-    /// How packets are looked for [default: polled]
+    /// Receive mode [default: polled]
     #[arg(long, value_enum, value_name = "MODE")]
     mode: Option<GateMode>,
-    /// The most packets of one turn of a receive or transmit ring, or `unlimited` [default: 64]
+    /// Maximum number of packets per turn of a receive or transmit ring, or `unlimited`
+    /// [default: 64]
     #[arg(long, value_name = "PACKETS")]
     quota: Option<Quota>,
-    /// Go on receiving when the queue to the screen is full
+    /// Disable feedback: keep receiving when the queue to the filter is full
     #[arg(long)]
     no_feedback: bool,
-    /// The share of the processor that packets may take, in percent [default: 100]
+    /// Maximum share of CPU time for packet processing, in percent [default: 100]
     #[arg(long, value_name = "PERCENT")]
     cpu_share: Option<u32>,
-    /// Show every packet to the screen that listens at this path
-    #[arg(long, value_name = "PATH")]
-    screen: Option<PathBuf>,
-    /// The most packets of one message to the screen [default: 1]
-    #[arg(long, value_name = "PACKETS")]
-    screen_batch: Option<usize>,
-    /// Packet buffers [default: 16384]
+    /// Send every packet to the filter that listens on this Unix socket
+    #[arg(long, alias = "screen", value_name = "PATH")]
+    filter: Option<PathBuf>,
+    /// Maximum number of packets per message to the filter [default: 1]
+    #[arg(long, alias = "screen-batch", value_name = "PACKETS")]
+    filter_batch: Option<usize>,
+    /// Number of packet buffers [default: 16384]
     #[arg(long, value_name = "COUNT")]
     frames: Option<u32>,
-    /// Do not try to get hugepages
+    /// Use ordinary pages instead of hugepages
     #[arg(long)]
     no_hugepages: bool,
-    /// Run on this processor only
+    /// Pin to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
-    /// Come before every program on this processor, as a kernel's network code does
+    /// Run at real-time priority, before all applications on this processor, as a kernel's
+    /// network code does
     #[arg(long)]
     realtime: bool,
-    /// Take what the flags leave open from this TOML file, sections [router] and [gate]
+    /// Configuration file (TOML), sections [router] and [gate]. Flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
+    /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
-    /// Print the counters at the end as JSON
+    /// Print the final counters as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The modes of the gate, with what they are.
+/// Receive mode of a router.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum GateMode {
-    /// 4.2BSD's shape: receive work first, into a bounded queue
+    /// As in 4.2BSD: receive work first, into a bounded queue
     Interrupt,
-    /// As interrupt, with a limited rate of interrupts
+    /// As interrupt, with a limited interrupt rate
     Moderated,
-    /// Linux's shape: rounds with a weight, a budget and a time
+    /// As in Linux: rounds with a weight, a budget and a time limit
     Napi,
     /// Rings take turns with a quota each
     Polled,
-    /// Polling without end
+    /// Endless busy-polling
     Dedicated,
 }
 
@@ -96,10 +104,10 @@ impl From<GateMode> for Mode {
     }
 }
 
-/// The file of `--config`.
+/// Configuration file of `--config`.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
-struct File {
+struct RouterFile {
     router: RouterSection,
     gate: Config,
 }
@@ -108,28 +116,31 @@ struct File {
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct RouterSection {
-    port: Vec<String>,
+    #[serde(alias = "port")]
+    io: Vec<String>,
     route: Vec<String>,
-    screen: Option<PathBuf>,
-    screen_batch: Option<usize>,
+    #[serde(alias = "screen")]
+    filter: Option<PathBuf>,
+    #[serde(alias = "screen-batch")]
+    filter_batch: Option<usize>,
     frames: Option<u32>,
     no_hugepages: bool,
     cpu: Option<usize>,
     realtime: bool,
 }
 
-/// Real-time priorities of the halves of a router: receiving comes before
-/// protocol work, and both before programs.
-const PRIORITIES: Priorities = Priorities { receive: Some(2), protocol: Some(1) };
+/// Real-time priorities of a router's threads: the receive thread runs before the protocol
+/// thread, and both before applications.
+const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol: Some(1) };
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let file = self.config.as_deref().map_or(Ok(File::default()), read_file)?;
+        let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
         if let Some(cpu) = self.cpu.or(file.router.cpu) {
             pin_to(cpu)?;
         }
         let realtime = self.realtime || file.router.realtime;
-        let priorities = if realtime { PRIORITIES } else { Priorities::default() };
+        let priorities = if realtime { REALTIME_PRIORITIES } else { Priorities::default() };
         let config = self.router_config(file)?;
         let mode = config.gate.config().mode;
         let stop = stop_flag(self.duration)?;
@@ -145,13 +156,13 @@ impl RouteCommand {
             }
             _ => Failure::from(error),
         })?;
-        print(&mut forwarder, mode, self.json)
+        print_report(&mut forwarder, mode, self.json)
     }
 
-    /// The flags, with what they leave open from the file.
-    fn router_config(&self, file: File) -> Result<RouterConfig, Failure> {
+    /// Returns the configuration of the flags, with unset flags taken from the file.
+    fn router_config(&self, file: RouterFile) -> Result<RouterConfig, Failure> {
         let section = file.router;
-        let pick = |flags: &Vec<String>, file: Vec<String>| {
+        let flags_or_file = |flags: &Vec<String>, file: Vec<String>| {
             if flags.is_empty() { file } else { flags.clone() }
         };
         let mut gate = file.gate;
@@ -167,78 +178,81 @@ impl RouteCommand {
             hugepages: !(self.no_hugepages || section.no_hugepages),
             ..RouterConfig::default()
         };
-        for port in pick(&self.port, section.port) {
-            config.ports.push(port.parse::<PortSpec>()?);
+        for interface in flags_or_file(&self.io, section.io) {
+            config.interfaces.push(interface.parse::<InterfaceSpec>()?);
         }
-        for route in pick(&self.route, section.route) {
+        for route in flags_or_file(&self.route, section.route) {
             let route: Route = parse_route(&route)?;
             config.routes.push(route);
         }
-        if let Some(path) = self.screen.clone().or(section.screen) {
-            let batch = self.screen_batch.or(section.screen_batch).unwrap_or(1);
-            config.screen = Some(ScreenConfig { path, batch });
+        if let Some(path) = self.filter.clone().or(section.filter) {
+            let batch = self.filter_batch.or(section.filter_batch).unwrap_or(1);
+            config.filter = Some(FilterConfig { path, batch });
         }
         config.frames = self.frames.or(section.frames).unwrap_or(config.frames);
         Ok(config)
     }
 }
 
-fn read_file(path: &Path) -> Result<File, Failure> {
+fn read_file(path: &Path) -> Result<RouterFile, Failure> {
     let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
     Ok(toml::from_str(&text).map_err(|error| fail(&error))?)
 }
 
-fn print(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<(), Failure> {
-    let (counters, screen) = (forwarder.counters(), forwarder.screen_counters());
+fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<(), Failure> {
+    let (counters, filter) = (forwarder.counters(), forwarder.filter_counters());
     let gate = *forwarder.gate().counters();
-    let ports = forwarder.reports();
+    let interfaces = forwarder.reports();
     let drops = forwarder.drops();
     if as_json {
-        let port = |port: &router::PortReport| {
+        let interface_json = |interface: &router::InterfaceReport| {
             json!({
-                "port": port.kind,
-                "received": port.port.received,
-                "transmitted": port.port.transmitted,
-                "forwarded": port.stack.forwarded,
-                "handled": port.stack.handled,
-                "icmp_errors_sent": port.stack.icmp_errors_sent,
+                "port": interface.kind,
+                "received": interface.device.received,
+                "transmitted": interface.device.transmitted,
+                "forwarded": interface.stack.forwarded,
+                "handled": interface.stack.handled,
+                "icmp_errors_sent": interface.stack.icmp_errors_sent,
             })
         };
-        let screen = screen.map_or(Value::Null, |screen| {
+        let filter = filter.map_or(Value::Null, |filter| {
             json!({
-                "asked": screen.asked,
-                "passed": screen.passed,
-                "refused": screen.refused,
-                "connections": screen.connections,
-                "stray": screen.stray,
+                "asked": filter.requests,
+                "passed": filter.passed,
+                "refused": filter.refused,
+                "connections": filter.connections,
+                "stray": filter.stray_verdicts,
             })
         });
         let report = json!({
             "mode": mode.name(),
-            "ports": ports.iter().map(port).collect::<Vec<_>>(),
-            "screen": screen,
+            "ports": interfaces.iter().map(interface_json).collect::<Vec<_>>(),
+            "screen": filter,
             "turns": counters.turns,
             "busy_turns": counters.busy_turns,
             "sleeps": counters.sleeps,
-            "held_by_feedback": gate.held_by_feedback,
-            "held_by_share": gate.held_by_share,
-            "share_lifted": gate.lifted,
+            "held_by_feedback": gate.paused_by_feedback,
+            "held_by_share": gate.paused_by_share,
+            "share_lifted": gate.share_lifted,
             "drops": drops_json(&drops),
         });
         println!("{report}");
         return Ok(());
     }
-    for port in &ports {
+    for interface in &interfaces {
         println!(
             "{}: {} received, {} to be forwarded, {} transmitted",
-            port.kind, port.port.received, port.stack.forwarded, port.port.transmitted
+            interface.kind,
+            interface.device.received,
+            interface.stack.forwarded,
+            interface.device.transmitted
         );
     }
-    if let Some(screen) = screen {
+    if let Some(filter) = filter {
         println!(
-            "screen: {} asked, {} passed, {} refused",
-            screen.asked, screen.passed, screen.refused
+            "filter: {} requests, {} passed, {} refused",
+            filter.requests, filter.passed, filter.refused
         );
     }
     for (reason, packets) in drops.nonzero() {
@@ -247,45 +261,45 @@ fn print(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<(), Fai
     Ok(())
 }
 
-/// Flags of `screen`.
+/// Flags of `filter`.
 #[derive(Args)]
-pub(crate) struct ScreenCommand {
-    /// The rules: a TOML file with `default` and `[[rule]]` sections
+pub(crate) struct FilterCommand {
+    /// Rules file (TOML), with `default` and `[[rule]]` sections
     #[arg(long, value_name = "FILE")]
     rules: PathBuf,
-    /// Where to listen for the router: a path that does not exist yet
+    /// Unix socket to listen on for the router; the path must not exist yet
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
-    /// The most verdicts of one message, while packets wait [default: 1]
+    /// Maximum number of verdicts per message while packets wait
     #[arg(long, value_name = "VERDICTS", default_value_t = 1)]
     batch: usize,
-    /// Run on this processor only
+    /// Pin to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
-    /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
+    /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
-    /// Print the counters at the end as JSON
+    /// Print the final counters as JSON
     #[arg(long)]
     json: bool,
 }
 
-impl ScreenCommand {
+impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
         let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", self.rules.display());
         let text = std::fs::read_to_string(&self.rules).map_err(|error| fail(&error))?;
-        let rules: Rules = text.parse().map_err(|error| fail(&error))?;
+        let rules: FilterRules = text.parse().map_err(|error| fail(&error))?;
         let stop = stop_flag(self.duration)?;
         let count = rules.len();
-        let mut screener = Screener::listen(&self.listen, rules)?.batch(self.batch);
+        let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
         let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: screen with {count} rules at {}", self.listen.display())?;
+        writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
         out.flush()?;
         drop(out);
-        let report = screener.run(&stop)?;
+        let report = server.run(&stop)?;
         if self.json {
             let report = json!({
                 "passed": report.passed,

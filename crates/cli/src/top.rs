@@ -1,4 +1,4 @@
-//! `tidegate top`: what the daemon does, live.
+//! `tidegate top`: live view of the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
@@ -14,9 +14,9 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Row, Table};
 use serde::Serialize;
-use tidegate_service::Phase;
+use tidegate_service::SocketState;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::{ApplicationReport, Report};
+use tidegate_service::daemon::{ApplicationReport, DaemonReport};
 
 use crate::Failure;
 use crate::process::stop_flag;
@@ -24,28 +24,28 @@ use crate::process::stop_flag;
 /// Flags of `top`.
 #[derive(Args)]
 pub(crate) struct Top {
-    /// The Unix socket of the daemon
+    /// Unix socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
     socket: PathBuf,
-    /// How long to count before rates are shown again
+    /// Interval between updates, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
-    /// Print one interval and end; without a terminal there is one after the other
+    /// Print one interval and exit; without a terminal, intervals are printed one after another
     #[arg(long)]
     once: bool,
-    /// Print a JSON object for each interval
+    /// Print each interval as a JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What happened in an interval.
+/// Activity of the daemon in one interval.
 #[derive(Debug, Serialize, PartialEq)]
-struct View {
-    /// Rounds of the network cores that found frames, of all that they made.
+struct IntervalView {
+    /// Busy rounds of the network cores (rounds that found frames), in percent of all rounds.
     busy_percent: f64,
-    /// How busy each network core is, if there are several.
+    /// Load of each network core in percent; empty with a single core.
     cores_busy_percent: Vec<f64>,
-    /// How many of them get new programs.
+    /// Number of network cores that new applications are placed on.
     cores_used: usize,
     sleeps_per_s: f64,
     frames_in_per_s: f64,
@@ -57,7 +57,7 @@ struct View {
     applications: Vec<AppView>,
 }
 
-/// What one process did.
+/// Activity of one process in one interval.
 #[derive(Debug, Serialize, PartialEq)]
 struct AppView {
     name: String,
@@ -65,21 +65,22 @@ struct AppView {
     uid: u32,
     sockets: usize,
     connections: usize,
-    /// Bytes, datagrams and connections that wait for it in the stack.
+    /// Bytes, datagrams and connections that wait in the stack for the process.
     waiting: usize,
     commands_per_s: f64,
     bytes_in_per_s: f64,
     bytes_out_per_s: f64,
-    /// Bytes of memory that the data of its sockets take.
+    /// Memory of the data of its sockets, in bytes.
     memory_bytes: u64,
-    /// The network cores that serve it.
+    /// Network cores that serve the process.
     cores: BTreeSet<usize>,
 }
 
-/// The counters of a process, which may have attached several times.
+/// Counters by process id: commands, bytes in, bytes out. A process may be attached several
+/// times.
 type Counts = BTreeMap<u32, [u64; 3]>;
 
-fn counts(report: &Report) -> Counts {
+fn counts(report: &DaemonReport) -> Counts {
     let mut counts = Counts::new();
     for app in &report.applications {
         let sums = counts.entry(app.identity.pid).or_default();
@@ -90,9 +91,9 @@ fn counts(report: &Report) -> Counts {
     counts
 }
 
-impl View {
-    fn new(before: &Report, now: &Report, elapsed: Duration) -> Self {
-        // A daemon that was started anew counts from the beginning.
+impl IntervalView {
+    fn new(before: &DaemonReport, now: &DaemonReport, elapsed: Duration) -> Self {
+        // A restarted daemon counts from zero.
         let since = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let per_s = |now, before| since(now, before) / elapsed.as_secs_f64();
         let rounds = since(now.rounds, before.rounds);
@@ -133,8 +134,8 @@ impl View {
         }
     }
 
-    /// What is said of the network core.
-    fn head(&self) -> [String; 2] {
+    /// Returns the summary of the network cores and the drops, one line each.
+    fn summary_lines(&self) -> [String; 2] {
         let drops: Vec<String> =
             self.drops_per_s.iter().map(|(reason, rate)| format!("{reason} {rate:.0}/s")).collect();
         let cores: Vec<_> =
@@ -196,7 +197,8 @@ impl AppView {
         self.cores.insert(app.core);
         self.memory_bytes += app.memory_bytes;
         self.sockets += app.sockets.len();
-        let is_connected = |phase| matches!(phase, Phase::Connecting | Phase::Connected);
+        let is_connected =
+            |phase| matches!(phase, SocketState::Connecting | SocketState::Connected);
         self.connections += app.sockets.iter().filter(|s| is_connected(s.phase)).count();
         self.waiting += app.sockets.iter().map(|socket| socket.waiting).sum::<usize>();
     }
@@ -218,29 +220,29 @@ impl AppView {
     }
 }
 
-/// Asks the daemon again and again.
-struct Watch<'p> {
+/// Polls the report of the daemon once per interval.
+struct ReportPoller<'p> {
     path: &'p Path,
     interval: Duration,
-    last: Report,
-    asked: Instant,
+    last: DaemonReport,
+    requested_at: Instant,
 }
 
-impl<'p> Watch<'p> {
+impl<'p> ReportPoller<'p> {
     fn new(path: &'p Path, interval: Duration) -> io::Result<Self> {
-        Ok(Self { path, interval, last: Report::ask(path)?, asked: Instant::now() })
+        Ok(Self { path, interval, last: DaemonReport::query(path)?, requested_at: Instant::now() })
     }
 
-    /// How long the interval still lasts.
-    fn left(&self) -> Duration {
-        self.interval.saturating_sub(self.asked.elapsed())
+    /// Returns the remaining time of the interval.
+    fn remaining(&self) -> Duration {
+        self.interval.saturating_sub(self.requested_at.elapsed())
     }
 
-    /// What happened in the interval that is over.
-    fn next(&mut self) -> io::Result<View> {
-        let now = Report::ask(self.path)?;
-        let view = View::new(&self.last, &now, self.asked.elapsed());
-        (self.last, self.asked) = (now, Instant::now());
+    /// Queries the daemon and returns the activity since the last query.
+    fn next(&mut self) -> io::Result<IntervalView> {
+        let now = DaemonReport::query(self.path)?;
+        let view = IntervalView::new(&self.last, &now, self.requested_at.elapsed());
+        (self.last, self.requested_at) = (now, Instant::now());
         Ok(view)
     }
 }
@@ -253,26 +255,26 @@ impl Top {
             .ok_or_else(|| {
                 format!("--interval {}: give a number of seconds above 0", self.interval)
             })?;
-        let mut watch = Watch::new(&self.socket, interval)?;
+        let mut poller = ReportPoller::new(&self.socket, interval)?;
         if self.once || self.json || !io::stdout().is_terminal() {
-            return self.print(&mut watch);
+            return self.print(&mut poller);
         }
-        // It puts the terminal back also when we panic.
+        // ratatui restores the terminal also on a panic.
         let mut terminal = ratatui::try_init()?;
-        let shown = show(&mut terminal, &mut watch);
+        let result = show(&mut terminal, &mut poller);
         ratatui::try_restore()?;
-        Ok(shown?)
+        Ok(result?)
     }
 
-    /// Prints line by line, until it is told to stop or nobody reads.
-    fn print(&self, watch: &mut Watch<'_>) -> Result<(), Failure> {
+    /// Prints each interval as text, until stopped by a signal or the reader closes the pipe.
+    fn print(&self, poller: &mut ReportPoller<'_>) -> Result<(), Failure> {
         let stop = stop_flag(None)?;
         while !stop.load(Ordering::Relaxed) {
-            std::thread::sleep(watch.left().min(LOOK));
-            if !watch.left().is_zero() {
+            std::thread::sleep(poller.remaining().min(POLL_INTERVAL));
+            if !poller.remaining().is_zero() {
                 continue;
             }
-            let view = watch.next()?;
+            let view = poller.next()?;
             match print(&view, self.json) {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
                 printed => printed?,
@@ -285,10 +287,10 @@ impl Top {
     }
 }
 
-/// How often to look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval at which the stop flag is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-fn print(view: &View, json: bool) -> io::Result<()> {
+fn print(view: &IntervalView, json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if json {
         writeln!(out, "{}", serde_json::to_string(view)?)?;
@@ -303,7 +305,7 @@ fn print(view: &View, json: bool) -> io::Result<()> {
              {bytes_in:>12} {bytes_out:>12} {memory:>8} {core:>4}  {name}"
         )
     };
-    for text in view.head() {
+    for text in view.summary_lines() {
         writeln!(out, "{text}")?;
     }
     line(&mut out, COLUMNS)?;
@@ -314,33 +316,33 @@ fn print(view: &View, json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// Shows it on the terminal until q or Ctrl-C.
-fn show(terminal: &mut ratatui::DefaultTerminal, watch: &mut Watch<'_>) -> io::Result<()> {
-    let mut view = View::new(&watch.last, &watch.last, watch.interval);
+/// Shows the view on the terminal until q, Esc or Ctrl-C.
+fn show(terminal: &mut ratatui::DefaultTerminal, poller: &mut ReportPoller<'_>) -> io::Result<()> {
+    let mut view = IntervalView::new(&poller.last, &poller.last, poller.interval);
     loop {
         terminal.draw(|frame| draw(frame, &view))?;
-        if event::poll(watch.left())? {
-            if matches!(event::read()?, Event::Key(key) if ends(key)) {
+        if event::poll(poller.remaining())? {
+            if matches!(event::read()?, Event::Key(key) if is_quit_key(key)) {
                 return Ok(());
             }
         } else {
-            view = watch.next()?;
+            view = poller.next()?;
         }
     }
 }
 
-fn ends(key: KeyEvent) -> bool {
+fn is_quit_key(key: KeyEvent) -> bool {
     let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press
         && (matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
             || is_control && key.code == KeyCode::Char('c'))
 }
 
-fn draw(frame: &mut Frame<'_>, view: &View) {
-    let parts = [Constraint::Length(1), Constraint::Length(3), Constraint::Fill(1)];
-    let [title, head, table] = Layout::vertical(parts).areas(frame.area());
+fn draw(frame: &mut Frame<'_>, view: &IntervalView) {
+    let constraints = [Constraint::Length(1), Constraint::Length(3), Constraint::Fill(1)];
+    let [title, head, table] = Layout::vertical(constraints).areas(frame.area());
     frame.render_widget(Line::from("tidegate top, q to quit").bold(), title);
-    let lines = view.head().map(Line::from);
+    let lines = view.summary_lines().map(Line::from);
     let wrap = ratatui::widgets::Wrap { trim: true };
     frame.render_widget(Paragraph::new(Text::from(lines.to_vec())).wrap(wrap), head);
     let widths = [8, 6, 8, 9, 9, 11, 12, 12, 8, 4]
@@ -374,8 +376,8 @@ mod tests {
         }
     }
 
-    fn report(scale: u64, applications: Vec<ApplicationReport>) -> Report {
-        Report {
+    fn report(scale: u64, applications: Vec<ApplicationReport>) -> DaemonReport {
+        DaemonReport {
             pid: 1,
             arguments: Vec::new(),
             folder: "/".into(),
@@ -395,33 +397,34 @@ mod tests {
         }
     }
 
-    fn view() -> View {
+    fn view() -> IntervalView {
         let before = report(1, vec![app(9, [1, 10, 100])]);
         let now = report(3, vec![app(9, [5, 20, 300]), app(9, [2, 2, 2]), app(8, [4, 0, 0])]);
-        View::new(&before, &now, Duration::from_secs(2))
+        IntervalView::new(&before, &now, Duration::from_secs(2))
     }
 
     #[test]
-    fn rates_are_differences_by_time() {
+    fn rates_are_counter_differences_over_time() {
         let view = view();
         assert_eq!((view.busy_percent, view.sleeps_per_s), (50.0, 2.0));
         assert_eq!((view.frames_in_per_s, view.frames_out_per_s), (100.0, 50.0));
         assert_eq!(view.drops_per_s, [("no_route".to_owned(), 10.0)]);
         let [twice, new] = &view.applications[..] else { panic!("{view:?}") };
-        assert_eq!((twice.pid, twice.commands_per_s), (9, 3.0), "it attached twice");
-        assert_eq!(twice.memory_bytes, 8192, "now, not by the second");
+        assert_eq!((twice.pid, twice.commands_per_s), (9, 3.0), "the process is attached twice");
+        assert_eq!(twice.memory_bytes, 8192, "current value, not a rate");
         assert_eq!((twice.bytes_in_per_s, twice.bytes_out_per_s), (6.0, 101.0));
         assert_eq!((new.pid, new.commands_per_s), (8, 2.0));
     }
 
     #[test]
-    fn a_daemon_that_was_started_anew_has_no_rates_below_zero() {
-        let view = View::new(&report(9, vec![]), &report(1, vec![]), Duration::from_secs(1));
+    fn restarted_daemon_has_no_negative_rates() {
+        let view =
+            IntervalView::new(&report(9, vec![]), &report(1, vec![]), Duration::from_secs(1));
         assert_eq!((view.busy_percent, view.frames_in_per_s), (0.0, 0.0));
     }
 
     #[test]
-    fn the_terminal_shows_every_program() {
+    fn terminal_lists_every_process() {
         let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
         terminal.draw(|frame| draw(frame, &view())).unwrap();
         let text = terminal.backend().to_string();
@@ -431,17 +434,18 @@ mod tests {
     }
 
     #[test]
-    fn each_of_several_cores_is_shown() {
+    fn shows_load_of_each_core() {
         let core = |busy| CoreReport { busy, applications: 1, received: 0, transmitted: 0 };
         let cores = vec![core(834), core(20)];
-        let now = Report { cores, cores_used: 2, ..report(1, vec![app(9, [0; 3])]) };
-        let head = View::new(&report(1, vec![]), &now, Duration::from_secs(1)).head();
+        let now = DaemonReport { cores, cores_used: 2, ..report(1, vec![app(9, [0; 3])]) };
+        let head =
+            IntervalView::new(&report(1, vec![]), &now, Duration::from_secs(1)).summary_lines();
         assert!(head[0].starts_with("2 of 2 cores used, busy 83 %, 2 %,"), "{}", head[0]);
     }
 
     #[test]
-    fn q_and_control_c_end_it() {
-        let key = |code, modifiers| ends(KeyEvent::new(code, modifiers));
+    fn q_and_ctrl_c_quit() {
+        let key = |code, modifiers| is_quit_key(KeyEvent::new(code, modifiers));
         assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(key(KeyCode::Char('c'), KeyModifiers::CONTROL));
         assert!(!key(KeyCode::Char('c'), KeyModifiers::NONE));

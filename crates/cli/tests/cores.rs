@@ -1,4 +1,4 @@
-//! A daemon with several network cores, and programs that go from one to another
+//! A daemon with several network cores, and applications that migrate between the cores
 //! while they serve.
 
 mod support;
@@ -10,102 +10,107 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::run::Daemon;
-use support::{Kind, SERVER_V4, SERVER_V6, Site, can};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run};
 
 const REDIS: [&str; 8] =
     ["redis-server", "--save", "", "--protected-mode", "no", "--bind", "0.0.0.0", "::"];
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{}: {out}{err}", output.status)
 }
 
 /// `tidegate ctl` of a daemon.
-fn ctl(site: &Site, control: &Path, arguments: &[&str]) -> Output {
-    let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+fn ctl(testbed: &Testbed, control: &Path, arguments: &[&str]) -> Output {
+    let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("ctl").arg(control).args(arguments).output().unwrap()
 }
 
-/// The process and the core of each program of this name, for each core that it has a
-/// line to.
-fn programs(daemon: &Daemon<'_>, name: &str) -> Vec<(u64, u64)> {
+/// Process ID and core of each attachment of the applications with this name: one
+/// attachment per network core.
+fn application_cores(daemon: &Daemon<'_>, name: &str) -> Vec<(u64, u64)> {
     let report = daemon.sockets();
     let apps = report["applications"].as_array().unwrap();
-    let is_it = |app: &&Value| app["identity"]["name"].as_str().unwrap().contains(name);
-    let place = |app: &Value| (app["identity"]["pid"].as_u64(), app["core"].as_u64());
-    let places = apps.iter().filter(is_it).map(place);
-    places.map(|(pid, core)| (pid.unwrap(), core.unwrap())).collect()
+    let has_name = |app: &&Value| app["identity"]["name"].as_str().unwrap().contains(name);
+    let pid_and_core = |app: &Value| (app["identity"]["pid"].as_u64(), app["core"].as_u64());
+    let pairs = apps.iter().filter(has_name).map(pid_and_core);
+    pairs.map(|(pid, core)| (pid.unwrap(), core.unwrap())).collect()
 }
 
-fn move_and_wait(daemon: &Daemon<'_>, site: &Site, control: &Path, name: &str, core: u64) {
-    let pid = programs(daemon, name)[0].0;
+fn move_and_wait(daemon: &Daemon<'_>, testbed: &Testbed, control: &Path, name: &str, core: u64) {
+    let pid = application_cores(daemon, name)[0].0;
     let (pid, to) = (pid.to_string(), core.to_string());
     let began = Instant::now();
     loop {
-        // A core that is busy gives some away again.
-        let moved = ctl(site, control, &["--move", &pid, "--to", &to]);
-        assert!(moved.status.success(), "{}", said(&moved));
-        if programs(daemon, name).iter().all(|(_, at)| *at == core) {
+        // A busy core may move applications away again.
+        let moved = ctl(testbed, control, &["--move", &pid, "--to", &to]);
+        assert!(moved.status.success(), "{}", output_text(&moved));
+        if application_cores(daemon, name).iter().all(|(_, at)| *at == core) {
             return;
         }
-        assert!(began.elapsed() < LIMIT, "{name} does not arrive at core {core}");
+        assert!(began.elapsed() < TIMEOUT, "{name} did not migrate to core {core}");
     }
 }
 
-fn benchmark(site: &Site, host: &str) -> Command {
-    let mut command = site.client().command("redis-benchmark");
+fn benchmark(testbed: &Testbed, host: &str) -> Command {
+    let mut command = testbed.client().command("redis-benchmark");
     command.args(["-h", host, "-c", "20", "-n", "8000", "-q", "-t", "set,get,lrange_100"]);
     command
 }
 
 #[test]
-fn programs_move_between_cores_while_they_serve() {
-    if !can("cores", &["redis-server", "redis-benchmark", "memcached", "nc"]) {
+fn applications_migrate_between_cores_under_load() {
+    if !can_run("cores", &["redis-server", "redis-benchmark", "memcached", "nc"]) {
         return;
     }
-    for port in ["xdp", "packet"] {
-        let site = Site::new(if port == "xdp" { Kind::Xdp } else { Kind::Packet });
+    for io in ["xdp", "packet"] {
+        let testbed = Testbed::new(if io == "xdp" { DeviceKind::Xdp } else { DeviceKind::Packet });
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
-        let flags = ["--port", port, "--cores", "2", "--control", control.to_str().unwrap()];
-        let daemon = Daemon::start(&site, &flags);
+        let flags = ["--io", io, "--cores", "2", "--control", control.to_str().unwrap()];
+        let daemon = Daemon::start(&testbed, &flags);
         let _redis = daemon.run_server(&REDIS, 6379);
         let _memcached =
             daemon.run_server(&["memcached", "-u", "root", "-l", "0.0.0.0,::", "-U", "0"], 11211);
         for name in ["redis", "memcached"] {
-            let cores: BTreeSet<u64> = programs(&daemon, name).iter().map(|it| it.1).collect();
+            let cores: BTreeSet<u64> =
+                application_cores(&daemon, name).iter().map(|it| it.1).collect();
             assert_eq!(cores.len(), 2, "{name} is on both cores");
         }
         for host in [SERVER_V4, SERVER_V6] {
-            let mut load = benchmark(&site, host);
+            let mut load = benchmark(&testbed, host);
             let load = load.stdout(Stdio::piped());
             let mut load = load.stderr(Stdio::piped()).spawn().unwrap();
             let mut moves = 0;
             while load.try_wait().unwrap().is_none() {
-                move_and_wait(&daemon, &site, &control, "redis", moves % 2);
+                move_and_wait(&daemon, &testbed, &control, "redis", moves % 2);
                 moves += 1;
             }
             let output = load.wait_with_output().unwrap();
-            let text = said(&output);
+            let text = output_text(&output);
             assert!(output.status.success() && text.contains("requests per second"), "{text}");
             assert!(!text.contains("rror"), "{text}");
-            assert!(moves >= 2, "it was over before anybody moved");
+            assert!(moves >= 2, "the load ended before two migrations");
         }
-        // Receive scheduling is the same on all cores, and is changed on all.
-        let shown = ctl(&site, &control, &["receive-quota=7", "--json"]);
-        let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
-        assert_eq!(shown["gate"]["settings"]["receive-quota"], 7, "{shown}");
-        let pid = programs(&daemon, "redis")[0].0;
-        let nowhere = ctl(&site, &control, &["--move", &pid.to_string(), "--to", "2"]);
-        assert!(said(&nowhere).contains("they are 0 to 1"), "{}", said(&nowhere));
+        // Receive scheduling settings hold for all cores and change on all.
+        let output = ctl(&testbed, &control, &["receive-quota=7", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["gate"]["settings"]["receive-quota"], 7, "{report}");
+        let pid = application_cores(&daemon, "redis")[0].0;
+        let rejected = ctl(&testbed, &control, &["--move", &pid.to_string(), "--to", "2"]);
+        assert!(
+            output_text(&rejected).contains("choose from 0 to 1"),
+            "{}",
+            output_text(&rejected)
+        );
     }
 }
 
-/// A server on a port that it shares, for both families and both protocols: it says who
-/// it is before what it has heard.
-const SHARER: &str = r#"
+/// Server on a port shared by `SO_REUSEPORT`, for both families, UDP and TCP. Each reply is
+/// the server's process ID followed by the request.
+const REUSEPORT_SERVER: &str = r#"
 import os, selectors, socket
 own = b"%d " % os.getpid()
 ready = selectors.DefaultSelector()
@@ -136,8 +141,9 @@ while True:
             s.close()
 "#;
 
-/// Its clients: new ones all the time, and some that stay with whom they have.
-const SHARER_CLIENT: &str = r#"
+/// Client of the shared port: opens new connections and keeps eight long-lived ones, which
+/// must stay with the same server process.
+const REUSEPORT_CLIENT: &str = r#"
 import socket, sys
 address, rounds = (sys.argv[1], 7007), int(sys.argv[2])
 def connect():
@@ -159,7 +165,7 @@ for n in range(rounds):
     streams.add(who)
     s.close()
     s, who = lasting[n % len(lasting)]
-    assert talk(s, b"%d" % n) == who, "another one has the connection"
+    assert talk(s, b"%d" % n) == who, "the connection moved to another server"
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.settimeout(20)
         s.sendto(b"%d" % n, address)
@@ -170,56 +176,60 @@ print(len(streams), len(datagrams))
 "#;
 
 #[test]
-fn a_port_that_programs_share_is_on_several_cores() {
-    if !can("cores", &["python3", "nc"]) {
+fn reuseport_servers_span_cores_and_survive_migration() {
+    if !can_run("cores", &["python3", "nc"]) {
         return;
     }
-    for port in ["xdp", "packet"] {
-        let site = Site::new(if port == "xdp" { Kind::Xdp } else { Kind::Packet });
+    for io in ["xdp", "packet"] {
+        let testbed = Testbed::new(if io == "xdp" { DeviceKind::Xdp } else { DeviceKind::Packet });
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
-        let flags = ["--port", port, "--cores", "2", "--control", control.to_str().unwrap()];
-        let daemon = Daemon::start(&site, &flags);
-        let server = || daemon.run_server(&["python3", "-c", SHARER], 7007);
+        let flags = ["--io", io, "--cores", "2", "--control", control.to_str().unwrap()];
+        let daemon = Daemon::start(&testbed, &flags);
+        let server = || daemon.run_server(&["python3", "-c", REUSEPORT_SERVER], 7007);
         let _servers = [server(), server(), server()];
         let began = Instant::now();
-        while programs(&daemon, "python").len() < 3 {
-            assert!(began.elapsed() < LIMIT, "the servers do not come in");
+        while application_cores(&daemon, "python").len() < 3 {
+            assert!(began.elapsed() < TIMEOUT, "the servers did not attach");
         }
-        let all = programs(&daemon, "python");
-        let apart: BTreeSet<_> = all.into_iter().map(|(_, core)| core).collect();
-        assert_eq!(apart.len(), 2, "they are on both cores");
+        let all = application_cores(&daemon, "python");
+        let cores: BTreeSet<_> = all.into_iter().map(|(_, core)| core).collect();
+        assert_eq!(cores.len(), 2, "the servers run on both cores");
         for host in [SERVER_V4, SERVER_V6] {
-            let mut client = site.client().command("python3");
-            client.args(["-c", SHARER_CLIENT, host, "300"]);
+            let mut client = testbed.client().command("python3");
+            client.args(["-c", REUSEPORT_CLIENT, host, "300"]);
             let client = client.stdout(Stdio::piped()).stderr(Stdio::piped());
             let mut client = client.spawn().unwrap();
             let mut moves = 0;
             while client.try_wait().unwrap().is_none() {
-                let all = programs(&daemon, "python");
+                let all = application_cores(&daemon, "python");
                 let (pid, core) = all[moves % all.len()];
                 let (pid, to) = (pid.to_string(), (1 - core).to_string());
-                let moved = ctl(&site, &control, &["--move", &pid, "--to", &to]);
-                assert!(moved.status.success(), "{}", said(&moved));
+                let moved = ctl(&testbed, &control, &["--move", &pid, "--to", &to]);
+                assert!(moved.status.success(), "{}", output_text(&moved));
                 moves += 1;
             }
             let output = client.wait_with_output().unwrap();
-            assert!(output.status.success(), "after {moves} moves: {}", said(&output));
-            assert!(said(&output).contains("3 3"), "all are reached: {}", said(&output));
-            assert!(moves >= 2, "it was over before anybody moved");
+            assert!(output.status.success(), "after {moves} moves: {}", output_text(&output));
+            assert!(
+                output_text(&output).contains("3 3"),
+                "not every server was reached: {}",
+                output_text(&output)
+            );
+            assert!(moves >= 2, "the load ended before two migrations");
         }
     }
 }
 
 #[test]
-fn several_cores_need_an_address_of_their_own() {
-    if !can("cores", &[]) {
+fn several_cores_reject_shared_addresses() {
+    if !can_run("cores", &[]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
     let folder = tempfile::tempdir().unwrap();
-    command.args(["serve", "--cores", "1-2", "--shared", "--iface", site.device(), "--socket"]);
+    command.args(["daemon", "--cores", "1-2", "--shared", "--iface", testbed.device(), "--socket"]);
     let refused = command.arg(folder.path().join("daemon.sock")).output().unwrap();
-    assert!(said(&refused).contains("one network core"), "{}", said(&refused));
+    assert!(output_text(&refused).contains("one network core"), "{}", output_text(&refused));
 }

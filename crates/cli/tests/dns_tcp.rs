@@ -1,4 +1,4 @@
-//! DNS over TCP (RFC 7766), asked by well-known tools and byte by byte.
+//! DNS over TCP (RFC 7766), queried with well-known tools and with raw bytes.
 
 mod support;
 
@@ -6,24 +6,24 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use support::{Kind, SERVER_V4, SERVER_V6, Server, Site, have, is_root, zone};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root, zone};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
 
-fn serve(site: &Site, kind: Kind, flags: &[&str]) -> Server {
+fn serve(testbed: &Testbed, kind: DeviceKind, flags: &[&str]) -> Server {
     let zone = zone();
     let mut arguments = vec!["dns", "--zone", zone.as_str()];
     arguments.extend(flags);
-    site.serve(kind, &arguments)
+    testbed.serve(kind, &arguments)
 }
 
-fn connect(site: &Site, server: &str) -> TcpStream {
-    let stream = site.client().enter(|| TcpStream::connect((server, 53)).unwrap()).unwrap();
+fn connect(testbed: &Testbed, server: &str) -> TcpStream {
+    let stream = testbed.client().enter(|| TcpStream::connect((server, 53)).unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
 
-/// A query for the address of www.example.test, with its length in front.
+/// A query for the address of www.example.test, with the two-byte length prefix.
 fn query(id: u16) -> Vec<u8> {
     let mut message = id.to_be_bytes().to_vec();
     message.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -33,8 +33,8 @@ fn query(id: u16) -> Vec<u8> {
     framed
 }
 
-/// The number and the last four bytes of an answer: the address.
-fn answer(stream: &mut TcpStream) -> (u16, [u8; 4]) {
+/// Reads one response; returns its ID and its last four bytes, the address.
+fn read_response(stream: &mut TcpStream) -> (u16, [u8; 4]) {
     let mut len = [0; 2];
     stream.read_exact(&mut len).unwrap();
     let mut message = vec![0; u16::from_be_bytes(len).into()];
@@ -45,35 +45,36 @@ fn answer(stream: &mut TcpStream) -> (u16, [u8; 4]) {
 const WWW: [u8; 4] = [192, 0, 2, 80];
 
 #[test]
-fn tools_ask_over_tcp_on_every_port() {
-    if !is_root("dns_tcp") || !have("dns_tcp", &["dig", "kdig"]) {
+fn dig_and_kdig_query_over_tcp_on_every_device() {
+    if !is_root("dns_tcp") || !has_programs("dns_tcp", &["dig", "kdig"]) {
         return;
     }
-    for kind in Kind::ALL {
+    for kind in DeviceKind::ALL {
         eprintln!("{kind:?}");
-        let site = Site::new(kind);
-        let server = serve(&site, kind, &[]);
+        let testbed = Testbed::new(kind);
+        let server = serve(&testbed, kind, &[]);
         for address in SERVERS {
             let at = format!("@{address}");
             for flags in [&["+tcp"][..], &["+tcp", "+keepopen"], &["+tcp", "+noedns"]] {
                 let mut arguments = vec![at.as_str(), "+short", "+tries=1", "+time=5"];
                 arguments.extend(flags);
                 arguments.extend(["www.example.test", "A", "www.example.test", "AAAA"]);
-                let said = site.tool("dig", &arguments);
-                assert_eq!(said, "192.0.2.80\n2001:db8::80\n", "{address} {flags:?}");
+                let printed = testbed.tool("dig", &arguments);
+                assert_eq!(printed, "192.0.2.80\n2001:db8::80\n", "{address} {flags:?}");
             }
-            let said = site.tool("kdig", &[&at, "+tcp", "+short", "text.example.test", "TXT"]);
-            assert!(said.contains("a tide gate"), "{said}");
+            let printed =
+                testbed.tool("kdig", &[&at, "+tcp", "+short", "text.example.test", "TXT"]);
+            assert!(printed.contains("a tide gate"), "{printed}");
         }
         let report = server.stop();
         assert!(report["drops"].get("tcp_checksum").is_none(), "{report}");
     }
 }
 
-/// What does not fit in a datagram is asked for again over TCP, and is whole.
+/// A response too long for UDP is truncated; the query over TCP gets all of it.
 #[test]
-fn what_is_cut_over_udp_comes_whole_over_tcp() {
-    if !is_root("dns_fallback") || !have("dns_fallback", &["dig"]) {
+fn truncated_udp_response_is_complete_over_tcp() {
+    if !is_root("dns_fallback") || !has_programs("dns_fallback", &["dig"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -84,103 +85,103 @@ fn what_is_cut_over_udp_comes_whole_over_tcp() {
         text += &format!("many 60 IN TXT \"{n} {}\"\n", "x".repeat(100));
     }
     std::fs::write(&path, text).unwrap();
-    let site = Site::new(Kind::Xdp);
+    let testbed = Testbed::new(DeviceKind::Xdp);
     let zone = format!("large.test={}", path.display());
-    let server = site.serve(Kind::Xdp, &["dns", "--zone", &zone]);
+    let server = testbed.serve(DeviceKind::Xdp, &["dns", "--zone", &zone]);
     for address in SERVERS {
         let at = format!("@{address}");
         let question = [at.as_str(), "+tries=1", "+time=5", "many.large.test", "TXT"];
-        let said = site.tool("dig", &question);
-        assert!(said.contains("Truncated, retrying in TCP mode"), "{said}");
-        assert_eq!(said.matches(&"x".repeat(100)).count(), 300, "{said}");
+        let printed = testbed.tool("dig", &question);
+        assert!(printed.contains("Truncated, retrying in TCP mode"), "{printed}");
+        assert_eq!(printed.matches(&"x".repeat(100)).count(), 300, "{printed}");
     }
     drop(server);
 }
 
 #[test]
-fn requests_may_come_together_and_in_pieces() {
+fn answers_pipelined_and_split_queries() {
     if !is_root("dns_pipelining") {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let server = serve(&site, Kind::Xdp, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let server = serve(&testbed, DeviceKind::Xdp, &[]);
     for address in SERVERS {
-        let mut stream = connect(&site, address);
+        let mut stream = connect(&testbed, address);
         let many: Vec<u8> = (0..500).flat_map(query).collect();
         stream.write_all(&many).unwrap();
         for id in 0..500 {
-            assert_eq!(answer(&mut stream), (id, WWW));
+            assert_eq!(read_response(&mut stream), (id, WWW));
         }
         for byte in query(7) {
             stream.set_nodelay(true).unwrap();
             stream.write_all(&[byte]).unwrap();
         }
-        assert_eq!(answer(&mut stream), (7, WWW));
-        // One more, and the end: it is answered before the server ends too.
+        assert_eq!(read_response(&mut stream), (7, WWW));
+        // A query followed by FIN: the server answers before it closes its side.
         stream.write_all(&query(8)).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        assert_eq!(answer(&mut stream), (8, WWW));
+        assert_eq!(read_response(&mut stream), (8, WWW));
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     drop(server);
 }
 
 #[test]
-fn connections_have_limits() {
+fn enforces_connection_limits_and_idle_timeout() {
     if !is_root("dns_tcp_limits") {
         return;
     }
-    let site = Site::new(Kind::Xdp);
+    let testbed = Testbed::new(DeviceKind::Xdp);
     let flags = ["--tcp-connections", "3", "--tcp-per-address", "2", "--tcp-idle-timeout", "1"];
-    let server = serve(&site, Kind::Xdp, &flags);
-    let is_over = |stream: &mut TcpStream| match stream.read(&mut [0]) {
+    let server = serve(&testbed, DeviceKind::Xdp, &flags);
+    let is_closed = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Ok(len) => len == 0,
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     };
-    let mut first = connect(&site, SERVER_V4);
-    let mut second = connect(&site, SERVER_V4);
+    let mut first = connect(&testbed, SERVER_V4);
+    let mut second = connect(&testbed, SERVER_V4);
     for stream in [&mut first, &mut second] {
         stream.write_all(&query(1)).unwrap();
-        assert_eq!(answer(stream), (1, WWW));
+        assert_eq!(read_response(stream), (1, WWW));
     }
-    // The reset may be there before the connection is told of.
-    let third = site.client().enter(|| TcpStream::connect((SERVER_V4, 53))).unwrap();
+    // The server's reset may arrive before `connect` returns.
+    let third = testbed.client().enter(|| TcpStream::connect((SERVER_V4, 53))).unwrap();
     let is_refused = match third {
-        Ok(mut third) => is_over(&mut third),
+        Ok(mut third) => is_closed(&mut third),
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     };
-    assert!(is_refused, "the third of one address");
-    let mut others = [connect(&site, SERVER_V6), connect(&site, SERVER_V6)];
+    assert!(is_refused, "a third connection of one address was accepted");
+    let mut others = [connect(&testbed, SERVER_V6), connect(&testbed, SERVER_V6)];
     for stream in &mut others {
         stream.write_all(&query(2)).unwrap();
-        assert_eq!(answer(stream), (2, WWW));
+        assert_eq!(read_response(stream), (2, WWW));
     }
-    assert!(is_over(&mut first), "it had been idle longest");
-    // The beginning of a request is no activity.
+    assert!(is_closed(&mut first), "the connection idle longest was not closed");
+    // A partial request does not count as activity.
     others[0].write_all(&query(3)[..5]).unwrap();
-    assert!(is_over(&mut others[0]) && is_over(&mut others[1]) && is_over(&mut second));
+    assert!(is_closed(&mut others[0]) && is_closed(&mut others[1]) && is_closed(&mut second));
     drop(server);
 }
 
-/// A message of no use ends its connection; nobody else is harmed.
+/// A malformed message closes its own connection; other connections are unaffected.
 #[test]
-fn nonsense_ends_one_connection() {
+fn malformed_message_closes_only_its_connection() {
     if !is_root("dns_tcp_nonsense") {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let server = serve(&site, Kind::Xdp, &[]);
-    let mut good = connect(&site, SERVER_V4);
-    for nonsense in [&[0, 0][..], &[0, 1, 9], b"GET / HTTP/1.1\r\n\r\n"] {
-        let mut bad = connect(&site, SERVER_V4);
-        bad.write_all(nonsense).unwrap();
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let server = serve(&testbed, DeviceKind::Xdp, &[]);
+    let mut good = connect(&testbed, SERVER_V4);
+    for malformed in [&[0, 0][..], &[0, 1, 9], b"GET / HTTP/1.1\r\n\r\n"] {
+        let mut bad = connect(&testbed, SERVER_V4);
+        bad.write_all(malformed).unwrap();
         bad.shutdown(std::net::Shutdown::Write).unwrap();
         let mut rest = Vec::new();
         let end = bad.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "{nonsense:?}: {rest:?}");
+        assert!(rest.is_empty(), "{malformed:?}: {rest:?}");
         assert!(end.is_ok() || end.unwrap_err().kind() == ErrorKind::ConnectionReset);
         good.write_all(&query(5)).unwrap();
-        assert_eq!(answer(&mut good), (5, WWW));
+        assert_eq!(read_response(&mut good), (5, WWW));
     }
     drop(server);
 }

@@ -1,4 +1,4 @@
-//! Two processes of Tidegate's joined by devices of DPDK's, without the kernel.
+//! Two Tidegate processes joined by DPDK devices, without the kernel.
 
 #![cfg(feature = "dpdk")]
 
@@ -11,24 +11,24 @@ use std::time::Duration;
 
 use serde_json::Value;
 use support::{tidegate, zone};
-use tidegate::port::dpdk::DpdkConfig;
+use tidegate::device::dpdk::DpdkConfig;
 use tidegate::{FrameSize, Net, NetConfig, TcpListener};
 use tidegate_lab::netns::Namespace;
 
-const SERVER: [(&str, &str); 2] = [("10.9.0.2", "10.9.0.1"), ("fd00:9::2", "fd00:9::1")];
+const ADDRESS_PAIRS: [(&str, &str); 2] = [("10.9.0.2", "10.9.0.1"), ("fd00:9::2", "fd00:9::1")];
 
-/// A server on a device; killed on drop.
+/// A server on a device, killed on drop.
 struct Server(Child);
 
 impl Server {
     fn start(server: &[&str], device: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve").args(server).args(["--port", &format!("dpdk:{device}")]);
+        command.arg("serve").args(server).args(["--io", &format!("dpdk:{device}")]);
         command.args(["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("ready: "), "the server said {line:?}");
+        assert!(line.starts_with("ready: "), "the server printed {line:?}");
         Self(child)
     }
 }
@@ -40,11 +40,11 @@ impl Drop for Server {
     }
 }
 
-/// The arguments of a load over a device.
+/// Arguments of `tidegate load` over a device.
 fn load(kind: &str, (server, source): (&str, &str), port: u16, device: &str) -> Vec<String> {
     let at = if server.contains(':') { format!("[{server}]") } else { server.to_owned() };
-    let (target, port) = (format!("{at}:{port}"), format!("dpdk:{device}"));
-    ["load", kind, &target, "--port", &port, "--source", source, "--seconds", "0.5", "--json"]
+    let (target, io) = (format!("{at}:{port}"), format!("dpdk:{device}"));
+    ["load", kind, &target, "--io", &io, "--source", source, "--seconds", "0.5", "--json"]
         .map(str::to_owned)
         .into()
 }
@@ -54,107 +54,107 @@ fn run(arguments: &[String], more: &[&str]) -> Output {
     tidegate(&all)
 }
 
-/// How many answers a load got, or what it said.
-fn answers(output: &Output) -> Result<u64, String> {
+/// Number of replies that a load received, or its error output.
+fn reply_count(output: &Output) -> Result<u64, String> {
     let report: Value = serde_json::from_slice(&output.stdout)
         .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
     let count = report.get("answered").or(report.get("requests"));
     count.and_then(Value::as_u64).ok_or_else(|| report.to_string())
 }
 
-/// Both ends of a wire that nobody else has.
-fn wire(name: &str) -> (tempfile::TempDir, String, String) {
+/// Device arguments for both ends of a memif with its own socket.
+fn memif_pair(name: &str) -> (tempfile::TempDir, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name).display().to_string();
     let memif = |role| format!("net_memif0,role={role},id=0,socket-abstract=no,socket={path}");
     (folder, memif("server"), memif("client"))
 }
 
-fn is_answered(kind: &str, port: u16, device: &str, more: &[&str]) {
-    for addresses in SERVER {
+fn assert_answered(kind: &str, port: u16, device: &str, more: &[&str]) {
+    for addresses in ADDRESS_PAIRS {
         let output = run(&load(kind, addresses, port, device), more);
         let count =
-            answers(&output).unwrap_or_else(|error| panic!("{kind} {addresses:?}: {error}"));
+            reply_count(&output).unwrap_or_else(|error| panic!("{kind} {addresses:?}: {error}"));
         assert!(count > 0, "{kind} {addresses:?}");
     }
 }
 
 #[test]
-fn datagrams_streams_and_names_go_over_memif() {
-    let (_folder, ours, theirs) = wire("services");
+fn serves_udp_tcp_and_dns_over_memif() {
+    let (_folder, ours, theirs) = memif_pair("services");
     let echo = Server::start(&["echo"], &ours);
-    is_answered("udp", 7, &theirs, &["--bytes", "1400"]);
+    assert_answered("udp", 7, &theirs, &["--bytes", "1400"]);
     drop(echo);
     let echo = Server::start(&["echo", "--tcp"], &ours);
-    is_answered("tcp", 7, &theirs, &["--connections", "10", "--bytes", "3000"]);
+    assert_answered("tcp", 7, &theirs, &["--connections", "10", "--bytes", "3000"]);
     drop(echo);
     let queries = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(queries.path(), "www.example.test A\nalias.example.test AAAA\n").unwrap();
     let dns = Server::start(&["dns", "--zone", &zone()], &ours);
-    is_answered("dns", 53, &theirs, &["--queries", queries.path().to_str().unwrap()]);
+    assert_answered("dns", 53, &theirs, &["--queries", queries.path().to_str().unwrap()]);
     drop(dns);
 }
 
 #[test]
-fn a_client_that_dies_may_come_back() {
-    let (_folder, ours, theirs) = wire("client");
+fn memif_client_can_reconnect_after_being_killed() {
+    let (_folder, ours, theirs) = memif_pair("client");
     let _echo = Server::start(&["echo"], &ours);
-    is_answered("udp", 7, &theirs, &[]);
+    assert_answered("udp", 7, &theirs, &[]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    let arguments = load("udp", SERVER[0], 7, &theirs);
+    let arguments = load("udp", ADDRESS_PAIRS[0], 7, &theirs);
     command.args(&arguments).args(["--seconds", "1000"]).stderr(Stdio::piped());
-    let mut dies = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut killed = command.stdout(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
-    // In the middle of the load: it has told of its first second.
-    BufReader::new(dies.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    dies.kill().unwrap();
-    dies.wait().unwrap();
-    is_answered("udp", 7, &theirs, &[]);
+    // The process dies during the load: its first per-second line has been printed.
+    BufReader::new(killed.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_answered("udp", 7, &theirs, &[]);
 }
 
-/// The load has the memif's server, the server is its client.
+/// The load process owns the memif server role; the Tidegate server has the client role.
 #[test]
-fn a_memif_server_that_dies_may_come_back() {
-    let (_folder, theirs, ours) = wire("server");
+fn memif_server_can_restart() {
+    let (_folder, theirs, ours) = memif_pair("server");
     let start = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(load("udp", SERVER[0], 7, &theirs));
+        command.args(load("udp", ADDRESS_PAIRS[0], 7, &theirs));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let first = start();
     let path = ours.rsplit_once('=').unwrap().1.to_owned();
     while !std::path::Path::new(&path).exists() {}
     let _echo = Server::start(&["echo"], &ours);
-    let count = answers(&first.wait_with_output().unwrap()).unwrap();
+    let count = reply_count(&first.wait_with_output().unwrap()).unwrap();
     assert!(count > 0);
-    let count = answers(&start().wait_with_output().unwrap()).unwrap();
-    assert!(count > 0, "the second server of the memif was not found");
+    let count = reply_count(&start().wait_with_output().unwrap()).unwrap();
+    assert!(count > 0, "no reply over the restarted memif server");
 }
 
-/// As a virtual machine would be attached.
+/// The server's device is a vhost-user back end, as for a virtual machine.
 #[test]
-fn a_guest_is_served_over_vhost_user() {
+fn serves_a_guest_over_vhost_user() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vhost").display().to_string();
     let _echo = Server::start(&["echo"], &format!("net_vhost0,iface={path},queues=1"));
     let guest = format!("net_virtio_user0,path={path}");
-    is_answered("udp", 7, &guest, &["--bytes", "1400"]);
+    assert_answered("udp", 7, &guest, &["--bytes", "1400"]);
     drop(_echo);
     let _echo = Server::start(&["echo", "--tcp"], &format!("net_vhost0,iface={path},queues=1"));
-    is_answered("tcp", 7, &guest, &["--connections", "10", "--bytes", "3000"]);
+    assert_answered("tcp", 7, &guest, &["--connections", "10", "--bytes", "3000"]);
 }
 
-/// What this end sends to the kernel, on one connection of each family. Of `net_tap` the
-/// driver cuts on IPv4 only, and the kernel gets what it does not cut in one.
+/// A stream to the kernel, on one connection of each family. The `net_tap` driver segments
+/// IPv4 only; segments that it does not cut reach the kernel as one packet.
 #[test]
-fn a_device_cuts_what_a_stream_sends() {
+fn device_segments_tcp_streams() {
     if !support::is_root("dpdk_segmentation") {
         return;
     }
-    Namespace::new("cut").unwrap().enter(streams_through_a_device_that_cuts).unwrap();
+    Namespace::new("cut").unwrap().enter(check_tso_streams).unwrap();
 }
 
-fn streams_through_a_device_that_cuts() {
+fn check_tso_streams() {
     let device: DpdkConfig = "net_tap_stream,iface=tgstream".parse().unwrap();
     let config = NetConfig::new(DpdkConfig { segmentation: true, ..device })
         .address("10.9.0.2/24".parse().unwrap())
@@ -173,8 +173,8 @@ fn streams_through_a_device_that_cuts() {
         let path = "/sys/class/net/tgstream/statistics/rx_packets";
         std::fs::read_to_string(path).unwrap().trim().parse::<usize>().unwrap()
     };
-    let (v4, v6) = (SERVER[0].0, SERVER[1].0);
-    // The kernel says which segments it takes, whole ones at first; none that small is cut.
+    let (v4, v6) = (ADDRESS_PAIRS[0].0, ADDRESS_PAIRS[1].0);
+    // The kernel advertises the MSS, full-sized at first; below 256 bytes no TSO is used.
     for (ip, segment_bytes) in [(v4, 1448), (v6, 1448), (v4, 520), (v6, 520), (v4, 248)] {
         if segment_bytes < 1448 {
             let largest = (segment_bytes + 12).to_string();
@@ -183,8 +183,8 @@ fn streams_through_a_device_that_cuts() {
         }
         let address = SocketAddr::new(ip.parse().unwrap(), 7);
         let listener = TcpListener::bind(&net, address).unwrap();
-        let given = || net.counters().port.transmitted as usize;
-        let before = (given(), packets());
+        let transmitted_frames = || net.counters().device.transmitted as usize;
+        let before = (transmitted_frames(), packets());
         let received = std::thread::scope(|scope| {
             let reader = scope.spawn(move || {
                 let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -197,24 +197,31 @@ fn streams_through_a_device_that_cuts() {
             stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
             stream.write_all(&data).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            // Until all of it has arrived somebody has to run the stack.
+            // The blocking read runs the stack until the kernel has received everything.
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
             reader.join().unwrap()
         });
-        assert!(received == data, "{} bytes came", received.len());
-        let (given, came) = (given() - before.0, packets() - before.1);
+        assert!(received == data, "{} bytes received", received.len());
+        let (frames, received_packets) = (transmitted_frames() - before.0, packets() - before.1);
         let segments = data.len() / segment_bytes;
-        assert!(came >= segments || address.is_ipv6(), "{came} packets for {segments} segments");
-        let is_cut = given * 2 < segments;
-        assert_eq!(is_cut, segment_bytes >= 256, "{given} frames for {segments} segments");
+        assert!(
+            received_packets >= segments || address.is_ipv6(),
+            "{received_packets} packets for {segments} segments"
+        );
+        let is_segmented_by_device = frames * 2 < segments;
+        assert_eq!(
+            is_segmented_by_device,
+            segment_bytes >= 256,
+            "{frames} frames for {segments} segments"
+        );
     }
 }
 
 #[test]
-fn a_wrong_port_says_what_to_do() {
+fn invalid_device_error_suggests_a_fix() {
     let fails = |device: &str, part: &str| {
-        let port = format!("dpdk:{device}");
-        let output = tidegate(&["serve", "echo", "--port", &port, "--address", "10.9.0.2/24"]);
+        let io = format!("dpdk:{device}");
+        let output = tidegate(&["serve", "echo", "--io", &io, "--address", "10.9.0.2/24"]);
         assert!(!output.status.success());
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(error.contains(part), "{device}: {error}");
@@ -222,22 +229,22 @@ fn a_wrong_port_says_what_to_do() {
     fails("net_null0 --nonsense", "does not start with the arguments `--nonsense");
     fails("net_null0 --no-huge --in-memory", "--in-memory");
     fails("0000:ff:1f.7", "vfio-pci");
-    let (_folder, ours, theirs) = wire("busy");
+    let (_folder, ours, theirs) = memif_pair("busy");
     let _echo = Server::start(&["echo"], &ours);
     fails(&ours, "in use");
-    // Who has it notices nothing.
-    is_answered("udp", 7, &theirs, &[]);
+    // The server that owns the device is unaffected.
+    assert_answered("udp", 7, &theirs, &[]);
 }
 
-/// Not how much, but that every figure is there and can be one.
+/// Checks that each figure of the lab is present and plausible, not its size.
 #[test]
-fn the_lab_finds_every_figure() {
-    if !support::have("lab_dpdk", &["dpdk-testpmd", "setpriv", "taskset"]) {
+fn lab_reports_every_figure() {
+    if !support::has_programs("lab_dpdk", &["dpdk-testpmd", "setpriv", "taskset"]) {
         return;
     }
     let output = tidegate(&["lab", "dpdk", "--quick", "--json", "-"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     let figure = |name: &str| result["figures"][name].as_f64().unwrap_or(f64::NAN);
     for name in ["testpmd_ratio_memif", "testpmd_ratio_ring", "echo_over_raw"] {
@@ -250,7 +257,9 @@ fn the_lab_finds_every_figure() {
     }
     assert!(figure("flood_over_capacity") > 1.0, "{result}");
     let rows = result["rows"].as_array().unwrap();
-    for part in ["frames back", "flood", "services", "echo-1", "echo-2", "echo-3"] {
+    for part in
+        ["frames back", "flood", "services", "echo-throughput", "echo-message-size", "echo-latency"]
+    {
         assert!(rows.iter().any(|row| row["part"] == part), "no {part} in {result}");
     }
     for row in rows {

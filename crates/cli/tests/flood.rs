@@ -1,12 +1,12 @@
-//! The experiments of the gate, as short as they go: that they run and say all
-//! that they are to say. How fast anything was is for `tidegate lab` to judge.
+//! Smoke tests of the receive-livelock labs at minimal length: each lab runs and reports all
+//! its rows and figures. The figures themselves are judged by `tidegate lab`.
 
 mod support;
 
 use serde_json::Value;
 use support::{is_root, tidegate};
 
-/// Runs an experiment with its result on standard output.
+/// Runs a lab and returns its JSON result.
 fn lab(arguments: &[&str]) -> Value {
     let mut all = vec!["lab"];
     all.extend(arguments);
@@ -22,7 +22,7 @@ fn figure(result: &Value, name: &str) -> f64 {
 }
 
 #[test]
-fn livelock_sweeps_every_load_and_draws_it() {
+fn livelock_lab_measures_every_load_and_draws_svg() {
     if !is_root("lab livelock") {
         return;
     }
@@ -44,14 +44,18 @@ fn livelock_sweeps_every_load_and_draws_it() {
         svg.to_str().unwrap(),
     ]);
     let rows = result["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * 2 * 3, "two amounts of work, two carriers, two loads and the most");
+    assert_eq!(
+        rows.len(),
+        2 * 2 * 3,
+        "two amounts of work, two transports, two loads and the maximum"
+    );
     for row in rows {
-        // A busy machine may have no time for the server while it is measured.
+        // On a busy machine the server may get no CPU time during a measurement.
         assert!(row["offered_per_s"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["goodput_per_s"].as_f64().unwrap() >= 0.0, "{row}");
     }
     let worked = |row: &Value| row["goodput_per_s"].as_f64() > Some(0.0);
-    assert!(rows.iter().any(worked), "nothing was worked on: {result}");
+    assert!(rows.iter().any(worked), "no row has goodput: {result}");
     for name in ["tidegate_floor", "kernel_floor"] {
         assert!((0.0..=1.0).contains(&figure(&result, name)), "{name}");
     }
@@ -61,7 +65,7 @@ fn livelock_sweeps_every_load_and_draws_it() {
 }
 
 #[test]
-fn an_unknown_carrier_is_an_error_that_names_the_known_ones() {
+fn unknown_transport_error_lists_known_transports() {
     let output = tidegate(&["lab", "livelock", "--no-dns", "--carriers", "pulled"]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
@@ -69,7 +73,7 @@ fn an_unknown_carrier_is_an_error_that_names_the_known_ones() {
 }
 
 #[test]
-fn protect_measures_every_level_and_draws_it() {
+fn protect_lab_measures_every_level_and_draws_svg() {
     if !is_root("lab protect") {
         return;
     }
@@ -91,7 +95,7 @@ fn protect_measures_every_level_and_draws_it() {
     assert_eq!(
         rows.len(),
         2 * 9 + 2 + 4,
-        "each carrier at nine levels and over time, two policies at two rates"
+        "each transport at nine levels and over time, two policies at two rates"
     );
     for row in rows.iter().filter(|row| row["test"] == "levels") {
         let flooded = row["offered_per_s"].as_f64().unwrap() > 0.0;
@@ -100,7 +104,7 @@ fn protect_measures_every_level_and_draws_it() {
     for row in rows.iter().filter(|row| row["test"] == "time line") {
         assert!(row["answered_before"].as_f64().unwrap() > 0.0, "{row}");
     }
-    // The machine sends and answers when nobody floods it.
+    // Without a flood the flow and the pings get through.
     for row in rows.iter().filter(|row| row["level"] == "none") {
         assert!(row["flow_mbps"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["ping_ms"].as_f64().unwrap() > 0.0, "{row}");
@@ -117,21 +121,21 @@ fn protect_measures_every_level_and_draws_it() {
     ] {
         assert!(figure(&result, name) >= 0.0, "{name}");
     }
-    assert!(std::fs::read_to_string(&svg).unwrap().contains("a steady flow out"));
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("steady outgoing flow"));
 }
 
 #[test]
-fn mlfrr_searches_target_and_baseline_in_turn() {
+fn mlfrr_lab_measures_target_and_baseline() {
     if !is_root("lab mlfrr") {
         return;
     }
     let result = lab(&[
         "mlfrr",
         "--quick",
-        // Answers are counted at the device when there are no counters.
+        // Without a counter file, replies are counted at the device.
         "--target",
         "tidegate serve echo --iface {iface} --address {own} --listen {port} --cpu {core}",
-        // So that also a busy machine has a result.
+        // A high loss ratio yields a result on a busy machine, too.
         "--loss-ratio",
         "0.9",
         "--max",

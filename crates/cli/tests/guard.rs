@@ -1,5 +1,5 @@
-//! `tidegate guard` in front of the kernel's sockets: it drops what is too much
-//! for them, leaves everything else alone, and leaves nothing behind.
+//! `tidegate guard` in front of the kernel's sockets: drops excess traffic to the guarded
+//! ports only, and detaches its XDP program when it exits.
 
 mod support;
 
@@ -7,49 +7,51 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Server, Site, have, is_root};
+use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root};
 use tidegate_lab::netns::Namespace;
 
-/// Longer than anything here takes on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Upper bound for any step on the slowest machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const GUARDED_PORT: u16 = 5300;
 const OTHER_PORT: u16 = 5301;
 const FAMILIES: [(&str, &str); 2] = [(CLIENT_V4, SERVER_V4), (CLIENT_V6, SERVER_V6)];
 
-fn guard(site: &Site, more: &[&str]) -> Server {
+fn guard(testbed: &Testbed, more: &[&str]) -> Server {
     let port = format!("udp/{GUARDED_PORT}");
-    let mut arguments = vec!["--iface", site.device(), "--port", &port];
+    let mut arguments = vec!["--iface", testbed.device(), "--port", &port];
     arguments.extend(more);
-    site.start_command("guard", &arguments)
+    testbed.start_command("guard", &arguments)
 }
 
 fn bind(namespace: &Namespace, address: &str, port: u16) -> UdpSocket {
     let address = SocketAddr::new(address.parse().unwrap(), port);
     let socket = namespace.enter(|| UdpSocket::bind(address)).unwrap().unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
-fn connected(site: &Site, (client, server): (&str, &str), port: u16) -> UdpSocket {
-    let socket = bind(site.client(), client, 0);
+fn connected_socket(testbed: &Testbed, (client, server): (&str, &str), port: u16) -> UdpSocket {
+    let socket = bind(testbed.client(), client, 0);
     socket.connect(SocketAddr::new(server.parse().unwrap(), port)).unwrap();
     socket
 }
 
-/// Frames that a program on the server's interface has dropped.
-fn dropped(site: &Site) -> u64 {
-    let output = site.server().command("ethtool").args(["-S", site.device()]).output().unwrap();
+/// Frames dropped by an XDP program on the server's interface.
+fn xdp_drops(testbed: &Testbed) -> u64 {
+    let output =
+        testbed.server().command("ethtool").args(["-S", testbed.device()]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let line = text.lines().find(|line| line.contains("rx_queue_0_xdp_drops"));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect("veth counts drops")
 }
 
-/// What is attached to the interface, and how its interrupts come.
-fn state(site: &Site) -> (bool, String) {
-    let link = site.server().ip(&["-d", "link", "show", site.device()]).unwrap();
+/// State of the interface: whether an XDP program is attached, and the interrupt moderation
+/// settings.
+fn interface_state(testbed: &Testbed) -> (bool, String) {
+    let link = testbed.server().ip(&["-d", "link", "show", testbed.device()]).unwrap();
     let script = "cat /sys/class/net/$1/napi_defer_hard_irqs /sys/class/net/$1/gro_flush_timeout";
-    let mut settings = site.server().command("sh");
-    let settings = settings.args(["-c", script, "sh", site.device()]).output().unwrap();
+    let mut settings = testbed.server().command("sh");
+    let settings = settings.args(["-c", script, "sh", testbed.device()]).output().unwrap();
     (link.contains("xdp"), String::from_utf8(settings.stdout).unwrap())
 }
 
@@ -58,18 +60,18 @@ fn class<'a>(report: &'a Value, name: &str) -> &'a Value {
     classes.iter().find(|class| class["class"] == name).unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// Packets refused of those who are no friends. Who sends for long enough
-/// before it is too much is known by then, and no stranger.
-fn refused(report: &Value) -> u64 {
-    let classes = ["known", "strangers"].map(|name| class(report, name)["refused"].as_u64());
+/// Packets refused from untrusted sources. A source that sends for long enough before the
+/// overload counts as known, not as unknown.
+fn refused_packets(report: &Value) -> u64 {
+    let classes = ["known", "unknown"].map(|name| class(report, name)["refused"].as_u64());
     classes.iter().map(|refused| refused.unwrap()).sum()
 }
 
-/// Sends until the guard refuses something.
-fn flood_until_refused(site: &Site, flood: &UdpSocket) {
+/// Sends until the guard refuses a packet.
+fn flood_until_refused(testbed: &Testbed, flood: &UdpSocket) {
     let began = Instant::now();
-    while dropped(site) == 0 {
-        assert!(began.elapsed() < PATIENCE, "the guard lets everything through");
+    while xdp_drops(testbed) == 0 {
+        assert!(began.elapsed() < TIMEOUT, "the guard admitted every packet");
         for _ in 0..1000 {
             flood.send(&[0; 1000]).unwrap();
         }
@@ -77,19 +79,19 @@ fn flood_until_refused(site: &Site, flood: &UdpSocket) {
 }
 
 #[test]
-fn a_flood_is_dropped_and_nothing_else() {
-    if !is_root("guard") || !have("guard", &["ethtool"]) {
+fn flood_is_dropped_without_affecting_other_traffic() {
+    if !is_root("guard") || !has_programs("guard", &["ethtool"]) {
         return;
     }
     for family in FAMILIES {
-        let site = Site::shared();
-        // A server that does not read: whatever comes is too much for it.
-        let _stuck = bind(site.server(), family.1, GUARDED_PORT);
-        let other = bind(site.server(), family.1, OTHER_PORT);
-        let guard = guard(&site, &[]);
-        let flood = connected(&site, family, GUARDED_PORT);
-        flood_until_refused(&site, &flood);
-        let client = connected(&site, family, OTHER_PORT);
+        let testbed = Testbed::shared();
+        // The server never reads: any rate overloads its socket.
+        let _stuck = bind(testbed.server(), family.1, GUARDED_PORT);
+        let other = bind(testbed.server(), family.1, OTHER_PORT);
+        let guard = guard(&testbed, &[]);
+        let flood = connected_socket(&testbed, family, GUARDED_PORT);
+        flood_until_refused(&testbed, &flood);
+        let client = connected_socket(&testbed, family, OTHER_PORT);
         for number in 0..200_u32 {
             flood.send(&[0; 1000]).unwrap();
             client.send(&number.to_be_bytes()).unwrap();
@@ -100,50 +102,54 @@ fn a_flood_is_dropped_and_nothing_else() {
             client.recv(&mut bytes).unwrap();
         }
         let report = guard.stop();
-        assert!(refused(&report) > 0, "{report}");
+        assert!(refused_packets(&report) > 0, "{report}");
         let rest = class(&report, "rest");
         assert_eq!(rest["refused"], 0, "{report}");
         assert!(rest["admitted"].as_u64().unwrap() > 0, "{report}");
-        assert!(!state(&site).0, "left attached");
+        assert!(!interface_state(&testbed).0, "XDP program still attached");
     }
 }
 
 #[test]
-fn friends_go_first() {
-    if !is_root("guard for friends") || !have("guard for friends", &["ethtool"]) {
+fn trusted_sources_take_precedence() {
+    if !is_root("guard trusted") || !has_programs("guard trusted", &["ethtool"]) {
         return;
     }
-    let site = Site::shared();
-    let _stuck = bind(site.server(), SERVER_V4, GUARDED_PORT);
-    let guard = guard(&site, &["--friend", "10.9.0.1/32"]);
-    site.client().ip(&["addr", "add", "10.9.0.99/24", "dev", site.client_device()]).unwrap();
-    let flood = connected(&site, ("10.9.0.99", SERVER_V4), GUARDED_PORT);
-    flood_until_refused(&site, &flood);
-    let friend = connected(&site, FAMILIES[0], GUARDED_PORT);
-    friend.send(&[0; 10]).unwrap();
+    let testbed = Testbed::shared();
+    let _stuck = bind(testbed.server(), SERVER_V4, GUARDED_PORT);
+    let guard = guard(&testbed, &["--trusted", "10.9.0.1/32"]);
+    testbed.client().ip(&["addr", "add", "10.9.0.99/24", "dev", testbed.client_device()]).unwrap();
+    let flood = connected_socket(&testbed, ("10.9.0.99", SERVER_V4), GUARDED_PORT);
+    flood_until_refused(&testbed, &flood);
+    let trusted = connected_socket(&testbed, FAMILIES[0], GUARDED_PORT);
+    trusted.send(&[0; 10]).unwrap();
     let report = guard.stop();
-    assert!(refused(&report) > 0, "{report}");
-    let friends = class(&report, "friends");
-    assert_eq!((&friends["admitted"], &friends["refused"]), (&1.into(), &0.into()), "{report}");
+    assert!(refused_packets(&report) > 0, "{report}");
+    let trusted_class = class(&report, "trusted");
+    assert_eq!(
+        (&trusted_class["admitted"], &trusted_class["refused"]),
+        (&1.into(), &0.into()),
+        "{report}"
+    );
 }
 
 #[test]
-fn nothing_is_left_behind_however_it_ends() {
+fn xdp_program_is_detached_on_stop_and_on_kill() {
     if !is_root("guard ends") {
         return;
     }
-    let site = Site::shared();
-    let before = state(&site);
+    let testbed = Testbed::shared();
+    let before = interface_state(&testbed);
     assert!(!before.0);
-    let ended = guard(&site, &[]);
-    assert!(state(&site).0, "nothing is attached");
-    let report = ended.stop();
-    assert_eq!(report["classes"].as_array().unwrap().len(), 3, "known, strangers, rest");
-    assert_eq!(state(&site), before);
-    let killed = guard(&site, &[]);
-    assert!(state(&site).0);
+    let stopped = guard(&testbed, &[]);
+    assert!(interface_state(&testbed).0, "no XDP program is attached");
+    let report = stopped.stop();
+    assert_eq!(report["classes"].as_array().unwrap().len(), 3, "known, unknown, rest");
+    assert_eq!(interface_state(&testbed), before);
+    let killed = guard(&testbed, &[]);
+    assert!(interface_state(&testbed).0);
     killed.kill();
-    assert_eq!(state(&site), before);
-    // And the interface is free for the next one.
-    guard(&site, &[]).stop();
+    assert_eq!(interface_state(&testbed), before);
+    // The interface is free for the next guard.
+    guard(&testbed, &[]).stop();
 }

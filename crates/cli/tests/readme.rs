@@ -1,4 +1,4 @@
-//! What the README tells people to type works.
+//! Checks that the commands and the configuration in the README work.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ fn readme() -> String {
     std::fs::read_to_string(root.join("README.md")).unwrap()
 }
 
-/// The lines of all code blocks of a language.
+/// Lines of all code blocks in one language.
 fn blocks<'a>(text: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
     let fence = format!("```{language}");
     let mut inside = false;
@@ -21,8 +21,7 @@ fn blocks<'a>(text: &'a str, language: &'a str) -> impl Iterator<Item = &'a str>
     })
 }
 
-/// CI runs the make targets themselves; here they must exist. The program's
-/// commands are run.
+/// Make targets must exist; CI runs them. Commands of `tidegate` are run.
 #[test]
 fn shell_commands_work() {
     let makefile =
@@ -42,15 +41,15 @@ fn shell_commands_work() {
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "{line}: {stderr}");
         } else {
-            panic!("the README has a command that no test knows: {line}");
+            panic!("README command without a test: {line}");
         }
         seen += 1;
     }
     assert!(seen >= 5, "only {seen} commands found in the README");
 }
 
-/// The configuration file of the README is one: the only thing wrong with it
-/// here is that its zone or interface does not exist.
+/// The configuration file in the README is valid: the only error is the missing zone file or
+/// interface.
 #[test]
 fn the_configuration_file_is_valid() {
     let text = readme();

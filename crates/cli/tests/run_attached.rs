@@ -1,5 +1,4 @@
-//! Unmodified programs that are attached to one daemon, with the kernel's tools on
-//! the other side.
+//! Unmodified applications attached to one daemon, with the kernel's tools on the client side.
 
 mod support;
 
@@ -9,8 +8,8 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
 
-use support::run::{Daemon, Program, cores};
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, can, is_root};
+use support::run::{ChildProcess, Daemon, cores};
+use support::{CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, is_root};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
 
@@ -29,126 +28,132 @@ const REDIS: [&str; 10] = [
 const MEMCACHED: [&str; 9] =
     ["memcached", "-u", "root", "-p", "11211", "-l", "0.0.0.0,::", "-t", "2"];
 
-fn redis_answers(site: &Site, address: &str) {
-    let ask = |words: &[&str]| site.tool("redis-cli", &[&["-h", address], words].concat());
-    assert_eq!(ask(&["set", "tide", "high"]), "OK\n");
-    assert_eq!(ask(&["get", "tide"]), "high\n");
+fn redis_answers(testbed: &Testbed, address: &str) {
+    let request = |words: &[&str]| testbed.tool("redis-cli", &[&["-h", address], words].concat());
+    assert_eq!(request(&["set", "tide", "high"]), "OK\n");
+    assert_eq!(request(&["get", "tide"]), "high\n");
     let large = "x".repeat(100_000);
-    assert_eq!(ask(&["set", "large", &large]), "OK\n");
-    assert_eq!(ask(&["get", "large"]).trim_end(), large);
+    assert_eq!(request(&["set", "large", &large]), "OK\n");
+    assert_eq!(request(&["get", "large"]).trim_end(), large);
     let all = ["-h", address, "-n", "2000", "-c", "20", "-t", "get,set,lpush", "--csv"];
-    assert_eq!(site.tool("redis-benchmark", &all).lines().count(), 4);
+    assert_eq!(testbed.tool("redis-benchmark", &all).lines().count(), 4);
 }
 
-fn memcached_answers(site: &Site, address: &str) {
-    let ask = format!(r"printf 'set k 0 0 4\r\nhigh\r\nget k\r\nquit\r\n' | nc {address} 11211");
-    assert_eq!(site.tool("sh", &["-c", &ask]), "STORED\r\nVALUE k 0 4\r\nhigh\r\nEND\r\n");
+fn memcached_answers(testbed: &Testbed, address: &str) {
+    let request =
+        format!(r"printf 'set k 0 0 4\r\nhigh\r\nget k\r\nquit\r\n' | nc {address} 11211");
+    assert_eq!(testbed.tool("sh", &["-c", &request]), "STORED\r\nVALUE k 0 4\r\nhigh\r\nEND\r\n");
 }
 
-/// How many programs are attached, and how many sockets they have.
-fn attached(daemon: &Daemon<'_>) -> Vec<usize> {
+/// Number of sockets of each attached application; the length is the number of attachments.
+fn sockets_per_application(daemon: &Daemon<'_>) -> Vec<usize> {
     let report = daemon.sockets();
     let apps = report["applications"].as_array().unwrap();
     apps.iter().map(|app| app["sockets"].as_array().unwrap().len()).collect()
 }
 
 #[test]
-fn several_programs_share_a_daemon_and_come_and_go() {
-    if !can("run_attached", &["redis-server", "redis-cli", "redis-benchmark", "memcached", "nc"]) {
+fn several_applications_share_a_daemon() {
+    if !can_run(
+        "run_attached",
+        &["redis-server", "redis-cli", "redis-benchmark", "memcached", "nc"],
+    ) {
         return;
     }
-    for (kind, flags) in [(Kind::Xdp, ["--port", "xdp"]), (Kind::Packet, ["--port", "packet"])] {
-        let site = Site::new(kind);
-        let daemon = Daemon::start(&site, &flags);
+    for (kind, flags) in
+        [(DeviceKind::Xdp, ["--io", "xdp"]), (DeviceKind::Packet, ["--io", "packet"])]
+    {
+        let testbed = Testbed::new(kind);
+        let daemon = Daemon::start(&testbed, &flags);
         let redis = daemon.run_server(&REDIS, 6379);
         let memcached = daemon.run_server(&MEMCACHED, 11211);
         for address in SERVERS {
-            redis_answers(&site, address);
-            memcached_answers(&site, address);
+            redis_answers(&testbed, address);
+            memcached_answers(&testbed, address);
         }
-        assert_eq!(attached(&daemon).len(), 2 * cores());
-        // One is killed: the other does not notice, and it can start again.
+        assert_eq!(sockets_per_application(&daemon).len(), 2 * cores());
+        // One application is killed: the other is unaffected, and the killed one can start again.
         drop(redis);
-        SERVERS.iter().for_each(|address| memcached_answers(&site, address));
+        SERVERS.iter().for_each(|address| memcached_answers(&testbed, address));
         let _redis = daemon.run_server(&REDIS, 6379);
-        SERVERS.iter().for_each(|address| redis_answers(&site, address));
+        SERVERS.iter().for_each(|address| redis_answers(&testbed, address));
         drop(memcached);
         let began = std::time::Instant::now();
-        while attached(&daemon).len() > cores() {
+        while sockets_per_application(&daemon).len() > cores() {
             assert!(began.elapsed() < Duration::from_secs(30));
         }
     }
 }
 
-/// Answers datagrams on a port of both families, by the name of the interface that they
-/// came in by.
-const NAMES: &str = "import socket
+/// UDP server on both families that replies with the name of the interface on which the
+/// datagram arrived.
+const INTERFACE_NAME_SERVER: &str = "import socket
 s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
 s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
 s.bind(('::', 5300))
 while True:
-    _, told, _, peer = s.recvmsg(2000, 100)
-    interface = int.from_bytes(told[0][2][16:], 'little')
+    _, control, _, peer = s.recvmsg(2000, 100)
+    interface = int.from_bytes(control[0][2][16:], 'little')
     s.sendto(socket.if_indextoname(interface).encode(), peer)";
 
 #[test]
-fn programs_live_on_the_kernels_addresses_by_a_daemon() {
+fn daemon_serves_on_shared_addresses() {
     let needed = ["redis-server", "redis-cli", "redis-benchmark", "memcached", "nc", "python3"];
-    if !can("run_attached_shared", &needed) {
+    if !can_run("run_attached_shared", &needed) {
         return;
     }
-    let site = Site::shared();
-    let daemon = Daemon::start_shared(&site, &[]);
+    let testbed = Testbed::shared();
+    let daemon = Daemon::start_shared(&testbed, &[]);
     let redis = daemon.run_server(&REDIS, 6379);
     let _memcached = daemon.run_server(&MEMCACHED, 11211);
-    let _names = Program::new(&mut daemon.run(&[], &["python3", "-c", NAMES]));
+    let _names = ChildProcess::new(&mut daemon.run(&[], &["python3", "-c", INTERFACE_NAME_SERVER]));
     for address in SERVERS {
-        redis_answers(&site, address);
-        memcached_answers(&site, address);
-        let interface = site.device().as_bytes();
+        redis_answers(&testbed, address);
+        memcached_answers(&testbed, address);
+        let interface = testbed.device().as_bytes();
         let is_named = || {
             let own = if address.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
             let socket = UdpSocket::bind(own).unwrap();
             socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             let mut answer = [0; 16];
-            // It may not have begun, and datagrams may be lost.
+            // The server may not have started yet, and datagrams may be lost.
             (0..300).any(|_| {
                 let _ = socket.send_to(b"hello", (address, 5300));
                 let len = socket.recv(&mut answer).unwrap_or(0);
                 &answer[..len] == interface
             })
         };
-        assert!(site.client().enter(is_named).unwrap(), "{address}");
+        assert!(testbed.client().enter(is_named).unwrap(), "{address}");
     }
-    // The kernel has these ports too, but what came from the network was ours.
+    // The kernel has bound these ports too, but traffic from the network went through Tidegate.
     let report = daemon.sockets();
     let apps = report["applications"].as_array().unwrap();
     assert_eq!(apps.len(), 3);
     let bytes_in: u64 = apps.iter().map(|app| app["bytes_in"].as_u64().unwrap()).sum();
     assert!(bytes_in > 400_000, "{report}");
-    let local = site.server().command("redis-cli").args(["-h", "127.0.0.1", "ping"]).output();
+    let local = testbed.server().command("redis-cli").args(["-h", "127.0.0.1", "ping"]).output();
     assert_eq!(local.unwrap().stdout, b"PONG\n");
-    // Its port is free again when it has ended.
+    // The port is free again after its application has exited.
     drop(redis);
     let _redis = daemon.run_server(&REDIS, 6379);
-    SERVERS.iter().for_each(|address| redis_answers(&site, address));
-    let _on_kernel = Program::new(site.client().command(REDIS[0]).args(&REDIS[1..]));
+    SERVERS.iter().for_each(|address| redis_answers(&testbed, address));
+    let _on_kernel = ChildProcess::new(testbed.client().command(REDIS[0]).args(&REDIS[1..]));
     for address in [CLIENT_V4, CLIENT_V6] {
-        site.wait_for_port(address, 6379);
-        let ask = ["redis-cli", "-h", address, "set", "tide", "high"];
-        let output = daemon.run(&[], &ask).output().unwrap();
+        testbed.wait_for_port(address, 6379);
+        let request = ["redis-cli", "-h", address, "set", "tide", "high"];
+        let output = daemon.run(&[], &request).output().unwrap();
         assert_eq!(output.stdout, b"OK\n", "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
 #[test]
-fn files_go_both_ways() {
-    if !can("run_attached_files", &["nginx", "curl"]) {
+fn transfers_files_in_both_directions() {
+    if !can_run("run_attached_files", &["nginx", "curl"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let folder = tempfile::tempdir().unwrap();
     let large: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
     fs::write(folder.path().join("large"), &large).unwrap();
@@ -169,21 +174,22 @@ fn files_go_both_ways() {
     for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
         let url = format!("http://{host}:8080/large");
         let fetch = ["-sS", "--max-time", "30", "-o", got.to_str().unwrap(), &url];
-        site.tool("curl", &fetch);
+        testbed.tool("curl", &fetch);
         assert!(fs::read(&got).unwrap() == large, "{host}");
         fs::remove_file(&got).unwrap();
     }
-    // The other way: a client that is attached, and a server of the kernel's.
-    let kernels = fs::read_to_string(folder.path().join("nginx.conf")).unwrap();
-    let theirs = kernels.replace("8080", "8081").replace(&format!("{root}/pid"), "/dev/null");
-    fs::write(folder.path().join("theirs.conf"), theirs).unwrap();
-    let theirs = format!("{root}/theirs.conf");
-    let mut command: Command = site.client().command("nginx");
-    let _theirs = Program::new(command.args(["-c", &theirs, "-p", root]));
+    // The other direction: an attached client and a server on kernel sockets.
+    let own_config = fs::read_to_string(folder.path().join("nginx.conf")).unwrap();
+    let kernel_config =
+        own_config.replace("8080", "8081").replace(&format!("{root}/pid"), "/dev/null");
+    fs::write(folder.path().join("theirs.conf"), kernel_config).unwrap();
+    let kernel_config = format!("{root}/theirs.conf");
+    let mut command: Command = testbed.client().command("nginx");
+    let _kernel_nginx = ChildProcess::new(command.args(["-c", &kernel_config, "-p", root]));
     for (address, host) in
         [(CLIENT_V4, CLIENT_V4.to_owned()), (CLIENT_V6, format!("[{CLIENT_V6}]"))]
     {
-        site.wait_for_port(address, 8081);
+        testbed.wait_for_port(address, 8081);
         let url = format!("http://{host}:8081/large");
         let fetch = ["curl", "-sS", "--max-time", "30", "-o", got.to_str().unwrap(), &url];
         let output = daemon.run(&[], &fetch).output().unwrap();
@@ -193,13 +199,13 @@ fn files_go_both_ways() {
     }
 }
 
-/// What `iperf3` says of a run, which must be no error. The server closes its listener
-/// after each run and makes another one: who comes too early is refused, or reset with
-/// the first one.
-fn iperf3(site: &Site, all: &[&str]) {
+/// Runs an `iperf3` client, which must report no error. The server closes its listener after
+/// each run and opens a new one: a client that connects in between is refused or reset, and
+/// retries.
+fn iperf3(testbed: &Testbed, all: &[&str]) {
     let began = std::time::Instant::now();
     loop {
-        let report: serde_json::Value = serde_json::from_str(&site.tool("iperf3", all)).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&testbed.tool("iperf3", all)).unwrap();
         let error = report["error"].as_str().unwrap_or_default();
         let is_early = ["Connection refused", "Connection reset by peer"];
         let is_early = is_early.iter().any(|end| error.ends_with(end));
@@ -212,33 +218,33 @@ fn iperf3(site: &Site, all: &[&str]) {
 
 #[test]
 fn iperf3_moves_data_both_ways() {
-    if !can("run_attached_iperf3", &["iperf3"]) {
+    if !can_run("run_attached_iperf3", &["iperf3"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let _server = daemon.run_server(&["iperf3", "-s"], 5201);
     for address in SERVERS {
-        // For UDP it binds a second socket to the port when the first is connected.
+        // For UDP, iperf3 binds a second socket to the port once the first is connected.
         for more in [&[][..], &["-R"], &["-u", "-b", "10M"], &["-u", "-b", "10M", "-R"]] {
-            iperf3(&site, &[&["-c", address, "-n", "2M", "--json"], more].concat());
+            iperf3(&testbed, &[&["-c", address, "-n", "2M", "--json"], more].concat());
         }
     }
 }
 
-/// A server that sends a file that it opens for each request: what closes a
-/// connection must not leave its descriptor's number behind.
+/// HTTP server that opens and sends a file for each request: a closed connection must not
+/// leave its descriptor number registered as a socket.
 const NODE: &str = "const http = require('http'), fs = require('fs');
     http.createServer((request, response) =>
         fs.createReadStream(process.argv[2] + request.url).pipe(response)).listen(8080, '::');";
 
 #[test]
-fn node_opens_files_where_connections_were() {
-    if !can("run_attached_node", &["node", "ab"]) {
+fn node_reuses_descriptors_of_closed_connections() {
+    if !can_run("run_attached_node", &["node", "ab"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     let program = folder.path().join("serve.js");
@@ -247,20 +253,20 @@ fn node_opens_files_where_connections_were() {
     let _node = daemon.run_server(&["node", program.to_str().unwrap(), root], 8080);
     for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
         let url = format!("http://{host}:8080/page");
-        let said = site.tool("ab", &["-q", "-n", "500", "-c", "8", &url]);
+        let printed = testbed.tool("ab", &["-q", "-n", "500", "-c", "8", &url]);
         let is_zero = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
-        assert!(said.lines().any(is_zero), "{said}");
-        assert!(said.contains("Complete requests:      500"), "{said}");
+        assert!(printed.lines().any(is_zero), "{printed}");
+        assert!(printed.contains("Complete requests:      500"), "{printed}");
     }
 }
 
 #[test]
-fn haproxy_passes_on_what_the_kernel_serves() {
-    if !can("run_attached_haproxy", &["haproxy", "nginx", "curl"]) {
+fn haproxy_forwards_to_kernel_servers() {
+    if !can_run("run_attached_haproxy", &["haproxy", "nginx", "curl"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     let large: Vec<u8> = (0..1_000_000).map(|n| (n % 251) as u8).collect();
@@ -271,10 +277,10 @@ fn haproxy_passes_on_what_the_kernel_serves() {
          server {{ listen 9000; listen [::]:9000; root {root}; }} }}"
     );
     fs::write(folder.path().join("nginx.conf"), config).unwrap();
-    let mut nginx: Command = site.client().command("nginx");
-    let _nginx = Program::new(nginx.args(["-c", &format!("{root}/nginx.conf"), "-p", root]));
+    let mut nginx: Command = testbed.client().command("nginx");
+    let _nginx = ChildProcess::new(nginx.args(["-c", &format!("{root}/nginx.conf"), "-p", root]));
     for address in [CLIENT_V4, CLIENT_V6] {
-        site.wait_for_port(address, 9000);
+        testbed.wait_for_port(address, 9000);
     }
     let proxy = format!(
         "global\n nbthread 2\ndefaults\n mode http\n timeout client 30s\n timeout server 30s\n\
@@ -287,7 +293,7 @@ fn haproxy_passes_on_what_the_kernel_serves() {
     let got = folder.path().join("got");
     for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
         let url = format!("http://{host}:8080/large");
-        site.tool("curl", &["-sS", "--max-time", "30", "-o", got.to_str().unwrap(), &url]);
+        testbed.tool("curl", &["-sS", "--max-time", "30", "-o", got.to_str().unwrap(), &url]);
         assert!(fs::read(&got).unwrap() == large, "{host}");
         fs::remove_file(&got).unwrap();
     }
@@ -295,19 +301,19 @@ fn haproxy_passes_on_what_the_kernel_serves() {
 
 #[test]
 fn nsd_answers_from_its_children() {
-    if !can("run_attached_nsd", &["nsd", "kdig"]) {
+    if !can_run("run_attached_nsd", &["nsd", "kdig"]) {
         return;
     }
     for reuse_port in ["no", "yes"] {
-        let site = Site::new(Kind::Xdp);
-        let daemon = Daemon::start(&site, &[]);
-        nsd_answers(&site, &daemon, reuse_port);
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        let daemon = Daemon::start(&testbed, &[]);
+        check_nsd(&testbed, &daemon, reuse_port);
     }
 }
 
-/// Asks an NSD of two servers, which have a socket of each kind between them or one
-/// each.
-fn nsd_answers(site: &Site, daemon: &Daemon<'_>, reuse_port: &str) {
+/// Queries an NSD with two server processes, which share the sockets or have their own
+/// (`reuseport`).
+fn check_nsd(testbed: &Testbed, daemon: &Daemon<'_>, reuse_port: &str) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     let zone = "$ORIGIN example.com.\n$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 192.0.2.1\n";
@@ -325,67 +331,71 @@ fn nsd_answers(site: &Site, daemon: &Daemon<'_>, reuse_port: &str) {
     for address in SERVERS {
         let server = format!("@{address}");
         for more in [&["+notcp"][..], &["+tcp"]] {
-            let ask = [&[&server, "ns.example.com", "A", "+short", "+timeout=10"], more].concat();
-            // From so many ports that each server is asked.
+            let request =
+                [&[&server, "ns.example.com", "A", "+short", "+timeout=10"], more].concat();
+            // Enough source ports that each server process is queried.
             for _ in 0..10 {
-                assert_eq!(site.tool("kdig", &ask), "192.0.2.1\n", "{address} {more:?}");
+                assert_eq!(testbed.tool("kdig", &request), "192.0.2.1\n", "{address} {more:?}");
             }
         }
     }
-    // It ends its children when it is asked to, not when it is killed.
+    // NSD ends its children on SIGTERM, not on SIGKILL.
     let pid = folder.path().join("pid");
     let number = fs::read_to_string(&pid).unwrap();
-    site.server().command("kill").arg(number.trim()).status().unwrap();
+    testbed.server().command("kill").arg(number.trim()).status().unwrap();
     let began = std::time::Instant::now();
     while pid.exists() && began.elapsed() < Duration::from_secs(30) {}
 }
 
 #[test]
-fn what_is_missing_is_said() {
-    if !can("run_attached_errors", &["curl"]) {
+fn reports_missing_daemon_and_conflicts() {
+    if !can_run("run_attached_errors", &["curl"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let fails = |command: &mut Command| {
         let output = command.output().unwrap();
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    let mut nobody = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
-    nobody.args(["run", "--socket", "/nonexistent/daemon.sock", "--", "curl", "--version"]);
-    let said = fails(&mut nobody);
-    assert!(said.contains("start one by `tidegate serve`"), "{said}");
-    let said = fails(&mut daemon.run(&["--iface", "lo"], &["curl"]));
-    assert!(said.contains("the daemon's"), "{said}");
-    let mut second = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
-    second.args(["serve", "--iface", site.device(), "--address", "192.0.2.77/24", "--socket"]);
-    let said = fails(second.arg(daemon.socket()));
-    assert!(said.contains("another daemon listens there"), "{said}");
+    let mut without_daemon = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    without_daemon.args(["run", "--socket", "/nonexistent/daemon.sock", "--", "curl", "--version"]);
+    let printed = fails(&mut without_daemon);
+    assert!(printed.contains("start one with `tidegate daemon`"), "{printed}");
+    let printed = fails(&mut daemon.run(&["--iface", "lo"], &["curl"]));
+    assert!(printed.contains("the daemon's"), "{printed}");
+    let mut second = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    second.args(["daemon", "--iface", testbed.device(), "--address", "192.0.2.77/24", "--socket"]);
+    let printed = fails(second.arg(daemon.socket()));
+    assert!(printed.contains("another daemon listens there"), "{printed}");
 }
 
 #[test]
-fn top_shows_what_every_program_does() {
-    if !can("run_attached_top", &["redis-server", "redis-cli", "redis-benchmark"]) {
+fn top_shows_the_rates_of_every_application() {
+    if !can_run("run_attached_top", &["redis-server", "redis-cli", "redis-benchmark"]) {
         return;
     }
-    let site = Site::new(Kind::Packet);
-    let daemon = Daemon::start(&site, &["--port", "packet"]);
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let daemon = Daemon::start(&testbed, &["--io", "packet"]);
     let _redis = daemon.run_server(&REDIS, 6379);
     let top = |flags: &[&str]| {
-        let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["top", "--interval", "0.2", "--socket"]).arg(daemon.socket()).args(flags);
         command.stdout(std::process::Stdio::piped());
         command
     };
-    // Rates are above 0 while there is load, whenever that comes.
+    // Rates are above 0 only while there is load, so the load repeats until they are.
     let mut child = top(&["--json"]).spawn().unwrap();
     let mut lines = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut seen = [false; 2];
     while seen != [true; 2] {
-        redis_answers(&site, SERVER_V4);
+        redis_answers(&testbed, SERVER_V4);
         let mut line = String::new();
-        assert!(std::io::BufRead::read_line(&mut lines, &mut line).unwrap() > 0, "it ended");
+        assert!(
+            std::io::BufRead::read_line(&mut lines, &mut line).unwrap() > 0,
+            "tidegate top exited"
+        );
         let view: serde_json::Value = serde_json::from_str(&line).unwrap();
         let app = &view["applications"][0];
         seen[0] |= view["frames_in_per_s"].as_f64().unwrap() > 0.0;
@@ -396,19 +406,19 @@ fn top_shows_what_every_program_does() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // Without a terminal there are plain lines.
+    // Without a terminal, top prints plain lines.
     let output = top(&["--once"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("busy"), "{text}");
     assert!(text.contains("PROGRAM") && text.contains("redis"), "{text}");
     let output = top(&["--once", "--interval", "0"]).output().unwrap();
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("--interval"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(printed.contains("--interval"), "{printed}");
 }
 
-/// What a process may do: its sets of capabilities, and whether it can get more.
-fn privileges(pid: u32) -> Vec<[String; 5]> {
+/// For each thread: its capability sets and the no-new-privileges flag.
+fn thread_privileges(pid: u32) -> Vec<[String; 5]> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of = |task: fs::DirEntry| {
         let status = fs::read_to_string(task.path().join("status")).unwrap();
@@ -420,50 +430,52 @@ fn privileges(pid: u32) -> Vec<[String; 5]> {
     tasks.map(|task| of(task.unwrap())).collect()
 }
 
-/// An application that sends back what the first who comes says.
-fn answers_one(daemon: &Daemon<'_>, site: &Site, address: &str, port: u16) {
+/// Application that accepts one connection and echoes five bytes.
+fn serve_one_echo(daemon: &Daemon<'_>, testbed: &Testbed, address: &str, port: u16) {
     let net = tidegate::Net::attach(daemon.socket(), "test").unwrap();
     let address = std::net::SocketAddr::new(address.parse().unwrap(), port);
     let listener = tidegate::TcpListener::bind(&net, address).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut said = [0; 5];
-            stream.read_exact(&mut said).unwrap();
-            stream.write_all(&said).unwrap();
+            let mut received = [0; 5];
+            stream.read_exact(&mut received).unwrap();
+            stream.write_all(&received).unwrap();
         });
         let talk = || {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             stream.write_all(b"hello").unwrap();
-            let mut said = Vec::new();
-            stream.read_to_end(&mut said).unwrap();
-            said
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            received
         };
-        assert_eq!(site.client().enter(talk).unwrap(), b"hello", "{address}");
+        assert_eq!(testbed.client().enter(talk).unwrap(), b"hello", "{address}");
     });
 }
 
 #[test]
-fn a_daemon_that_serves_has_given_up_what_it_needs_no_more() {
+fn daemon_drops_unneeded_capabilities() {
     if !is_root("run_attached_privileges") {
         return;
     }
     // NET_BIND_SERVICE is bit 10, NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, BPF 39.
     let kinds = [("xdp", false, "8000007000"), ("xdp", true, "8000007400"), ("packet", false, "")];
-    for (port, shared, kept) in kinds {
-        let site = if shared { Site::shared() } else { Site::new(Kind::Xdp) };
+    for (io, shared, kept) in kinds {
+        let testbed = if shared { Testbed::shared() } else { Testbed::new(DeviceKind::Xdp) };
         let daemon = if shared {
-            Daemon::start_shared(&site, &["--port", port])
+            Daemon::start_shared(&testbed, &["--io", io])
         } else {
-            Daemon::start(&site, &["--port", port])
+            Daemon::start(&testbed, &["--io", io])
         };
-        let privileges = privileges(daemon.pid());
-        assert!(privileges.len() >= 3, "the core, the door, and who started them");
+        let privileges = thread_privileges(daemon.pid());
+        assert!(privileges.len() >= 3, "network core, attach listener and main thread");
         let expected = ["", kept, kept, kept, "1"].map(str::to_owned);
-        assert!(privileges.iter().all(|sets| *sets == expected), "{port} {privileges:?}");
-        // It serves all the same, also a port below 1024, and whoever comes later.
+        assert!(privileges.iter().all(|sets| *sets == expected), "{io} {privileges:?}");
+        // The daemon still serves: ports below 1024, and applications that attach later.
         for address in SERVERS {
-            [379, 6379].into_iter().for_each(|port| answers_one(&daemon, &site, address, port));
+            [379, 6379]
+                .into_iter()
+                .for_each(|port| serve_one_echo(&daemon, &testbed, address, port));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The calls that programs make on sockets come to the same on Tidegate as on
-//! the kernel.
+//! Socket calls of applications have the same results on Tidegate as on the kernel.
 
 mod support;
 
@@ -7,34 +6,36 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use support::run::Daemon;
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{
+    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root,
+};
 
 const CALLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/calls.py");
 
-/// The interpreter itself: what finds it may be a script of its own.
+/// Path of the Python interpreter itself: `python3` on the PATH may be a wrapper script.
 fn python() -> String {
-    let mut asked = Command::new("python3");
-    asked.args(["-c", "import sys; print(sys.executable)"]).output_of().trim_end().to_owned()
+    let mut command = Command::new("python3");
+    command.args(["-c", "import sys; print(sys.executable)"]).stdout_text().trim_end().to_owned()
 }
 
-trait OutputOf {
-    fn output_of(&mut self) -> String;
+trait StdoutText {
+    fn stdout_text(&mut self) -> String;
 }
 
-impl OutputOf for Command {
-    fn output_of(&mut self) -> String {
+impl StdoutText for Command {
+    fn stdout_text(&mut self) -> String {
         let output = self.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 }
 
-/// The other side, killed on drop.
+/// The peer process, killed on drop.
 struct Peer(Child);
 
 impl Peer {
-    fn start(site: &Site, client: &str, server: &str) -> Self {
-        let mut command = site.client().command(python());
+    fn start(testbed: &Testbed, client: &str, server: &str) -> Self {
+        let mut command = testbed.client().command(python());
         command.args([CALLS, "peer", client, server]).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
@@ -53,46 +54,47 @@ impl Drop for Peer {
 
 const FAMILIES: [(&str, &str); 2] = [(CLIENT_V4, SERVER_V4), (CLIENT_V6, SERVER_V6)];
 
-/// Without what depends on how fast others are: a connection that was full has room
-/// again when the daemon has taken what was written, or the kernel of the peer.
-fn without_room(results: &str) -> String {
+/// Drops the lines that depend on timing: a full connection becomes writable again when the
+/// daemon or the peer's kernel has taken data.
+fn without_send_space_results(results: &str) -> String {
     let lines = results.lines().filter(|line| !line.starts_with("full 1:"));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// What the subject prints on the kernel's own sockets.
-fn on_the_kernel(client: &str, server: &str) -> String {
-    let site = Site::shared();
-    let _peer = Peer::start(&site, client, server);
-    site.server().command(python()).args([CALLS, "subject", server, client]).output_of()
+/// Output of the test subject on kernel sockets.
+fn subject_output_on_kernel(client: &str, server: &str) -> String {
+    let testbed = Testbed::shared();
+    let _peer = Peer::start(&testbed, client, server);
+    testbed.server().command(python()).args([CALLS, "subject", server, client]).stdout_text()
 }
 
 #[test]
-fn every_call_comes_to_the_same_as_on_the_kernel() {
-    if !is_root("run_calls") || !have("run_calls", &["python3"]) {
+fn every_socket_call_matches_the_kernel() {
+    if !is_root("run_calls") || !has_programs("run_calls", &["python3"]) {
         return;
     }
     let python = python();
     for (client, server) in FAMILIES {
-        let expected = without_room(&on_the_kernel(client, server));
+        let expected = without_send_space_results(&subject_output_on_kernel(client, server));
         assert!(expected.lines().count() > 100, "{expected}");
         assert!(!expected.contains(" after "), "the kernel itself fails:\n{expected}");
-        for (kind, flags) in [(Kind::Xdp, ["--port", "xdp"]), (Kind::Packet, ["--port", "packet"])]
+        for (kind, flags) in
+            [(DeviceKind::Xdp, ["--io", "xdp"]), (DeviceKind::Packet, ["--io", "packet"])]
         {
-            let site = Site::new(kind);
-            let _peer = Peer::start(&site, client, server);
+            let testbed = Testbed::new(kind);
+            let _peer = Peer::start(&testbed, client, server);
             let program = [&python, CALLS, "subject", server, client];
-            let got = site.run(&flags, &program).output_of();
+            let got = testbed.run(&flags, &program).stdout_text();
             assert!(got.contains("\nfull 1: []\n"), "{got}");
-            let got = without_room(&got);
+            let got = without_send_space_results(&got);
             let differs = |(got, expected): &(&str, &str)| got != expected;
             let first = got.lines().zip(expected.lines()).find(differs);
             assert_eq!(got, expected, "{kind:?}, first (Tidegate, kernel): {first:?}");
-            drop(site);
-            let site = Site::new(kind);
-            let daemon = Daemon::start(&site, &flags);
-            let _peer = Peer::start(&site, client, server);
-            let got = without_room(&daemon.run(&[], &program).output_of());
+            drop(testbed);
+            let testbed = Testbed::new(kind);
+            let daemon = Daemon::start(&testbed, &flags);
+            let _peer = Peer::start(&testbed, client, server);
+            let got = without_send_space_results(&daemon.run(&[], &program).stdout_text());
             let first = got.lines().zip(expected.lines()).find(differs);
             assert_eq!(got, expected, "{kind:?} attached, first (Tidegate, kernel): {first:?}");
         }

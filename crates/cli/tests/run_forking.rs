@@ -1,5 +1,5 @@
-//! Unmodified programs that serve from children, attached to a daemon, with the
-//! kernel's tools on the other side.
+//! Unmodified servers that fork, attached to a daemon, with the kernel's tools on the client
+//! side.
 
 mod support;
 
@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::run::{Daemon, Program, cores};
-use support::{Kind, SERVER_V4, SERVER_V6, Site, can, wait_until};
+use support::run::{ChildProcess, Daemon, cores};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, wait_until};
 
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Upper bound for any step.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many have each socket of each program that is attached.
+/// Holder counts: for each attachment of an application, one count per socket.
 fn holders(daemon: &Daemon<'_>) -> Vec<Vec<u64>> {
     let report = daemon.sockets();
     let apps = report["applications"].as_array().unwrap();
@@ -25,21 +25,21 @@ fn holders(daemon: &Daemon<'_>) -> Vec<Vec<u64>> {
     apps.iter().map(of).collect()
 }
 
-/// What a server answers to this, until it ends the connection.
-fn exchange(site: &Site, address: &str, port: u16, data: &str) -> String {
-    site.tool("sh", &["-c", &format!("printf '%s' '{data}' | nc -N -w 30 {address} {port}")])
+/// Sends `data` and returns the reply up to the end of the connection.
+fn exchange(testbed: &Testbed, address: &str, port: u16, data: &str) -> String {
+    testbed.tool("sh", &["-c", &format!("printf '%s' '{data}' | nc -N -w 30 {address} {port}")])
 }
 
-/// nginx is ended by its own means, workers and all.
+/// A running nginx; drop stops it with `nginx -s stop`, so that its workers exit too.
 struct Nginx<'s> {
-    site: &'s Site,
+    testbed: &'s Testbed,
     config: String,
-    _program: Program,
+    _program: ChildProcess,
 }
 
 impl Nginx<'_> {
     fn signal(&self, signal: &str) -> bool {
-        let mut nginx = self.site.server().command("nginx");
+        let mut nginx = self.testbed.server().command("nginx");
         nginx.args(["-c", &self.config, "-s", signal]).stderr(Stdio::null());
         nginx.status().unwrap().success()
     }
@@ -48,11 +48,11 @@ impl Nginx<'_> {
 impl Drop for Nginx<'_> {
     fn drop(&mut self) {
         self.signal("stop");
-        // The master removes it when its workers have ended: before that it must not
-        // be killed.
+        // The master removes its PID file when its workers have exited; it must not be killed
+        // before that.
         let pid = Path::new(&self.config).with_file_name("pid");
         let began = Instant::now();
-        while pid.exists() && began.elapsed() < LIMIT {
+        while pid.exists() && began.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -73,12 +73,12 @@ fn nginx_config(root: &Path, is_daemon: bool) -> String {
 
 #[test]
 fn nginx_serves_from_workers_and_reloads_under_load() {
-    if !can("run_forking_nginx", &["nginx", "ab", "curl"]) {
+    if !can_run("run_forking_nginx", &["nginx", "ab", "curl"]) {
         return;
     }
     for is_daemon in [false, true] {
-        let site = Site::new(Kind::Xdp);
-        let daemon = Daemon::start(&site, &[]);
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        let daemon = Daemon::start(&testbed, &[]);
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -88,7 +88,7 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
         let config = config.to_str().unwrap().to_owned();
         let program = ["nginx", "-c", &config, "-p", root.to_str().unwrap()];
         let program = daemon.run_server(&program, 8080);
-        let nginx = Nginx { site: &site, config, _program: program };
+        let nginx = Nginx { testbed: &testbed, config, _program: program };
         let is_complete = || {
             let all = holders(&daemon);
             all.len() == 3 * cores() && all.iter().all(|sockets| sockets == &[3, 3])
@@ -96,32 +96,32 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
         wait_until("a master and two workers", is_complete);
         for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
             let url = format!("http://{host}:8080/page");
-            let mut load = site.client().command("ab");
+            let mut load = testbed.client().command("ab");
             load.args(["-q", "-n", "4000", "-c", "8", &url]);
             let mut load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let mut reloads = 0;
             while load.try_wait().unwrap().is_none() || reloads < 3 {
                 assert!(nginx.signal("reload"));
                 reloads += 1;
-                // The workers of before have gone when they have served their last.
+                // The previous workers exit when they have served their last connection.
                 wait_until("a master and two workers again", is_complete);
             }
             let output = load.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
             let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{said}{errors}");
+            assert!(output.status.success(), "{printed}{errors}");
             let is_zero = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
-            assert!(said.lines().any(is_zero), "{said}");
-            assert!(said.contains("Complete requests:      4000"), "{said}");
-            assert!(!said.contains("Non-2xx"), "{said}");
+            assert!(printed.lines().any(is_zero), "{printed}");
+            assert!(printed.contains("Complete requests:      4000"), "{printed}");
+            assert!(!printed.contains("Non-2xx"), "{printed}");
         }
         drop(nginx);
-        wait_until("nobody is there", || holders(&daemon).is_empty());
+        wait_until("no application is attached", || holders(&daemon).is_empty());
     }
 }
 
-/// How long a process has had a processor, in ticks of the kernel's.
-fn ticks(pid: &str) -> u64 {
+/// CPU time of a process, in the kernel's clock ticks.
+fn cpu_ticks(pid: &str) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, rest) = stat.rsplit_once(") ").unwrap();
     let fields: Vec<&str> = rest.split(' ').collect();
@@ -129,12 +129,12 @@ fn ticks(pid: &str) -> u64 {
 }
 
 #[test]
-fn servers_are_idle_when_the_daemon_has_died() {
-    if !can("run_forking_death", &["nginx", "redis-server", "ab"]) {
+fn servers_are_idle_after_the_daemon_is_killed() {
+    if !can_run("run_forking_death", &["nginx", "redis-server", "ab"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -148,7 +148,7 @@ fn servers_are_idle_when_the_daemon_has_died() {
     let redis = [&redis[..], &["--save", "", "--dir", root.to_str().unwrap()]].concat();
     let redis = daemon.run_server(&redis, 6379);
     let master = program.pid().to_string();
-    let nginx = Nginx { site: &site, config, _program: program };
+    let nginx = Nginx { testbed: &testbed, config, _program: program };
     let children = format!("/proc/{master}/task/{master}/children");
     let mut servers = Vec::new();
     wait_until("there are two workers", || {
@@ -157,33 +157,33 @@ fn servers_are_idle_when_the_daemon_has_died() {
         servers.len() == 2
     });
     servers.push(redis.pid().to_string());
-    // It dies in the middle of a load.
+    // The daemon is killed during the load.
     let url = format!("http://{SERVER_V4}:8080/page");
-    let mut load = site.client().command("ab");
+    let mut load = testbed.client().command("ab");
     load.args(["-q", "-k", "-s", "5", "-n", "100000", "-c", "8", &url]);
-    let load = Program::new(load.stdout(Stdio::null()).stderr(Stdio::null()));
-    wait_until("connections are there", || {
+    let load = ChildProcess::new(load.stdout(Stdio::null()).stderr(Stdio::null()));
+    wait_until("workers hold connections", || {
         let of_workers = |sockets: &Vec<u64>| sockets.contains(&1);
         holders(&daemon).iter().filter(|sockets| of_workers(sockets)).count() > cores()
     });
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    // They may need a moment to hear all their errors. Then they do nothing.
-    wait_until("nobody is busy", || {
-        let before: Vec<u64> = servers.iter().map(|pid| ticks(pid)).collect();
+    // The servers may need a moment to see all their errors. Then they are idle.
+    wait_until("no server is busy", || {
+        let before: Vec<u64> = servers.iter().map(|pid| cpu_ticks(pid)).collect();
         std::thread::sleep(Duration::from_secs(1));
-        servers.iter().zip(before).all(|(pid, before)| ticks(pid) - before <= 20)
+        servers.iter().zip(before).all(|(pid, before)| cpu_ticks(pid) - before <= 20)
     });
     drop((load, redis, nginx));
 }
 
 #[test]
-fn socat_serves_each_connection_by_a_child() {
-    if !can("run_forking_socat", &["socat", "nc"]) {
+fn socat_serves_each_connection_in_a_child() {
+    if !can_run("run_forking_socat", &["socat", "nc"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let large = "x".repeat(50_000);
     for (listen, port, serve) in [
         ("TCP6-LISTEN:7001,fork,reuseaddr,ipv6only=0", 7001, "PIPE"),
@@ -192,18 +192,18 @@ fn socat_serves_each_connection_by_a_child() {
         let socat = daemon.run_server(&["socat", listen, serve], port);
         for address in [SERVER_V4, SERVER_V6] {
             for data in ["one", "two", &large] {
-                assert!(exchange(&site, address, port, data) == data, "{address} {serve}");
+                assert!(exchange(&testbed, address, port, data) == data, "{address} {serve}");
             }
         }
         wait_until("the children have ended", || holders(&daemon) == vec![[1]; cores()]);
         drop(socat);
-        wait_until("nobody is there", || holders(&daemon).is_empty());
+        wait_until("no application is attached", || holders(&daemon).is_empty());
     }
 }
 
-/// Three children serve from the sockets that their parent has made. A fourth kind
-/// of child is made for a connection that the parent has accepted.
-const FORKING: &str = r#"
+/// Children serve on sockets that their parent has opened; on port 7101, one child serves each
+/// connection that the parent accepts.
+const FORKING_SERVER: &str = r#"
 import ctypes, os, signal, socket
 
 def child(work):
@@ -246,63 +246,65 @@ while True:
 "#;
 
 #[test]
-fn children_serve_from_the_sockets_of_their_parent() {
-    if !can("run_forking_python", &["python3", "nc"]) {
+fn children_serve_on_inherited_sockets() {
+    if !can_run("run_forking_python", &["python3", "nc"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
-    let python = daemon.run_server(&["python3", "-c", FORKING], 7101);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let python = daemon.run_server(&["python3", "-c", FORKING_SERVER], 7101);
     let pid = std::cell::Cell::new(0_u32);
-    let answered = |answer: String, data: &str| {
-        let (by, said) = answer.split_once(' ').unwrap_or_else(|| panic!("{answer:?}"));
-        assert_eq!(said, data);
+    let check_reply = |answer: String, data: &str| {
+        let (by, payload) = answer.split_once(' ').unwrap_or_else(|| panic!("{answer:?}"));
+        assert_eq!(payload, data);
         pid.set(by.parse().unwrap());
     };
     for address in [SERVER_V4, SERVER_V6] {
         let mut servers = std::collections::HashSet::new();
         for n in 0..20 {
             let data = format!("hello {n}");
-            answered(exchange(&site, address, 7100, &data), &data);
-            answered(exchange(&site, address, 7101, &data), &data);
-            assert!(servers.insert(pid.get()), "each of these has a child of its own");
-            let ask = format!("printf '%s' '{data}' | nc -u -W 1 -w 30 {address} 7100");
-            answered(site.tool("sh", &["-c", &ask]), &data);
+            check_reply(exchange(&testbed, address, 7100, &data), &data);
+            check_reply(exchange(&testbed, address, 7101, &data), &data);
+            assert!(servers.insert(pid.get()), "each connection has its own child");
+            let request = format!("printf '%s' '{data}' | nc -u -W 1 -w 30 {address} 7100");
+            check_reply(testbed.tool("sh", &["-c", &request]), &data);
         }
     }
     drop(python);
-    wait_until("nobody is there", || holders(&daemon).is_empty());
+    wait_until("no application is attached", || holders(&daemon).is_empty());
 }
 
 #[test]
 fn redis_saves_in_a_child() {
-    if !can("run_forking_redis", &["redis-server", "redis-cli"]) {
+    if !can_run("run_forking_redis", &["redis-server", "redis-cli"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     let redis = ["redis-server", "--bind", "0.0.0.0", "::", "--protected-mode", "no", "--dir", dir];
     let _redis = daemon.run_server(&redis, 6379);
     for address in [SERVER_V4, SERVER_V6] {
-        let ask = |words: &[&str]| site.tool("redis-cli", &[&["-h", address], words].concat());
-        assert_eq!(ask(&["set", "tide", "high"]), "OK\n");
-        assert_eq!(ask(&["bgsave"]), "Background saving started\n");
-        wait_until("it is saved", || {
-            let said = ask(&["info", "persistence"]);
-            said.contains("rdb_bgsave_in_progress:0") && said.contains("rdb_last_bgsave_status:ok")
+        let request =
+            |words: &[&str]| testbed.tool("redis-cli", &[&["-h", address], words].concat());
+        assert_eq!(request(&["set", "tide", "high"]), "OK\n");
+        assert_eq!(request(&["bgsave"]), "Background saving started\n");
+        wait_until("the dump is saved", || {
+            let printed = request(&["info", "persistence"]);
+            printed.contains("rdb_bgsave_in_progress:0")
+                && printed.contains("rdb_last_bgsave_status:ok")
         });
-        assert_eq!(ask(&["get", "tide"]), "high\n");
+        assert_eq!(request(&["get", "tide"]), "high\n");
         assert!(folder.path().join("dump.rdb").exists());
         fs::remove_file(folder.path().join("dump.rdb")).unwrap();
     }
     wait_until("the child has ended", || holders(&daemon).len() == cores());
 }
 
-/// Makes children while signals come that interrupt calls, each of which has to have
+/// Forks repeatedly while signals interrupt its system calls; each child must have inherited
 /// the sockets.
-const SIGNALLED: &str = "import os, signal, socket
+const FORK_UNDER_SIGNALS: &str = "import os, signal, socket
 listeners = [socket.create_server((address, 7100), family=family) for address, family in
     (('0.0.0.0', socket.AF_INET), ('::', socket.AF_INET6))]
 signal.signal(signal.SIGALRM, lambda *_: None)
@@ -326,13 +328,13 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 print('lost', lost)";
 
 #[test]
-fn children_get_their_sockets_whatever_signals_come() {
-    if !can("run_forking_signals", &["python3"]) {
+fn children_inherit_sockets_despite_signals() {
+    if !can_run("run_forking_signals", &["python3"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let daemon = Daemon::start(&site, &[]);
-    let output = daemon.run(&[], &["python3", "-c", SIGNALLED]).output().unwrap();
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let output = daemon.run(&[], &["python3", "-c", FORK_UNDER_SIGNALS]).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.stdout, b"lost 0\n", "{error}");
 }

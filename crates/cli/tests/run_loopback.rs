@@ -1,19 +1,19 @@
-//! Unmodified programs that speak to addresses of their own host.
+//! Unmodified applications that connect to addresses of their own host.
 
 mod support;
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use support::run::{Daemon, Host, Program};
-use support::{CLIENT_V4, CLIENT_V6, Kind, SERVER_V4, SERVER_V6, Site, can};
+use support::run::{ChildProcess, Daemon, ServerHost};
+use support::{CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run};
 
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Upper bound for any step.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Speaks to itself on each address that it is given, in all the ways that
-/// programs wait, and then to 127.0.0.1.
-const TO_ITSELF: &str = "import asyncio, socket, sys, threading
+/// Exchanges traffic with itself on each address given, and then on 127.0.0.1. Uses blocking
+/// calls, timeouts, threads and asyncio.
+const SELF_TRAFFIC_SCRIPT: &str = "import asyncio, socket, sys, threading
 DATA = bytes(range(256)) * 2000
 
 def streams(address):
@@ -51,7 +51,7 @@ def datagrams(address):
     client.send(b'x')
     try:
         client.recv(100)
-        raise SystemExit('nobody refuses')
+        raise SystemExit('the datagram was not refused')
     except ConnectionRefusedError:
         pass
     server.close()
@@ -75,7 +75,7 @@ async def events(address):
 def refused(address):
     try:
         socket.create_connection((address, 9), timeout=20)
-        raise SystemExit('nobody refuses')
+        raise SystemExit('the connection was not refused')
     except ConnectionRefusedError:
         pass
 
@@ -85,36 +85,38 @@ for address in sys.argv[1:] + ['127.0.0.1']:
     datagrams(address)
     asyncio.run(events(address))
     refused(address)
-print('it listens to itself')";
+print('all exchanges passed')";
 
-fn to_itself(mut command: Command, what: &str) {
+fn assert_self_traffic(mut command: Command, what: &str) {
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.stdout, b"it listens to itself\n", "{what}: {error}");
+    assert_eq!(output.stdout, b"all exchanges passed\n", "{what}: {error}");
 }
 
-const ITSELF: [&str; 5] = ["python3", "-c", TO_ITSELF, SERVER_V4, SERVER_V6];
+const SELF_TRAFFIC: [&str; 5] = ["python3", "-c", SELF_TRAFFIC_SCRIPT, SERVER_V4, SERVER_V6];
 
 #[test]
-fn a_program_speaks_to_itself() {
-    if !can("run_loopback", &["python3"]) {
+fn application_exchanges_traffic_with_itself() {
+    if !can_run("run_loopback", &["python3"]) {
         return;
     }
-    for (kind, port) in [(Kind::Xdp, "xdp"), (Kind::Packet, "packet"), (Kind::Tap, "tap")] {
-        let site = Site::new(kind);
-        to_itself(site.run(&["--port", port], &ITSELF), port);
+    for (kind, io) in
+        [(DeviceKind::Xdp, "xdp"), (DeviceKind::Packet, "packet"), (DeviceKind::Tap, "tap")]
+    {
+        let testbed = Testbed::new(kind);
+        assert_self_traffic(testbed.run(&["--io", io], &SELF_TRAFFIC), io);
     }
 }
 
 #[test]
-fn programs_on_one_daemon_speak_to_each_other() {
-    if !can("run_loopback_attached", &["python3", "curl"]) {
+fn applications_of_one_daemon_reach_each_other() {
+    if !can_run("run_loopback_attached", &["python3", "curl"]) {
         return;
     }
     for cores in ["1", "2"] {
-        let site = Site::new(Kind::Xdp);
-        let daemon = Daemon::start(&site, &["--cores", cores]);
-        to_itself(daemon.run(&[], &ITSELF), cores);
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        let daemon = Daemon::start(&testbed, &["--cores", cores]);
+        assert_self_traffic(daemon.run(&[], &SELF_TRAFFIC), cores);
         let folder = tempfile::tempdir().unwrap();
         let large: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
         std::fs::write(folder.path().join("large"), &large).unwrap();
@@ -123,26 +125,26 @@ fn programs_on_one_daemon_speak_to_each_other() {
             daemon.run_server(&["python3", "-m", "http.server", "-d", folder, "-b", "::"], 8000);
         for address in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
             let url = format!("http://{address}:8000/large");
-            let ask = ["curl", "-sS", "--max-time", "20", &url];
-            let output = daemon.run(&[], &ask).output().unwrap();
+            let request = ["curl", "-sS", "--max-time", "20", &url];
+            let output = daemon.run(&[], &request).output().unwrap();
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.stdout == large, "{cores} cores, {address}: {error}");
         }
     }
 }
 
-/// What a program printed that went well.
-fn said(output: Output) -> String {
+/// Standard output of a process that must have succeeded.
+fn stdout_of(output: Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// One of the counters of the server's kernel (`/proc/net/snmp`, `/proc/net/snmp6`).
-fn kernel_count(site: &Site, names: &[&str]) -> u64 {
+/// Sum of counters of the server's kernel (`/proc/net/snmp`, `/proc/net/snmp6`).
+fn kernel_counter(testbed: &Testbed, names: &[&str]) -> u64 {
     let files = ["/proc/net/snmp", "/proc/net/snmp6"];
-    let text = said(site.server().command("cat").args(files).output().unwrap());
-    // The first file has lines of names and of values, the second a value a line.
+    let text = stdout_of(testbed.server().command("cat").args(files).output().unwrap());
+    // snmp has a line of names and a line of values; snmp6 has one name and value a line.
     let lines: Vec<Vec<&str>> =
         text.lines().map(|line| line.split_whitespace().collect()).collect();
     let pairs = lines.windows(2).filter(|pair| pair[0].len() > 2 && pair[0][0] == pair[1][0]);
@@ -164,12 +166,12 @@ fn kernel_count(site: &Site, names: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_listener_on_the_kernels_address_is_reached_from_its_own_host() {
-    if !can("run_loopback_shared", &["python3", "curl"]) {
+fn listener_on_shared_address_is_reachable_from_its_host() {
+    if !can_run("run_loopback_shared", &["python3", "curl"]) {
         return;
     }
-    Host::each_shared(|host| {
-        let site = host.site();
+    ServerHost::each_shared(|host| {
+        let testbed = host.testbed();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("page"), "tide\n").unwrap();
         let folder = folder.path().to_str().unwrap();
@@ -180,27 +182,31 @@ fn a_listener_on_the_kernels_address_is_reached_from_its_own_host() {
             ("::", SERVER_V6),
         ] {
             let serve = ["python3", "-m", "http.server", "-d", folder, "-b", bind, "8000"];
-            let _server = Program::new(&mut host.run(&serve));
-            site.wait_for_port(address, 8000);
+            let _server = ChildProcess::new(&mut host.run(&serve));
+            testbed.wait_for_port(address, 8000);
             let name = if address.contains(':') { format!("[{address}]") } else { address.into() };
             let url = format!("http://{name}:8000/page");
-            let ask = ["-sS", "--max-time", "20", &url];
-            let kernels = || kernel_count(site, &["Tcp:PassiveOpens"]);
-            let before = kernels();
-            assert_eq!(site.tool("curl", &ask), "tide\n", "from the wire, {bind}");
-            assert_eq!(kernels(), before, "what comes by the wire is Tidegate's, {bind}");
-            let local = site.server().command("curl").args(ask).output().unwrap();
-            assert_eq!(said(local), "tide\n", "from a program on the kernel, {bind}");
-            let moved = host.run(&[&["curl"], &ask[..]].concat()).output().unwrap();
-            assert_eq!(said(moved), "tide\n", "from one that moves, {bind}");
-            assert_eq!(kernels(), before + 2, "{bind}");
-            assert_eq!(site.tool("curl", &ask), "tide\n", "from the wire again, {bind}");
+            let request = ["-sS", "--max-time", "20", &url];
+            let kernel_connections = || kernel_counter(testbed, &["Tcp:PassiveOpens"]);
+            let before = kernel_connections();
+            assert_eq!(testbed.tool("curl", &request), "tide\n", "from the network, {bind}");
+            assert_eq!(
+                kernel_connections(),
+                before,
+                "traffic from the network reaches Tidegate, {bind}"
+            );
+            let local = testbed.server().command("curl").args(request).output().unwrap();
+            assert_eq!(stdout_of(local), "tide\n", "from an application on kernel sockets, {bind}");
+            let on_tidegate = host.run(&[&["curl"], &request[..]].concat()).output().unwrap();
+            assert_eq!(stdout_of(on_tidegate), "tide\n", "from an application on Tidegate, {bind}");
+            assert_eq!(kernel_connections(), before + 2, "{bind}");
+            assert_eq!(testbed.tool("curl", &request), "tide\n", "from the network again, {bind}");
         }
     });
 }
 
-/// Sends back datagrams on a port of one address, by a way to wait.
-const ECHO: &str = "import select, socket, sys
+/// UDP echo server on port 5300 of one address; the second argument is the way to wait.
+const UDP_ECHO: &str = "import select, socket, sys
 address, way = sys.argv[1:]
 family = socket.AF_INET6 if ':' in address else socket.AF_INET
 server = socket.socket(family, socket.SOCK_DGRAM)
@@ -231,9 +237,9 @@ while True:
     except BlockingIOError:
         pass";
 
-/// Asks that, by a socket that is connected and by one that is not. The server may not
-/// have begun, and datagrams may be lost.
-const ASK: &str = "import socket, sys, time
+/// UDP client that queries the echo server over an unconnected and a connected socket. The
+/// server may not have started yet, and datagrams may be lost, so the client retries.
+const UDP_CLIENT: &str = "import socket, sys, time
 address = sys.argv[1]
 family = socket.AF_INET6 if ':' in address else socket.AF_INET
 for connects in (False, True):
@@ -245,7 +251,7 @@ for connects in (False, True):
     for number in range(3):
         data = bytes([number])
         while True:
-            assert time.monotonic() < until, f'nobody answers, {connects=} {number=}'
+            assert time.monotonic() < until, f'no reply, {connects=} {number=}'
             try:
                 client.send(data) if connects else client.sendto(data, (address, 5300))
                 answer, peer = client.recvfrom(100)
@@ -254,16 +260,16 @@ for connects in (False, True):
                     break
             except (TimeoutError, ConnectionRefusedError):
                 pass
-print('it answers')";
+print('all replies received')";
 
 #[test]
-fn datagrams_to_the_kernels_address_arrive_from_its_own_host() {
-    if !can("run_loopback_shared_udp", &["python3"]) {
+fn datagrams_to_shared_address_arrive_from_its_host() {
+    if !can_run("run_loopback_shared_udp", &["python3"]) {
         return;
     }
-    Host::each_shared(|host| {
-        let site = host.site();
-        for (address, way) in [
+    ServerHost::each_shared(|host| {
+        let testbed = host.testbed();
+        for (address, wait_mode) in [
             (SERVER_V4, "block"),
             (SERVER_V6, "block"),
             (SERVER_V4, "epoll"),
@@ -271,46 +277,64 @@ fn datagrams_to_the_kernels_address_arrive_from_its_own_host() {
             (SERVER_V4, "poll"),
             (SERVER_V6, "select"),
         ] {
-            let _server = Program::new(&mut host.run(&["python3", "-c", ECHO, address, way]));
-            let ask = ["-c", ASK, address];
-            // The first goes to the kernel as long as nobody has the port.
-            assert_eq!(site.tool("python3", &ask), "it answers\n", "{address} {way}");
-            let kernels = || kernel_count(site, &["Udp:InDatagrams", "Udp6InDatagrams"]);
-            let before = kernels();
-            assert_eq!(site.tool("python3", &ask), "it answers\n", "{address} {way}");
-            assert_eq!(kernels(), before, "what comes by the wire is Tidegate's");
-            let local = site.server().command("python3").args(ask).output().unwrap();
-            assert_eq!(said(local), "it answers\n", "from the kernel, {address} {way}");
-            let moved = host.run(&[&["python3"], &ask[..]].concat()).output().unwrap();
-            assert_eq!(said(moved), "it answers\n", "from one that moves, {address} {way}");
-            assert!(kernels() > before);
+            let _server =
+                ChildProcess::new(&mut host.run(&["python3", "-c", UDP_ECHO, address, wait_mode]));
+            let request = ["-c", UDP_CLIENT, address];
+            // The first datagrams go to the kernel until the server has bound its port.
+            assert_eq!(
+                testbed.tool("python3", &request),
+                "all replies received\n",
+                "{address} {wait_mode}"
+            );
+            let kernel_datagrams =
+                || kernel_counter(testbed, &["Udp:InDatagrams", "Udp6InDatagrams"]);
+            let before = kernel_datagrams();
+            assert_eq!(
+                testbed.tool("python3", &request),
+                "all replies received\n",
+                "{address} {wait_mode}"
+            );
+            assert_eq!(kernel_datagrams(), before, "datagrams from the network reach Tidegate");
+            let local = testbed.server().command("python3").args(request).output().unwrap();
+            assert_eq!(
+                stdout_of(local),
+                "all replies received\n",
+                "from kernel sockets, {address} {wait_mode}"
+            );
+            let on_tidegate = host.run(&[&["python3"], &request[..]].concat()).output().unwrap();
+            assert_eq!(
+                stdout_of(on_tidegate),
+                "all replies received\n",
+                "from an application on Tidegate, {address} {wait_mode}"
+            );
+            assert!(kernel_datagrams() > before);
         }
     });
 }
 
 #[test]
-fn a_server_for_datagrams_connects_to_a_client_on_its_own_host() {
-    if !can("run_loopback_connects", &["iperf3"]) {
+fn udp_server_connects_to_a_client_on_its_host() {
+    if !can_run("run_loopback_connects", &["iperf3"]) {
         return;
     }
-    Host::each_shared(|host| {
-        let site = host.site();
+    ServerHost::each_shared(|host| {
+        let testbed = host.testbed();
         let _server = host.run_server(&["iperf3", "-s"], 5201);
         for address in ["127.0.0.1", "::1", SERVER_V4, SERVER_V6] {
-            // It connects the socket that it was asked on, and binds another one.
+            // The server connects the socket that received the request and binds another one.
             for more in [&[][..], &["-R"]] {
                 let udp = ["-c", address, "-u", "-b", "10M", "-n", "200K", "--json"];
                 let began = Instant::now();
                 let error = loop {
-                    let mut client = site.server().command("iperf3");
+                    let mut client = testbed.server().command("iperf3");
                     let output = client.args(udp).args(more).output().unwrap();
                     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
                     let error = report["error"].as_str().map(str::to_owned);
-                    // The server closes its listener after each run and makes another.
+                    // The server closes its listener after each run and opens a new one.
                     let is_early = |error: &String| {
                         error.ends_with("refused") || error.ends_with("reset by peer")
                     };
-                    if !error.as_ref().is_some_and(is_early) || began.elapsed() > LIMIT {
+                    if !error.as_ref().is_some_and(is_early) || began.elapsed() > TIMEOUT {
                         break error;
                     }
                 };
@@ -320,15 +344,15 @@ fn a_server_for_datagrams_connects_to_a_client_on_its_own_host() {
     });
 }
 
-/// Connects a socket for datagrams to who echoes them, and hears only him: what another
-/// program of this host sends to its port is not for it.
-const STRANGER: &str = "import socket, sys
+/// Connects a UDP socket to an echo server. A datagram to the socket's port from another
+/// socket of this host must not be received.
+const CONNECTED_CLIENT: &str = "import socket, sys
 own, peer = sys.argv[1:]
 family = socket.AF_INET6 if ':' in own else socket.AF_INET
-client, stranger = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
+client, other = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
 client.bind((own, 5301))
 client.connect((peer, 5300))
-stranger.sendto(b'stranger', (own, 5301))
+other.sendto(b'other', (own, 5301))
 client.settimeout(0.1)
 for attempt in range(300):
     try:
@@ -339,18 +363,19 @@ for attempt in range(300):
         pass";
 
 #[test]
-fn a_connected_socket_hears_nobody_else_on_its_own_host() {
-    if !can("run_loopback_stranger", &["python3", "ping"]) {
+fn connected_udp_socket_ignores_other_local_senders() {
+    if !can_run("run_loopback_connected", &["python3", "ping"]) {
         return;
     }
-    Host::each_shared(|host| {
+    ServerHost::each_shared(|host| {
         for (own, peer) in [(SERVER_V4, CLIENT_V4), (SERVER_V6, CLIENT_V6)] {
-            // They find each other before anything counts.
-            host.site().tool("ping", &["-c", "1", "-w", "30", own]);
-            let mut echo = host.site().client().command("python3");
-            let _echo = Program::new(echo.args(["-c", ECHO, peer, "block"]));
-            let output = host.run(&["python3", "-c", STRANGER, own, peer]).output().unwrap();
-            assert_eq!(said(output), "echo\n", "{own}");
+            // Resolves the neighbours before the test.
+            host.testbed().tool("ping", &["-c", "1", "-w", "30", own]);
+            let mut echo = host.testbed().client().command("python3");
+            let _echo = ChildProcess::new(echo.args(["-c", UDP_ECHO, peer, "block"]));
+            let output =
+                host.run(&["python3", "-c", CONNECTED_CLIENT, own, peer]).output().unwrap();
+            assert_eq!(stdout_of(output), "echo\n", "{own}");
         }
     });
 }

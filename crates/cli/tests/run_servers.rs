@@ -1,5 +1,5 @@
-//! Servers of Debian's, attached to a daemon and with the stack inside, with the
-//! kernel's tools on the other side.
+//! Servers from Debian packages, attached to a daemon and with an embedded stack, with the
+//! kernel's tools on the client side.
 
 mod support;
 
@@ -8,18 +8,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::run::{Host, library};
-use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Site, can, files, url, wait_until};
+use support::run::{ServerHost, library};
+use support::{
+    CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Testbed, can_run, files, url, wait_until,
+};
 
 const SERVERS: [&str; 2] = [SERVER_V4, SERVER_V6];
 
-/// Fetches both files from port 8080, by both families.
-fn fetch_all(site: &Site, folder: &Path) {
+/// Fetches both files from port 8080, over both families.
+fn fetch_all(testbed: &Testbed, folder: &Path) {
     let got = folder.join("got");
     for address in SERVERS {
         for name in ["small", "large"] {
             let from = url(address, &format!(":8080/{name}"));
-            site.tool("curl", &["-sS", "--max-time", "20", "-o", got.to_str().unwrap(), &from]);
+            testbed.tool("curl", &["-sS", "--max-time", "20", "-o", got.to_str().unwrap(), &from]);
             let same = fs::read(&got).unwrap() == fs::read(folder.join(name)).unwrap();
             assert!(same, "{from}");
             fs::remove_file(&got).unwrap();
@@ -27,24 +29,24 @@ fn fetch_all(site: &Site, folder: &Path) {
     }
 }
 
-/// Starts a web server of the folder and fetches from it.
-fn serves(host: &Host<'_>, folder: &Path, server: &[&str]) {
+/// Starts a web server on the folder and fetches both files from it.
+fn check_web_server(host: &ServerHost<'_>, folder: &Path, server: &[&str]) {
     let _server = host.run_server(server, 8080);
-    fetch_all(host.site(), folder);
+    fetch_all(host.testbed(), folder);
 }
 
 #[test]
 fn netcat_listens_and_connects() {
-    if !can("run_servers_netcat", &["nc", "sh"]) {
+    if !can_run("run_servers_netcat", &["nc", "sh"]) {
         return;
     }
-    Host::each(|host| {
-        let site = host.site();
+    ServerHost::each(|host| {
+        let testbed = host.testbed();
         for (family, server, client) in [("-4", SERVER_V4, CLIENT_V4), ("-6", SERVER_V6, CLIENT_V6)]
         {
             let folder = tempfile::tempdir().unwrap();
             let got = folder.path().join("got");
-            // It serves one connection, so nobody may try whether it is there.
+            // nc serves a single connection, so a probe for readiness would consume it.
             let listen = |command: &mut Command| {
                 command.stdin(Stdio::null()).stdout(fs::File::create(&got).unwrap());
                 command.spawn().unwrap()
@@ -52,14 +54,14 @@ fn netcat_listens_and_connects() {
             let send = |address: &str| {
                 format!("while ! echo high water | nc -N -w 10 {address} 7000; do sleep 0.02; done")
             };
-            let mut moved = listen(&mut host.run(&["nc", family, "-l", "7000"]));
-            site.tool("timeout", &["60", "sh", "-c", &send(server)]);
-            assert!(moved.wait().unwrap().success());
+            let mut on_tidegate = listen(&mut host.run(&["nc", family, "-l", "7000"]));
+            testbed.tool("timeout", &["60", "sh", "-c", &send(server)]);
+            assert!(on_tidegate.wait().unwrap().success());
             assert_eq!(fs::read_to_string(&got).unwrap(), "high water\n", "{server}");
-            // The other way: the client is on Tidegate.
-            let mut kernels = listen(site.client().command("nc").args([family, "-l", "7000"]));
+            // The other direction: the client is on Tidegate.
+            let mut on_kernel = listen(testbed.client().command("nc").args([family, "-l", "7000"]));
             let sent = host.run(&["timeout", "60", "sh", "-c", &send(client)]).status().unwrap();
-            assert!(sent.success() && kernels.wait().unwrap().success());
+            assert!(sent.success() && on_kernel.wait().unwrap().success());
             assert_eq!(fs::read_to_string(&got).unwrap(), "high water\n", "{client}");
         }
     });
@@ -67,7 +69,7 @@ fn netcat_listens_and_connects() {
 
 #[test]
 fn lighttpd_serves_files() {
-    if !can("run_servers_lighttpd", &["lighttpd", "curl"]) {
+    if !can_run("run_servers_lighttpd", &["lighttpd", "curl"]) {
         return;
     }
     let folder = files();
@@ -79,10 +81,12 @@ fn lighttpd_serves_files() {
          server.errorlog = \"{root}/errors\"\n"
     );
     fs::write(&config, text).unwrap();
-    Host::each(|host| serves(host, folder.path(), &["lighttpd", "-D", "-f", &config]));
+    ServerHost::each(|host| {
+        check_web_server(host, folder.path(), &["lighttpd", "-D", "-f", &config]);
+    });
 }
 
-/// Serves a folder on a port of both families from four threads.
+/// Serves a folder over HTTP on a port of both families from four threads.
 const JAVA: &str = "import com.sun.net.httpserver.*;
 import java.net.*;
 import java.nio.file.*;
@@ -102,7 +106,7 @@ class Serve {
 
 #[test]
 fn java_serves_files_from_its_threads() {
-    if !can("run_servers_java", &["java", "javac", "curl", "ab"]) {
+    if !can_run("run_servers_java", &["java", "javac", "curl", "ab"]) {
         return;
     }
     let folder = files();
@@ -111,83 +115,83 @@ fn java_serves_files_from_its_threads() {
     let mut javac = Command::new("javac");
     let compiled = javac.args(["-d", root, &format!("{root}/Serve.java")]).status().unwrap();
     assert!(compiled.success());
-    Host::each(|host| {
+    ServerHost::each(|host| {
         let _server = host.run_server(&["java", "-cp", root, "Serve", root], 8080);
-        fetch_all(host.site(), folder.path());
+        fetch_all(host.testbed(), folder.path());
         for address in SERVERS {
             let small = url(address, ":8080/small");
-            let said = host.site().tool("ab", &["-q", "-n", "500", "-c", "8", &small]);
-            assert!(said.contains("Failed requests:        0"), "{said}");
+            let printed = host.testbed().tool("ab", &["-q", "-n", "500", "-c", "8", &small]);
+            assert!(printed.contains("Failed requests:        0"), "{printed}");
         }
     });
 }
 
 #[test]
 fn ruby_serves_files() {
-    if !can("run_servers_ruby", &["ruby", "curl"]) {
+    if !can_run("run_servers_ruby", &["ruby", "curl"]) {
         return;
     }
     let folder = files();
     let root = folder.path().to_str().unwrap();
     let httpd = ["ruby", "-run", "-e", "httpd", "--", root, "-p", "8080"];
-    Host::each(|host| serves(host, folder.path(), &httpd));
+    ServerHost::each(|host| check_web_server(host, folder.path(), &httpd));
 }
 
 #[test]
 fn php_serves_files() {
-    if !can("run_servers_php", &["php", "curl"]) {
+    if !can_run("run_servers_php", &["php", "curl"]) {
         return;
     }
     let folder = files();
     let root = folder.path().to_str().unwrap();
     let php = ["php", "-q", "-S", "[::]:8080", "-t", root];
-    Host::each(|host| serves(host, folder.path(), &php));
+    ServerHost::each(|host| check_web_server(host, folder.path(), &php));
 }
 
 #[test]
-fn gunicorn_serves_from_workers_and_reloads() {
-    if !can("run_servers_gunicorn", &["gunicorn", "curl"]) {
+fn gunicorn_workers_serve_and_reload() {
+    if !can_run("run_servers_gunicorn", &["gunicorn", "curl"]) {
         return;
     }
-    Host::attached(|host| {
+    ServerHost::attached(|host| {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str().unwrap();
-        let answer_with = |said: &str| {
+        let answer_with = |body: &str| {
             let program = format!(
-                "def app(environ, start):\n    start('200 OK', [])\n    return [b'{said}']\n"
+                "def app(environ, start):\n    start('200 OK', [])\n    return [b'{body}']\n"
             );
             fs::write(folder.path().join("tide.py"), program).unwrap();
         };
         answer_with("low");
         let bind = ["-b", "[::]:8080"];
         let workers = ["gunicorn", "-w", "2", "--chdir", root, "-p", &format!("{root}/pid")];
-        // A worker that keeps what it has compiled does not see the new program.
+        // Without bytecode files, new workers read the changed source.
         let plain = ["env", "PYTHONDONTWRITEBYTECODE=1"];
         let server = [&plain[..], &workers, &bind, &["tide:app"]].concat();
         let _server = host.run_server(&server, 8080);
         let fetch = |address: &str| {
             let from = url(address, ":8080/");
-            host.site().tool("curl", &["-sS", "--max-time", "20", &from])
+            host.testbed().tool("curl", &["-sS", "--max-time", "20", &from])
         };
         SERVERS.iter().for_each(|address| assert_eq!(fetch(address), "low"));
         answer_with("high");
         let pid = fs::read_to_string(folder.path().join("pid")).unwrap();
-        host.site().server().command("kill").args(["-HUP", pid.trim()]).status().unwrap();
+        host.testbed().server().command("kill").args(["-HUP", pid.trim()]).status().unwrap();
         for address in SERVERS {
-            // Workers of before may answer until they have gone.
-            wait_until("the new program answers", || fetch(address) == "high");
+            // The previous workers may answer until they have exited.
+            wait_until("the reloaded workers answer", || fetch(address) == "high");
         }
-        host.site().server().command("kill").arg(pid.trim()).status().unwrap();
-        wait_until("it has ended its workers", || !folder.path().join("pid").exists());
+        host.testbed().server().command("kill").arg(pid.trim()).status().unwrap();
+        wait_until("gunicorn has stopped its workers", || !folder.path().join("pid").exists());
     });
 }
 
 #[test]
 fn rsync_moves_files_both_ways() {
-    if !can("run_servers_rsync", &["rsync"]) {
+    if !can_run("run_servers_rsync", &["rsync"]) {
         return;
     }
-    Host::attached(|host| {
+    ServerHost::attached(|host| {
         let (here, there) = (files(), files());
         let path = |folder: &tempfile::TempDir, name: &str| {
             folder.path().join(name).to_str().unwrap().to_owned()
@@ -206,9 +210,9 @@ fn rsync_moves_files_both_ways() {
         let large = fs::read(path(&here, "large")).unwrap();
         for address in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
             let remote = |name: &str| format!("rsync://{address}:8730/tide/{name}");
-            host.site().tool("rsync", &["-W", &remote("large"), &path(&here, "fetched")]);
+            host.testbed().tool("rsync", &["-W", &remote("large"), &path(&here, "fetched")]);
             assert!(fs::read(path(&here, "fetched")).unwrap() == large, "from {address}");
-            host.site().tool("rsync", &["-W", &path(&here, "fetched"), &remote("sent")]);
+            host.testbed().tool("rsync", &["-W", &path(&here, "fetched"), &remote("sent")]);
             assert!(fs::read(path(&there, "sent")).unwrap() == large, "to {address}");
             fs::remove_file(path(&here, "fetched")).unwrap();
             fs::remove_file(path(&there, "sent")).unwrap();
@@ -217,48 +221,50 @@ fn rsync_moves_files_both_ways() {
 }
 
 #[test]
-fn mosquitto_passes_messages_on() {
-    if !can("run_servers_mosquitto", &["mosquitto", "mosquitto_sub", "mosquitto_pub"]) {
+fn mosquitto_delivers_messages() {
+    if !can_run("run_servers_mosquitto", &["mosquitto", "mosquitto_sub", "mosquitto_pub"]) {
         return;
     }
-    Host::each(|host| {
+    ServerHost::each(|host| {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("mosquitto.conf");
         fs::write(&config, "listener 1883\nallow_anonymous true\nuser root\n").unwrap();
         let _server = host.run_server(&["mosquitto", "-c", config.to_str().unwrap()], 1883);
         for address in SERVERS {
             let got = folder.path().join("got");
-            let mut subscriber = host.site().client().command("mosquitto_sub");
+            let mut subscriber = host.testbed().client().command("mosquitto_sub");
             subscriber.args(["-h", address, "-t", "tide", "-C", "2", "-W", "60"]);
             subscriber.stdout(fs::File::create(&got).unwrap());
             let mut subscriber = subscriber.spawn().unwrap();
-            // What is kept reaches whoever comes late.
-            for said in ["low", "high"] {
-                let publish = ["-h", address, "-t", "tide", "-q", "1", "-m", said];
-                let kept = if said == "low" { &["-r"][..] } else { &[] };
-                host.site().tool("mosquitto_pub", &[&publish, kept].concat());
+            // A retained message reaches late subscribers.
+            for message in ["low", "high"] {
+                let publish = ["-h", address, "-t", "tide", "-q", "1", "-m", message];
+                let kept = if message == "low" { &["-r"][..] } else { &[] };
+                host.testbed().tool("mosquitto_pub", &[&publish, kept].concat());
                 wait_until("the message arrives", || {
-                    fs::read_to_string(&got).unwrap().ends_with(&format!("{said}\n"))
+                    fs::read_to_string(&got).unwrap().ends_with(&format!("{message}\n"))
                 });
             }
             assert!(subscriber.wait().unwrap().success());
-            host.site().tool("mosquitto_pub", &["-h", address, "-t", "tide", "-r", "-n"]);
+            host.testbed().tool("mosquitto_pub", &["-h", address, "-t", "tide", "-r", "-n"]);
         }
     });
 }
 
-/// Asks for the address of `ns.example.com`, by UDP and TCP.
-fn names_are_answered(site: &Site) {
+/// Queries the address of `ns.example.com` over UDP and TCP.
+fn check_dns_names(testbed: &Testbed) {
     for address in SERVERS {
         let server = format!("@{address}");
-        // Some listen before they have read what they are to answer.
-        let ask = [&*server, "ns.example.com", "A", "+short", "+tcp"];
-        wait_until("it knows its names", || !site.tool("kdig", &ask).is_empty());
+        // Some servers listen before they have loaded their names.
+        let request = [&*server, "ns.example.com", "A", "+short", "+tcp"];
+        wait_until("the server has loaded its names", || {
+            !testbed.tool("kdig", &request).is_empty()
+        });
         for more in ["+notcp", "+tcp"] {
-            let ask = [&server, "ns.example.com", "A", "+short", "+timeout=10", more];
-            // From several ports, so that each thread is asked.
+            let request = [&server, "ns.example.com", "A", "+short", "+timeout=10", more];
+            // Several source ports, so that each thread is queried.
             for _ in 0..10 {
-                assert_eq!(site.tool("kdig", &ask), "192.0.2.1\n", "{address} {more}");
+                assert_eq!(testbed.tool("kdig", &request), "192.0.2.1\n", "{address} {more}");
             }
         }
     }
@@ -266,10 +272,10 @@ fn names_are_answered(site: &Site) {
 
 #[test]
 fn unbound_answers_from_two_threads() {
-    if !can("run_servers_unbound", &["unbound", "kdig"]) {
+    if !can_run("run_servers_unbound", &["unbound", "kdig"]) {
         return;
     }
-    Host::each(|host| {
+    ServerHost::each(|host| {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("unbound.conf");
         let text = format!(
@@ -284,28 +290,28 @@ fn unbound_answers_from_two_threads() {
         );
         fs::write(&config, text).unwrap();
         let _server = host.run_server(&["unbound", "-d", "-c", config.to_str().unwrap()], 53);
-        names_are_answered(host.site());
+        check_dns_names(host.testbed());
     });
 }
 
-/// Attached to a daemon on addresses of the kernel's, and on Tidegate's own. Some
-/// servers look for the addresses that interfaces have: they find those on `lo`.
-fn on_addresses_that_are_found(test: impl Fn(&Host<'_>)) {
-    Host::attached_shared(&test);
-    Host::attached(|host| {
+/// Runs the test attached to a daemon, on shared addresses and on addresses of the daemon's
+/// own. Some servers look up interface addresses: for these, `lo` has the addresses too.
+fn on_discoverable_addresses(test: impl Fn(&ServerHost<'_>)) {
+    ServerHost::attached_shared(&test);
+    ServerHost::attached(|host| {
         for address in [format!("{SERVER_V4}/32"), format!("{SERVER_V6}/128")] {
-            host.site().server().ip(&["addr", "add", &address, "dev", "lo"]).unwrap();
+            host.testbed().server().ip(&["addr", "add", &address, "dev", "lo"]).unwrap();
         }
         test(host);
     });
 }
 
 #[test]
-fn named_answers() {
-    if !can("run_servers_named", &["named", "kdig"]) {
+fn named_answers_queries() {
+    if !can_run("run_servers_named", &["named", "kdig"]) {
         return;
     }
-    on_addresses_that_are_found(|host| {
+    on_discoverable_addresses(|host| {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str().unwrap();
         let zone = "$TTL 60\n@ SOA ns h 1 2 3 4 5\n@ NS ns\nns A 192.0.2.1\n";
@@ -319,36 +325,36 @@ fn named_answers() {
         );
         fs::write(&config, text).unwrap();
         let _server = host.run_server(&["named", "-g", "-c", config.to_str().unwrap()], 53);
-        names_are_answered(host.site());
+        check_dns_names(host.testbed());
     });
 }
 
 #[test]
-fn dnsmasq_answers() {
-    if !can("run_servers_dnsmasq", &["dnsmasq", "kdig"]) {
+fn dnsmasq_answers_queries() {
+    if !can_run("run_servers_dnsmasq", &["dnsmasq", "kdig"]) {
         return;
     }
-    on_addresses_that_are_found(|host| {
+    on_discoverable_addresses(|host| {
         let own = ["-k", "-C", "/dev/null", "-u", "root", "--no-resolv", "--no-hosts"];
         let addresses = format!("--listen-address={SERVER_V4},{SERVER_V6}");
         let listen = ["--bind-interfaces", "--pid-file", &addresses];
         let names = ["--host-record=ns.example.com,192.0.2.1", "--local=/example.com/"];
         let _server = host.run_server(&[&["dnsmasq"], &own[..], &listen, &names].concat(), 53);
-        names_are_answered(host.site());
+        check_dns_names(host.testbed());
     });
 }
 
 #[test]
-fn dovecot_hands_connections_on_to_its_processes() {
-    if !can("run_servers_dovecot", &["dovecot", "curl"]) {
+fn dovecot_transfers_connections_between_processes() {
+    if !can_run("run_servers_dovecot", &["dovecot", "curl"]) {
         return;
     }
     let version = Command::new("dovecot").arg("--version").output().unwrap();
     if !version.stdout.starts_with(b"2.3.") {
         return eprintln!("skipped run_servers_dovecot: the settings are those of dovecot 2.3");
     }
-    // A process that has given up its rights hands the connection on.
-    Host::attached_with(&["--socket-mode", "666"], |host| {
+    // A process that has dropped its privileges passes the connection on.
+    ServerHost::attached_with(&["--socket-mode", "666"], |host| {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str().unwrap();
         fs::set_permissions(root, PermissionsExt::from_mode(0o777)).unwrap();
@@ -372,21 +378,21 @@ fn dovecot_hands_connections_on_to_its_processes() {
             let imap = |rest: &[&str], path: &str| {
                 let inbox = format!("imap://{address}/INBOX{path}");
                 let login = ["-sS", "--max-time", "20", "-u", "joe:tide"];
-                host.site().tool("curl", &[&login, rest, &[&inbox]].concat())
+                host.testbed().tool("curl", &[&login, rest, &[&inbox]].concat())
             };
             imap(&["-T", letter.to_str().unwrap()], "");
             let got = imap(&[], ";MAILINDEX=1");
             assert!(got.as_bytes() == fs::read(&letter).unwrap(), "{address}");
         }
-        // It ends its processes when it is asked to.
+        // dovecot ends its processes on SIGTERM.
         let pid = folder.path().join("run/master.pid");
         let number = fs::read_to_string(&pid).unwrap();
-        host.site().server().command("kill").arg(number.trim()).status().unwrap();
-        wait_until("it has ended", || !pid.exists());
+        host.testbed().server().command("kill").arg(number.trim()).status().unwrap();
+        wait_until("dovecot has exited", || !pid.exists());
     });
 }
 
-/// Where Debian has the programs of a version of PostgreSQL, if there is one.
+/// Folder of the executables of the newest PostgreSQL that Debian has installed, if any.
 fn postgresql() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let programs = versions.map(|version| version.unwrap().path().join("bin"));
@@ -395,7 +401,7 @@ fn postgresql() -> Option<PathBuf> {
 
 #[test]
 fn postgresql_serves_from_its_children() {
-    if !can("run_servers_postgresql", &["setpriv"]) {
+    if !can_run("run_servers_postgresql", &["setpriv"]) {
         return;
     }
     let Some(programs) = postgresql() else {
@@ -405,7 +411,7 @@ fn postgresql_serves_from_its_children() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    // It does not run as root, and where this was built may be closed to others.
+    // PostgreSQL does not run as root, and the build folder may be inaccessible to other users.
     fs::copy(library(), path("library.so")).unwrap();
     let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
     let make = [&program("initdb"), "-D", &path("data"), "-A", "trust", "-N"];
@@ -413,7 +419,7 @@ fn postgresql_serves_from_its_children() {
     assert!(made.unwrap().success());
     let allow = "host all all all trust\nlocal all all trust\n";
     fs::write(path("data/pg_hba.conf"), allow).unwrap();
-    Host::attached_with(&["--socket-mode", "666"], |host| {
+    ServerHost::attached_with(&["--socket-mode", "666"], |host| {
         let settings = ["listen_addresses=*", "fsync=off", "shared_memory_type=mmap"];
         let sockets = format!("unix_socket_directories={}", folder.path().display());
         let server = program("postgres");
@@ -424,28 +430,28 @@ fn postgresql_serves_from_its_children() {
         }
         let mut command = host.run(&all);
         command.env("TIDEGATE_PRELOAD_LIBRARY", path("library.so"));
-        let _server = host.site().wait_for_server(&mut command, 5432);
+        let _server = host.testbed().wait_for_server(&mut command, 5432);
         for address in SERVERS {
             let to = ["-h", address, "-U", "postgres"];
             let bench = |more: &[&str]| {
-                host.site().tool(&program("pgbench"), &[&to, more, &["postgres"]].concat())
+                host.testbed().tool(&program("pgbench"), &[&to, more, &["postgres"]].concat())
             };
             bench(&["-i", "-q", "-s", "1"]);
-            // One connection for many transactions, and one for each.
+            // One connection for many transactions, then one connection for each.
             for more in [&["-t", "50"][..], &["-t", "10", "-C"]] {
-                let said = bench(&[&["-c", "4", "-n"], more].concat());
-                assert!(said.contains("failed transactions: 0"), "{said}");
+                let printed = bench(&[&["-c", "4", "-n"], more].concat());
+                assert!(printed.contains("failed transactions: 0"), "{printed}");
             }
             let large = "select string_agg(n::text, ',') from generate_series(1, 300000) n";
-            let ask = [&to[..], &["-d", "postgres", "-qtAc", large]].concat();
-            let got = host.site().tool("psql", &ask);
+            let request = [&to[..], &["-d", "postgres", "-qtAc", large]].concat();
+            let got = host.testbed().tool("psql", &request);
             let expected: Vec<String> = (1..=300_000).map(|n: u32| n.to_string()).collect();
             assert!(got.trim_end() == expected.join(","), "{address}");
         }
-        // It ends its children when it is asked to.
+        // postgres ends its children on SIGINT.
         let pid = fs::read_to_string(path("data/postmaster.pid")).unwrap();
         let number = pid.lines().next().unwrap();
-        host.site().server().command("kill").args(["-INT", number]).status().unwrap();
-        wait_until("it has ended", || !folder.path().join("data/postmaster.pid").exists());
+        host.testbed().server().command("kill").args(["-INT", number]).status().unwrap();
+        wait_until("postgres has exited", || !folder.path().join("data/postmaster.pid").exists());
     });
 }

@@ -1,4 +1,4 @@
-//! Programs whose handlers of signals use their sockets.
+//! Applications that use sockets in signal handlers.
 
 mod support;
 
@@ -7,26 +7,27 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use support::run::{Daemon, Program};
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::run::{ChildProcess, Daemon};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root};
 
 const ALARM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/alarm.c");
 const BYTES: usize = 8_000_000;
 
-/// How long nothing may come.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Longest time without data.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A byte of the stream: none that a handler writes, or that ends the stream.
+/// Stream byte at this position: never a byte that the handler writes or the final newline.
 fn byte(at: usize) -> u8 {
     b'a' + (at % 23) as u8
 }
 
-/// Sends much and gets it back, with what the handler writes in between. Gives how often
-/// it has written, by what came and by what the program says.
-fn echo(site: &Site, address: &str) -> [usize; 2] {
-    let mut stream = site.client().enter(|| TcpStream::connect((address, 7500))).unwrap().unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.set_write_timeout(Some(LIMIT)).unwrap();
+/// Sends [`BYTES`] bytes and receives them back, with the handler's bytes in between. Returns
+/// how often the handler wrote: counted in the stream, and as reported by the program.
+fn exchange_with_handler(testbed: &Testbed, address: &str) -> [usize; 2] {
+    let mut stream =
+        testbed.client().enter(|| TcpStream::connect((address, 7500))).unwrap().unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     let mut sender = stream.try_clone().unwrap();
     let send = std::thread::spawn(move || {
         let data: Vec<u8> = (0..BYTES).map(byte).collect();
@@ -40,13 +41,13 @@ fn echo(site: &Site, address: &str) -> [usize; 2] {
     let written = got[..end].iter().filter(|&&byte| byte == b'!').count();
     let echoed = got[..end].iter().filter(|&&byte| byte != b'!');
     assert!(echoed.copied().eq((0..BYTES).map(byte)), "{address}");
-    let told = String::from_utf8_lossy(&got[end..]);
-    [written, told.trim().parse().unwrap()]
+    let reported = String::from_utf8_lossy(&got[end..]);
+    [written, reported.trim().parse().unwrap()]
 }
 
 #[test]
-fn a_handler_uses_a_socket_while_its_thread_is_in_the_stack() {
-    if !is_root("run_signals") || !have("run_signals", &["cc"]) {
+fn signal_handler_can_use_sockets_while_its_thread_is_in_the_stack() {
+    if !is_root("run_signals") || !has_programs("run_signals", &["cc"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -55,18 +56,21 @@ fn a_handler_uses_a_socket_while_its_thread_is_in_the_stack() {
     let mut compile = Command::new("cc");
     compile.args(["-O1", "-Wall", "-Werror", "-o", program, ALARM]);
     assert!(compile.status().unwrap().success());
-    for how in ["restart", "interrupt"] {
-        let serves = |site: &Site, _program: Program| {
+    for mode in ["restart", "interrupt"] {
+        let serves = |testbed: &Testbed, _program: ChildProcess| {
             for address in [SERVER_V4, SERVER_V6] {
-                let [came, told] = echo(site, address);
-                assert!(came > 0 && came == told, "{came} came, {told} were written");
+                let [received, reported] = exchange_with_handler(testbed, address);
+                assert!(
+                    received > 0 && received == reported,
+                    "{received} received, {reported} reported"
+                );
             }
         };
-        let site = Site::new(Kind::Packet);
-        serves(&site, site.run_server(&["--port", "packet"], &[program, how], 7500));
-        drop(site);
-        let site = Site::new(Kind::Packet);
-        let daemon = Daemon::start(&site, &["--port", "packet"]);
-        serves(&site, daemon.run_server(&[program, how], 7500));
+        let testbed = Testbed::new(DeviceKind::Packet);
+        serves(&testbed, testbed.run_server(&["--io", "packet"], &[program, mode], 7500));
+        drop(testbed);
+        let testbed = Testbed::new(DeviceKind::Packet);
+        let daemon = Daemon::start(&testbed, &["--io", "packet"]);
+        serves(&testbed, daemon.run_server(&[program, mode], 7500));
     }
 }

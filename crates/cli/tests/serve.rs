@@ -1,39 +1,42 @@
-//! Servers on every port, asked by the kernel's own tools.
+//! Servers on every kind of device, tested with standard network tools.
 
 mod support;
 
 use std::time::Duration;
 
-use support::{CLIENT_V4, Kind, SERVER_V4, SERVER_V6, Site, have, is_root, zone};
+use support::{CLIENT_V4, DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root, zone};
 
-/// What `dig +short` says.
-fn dig(site: &Site, server: &str, question: &[&str]) -> Vec<String> {
+/// Sorted output lines of `dig +short`.
+fn dig(testbed: &Testbed, server: &str, question: &[&str]) -> Vec<String> {
     let at = format!("@{server}");
     let mut arguments = vec![at.as_str(), "+short", "+tries=1", "+time=5", "+notcp"];
     arguments.extend(question);
-    let mut lines: Vec<_> = site.tool("dig", &arguments).lines().map(str::to_owned).collect();
+    let mut lines: Vec<_> = testbed.tool("dig", &arguments).lines().map(str::to_owned).collect();
     lines.sort();
     lines
 }
 
-fn dns_is_right(site: &Site, server: &str) {
-    assert_eq!(dig(site, server, &["www.example.test", "A"]), ["192.0.2.80"]);
-    assert_eq!(dig(site, server, &["www.example.test", "AAAA"]), ["2001:db8::80"]);
-    assert_eq!(dig(site, server, &["WWW.Example.TEST", "A"]), ["192.0.2.80"]);
+fn check_dns(testbed: &Testbed, server: &str) {
+    assert_eq!(dig(testbed, server, &["www.example.test", "A"]), ["192.0.2.80"]);
+    assert_eq!(dig(testbed, server, &["www.example.test", "AAAA"]), ["2001:db8::80"]);
+    assert_eq!(dig(testbed, server, &["WWW.Example.TEST", "A"]), ["192.0.2.80"]);
     assert_eq!(
-        dig(site, server, &["alias.example.test", "A"]),
+        dig(testbed, server, &["alias.example.test", "A"]),
         ["192.0.2.80", "www.example.test."]
     );
-    assert_eq!(dig(site, server, &["a.b.wild.example.test", "A"]), ["192.0.2.99"]);
-    assert_eq!(dig(site, server, &["example.test", "MX"]), ["10 mail.example.test."]);
-    assert_eq!(dig(site, server, &["_dns._udp.example.test", "SRV"]), ["0 5 53 ns1.example.test."]);
-    assert!(dig(site, server, &["nobody.example.test", "A"]).is_empty());
+    assert_eq!(dig(testbed, server, &["a.b.wild.example.test", "A"]), ["192.0.2.99"]);
+    assert_eq!(dig(testbed, server, &["example.test", "MX"]), ["10 mail.example.test."]);
+    assert_eq!(
+        dig(testbed, server, &["_dns._udp.example.test", "SRV"]),
+        ["0 5 53 ns1.example.test."]
+    );
+    assert!(dig(testbed, server, &["nobody.example.test", "A"]).is_empty());
 
     let at = format!("@{server}");
     let kdig = |question: &[&str]| {
         let mut arguments = vec![at.as_str(), "+timeout=5", "+retry=0", "+notcp"];
         arguments.extend(question);
-        site.tool("kdig", &arguments)
+        testbed.tool("kdig", &arguments)
     };
     let missing = kdig(&["nobody.example.test", "A"]);
     assert!(missing.contains("NXDOMAIN") && missing.contains("SOA"), "{missing}");
@@ -42,42 +45,43 @@ fn dns_is_right(site: &Site, server: &str) {
     assert!(kdig(&["example.org", "A"]).contains("REFUSED"));
 }
 
-fn pings_are_answered(kind: Kind, site: &Site, server: &str) {
-    let (family, most) =
-        if server.contains(':') { ("-6", usize::MAX) } else { ("-4", kind.ipv4_bytes_max()) };
-    for size in [0, 56, 1400, 4000, 20000].into_iter().filter(|&size| size <= most) {
+fn check_ping(kind: DeviceKind, testbed: &Testbed, server: &str) {
+    let (family, max_bytes) =
+        if server.contains(':') { ("-6", usize::MAX) } else { ("-4", kind.max_ipv4_bytes()) };
+    for size in [0, 56, 1400, 4000, 20000].into_iter().filter(|&size| size <= max_bytes) {
         let size = size.to_string();
         let arguments = [family, "-c", "2", "-i", "0.01", "-W", "5", "-s", &size, server];
-        let output = site.tool("ping", &arguments);
+        let output = testbed.tool("ping", &arguments);
         assert!(output.contains(" 0% packet loss"), "{output}");
     }
 }
 
-/// A probe to a port where nobody listens comes back as "port unreachable",
-/// which is how traceroute knows that it has arrived.
-fn probes_are_answered(site: &Site, server: &str) {
+/// A probe to a port without a listener is answered with ICMP "port unreachable", by which
+/// traceroute knows that it has reached the destination.
+fn check_traceroute(testbed: &Testbed, server: &str) {
     let family = if server.contains(':') { "-6" } else { "-4" };
-    let output = site.tool("traceroute", &[family, "-n", "-q", "1", "-m", "3", "-w", "5", server]);
+    let output =
+        testbed.tool("traceroute", &[family, "-n", "-q", "1", "-m", "3", "-w", "5", server]);
     let hops: Vec<_> = output.lines().skip(1).collect();
     assert_eq!(hops.len(), 1, "{output}");
     assert!(hops[0].contains(server), "{output}");
 }
 
-fn on_every_port(test: &str, programs: &[&str], check: impl Fn(Kind, &Site)) {
-    if is_root(test) && have(test, programs) {
-        for kind in Kind::ALL {
+fn on_every_device(test: &str, programs: &[&str], check: impl Fn(DeviceKind, &Testbed)) {
+    if is_root(test) && has_programs(test, programs) {
+        for kind in DeviceKind::ALL {
             eprintln!("{test} on {kind:?}");
-            check(kind, &Site::new(kind));
+            check(kind, &Testbed::new(kind));
         }
     }
 }
 
 #[test]
-fn dig_and_kdig_get_right_answers() {
-    on_every_port("dig_and_kdig", &["dig", "kdig"], |kind, site| {
-        let server = site.serve(kind, &["dns", "--zone", &zone()]);
+fn dig_and_kdig_get_correct_responses() {
+    on_every_device("dig_and_kdig", &["dig", "kdig"], |kind, testbed| {
+        let server = testbed.serve(kind, &["dns", "--zone", &zone()]);
         for address in [SERVER_V4, SERVER_V6] {
-            dns_is_right(site, address);
+            check_dns(testbed, address);
         }
         let report = server.stop();
         assert_eq!(report["requests"], report["answers"]);
@@ -86,16 +90,16 @@ fn dig_and_kdig_get_right_answers() {
 }
 
 #[test]
-fn several_readers_give_the_same_answers() {
-    on_every_port("several_readers", &["dig", "kdig"], |kind, site| {
+fn several_readers_give_the_same_responses() {
+    on_every_device("several_readers", &["dig", "kdig"], |kind, testbed| {
         for distribution in ["flow", "round-robin", "least-loaded"] {
             let readers = ["--readers", "3", "--distribution", distribution];
             let zone = zone();
             let arguments: Vec<&str> =
                 ["dns", "--zone", &zone].into_iter().chain(readers).collect();
-            let server = site.serve(kind, &arguments);
+            let server = testbed.serve(kind, &arguments);
             for address in [SERVER_V4, SERVER_V6] {
-                dns_is_right(site, address);
+                check_dns(testbed, address);
             }
             let report = server.stop();
             assert!(report["requests"].as_u64() > Some(20), "{report}");
@@ -105,37 +109,37 @@ fn several_readers_give_the_same_answers() {
 }
 
 #[test]
-fn ping_gets_every_answer_also_in_fragments() {
-    on_every_port("ping", &["ping"], |kind, site| {
-        let server = site.serve(kind, &["echo"]);
+fn answers_pings_including_fragmented_ones() {
+    on_every_device("ping", &["ping"], |kind, testbed| {
+        let server = testbed.serve(kind, &["echo"]);
         for address in [SERVER_V4, SERVER_V6] {
-            pings_are_answered(kind, site, address);
+            check_ping(kind, testbed, address);
         }
         drop(server);
     });
 }
 
 #[test]
-fn traceroute_arrives() {
-    on_every_port("traceroute", &["traceroute"], |kind, site| {
-        let server = site.serve(kind, &["echo"]);
+fn traceroute_reaches_the_server() {
+    on_every_device("traceroute", &["traceroute"], |kind, testbed| {
+        let server = testbed.serve(kind, &["echo"]);
         for address in [SERVER_V4, SERVER_V6] {
-            probes_are_answered(site, address);
+            check_traceroute(testbed, address);
         }
         let report = server.stop();
         assert!(report["drops"]["udp_no_socket"].as_u64() >= Some(2), "{report}");
     });
 }
 
-/// The kernel's own socket on the other side: datagrams of every size come back
-/// byte for byte, in fragments where they must.
+/// Datagrams of every size from a kernel socket come back unchanged, fragmented where
+/// necessary.
 #[test]
 fn echo_returns_datagrams_of_every_size() {
-    on_every_port("echo", &[], |kind, site| {
-        let server = site.serve(kind, &["echo", "--listen", "7777"]);
+    on_every_device("echo", &[], |kind, testbed| {
+        let server = testbed.serve(kind, &["echo", "--listen", "7777"]);
         for address in [SERVER_V4, SERVER_V6] {
-            let answers = site.client().enter(|| echo_sizes(address)).unwrap();
-            for (size, intact) in answers {
+            let results = testbed.client().enter(|| echo_sizes(address)).unwrap();
+            for (size, intact) in results {
                 assert!(intact, "{kind:?} {address} {size} bytes");
             }
         }
@@ -159,33 +163,32 @@ fn echo_sizes(server: &str) -> Vec<(usize, bool)> {
     sizes.iter().map(try_size).collect()
 }
 
-/// The server's side of the wire may go down and come back.
+/// The server's link may go down and come back.
 #[test]
-fn service_goes_on_after_the_link_was_down() {
-    on_every_port("link", &["ping"], |kind, site| {
-        if kind.makes_the_wire() {
+fn serves_again_after_link_down() {
+    on_every_device("link", &["ping"], |kind, testbed| {
+        if kind.creates_link() {
             return;
         }
-        let server = site.serve(kind, &["echo"]);
-        pings_are_answered(kind, site, SERVER_V4);
+        let server = testbed.serve(kind, &["echo"]);
+        check_ping(kind, testbed, SERVER_V4);
         for state in ["down", "up"] {
-            site.client().ip(&["link", "set", site.client_device(), state]).unwrap();
+            testbed.client().ip(&["link", "set", testbed.client_device(), state]).unwrap();
         }
-        // The kernel notices a moment later that there is a carrier again, and
-        // sends nothing until then.
-        let show = ["-o", "link", "show", site.client_device()];
-        while !site.client().ip(&show).unwrap().contains("state UP") {}
-        pings_are_answered(kind, site, SERVER_V4);
+        // The kernel notices the carrier a moment later and sends nothing until then.
+        let show = ["-o", "link", "show", testbed.client_device()];
+        while !testbed.client().ip(&show).unwrap().contains("state UP") {}
+        check_ping(kind, testbed, SERVER_V4);
         drop(server);
     });
 }
 
-/// An idle server sleeps: a second without traffic is a handful of rounds.
+/// An idle server sleeps: one second without traffic takes few rounds.
 #[test]
 fn an_idle_server_sleeps() {
-    on_every_port("idle", &[], |kind, site| {
-        let server = site.serve(kind, &["echo"]);
-        // However long it took to start.
+    on_every_device("idle", &[], |kind, testbed| {
+        let server = testbed.serve(kind, &["echo"]);
+        // The start-up time varies.
         server.wait_until_asleep();
         std::thread::sleep(Duration::from_secs(1));
         let report = server.stop();
@@ -195,59 +198,61 @@ fn an_idle_server_sleeps() {
     });
 }
 
-/// A server that lives on an address of the kernel's.
+/// A server on the host's own addresses.
 #[test]
-fn a_shared_address_leaves_all_else_to_the_kernel() {
-    if !is_root("shared") || !have("shared", &["dig", "kdig", "ping", "nc"]) {
+fn shared_address_leaves_other_traffic_to_the_kernel() {
+    if !is_root("shared") || !has_programs("shared", &["dig", "kdig", "ping", "nc"]) {
         return;
     }
-    let site = Site::shared();
+    let testbed = Testbed::shared();
     let zone = zone();
-    let serve = ["dns", "--zone", &zone, "--shared", "--iface", site.device()];
-    let server = site.start(&serve);
+    let serve = ["dns", "--zone", &zone, "--shared", "--iface", testbed.device()];
+    let server = testbed.start(&serve);
     for address in [SERVER_V4, SERVER_V6] {
-        dns_is_right(&site, address);
-        pings_are_answered(Kind::Xdp, &site, address);
+        check_dns(&testbed, address);
+        check_ping(DeviceKind::Xdp, &testbed, address);
     }
-    tcp_to_the_kernel_works(&site);
+    check_kernel_tcp(&testbed);
     server.kill();
-    tcp_to_the_kernel_works(&site);
-    pings_are_answered(Kind::Xdp, &site, SERVER_V4);
-    let link = site.server().ip(&["link", "show", site.device()]).unwrap();
-    assert!(!link.contains("xdp"), "left attached: {link}");
-    // And the interface can be served again at once.
-    let server = site.start(&serve);
-    dns_is_right(&site, SERVER_V4);
+    check_kernel_tcp(&testbed);
+    check_ping(DeviceKind::Xdp, &testbed, SERVER_V4);
+    let link = testbed.server().ip(&["link", "show", testbed.device()]).unwrap();
+    assert!(!link.contains("xdp"), "XDP program still attached: {link}");
+    // The interface can be used again at once.
+    let server = testbed.start(&serve);
+    check_dns(&testbed, SERVER_V4);
     let report = server.stop();
     assert_eq!(report["requests"], report["answers"]);
 }
 
-fn tcp_to_the_kernel_works(site: &Site) {
+fn check_kernel_tcp(testbed: &Testbed) {
     for address in [SERVER_V4, SERVER_V6] {
         let listener =
-            site.server().enter(|| std::net::TcpListener::bind((address, 0)).unwrap()).unwrap();
+            testbed.server().enter(|| std::net::TcpListener::bind((address, 0)).unwrap()).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let stream =
-            site.client().enter(|| std::net::TcpStream::connect((address, port)).unwrap()).unwrap();
+        let stream = testbed
+            .client()
+            .enter(|| std::net::TcpStream::connect((address, port)).unwrap())
+            .unwrap();
         let (accepted, peer) = listener.accept().unwrap();
         assert_eq!(peer, stream.local_addr().unwrap());
         drop((accepted, stream));
     }
 }
 
-/// A kernel socket on the port: the second server is told so.
+/// A kernel socket holds the port: the server reports that the port is in use.
 #[test]
-fn a_port_in_use_by_the_kernel_is_not_taken() {
+fn refuses_a_port_in_use_by_the_kernel() {
     if !is_root("port in use") {
         return;
     }
-    let site = Site::shared();
+    let testbed = Testbed::shared();
     let holder =
-        site.server().enter(|| std::net::UdpSocket::bind("0.0.0.0:7777").unwrap()).unwrap();
-    let output = site
+        testbed.server().enter(|| std::net::UdpSocket::bind("0.0.0.0:7777").unwrap()).unwrap();
+    let output = testbed
         .server()
         .command(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["serve", "echo", "--listen", "7777", "--shared", "--iface", site.device()])
+        .args(["serve", "echo", "--listen", "7777", "--shared", "--iface", testbed.device()])
         .output()
         .unwrap();
     assert!(!output.status.success());
@@ -256,18 +261,18 @@ fn a_port_in_use_by_the_kernel_is_not_taken() {
     drop(holder);
 }
 
-/// The client's address is resolved, not guessed: a client that never sent
-/// anything to the server's stack before is answered too.
+/// The server resolves the client's hardware address instead of guessing it: a client whose
+/// address has never sent anything to the server's stack is answered too.
 #[test]
-fn a_client_with_another_hardware_address_is_answered() {
-    on_every_port("neighbour", &["ping"], |kind, site| {
-        let server = site.serve(kind, &["echo"]);
-        pings_are_answered(kind, site, SERVER_V4);
-        if let Site::Veth(_) = site {
-            let device = site.client_device();
-            site.client().ip(&["link", "set", device, "address", "02:aa:bb:cc:dd:ee"]).unwrap();
-            let _ = site.try_tool("arping", &["-U", "-c", "1", "-I", device, CLIENT_V4]);
-            pings_are_answered(kind, site, SERVER_V4);
+fn answers_a_client_after_its_hardware_address_changed() {
+    on_every_device("neighbour", &["ping"], |kind, testbed| {
+        let server = testbed.serve(kind, &["echo"]);
+        check_ping(kind, testbed, SERVER_V4);
+        if let Testbed::Veth(_) = testbed {
+            let device = testbed.client_device();
+            testbed.client().ip(&["link", "set", device, "address", "02:aa:bb:cc:dd:ee"]).unwrap();
+            let _ = testbed.try_tool("arping", &["-U", "-c", "1", "-I", device, CLIENT_V4]);
+            check_ping(kind, testbed, SERVER_V4);
         }
         drop(server);
     });

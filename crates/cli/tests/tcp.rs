@@ -1,5 +1,4 @@
-//! TCP echo on every port, with the kernel's sockets and tools on the other
-//! side.
+//! TCP echo on every kind of device, with the kernel's sockets and tools on the client side.
 
 mod support;
 
@@ -7,15 +6,15 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root};
 
 const PORT: u16 = 7777;
 
-fn on_every_port(test: &str, check: impl Fn(Kind, &Site)) {
+fn on_every_device(test: &str, check: impl Fn(DeviceKind, &Testbed)) {
     if is_root(test) {
-        for kind in Kind::ALL {
+        for kind in DeviceKind::ALL {
             eprintln!("{test} on {kind:?}");
-            check(kind, &Site::new(kind));
+            check(kind, &Testbed::new(kind));
         }
     }
 }
@@ -27,7 +26,7 @@ fn connect(server: &str) -> TcpStream {
     stream
 }
 
-/// Sends so many bytes and reads them back; the peer ends when we do.
+/// Sends `bytes` bytes and reads them back; the server closes after the client's FIN.
 fn round_trip(server: &str, bytes: usize) {
     let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
     let stream = connect(server);
@@ -45,10 +44,11 @@ fn round_trip(server: &str, bytes: usize) {
 }
 
 #[test]
-fn streams_of_every_size_come_back_to_the_kernel() {
-    on_every_port("tcp_streams", |kind, site| {
-        let server = site.serve(kind, &["echo", "--tcp", "--listen", "7777"]);
-        site.client()
+fn echoes_streams_of_every_size() {
+    on_every_device("tcp_streams", |kind, testbed| {
+        let server = testbed.serve(kind, &["echo", "--tcp", "--listen", "7777"]);
+        testbed
+            .client()
             .enter(|| {
                 for address in [SERVER_V4, SERVER_V6] {
                     for bytes in [0, 1, 1000, 1460, 100_000, 4_000_000] {
@@ -62,12 +62,13 @@ fn streams_of_every_size_come_back_to_the_kernel() {
     });
 }
 
-/// Requests and answers on one connection, and a connection for each.
+/// Requests and replies on one connection, and one connection for each request.
 #[test]
-fn requests_are_answered_one_by_one() {
-    on_every_port("tcp_requests", |kind, site| {
-        let server = site.serve(kind, &["echo", "--tcp", "--listen", "7777"]);
-        site.client()
+fn answers_requests_one_by_one() {
+    on_every_device("tcp_requests", |kind, testbed| {
+        let server = testbed.serve(kind, &["echo", "--tcp", "--listen", "7777"]);
+        testbed
+            .client()
             .enter(|| {
                 let mut stream = connect(SERVER_V4);
                 stream.set_nodelay(true).unwrap();
@@ -89,16 +90,18 @@ fn requests_are_answered_one_by_one() {
     });
 }
 
-/// What the link loses, doubles and reorders arrives all the same.
+/// Streams arrive intact although the link drops, duplicates, reorders and corrupts packets.
 #[test]
-fn streams_survive_a_bad_link() {
+fn streams_survive_a_faulty_link() {
     if !is_root("tcp_bad_link") {
         return;
     }
-    let site = Site::new(Kind::Packet);
+    let testbed = Testbed::new(DeviceKind::Packet);
     let fault = "loss=0.02,duplication=0.02,reordering=0.05,corruption=0.005,seed=3";
-    let server = site.serve(Kind::Packet, &["echo", "--tcp", "--listen", "7777", "--fault", fault]);
-    site.client()
+    let server =
+        testbed.serve(DeviceKind::Packet, &["echo", "--tcp", "--listen", "7777", "--fault", fault]);
+    testbed
+        .client()
         .enter(|| {
             for address in [SERVER_V4, SERVER_V6] {
                 round_trip(address, 1_000_000);
@@ -109,32 +112,35 @@ fn streams_survive_a_bad_link() {
 }
 
 #[test]
-fn netcat_and_a_closed_port() {
-    if !is_root("tcp_netcat") || !have("tcp_netcat", &["nc"]) {
+fn netcat_echoes_and_a_closed_port_refuses() {
+    if !is_root("tcp_netcat") || !has_programs("tcp_netcat", &["nc"]) {
         return;
     }
-    let site = Site::new(Kind::Xdp);
-    let server = site.serve(Kind::Xdp, &["echo", "--tcp", "--listen", "7777"]);
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let server = testbed.serve(DeviceKind::Xdp, &["echo", "--tcp", "--listen", "7777"]);
     let script = format!("printf 'the tide' | nc -N -w 5 {SERVER_V4} 7777");
-    assert_eq!(site.tool("sh", &["-c", &script]), "the tide");
-    let refused =
-        site.client().enter(|| TcpStream::connect((SERVER_V6, 7778)).unwrap_err().kind()).unwrap();
+    assert_eq!(testbed.tool("sh", &["-c", &script]), "the tide");
+    let refused = testbed
+        .client()
+        .enter(|| TcpStream::connect((SERVER_V6, 7778)).unwrap_err().kind())
+        .unwrap();
     assert_eq!(refused, std::io::ErrorKind::ConnectionRefused);
     drop(server);
 }
 
-/// A server on an address of the kernel's: only its port moves.
+/// A server on the host's own addresses: only its port is redirected.
 #[test]
-fn a_shared_address_leaves_other_ports_to_the_kernel() {
+fn shared_address_leaves_other_ports_to_the_kernel() {
     if !is_root("tcp_shared") {
         return;
     }
-    let site = Site::shared();
-    let serve = ["echo", "--tcp", "--listen", "7777", "--shared", "--iface", site.device()];
-    let server = site.start(&serve);
+    let testbed = Testbed::shared();
+    let serve = ["echo", "--tcp", "--listen", "7777", "--shared", "--iface", testbed.device()];
+    let server = testbed.start(&serve);
     let others =
-        site.server().enter(|| std::net::TcpListener::bind((SERVER_V4, 7778)).unwrap()).unwrap();
-    site.client()
+        testbed.server().enter(|| std::net::TcpListener::bind((SERVER_V4, 7778)).unwrap()).unwrap();
+    testbed
+        .client()
         .enter(|| {
             for address in [SERVER_V4, SERVER_V6] {
                 round_trip(address, 100_000);
@@ -146,16 +152,18 @@ fn a_shared_address_leaves_other_ports_to_the_kernel() {
     drop(server);
 }
 
-/// The kernel cuts what the server sends and merges what it gets: to frames as
-/// on any wire, and not at all where its device says that it can do so.
+/// The kernel segments the server's stream and coalesces what the server receives: into frames
+/// as on a physical link, or not at all where its device offers the offloads.
 #[test]
-fn streams_arrive_whole_when_the_kernel_cuts_and_merges() {
-    if !is_root("tcp_segmentation") || !have("tcp_segmentation", &["ethtool"]) {
+fn streams_stay_intact_with_kernel_gso_and_gro() {
+    if !is_root("tcp_segmentation") || !has_programs("tcp_segmentation", &["ethtool"]) {
         return;
     }
-    for (kind, offload) in [(Kind::Packet, "off"), (Kind::Packet, "on"), (Kind::Tap, "on")] {
-        let site = Site::new(kind);
-        if let Site::Veth(pair) = &site {
+    for (kind, offload) in
+        [(DeviceKind::Packet, "off"), (DeviceKind::Packet, "on"), (DeviceKind::Tap, "on")]
+    {
+        let testbed = Testbed::new(kind);
+        if let Testbed::Veth(pair) = &testbed {
             for end in [&pair.a, &pair.b] {
                 let mut ethtool = end.namespace.command("ethtool");
                 ethtool.args(["-K", &end.device, "tx", offload, "tso", offload, "gso", offload]);
@@ -163,8 +171,9 @@ fn streams_arrive_whole_when_the_kernel_cuts_and_merges() {
             }
         }
         let serve = ["echo", "--tcp", "--listen", "7777", "--segmentation"];
-        let server = site.serve(kind, &serve);
-        site.client()
+        let server = testbed.serve(kind, &serve);
+        testbed
+            .client()
             .enter(|| {
                 for address in [SERVER_V4, SERVER_V6] {
                     for bytes in [0, 1, 1461, 100_000, 8_000_000] {
@@ -180,23 +189,24 @@ fn streams_arrive_whole_when_the_kernel_cuts_and_merges() {
     }
 }
 
-/// The servers on kernel sockets that Tidegate is measured beside.
+/// The servers on kernel sockets that serve as the baseline for Tidegate.
 #[test]
-fn kernel_sockets_echo_with_epoll_and_with_io_uring() {
+fn kernel_sockets_echo_with_epoll_and_io_uring() {
     if !is_root("tcp_kernel") {
         return;
     }
-    for way in [&[][..], &["--spin"], &["--io-uring"]] {
-        let site = Site::shared();
-        let flags = ["echo", "--tcp", "--port", "kernel", "--listen", "7777"];
-        let server = site.start(&[&flags[..], way].concat());
-        site.client()
+    for mode_flags in [&[][..], &["--spin"], &["--io-uring"]] {
+        let testbed = Testbed::shared();
+        let flags = ["echo", "--tcp", "--io", "kernel", "--listen", "7777"];
+        let server = testbed.start(&[&flags[..], mode_flags].concat());
+        testbed
+            .client()
             .enter(|| {
                 for address in [SERVER_V4, SERVER_V6] {
                     for bytes in [0, 1, 1000, 100_000, 4_000_000] {
                         round_trip(address, bytes);
                     }
-                    // More at once than one call hands over, and some that end badly.
+                    // More connections than one call hands over; unread data resets them on close.
                     let streams: Vec<_> = (0..300).map(|_| connect(address)).collect();
                     for _ in 0..3 {
                         streams.iter().for_each(|mut stream| stream.write_all(b"tide").unwrap());
@@ -211,6 +221,6 @@ fn kernel_sockets_echo_with_epoll_and_with_io_uring() {
                 round_trip(SERVER_V4, 1000);
             })
             .unwrap();
-        assert!(server.stop()["requests"].as_u64().unwrap() > 1800, "{way:?}");
+        assert!(server.stop()["requests"].as_u64().unwrap() > 1800, "{mode_flags:?}");
     }
 }

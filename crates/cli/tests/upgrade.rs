@@ -1,5 +1,5 @@
-//! `tidegate upgrade`: another daemon goes on in the place of the one that runs,
-//! under programs that are attached and clients of the kernel's.
+//! `tidegate upgrade`: a new daemon takes over from the running one while applications are
+//! attached and clients on the kernel are connected.
 
 mod support;
 
@@ -13,54 +13,55 @@ use std::time::{Duration, Instant};
 use support::run::Daemon;
 #[cfg(feature = "dpdk")]
 use support::{CLIENT_V4, CLIENT_V6};
-use support::{Kind, SERVER_V4, SERVER_V6, Site, have, is_root};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root};
 use tidegate::{Net, TcpListener};
 
-/// Ports on an address of the daemon's own, and on the kernel's.
+/// Devices on addresses of the daemon's own; `None` for the host's addresses.
 #[cfg(not(feature = "dpdk"))]
-const PORTS: [Option<Kind>; 4] = [Some(Kind::Xdp), Some(Kind::Packet), Some(Kind::Tap), None];
+const DEVICES: [Option<DeviceKind>; 4] =
+    [Some(DeviceKind::Xdp), Some(DeviceKind::Packet), Some(DeviceKind::Tap), None];
 
-/// What a program with DPDK has beyond them. A memif needs another peer than
-/// `dpdk-testpmd`, which may end when the other side does.
+/// Devices that only a build with DPDK has. A memif is tested on its own: its peer must
+/// survive the old daemon, which `dpdk-testpmd` may not.
 #[cfg(feature = "dpdk")]
-const PORTS: [Option<Kind>; 1] = [Some(Kind::DpdkPacket)];
+const DEVICES: [Option<DeviceKind>; 1] = [Some(DeviceKind::DpdkPacket)];
 
-fn site(kind: Option<Kind>) -> Site {
-    kind.map_or_else(Site::shared, Site::new)
+fn testbed(kind: Option<DeviceKind>) -> Testbed {
+    kind.map_or_else(Testbed::shared, Testbed::new)
 }
 
-/// A daemon on a [`site`].
-fn start<'s>(site: &'s Site, kind: Option<Kind>, flags: &[&str]) -> Daemon<'s> {
+/// Starts a daemon on a [`testbed`].
+fn start<'s>(testbed: &'s Testbed, kind: Option<DeviceKind>, flags: &[&str]) -> Daemon<'s> {
     match kind {
-        Some(kind) => Daemon::start_on(site, kind, flags),
-        None => Daemon::start_shared(site, flags),
+        Some(kind) => Daemon::start_on(testbed, kind, flags),
+        None => Daemon::start_shared(testbed, flags),
     }
 }
 
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Upper bound for any step.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn upgrade(site: &Site, daemon: &Daemon<'_>, flags: &[&str]) -> Output {
-    let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+fn upgrade(testbed: &Testbed, daemon: &Daemon<'_>, flags: &[&str]) -> Output {
+    let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("upgrade").arg("--socket").arg(daemon.socket()).args(flags);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-fn text(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-/// The process that answers for the daemon.
-fn pid(daemon: &Daemon<'_>) -> u32 {
+/// PID of the process that currently serves the daemon's socket.
+fn daemon_pid(daemon: &Daemon<'_>) -> u32 {
     u32::try_from(daemon.sockets()["pid"].as_u64().unwrap()).unwrap()
 }
 
-/// Ends a daemon that this test's harness did not start, however the test ends.
-struct Ends<'d, 's>(&'d Daemon<'s>);
+/// Kills the current daemon on drop: after an upgrade the test harness did not start it.
+struct KillOnDrop<'d, 's>(&'d Daemon<'s>);
 
-impl Drop for Ends<'_, '_> {
+impl Drop for KillOnDrop<'_, '_> {
     fn drop(&mut self) {
-        let report = tidegate_service::daemon::Report::ask(&self.0.socket());
+        let report = tidegate_service::daemon::DaemonReport::query(&self.0.socket());
         let pid = report.ok().and_then(|report| i32::try_from(report.pid).ok());
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -68,11 +69,11 @@ impl Drop for Ends<'_, '_> {
     }
 }
 
-/// An attached program that sends back what each of so many clients says, and ends
-/// when they have.
-fn echo(net: &Net, address: SocketAddr, clients: usize, listens: &AtomicBool) {
+/// Attached application that echoes the bytes of `clients` connections and returns when all
+/// have closed.
+fn echo(net: &Net, address: SocketAddr, clients: usize, is_listening: &AtomicBool) {
     let listener = TcpListener::bind(net, address).unwrap();
-    listens.store(true, Ordering::Release);
+    is_listening.store(true, Ordering::Release);
     std::thread::scope(|scope| {
         for _ in 0..clients {
             let (mut stream, _) = listener.accept().unwrap();
@@ -87,71 +88,73 @@ fn echo(net: &Net, address: SocketAddr, clients: usize, listens: &AtomicBool) {
 }
 
 /// A client on the kernel's sockets.
-fn connect(site: &Site, address: SocketAddr) -> TcpStream {
-    let stream = site.client().enter(|| TcpStream::connect(address).unwrap()).unwrap();
+fn connect(testbed: &Testbed, address: SocketAddr) -> TcpStream {
+    let stream = testbed.client().enter(|| TcpStream::connect(address).unwrap()).unwrap();
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
 fn exchange(stream: &mut (impl Read + Write), number: u32, len: usize) {
-    let said: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
-    stream.write_all(&said).unwrap();
-    let mut heard = vec![0; len];
-    stream.read_exact(&mut heard).unwrap();
-    assert!(said == heard, "exchange {number}");
+    let sent: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
+    stream.write_all(&sent).unwrap();
+    let mut received = vec![0; len];
+    stream.read_exact(&mut received).unwrap();
+    assert!(sent == received, "exchange {number}");
 }
 
 #[test]
-fn connections_go_on_under_the_next_daemon() {
+fn connections_survive_upgrades() {
     if !is_root("upgrade") {
         return;
     }
-    let with_cores = |kind: Option<Kind>| {
+    let with_cores = |kind: Option<DeviceKind>| {
         let cores = if kind.is_some() { &["1", "3"][..] } else { &["1"] };
         cores.iter().map(move |cores| (kind, cores))
     };
-    for (kind, cores) in PORTS.into_iter().flat_map(with_cores) {
-        let site = site(kind);
-        let daemon = start(&site, kind, &["--cores", cores]);
-        // Whoever comes next is on another core, if there is one.
+    for (kind, cores) in DEVICES.into_iter().flat_map(with_cores) {
+        let testbed = testbed(kind);
+        let daemon = start(&testbed, kind, &["--cores", cores]);
+        // With several cores, the next application is placed on another core.
         let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _ends = Ends(&daemon);
+        let _kill_on_drop = KillOnDrop(&daemon);
         for address in [SERVER_V4, SERVER_V6] {
             let address = SocketAddr::new(address.parse().unwrap(), 7);
-            let (listens, is_over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+            let (is_listening, is_finished) = (&AtomicBool::new(false), &AtomicBool::new(false));
             std::thread::scope(|scope| {
-                scope.spawn(|| echo(&net, address, 3, listens));
-                while !listens.load(Ordering::Acquire) {
+                scope.spawn(|| echo(&net, address, 3, is_listening));
+                while !is_listening.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
-                // One talks all the time, one is silent meanwhile.
-                let mut busy = connect(&site, address);
-                let mut silent = connect(&site, address);
+                // One connection is busy all the time, the other is silent during the upgrades.
+                let mut busy = connect(&testbed, address);
+                let mut silent = connect(&testbed, address);
                 exchange(&mut silent, 1, 100);
                 let busy = scope.spawn(move || {
                     let mut exchanges = 0;
-                    while !is_over.load(Ordering::Relaxed) {
+                    while !is_finished.load(Ordering::Relaxed) {
                         exchange(&mut busy, exchanges, 1 + exchanges as usize * 97 % 30_000);
                         exchanges += 1;
                     }
                     exchanges
                 });
-                let mut last = pid(&daemon);
+                let mut previous = daemon_pid(&daemon);
                 for round in 0..3 {
-                    let output = upgrade(&site, &daemon, &[]);
-                    assert!(output.status.success(), "{kind:?} {round}: {}", text(&output));
-                    let next = pid(&daemon);
-                    assert_ne!(next, last);
-                    assert!(text(&output).contains(&format!("process {next} goes on")));
-                    last = next;
+                    let output = upgrade(&testbed, &daemon, &[]);
+                    assert!(output.status.success(), "{kind:?} {round}: {}", output_text(&output));
+                    let next = daemon_pid(&daemon);
+                    assert_ne!(next, previous);
+                    assert!(
+                        output_text(&output).contains(&format!("process {next} has taken over"))
+                    );
+                    previous = next;
                     exchange(&mut silent, round, 50_000);
                 }
-                is_over.store(true, Ordering::Relaxed);
+                is_finished.store(true, Ordering::Relaxed);
                 assert!(busy.join().unwrap() > 0);
-                // New ones are let in, and old ones end as ever.
-                let mut late = connect(&site, address);
+                // New connections are accepted, and existing ones close as usual.
+                let mut late = connect(&testbed, address);
                 exchange(&mut late, 7, 1000);
                 for mut stream in [silent, late] {
                     stream.shutdown(Shutdown::Write).unwrap();
@@ -162,42 +165,42 @@ fn connections_go_on_under_the_next_daemon() {
     }
 }
 
-/// A device that is there only as long as somebody has it, whose next daemon may want
-/// segments cut or not.
+/// A TAP device that the daemon has created exists only while a process holds it. The next
+/// daemon may or may not want segmentation offload.
 #[test]
-fn a_device_of_the_daemons_own_stays_when_the_daemon_is_replaced() {
+fn tap_device_survives_upgrades() {
     if !is_root("upgrade_tap") {
         return;
     }
-    let site = Site::without_device();
-    let daemon = Daemon::start(&site, &["--port", "tap", "--segmentation"]);
-    let _ends = Ends(&daemon);
-    site.give_client_addresses();
+    let testbed = Testbed::without_device();
+    let daemon = Daemon::start(&testbed, &["--io", "tap", "--segmentation"]);
+    let _kill_on_drop = KillOnDrop(&daemon);
+    testbed.give_client_addresses();
     let net = Net::attach(daemon.socket(), "echo").unwrap();
     let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
-    let flags = ["--iface", site.device(), "--port", "tap", "--cores", "1"];
+    let flags = ["--iface", testbed.device(), "--io", "tap", "--cores", "1"];
     let flags = [&flags[..], &["--address", &own[0], "--address", &own[1]]].concat();
     for address in [SERVER_V4, SERVER_V6] {
         let address = SocketAddr::new(address.parse().unwrap(), 7);
-        let listens = &AtomicBool::new(false);
+        let is_listening = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| echo(&net, address, 1, listens));
-            while !listens.load(Ordering::Acquire) {
+            scope.spawn(|| echo(&net, address, 1, is_listening));
+            while !is_listening.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
-            let mut stream = connect(&site, address);
+            let mut stream = connect(&testbed, address);
             for (round, more) in [&[][..], &["--segmentation"]].into_iter().enumerate() {
                 exchange(&mut stream, 1, 100_000);
-                let output = upgrade(&site, &daemon, &[&["--"], &flags[..], more].concat());
-                assert!(output.status.success(), "{round}: {}", text(&output));
+                let output = upgrade(&testbed, &daemon, &[&["--"], &flags[..], more].concat());
+                assert!(output.status.success(), "{round}: {}", output_text(&output));
                 exchange(&mut stream, 2, 100_000);
             }
         });
     }
 }
 
-/// A stack of this process's at the other end of a memif, and the addresses that frames
-/// of the daemon's come from.
+/// An embedded stack of the test process at the other end of a memif, which captures the
+/// daemon's frames.
 #[cfg(feature = "dpdk")]
 struct Peer {
     net: Net,
@@ -206,9 +209,9 @@ struct Peer {
 
 #[cfg(feature = "dpdk")]
 impl Peer {
-    fn new(port: &str, capture: std::path::PathBuf) -> Self {
+    fn new(io: &str, capture: std::path::PathBuf) -> Self {
         let host = tidegate::host::HostConfig {
-            port: Some(port.parse().unwrap()),
+            port: Some(io.parse().unwrap()),
             address: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
             capture: Some(capture.clone()),
             ..Default::default()
@@ -222,41 +225,41 @@ impl Peer {
         loop {
             match tidegate::TcpStream::connect(&self.net, address) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(LIMIT)).unwrap();
+                    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                     break stream;
                 }
-                // What was sent before the link was up is lost.
-                Err(error) => assert!(began.elapsed() < LIMIT, "{error}"),
+                // Packets sent before the link is up are lost.
+                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
             }
         }
     }
 
-    /// The hardware addresses of those who sent from the server's address.
-    fn neighbours(self) -> std::collections::BTreeSet<[u8; 6]> {
+    /// Source hardware addresses of the IPv4 packets that were sent from the server's address.
+    fn server_mac_addresses(self) -> std::collections::BTreeSet<[u8; 6]> {
         drop(self.net);
         let file = std::fs::File::open(self.capture).unwrap();
-        let mut reader = tidegate::port::pcap::Reader::new(file).unwrap();
+        let mut reader = tidegate::device::pcap::Reader::new(file).unwrap();
         let server: std::net::Ipv4Addr = SERVER_V4.parse().unwrap();
-        let mut neighbours = std::collections::BTreeSet::new();
+        let mut addresses = std::collections::BTreeSet::new();
         while let Some(record) = reader.next_record().unwrap() {
             let frame = record.data;
             if frame[12..14] == [8, 0] && frame[26..30] == server.octets() {
-                neighbours.insert(*frame[6..].first_chunk().unwrap());
+                addresses.insert(*frame[6..].first_chunk().unwrap());
             }
         }
-        neighbours
+        addresses
     }
 }
 
-/// In both roles. A memif has another hardware address each time that it is opened, and
-/// peers know the daemon by that of the first one.
+/// Both memif roles. A memif gets a new hardware address each time it is opened, but peers
+/// must keep seeing the address of the first daemon.
 #[cfg(feature = "dpdk")]
 #[test]
-fn a_memif_goes_on_under_the_next_daemon() {
+fn memif_survives_upgrades() {
     if !is_root("upgrade_memif") {
         return;
     }
-    let site = Site::without_device();
+    let testbed = Testbed::without_device();
     for (role, other_role) in [("server", "client"), ("client", "server")] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memif").display().to_string();
@@ -264,186 +267,190 @@ fn a_memif_goes_on_under_the_next_daemon() {
             |role| format!("dpdk:net_memif0,role={role},id=0,socket-abstract=no,socket={path}");
         let peer = || Peer::new(&memif(other_role), folder.path().join("capture.pcap"));
         let server = (other_role == "server").then(peer);
-        let port = memif(role);
-        let daemon = Daemon::start(&site, &["--port", &port]);
+        let io = memif(role);
+        let daemon = Daemon::start(&testbed, &["--io", &io]);
         let peer = server.unwrap_or_else(peer);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _ends = Ends(&daemon);
+        let _kill_on_drop = KillOnDrop(&daemon);
         for address in [SERVER_V4, SERVER_V6] {
             let address = SocketAddr::new(address.parse().unwrap(), 7);
-            let (listens, is_over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+            let (is_listening, is_finished) = (&AtomicBool::new(false), &AtomicBool::new(false));
             std::thread::scope(|scope| {
-                scope.spawn(|| echo(&net, address, 2, listens));
-                while !listens.load(Ordering::Acquire) {
+                scope.spawn(|| echo(&net, address, 2, is_listening));
+                while !is_listening.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
                 let (mut busy, mut silent) = (peer.connect(address), peer.connect(address));
                 exchange(&mut silent, 1, 100);
                 let busy = scope.spawn(move || {
                     let mut exchanges = 0;
-                    while !is_over.load(Ordering::Relaxed) {
+                    while !is_finished.load(Ordering::Relaxed) {
                         exchange(&mut busy, exchanges, 1 + exchanges as usize * 97 % 30_000);
                         exchanges += 1;
                     }
                     exchanges
                 });
                 for round in 0..3 {
-                    let output = upgrade(&site, &daemon, &[]);
-                    assert!(output.status.success(), "{role} {round}: {}", text(&output));
+                    let output = upgrade(&testbed, &daemon, &[]);
+                    assert!(output.status.success(), "{role} {round}: {}", output_text(&output));
                     exchange(&mut silent, round, 50_000);
                     let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
-                    let flags = ["--", "--port", &port, "--address", &own[0]];
+                    let flags = ["--", "--io", &io, "--address", &own[0]];
                     let too_much = ["--address", &own[1], "--cpu", "1000"];
-                    let output = upgrade(&site, &daemon, &[&flags[..], &too_much].concat());
-                    assert!(text(&output).contains("the old one goes on"), "{}", text(&output));
+                    let output = upgrade(&testbed, &daemon, &[&flags[..], &too_much].concat());
+                    assert!(
+                        output_text(&output).contains("the old daemon continues"),
+                        "{}",
+                        output_text(&output)
+                    );
                     exchange(&mut silent, round, 50_000);
                 }
-                is_over.store(true, Ordering::Relaxed);
+                is_finished.store(true, Ordering::Relaxed);
                 assert!(busy.join().unwrap() > 0);
             });
         }
-        assert_eq!(peer.neighbours().len(), 1, "{role}");
+        assert_eq!(peer.server_mac_addresses().len(), 1, "{role}");
     }
 }
 
 #[cfg(feature = "dpdk")]
 #[test]
-fn a_device_that_goes_with_its_daemon_is_not_handed_over() {
+fn upgrade_refuses_a_device_that_cannot_be_handed_over() {
     if !is_root("upgrade_refused") {
         return;
     }
-    let site = Site::new(Kind::DpdkTap);
-    let daemon = Daemon::start_on(&site, Kind::DpdkTap, &[]);
-    let output = upgrade(&site, &daemon, &[]);
+    let testbed = Testbed::new(DeviceKind::DpdkTap);
+    let daemon = Daemon::start_on(&testbed, DeviceKind::DpdkTap, &[]);
+    let output = upgrade(&testbed, &daemon, &[]);
     assert!(!output.status.success());
-    let said = text(&output);
-    assert!(said.contains("--port tap has one that stays: restart it instead"), "{said}");
-    assert_eq!(pid(&daemon), daemon.pid());
+    let printed = output_text(&output);
+    assert!(printed.contains("--io tap has one that stays: restart it instead"), "{printed}");
+    assert_eq!(daemon_pid(&daemon), daemon.pid());
 }
 
 #[test]
-fn unmodified_programs_notice_nothing() {
-    if !is_root("upgrade_redis") || !have("upgrade_redis", &["redis-server"]) {
+fn unmodified_applications_survive_upgrades() {
+    if !is_root("upgrade_redis") || !has_programs("upgrade_redis", &["redis-server"]) {
         return;
     }
-    for kind in [Some(Kind::Xdp), None] {
-        let site = site(kind);
-        let daemon = start(&site, kind, &[]);
+    for kind in [Some(DeviceKind::Xdp), None] {
+        let testbed = testbed(kind);
+        let daemon = start(&testbed, kind, &[]);
         let redis = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::"];
         let flags = ["--protected-mode", "no", "--save", ""];
         let _redis = daemon.run_server(&[&redis[..], &flags].concat(), 6379);
-        let _ends = Ends(&daemon);
+        let _kill_on_drop = KillOnDrop(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 6379);
-        let mut stream = connect(&site, address);
-        let mut ask = |said: &str, expected: &str| {
-            stream.write_all(said.as_bytes()).unwrap();
-            let mut heard = vec![0; expected.len()];
-            stream.read_exact(&mut heard).unwrap();
-            assert_eq!(String::from_utf8_lossy(&heard), expected);
+        let mut stream = connect(&testbed, address);
+        let mut request = |command: &str, expected: &str| {
+            stream.write_all(command.as_bytes()).unwrap();
+            let mut reply = vec![0; expected.len()];
+            stream.read_exact(&mut reply).unwrap();
+            assert_eq!(String::from_utf8_lossy(&reply), expected);
         };
-        ask("SET tide high\r\n", "+OK\r\n");
-        let output = upgrade(&site, &daemon, &[]);
-        assert!(output.status.success(), "{}", text(&output));
-        ask("GET tide\r\n", "$4\r\nhigh\r\n");
+        request("SET tide high\r\n", "+OK\r\n");
+        let output = upgrade(&testbed, &daemon, &[]);
+        assert!(output.status.success(), "{}", output_text(&output));
+        request("GET tide\r\n", "$4\r\nhigh\r\n");
         assert_eq!(daemon.sockets()["applications"].as_array().unwrap().len(), 1);
     }
 }
 
 #[test]
-fn datagrams_go_on_under_the_next_daemon() {
+fn udp_traffic_survives_upgrades() {
     if !is_root("upgrade_udp") {
         return;
     }
-    for kind in PORTS {
-        let site = site(kind);
-        let daemon = start(&site, kind, &[]);
+    for kind in DEVICES {
+        let testbed = testbed(kind);
+        let daemon = start(&testbed, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _ends = Ends(&daemon);
+        let _kill_on_drop = KillOnDrop(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
         let socket = tidegate::UdpSocket::bind(&net, address).unwrap();
-        let client = site.client().enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+        let client = testbed.client().enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
         client.connect(address).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         let mut bytes = [0; 64];
         for round in 0..3_u8 {
-            // A wire may lose a datagram, so it is sent until it is there.
+            // A link may lose a datagram, so it is sent until it arrives.
             let began = Instant::now();
             let peer = loop {
                 client.send(&[round; 8]).unwrap();
                 socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
                 match socket.recv_from(&mut bytes) {
                     Ok((8, peer)) if bytes[..8] == [round; 8] => break peer,
-                    _ => assert!(began.elapsed() < LIMIT),
+                    _ => assert!(began.elapsed() < TIMEOUT),
                 }
             };
-            let output = upgrade(&site, &daemon, &[]);
-            assert!(output.status.success(), "{kind:?}: {}", text(&output));
+            let output = upgrade(&testbed, &daemon, &[]);
+            assert!(output.status.success(), "{kind:?}: {}", output_text(&output));
             while client.recv(&mut bytes).ok() != Some(8) || bytes[..8] != [round; 8] {
-                assert!(began.elapsed() < LIMIT);
+                assert!(began.elapsed() < TIMEOUT);
                 socket.send_to(&[round; 8], peer).unwrap();
             }
         }
     }
 }
 
-/// Flags of daemons that come to nothing: one cannot open its port, one has not the
-/// address that is listened at, and one finds out at the very end that it cannot serve.
-fn unusable(kind: Option<Kind>, device: &str) -> Vec<Vec<String>> {
+/// Flags of daemons that cannot take over: the first cannot open its device, the second lacks
+/// an address with a listener, and the third fails at the very end.
+fn unusable_flags(kind: Option<DeviceKind>, device: &str) -> Vec<Vec<String>> {
     let own = [format!("--address={SERVER_V4}/24"), format!("--address={SERVER_V6}/64")];
     let no_such_processor = "--cpu=1000".to_owned();
     let Some(kind) = kind else {
         let shared = |device: &str| vec!["--shared".to_owned(), format!("--iface={device}")];
         return vec![shared("nothing0"), [shared(device), vec![no_such_processor]].concat()];
     };
-    let nothing = match kind {
-        // A TAP device that is not there would be made.
-        Kind::Tap => kind.flags("lo"),
+    let missing_device = match kind {
+        // A TAP device that does not exist would be created.
+        DeviceKind::Tap => kind.flags("lo"),
         _ => kind.flags("nothing0"),
     };
-    let port = kind.flags(device);
+    let device_flags = kind.flags(device);
     vec![
-        [&nothing, &own[..]].concat(),
-        [&port, &own[1..]].concat(),
-        [&port, &own[..], &[no_such_processor]].concat(),
+        [&missing_device, &own[..]].concat(),
+        [&device_flags, &own[1..]].concat(),
+        [&device_flags, &own[..], &[no_such_processor]].concat(),
     ]
 }
 
 #[test]
-fn an_upgrade_that_fails_changes_nothing() {
+fn failed_upgrade_changes_nothing() {
     if !is_root("upgrade_fails") {
         return;
     }
-    for kind in PORTS {
-        let site = site(kind);
-        let daemon = start(&site, kind, &[]);
+    for kind in DEVICES {
+        let testbed = testbed(kind);
+        let daemon = start(&testbed, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
-        let listens = &AtomicBool::new(false);
+        let is_listening = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| echo(&net, address, 1, listens));
-            while !listens.load(Ordering::Acquire) {
+            scope.spawn(|| echo(&net, address, 1, is_listening));
+            while !is_listening.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
-            let mut stream = connect(&site, address);
+            let mut stream = connect(&testbed, address);
             exchange(&mut stream, 0, 1000);
-            for (round, flags) in unusable(kind, site.device()).iter().enumerate() {
+            for (round, flags) in unusable_flags(kind, testbed.device()).iter().enumerate() {
                 let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-                let output = upgrade(&site, &daemon, &[&["--"], &flags[..]].concat());
+                let output = upgrade(&testbed, &daemon, &[&["--"], &flags[..]].concat());
                 assert!(!output.status.success(), "{flags:?}");
-                let said = text(&output);
-                assert!(said.contains("the old one goes on"), "{flags:?}: {said}");
-                assert_eq!(pid(&daemon), daemon.pid());
+                let printed = output_text(&output);
+                assert!(printed.contains("the old daemon continues"), "{flags:?}: {printed}");
+                assert_eq!(daemon_pid(&daemon), daemon.pid());
                 exchange(&mut stream, round as u32, 10_000);
             }
-            // Somebody who comes and leaves when he has got everything.
+            // A client of the upgrade protocol that disconnects once it has received everything.
             let mut hello = b"tidegat\x02\x04".to_vec();
             hello.resize(8 + 1 + 16 + 48, 0);
-            let mut rude = UnixStream::connect(daemon.socket()).unwrap();
-            rude.write_all(&hello).unwrap();
-            assert!(rude.read(&mut [0; 16]).unwrap() > 0);
-            drop(rude);
+            let mut aborting = UnixStream::connect(daemon.socket()).unwrap();
+            aborting.write_all(&hello).unwrap();
+            assert!(aborting.read(&mut [0; 16]).unwrap() > 0);
+            drop(aborting);
             exchange(&mut stream, 9, 10_000);
-            assert_eq!(pid(&daemon), daemon.pid());
+            assert_eq!(daemon_pid(&daemon), daemon.pid());
             stream.shutdown(Shutdown::Write).unwrap();
             assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
         });
@@ -451,9 +458,10 @@ fn an_upgrade_that_fails_changes_nothing() {
 }
 
 #[test]
-fn where_no_daemon_is_it_says_so() {
-    let mut nobody = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    let output = nobody.args(["upgrade", "--socket", "/nonexistent/daemon.sock"]).output().unwrap();
+fn reports_a_missing_daemon() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let output =
+        command.args(["upgrade", "--socket", "/nonexistent/daemon.sock"]).output().unwrap();
     assert!(!output.status.success());
-    assert!(text(&output).contains("no network daemon at"), "{}", text(&output));
+    assert!(output_text(&output).contains("no network daemon at"), "{}", output_text(&output));
 }

@@ -1,142 +1,151 @@
-//! Admission at work: the gate decides, the port drops early if it can.
+//! Admission control in front of a stack: the gate decides, and the device drops early if it
+//! can.
 
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_device::admission::{self as early, ClassCounts, EarlyDrop};
+use tidegate_device::{Burst, Device, Medium};
 use tidegate_gate::admission::{
-    Admission, ClassCounters, ClassLimit, Config, ConfigError, Facts, Pace, Pressure, Rate, Rule,
-    Source, Verdict,
+    Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
+    PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
 use tidegate_memory::Arena;
-use tidegate_port::admission::{self as early, ClassCounts, Early};
-use tidegate_port::{Burst, Medium, Port};
 use tidegate_wire::DropCounters;
 
-use crate::pressure::{EarlyWork, OtherCores};
+use crate::pressure::{EarlyDropWork, SecondaryCores};
 
-/// Why admission cannot be set up.
+/// Error of setting up admission control.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// The settings are wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The port refuses the classes.
-    #[error("the port does not take the classes: {0}")]
-    Port(#[from] io::Error),
+    /// The device rejects the class rules.
+    #[error("the device rejects the admission classes: {0}")]
+    Device(#[from] io::Error),
 }
 
-/// One frame of so many is looked at in calm time, beside the first of each
-/// burst.
-const SAMPLE: usize = 16;
+/// Sampling interval, in frames of a burst: without overload, admission learns sources from the
+/// first frame of a burst and from each 16th after it.
+const SAMPLE_INTERVAL_FRAMES: usize = 16;
 
-/// Admission in front of a stack.
+/// Admission control in front of a stack.
 ///
-/// The engine receives through [`Admitter::receive`], and calls
-/// [`Admitter::on_period`] about every [`Config::PERIOD_NS`].
+/// The engine receives through [`Admitter::receive`] and calls [`Admitter::on_period`] about
+/// every [`Config::PERIOD_NS`].
 #[derive(Debug)]
 pub struct Admitter {
     admission: Admission,
     medium: Medium,
-    /// The port drops what is refused.
-    early: bool,
-    due_ns: u64,
+    /// True if the device itself drops refused frames.
+    device_drops_early: bool,
+    next_period_ns: u64,
     drops: DropCounters,
-    /// Cores behind the same port.
-    others: Option<Arc<OtherCores>>,
+    /// Secondary cores behind the same device.
+    secondary_cores: Option<Arc<SecondaryCores>>,
 }
 
-/// What an engine has to do with admission.
+/// Role of an engine in admission control.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// Nothing.
+    /// Admission control is off.
     None,
-    /// It decides.
-    Decides(Box<Admitter>),
-    /// It tells the one that does how things go.
-    Tells { to: Arc<OtherCores>, due_ns: u64 },
+    /// The engine decides which frames are admitted, also for its followers.
+    Leader(Box<Admitter>),
+    /// The engine reports its load and its confirmed peers to the leader.
+    Follower { leader: Arc<SecondaryCores>, next_report_ns: u64 },
 }
 
 impl Admitter {
-    /// Checks the settings and tells the port which classes there are. The seed
-    /// should be secret.
+    /// Checks the configuration and installs the classes in the device. `seed` keys the hash
+    /// functions and should be secret.
     ///
     /// # Errors
     /// See [`AdmissionError`].
     pub fn new(
         config: &Config,
         seed: [u8; 16],
-        port: &mut dyn Port,
+        device: &mut dyn Device,
     ) -> Result<Self, AdmissionError> {
         let admission = Admission::new(config, seed)?;
-        let medium = port.capabilities().medium;
-        let early = match port.admission() {
-            Some(port) => {
-                install(&admission, port)?;
+        let medium = device.capabilities().medium;
+        let early = match device.early_drop() {
+            Some(device) => {
+                install_classes(&admission, device)?;
                 true
             }
             None => false,
         };
-        Ok(Self { admission, medium, early, due_ns: 0, drops: DropCounters::new(), others: None })
+        Ok(Self {
+            admission,
+            medium,
+            device_drops_early: early,
+            next_period_ns: 0,
+            drops: DropCounters::new(),
+            secondary_cores: None,
+        })
     }
 
-    /// From now on what other cores tell counts too, and what is for them is
-    /// looked at before they get it.
-    pub(crate) fn listen_to(&mut self, others: Arc<OtherCores>) {
-        self.others = Some(others);
+    /// Attaches secondary cores: their reports count from now on, and their frames pass admission
+    /// before they are forwarded.
+    pub(crate) fn attach_secondary_cores(&mut self, secondary_cores: Arc<SecondaryCores>) {
+        self.secondary_cores = Some(secondary_cores);
     }
 
-    /// Who is listened to, if anybody.
-    pub(crate) fn others(&self) -> Option<&Arc<OtherCores>> {
-        self.others.as_ref()
+    /// Secondary cores whose reports count, if any.
+    pub(crate) fn secondary_cores(&self) -> Option<&Arc<SecondaryCores>> {
+        self.secondary_cores.as_ref()
     }
 
-    /// As [`Port::receive`], but drops what is not admitted, unless the port has
-    /// done so, and learns from some frames in calm time. What is dropped counts
-    /// as received.
+    /// Receives as [`Device::receive`] and drops frames that are not admitted, unless the device has
+    /// already done so. Without overload, samples frames to learn sources.
+    ///
+    /// Returns the number of received frames; dropped frames count as received.
     ///
     /// # Errors
-    /// As [`Port::receive`].
-    // Who has no admission is not to pay for it.
+    /// As [`Device::receive`].
+    // Not inlined: an engine without admission must not pay for this code.
     #[inline(never)]
     pub fn receive(
         &mut self,
         now_ns: u64,
-        port: &mut dyn Port,
+        device: &mut dyn Device,
         arena: &mut Arena,
         burst: &mut Burst,
         quota: usize,
     ) -> io::Result<usize> {
-        if self.others.is_some()
-            && let Some(front) = port.front()
+        if self.secondary_cores.is_some()
+            && let Some(sharded) = device.as_sharded()
         {
-            let mut sieve = |arena: &mut Arena, arrived: &mut Burst| {
+            let mut filter = |arena: &mut Arena, arrived: &mut Burst| {
                 self.on_burst(now_ns, arena, arrived);
             };
-            return front.receive_sieved(arena, burst, quota, &mut sieve);
+            return sharded.receive_filtered(arena, burst, quota, &mut filter);
         }
-        let received = port.receive(arena, burst, quota)?;
+        let received = device.receive(arena, burst, quota)?;
         self.on_burst(now_ns, arena, burst);
         Ok(received)
     }
 
     fn on_burst(&mut self, now_ns: u64, arena: &mut Arena, burst: &mut Burst) {
         if !self.admission.is_limiting() {
-            for frame in burst.iter().step_by(SAMPLE) {
-                self.admission.learn(&Facts::of_frame(self.medium, arena.bytes(frame)));
+            for frame in burst.iter().step_by(SAMPLE_INTERVAL_FRAMES) {
+                self.admission.learn(&PacketMeta::parse(self.medium, arena.bytes(frame)));
             }
             return;
         }
-        if self.early {
+        if self.device_drops_early {
             return;
         }
-        // Once round the queue keeps the order.
+        // One rotation of the queue keeps the order of the admitted frames.
         for _ in 0..burst.len() {
             let Some(frame) = burst.pop_front() else { break };
-            let facts = Facts::of_frame(self.medium, arena.bytes(&frame));
-            match self.admission.decide(now_ns, &facts) {
-                Verdict::Admit { .. } => burst.push_back(frame),
-                Verdict::Refuse { reason, .. } => {
+            let meta = PacketMeta::parse(self.medium, arena.bytes(&frame));
+            match self.admission.decide(now_ns, &meta) {
+                AdmissionVerdict::Admit { .. } => burst.push_back(frame),
+                AdmissionVerdict::Refuse { reason, .. } => {
                     self.drops.count(reason.drop_reason());
                     arena.free(frame);
                 }
@@ -144,100 +153,104 @@ impl Admitter {
         }
     }
 
-    /// Whether [`Admitter::on_period`] should be called.
+    /// True when [`Admitter::on_period`] should be called.
     #[inline]
     pub fn is_due(&self, now_ns: u64) -> bool {
-        is_due(now_ns, self.due_ns)
+        is_due(now_ns, self.next_period_ns)
     }
 
-    /// Sets what is admitted by how things went since the last call.
+    /// Adjusts the admitted rates to the pressure since the last call.
     ///
     /// # Errors
-    /// When the port refuses.
+    /// If the device rejects the new limits.
     pub fn on_period(
         &mut self,
         now_ns: u64,
         pressure: &Pressure,
-        port: &mut dyn Port,
+        device: &mut dyn Device,
     ) -> io::Result<()> {
-        self.due_ns = now_ns.saturating_add(Config::PERIOD_NS);
+        self.next_period_ns = now_ns.saturating_add(Config::PERIOD_NS);
         let mut pressure = *pressure;
-        if let Some(others) = &self.others {
-            others.add_to(&mut pressure);
-            for peer in others.take_confirmed() {
-                self.admission.confirm(Source::of(peer));
+        if let Some(secondary_cores) = &self.secondary_cores {
+            secondary_cores.add_to(&mut pressure);
+            for peer in secondary_cores.take_confirmed() {
+                self.admission.confirm(SourceId::from_address(peer));
             }
         }
-        match port.admission().filter(|_| self.early) {
-            Some(port) => update(&mut self.admission, now_ns, &pressure, port)?,
+        match device.early_drop().filter(|_| self.device_drops_early) {
+            Some(device) => update_limits(&mut self.admission, now_ns, &pressure, device)?,
             None => _ = self.admission.on_period(now_ns, &pressure),
         }
         Ok(())
     }
 
-    /// What the port tells of its work, if it drops early.
+    /// Early-drop work of the device since it was opened; `None` if the device does not drop early.
     ///
     /// # Errors
-    /// When the port refuses.
-    pub(crate) fn early_work(&self, port: &mut dyn Port) -> io::Result<Option<EarlyWork>> {
-        let Some(port) = port.admission().filter(|_| self.early) else { return Ok(None) };
-        let seen = port.counts()?.iter().map(ClassCounts::arrived).sum();
-        Ok(Some(EarlyWork { seen, unseen: port.unseen()? }))
+    /// If the device cannot read its counters.
+    pub(crate) fn early_drop_work(
+        &self,
+        device: &mut dyn Device,
+    ) -> io::Result<Option<EarlyDropWork>> {
+        let Some(device) = device.early_drop().filter(|_| self.device_drops_early) else {
+            return Ok(None);
+        };
+        let examined = device.counts()?.iter().map(ClassCounts::arrived).sum();
+        Ok(Some(EarlyDropWork { examined, rx_missed: device.rx_missed()? }))
     }
 
-    /// What decides.
+    /// The admission controller.
     pub fn admission(&self) -> &Admission {
         &self.admission
     }
 
-    /// A peer has proven that it gets what is sent to its address.
+    /// Marks `peer` as a known source: it has proven that it receives packets sent to its address.
     pub(crate) fn confirm(&mut self, peer: IpAddr) {
-        self.admission.confirm(Source::of(peer));
+        self.admission.confirm(SourceId::from_address(peer));
     }
 
-    /// What was dropped here. What the port dropped is among its own counters.
+    /// Frames dropped here. Frames dropped by the device are in the counters of the device.
     pub fn drops(&self) -> &DropCounters {
         &self.drops
     }
 }
 
-/// Whether it is time, which should be every [`Config::PERIOD_NS`]. A clock that
-/// jumped back makes it so too.
+/// True once per [`Config::PERIOD_NS`], and when the clock jumped back by more than that.
 #[inline]
 pub(crate) fn is_due(now_ns: u64, due_ns: u64) -> bool {
     now_ns >= due_ns || due_ns - now_ns > Config::PERIOD_NS
 }
 
-/// Tells a port which classes there are.
+/// Installs the classes of `admission` in a device that drops early.
 ///
 /// # Errors
-/// When the port refuses.
-pub fn install(admission: &Admission, port: &mut dyn Early) -> io::Result<()> {
+/// If the device rejects the classes.
+pub fn install_classes(admission: &Admission, device: &mut dyn EarlyDrop) -> io::Result<()> {
     let classes = admission.classes();
-    let rules: Vec<_> = classes.rules().iter().map(port_rule).collect();
-    let key = admission.key();
-    port.set_program(&early::Program {
-        rest_class: classes.rest() as u8,
+    let rules: Vec<_> = classes.rules().iter().map(device_rule).collect();
+    let key = admission.source_key();
+    device.set_classifier(&early::Classifier {
+        default_class: classes.default_class() as u8,
         rules,
-        key_start: key.start,
-        key_factor: key.factor,
+        hash_seed: key.hash_seed,
+        hash_multiplier: key.hash_multiplier,
     })
 }
 
-/// Takes over what the port counted, sets the limits by how things went, and
-/// tells the port.
+/// Reads the counters of the device, adjusts the limits to the pressure, and installs changed
+/// limits in the device.
 ///
 /// # Errors
-/// When the port refuses.
-pub fn update(
+/// If the device rejects the limits or cannot read its counters.
+pub fn update_limits(
     admission: &mut Admission,
     now_ns: u64,
     pressure: &Pressure,
-    port: &mut dyn Early,
+    device: &mut dyn EarlyDrop,
 ) -> io::Result<()> {
     let was_limiting = admission.is_limiting();
     if was_limiting {
-        admission.on_port_counters(&port.counts()?.map(|counts| ClassCounters {
+        admission.on_device_counters(&device.counts()?.map(|counts| ClassCounters {
             admitted: counts.admitted,
             refused_closed: counts.refused_closed,
             refused_rate: counts.refused_rate,
@@ -245,27 +258,27 @@ pub fn update(
         }));
     }
     let changed = admission.on_period(now_ns, pressure);
-    let begins = admission.is_limiting() && !was_limiting;
-    // In calm time the port need not know.
-    if admission.is_limiting() && (admission.take_confirmed() || begins) {
-        let words: Vec<_> = admission.known().words().collect();
-        port.set_known(&words)?;
+    let starts_limiting = admission.is_limiting() && !was_limiting;
+    // Without limits the device does not need the set of known sources.
+    if admission.is_limiting() && (admission.take_confirmed() || starts_limiting) {
+        let words: Vec<_> = admission.known_sources().words().collect();
+        device.set_known_sources(&words)?;
     }
     if !changed {
         return Ok(());
     }
     if !admission.is_limiting() {
-        return port.set_limits(None);
+        return device.set_limits(None);
     }
-    let mut limits = [early::ClassLimit::default(); early::CLASSES_MAX];
+    let mut limits = [early::ClassLimit::default(); early::MAX_CLASSES];
     for (to, from) in limits.iter_mut().zip(admission.limits()) {
-        *to = port_limit(from);
+        *to = device_limit(from);
     }
-    port.set_limits(Some(&limits[..admission.limits().len()]))
+    device.set_limits(Some(&limits[..admission.limits().len()]))
 }
 
-fn port_rule(rule: &Rule) -> early::Rule {
-    early::Rule {
+fn device_rule(rule: &CompiledRule) -> early::ClassRule {
+    early::ClassRule {
         class: rule.class,
         family: rule.family,
         known: rule.known,
@@ -279,16 +292,16 @@ fn port_rule(rule: &Rule) -> early::Rule {
     }
 }
 
-fn port_limit(limit: &ClassLimit) -> early::ClassLimit {
-    early::ClassLimit { class: port_pace(limit.class), source: port_pace(limit.source) }
+fn device_limit(limit: &ClassLimit) -> early::ClassLimit {
+    early::ClassLimit { class: device_rate(limit.class), source: device_rate(limit.source) }
 }
 
-fn port_pace(rate: Rate) -> early::Pace {
+fn device_rate(rate: RateLimit) -> early::RateLimit {
     match rate {
-        Rate::Open => early::Pace::Open,
-        Rate::Closed => early::Pace::Closed,
-        Rate::Limited(Pace { interval_ns, burst_ns }) => {
-            early::Pace::Limited { interval_ns, burst_ns }
+        RateLimit::Unlimited => early::RateLimit::Unlimited,
+        RateLimit::Closed => early::RateLimit::Closed,
+        RateLimit::Limited(PacketRate { interval_ns, burst_ns }) => {
+            early::RateLimit::Limited { interval_ns, burst_ns }
         }
     }
 }
@@ -297,19 +310,19 @@ fn port_pace(rate: Rate) -> early::Pace {
 mod tests {
     use super::*;
 
-    /// Remembers what it was told.
+    /// Device that records the configuration it receives.
     #[derive(Default)]
-    struct Told {
+    struct RecordingDevice {
         known: Vec<Vec<u64>>,
         limiting: bool,
     }
 
-    impl Early for Told {
-        fn set_program(&mut self, _: &early::Program) -> io::Result<()> {
+    impl EarlyDrop for RecordingDevice {
+        fn set_classifier(&mut self, _: &early::Classifier) -> io::Result<()> {
             Ok(())
         }
 
-        fn set_known(&mut self, words: &[u64]) -> io::Result<()> {
+        fn set_known_sources(&mut self, words: &[u64]) -> io::Result<()> {
             self.known.push(words.to_vec());
             Ok(())
         }
@@ -319,35 +332,35 @@ mod tests {
             Ok(())
         }
 
-        fn counts(&mut self) -> io::Result<[ClassCounts; early::CLASSES_MAX]> {
+        fn counts(&mut self) -> io::Result<[ClassCounts; early::MAX_CLASSES]> {
             Ok(Default::default())
         }
     }
 
     #[test]
-    fn a_port_that_limits_learns_at_once_who_was_confirmed() {
+    fn sets_known_sources_when_limiting_starts_and_on_each_confirmation() {
         let mut admission = Admission::new(&Config::default(), [7; 16]).unwrap();
-        let (mut port, mut now_ns) = (Told::default(), 0);
-        let stuck = Pressure { lost_late: 1, level_percent: 100, ..Pressure::default() };
-        let mut period = |admission: &mut Admission, port: &mut Told| {
+        let (mut device, mut now_ns) = (RecordingDevice::default(), 0);
+        let stuck = Pressure { late_drops: 1, level_percent: 100, ..Pressure::default() };
+        let mut period = |admission: &mut Admission, device: &mut RecordingDevice| {
             now_ns += Config::PERIOD_NS;
-            update(admission, now_ns, &stuck, port).unwrap();
+            update_limits(admission, now_ns, &stuck, device).unwrap();
         };
-        admission.confirm(Source::of([192, 0, 2, 1].into()));
-        while !port.limiting {
-            assert_eq!(port.known.len(), 0, "in calm time it need not know");
-            period(&mut admission, &mut port);
+        admission.confirm(SourceId::from_address([192, 0, 2, 1].into()));
+        while !device.limiting {
+            assert_eq!(device.known.len(), 0, "without limits the device needs no known sources");
+            period(&mut admission, &mut device);
         }
-        assert_eq!(port.known.len(), 1);
-        period(&mut admission, &mut port);
-        assert_eq!(port.known.len(), 1, "nobody is new");
-        admission.confirm(Source::of([192, 0, 2, 2].into()));
-        admission.confirm(Source::of([192, 0, 2, 1].into()));
-        period(&mut admission, &mut port);
-        assert_eq!(port.known.len(), 2);
-        assert_eq!(port.known[1], admission.known().words().collect::<Vec<_>>());
-        admission.confirm(Source::of([192, 0, 2, 2].into()));
-        period(&mut admission, &mut port);
-        assert_eq!(port.known.len(), 2, "it is known");
+        assert_eq!(device.known.len(), 1);
+        period(&mut admission, &mut device);
+        assert_eq!(device.known.len(), 1, "no new known source");
+        admission.confirm(SourceId::from_address([192, 0, 2, 2].into()));
+        admission.confirm(SourceId::from_address([192, 0, 2, 1].into()));
+        period(&mut admission, &mut device);
+        assert_eq!(device.known.len(), 2);
+        assert_eq!(device.known[1], admission.known_sources().words().collect::<Vec<_>>());
+        admission.confirm(SourceId::from_address([192, 0, 2, 2].into()));
+        period(&mut admission, &mut device);
+        assert_eq!(device.known.len(), 2, "the source is already known");
     }
 }

@@ -1,4 +1,4 @@
-//! Local ports that others could have too: the kernel, or other cores.
+//! Exclusive use of local UDP and TCP ports, against the kernel and other network cores.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -6,189 +6,208 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tidegate_port::Port;
-use tidegate_port::spread::{Crossing, LocalPort, Sharing};
-use tidegate_port::steering::{Protocol, Rule};
+use tidegate_device::Device;
+use tidegate_device::sharded::{FlowSteering, LocalPort, PortSharing};
+use tidegate_device::steering::{SteeringRule, TransportProtocol};
 use tidegate_stack::TcpId;
 
 use crate::Engine;
 
-/// Whose leave a stack needs to use a local port.
-enum Rival {
-    /// Nobody's: the addresses are its own.
-    Nobody,
-    /// The kernel's, on whose addresses it lives.
+/// Arbiter of the local ports of a stack.
+enum PortArbiter {
+    /// No arbiter: the stack has addresses of its own and runs on one core.
+    None,
+    /// The kernel: the stack shares the kernel's addresses.
     Kernel {
         addresses: Vec<IpAddr>,
-        /// The program has bound a socket of the kernel's to each port.
-        ports_are_held: bool,
+        /// True if the application binds a kernel socket to each port itself.
+        kernel_ports_bound: bool,
     },
-    /// That of stacks on other cores, which live on the same addresses.
-    Cores { crossing: Arc<Crossing>, own: usize },
+    /// The flow steering among network cores that share their addresses.
+    Cores { flow_steering: Arc<FlowSteering>, core: usize },
 }
 
-/// The claims of one stack on its local ports.
-pub struct Claims {
-    rival: Rival,
-    /// Ports of closed connections, which stay ours until those have ended.
-    ending: Vec<(TcpId, Arc<Claim>)>,
+/// Claims of one stack on its local ports.
+pub struct PortClaims {
+    arbiter: PortArbiter,
+    /// Claims of closed connections that have not terminated yet (TIME-WAIT, for example).
+    closing: Vec<(TcpId, Arc<PortClaim>)>,
 }
 
-impl Claims {
-    pub(crate) fn new(addresses: Vec<IpAddr>, ports_are_held: bool) -> Self {
-        let rival = match addresses.is_empty() {
-            true => Rival::Nobody,
-            false => Rival::Kernel { addresses, ports_are_held },
+impl PortClaims {
+    pub(crate) fn new(addresses: Vec<IpAddr>, kernel_ports_bound: bool) -> Self {
+        let arbiter = match addresses.is_empty() {
+            true => PortArbiter::None,
+            false => PortArbiter::Kernel { addresses, kernel_ports_bound },
         };
-        Self { rival, ending: Vec::new() }
+        Self { arbiter, closing: Vec::new() }
     }
 
-    /// Claims of the stack on a core beside others behind one port.
-    pub(crate) fn among_cores(crossing: Arc<Crossing>, own: usize) -> Self {
-        Self { rival: Rival::Cores { crossing, own }, ending: Vec::new() }
+    /// Claims of the stack on core `core`, among several cores behind one device.
+    pub(crate) fn for_core(flow_steering: Arc<FlowSteering>, core: usize) -> Self {
+        Self { arbiter: PortArbiter::Cores { flow_steering, core }, closing: Vec::new() }
     }
 
-    /// Whether the stack lives on the kernel's addresses.
-    pub fn is_shared(&self) -> bool {
-        matches!(self.rival, Rival::Kernel { .. })
+    /// True if the stack shares the kernel's addresses.
+    pub fn shares_kernel_addresses(&self) -> bool {
+        matches!(self.arbiter, PortArbiter::Kernel { .. })
     }
 
-    /// Takes a port away from the kernel, if the stack lives on its addresses.
-    /// `local` may be the unspecified address: then the port of each address of
-    /// its families is taken. `held` is a socket of the kernel's that is bound to it
-    /// already, if there is one.
+    /// Diverts a local port from the kernel, if the stack shares the kernel's addresses; otherwise
+    /// returns `None`.
+    ///
+    /// If `local` is an unspecified address, the port is diverted for every address of its
+    /// families. `kernel_socket` is a kernel socket already bound to the port, if any.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when a program has the port from the kernel,
-    /// and when the port does not take the rule.
+    /// [`io::ErrorKind::AddrInUse`] if a kernel socket of another process has the port; an error of
+    /// the device if it rejects the steering rule.
     pub fn claim(
         &self,
-        port: &mut dyn Port,
-        protocol: Protocol,
+        device: &mut dyn Device,
+        protocol: TransportProtocol,
         local: SocketAddr,
         dual_stack: bool,
-        held: Option<OwnedFd>,
-    ) -> io::Result<Option<Arc<Claim>>> {
-        let Rival::Kernel { addresses, ports_are_held } = &self.rival else { return Ok(None) };
-        let kernel = match held {
-            Some(held) => Some(held),
-            None if *ports_are_held && local.port() != 0 => None,
-            None => Some(reserve(protocol, local, dual_stack)?),
+        kernel_socket: Option<OwnedFd>,
+    ) -> io::Result<Option<Arc<PortClaim>>> {
+        let PortArbiter::Kernel { addresses, kernel_ports_bound } = &self.arbiter else {
+            return Ok(None);
         };
-        let claim = Claim::take(port, protocol, local, dual_stack, addresses, kernel)?;
+        let kernel_socket = match kernel_socket {
+            Some(held) => Some(held),
+            None if *kernel_ports_bound && local.port() != 0 => None,
+            None => Some(bind_kernel_socket(protocol, local, dual_stack)?),
+        };
+        let claim =
+            PortClaim::divert(device, protocol, local, dual_stack, addresses, kernel_socket)?;
         Ok(Some(Arc::new(claim)))
     }
 
-    /// As [`Claims::claim`], for a connection to `peer`. Without `local` it leaves
-    /// from an address that can reach the peer, and any port.
+    /// As [`PortClaims::claim`], for a TCP connection to `peer`. Without `local`, picks an address that
+    /// can reach the peer and an ephemeral port.
     ///
     /// # Errors
-    /// As [`Claims::claim`].
-    pub fn claim_to_reach(
+    /// As [`PortClaims::claim`].
+    pub fn claim_for_peer(
         &self,
-        port: &mut dyn Port,
+        device: &mut dyn Device,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        held: Option<OwnedFd>,
-    ) -> io::Result<Option<Arc<Claim>>> {
-        let like = || self.like(peer).map(|own| SocketAddr::new(own, 0));
-        match local.or_else(like) {
-            Some(own) => self.claim(port, Protocol::Tcp, own, false, held),
+        kernel_socket: Option<OwnedFd>,
+    ) -> io::Result<Option<Arc<PortClaim>>> {
+        let any_port = || self.source_address_for(peer).map(|own| SocketAddr::new(own, 0));
+        match local.or_else(any_port) {
+            Some(own) => self.claim(device, TransportProtocol::Tcp, own, false, kernel_socket),
             None => Ok(None),
         }
     }
 
-    /// Takes a port that another process took before, with what that had of the kernel
-    /// for it.
+    /// Restores a claim of another process, together with its kernel socket for the port.
     ///
     /// # Errors
-    /// When the port does not take the rules.
+    /// If the device rejects the steering rules.
     pub fn resume(
-        port: &mut dyn Port,
-        protocol: Protocol,
+        device: &mut dyn Device,
+        protocol: TransportProtocol,
         local: SocketAddr,
         addresses: &[IpAddr],
-        kernel: Option<OwnedFd>,
-    ) -> io::Result<Arc<Claim>> {
-        let rules = addresses.iter().map(|&address| Rule::Port {
+        kernel_socket: Option<OwnedFd>,
+    ) -> io::Result<Arc<PortClaim>> {
+        let rules = addresses.iter().map(|&address| SteeringRule::Port {
             protocol,
             address: Some(address),
             port: local.port(),
         });
-        Ok(Arc::new(Claim::hold(port, protocol, local, rules.collect(), kernel)?))
+        Ok(Arc::new(PortClaim::install_rules(
+            device,
+            protocol,
+            local,
+            rules.collect(),
+            kernel_socket,
+        )?))
     }
 
-    /// The stack has a socket on this port now: claims it before the other cores,
-    /// if there are any, alone or shared with their sockets that share theirs. `claim`
-    /// is what the kernel was asked for.
+    /// Claims the port of a new socket among the network cores, exclusively or shared with sockets
+    /// of the same group (`sharing`). Without other cores, returns `claim`, which is the claim
+    /// against the kernel.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another core has the port, and it is not shared.
-    pub fn settle(
+    /// [`io::ErrorKind::AddrInUse`] if another core has the port and does not share it.
+    pub fn claim_among_cores(
         &self,
-        protocol: Protocol,
+        protocol: TransportProtocol,
         local: SocketAddr,
-        sharing: Sharing,
-        claim: Option<Arc<Claim>>,
-    ) -> io::Result<Option<Arc<Claim>>> {
-        let Rival::Cores { crossing, own } = &self.rival else { return Ok(claim) };
-        crossing.claim(*own, (protocol, local.port()), sharing)?;
-        Ok(Some(Arc::new(Claim { protocol, rules: Vec::new(), local, sharing, kernel: None })))
+        sharing: PortSharing,
+        claim: Option<Arc<PortClaim>>,
+    ) -> io::Result<Option<Arc<PortClaim>>> {
+        let PortArbiter::Cores { flow_steering, core } = &self.arbiter else { return Ok(claim) };
+        flow_steering.claim(*core, (protocol, local.port()), sharing)?;
+        Ok(Some(Arc::new(PortClaim {
+            protocol,
+            rules: Vec::new(),
+            local,
+            sharing,
+            kernel_socket: None,
+        })))
     }
 
-    /// Gives a port back, if nobody else needs it.
-    pub fn release(&self, port: &mut dyn Port, claim: Option<Arc<Claim>>) {
+    /// Releases a port when its last claim is dropped.
+    pub fn release(&self, device: &mut dyn Device, claim: Option<Arc<PortClaim>>) {
         if let Some(claim) = claim.and_then(Arc::into_inner) {
-            if let Rival::Cores { crossing, own } = &self.rival {
-                crossing.release(*own, claim.local_port(), claim.sharing);
+            if let PortArbiter::Cores { flow_steering, core } = &self.arbiter {
+                flow_steering.release(*core, claim.local_port(), claim.sharing);
             }
-            claim.release(port);
+            claim.release(device);
         }
     }
 
-    /// The port of a connection that was closed is given back when that has ended.
-    pub fn release_later(&mut self, id: TcpId, claim: Option<Arc<Claim>>) {
-        self.ending.extend(claim.map(|claim| (id, claim)));
+    /// Releases the port of a closed connection once the connection has terminated.
+    pub fn release_after_close(&mut self, id: TcpId, claim: Option<Arc<PortClaim>>) {
+        self.closing.extend(claim.map(|claim| (id, claim)));
     }
 
-    /// Gives the ports of connections back that have ended.
-    pub fn release_ended(&mut self, engine: &mut Engine) {
-        if self.ending.is_empty() {
+    /// Releases the ports of closed connections that have terminated.
+    pub fn release_closed(&mut self, engine: &mut Engine) {
+        if self.closing.is_empty() {
             return;
         }
-        let (open, over) = std::mem::take(&mut self.ending)
+        let (open, terminated) = std::mem::take(&mut self.closing)
             .into_iter()
             .partition::<Vec<_>, _>(|(id, _)| engine.stack().tcp_exists(*id));
-        self.ending = open;
-        over.into_iter().for_each(|(_, claim)| self.release(engine.port(), Some(claim)));
+        self.closing = open;
+        terminated.into_iter().for_each(|(_, claim)| self.release(engine.device(), Some(claim)));
     }
 
-    /// Closed connections that have not ended yet, with their claims.
-    pub fn ending(&self) -> impl Iterator<Item = (TcpId, &Arc<Claim>)> {
-        self.ending.iter().map(|(id, claim)| (*id, claim))
+    /// Closed connections that have not terminated yet, with their claims.
+    pub fn closing(&self) -> impl Iterator<Item = (TcpId, &Arc<PortClaim>)> {
+        self.closing.iter().map(|(id, claim)| (*id, claim))
     }
 
-    /// The ports of closed connections that have not ended yet.
-    pub fn ending_ports(&self) -> impl Iterator<Item = LocalPort> {
-        self.ending.iter().map(|(_, claim)| claim.local_port())
+    /// Ports of closed connections that have not terminated yet.
+    pub fn closing_ports(&self) -> impl Iterator<Item = LocalPort> {
+        self.closing.iter().map(|(_, claim)| claim.local_port())
     }
 
-    /// Whether closed connections have this port.
-    pub fn has_ending(&self, port: LocalPort) -> bool {
-        self.ending.iter().any(|(_, claim)| claim.local_port() == port)
+    /// True if a closed connection still has this port.
+    pub fn has_closing(&self, port: LocalPort) -> bool {
+        self.closing.iter().any(|(_, claim)| claim.local_port() == port)
     }
 
-    /// Closed connections that another core is to have, with their claims.
-    pub fn take_ending(&mut self, moves: impl Fn(&Arc<Claim>) -> bool) -> Vec<(TcpId, Arc<Claim>)> {
-        let is_moving = |(_, claim): &(TcpId, Arc<Claim>)| moves(claim);
-        let (moving, staying) = std::mem::take(&mut self.ending).into_iter().partition(is_moving);
-        self.ending = staying;
+    /// Removes and returns the closed connections, with their claims, that move to another core.
+    pub fn take_closing(
+        &mut self,
+        moves: impl Fn(&Arc<PortClaim>) -> bool,
+    ) -> Vec<(TcpId, Arc<PortClaim>)> {
+        let is_moving = |(_, claim): &(TcpId, Arc<PortClaim>)| moves(claim);
+        let (moving, staying) = std::mem::take(&mut self.closing).into_iter().partition(is_moving);
+        self.closing = staying;
         moving
     }
 
-    /// The address to reach `peer` from.
-    fn like(&self, peer: SocketAddr) -> Option<IpAddr> {
-        let Rival::Kernel { addresses, .. } = &self.rival else { return None };
+    /// Source address for packets to `peer`: the first address of the family that is not
+    /// link-local IPv6.
+    fn source_address_for(&self, peer: SocketAddr) -> Option<IpAddr> {
+        let PortArbiter::Kernel { addresses, .. } = &self.arbiter else { return None };
         let usable = |own: &&IpAddr| match own {
             IpAddr::V4(_) => peer.is_ipv4(),
             IpAddr::V6(own) => peer.is_ipv6() && !own.is_unicast_link_local(),
@@ -197,26 +216,30 @@ impl Claims {
     }
 }
 
-/// A local port that is ours before others.
+/// Claim of one stack on a local port.
 ///
-/// On a shared address it was moved from the kernel to Tidegate. The kernel's own
-/// socket on it is held too: so no other program gets the port, and stray packets
-/// that the kernel still sees are not answered with "port unreachable".
-pub struct Claim {
-    protocol: Protocol,
-    rules: Vec<Rule>,
+/// On a shared address, the port was diverted from the kernel to Tidegate. The claim then also
+/// holds a kernel socket bound to the port. So no other process gets the port, and the kernel
+/// does not answer stray packets with "port unreachable".
+pub struct PortClaim {
+    protocol: TransportProtocol,
+    rules: Vec<SteeringRule>,
     local: SocketAddr,
-    /// With whom on other cores.
-    sharing: Sharing,
-    kernel: Option<OwnedFd>,
+    /// Sharing with sockets on other cores.
+    sharing: PortSharing,
+    kernel_socket: Option<OwnedFd>,
 }
 
-/// A socket of the kernel's that nothing is read from.
-fn reserve(protocol: Protocol, local: SocketAddr, dual_stack: bool) -> io::Result<OwnedFd> {
+/// Binds a kernel socket that only reserves the port; nothing reads from it.
+fn bind_kernel_socket(
+    protocol: TransportProtocol,
+    local: SocketAddr,
+    dual_stack: bool,
+) -> io::Result<OwnedFd> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let kind = match protocol {
-        Protocol::Udp => SocketType::DGRAM,
-        Protocol::Tcp => SocketType::STREAM,
+        TransportProtocol::Udp => SocketType::DGRAM,
+        TransportProtocol::Tcp => SocketType::STREAM,
     };
     let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     if local.is_ipv6() {
@@ -226,96 +249,94 @@ fn reserve(protocol: Protocol, local: SocketAddr, dual_stack: bool) -> io::Resul
     Ok(fd)
 }
 
-impl Claim {
-    /// Moves `local`, which may be the unspecified address: then the port of
-    /// each of the kernel's addresses of its families moves.
-    fn take(
-        port: &mut dyn Port,
-        protocol: Protocol,
+impl PortClaim {
+    /// Diverts the port of `local` from the kernel. An unspecified address means every kernel
+    /// address of its families.
+    fn divert(
+        device: &mut dyn Device,
+        protocol: TransportProtocol,
         mut local: SocketAddr,
         dual_stack: bool,
         addresses: &[IpAddr],
-        kernel: Option<OwnedFd>,
+        kernel_socket: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        if let Some(kernel) = &kernel
+        if let Some(kernel_socket) = &kernel_socket
             && local.port() == 0
         {
-            let chosen = rustix::net::getsockname(kernel)?;
+            let chosen = rustix::net::getsockname(kernel_socket)?;
             local.set_port(SocketAddr::try_from(chosen)?.port());
         }
-        let takes = |address: IpAddr| match local.ip() {
+        let is_diverted = |address: IpAddr| match local.ip() {
             IpAddr::V4(any) if any.is_unspecified() => address.is_ipv4(),
             IpAddr::V6(any) if any.is_unspecified() => dual_stack || address.is_ipv6(),
             one => one == address,
         };
-        let rules = addresses
-            .iter()
-            .copied()
-            .filter(|&address| takes(address))
-            .map(|address| Rule::Port { protocol, address: Some(address), port: local.port() });
-        Self::hold(port, protocol, local, rules.collect(), kernel)
+        let rules =
+            addresses.iter().copied().filter(|&address| is_diverted(address)).map(|address| {
+                SteeringRule::Port { protocol, address: Some(address), port: local.port() }
+            });
+        Self::install_rules(device, protocol, local, rules.collect(), kernel_socket)
     }
 
-    fn hold(
-        port: &mut dyn Port,
-        protocol: Protocol,
+    fn install_rules(
+        device: &mut dyn Device,
+        protocol: TransportProtocol,
         local: SocketAddr,
-        rules: Vec<Rule>,
-        kernel: Option<OwnedFd>,
+        rules: Vec<SteeringRule>,
+        kernel_socket: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        let claim = Self { protocol, rules, local, sharing: Sharing::Alone, kernel };
+        let claim = Self { protocol, rules, local, sharing: PortSharing::Exclusive, kernel_socket };
         for rule in &claim.rules {
-            if let Err(error) = port.set_steering(rule, true) {
-                claim.release(port);
+            if let Err(error) = device.set_steering(rule, true) {
+                claim.release(device);
                 return Err(error);
             }
         }
         Ok(claim)
     }
 
-    /// What was moved, with the port that the kernel chose for port 0.
+    /// Claimed address and port; port 0 is replaced by the port that the kernel chose.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The addresses whose port it is.
+    /// Addresses whose port is diverted from the kernel.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.rules.iter().filter_map(|rule| match rule {
-            Rule::Port { address, .. } => *address,
+            SteeringRule::Port { address, .. } => *address,
             _ => None,
         })
     }
 
-    /// The socket of the kernel's that is held with it, if there is one.
-    pub fn kernel(&self) -> Option<BorrowedFd<'_>> {
-        self.kernel.as_ref().map(AsFd::as_fd)
+    /// Kernel socket held with the claim, if any.
+    pub fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.kernel_socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// The kernel's socket keeps the port and listens no more, if it did: nobody accepts
+    /// Stops listening on the kernel socket, which keeps the port: no process accepts connections
     /// from it.
     pub fn stop_listening(&self) {
-        if let Some(kernel) = &self.kernel {
-            // One that did not listen says so.
-            let _ = rustix::net::shutdown(kernel, rustix::net::Shutdown::Both);
+        if let Some(kernel_socket) = &self.kernel_socket {
+            // shutdown fails on a socket that does not listen.
+            let _ = rustix::net::shutdown(kernel_socket, rustix::net::Shutdown::Both);
         }
     }
 
-    /// Whether sockets on other cores may have the port, too.
+    /// True if sockets on other cores may have the port too.
     pub fn is_shared(&self) -> bool {
-        self.sharing != Sharing::Alone
+        self.sharing != PortSharing::Exclusive
     }
 
-    /// The port, whatever the address.
+    /// Protocol and port number, without the address.
     pub fn local_port(&self) -> LocalPort {
         (self.protocol, self.local.port())
     }
 
-    /// Gives it back.
-    fn release(&self, port: &mut dyn Port) {
+    /// Removes the steering rules of the claim.
+    fn release(&self, device: &mut dyn Device) {
         for rule in &self.rules {
-            // The port is closing or gone when this fails, and then it takes
-            // nothing any more.
-            let _ = port.set_steering(rule, false);
+            // Fails only while the device is closing or gone; then it takes no packets any more.
+            let _ = device.set_steering(rule, false);
         }
     }
 }

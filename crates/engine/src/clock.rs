@@ -1,28 +1,27 @@
-//! The only place on the data path where the time is read.
+//! Monotonic clock: the only reader of the time on the data path.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The monotonic clock, in nanoseconds since the engine began.
+/// Monotonic clock, in nanoseconds since its epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     epoch_ns: u64,
 }
 
 impl Clock {
-    /// A clock that stands at zero now.
+    /// Creates a clock that reads zero now.
     pub fn new() -> Self {
         Self { epoch_ns: monotonic_ns() }
     }
 
-    /// Nanoseconds since the clock was made.
+    /// Nanoseconds since the epoch of the clock.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         monotonic_ns().wrapping_sub(self.epoch_ns)
     }
 
-    /// The same clock, put forward by so many nanoseconds: for tests, which do
-    /// not wait.
-    pub fn put_forward(self, by_ns: u64) -> Self {
+    /// Returns the same clock, advanced by `by_ns` nanoseconds: for tests, which do not wait.
+    pub fn advanced_by(self, by_ns: u64) -> Self {
         Self { epoch_ns: self.epoch_ns.wrapping_sub(by_ns) }
     }
 }

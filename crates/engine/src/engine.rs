@@ -1,109 +1,108 @@
-//! The poll loop.
+//! Engine: the poll loop of one network core.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
-use tidegate_gate::{Gate, Interrupt, Mode, Next, Ring, Rings, Settings};
+use tidegate_gate::{Gate, GateAction, InterruptAction, Mode, Ring, RingCounts, Settings};
 use tidegate_memory::Arena;
-use tidegate_port::{Burst, Capabilities, Left, Port, PortCounters};
-use tidegate_stack::{Counters, Event, FULL, Stack, UdpId};
+use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, UdpId};
 use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
-use crate::pressure::{OtherCores, PressureMeter};
-use crate::{Clock, Idle, IdleConfig, KernelNeighbours, Step};
+use crate::pressure::{PressureMeter, SecondaryCores};
+use crate::{Clock, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours};
 
-/// Sleep no longer than this while frames wait for a port that is full.
-const RETRY_TRANSMIT_NS: u64 = 200_000;
+/// Longest sleep, in nanoseconds, while frames wait because the transmit ring is full.
+const TRANSMIT_RETRY_NS: u64 = 200_000;
 
-/// The most frames that a port is asked for at once, whatever the quota.
-const BURST_MAX: usize = 256;
+/// Maximum number of frames of one receive call, whatever the quota.
+const MAX_BURST_FRAMES: usize = 256;
 
-/// How an engine runs.
+/// Configuration of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// When to look for packets, and how many to take.
+    /// Receive scheduling: mode and quotas.
     pub gate: Settings,
-    /// How to wait when there is nothing to do.
+    /// Waiting without work: busy-poll and sleep times.
     pub idle: IdleConfig,
 }
 
-/// What an engine did since it was made.
+/// Counters of an engine since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounters {
     /// Rounds of the poll loop.
     pub rounds: u64,
     /// Rounds in which frames were received.
     pub busy_rounds: u64,
-    /// Times that it made ready to sleep.
+    /// Times that the engine prepared to sleep.
     pub sleeps: u64,
 }
 
-/// How to sleep.
+/// Timeout and wake-up sources of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sleep {
-    /// Until the next timer, in nanoseconds; `None` when there is none.
+pub struct SleepPlan {
+    /// Time until the next timer, in nanoseconds; `None` if no timer is set.
     pub timeout_ns: Option<u64>,
-    /// Receiving is held back: a readable port is no reason to wake up.
-    pub held: bool,
+    /// Receiving is held back: a readable device is no reason to wake up.
+    pub receive_paused: bool,
 }
 
-/// What to sleep on.
+/// Descriptors to sleep on.
 #[derive(Debug, Default)]
 pub struct WakeFds {
     /// Readable when a frame has arrived.
-    pub port: Option<OwnedFd>,
-    /// Readable when the kernel's neighbours have changed.
+    pub device: Option<OwnedFd>,
+    /// Readable when the kernel's neighbour table has changed.
     pub neighbours: Option<OwnedFd>,
 }
 
-/// What came of one step of the engine.
+/// Result of one step of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stepped {
-    /// A ring was served; so many frames were received.
+pub enum StepResult {
+    /// A ring was served; number of received frames.
     Served(usize),
-    /// It is the application's turn to take so many datagrams.
+    /// The application has its turn; quota in datagrams.
     Application(u32),
-    /// Work is left, but programs come first now.
+    /// Work is left, but applications come first now.
     Yield,
-    /// There is nothing to do, or receiving is held back.
+    /// No work, or receiving is held back.
     Wait,
 }
 
-/// A port, an arena and a stack, run to completion on one core.
+/// A device, an arena and a stack, run to completion on one core.
 pub struct Engine {
-    // The port comes first: it is closed before the arena that the kernel may
-    // still be writing to is unmapped.
-    pub(crate) port: Box<dyn Port>,
+    // The device comes first: it is closed before the arena is unmapped, to which the kernel may
+    // still be writing.
+    pub(crate) device: Box<dyn Device>,
     pub(crate) arena: Arena,
     pub(crate) stack: Stack,
-    /// What is left of a port that was closed for another process.
-    pub(crate) left: Option<Left>,
+    /// State that a closed device leaves for the next process.
+    pub(crate) handover_state: Option<HandoverState>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
     pressure: PressureMeter,
-    /// Until when receiving is held back.
-    held_until_ns: Option<u64>,
+    /// End of the time in which receiving is held back.
+    paused_until_ns: Option<u64>,
     clock: Clock,
-    /// When the clock was last read.
+    /// Time of the last clock reading.
     now_ns: u64,
-    idle: Idle,
+    idle: IdleGovernor,
     pub(crate) incoming: Burst,
-    /// Between receive work and protocol work, in the modes that have it.
+    /// Queue between receive work and protocol work, in modes `interrupt` and `moderated`.
     pub(crate) input: Burst,
     pub(crate) input_drops: DropCounters,
     counters: EngineCounters,
 }
 
 impl Engine {
-    /// Joins a port, the arena it was opened with and a stack. `neighbours`
-    /// connects the stack to the kernel's neighbour table when they share an
-    /// address.
+    /// Creates an engine from a device, the arena it was opened with, and a stack. `neighbours`
+    /// connects the stack to the kernel's neighbour table if both share an address.
     pub fn new(
-        port: Box<dyn Port>,
+        device: Box<dyn Device>,
         arena: Arena,
         stack: Stack,
         clock: Clock,
@@ -111,20 +110,20 @@ impl Engine {
         config: EngineConfig,
     ) -> Self {
         let now_ns = clock.now_ns();
-        let idle = Idle::new(config.idle, now_ns);
-        let rings = Rings { receive: 1, transmit: 1, application: 1 };
+        let idle = IdleGovernor::new(config.idle, now_ns);
+        let rings = RingCounts { receive: 1, transmit: 1, application: 1 };
         let gate = Gate::new(config.gate, rings, now_ns);
-        let incoming = Burst::with_capacity(BURST_MAX);
+        let incoming = Burst::with_capacity(MAX_BURST_FRAMES);
         Self {
-            port,
+            device,
             arena,
             stack,
-            left: None,
+            handover_state: None,
             neighbours,
             gate,
             admission: Role::None,
             pressure: PressureMeter::default(),
-            held_until_ns: None,
+            paused_until_ns: None,
             clock,
             now_ns,
             idle,
@@ -135,59 +134,60 @@ impl Engine {
         }
     }
 
-    /// From now on, when not everything can be taken, admission says what is: for
-    /// the engines behind this one, too, if it did before. The seed should be secret.
+    /// Enables admission control, or replaces its configuration: under overload, admission decides
+    /// which frames pass. If this engine was the leader of other engines, it stays so. The seed
+    /// should be secret.
     ///
     /// # Errors
-    /// When the settings make no sense or the port does not take them.
+    /// If the configuration is invalid or the device rejects it.
     pub fn set_admission(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), AdmissionError> {
-        let mut admitter = Admitter::new(config, seed, &mut *self.port)?;
-        if let Some(others) = self.admitter().and_then(Admitter::others) {
-            admitter.listen_to(Arc::clone(others));
+        let mut admitter = Admitter::new(config, seed, &mut *self.device)?;
+        if let Some(others) = self.admitter().and_then(Admitter::secondary_cores) {
+            admitter.attach_secondary_cores(Arc::clone(others));
         }
-        self.admission = Role::Decides(Box::new(admitter));
-        self.stack.tell_confirmed_peers();
+        self.admission = Role::Leader(Box::new(admitter));
+        self.stack.report_confirmed_peers();
         Ok(())
     }
 
-    /// Admission, if it is decided here.
+    /// Admission controller, if this engine is the leader.
     pub fn admission(&self) -> Option<&Admission> {
         self.admitter().map(Admitter::admission)
     }
 
     fn admitter(&self) -> Option<&Admitter> {
         match &self.admission {
-            Role::Decides(admitter) => Some(admitter),
+            Role::Leader(admitter) => Some(admitter),
             _ => None,
         }
     }
 
-    /// If this engine decides what is admitted, it does so for those behind it,
-    /// too, who tell it how things go there.
-    pub(crate) fn admit_for<'s>(&mut self, others: impl Iterator<Item = &'s mut Self>) {
-        let Role::Decides(admitter) = &mut self.admission else { return };
-        let told = Arc::new(OtherCores::default());
-        admitter.listen_to(Arc::clone(&told));
-        for other in others {
-            other.admission = Role::Tells { to: Arc::clone(&told), due_ns: 0 };
-            other.stack.tell_confirmed_peers();
+    /// Makes this engine the admission leader of `followers`, which report their load to it. Does
+    /// nothing if this engine has no admission control.
+    pub(crate) fn lead_admission<'s>(&mut self, followers: impl Iterator<Item = &'s mut Self>) {
+        let Role::Leader(admitter) = &mut self.admission else { return };
+        let secondary_cores = Arc::new(SecondaryCores::default());
+        admitter.attach_secondary_cores(Arc::clone(&secondary_cores));
+        for follower in followers {
+            follower.admission =
+                Role::Follower { leader: Arc::clone(&secondary_cores), next_report_ns: 0 };
+            follower.stack.report_confirmed_peers();
         }
     }
 
-    /// One round: receives a burst, lets the stack take it, serves timers,
-    /// transmits. Returns how many frames were received. What follows until
-    /// the next call is the application's turn.
+    /// Runs one round: receives a burst, passes it to the stack, serves timers, transmits. Returns
+    /// the number of received frames. The application has its turn until the next call.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// If the device is no longer usable.
     pub fn poll(&mut self) -> io::Result<usize> {
         self.read_clock();
         self.gate.on_all_ready();
         let mut received = 0;
-        while let Stepped::Served(frames) = self.step()? {
+        while let StepResult::Served(frames) = self.step()? {
             received += frames;
         }
-        self.held_until_ns = self.gate.held_until(self.now_ns);
+        self.paused_until_ns = self.gate.paused_until(self.now_ns);
         self.serve_timers()?;
         self.counters.rounds += 1;
         if received > 0 {
@@ -195,27 +195,27 @@ impl Engine {
             self.idle.on_work(self.now_ns);
         }
         self.pressure.on_round(received);
-        self.admit_by_pressure()?;
-        // The transmit ring had its turn: there is something only if timers
-        // made it, or the card was full.
+        self.update_admission()?;
+        // The transmit ring had its turn: frames are left only if timers made them or the device
+        // was full.
         if !self.stack.transmit_queue().is_empty() {
             self.flush()?;
         }
         Ok(received)
     }
 
-    /// Does what the gate says is next.
+    /// Serves the next ring that the gate chooses.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// If the device is no longer usable.
     #[inline]
-    pub fn step(&mut self) -> io::Result<Stepped> {
+    pub fn step(&mut self) -> io::Result<StepResult> {
         let turn = match self.gate.next(self.now_ns) {
-            Next::Serve(turn) => turn,
-            Next::Yield => return Ok(Stepped::Yield),
-            Next::Wait { held_until_ns } => {
-                self.held_until_ns = held_until_ns;
-                return Ok(Stepped::Wait);
+            GateAction::Serve(turn) => turn,
+            GateAction::Yield => return Ok(StepResult::Yield),
+            GateAction::Wait { paused_until_ns } => {
+                self.paused_until_ns = paused_until_ns;
+                return Ok(StepResult::Wait);
             }
         };
         let taken = match turn.ring {
@@ -225,82 +225,84 @@ impl Engine {
                 0
             }
             Ring::Application(_) => {
-                // Its time is the program's own and not charged to packets.
+                // The application's time is its own and not charged to packets.
                 self.gate.on_served(turn, 0, self.now_ns);
-                return Ok(Stepped::Application(turn.quota));
+                return Ok(StepResult::Application(turn.quota));
             }
         };
-        if self.gate.measures_time() {
+        if self.gate.needs_turn_end_time() {
             self.read_clock();
         }
         self.gate.on_served(turn, taken as u32, self.now_ns);
-        Ok(Stepped::Served(taken))
+        Ok(StepResult::Served(taken))
     }
 
-    /// Receives up to `quota` frames and lets the stack take them.
+    /// Receives up to `quota` frames and passes them to the stack.
     #[inline]
     fn receive(&mut self, quota: usize) -> io::Result<usize> {
-        let looped = if self.stack.has_looped() { self.loop_back(quota)? } else { 0 };
-        // The wire has a quota of its own: what we send to ourselves takes nothing
-        // from it.
+        let loopback =
+            if self.stack.has_loopback_frames() { self.receive_loopback(quota)? } else { 0 };
+        // The wire has a quota of its own: loopback frames take nothing from it.
         let mut received = 0;
         while received < quota {
-            let most = BURST_MAX.min(quota - received);
-            let (port, arena, incoming) = (&mut *self.port, &mut self.arena, &mut self.incoming);
+            let max = MAX_BURST_FRAMES.min(quota - received);
+            let (device, arena, incoming) =
+                (&mut *self.device, &mut self.arena, &mut self.incoming);
             let frames = match &mut self.admission {
-                Role::Decides(admitter) => {
-                    admitter.receive(self.now_ns, port, arena, incoming, most)?
+                Role::Leader(admitter) => {
+                    admitter.receive(self.now_ns, device, arena, incoming, max)?
                 }
-                _ => port.receive(arena, incoming, most)?,
+                _ => device.receive(arena, incoming, max)?,
             };
             self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
-            if frames < most {
+            if frames < max {
                 break;
             }
         }
-        Ok(received.max(looped))
+        Ok(received.max(loopback))
     }
 
-    /// Lets up to `quota` frames that the stack sends to its own addresses come
-    /// back in. What they make it send to itself has the next turn.
+    /// Receives up to `quota` loopback frames: frames that the stack sends to its own addresses.
+    /// Frames sent in reply have the next turn.
     #[cold]
-    pub(crate) fn loop_back(&mut self, quota: usize) -> io::Result<usize> {
-        let looped = self.stack.looped_queue();
-        let quota = quota.min(looped.len());
-        let frames = self.port.loop_back(&mut self.arena, looped, &mut self.incoming, quota)?;
+    pub(crate) fn receive_loopback(&mut self, quota: usize) -> io::Result<usize> {
+        let loopback = self.stack.loopback_queue();
+        let quota = quota.min(loopback.len());
+        let frames = self.device.loop_back(&mut self.arena, loopback, &mut self.incoming, quota)?;
         self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
         Ok(frames)
     }
 
-    /// Whether frames wait that the stack sends to its own addresses: they come
-    /// in when the engine runs next.
+    /// True while loopback frames wait. The engine receives them when it runs next.
     #[inline]
-    pub fn has_looped(&self) -> bool {
-        self.stack.has_looped()
+    pub fn has_loopback(&self) -> bool {
+        self.stack.has_loopback_frames()
     }
 
-    /// Sets what is admitted by how things go, when that is due.
+    /// Adjusts admission to the pressure, or reports the pressure to the leader, once per period.
     #[inline]
-    fn admit_by_pressure(&mut self) -> io::Result<()> {
+    fn update_admission(&mut self) -> io::Result<()> {
         let admitter = match &mut self.admission {
-            Role::Decides(admitter) if admitter.is_due(self.now_ns) => admitter,
-            Role::Tells { to, due_ns } if is_due(self.now_ns, *due_ns) => {
+            Role::Leader(admitter) if admitter.is_due(self.now_ns) => admitter,
+            Role::Follower { leader: to, next_report_ns: due_ns }
+                if is_due(self.now_ns, *due_ns) =>
+            {
                 *due_ns = self.now_ns.saturating_add(Config::PERIOD_NS);
-                to.tell(&self.pressure.take(self.stack.counters(), None));
+                to.report(&self.pressure.take(self.stack.counters(), None));
                 return Ok(());
             }
             _ => return Ok(()),
         };
-        let early = admitter.early_work(&mut *self.port)?;
-        let pressure = self.pressure.take(self.stack.counters(), early);
-        admitter.on_period(self.now_ns, &pressure, &mut *self.port)
+        let early_drop = admitter.early_drop_work(&mut *self.device)?;
+        let pressure = self.pressure.take(self.stack.counters(), early_drop);
+        admitter.on_period(self.now_ns, &pressure, &mut *self.device)
     }
 
-    /// Lets the stack's timers and the kernel's neighbours have their turn.
+    /// Serves the timers of the stack and changes of the kernel's neighbour table.
     ///
     /// # Errors
-    /// When netlink is of no further use.
+    /// If netlink is no longer usable.
     pub fn serve_timers(&mut self) -> io::Result<()> {
         let now_ns = self.now_ns;
         if self.stack.next_timeout().is_some_and(|timeout_ns| timeout_ns <= now_ns) {
@@ -312,17 +314,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands what the stack has made to the port, as much as it takes.
+    /// Passes transmit frames of the stack to the device, as many as it takes.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// If the device is no longer usable.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.port.transmit(&mut self.arena, self.stack.transmit_queue())?;
+        self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
     }
 
-    /// The next thing that happened to a socket. Requests for neighbours and
-    /// peers who finished a handshake are served here and not shown.
+    /// Returns the next socket event. Neighbour requests and confirmed peers are handled here and
+    /// not returned.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.stack.has_events() { self.next_event() } else { None }
@@ -331,14 +333,14 @@ impl Engine {
     fn next_event(&mut self) -> Option<Event> {
         loop {
             match self.stack.poll_event()? {
-                Event::NeighbourWanted(address) => {
+                Event::NeighbourUnresolved(address) => {
                     if let Some(neighbours) = &mut self.neighbours {
                         neighbours.resolve(address);
                     }
                 }
                 Event::PeerConfirmed(peer) => match &mut self.admission {
-                    Role::Decides(admitter) => admitter.confirm(peer),
-                    Role::Tells { to, .. } => to.confirm(peer),
+                    Role::Leader(admitter) => admitter.confirm(peer),
+                    Role::Follower { leader: to, .. } => to.confirm(peer),
                     Role::None => {}
                 },
                 event => return Some(event),
@@ -346,14 +348,14 @@ impl Engine {
         }
     }
 
-    /// The stack, the arena its frames live in, and the time of the last round
-    /// or of [`Engine::read_clock`], for calls on sockets.
+    /// The stack, its arena, and the time in nanoseconds of the last round or of
+    /// [`Engine::read_clock`]: the arguments of socket calls.
     #[inline]
     pub fn parts(&mut self) -> (&mut Stack, &mut Arena, u64) {
         (&mut self.stack, &mut self.arena, self.now_ns)
     }
 
-    /// Reads the clock, in nanoseconds. Once for a whole burst is enough.
+    /// Reads the clock, in nanoseconds. One reading for a whole burst is enough.
     pub fn read_clock(&mut self) -> u64 {
         self.now_ns = self.clock.now_ns();
         self.now_ns
@@ -364,40 +366,39 @@ impl Engine {
         &self.stack
     }
 
-    /// How to wait after a round without work.
-    pub fn idle_step(&mut self) -> Step {
-        if self.held_until_ns.is_some() {
-            return Step::Sleep;
+    /// Returns the next idle step, after a round without work.
+    pub fn idle_step(&mut self) -> IdleStep {
+        if self.paused_until_ns.is_some() {
+            return IdleStep::Sleep;
         }
         if self.gate.settings().config().mode == Mode::Dedicated {
-            return Step::Spin;
+            return IdleStep::Spin;
         }
         let now_ns = self.read_clock();
         self.idle.step(now_ns)
     }
 
-    /// There was work that did not come from the port: back to the first step.
+    /// Records work that did not come from the device: idle waiting starts over.
     pub fn on_work(&mut self) {
         self.idle.on_work(self.now_ns);
     }
 
-    /// Others had the processor during a pause: it is not for waiting on.
-    pub fn on_crowded(&mut self) {
-        self.idle.on_crowded();
+    /// Records CPU contention: another thread ran during a pause, so the engine sleeps sooner.
+    pub fn on_cpu_contention(&mut self) {
+        self.idle.on_cpu_contention();
     }
 
-    /// Makes ready to sleep on [`Engine::wake_fds`]. `None` when there is work
-    /// already.
+    /// Prepares to sleep on [`Engine::wake_fds`]. Returns `None` if there is work already.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn prepare_sleep(&mut self) -> io::Result<Option<Sleep>> {
+    /// If the device is no longer usable.
+    pub fn prepare_sleep(&mut self) -> io::Result<Option<SleepPlan>> {
         let now_ns = self.read_clock();
-        let held_ns = self.held_until_ns.take().map(|until_ns| until_ns.saturating_sub(now_ns));
+        let held_ns = self.paused_until_ns.take().map(|until_ns| until_ns.saturating_sub(now_ns));
         match held_ns {
-            // The port is left alone: what arrives stays with the card.
-            Some(held_ns) => self.port.hold(held_ns)?,
-            None if self.has_looped() || !self.port.prepare_sleep()? => return Ok(None),
+            // No receive call meanwhile: arriving frames stay in the ring of the device.
+            Some(held_ns) => self.device.pause_receive(held_ns)?,
+            None if self.has_loopback() || !self.device.prepare_sleep()? => return Ok(None),
             None => {}
         }
         self.counters.sleeps += 1;
@@ -405,81 +406,81 @@ impl Engine {
             neighbours.on_sleep();
         }
         let timeout_ns = self.timeout_ns().into_iter().chain(held_ns).min();
-        Ok(Some(Sleep { timeout_ns, held: held_ns.is_some() }))
+        Ok(Some(SleepPlan { timeout_ns, receive_paused: held_ns.is_some() }))
     }
 
-    /// Copies of the descriptors that become readable when there is work, for
-    /// a sleeper who cannot hold the engine meanwhile.
+    /// Duplicates the descriptors that become readable when there is work, for a thread that sleeps
+    /// without holding the engine.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// If the process has no free descriptor.
     pub fn wake_fds(&self) -> io::Result<WakeFds> {
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
-        let port = self.port.wake_fd().map(copy).transpose()?;
+        let device = self.device.wake_fd().map(copy).transpose()?;
         let neighbours = self.neighbours.as_ref().map(|own| copy(own.as_fd())).transpose()?;
-        Ok(WakeFds { port, neighbours })
+        Ok(WakeFds { device, neighbours })
     }
 
-    /// Tells the gate how full a socket's queue is.
-    pub fn tell_level(&mut self, id: UdpId) {
-        match self.stack.udp_fill(id) {
-            Some(fill) => self.tell_fill(id, fill),
+    /// Reports the fill of a socket's receive queue to the gate.
+    pub fn report_level(&mut self, id: UdpId) {
+        match self.stack.udp_queue_fill(id) {
+            Some(fill) => self.report_fill(id, fill),
             None => self.gate.on_queue_closed(id.to_bits()),
         }
     }
 
-    /// Tells the gate how full the queues behind a socket are, in parts of
-    /// [`FULL`].
-    pub fn tell_fill(&mut self, id: UdpId, fill: u32) {
-        self.pressure.on_level(fill * 100 / FULL);
-        self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, FULL);
+    /// Reports the fill of the queues behind a socket to the gate, in parts of
+    /// [`QUEUE_FILL_SCALE`].
+    pub fn report_fill(&mut self, id: UdpId, fill: u32) {
+        self.pressure.on_level(fill * 100 / QUEUE_FILL_SCALE);
+        self.gate.on_queue_level(self.now_ns, id.to_bits(), fill, QUEUE_FILL_SCALE);
     }
 
-    /// Whether anything depends on how full queues are.
-    pub fn wants_levels(&self) -> bool {
+    /// True if the gate or admission uses queue levels.
+    pub fn needs_queue_levels(&self) -> bool {
         !matches!(self.admission, Role::None) || self.gate.settings().config().feedback
     }
 
-    /// The card raised its interrupt: the gate's rings wait for their turns.
-    pub fn on_interrupt(&mut self) -> Interrupt {
+    /// Handles an interrupt of the device: marks its rings as ready in the gate.
+    pub fn on_interrupt(&mut self) -> InterruptAction {
         let now_ns = self.read_clock();
         self.gate.on_ready(Ring::Transmit(0));
         self.gate.on_interrupt(now_ns, 0)
     }
 
-    /// How long until the next timer, in nanoseconds.
+    /// Time until the next timer, in nanoseconds; `None` if no timer is set.
     pub fn timeout_ns(&mut self) -> Option<u64> {
         let now_ns = self.read_clock();
-        let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(RETRY_TRANSMIT_NS);
+        let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(TRANSMIT_RETRY_NS);
         let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
         timer_ns.into_iter().chain(retry_ns).min()
     }
 
-    /// When to look, and how much to take.
+    /// The gate, which schedules receive and transmit work.
     #[inline]
     pub fn gate(&mut self) -> &mut Gate {
         &mut self.gate
     }
 
-    /// Changes the settings of receive scheduling from now on.
+    /// Replaces the settings of receive scheduling.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for another mode: which threads there are is
-    /// settled when the stack is opened.
+    /// [`io::ErrorKind::InvalidInput`] if the mode differs: its threads are started when the stack
+    /// is opened.
     pub fn set_gate(&mut self, settings: Settings) -> io::Result<()> {
         let (now, new) = (self.gate.settings().config().mode, settings.config().mode);
         if now != new {
             let (now, new) = (now.name(), new.name());
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("the mode is {now} and cannot become {new} while it runs: start again"),
+                format!("cannot change mode {now} to {new} while the stack runs: restart it"),
             ));
         }
-        self.gate.set(settings);
+        self.gate.apply_settings(settings);
         Ok(())
     }
 
-    /// What was admitted and refused of each class; nothing without admission.
+    /// Names and counters of the admission classes; empty without admission.
     pub fn class_counters(&self) -> Vec<(String, ClassCounters)> {
         self.admission().map_or_else(Vec::new, |admission| {
             let names = admission.classes().names().map(str::to_owned);
@@ -487,29 +488,29 @@ impl Engine {
         })
     }
 
-    /// The port, for what only it can do.
-    pub fn port(&mut self) -> &mut dyn Port {
-        &mut *self.port
+    /// The device, for operations that only it supports.
+    pub fn device(&mut self) -> &mut dyn Device {
+        &mut *self.device
     }
 
-    /// What the port can do.
+    /// Capabilities of the device.
     pub fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
+        self.device.capabilities()
     }
 
-    /// What the engine, the port and the stack counted. What did not fit in
-    /// the input queue or was not admitted was dropped at the port.
-    pub fn counters(&mut self) -> (EngineCounters, PortCounters, &Counters) {
-        let mut port = self.port.counters();
+    /// Counters of the engine, the device and the stack. Frames dropped by admission or by a full
+    /// input queue count as drops of the device.
+    pub fn counters(&mut self) -> (EngineCounters, DeviceCounters, &Counters) {
+        let mut device = self.device.counters();
         let admitter_drops = self.admitter().map(Admitter::drops);
         for drops in admitter_drops.into_iter().chain([&self.input_drops]) {
-            port.received -= drops.total().min(port.received);
-            port.drops.merge(drops);
+            device.received -= drops.total().min(device.received);
+            device.drops.merge(drops);
         }
-        (self.counters, port, self.stack.counters())
+        (self.counters, device, self.stack.counters())
     }
 
-    /// Frames of the arena that are neither in use nor with the port.
+    /// Number of arena frames that are neither in use nor with the device.
     pub fn frames_available(&self) -> usize {
         self.arena.available()
     }

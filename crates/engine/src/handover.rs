@@ -1,34 +1,33 @@
-//! What an engine does when another process is to go on in its place.
+//! Handover of an engine's device and stack to another process.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
+use tidegate_device::xdp::XdpLink;
+use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 use tidegate_memory::Arena;
-use tidegate_port::xdp::Link;
-use tidegate_port::{Burst, Capabilities, Left, Port, PortCounters};
-use tidegate_stack::SavedStack;
+use tidegate_stack::StackSnapshot;
 
 use crate::Engine;
 use crate::open::{NetConfig, OpenError};
-use crate::prepared::open_wrapped;
+use crate::prepared::open_wrapped_device;
 
-/// What goes from the port of one process to that of the next.
+/// Kernel object that one process's device passes to its successor.
 #[derive(Debug)]
-pub enum Inherited {
-    /// What keeps a program at the interface.
-    Link(Link),
-    /// The descriptor of a TAP or TUN device.
+pub enum InheritedDevice {
+    /// BPF link that keeps the XDP program attached to the interface.
+    Link(XdpLink),
+    /// Descriptor of a TAP or TUN device.
     Tap(OwnedFd),
 }
 
-/// Where a port was that was closed. Nothing arrives, and what is to be sent
-/// waits.
-struct Closed {
+/// Placeholder of a closed device: receives nothing, and transmit frames stay queued.
+struct ClosedDevice {
     capabilities: Capabilities,
-    counters: PortCounters,
+    counters: DeviceCounters,
 }
 
-impl Port for Closed {
+impl Device for ClosedDevice {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -41,69 +40,69 @@ impl Port for Closed {
         Ok(0)
     }
 
-    fn counters(&mut self) -> PortCounters {
+    fn counters(&mut self) -> DeviceCounters {
         self.counters.clone()
     }
 }
 
 impl Engine {
-    /// The stack as plain data, for another process to go on with. What is still
-    /// to be sent is sent first, as much as the port takes.
+    /// Saves the stack as plain data for another process. Queued frames are transmitted first, as
+    /// many as the device takes.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn save(&mut self) -> io::Result<SavedStack> {
+    /// If the device is no longer usable.
+    pub fn save(&mut self) -> io::Result<StackSnapshot> {
         self.flush()?;
         let now_ns = self.read_clock();
         Ok(self.stack.save(now_ns, &self.arena))
     }
 
-    /// Closes the port, so that another process can have the interface. The stack
-    /// stays as it is, and so does what stands before the port. With `keep` the kernel
-    /// does not get what the port took, which is lost: as long as any process has what
-    /// is [`Engine::left`].
+    /// Closes the device, so that another process can open the interface. The stack and a sharding
+    /// device in front stay as they are.
+    ///
+    /// With `keep`, the kernel does not receive the frames that the device took: they are lost as
+    /// long as any process holds [`Engine::handover_state`].
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn close_port(&mut self, keep: bool) -> io::Result<()> {
-        let closed = Closed {
-            capabilities: self.port.capabilities().clone(),
-            counters: self.port.counters(),
+    /// If the device is no longer usable.
+    pub fn close_device(&mut self, keep: bool) -> io::Result<()> {
+        let closed = ClosedDevice {
+            capabilities: self.device.capabilities().clone(),
+            counters: self.device.counters(),
         };
-        let port = self.exchange_port(Box::new(closed))?;
-        self.left = port.close_for_now(&mut self.arena, keep);
+        let device = self.replace_device(Box::new(closed))?;
+        self.handover_state = device.close_for_handover(&mut self.arena, keep);
         Ok(())
     }
 
-    /// What is left of a port that was closed.
-    pub fn left(&self) -> Option<&Left> {
-        self.left.as_ref()
+    /// State that the closed device left for its successor.
+    pub fn handover_state(&self) -> Option<&HandoverState> {
+        self.handover_state.as_ref()
     }
 
-    /// As [`Port::go_live`].
+    /// As [`Device::take_over`].
     ///
     /// # Errors
-    /// As [`Port::go_live`].
-    pub fn go_live(&mut self) -> io::Result<()> {
-        self.port.go_live()
+    /// As [`Device::take_over`].
+    pub fn take_over(&mut self) -> io::Result<()> {
+        self.device.take_over()
     }
 
-    fn exchange_port(&mut self, port: Box<dyn Port>) -> io::Result<Box<dyn Port>> {
-        match self.port.front() {
-            Some(front) => front.replace(port),
-            None => Ok(std::mem::replace(&mut self.port, port)),
+    fn replace_device(&mut self, device: Box<dyn Device>) -> io::Result<Box<dyn Device>> {
+        match self.device.as_sharded() {
+            Some(sharded) => sharded.replace_inner(device),
+            None => Ok(std::mem::replace(&mut self.device, device)),
         }
     }
 
-    /// Opens the port again that [`Engine::close_port`] closed, by the
-    /// configuration that the engine was made of. [`Engine::wake_fds`] are others
-    /// afterwards.
+    /// Reopens the device that [`Engine::close_device`] closed, with the configuration of the engine.
+    /// Callers must fetch [`Engine::wake_fds`] again.
     ///
     /// # Errors
-    /// [`OpenError`] says what is wrong; it may be tried again.
-    pub fn open_port_again(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
-        let port = open_wrapped(&mut config, &mut self.left, &mut self.arena)?;
-        self.exchange_port(port).map_err(OpenError::Io)?;
+    /// See [`OpenError`]; the call can be repeated.
+    pub fn reopen_device(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
+        let device = open_wrapped_device(&mut config, &mut self.handover_state, &mut self.arena)?;
+        self.replace_device(device).map_err(OpenError::Io)?;
         if let Some(admission) = &config.admission {
             self.set_admission(admission, crate::open::random_seed()?)?;
         }

@@ -1,136 +1,135 @@
-//! The idle ladder: spin, pause, sleep.
+//! Idle governor: busy-poll, pause, sleep.
 //!
-//! Right after work more work is likely, and a sleep costs two context
-//! switches, so the engine looks again at once. The longer nothing comes, the
-//! more it leaves the processor to others, until it sleeps on the port's
-//! descriptor and costs nothing.
+//! Right after work, more work is likely, and a sleep costs two context switches. So the engine
+//! busy-polls first. The longer it finds no work, the more it yields the processor, until it
+//! sleeps on the descriptor of the device and costs nothing.
 //!
-//! A peer that asks, waits for the answer and asks again comes back after much
-//! the same time. While that is not long, the engine stays awake for it: else
-//! each of its requests would pay for a sleep and a waking.
+//! A request-response peer sends its next request about one fixed gap after the response. While
+//! that gap is short, the engine stays awake for it; otherwise each request would pay for a sleep
+//! and a wake-up.
 //!
-//! A flood has gaps. Whoever sleeps in one leaves its end to the kernel's
-//! softirqs, which go on for as long as the flood does and have the processor to
-//! themselves for some milliseconds. So the engine stays awake the longer, the
-//! longer it was busy.
+//! A flood has gaps. An engine that sleeps in such a gap leaves the rest of the flood to the
+//! kernel's softirqs. They run as long as the flood and keep the processor to themselves for
+//! some milliseconds. So the longer the engine was busy, the longer it stays awake.
 //!
-//! All that is for a processor that has nothing else to do. To those who want
-//! it, a thread that looks again and again is one that works: the scheduler
-//! gives it as much as them. So the engine sleeps soon where a pause was used by
-//! others.
+//! All of this is for a processor without other work. A busy-polling thread counts as a working
+//! thread, and the scheduler gives it the same share as the others. So the engine sleeps soon if
+//! another thread used a pause.
 
 use std::time::{Duration, Instant};
 
-/// How long to stay on each step of the ladder.
+/// Times of the idle steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleConfig {
-    /// Look again at once for so long after the last work.
+    /// Busy-poll until this long after the last work, in nanoseconds.
     pub spin_ns: u64,
-    /// Then look again after a short pause, until so long after the last work.
+    /// Then poll between short pauses until this long after the last work, in nanoseconds.
     pub pause_ns: u64,
-    /// The same while work came again within this time: twice as long as it
-    /// took, and no longer than this. Work that comes more rarely costs a sleep
-    /// each time, and no more than `pause_ns` of the processor.
-    pub return_ns: u64,
-    /// The same after a busy time: a quarter of that, and no longer than this.
-    pub linger_ns: u64,
+    /// Upper bound of the pause time that adapts to recurring work, in nanoseconds.
+    ///
+    /// The pause time grows to twice the last gap between work, up to this bound. A longer gap
+    /// costs one sleep and at most `pause_ns` of processor time.
+    pub max_gap_ns: u64,
+    /// Upper bound of the pause time after a busy period, in nanoseconds. It is a quarter of that
+    /// period, up to this bound.
+    pub max_linger_ns: u64,
 }
 
 impl Default for IdleConfig {
     fn default() -> Self {
-        Self { spin_ns: 20_000, pause_ns: 50_000, return_ns: 200_000, linger_ns: 5_000_000 }
+        Self { spin_ns: 20_000, pause_ns: 50_000, max_gap_ns: 200_000, max_linger_ns: 5_000_000 }
     }
 }
 
-/// A pause longer than this was somebody else's turn.
-const CROWDED: Duration = Duration::from_micros(20);
+/// Pauses longer than this mean that another thread ran.
+const CONTENDED_PAUSE: Duration = Duration::from_micros(20);
 
-/// About a microsecond, unless others want the processor: the kernel's receive
-/// work may be among them. Returns whether they did.
+/// Yields the processor for about a microsecond, or longer if another thread wants it, such as
+/// the kernel's receive work. Returns true if another thread ran.
 pub fn pause() -> bool {
     let began = Instant::now();
     std::thread::yield_now();
-    began.elapsed() > CROWDED
+    began.elapsed() > CONTENDED_PAUSE
 }
 
-/// How to wait for the next look.
+/// Wait before the next poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Look again at once.
+pub enum IdleStep {
+    /// Poll again at once.
     Spin,
-    /// Look again after a pause of about a microsecond.
+    /// Poll again after a pause of about a microsecond.
     Pause,
     /// Sleep until a descriptor or a timer wakes the engine.
     Sleep,
 }
 
-/// Where on the ladder an engine stands.
+/// Idle governor of one engine: chooses how to wait from the times of the last work.
 #[derive(Clone, Debug)]
-pub struct Idle {
+pub struct IdleGovernor {
     config: IdleConfig,
     last_work_ns: u64,
-    /// When the first work came after the last sleep.
+    /// Time of the first work after the last sleep.
     busy_since_ns: u64,
-    /// How long after work to stay awake for those who come back.
+    /// Time to stay awake after work, adapted to the gaps between work.
     awake_ns: u64,
-    /// What it has done since the last work.
-    waited: Option<Step>,
+    /// Last idle step since the last work.
+    last_step: Option<IdleStep>,
 }
 
-impl Idle {
-    /// A ladder whose last work was at `now_ns`.
+impl IdleGovernor {
+    /// Creates a governor whose last work was at `now_ns`.
     pub fn new(config: IdleConfig, now_ns: u64) -> Self {
         let awake_ns = config.pause_ns;
-        Self { config, last_work_ns: now_ns, busy_since_ns: now_ns, awake_ns, waited: None }
+        Self { config, last_work_ns: now_ns, busy_since_ns: now_ns, awake_ns, last_step: None }
     }
 
-    /// There was work: back to the first step.
+    /// Records work at `now_ns`: the next idle step is busy-polling again.
     #[inline]
     pub fn on_work(&mut self, now_ns: u64) {
-        if let Some(waited) = self.waited.take() {
-            self.on_return(now_ns, waited);
+        if let Some(step) = self.last_step.take() {
+            self.adapt_to_gap(now_ns, step);
         }
         self.last_work_ns = now_ns;
     }
 
-    /// Others wanted the processor while the engine paused: it waits no longer
-    /// than `pause_ns` from the last work on, until it was busy for long again.
-    pub fn on_crowded(&mut self) {
+    /// Records CPU contention during a pause: the engine stays awake no longer than `pause_ns`
+    /// after work, until it has been busy for long again.
+    pub fn on_cpu_contention(&mut self) {
         self.busy_since_ns = self.last_work_ns;
         self.awake_ns = self.config.pause_ns;
     }
 
-    /// There was none for a while.
-    fn on_return(&mut self, now_ns: u64, waited: Step) {
-        let IdleConfig { pause_ns, return_ns, .. } = self.config;
-        let away_ns = now_ns.saturating_sub(self.last_work_ns);
-        self.awake_ns = if away_ns > return_ns {
-            // It may have been held up once.
+    /// Adapts the awake time to the gap between the last work and `now_ns`.
+    fn adapt_to_gap(&mut self, now_ns: u64, step: IdleStep) {
+        let IdleConfig { pause_ns, max_gap_ns, .. } = self.config;
+        let gap_ns = now_ns.saturating_sub(self.last_work_ns);
+        self.awake_ns = if gap_ns > max_gap_ns {
+            // A single long gap may be a delay, so only halve.
             self.awake_ns / 2
         } else {
-            // At once more, and slowly less.
-            (2 * away_ns).min(return_ns).max(self.awake_ns - self.awake_ns / 64)
+            // Rises at once, decays slowly.
+            (2 * gap_ns).min(max_gap_ns).max(self.awake_ns - self.awake_ns / 64)
         }
         .max(pause_ns);
-        if waited == Step::Sleep {
+        if step == IdleStep::Sleep {
             self.busy_since_ns = now_ns;
         }
     }
 
-    /// How to wait, when there was no work at `now_ns`.
+    /// Returns the idle step after a poll without work at `now_ns`.
     #[inline]
-    pub fn step(&mut self, now_ns: u64) -> Step {
+    pub fn step(&mut self, now_ns: u64) -> IdleStep {
         let idle_ns = now_ns.saturating_sub(self.last_work_ns);
         let busy_ns = self.last_work_ns.saturating_sub(self.busy_since_ns);
-        let awake_ns = (busy_ns / 4).min(self.config.linger_ns).max(self.awake_ns);
+        let awake_ns = (busy_ns / 4).min(self.config.max_linger_ns).max(self.awake_ns);
         let step = if idle_ns < self.config.spin_ns {
-            Step::Spin
+            IdleStep::Spin
         } else if idle_ns < awake_ns {
-            Step::Pause
+            IdleStep::Pause
         } else {
-            Step::Sleep
+            IdleStep::Sleep
         };
-        self.waited = Some(step);
+        self.last_step = Some(step);
         step
     }
 }
@@ -139,75 +138,80 @@ impl Idle {
 mod tests {
     use super::*;
 
-    const NO: IdleConfig = IdleConfig { spin_ns: 10, pause_ns: 20, return_ns: 0, linger_ns: 0 };
+    const NO_LINGER: IdleConfig =
+        IdleConfig { spin_ns: 10, pause_ns: 20, max_gap_ns: 0, max_linger_ns: 0 };
 
     #[test]
-    fn it_climbs_down_with_time_and_back_with_work() {
-        let mut idle = Idle::new(NO, 100);
-        assert_eq!(idle.step(105), Step::Spin);
-        assert_eq!(idle.step(110), Step::Pause);
-        assert_eq!(idle.step(120), Step::Sleep);
+    fn steps_from_spin_to_sleep_and_back_on_work() {
+        let mut idle = IdleGovernor::new(NO_LINGER, 100);
+        assert_eq!(idle.step(105), IdleStep::Spin);
+        assert_eq!(idle.step(110), IdleStep::Pause);
+        assert_eq!(idle.step(120), IdleStep::Sleep);
         idle.on_work(120);
-        assert_eq!(idle.step(125), Step::Spin);
-        assert_eq!(idle.step(90), Step::Spin, "a clock that stepped back is no reason to sleep");
+        assert_eq!(idle.step(125), IdleStep::Spin);
+        assert_eq!(
+            idle.step(90),
+            IdleStep::Spin,
+            "a clock that stepped back is no reason to sleep"
+        );
     }
 
-    /// How long it stays awake after work at `now_ns`.
-    fn awake_ns(idle: &Idle, now_ns: u64) -> u64 {
+    /// Time that the governor stays awake after work at `now_ns`, in nanoseconds.
+    fn awake_ns(idle: &IdleGovernor, now_ns: u64) -> u64 {
         let mut idle = idle.clone();
-        (0..1_000).find(|&ns| idle.step(now_ns + ns) == Step::Sleep).unwrap()
+        (0..1_000).find(|&ns| idle.step(now_ns + ns) == IdleStep::Sleep).unwrap()
     }
 
-    /// Work comes at `now_ns`, after a look at `now_ns - 1`.
-    fn come_back(idle: &mut Idle, now_ns: u64) {
+    /// Work arrives at `now_ns`, after an empty poll at `now_ns - 1`.
+    fn work_after_poll(idle: &mut IdleGovernor, now_ns: u64) {
         idle.step(now_ns - 1);
         idle.on_work(now_ns);
     }
 
     #[test]
-    fn it_stays_awake_for_those_who_come_back_soon() {
-        let mut idle = Idle::new(IdleConfig { return_ns: 100, ..NO }, 0);
-        come_back(&mut idle, 30);
-        assert_eq!(awake_ns(&idle, 30), 60, "twice as long as it took");
-        come_back(&mut idle, 130);
-        assert_eq!(awake_ns(&idle, 130), 100, "and no longer than is allowed");
-        come_back(&mut idle, 131);
-        assert!(awake_ns(&idle, 131) > 90, "one quick return says little");
+    fn stays_awake_for_work_with_short_gaps() {
+        let mut idle = IdleGovernor::new(IdleConfig { max_gap_ns: 100, ..NO_LINGER }, 0);
+        work_after_poll(&mut idle, 30);
+        assert_eq!(awake_ns(&idle, 30), 60, "twice the gap");
+        work_after_poll(&mut idle, 130);
+        assert_eq!(awake_ns(&idle, 130), 100, "but no longer than the bound");
+        work_after_poll(&mut idle, 131);
+        assert!(awake_ns(&idle, 131) > 90, "one short gap changes little");
         let mut now_ns = 131;
         (0..1_000).for_each(|_| {
             now_ns += 1;
-            come_back(&mut idle, now_ns);
+            work_after_poll(&mut idle, now_ns);
         });
-        assert!(awake_ns(&idle, now_ns) < 70, "many say more");
+        assert!(awake_ns(&idle, now_ns) < 70, "many short gaps lower it");
         for _ in 0..2 {
             now_ns += 101;
-            come_back(&mut idle, now_ns);
+            work_after_poll(&mut idle, now_ns);
         }
-        assert_eq!(awake_ns(&idle, now_ns), 20, "it does not wait for the rare");
+        assert_eq!(awake_ns(&idle, now_ns), 20, "it does not wait for rare work");
     }
 
     #[test]
-    fn the_longer_it_was_busy_the_longer_it_stays_awake() {
-        let mut idle = Idle::new(IdleConfig { linger_ns: 100, ..NO }, 0);
+    fn stays_awake_longer_after_longer_busy_period() {
+        let mut idle = IdleGovernor::new(IdleConfig { max_linger_ns: 100, ..NO_LINGER }, 0);
         let mut awake_after = |work: std::ops::Range<u64>| {
             let end_ns = work.end;
             work.for_each(|now_ns| idle.on_work(now_ns));
-            (0..).find(|ns| idle.step(end_ns - 1 + ns) == Step::Sleep)
+            (0..).find(|ns| idle.step(end_ns - 1 + ns) == IdleStep::Sleep)
         };
         assert_eq!(awake_after(0..1), Some(20));
         assert_eq!(awake_after(50..251), Some(50));
-        assert_eq!(awake_after(400..402), Some(20), "a sleep ends a busy time");
+        assert_eq!(awake_after(400..402), Some(20), "a sleep ends a busy period");
         assert_eq!(awake_after(500..1501), Some(100));
     }
 
     #[test]
-    fn it_leaves_the_processor_to_others_who_want_it() {
-        let config = IdleConfig { linger_ns: 100, return_ns: 100, ..NO };
-        let mut idle = Idle::new(config, 0);
+    fn sleeps_early_under_cpu_contention() {
+        let config = IdleConfig { max_linger_ns: 100, max_gap_ns: 100, ..NO_LINGER };
+        let mut idle = IdleGovernor::new(config, 0);
         (0..1_000).for_each(|now_ns| idle.on_work(now_ns));
-        come_back(&mut idle, 1_050);
+        work_after_poll(&mut idle, 1_050);
         assert_eq!(awake_ns(&idle, 1_050), 100);
-        idle.on_crowded();
+        idle.on_cpu_contention();
         assert_eq!(awake_ns(&idle, 1_050), 20);
         (1_050..2_050).for_each(|now_ns| idle.on_work(now_ns));
         assert_eq!(awake_ns(&idle, 2_049), 100, "it was busy again");

@@ -1,9 +1,9 @@
-//! The two halves of receiving in the modes `interrupt` and `moderated`.
+//! The two stages of receiving in modes `interrupt` and `moderated`.
 //!
-//! The upper half runs at interrupt priority and only moves frames to a bounded
-//! queue; the lower half does the protocol work, as 4.2BSD did with `ipintrq`.
-//! What does not fit between them is dropped after work was spent on it: that
-//! is how these modes collapse, and what they are here to show.
+//! The interrupt stage runs at interrupt priority and only moves frames to a bounded input queue.
+//! The protocol stage processes them, as 4.2BSD did with `ipintrq`. Frames that overflow the
+//! queue are dropped after work was spent on them. That is how these modes collapse under
+//! overload (receive livelock), and the reason that they exist here.
 
 use std::io;
 
@@ -11,24 +11,24 @@ use tidegate_wire::DropReason;
 
 use crate::Engine;
 
-/// The most frames that the upper half asks the port for at once.
-const BURST: usize = 64;
+/// Maximum number of frames of one receive call of the interrupt stage.
+const MAX_BURST_FRAMES: usize = 64;
 
 impl Engine {
-    /// The upper half: takes up to `limit` frames from the port to the input
-    /// queue. What does not fit is dropped. Returns how many were taken.
+    /// Runs the interrupt stage: moves up to `limit` frames from the device to the input queue and
+    /// drops frames on overflow. Returns the number of received frames.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn take_in(&mut self, limit: u32) -> io::Result<usize> {
+    /// If the device is no longer usable.
+    pub fn receive_to_input_queue(&mut self, limit: u32) -> io::Result<usize> {
         let limit = limit as usize;
-        let room = self.gate().settings().config().input_queue as usize;
+        let capacity = self.gate().settings().config().input_queue as usize;
         let mut taken = 0;
         while taken < limit {
-            let most = BURST.min(limit - taken);
-            let frames = self.port.receive(&mut self.arena, &mut self.incoming, most)?;
+            let max = MAX_BURST_FRAMES.min(limit - taken);
+            let frames = self.device.receive(&mut self.arena, &mut self.incoming, max)?;
             while let Some(frame) = self.incoming.pop_front() {
-                if self.input.len() < room {
+                if self.input.len() < capacity {
                     self.input.push_back(frame);
                 } else {
                     self.arena.free(frame);
@@ -36,23 +36,23 @@ impl Engine {
                 }
             }
             taken += frames;
-            if frames < most {
+            if frames < max {
                 break;
             }
         }
         Ok(taken)
     }
 
-    /// The lower half: lets the stack take up to `limit` frames each of those that
-    /// it sends to itself and of the input queue, then its timers, then the port
-    /// what the stack has made. Returns how many frames were left.
+    /// Runs the protocol stage: passes up to `limit` loopback frames and up to `limit` frames of
+    /// the input queue to the stack, serves its timers, and transmits. Returns the number of
+    /// frames left in both queues.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn process_input(&mut self, limit: usize) -> io::Result<usize> {
+    /// If the device is no longer usable.
+    pub fn process_input_queue(&mut self, limit: usize) -> io::Result<usize> {
         let now_ns = self.read_clock();
-        if self.has_looped() {
-            self.loop_back(limit)?;
+        if self.has_loopback() {
+            self.receive_loopback(limit)?;
         }
         for _ in 0..limit {
             let Some(frame) = self.input.pop_front() else { break };
@@ -60,6 +60,6 @@ impl Engine {
         }
         self.serve_timers()?;
         self.flush()?;
-        Ok(self.input.len() + self.stack.looped_queue().len())
+        Ok(self.input.len() + self.stack.loopback_queue().len())
     }
 }

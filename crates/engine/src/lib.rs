@@ -1,11 +1,11 @@
-//! One network core: the poll loop over port, gate and stack.
+//! One network core: the poll loop over device, gate and stack.
 //!
-//! An [`Engine`] owns a port, the arena its frames live in and a stack, and
-//! runs them to completion as the gate says: receive a burst, let the stack
-//! take it, serve the timers, transmit. It takes no lock and starts no thread; whoever owns it
-//! calls [`Engine::poll`]. When there is nothing to do, [`Idle`] says how to
-//! wait, and [`Engine::prepare_sleep`] makes the descriptors of
-//! [`Engine::wake_fds`] good to sleep on. [`open()`] makes one of a [`NetConfig`].
+//! An [`Engine`] owns a device, the arena of its frames, and a stack. It runs them to completion
+//! in the order that the gate chooses: receive a burst, pass it to the stack, serve the timers,
+//! transmit. The engine takes no lock and starts no thread; its owner calls [`Engine::poll`].
+//!
+//! Without work, [`IdleGovernor`] chooses how to wait, and [`Engine::prepare_sleep`] arms the
+//! descriptors of [`Engine::wake_fds`]. [`open()`] creates an engine from a [`NetConfig`].
 
 pub mod admission;
 mod claim;
@@ -14,24 +14,24 @@ mod engine;
 pub mod guard;
 mod handover;
 mod idle;
-mod idle_watch;
+mod idle_detector;
 mod interrupt;
 mod neighbours;
 mod open;
 mod prepared;
 mod pressure;
 mod priority;
-mod spread;
+mod sharded;
 mod sys;
 
-pub use claim::{Claim, Claims};
+pub use claim::{PortClaim, PortClaims};
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, EngineCounters, Sleep, Stepped, WakeFds};
-pub use handover::Inherited;
-pub use idle::{Idle, IdleConfig, Step, pause};
-pub use idle_watch::IdleWatch;
+pub use engine::{Engine, EngineConfig, EngineCounters, SleepPlan, StepResult, WakeFds};
+pub use handover::InheritedDevice;
+pub use idle::{IdleConfig, IdleGovernor, IdleStep, pause};
+pub use idle_detector::IdleDetector;
 pub use neighbours::KernelNeighbours;
-pub use open::{NetConfig, OpenError, OpenPort, PortConfig, Wrap};
-pub use prepared::{Prepared, open};
+pub use open::{DeviceConfig, DeviceWrapper, NetConfig, OpenDevice, OpenError};
+pub use prepared::{PreparedEngine, open};
 pub use priority::Priority;
-pub use spread::{PreparedCores, SpreadStacks, open_spread};
+pub use sharded::{PreparedEngines, ShardedStacks, open_sharded};

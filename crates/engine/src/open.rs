@@ -1,149 +1,148 @@
-//! From a configuration to a running engine.
+//! Configuration of a stack and its device.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
 
+use tidegate_device::dpdk::{self, DpdkConfig, DpdkError};
+use tidegate_device::mem::MemDevice;
+use tidegate_device::netlink::{self, Interface, NetlinkError};
+use tidegate_device::packet::{self, PacketConfig, PacketDevice, PacketError};
+use tidegate_device::steering::SteeringRule;
+use tidegate_device::tap::{TapConfig, TapDevice, TapError};
+use tidegate_device::xdp::{XdpConfig, XdpDevice, XdpError};
+use tidegate_device::{Device, HandoverState};
 use tidegate_gate::{Mode, Settings, admission};
 use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
-use tidegate_port::dpdk::{self, DpdkConfig, DpdkError};
-use tidegate_port::mem::MemPort;
-use tidegate_port::netlink::{self, Interface, NetlinkError};
-use tidegate_port::packet::{self, PacketConfig, PacketError, PacketPort};
-use tidegate_port::steering::Rule;
-use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::xdp::{XdpConfig, XdpError, XdpPort};
-use tidegate_port::{Left, Port};
-use tidegate_stack::{ConfigError, Limits, Ownership, RestoreError, Route};
+use tidegate_stack::{AddressOwnership, ConfigError, Limits, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
 use crate::{Clock, EngineConfig, IdleConfig};
 
-/// Where packets come from.
-pub enum PortConfig {
-    /// AF_XDP on an interface. What to take is filled in from the addresses,
-    /// or, on a shared address, from the sockets that are bound.
+/// Device of a stack.
+pub enum DeviceConfig {
+    /// AF_XDP on an interface. The steering rules are filled in from the addresses or, on a shared
+    /// address, from the bound sockets.
     Xdp(XdpConfig),
-    /// AF_PACKET on an interface. What to take is filled in likewise.
+    /// AF_PACKET on an interface. The address filter is filled in from the addresses.
     Packet(PacketConfig),
     /// A TAP or TUN device.
     Tap(TapConfig),
-    /// A device of DPDK's; needs a program built with it.
+    /// A DPDK device; needs a build with feature `dpdk`.
     Dpdk(DpdkConfig),
-    /// One end of a wire in memory.
-    Mem(Box<MemPort>),
-    /// Anything else.
-    Custom(OpenPort),
+    /// One end of an in-memory link.
+    Mem(Box<MemDevice>),
+    /// Any other device.
+    Custom(OpenDevice),
 }
 
-/// Opens a port with the arena that its frames will live in.
-pub type OpenPort = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Port>> + Send>;
+/// Function that opens a device with the arena of its frames.
+pub type OpenDevice = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Device>> + Send>;
 
-impl PortConfig {
-    /// How large packet buffers should be that frames of one packet each are
-    /// received into.
+impl DeviceConfig {
+    /// Size of packet buffers for frames of one packet each.
     pub fn frame_size(&self) -> FrameSize {
         match self {
-            Self::Dpdk(_) => dpdk::FRAME_SIZE,
+            Self::Dpdk(_) => dpdk::RECOMMENDED_FRAME_SIZE,
             _ => FrameSize::K2,
         }
     }
 
-    /// The same once more; what can be used only once is taken out.
-    pub(crate) fn again(&mut self) -> Self {
+    /// Clones the configuration, or takes it out if it can be used only once.
+    pub(crate) fn clone_or_take(&mut self) -> Self {
         match self {
             Self::Xdp(config) => Self::Xdp(config.clone()),
             Self::Packet(config) => Self::Packet(config.clone()),
             Self::Tap(config) => Self::Tap(config.clone()),
             Self::Dpdk(config) => Self::Dpdk(config.clone()),
             Self::Mem(_) | Self::Custom(_) => {
-                let used = || io::Error::other("this port can be opened only once");
+                let used = || io::Error::other("this device can be opened only once");
                 std::mem::replace(self, Self::Custom(Box::new(move |_| Err(used()))))
             }
         }
     }
 }
 
-impl From<MemPort> for PortConfig {
-    fn from(port: MemPort) -> Self {
-        Self::Mem(Box::new(port))
+impl From<MemDevice> for DeviceConfig {
+    fn from(device: MemDevice) -> Self {
+        Self::Mem(Box::new(device))
     }
 }
 
-impl From<XdpConfig> for PortConfig {
+impl From<XdpConfig> for DeviceConfig {
     fn from(config: XdpConfig) -> Self {
         Self::Xdp(config)
     }
 }
 
-impl From<PacketConfig> for PortConfig {
+impl From<PacketConfig> for DeviceConfig {
     fn from(config: PacketConfig) -> Self {
         Self::Packet(config)
     }
 }
 
-impl From<TapConfig> for PortConfig {
+impl From<TapConfig> for DeviceConfig {
     fn from(config: TapConfig) -> Self {
         Self::Tap(config)
     }
 }
 
-impl From<DpdkConfig> for PortConfig {
+impl From<DpdkConfig> for DeviceConfig {
     fn from(config: DpdkConfig) -> Self {
         Self::Dpdk(config)
     }
 }
 
-/// Wraps a port after it was opened: faults, tracing, capture.
-pub type Wrap = Box<dyn FnOnce(Box<dyn Port>) -> io::Result<Box<dyn Port>> + Send>;
+/// Function that wraps an open device: fault injection, tracing, capture.
+pub type DeviceWrapper = Box<dyn FnOnce(Box<dyn Device>) -> io::Result<Box<dyn Device>> + Send>;
 
-/// What a stack and its engine are made of.
+/// Configuration of a stack and its engine.
 pub struct NetConfig {
-    pub(crate) port: PortConfig,
-    pub(crate) wraps: Vec<Wrap>,
+    pub(crate) device: DeviceConfig,
+    pub(crate) wrappers: Vec<DeviceWrapper>,
     pub(crate) addresses: Vec<IpCidr>,
     pub(crate) routes: Vec<Route>,
-    pub(crate) ownership: Ownership,
+    pub(crate) ownership: AddressOwnership,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) vlan: Option<u16>,
     pub(crate) limits: Limits,
     pub(crate) arena: ArenaConfig,
     pub(crate) engine: EngineConfig,
     pub(crate) own_thread: bool,
-    pub(crate) counts_lock: bool,
-    pub(crate) ports_are_held: bool,
+    pub(crate) lock_statistics: bool,
+    pub(crate) kernel_ports_bound: bool,
     pub(crate) admission: Option<admission::Config>,
     pub(crate) seed: Option<[u8; 16]>,
     pub(crate) clock: Clock,
 }
 
 impl NetConfig {
-    /// A stack on this port, without an address yet.
-    pub fn new(port: impl Into<PortConfig>) -> Self {
-        let port = port.into();
-        let frame_size = port.frame_size();
+    /// Creates a configuration for a stack on this device, without addresses.
+    pub fn new(device: impl Into<DeviceConfig>) -> Self {
+        let device = device.into();
+        let frame_size = device.frame_size();
         Self {
-            port,
-            wraps: Vec::new(),
+            device,
+            wrappers: Vec::new(),
             addresses: Vec::new(),
             routes: Vec::new(),
-            ownership: Ownership::Own,
+            ownership: AddressOwnership::Exclusive,
             mac: None,
             vlan: None,
             limits: Limits::default(),
             arena: ArenaConfig { frame_size, ..ArenaConfig::default() },
             engine: EngineConfig::default(),
             own_thread: false,
-            counts_lock: false,
-            ports_are_held: false,
+            lock_statistics: false,
+            kernel_ports_bound: false,
             admission: None,
             seed: None,
             clock: Clock::new(),
         }
     }
 
-    /// Adds an address of its own, with the prefix of its network. The stack
-    /// answers ARP, neighbour discovery and ping for it.
+    /// Adds an address of the stack, with the prefix length of its network. The stack answers ARP,
+    /// neighbour discovery and ping for the address.
     #[must_use]
     pub fn address(mut self, address: IpCidr) -> Self {
         self.addresses.push(address);
@@ -157,12 +156,12 @@ impl NetConfig {
         self
     }
 
-    /// Lives on the kernel's addresses, routes and neighbours of the interface
-    /// instead of its own: only the ports of bound sockets are taken, all else
-    /// stays with the kernel. On AF_XDP only.
+    /// Shares the kernel's addresses, routes and neighbours of the interface. Only the ports of
+    /// bound sockets are diverted to the stack; all other traffic stays with the kernel. AF_XDP
+    /// only.
     #[must_use]
     pub fn shared(mut self) -> Self {
-        self.ownership = Ownership::Shared;
+        self.ownership = AddressOwnership::Shared;
         self
     }
 
@@ -173,7 +172,7 @@ impl NetConfig {
         self
     }
 
-    /// Is in this VLAN (IEEE 802.1Q).
+    /// Sets the VLAN ID (IEEE 802.1Q).
     #[must_use]
     pub fn vlan(mut self, vlan: u16) -> Self {
         self.vlan = Some(vlan);
@@ -187,169 +186,164 @@ impl NetConfig {
         self
     }
 
-    /// Sets how many packet buffers there are, and of which size.
+    /// Sets the number and the size of packet buffers.
     #[must_use]
     pub fn frames(mut self, frames: u32, size: FrameSize) -> Self {
         (self.arena.frames, self.arena.frame_size) = (frames, size);
         self
     }
 
-    /// Whether to try hugepages for packet buffers; ordinary pages are the
-    /// fallback.
+    /// Sets whether to try hugepages for packet buffers; ordinary pages are the fallback.
     #[must_use]
     pub fn hugepages(mut self, hugepages: bool) -> Self {
         self.arena.hugepages = hugepages;
         self
     }
 
-    /// Sets when to look for packets and how many to take. Modes `interrupt`,
-    /// `moderated` and `napi` start threads of real-time priority on the
-    /// processors of the caller.
+    /// Sets receive scheduling: mode and quotas. Modes `interrupt`, `moderated` and `napi` start
+    /// threads of real-time priority on the processors of the caller.
     #[must_use]
     pub fn gate(mut self, settings: Settings) -> Self {
         self.engine.gate = settings;
         self
     }
 
-    /// Sets what is taken when not everything can be.
+    /// Enables admission control: which sources take precedence under overload.
     #[must_use]
     pub fn admission(mut self, admission: admission::Config) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// Sets how to wait when there is nothing to do.
+    /// Sets the times of busy-polling and pausing before a sleep.
     #[must_use]
     pub fn idle(mut self, idle: IdleConfig) -> Self {
         self.engine.idle = idle;
         self
     }
 
-    /// Lets a thread of its own run the stack in modes `polled` and
-    /// `dedicated`, instead of the calls that wait for a socket.
+    /// Sets whether a thread of the stack runs it in modes `polled` and `dedicated`. Otherwise the
+    /// calls that wait for a socket do.
     #[must_use]
     pub fn own_thread(mut self, own_thread: bool) -> Self {
         self.own_thread = own_thread;
         self
     }
 
-    /// Counts how the lock is used that threads share the stack by. That takes
-    /// two readings of the time stamp counter for each call on a socket.
+    /// Sets whether to count contention of the lock by which threads share the stack. The cost is
+    /// two readings of the time stamp counter per socket call.
     #[must_use]
-    pub fn lock_statistics(mut self, counted: bool) -> Self {
-        self.counts_lock = counted;
+    pub fn lock_statistics(mut self, enabled: bool) -> Self {
+        self.lock_statistics = enabled;
         self
     }
 
-    /// On a shared address: the program has bound a socket of the kernel's to
-    /// each port that it binds here, so none is taken for it.
+    /// On a shared address: declares that the application binds a kernel socket to each port that
+    /// it binds here, so the stack binds none.
     #[must_use]
-    pub fn ports_are_held(mut self, held: bool) -> Self {
-        self.ports_are_held = held;
+    pub fn kernel_ports_bound(mut self, bound: bool) -> Self {
+        self.kernel_ports_bound = bound;
         self
     }
 
-    /// Whether the lock of the stack is counted.
-    pub fn counts_lock(&self) -> bool {
-        self.counts_lock
+    /// True if contention of the stack's lock is counted.
+    pub fn has_lock_statistics(&self) -> bool {
+        self.lock_statistics
     }
 
-    /// The mode, if threads of the stack's own run it; else the calls that wait
-    /// for a socket do.
-    pub fn mode_of_threads(&self) -> Option<Mode> {
+    /// Mode of the stack's own threads; `None` if the calls that wait for a socket run the stack.
+    pub fn thread_mode(&self) -> Option<Mode> {
         let mode = self.engine.gate.config().mode;
         let by_calls = matches!(mode, Mode::Polled | Mode::Dedicated) && !self.own_thread;
         (!by_calls).then_some(mode)
     }
 
-    /// Keys the hash tables and port choices from this seed instead of the
-    /// system's randomness, so that a run can be repeated.
+    /// Keys the hash tables and port selection with this seed instead of system randomness, for
+    /// repeatable runs.
     #[must_use]
     pub fn seed(mut self, seed: [u8; 16]) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Wraps the port after it was opened; later wraps are further out.
+    /// Wraps the device after it is opened; later wrappers are further out.
     #[must_use]
-    pub fn wrap(mut self, wrap: Wrap) -> Self {
-        self.wraps.push(wrap);
+    pub fn wrap(mut self, wrap: DeviceWrapper) -> Self {
+        self.wrappers.push(wrap);
         self
     }
 }
 
-/// Why a stack could not be opened.
+/// Error of opening a stack.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No memory for packet buffers.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The AF_XDP port.
+    /// The AF_XDP device cannot be opened.
     #[error(transparent)]
     Xdp(#[from] XdpError),
-    /// The AF_PACKET port.
+    /// The AF_PACKET device cannot be opened.
     #[error(transparent)]
     Packet(#[from] PacketError),
-    /// The TAP port.
+    /// The TAP device cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The DPDK port.
+    /// The DPDK device cannot be opened.
     #[error(transparent)]
     Dpdk(#[from] DpdkError),
-    /// What the kernel knows could not be read.
+    /// The kernel's configuration cannot be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The stack does not take the configuration.
+    /// The stack rejects the configuration.
     #[error(transparent)]
     Stack(#[from] ConfigError),
-    /// What another process has saved.
-    #[error("what the other daemon has handed over cannot be taken up: {0}")]
+    /// The state saved by another process cannot be restored.
+    #[error("cannot restore the state of the other daemon: {0}")]
     Restore(#[from] RestoreError),
-    /// The settings of admission, or a port that does not take them.
+    /// The admission configuration is invalid, or the device rejects it.
     #[error(transparent)]
     Admission(#[from] AdmissionError),
-    /// Admission in a mode that does not know how things go.
+    /// Admission control in a mode that does not measure load.
     #[error(
-        "admission needs a mode that polls, and {} is none: choose mode polled or dedicated",
+        "admission needs a polling mode, but the mode is {}: choose polled or dedicated",
         .0.name()
     )]
     AdmissionNeedsPolling(Mode),
-    /// Neither an own nor a shared address.
-    #[error("no address: give the stack one of its own, or let it share the kernel's on AF_XDP")]
+    /// Neither an own nor a shared address is configured.
+    #[error("no address: give the stack an own address, or share the kernel's on AF_XDP")]
     NoAddress,
-    /// Sharing works only where frames can be taken away from the kernel.
+    /// The device cannot share the kernel's addresses: it cannot divert frames from the kernel.
     #[error(
-        "only AF_XDP can share the kernel's address: on any other port the kernel sees every \
-         packet too and answers it; use the xdp port or an own address"
+        "only AF_XDP can share the kernel's address: on any other device the kernel sees every \
+         packet too and answers it; use an AF_XDP device or an own address"
     )]
-    CannotShare,
-    /// Neighbours and ports of the kernel's are followed by one core.
+    CannotShareAddress,
+    /// Several cores cannot share the kernel's addresses: only one core follows the kernel's
+    /// neighbours and ports.
     #[error(
         "several network cores need an address that the kernel does not have: give the stack one \
          of its own, or use one network core"
     )]
-    SharedByCores,
+    SharedAddressMultiCore,
     /// The kernel has no address on the interface to share.
-    #[error("the kernel has no address on {0} to share: `ip address add` one, or use an own one")]
-    NothingToShare(String),
-    /// The kernel has the address that the stack was to own.
-    #[error(
-        "{address} is the kernel's address on {interface}: share it, or take one that nobody has"
-    )]
+    #[error("the kernel has no address on {0}: run `ip address add`, or use an own address")]
+    NoKernelAddress(String),
+    /// The kernel has the address configured as the stack's own.
+    #[error("{address} is the kernel's address on {interface}: share it, or use an unused address")]
     KernelHasAddress {
         /// The address.
         address: IpAddr,
         /// The interface.
         interface: String,
     },
-    /// The system refused something else.
+    /// Another system error.
     #[error(transparent)]
     Io(io::Error),
 }
 
 impl OpenError {
-    /// Another process still has what is needed, which it may be about to give
-    /// up.
+    /// True if another process holds a required resource, which it may be about to release.
     pub fn is_busy(&self) -> bool {
         matches!(
             self,
@@ -359,42 +353,45 @@ impl OpenError {
     }
 }
 
-pub(crate) fn open_port(
+pub(crate) fn open_device(
     config: &mut NetConfig,
-    left: &mut Option<Left>,
+    handover_state: &mut Option<HandoverState>,
     arena: &mut Arena,
-) -> Result<Box<dyn Port>, OpenError> {
-    let port = config.port.again();
+) -> Result<Box<dyn Device>, OpenError> {
+    let device = config.device.clone_or_take();
     let (addresses, vlan) = (&config.addresses, config.vlan);
-    Ok(match port {
-        PortConfig::Xdp(mut xdp) => {
-            if config.ownership == Ownership::Own {
-                not_the_kernels(&xdp.interface, addresses)?;
-                let own = addresses.iter().map(|address| Rule::Address(address.address()));
+    Ok(match device {
+        DeviceConfig::Xdp(mut xdp) => {
+            if config.ownership == AddressOwnership::Exclusive {
+                reject_kernel_addresses(&xdp.interface, addresses)?;
+                let own = addresses.iter().map(|address| SteeringRule::Address(address.address()));
                 xdp.steering.rules.extend(own);
             }
             xdp.steering.vlan = vlan;
-            match left {
-                Some(Left::Xdp(loaded)) => Box::new(XdpPort::open_loaded(xdp, loaded, arena)?),
-                _ => Box::new(XdpPort::open(xdp, arena)?),
+            match handover_state {
+                Some(HandoverState::Xdp(loaded)) => {
+                    Box::new(XdpDevice::open_loaded(xdp, loaded, arena)?)
+                }
+                _ => Box::new(XdpDevice::open(xdp, arena)?),
             }
         }
-        PortConfig::Packet(mut packet) => {
-            not_the_kernels(&packet.interface, addresses)?;
+        DeviceConfig::Packet(mut packet) => {
+            reject_kernel_addresses(&packet.interface, addresses)?;
             packet.steering = packet_steering(addresses, vlan);
-            Box::new(PacketPort::open(&packet, arena)?)
+            Box::new(PacketDevice::open(&packet, arena)?)
         }
-        PortConfig::Tap(tap) => Box::new(match left.take() {
-            Some(Left::Tap(device)) => TapPort::open_on(device, &tap, arena)?,
-            _ => TapPort::open(&tap, arena)?,
+        DeviceConfig::Tap(tap) => Box::new(match handover_state.take() {
+            Some(HandoverState::Tap(tap_fd)) => TapDevice::open_from_handover(tap_fd, &tap, arena)?,
+            _ => TapDevice::open(&tap, arena)?,
         }),
-        PortConfig::Dpdk(config) => dpdk::open(&config, arena)?,
-        PortConfig::Mem(port) => port,
-        PortConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
+        DeviceConfig::Dpdk(config) => dpdk::open(&config, arena)?,
+        DeviceConfig::Mem(device) => device,
+        DeviceConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })
 }
 
-/// What an AF_PACKET port takes. The filter reads untagged frames only.
+/// Address filter of an AF_PACKET device. The filter matches untagged frames only, so a VLAN
+/// takes everything.
 pub(crate) fn packet_steering(addresses: &[IpCidr], vlan: Option<u16>) -> packet::Steering {
     match vlan {
         Some(_) => packet::Steering::Everything,
@@ -402,11 +399,11 @@ pub(crate) fn packet_steering(addresses: &[IpCidr], vlan: Option<u16>) -> packet
     }
 }
 
-/// Refuses an own address that the kernel answers for too.
-fn not_the_kernels(interface: &str, addresses: &[IpCidr]) -> Result<(), OpenError> {
+/// Rejects an own address that the kernel has too.
+fn reject_kernel_addresses(interface: &str, addresses: &[IpCidr]) -> Result<(), OpenError> {
     let interface = Interface::by_name(interface)?;
-    for kernels in netlink::addresses(interface.index)? {
-        let address = kernels.address();
+    for kernel_address in netlink::addresses(interface.index)? {
+        let address = kernel_address.address();
         if addresses.iter().any(|own| own.address() == address) {
             return Err(OpenError::KernelHasAddress { address, interface: interface.name });
         }

@@ -1,62 +1,62 @@
-//! The steps from a configuration to a running engine, one by one: for who takes
-//! over from another process and must be quick about it.
+//! The steps from a configuration to a running engine, one by one: for a process that takes over
+//! from another one with minimal downtime.
 
+use tidegate_device::netlink::{self, Interface};
+use tidegate_device::packet::{PacketConfig, PacketDevice};
+use tidegate_device::xdp::XdpDevice;
+use tidegate_device::{Burst, Device, HandoverState, dpdk};
 use tidegate_gate::Mode;
 use tidegate_memory::{Arena, HEADROOM_BYTES};
-use tidegate_port::netlink::{self, Interface};
-use tidegate_port::packet::{PacketConfig, PacketPort};
-use tidegate_port::xdp::XdpPort;
-use tidegate_port::{Burst, Left, Port, dpdk};
-use tidegate_stack::{Config, Ownership, Route, SavedStack, Stack};
+use tidegate_stack::{AddressOwnership, Config, Route, Stack, StackSnapshot};
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::open::{open_port, packet_steering, random_seed};
+use crate::open::{open_device, packet_steering, random_seed};
 use crate::{
-    Claims, Engine, IdleConfig, Inherited, KernelNeighbours, NetConfig, OpenError, PortConfig,
+    DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours, NetConfig, OpenError,
+    PortClaims,
 };
 
-/// Frames that are taken out of a port at once.
-const BURST: usize = 256;
+/// Maximum number of frames received at once.
+const MAX_BURST_FRAMES: usize = 256;
 
-/// The most bursts that are taken up of what arrived before the port was open:
-/// more than the catching socket can hold.
-const CAUGHT_BURSTS: usize = 1024;
+/// Maximum number of bursts received from the interim device: more than its socket can hold.
+const MAX_INTERIM_BURSTS: usize = 1024;
 
-/// A configuration that was checked, with memory for packets, before its port is
-/// open.
-pub struct Prepared {
-    // Ports come first: they are closed before the arena is unmapped.
-    port: Option<Box<dyn Port>>,
-    /// Gets what arrives while no AF_XDP port takes it.
-    catching: Option<PacketPort>,
-    /// What the port goes on with.
-    left: Option<Left>,
+/// A checked configuration with allocated packet buffers, before its device is open.
+pub struct PreparedEngine {
+    // Devices come first: they are closed before the arena is unmapped.
+    device: Option<Box<dyn Device>>,
+    /// Interim AF_PACKET device: receives while no AF_XDP device takes the frames.
+    interim_device: Option<PacketDevice>,
+    /// State of a closed device, from which the new device continues.
+    handover_state: Option<HandoverState>,
     arena: Arena,
     config: NetConfig,
     neighbours: Option<KernelNeighbours>,
-    claims: Claims,
+    claims: PortClaims,
 }
 
-impl Prepared {
-    /// Checks the configuration, asks the kernel what is needed of it, and makes
-    /// the memory for packets.
+impl PreparedEngine {
+    /// Checks the configuration, reads what it needs from the kernel, and allocates packet buffers.
     ///
     /// # Errors
     /// [`OpenError`] says what is wrong and what to do.
     pub fn new(mut config: NetConfig) -> Result<Self, OpenError> {
-        let shared = config.ownership == Ownership::Shared;
+        let shared = config.ownership == AddressOwnership::Shared;
         let mode = config.engine.gate.config().mode;
         if config.admission.is_some() && !matches!(mode, Mode::Polled | Mode::Dedicated) {
             return Err(OpenError::AdmissionNeedsPolling(mode));
         }
         let mut neighbours = None;
         if shared {
-            let PortConfig::Xdp(xdp) = &config.port else { return Err(OpenError::CannotShare) };
+            let DeviceConfig::Xdp(xdp) = &config.device else {
+                return Err(OpenError::CannotShareAddress);
+            };
             let interface = Interface::by_name(&xdp.interface)?;
             neighbours = Some(KernelNeighbours::follow(interface.index)?);
             config.addresses = netlink::addresses(interface.index)?;
             if config.addresses.is_empty() {
-                return Err(OpenError::NothingToShare(interface.name));
+                return Err(OpenError::NoKernelAddress(interface.name));
             }
             let routes = netlink::routes(interface.index)?;
             let routes = routes
@@ -68,125 +68,138 @@ impl Prepared {
         }
         let addresses = config.addresses.iter().filter(|_| shared);
         let addresses = addresses.map(IpCidr::address).collect();
-        let claims = Claims::new(addresses, config.ports_are_held);
-        let kernel_receives = matches!(config.port, PortConfig::Packet(_) | PortConfig::Tap(_));
+        let claims = PortClaims::new(addresses, config.kernel_ports_bound);
+        let kernel_receives =
+            matches!(config.device, DeviceConfig::Packet(_) | DeviceConfig::Tap(_));
         if kernel_receives && config.engine.idle == IdleConfig::default() {
-            // Its work may need this core: a pause lets it have it.
+            // The kernel's receive work may need this core: a pause yields to it.
             config.engine.idle.spin_ns = 0;
         }
         let arena = Arena::new(config.arena)?;
-        Ok(Self { port: None, catching: None, left: None, arena, config, neighbours, claims })
+        Ok(Self {
+            device: None,
+            interim_device: None,
+            handover_state: None,
+            arena,
+            config,
+            neighbours,
+            claims,
+        })
     }
 
-    /// Does what takes long and can be done while another process has the port.
-    /// From now on what arrives is kept for the engine, although another process
-    /// still has the port: nothing is lost between its last look and our first.
-    /// An AF_PACKET port is opened for that, one more is no hindrance; for
-    /// AF_XDP, which only one can have, an AF_PACKET socket sees what no program
-    /// takes. A TAP device keeps what arrives. Other ports lose what comes meanwhile, as
-    /// a wire may, and so does one on the kernel's addresses: the kernel would answer
-    /// what it saw.
+    /// Does the slow steps that are possible while another process has the device, and starts to
+    /// keep arriving frames for this engine.
+    ///
+    /// So no frame is lost between the last poll of the old process and the first poll of this one:
+    /// - AF_PACKET: the device itself is opened, since an interface takes any number of them.
+    /// - AF_XDP, which takes one process only: an interim AF_PACKET device receives the frames that
+    ///   no program takes.
+    /// - TAP: the kernel device queues the frames.
+    /// - Other devices lose frames meanwhile, as a wire may. So does a device that shares the
+    ///   kernel's addresses: the kernel would answer the same frames.
     ///
     /// # Errors
-    /// As [`Prepared::open_port`].
-    pub fn catch(&mut self) -> Result<(), OpenError> {
-        match &self.config.port {
-            PortConfig::Packet(_) => self.open_port(),
-            PortConfig::Xdp(xdp) => {
-                self.left = Some(Left::Xdp(Box::new(XdpPort::load()?)));
-                if self.config.ownership == Ownership::Shared {
+    /// As [`PreparedEngine::open_device`].
+    pub fn start_interim_capture(&mut self) -> Result<(), OpenError> {
+        match &self.config.device {
+            DeviceConfig::Packet(_) => self.open_device(),
+            DeviceConfig::Xdp(xdp) => {
+                self.handover_state = Some(HandoverState::Xdp(Box::new(XdpDevice::load()?)));
+                if self.config.ownership == AddressOwnership::Shared {
                     return Ok(());
                 }
                 let steering = packet_steering(&self.config.addresses, self.config.vlan);
                 let config = PacketConfig { steering, ..PacketConfig::new(&xdp.interface) };
-                self.catching = Some(PacketPort::open(&config, &mut self.arena)?);
+                self.interim_device = Some(PacketDevice::open(&config, &mut self.arena)?);
                 Ok(())
             }
-            PortConfig::Dpdk(config) => Ok(dpdk::start(config)?),
+            DeviceConfig::Dpdk(config) => Ok(dpdk::start(config)?),
             _ => Ok(()),
         }
     }
 
-    /// Forgets what was caught so far: the other process has read it too.
+    /// Discards the frames kept so far: the other process has received them too.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn forget_caught(&mut self) -> Result<(), OpenError> {
-        let catching = self.catching.as_mut().map(|port| port as &mut dyn Port);
-        let Some(port) = catching.or(self.port.as_deref_mut()) else { return Ok(()) };
-        let forget = |burst: &mut Burst, arena: &mut Arena| {
+    /// If the device is no longer usable.
+    pub fn discard_interim_frames(&mut self) -> Result<(), OpenError> {
+        let interim_device = self.interim_device.as_mut().map(|device| device as &mut dyn Device);
+        let Some(device) = interim_device.or(self.device.as_deref_mut()) else { return Ok(()) };
+        let discard = |burst: &mut Burst, arena: &mut Arena| {
             while let Some(frame) = burst.pop_front() {
                 arena.free(frame);
             }
         };
-        take_caught(port, &mut self.arena, forget)
+        drain_device(device, &mut self.arena, discard)
     }
 
-    /// The port is to go on with what the other process has left, from
-    /// [`Engine::go_live`] on. Does nothing for a port of another kind.
-    pub fn inherit(&mut self, inherited: Inherited) {
-        match (inherited, &mut self.left) {
-            (Inherited::Link(link), Some(Left::Xdp(loaded))) => loaded.inherit(link),
-            (Inherited::Tap(device), left @ None) => *left = Some(Left::Tap(device)),
+    /// Sets the kernel object that the device inherits from the other process. The device uses it
+    /// from [`Engine::take_over`] on. Ignored for a device of another kind.
+    pub fn inherit(&mut self, inherited: InheritedDevice) {
+        match (inherited, &mut self.handover_state) {
+            (InheritedDevice::Link(link), Some(HandoverState::Xdp(loaded))) => loaded.inherit(link),
+            (InheritedDevice::Tap(tap_fd), handover_state @ None) => {
+                *handover_state = Some(HandoverState::Tap(tap_fd));
+            }
             _ => {}
         }
     }
 
-    /// As [`crate::PreparedCores::keep_mac`]; says whether the device is one of those.
+    /// As [`crate::PreparedEngines::keep_mac`]; returns true if the device has a new address each
+    /// time.
     pub(crate) fn keep_mac(&mut self, mac: MacAddr) -> bool {
-        let is_new_each_time = matches!(self.config.port, PortConfig::Dpdk(_));
-        if is_new_each_time {
+        let mac_changes_on_open = matches!(self.config.device, DeviceConfig::Dpdk(_));
+        if mac_changes_on_open {
             self.config.mac = self.config.mac.or(Some(mac));
         }
-        is_new_each_time
+        mac_changes_on_open
     }
 
-    /// Opens the port, unless it is open. It may be tried again.
+    /// Opens the device unless it is open. The call can be repeated.
     ///
     /// # Errors
     /// [`OpenError`] says what is wrong and what to do.
-    pub fn open_port(&mut self) -> Result<(), OpenError> {
-        if self.port.is_none() {
-            let Self { config, left, arena, .. } = self;
-            self.port = Some(open_wrapped(config, left, arena)?);
+    pub fn open_device(&mut self) -> Result<(), OpenError> {
+        if self.device.is_none() {
+            let Self { config, handover_state, arena, .. } = self;
+            self.device = Some(open_wrapped_device(config, handover_state, arena)?);
         }
         Ok(())
     }
 
-    /// Begins with an empty stack. Also gives the addresses that are shared with
-    /// the kernel, if any.
+    /// Starts the engine with an empty stack. Also returns its port claims.
     ///
     /// # Errors
-    /// When the stack does not take the configuration, or the port is not open.
-    pub fn begin(self) -> Result<(Engine, Claims), OpenError> {
-        self.join(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
+    /// If the stack rejects the configuration, or the device is not open.
+    pub fn begin(self) -> Result<(Engine, PortClaims), OpenError> {
+        self.start(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
     }
 
-    /// As [`Prepared::begin`], with the stack that another process has saved.
+    /// As [`PreparedEngine::begin`], with the stack that another process saved.
     ///
     /// # Errors
-    /// As [`Prepared::begin`], and when the state cannot be taken up.
-    pub fn go_on(self, saved: SavedStack) -> Result<(Engine, Claims), OpenError> {
-        self.join(|config, now_ns, arena| Ok(Stack::restore(config, saved, now_ns, arena)?))
+    /// As [`PreparedEngine::begin`], and if the saved state cannot be restored.
+    pub fn restore(self, snapshot: StackSnapshot) -> Result<(Engine, PortClaims), OpenError> {
+        self.start(|config, now_ns, arena| Ok(Stack::restore(config, snapshot, now_ns, arena)?))
     }
 
-    fn join(
+    fn start(
         self,
         stack: impl FnOnce(Config, u64, &mut Arena) -> Result<Stack, OpenError>,
-    ) -> Result<(Engine, Claims), OpenError> {
-        let Self { port, catching, mut arena, config, neighbours, claims, .. } = self;
-        let not_open = || OpenError::Io(std::io::Error::other("the port was not opened"));
-        let port = port.ok_or_else(not_open)?;
+    ) -> Result<(Engine, PortClaims), OpenError> {
+        let Self { device, interim_device, mut arena, config, neighbours, claims, .. } = self;
+        let not_open = || OpenError::Io(std::io::Error::other("the device was not opened"));
+        let device = device.ok_or_else(not_open)?;
         let seed = config.seed.map_or_else(random_seed, Ok)?;
         let clock = config.clock;
-        let stack_config = stack_config(&config, &*port, seed);
+        let stack_config = stack_config(&config, &*device, seed);
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
-        if let Some(mut catching) = catching {
-            take_caught(&mut catching, &mut arena, |burst, arena| {
+        if let Some(mut interim_device) = interim_device {
+            drain_device(&mut interim_device, &mut arena, |burst, arena| {
                 stack.ingest_burst(clock.now_ns(), burst, arena);
             })?;
         }
-        let mut engine = Engine::new(port, arena, stack, clock, neighbours, config.engine);
+        let mut engine = Engine::new(device, arena, stack, clock, neighbours, config.engine);
         if let Some(admission) = &config.admission {
             engine.set_admission(admission, seed)?;
         }
@@ -194,49 +207,48 @@ impl Prepared {
     }
 }
 
-/// Opens the port and joins it to a stack. Also gives the addresses that are
-/// shared with the kernel, if any.
+/// Opens a device and starts an engine with an empty stack. Also returns its port claims.
 ///
 /// # Errors
 /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
-pub fn open(config: NetConfig) -> Result<(Engine, Claims), OpenError> {
-    let mut prepared = Prepared::new(config)?;
-    prepared.open_port()?;
+pub fn open(config: NetConfig) -> Result<(Engine, PortClaims), OpenError> {
+    let mut prepared = PreparedEngine::new(config)?;
+    prepared.open_device()?;
     prepared.begin()
 }
 
-/// Takes what has arrived at a port, burst by burst.
-fn take_caught(
-    port: &mut dyn Port,
+/// Receives all waiting frames of a device, burst by burst.
+fn drain_device(
+    device: &mut dyn Device,
     arena: &mut Arena,
-    mut take: impl FnMut(&mut Burst, &mut Arena),
+    mut on_burst: impl FnMut(&mut Burst, &mut Arena),
 ) -> Result<(), OpenError> {
-    let mut burst = Burst::with_capacity(BURST);
-    for _ in 0..CAUGHT_BURSTS {
-        let frames = port.receive(arena, &mut burst, BURST).map_err(OpenError::Io)?;
-        take(&mut burst, arena);
-        if frames < BURST {
+    let mut burst = Burst::with_capacity(MAX_BURST_FRAMES);
+    for _ in 0..MAX_INTERIM_BURSTS {
+        let frames = device.receive(arena, &mut burst, MAX_BURST_FRAMES).map_err(OpenError::Io)?;
+        on_burst(&mut burst, arena);
+        if frames < MAX_BURST_FRAMES {
             break;
         }
     }
     Ok(())
 }
 
-/// Opens the port of a configuration with all that is around it.
-pub(crate) fn open_wrapped(
+/// Opens the device of a configuration with its wrappers.
+pub(crate) fn open_wrapped_device(
     config: &mut NetConfig,
-    left: &mut Option<Left>,
+    handover_state: &mut Option<HandoverState>,
     arena: &mut Arena,
-) -> Result<Box<dyn Port>, OpenError> {
-    let mut port = open_port(config, left, arena)?;
-    for wrap in std::mem::take(&mut config.wraps) {
-        port = wrap(port).map_err(OpenError::Io)?;
+) -> Result<Box<dyn Device>, OpenError> {
+    let mut device = open_device(config, handover_state, arena)?;
+    for wrapper in std::mem::take(&mut config.wrappers) {
+        device = wrapper(device).map_err(OpenError::Io)?;
     }
-    Ok(port)
+    Ok(device)
 }
 
-fn stack_config(config: &NetConfig, port: &dyn Port, seed: [u8; 16]) -> Config {
-    let capabilities = port.capabilities();
+fn stack_config(config: &NetConfig, device: &dyn Device, seed: [u8; 16]) -> Config {
+    let capabilities = device.capabilities();
     let mac = config.mac.unwrap_or(MacAddr(capabilities.mac));
     Config {
         medium: capabilities.medium,
@@ -247,8 +259,8 @@ fn stack_config(config: &NetConfig, port: &dyn Port, seed: [u8; 16]) -> Config {
         ownership: config.ownership,
         limits: config.limits.clone(),
         transmit_checksum: capabilities.transmit_checksum,
-        segmentation_bytes: match capabilities.segmentation {
-            // Headers go in front.
+        max_tso_bytes: match capabilities.segmentation {
+            // Headers are prepended.
             true => usize::from(u16::MAX - HEADROOM_BYTES),
             false => 0,
         },

@@ -1,4 +1,4 @@
-//! What an engine knows about how things go, for admission.
+//! Load measurements of an engine, as input of admission control.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,138 +8,142 @@ use tidegate_gate::admission::{Config, Pressure};
 use tidegate_stack::Counters;
 use tidegate_wire::DropReason;
 
-/// What one look at a port costs that has nothing, about.
-const IDLE_LOOK_NS: u64 = 10_000;
+/// Approximate cost of polling an empty device, in nanoseconds.
+const EMPTY_POLL_NS: u64 = 10_000;
 
-/// So few frames are no queue, even if the port was never found empty: they came
+/// Fewer frames than this are no backlog, even if the device was never found empty: they arrived
 /// while this thread did not run.
-const FEW_FRAMES: u64 = 16;
+const MIN_BACKLOG_FRAMES: u64 = 16;
 
-/// What a port that drops early can tell about its work, since it was opened.
+/// Work of a device that drops early, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct EarlyWork {
-    /// Frames that it looked at to drop or let in.
-    pub(crate) seen: u64,
-    /// Frames that were lost before anybody looked.
-    pub(crate) unseen: u64,
+pub(crate) struct EarlyDropWork {
+    /// Frames that the device examined: dropped or admitted.
+    pub(crate) examined: u64,
+    /// Frames lost before the device examined them.
+    pub(crate) rx_missed: u64,
 }
 
-/// Counts from one call of admission to the next.
+/// Load counters between two periods of admission.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PressureMeter {
     served: u64,
     lost_late: u64,
-    early: Option<EarlyWork>,
+    early_drop: Option<EarlyDropWork>,
     received: u64,
     idle_rounds: u64,
-    fullest_percent: u32,
+    max_level_percent: u32,
 }
 
 impl PressureMeter {
-    /// A round of the engine received so many frames. One that received nothing
-    /// keeps up with the port.
+    /// Counts a round of the engine that received `received` frames. A round without frames means
+    /// that the engine keeps up with the device.
     #[inline]
     pub(crate) fn on_round(&mut self, received: usize) {
         self.received += received as u64;
         self.idle_rounds += u64::from(received == 0);
     }
 
-    /// A queue in front of an application is so full.
+    /// Records the fill of a queue in front of an application, in percent.
     #[inline]
     pub(crate) fn on_level(&mut self, percent: u32) {
-        self.fullest_percent = self.fullest_percent.max(percent);
+        self.max_level_percent = self.max_level_percent.max(percent);
     }
 
-    /// How things went since the last call.
+    /// Returns the pressure since the last call and starts the next period.
     ///
-    /// An engine that runs in the program's own calls has short queues however
-    /// much arrives: what it cannot take waits at the port. So a port that is
-    /// never found empty counts as a full queue, and one that is hardly ever as
-    /// one between the marks, unless just a few frames came.
+    /// An engine that runs inside the application's own calls has short queues under any load:
+    /// frames that it cannot process wait in the device. So a device that is never found empty
+    /// counts as a full queue. A device that is hardly ever empty counts as a queue between the
+    /// marks. Neither counts if only a few frames arrived.
     ///
-    /// `early` is what a port tells that drops early.
-    pub(crate) fn take(&mut self, counters: &Counters, early: Option<EarlyWork>) -> Pressure {
+    /// `early_drop` is the work of a device that drops early.
+    pub(crate) fn take(
+        &mut self,
+        counters: &Counters,
+        early_drop: Option<EarlyDropWork>,
+    ) -> Pressure {
         let served = counters.delivered + counters.handled;
         let lost = [DropReason::SocketQueueFull, DropReason::NoBuffer];
         let lost_late = lost.iter().map(|&reason| counters.drops.get(reason)).sum::<u64>();
         let served_now = served.saturating_sub(self.served);
-        let work = early.zip(self.early).map(|(now, before)| now.since(&before));
-        let unseen_permille = work.map_or(0, |work| work.unseen_permille(served_now));
+        let work = early_drop.zip(self.early_drop).map(|(now, before)| now.since(&before));
+        let unseen_permille = work.map_or(0, |work| work.rx_missed_permille(served_now));
         let pressure = Pressure {
             served: served_now,
-            lost_late: lost_late.saturating_sub(self.lost_late),
-            level_percent: self.fullest_percent.max(self.idle_percent()),
-            unseen_permille,
+            late_drops: lost_late.saturating_sub(self.lost_late),
+            level_percent: self.max_level_percent.max(self.device_level_percent()),
+            rx_missed_permille: unseen_permille,
         };
-        *self = Self { served, lost_late, early, ..Self::default() };
+        *self = Self { served, lost_late, early_drop, ..Self::default() };
         pressure
     }
 
-    fn idle_percent(&self) -> u32 {
+    fn device_level_percent(&self) -> u32 {
         match self.idle_rounds {
-            _ if self.received < FEW_FRAMES => 0,
+            _ if self.received < MIN_BACKLOG_FRAMES => 0,
             0 => 100,
-            rounds if rounds * IDLE_LOOK_NS * 20 < Config::PERIOD_NS => 50,
+            rounds if rounds * EMPTY_POLL_NS * 20 < Config::PERIOD_NS => 50,
             _ => 0,
         }
     }
 }
 
-impl EarlyWork {
+impl EarlyDropWork {
     fn since(self, before: &Self) -> Self {
         Self {
-            seen: self.seen.saturating_sub(before.seen),
-            unseen: self.unseen.saturating_sub(before.unseen),
+            examined: self.examined.saturating_sub(before.examined),
+            rx_missed: self.rx_missed.saturating_sub(before.rx_missed),
         }
     }
 
-    /// How many of a thousand frames were lost before anybody looked. While
-    /// nothing is dropped, those that were served are those that were seen.
-    fn unseen_permille(&self, served: u64) -> u32 {
-        let came = self.seen.max(served).saturating_add(self.unseen).max(1);
-        (self.unseen.saturating_mul(1000) / came).min(1000) as u32
+    /// Fraction of frames lost before they were examined, in permille. While the device drops
+    /// nothing, it examines nothing: the served frames then count as examined.
+    fn rx_missed_permille(&self, served: u64) -> u32 {
+        let arrived = self.examined.max(served).saturating_add(self.rx_missed).max(1);
+        (self.rx_missed.saturating_mul(1000) / arrived).min(1000) as u32
     }
 }
 
-/// The most peers that are told of from one look to the next. Others will finish
-/// another handshake.
-const CONFIRMED_MAX: usize = 4096;
+/// Maximum number of confirmed peers between two periods. Further peers are confirmed by a
+/// later handshake.
+const MAX_CONFIRMED_PEERS: usize = 4096;
 
-/// How things go on the cores behind the one with the card, which alone decides
-/// what is admitted.
+/// Load reports of the secondary cores to the primary core, which alone decides admission.
 #[derive(Debug, Default)]
-pub(crate) struct OtherCores {
+pub(crate) struct SecondaryCores {
     served: AtomicU64,
     lost_late: AtomicU64,
-    fullest_percent: AtomicU32,
+    max_level_percent: AtomicU32,
     confirmed: Mutex<Vec<IpAddr>>,
 }
 
-impl OtherCores {
-    /// How things went on one of them since it last told.
-    pub(crate) fn tell(&self, pressure: &Pressure) {
+impl SecondaryCores {
+    /// Adds the pressure on one core since its last report.
+    pub(crate) fn report(&self, pressure: &Pressure) {
         self.served.fetch_add(pressure.served, Ordering::Relaxed);
-        self.lost_late.fetch_add(pressure.lost_late, Ordering::Relaxed);
-        self.fullest_percent.fetch_max(pressure.level_percent, Ordering::Relaxed);
+        self.lost_late.fetch_add(pressure.late_drops, Ordering::Relaxed);
+        self.max_level_percent.fetch_max(pressure.level_percent, Ordering::Relaxed);
     }
 
-    /// A peer has proven to one of them that it gets what is sent to its address.
+    /// Adds a confirmed peer: it has proven to one core that it receives packets sent to its
+    /// address.
     pub(crate) fn confirm(&self, peer: IpAddr) {
         let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
-        if confirmed.len() < CONFIRMED_MAX {
+        if confirmed.len() < MAX_CONFIRMED_PEERS {
             confirmed.push(peer);
         }
     }
 
-    /// Adds how things went on all of them since the last call.
+    /// Adds the reports of all cores since the last call to `pressure`.
     pub(crate) fn add_to(&self, pressure: &mut Pressure) {
         pressure.served += self.served.swap(0, Ordering::Relaxed);
-        pressure.lost_late += self.lost_late.swap(0, Ordering::Relaxed);
-        let fullest_percent = self.fullest_percent.swap(0, Ordering::Relaxed);
-        pressure.level_percent = pressure.level_percent.max(fullest_percent);
+        pressure.late_drops += self.lost_late.swap(0, Ordering::Relaxed);
+        let max_level_percent = self.max_level_percent.swap(0, Ordering::Relaxed);
+        pressure.level_percent = pressure.level_percent.max(max_level_percent);
     }
 
-    /// Who was confirmed since the last call.
+    /// Returns the peers confirmed since the last call.
     pub(crate) fn take_confirmed(&self) -> Vec<IpAddr> {
         std::mem::take(&mut self.confirmed.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -150,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_never_empty_is_pressure() {
+    fn never_empty_device_counts_as_full_queue() {
         let mut meter = PressureMeter::default();
         let mut counters = Counters { delivered: 100, ..Counters::default() };
         meter.on_round(64);
@@ -165,13 +169,13 @@ mod tests {
         }
         counters.drops.count(DropReason::SocketQueueFull);
         let calm = meter.take(&counters, None);
-        assert_eq!((calm.served, calm.lost_late, calm.level_percent), (0, 1, 0));
+        assert_eq!((calm.served, calm.late_drops, calm.level_percent), (0, 1, 0));
         meter.on_level(80);
         assert_eq!(meter.take(&counters, None).level_percent, 80);
     }
 
     #[test]
-    fn a_few_frames_that_waited_for_a_thread_that_did_not_run_are_no_pressure() {
+    fn few_waiting_frames_are_no_pressure() {
         let mut meter = PressureMeter::default();
         let counters = Counters::default();
         meter.on_round(5);
@@ -183,16 +187,18 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_a_port_loses_unseen_are_a_part_of_all() {
-        let judge = |seen, unseen| {
+    fn missed_frames_count_as_fraction_of_arrivals() {
+        let missed_permille = |seen, unseen| {
             let mut meter = PressureMeter::default();
             let counters = Counters { delivered: 100, ..Counters::default() };
-            meter.take(&Counters::default(), Some(EarlyWork::default()));
-            meter.take(&counters, Some(EarlyWork { seen, unseen })).unseen_permille
+            meter.take(&Counters::default(), Some(EarlyDropWork::default()));
+            meter
+                .take(&counters, Some(EarlyDropWork { examined: seen, rx_missed: unseen }))
+                .rx_missed_permille
         };
-        assert_eq!(judge(1000, 0), 0);
-        assert_eq!(judge(1000, 500), 333);
-        assert_eq!(judge(990, 10), 10);
-        assert_eq!(judge(0, 300), 750, "what was served was seen");
+        assert_eq!(missed_permille(1000, 0), 0);
+        assert_eq!(missed_permille(1000, 500), 333);
+        assert_eq!(missed_permille(990, 10), 10);
+        assert_eq!(missed_permille(0, 300), 750, "what was served was seen");
     }
 }

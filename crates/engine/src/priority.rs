@@ -1,39 +1,39 @@
-//! The priorities of a core: interrupt, protocol work, programs, idle.
+//! Thread priorities on one core: interrupt, protocol work, applications, idle.
 
 use std::io;
 
 use crate::sys;
 
-/// Before whom a thread runs. The order is that of 4.2BSD's levels.
+/// Scheduling class of a thread, in the order of the interrupt levels of 4.2BSD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Before everything else: the work of an interrupt (`SCHED_FIFO` 60).
+    /// Above everything else: interrupt work (`SCHED_FIFO` 60).
     Interrupt,
-    /// Before every program: protocol work (`SCHED_FIFO` 40).
+    /// Above every application: protocol work (`SCHED_FIFO` 40).
     Protocol,
-    /// Like any program (`SCHED_OTHER`).
-    Program,
-    /// Only when nobody else wants to run (`SCHED_IDLE`).
+    /// Same as any application (`SCHED_OTHER`).
+    Application,
+    /// Only when no other thread wants to run (`SCHED_IDLE`).
     Idle,
 }
 
 impl Priority {
-    /// Gives the calling thread this priority.
+    /// Applies this priority to the calling thread.
     ///
     /// # Errors
-    /// [`io::ErrorKind::PermissionDenied`] for the first two without
+    /// [`io::ErrorKind::PermissionDenied`] for [`Self::Interrupt`] and [`Self::Protocol`] without
     /// `CAP_SYS_NICE`; the message says what to do.
-    pub fn take(self) -> io::Result<()> {
+    pub fn apply(self) -> io::Result<()> {
         let (policy, priority) = match self {
             Self::Interrupt => (libc::SCHED_FIFO, 60),
             Self::Protocol => (libc::SCHED_FIFO, 40),
-            Self::Program => (libc::SCHED_OTHER, 0),
+            Self::Application => (libc::SCHED_OTHER, 0),
             Self::Idle => (libc::SCHED_IDLE, 0),
         };
         sys::set_scheduler(policy, priority).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => io::Error::new(
                 error.kind(),
-                "this mode needs real-time priorities: run as root, give the program \
+                "this mode needs real-time priorities: run as root, give the process \
                  CAP_SYS_NICE, or choose mode polled",
             ),
             _ => error,
@@ -46,10 +46,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anybody_may_step_down_and_back() {
+    fn unprivileged_thread_can_lower_its_priority() {
         std::thread::spawn(|| {
-            Priority::Program.take().unwrap();
-            Priority::Idle.take().unwrap();
+            Priority::Application.apply().unwrap();
+            Priority::Idle.apply().unwrap();
         })
         .join()
         .unwrap();

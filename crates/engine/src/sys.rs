@@ -1,4 +1,4 @@
-//! The system call that no safe crate wraps: the scheduling class of a thread.
+//! The system call that no safe crate wraps: the scheduling policy of a thread.
 
 use std::io;
 

@@ -1,17 +1,17 @@
-//! The BPF program judges frames as the gate does.
+//! Equivalence of the BPF program and the gate: same class and same verdict for each frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fastrand::Rng;
-use tidegate_engine::admission::install;
-use tidegate_gate::admission::{Admission, Bucket, Config, Facts, Source, SourceShare};
-use tidegate_port::Medium;
-use tidegate_port::admission::{CLASSES_MAX, ClassCounts, ClassLimit, Early, Pace};
-use tidegate_port::xdp::{Guard, XdpError};
+use tidegate_device::Medium;
+use tidegate_device::admission::{ClassCounts, ClassLimit, EarlyDrop, MAX_CLASSES, RateLimit};
+use tidegate_device::xdp::{XdpError, XdpGuard};
+use tidegate_engine::admission::install_classes;
+use tidegate_gate::admission::{Admission, Bucket, Config, PacketMeta, SourceId, SourceShare};
 
-/// The program, unless this machine does not let us load one.
-fn guard() -> Option<Guard> {
-    match Guard::load() {
+/// Loads the BPF program; `None` if this machine does not permit that.
+fn guard() -> Option<XdpGuard> {
+    match XdpGuard::load() {
         Ok(guard) => Some(guard),
         Err(XdpError::NotPermitted(_)) => {
             eprintln!("skipped: loading a BPF program needs root");
@@ -31,7 +31,7 @@ const POLICIES: [&str; 4] = [
     name = 'near'
     match = [{source = '10.0.0.0/8'}, {source = '2001:db8::/32', port = '1000-2000'}]
     [[class]]
-    name = 'friends'
+    name = 'trusted'
     match = [{known = true, protocol = 'udp'}]
     [[class]]
     name = 'far'
@@ -47,35 +47,35 @@ const POLICIES: [&str; 4] = [
     name = 'tcp'
     match = [{protocol = 'tcp'}]
     [[class]]
-    name = 'strangers'
+    name = 'unknown'
     match = [{known = false}]",
     "
     [[class]]
     name = 'all'",
 ];
 
-const PORTS: [u16; 5] = [53, 54, 1000, 2000, 65535];
+const DESTINATION_PORTS: [u16; 5] = [53, 54, 1000, 2000, 65535];
 
-fn choice<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.usize(0..of.len())]
 }
 
 fn address_v4(rng: &mut Rng) -> Ipv4Addr {
-    let network = choice(rng, &[0x0a00_0000_u32, 0xc000_0240, 0xc000_0200, 0x0101_0100]);
+    let network = pick(rng, &[0x0a00_0000_u32, 0xc000_0240, 0xc000_0200, 0x0101_0100]);
     Ipv4Addr::from_bits(network + rng.u32(0..4))
 }
 
 fn address_v6(rng: &mut Rng) -> Ipv6Addr {
-    let network = choice(rng, &[0x2001_0db8_u128 << 96, 0xfd00 << 112]);
-    let host = choice(rng, &[1, 1 << 63]);
+    let network = pick(rng, &[0x2001_0db8_u128 << 96, 0xfd00 << 112]);
+    let host = pick(rng, &[1, 1 << 63]);
     Ipv6Addr::from_bits(network | u128::from(rng.u32(0..3)) << 64 | host)
 }
 
-fn upper(rng: &mut Rng) -> (u8, Vec<u8>) {
-    let protocol = choice(rng, &[17, 17, 6, 1, 58, 132, 44, 43, 0]);
+fn upper_layer(rng: &mut Rng) -> (u8, Vec<u8>) {
+    let protocol = pick(rng, &[17, 17, 6, 1, 58, 132, 44, 43, 0]);
     let mut bytes: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
     if let Some(port) = bytes.get_mut(2..4) {
-        port.copy_from_slice(&choice(rng, &PORTS).to_be_bytes());
+        port.copy_from_slice(&pick(rng, &DESTINATION_PORTS).to_be_bytes());
     }
     if protocol == 58 && !bytes.is_empty() {
         bytes[0] = rng.u8(130..140);
@@ -84,13 +84,13 @@ fn upper(rng: &mut Rng) -> (u8, Vec<u8>) {
 }
 
 fn ipv4(rng: &mut Rng) -> Vec<u8> {
-    let (protocol, payload) = upper(rng);
-    let options = choice(rng, &[0, 0, 0, 4, 40]);
+    let (protocol, payload) = upper_layer(rng);
+    let options = pick(rng, &[0, 0, 0, 4, 40]);
     let total = (20 + options + payload.len()) as u16;
     let mut packet = vec![0x45 + (options / 4) as u8, 0];
     packet.extend(total.to_be_bytes());
     packet.extend([0, 1]);
-    packet.extend(choice(rng, &[0_u16, 0, 0x4000, 0x2000, 0x0010]).to_be_bytes());
+    packet.extend(pick(rng, &[0_u16, 0, 0x4000, 0x2000, 0x0010]).to_be_bytes());
     packet.extend([64, protocol, 0, 0]);
     packet.extend(address_v4(rng).octets());
     packet.extend([10, 0, 0, 1]);
@@ -100,18 +100,18 @@ fn ipv4(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn ipv6(rng: &mut Rng) -> Vec<u8> {
-    let (mut next, mut payload) = upper(rng);
-    for _ in 0..choice(rng, &[0, 0, 0, 1, 2, 5, 6, 7]) {
-        let more = choice(rng, &[0, 0, 1, 3]);
+    let (mut next, mut payload) = upper_layer(rng);
+    for _ in 0..pick(rng, &[0, 0, 0, 1, 2, 5, 6, 7]) {
+        let more = pick(rng, &[0, 0, 1, 3]);
         let mut header = vec![next, more];
         header.resize(8 + 8 * usize::from(more), 0);
         header.extend(payload);
         payload = header;
-        next = choice(rng, &[0, 43, 60, 60, 44]);
+        next = pick(rng, &[0, 43, 60, 60, 44]);
     }
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend((payload.len() as u16).to_be_bytes());
-    packet.extend([next, choice(rng, &[64, 255])]);
+    packet.extend([next, pick(rng, &[64, 255])]);
     packet.extend(address_v6(rng).octets());
     packet.extend([0; 16]);
     packet.extend(payload);
@@ -134,7 +134,7 @@ fn frame(rng: &mut Rng) -> Vec<u8> {
     };
     let mut frame = vec![2; 12];
     if rng.u8(0..5) == 0 {
-        frame.extend(choice(rng, &[0x8100_u16, 0x88a8]).to_be_bytes());
+        frame.extend(pick(rng, &[0x8100_u16, 0x88a8]).to_be_bytes());
         frame.extend([0, 7]);
     }
     frame.extend(ethertype.to_be_bytes());
@@ -151,7 +151,7 @@ fn frame(rng: &mut Rng) -> Vec<u8> {
     frame
 }
 
-/// An admission that knows some of the sources that frames come from.
+/// Admission with some of the test's source addresses already known.
 fn admission(policy: &str, seed: u8) -> Admission {
     let config = match policy {
         "" => Config::default(),
@@ -160,36 +160,36 @@ fn admission(policy: &str, seed: u8) -> Admission {
     let mut admission = Admission::new(&config, [seed; 16]).unwrap();
     let mut rng = Rng::with_seed(1);
     for _ in 0..8 {
-        admission.confirm(Source::of(IpAddr::V4(address_v4(&mut rng))));
+        admission.confirm(SourceId::from_address(IpAddr::V4(address_v4(&mut rng))));
     }
-    admission.confirm(Source::of(IpAddr::V6(address_v6(&mut rng))));
-    admission.confirm(Source::of(IpAddr::V6(address_v6(&mut rng))));
+    admission.confirm(SourceId::from_address(IpAddr::V6(address_v6(&mut rng))));
+    admission.confirm(SourceId::from_address(IpAddr::V6(address_v6(&mut rng))));
     admission
 }
 
-fn set_up(guard: &mut Guard, admission: &Admission, limit: impl Fn(usize) -> ClassLimit) {
-    install(admission, guard).unwrap();
-    guard.set_known(&admission.known().words().collect::<Vec<_>>()).unwrap();
+fn configure(guard: &mut XdpGuard, admission: &Admission, limit: impl Fn(usize) -> ClassLimit) {
+    install_classes(admission, guard).unwrap();
+    guard.set_known_sources(&admission.known_sources().words().collect::<Vec<_>>()).unwrap();
     let limits: Vec<_> = (0..admission.classes().len()).map(limit).collect();
     guard.set_limits(Some(&limits)).unwrap();
 }
 
 #[test]
-fn random_frames_fall_into_the_same_class() {
+fn bpf_and_gate_classify_random_frames_alike() {
     for (seed, policy) in POLICIES.into_iter().enumerate() {
         let Some(mut guard) = guard() else { return };
         let admission = admission(policy, seed as u8);
-        set_up(&mut guard, &admission, |_| ClassLimit::default());
+        configure(&mut guard, &admission, |_| ClassLimit::default());
         let mut rng = Rng::with_seed(seed as u64);
-        let mut expected = [ClassCounts::default(); CLASSES_MAX];
+        let mut expected = [ClassCounts::default(); MAX_CLASSES];
         for n in 0..20_000 {
             let frame = frame(&mut rng);
-            let facts = Facts::of_frame(Medium::Ethernet, &frame);
-            expected[admission.classify(&facts)].admitted += 1;
+            let meta = PacketMeta::parse(Medium::Ethernet, &frame);
+            expected[admission.classify(&meta)].admitted += 1;
             assert!(guard.try_frame(&frame).unwrap());
-            // Asking after each frame would take long; a wrong one shows soon.
+            // Comparing after each frame would take long.
             if n % 16 == 15 {
-                assert_eq!(guard.counts().unwrap(), expected, "{policy}: {facts:?} {frame:x?}");
+                assert_eq!(guard.counts().unwrap(), expected, "{policy}: {meta:?} {frame:x?}");
             }
         }
         let seen = expected.iter().filter(|counts| counts.admitted > 100).count();
@@ -197,81 +197,88 @@ fn random_frames_fall_into_the_same_class() {
     }
 }
 
-/// So long that no bucket gets room while the test runs.
-const LONG_NS: u64 = 3_000_000_000_000;
+/// Interval so long that no bucket refills while the test runs.
+const NO_REFILL_INTERVAL_NS: u64 = 3_000_000_000_000;
 
-fn pace(packets: u64) -> Pace {
-    Pace::Limited { interval_ns: LONG_NS, burst_ns: (packets - 1) * LONG_NS }
+fn limit_packets(packets: u64) -> RateLimit {
+    RateLimit::Limited {
+        interval_ns: NO_REFILL_INTERVAL_NS,
+        burst_ns: (packets - 1) * NO_REFILL_INTERVAL_NS,
+    }
 }
 
 #[test]
-fn random_frames_get_the_same_verdict() {
+fn bpf_and_gate_admit_random_frames_alike() {
     for seed in 0..20_u8 {
         let Some(mut guard) = guard() else { return };
         let admission = admission(POLICIES[usize::from(seed) % POLICIES.len()], seed);
         let mut rng = Rng::with_seed(seed.into());
-        let limits: Vec<_> = (0..CLASSES_MAX)
+        let limits: Vec<_> = (0..MAX_CLASSES)
             .map(|_| ClassLimit {
                 class: match rng.u8(0..4) {
-                    0 => Pace::Open,
-                    1 => Pace::Closed,
-                    _ => pace(rng.u64(1..200)),
+                    0 => RateLimit::Unlimited,
+                    1 => RateLimit::Closed,
+                    _ => limit_packets(rng.u64(1..200)),
                 },
-                source: if rng.bool() { Pace::Open } else { pace(rng.u64(1..20)) },
+                source: if rng.bool() {
+                    RateLimit::Unlimited
+                } else {
+                    limit_packets(rng.u64(1..20))
+                },
             })
             .collect();
-        set_up(&mut guard, &admission, |class| limits[class]);
-        let mut model = Model::new(&admission);
+        configure(&mut guard, &admission, |class| limits[class]);
+        let mut model = GuardModel::new(&admission);
         for _ in 0..1500 {
             let frame = frame(&mut rng);
-            let facts = Facts::of_frame(Medium::Ethernet, &frame);
-            let class = admission.classify(&facts);
-            let admitted = model.judge(class, &limits[class], facts.source_id());
-            assert_eq!(guard.try_frame(&frame).unwrap(), admitted, "{facts:?} {frame:x?}");
+            let meta = PacketMeta::parse(Medium::Ethernet, &frame);
+            let class = admission.classify(&meta);
+            let admitted = model.admit(class, &limits[class], meta.source_id());
+            assert_eq!(guard.try_frame(&frame).unwrap(), admitted, "{meta:?} {frame:x?}");
         }
         assert_eq!(guard.counts().unwrap(), model.counts);
     }
 }
 
-/// The gate's parts, put together as the program does it.
-struct Model {
-    buckets: [Bucket; CLASSES_MAX],
+/// Model of the BPF program, built from parts of the gate.
+struct GuardModel {
+    buckets: [Bucket; MAX_CLASSES],
     shares: SourceShare,
-    counts: [ClassCounts; CLASSES_MAX],
+    counts: [ClassCounts; MAX_CLASSES],
 }
 
-impl Model {
+impl GuardModel {
     fn new(admission: &Admission) -> Self {
         Self {
-            buckets: [Bucket::default(); CLASSES_MAX],
-            shares: SourceShare::new(admission.key()),
-            counts: [ClassCounts::default(); CLASSES_MAX],
+            buckets: [Bucket::default(); MAX_CLASSES],
+            shares: SourceShare::new(admission.source_key()),
+            counts: [ClassCounts::default(); MAX_CLASSES],
         }
     }
 
-    fn judge(&mut self, class: usize, limit: &ClassLimit, source: Source) -> bool {
-        // Any time will do, since the intervals are so long.
+    fn admit(&mut self, class: usize, limit: &ClassLimit, source: SourceId) -> bool {
+        // Any time works, since the intervals are so long.
         let now_ns = 1 << 60;
         let counts = &mut self.counts[class];
-        let Pace::Limited { interval_ns, burst_ns } = limit.class else {
-            let open = limit.class == Pace::Open;
+        let RateLimit::Limited { interval_ns, burst_ns } = limit.class else {
+            let open = limit.class == RateLimit::Unlimited;
             *(if open { &mut counts.admitted } else { &mut counts.refused_closed }) += 1;
             return open;
         };
-        if let Pace::Limited { interval_ns, burst_ns } = limit.source
-            && !self.shares.take(now_ns, source, class, interval_ns, burst_ns)
+        if let RateLimit::Limited { interval_ns, burst_ns } = limit.source
+            && !self.shares.allow(now_ns, source, class, interval_ns, burst_ns)
         {
             counts.refused_source_share += 1;
             return false;
         }
-        let taken = self.buckets[class].take(now_ns, interval_ns, burst_ns);
+        let taken = self.buckets[class].allow(now_ns, interval_ns, burst_ns);
         *(if taken { &mut counts.admitted } else { &mut counts.refused_rate }) += 1;
         taken
     }
 }
 
 #[test]
-fn a_guard_without_limits_admits_everything_and_notes_who_sends() {
+fn guard_without_limits_admits_everything_and_records_sources() {
     let Some(mut guard) = guard() else { return };
     let mut rng = Rng::with_seed(1);
     let mut senders = Vec::new();
@@ -279,7 +286,7 @@ fn a_guard_without_limits_admits_everything_and_notes_who_sends() {
         let packet = ipv4(&mut rng);
         let source: [u8; 4] = packet[12..16].try_into().unwrap();
         let frame = [&[2; 12][..], &[8, 0], &packet].concat();
-        if Facts::of_frame(Medium::Ethernet, &frame).source.is_some() {
+        if PacketMeta::parse(Medium::Ethernet, &frame).source.is_some() {
             senders.push(1 << 32 | u64::from(u32::from_be_bytes(source)));
         }
         assert!(guard.try_frame(&frame).unwrap());
@@ -287,6 +294,6 @@ fn a_guard_without_limits_admits_everything_and_notes_who_sends() {
     let mut seen = Vec::new();
     guard.take_seen(|source| seen.push(source)).unwrap();
     assert!(!seen.is_empty() && seen.iter().all(|source| senders.contains(source)));
-    guard.take_seen(|source| panic!("told twice: {source}")).unwrap();
-    assert_eq!(guard.counts().unwrap(), [ClassCounts::default(); CLASSES_MAX]);
+    guard.take_seen(|source| panic!("reported twice: {source}")).unwrap();
+    assert_eq!(guard.counts().unwrap(), [ClassCounts::default(); MAX_CLASSES]);
 }

@@ -1,16 +1,16 @@
-//! What a host sends to itself takes nothing from the wire.
+//! Loopback frames do not use the receive quota of the wire.
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_engine::{Engine, NetConfig, Stepped, open};
+use tidegate_device::mem::{MemConfig, MemDevice, wire};
+use tidegate_engine::{Engine, NetConfig, StepResult, open};
 use tidegate_gate::{Config, Quota, Settings};
-use tidegate_port::mem::{MemConfig, MemPort, wire};
 use tidegate_stack::{UdpId, UdpOptions};
 
-const QUOTA: u32 = 4;
+const QUOTA_PACKETS: u32 = 4;
 
-fn engine(port: MemPort, address: &str) -> Engine {
-    let gate = Config { receive_quota: Quota::Packets(QUOTA), ..Config::default() };
+fn engine(port: MemDevice, address: &str) -> Engine {
+    let gate = Config { receive_quota: Quota::Packets(QUOTA_PACKETS), ..Config::default() };
     let config = NetConfig::new(port).address(address.parse().unwrap()).seed([3; 16]);
     open(config.gate(Settings::new(gate).unwrap())).unwrap().0
 }
@@ -25,7 +25,7 @@ fn send(engine: &mut Engine, from: UdpId, to: SocketAddr) {
 }
 
 #[test]
-fn the_wire_has_its_turn_however_much_a_host_sends_to_itself() {
+fn loopback_does_not_starve_the_wire() {
     for [own, peer] in [["10.0.0.1/24", "10.0.0.2/24"], ["fd00::1/64", "fd00::2/64"]] {
         let (near, far) = wire(&MemConfig::default()).unwrap();
         let (mut host, mut other) = (engine(near, own), engine(far, peer));
@@ -35,19 +35,19 @@ fn the_wire_has_its_turn_however_much_a_host_sends_to_itself() {
         let (by_wire, by_itself) =
             (bind(&mut host, wired), bind(&mut host, SocketAddr::new(own, 2)));
         let sender = bind(&mut other, SocketAddr::new(peer, 1));
-        // The first one makes neighbours of them.
+        // The first datagram resolves the neighbours.
         send(&mut other, sender, wired);
         for _ in 0..10_000 {
             other.poll().unwrap();
             host.poll().unwrap();
-            if host.stack().udp_readable(by_wire) > 0 {
+            if host.stack().udp_queue_len(by_wire) > 0 {
                 break;
             }
         }
-        assert_eq!(host.stack().udp_readable(by_wire), 1, "{own}");
+        assert_eq!(host.stack().udp_queue_len(by_wire), 1, "{own}");
         send(&mut other, sender, wired);
         other.flush().unwrap();
-        for _ in 0..3 * QUOTA {
+        for _ in 0..3 * QUOTA_PACKETS {
             send(&mut host, by_itself, SocketAddr::new(own, 2));
         }
         host.read_clock();
@@ -56,13 +56,13 @@ fn the_wire_has_its_turn_however_much_a_host_sends_to_itself() {
         let mut received = 0;
         while received == 0 {
             match host.step().unwrap() {
-                Stepped::Served(frames) => received = frames,
-                other => panic!("nothing is received: {other:?}"),
+                StepResult::Served(frames) => received = frames,
+                other => panic!("no frame received: {other:?}"),
             }
         }
-        assert_eq!(received, QUOTA as usize, "a full turn");
-        assert_eq!(host.stack().udp_readable(by_itself), QUOTA as usize);
-        assert_eq!(host.stack().udp_readable(by_wire), 2, "the wire was forgotten");
-        assert!(host.has_looped() && host.prepare_sleep().unwrap().is_none(), "it may not sleep");
+        assert_eq!(received, QUOTA_PACKETS as usize, "a full quota");
+        assert_eq!(host.stack().udp_queue_len(by_itself), QUOTA_PACKETS as usize);
+        assert_eq!(host.stack().udp_queue_len(by_wire), 2, "the wire was starved");
+        assert!(host.has_loopback() && host.prepare_sleep().unwrap().is_none(), "must not sleep");
     }
 }

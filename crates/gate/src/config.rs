@@ -1,36 +1,35 @@
-//! The settings of the gate: as people write them, and checked.
+//! Settings of the gate: the configuration file format and its validation.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How packets are looked for.
+/// Receive mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// The shape of 4.2BSD: receive work at the highest priority into a
-    /// bounded input queue, protocol work below it, the application last
-    /// (Mogul and Ramakrishnan, section 4).
+    /// Scheme of 4.2BSD: receive work at the highest priority into a bounded input queue,
+    /// protocol work below it, the application last (Mogul and Ramakrishnan, section 4).
     Interrupt,
-    /// As [`Mode::Interrupt`], with a limited rate of interrupts and a short
-    /// ring of descriptors (Jonack and Murta).
+    /// Like [`Mode::Interrupt`], with a limited interrupt rate and a short descriptor ring
+    /// (Jonack and Murta).
     Moderated,
-    /// The shape of Linux: an interrupt starts polling, with a weight for each
-    /// device, and a budget and a time for each round; what is left after a
-    /// round goes on at the priority of a program.
+    /// Scheme of Linux (NAPI): an interrupt starts polling. Each device has a weight, and each
+    /// round a budget and a time limit. Work left after a round continues at the priority of a
+    /// process.
     Napi,
-    /// An interrupt starts polling; receive, transmit and application rings
-    /// take turns with a quota each (Mogul and Ramakrishnan, section 6.4).
+    /// An interrupt starts polling. Receive, transmit and application rings take turns, each
+    /// with a quota (Mogul and Ramakrishnan, section 6.4).
     #[default]
     Polled,
-    /// Polling without end. A core of its own.
+    /// Endless busy-polling on a core of its own.
     Dedicated,
 }
 
 impl Mode {
-    /// Every mode, in the order of the papers.
+    /// All modes, in the order of the papers.
     pub const ALL: [Self; 5] =
         [Self::Interrupt, Self::Moderated, Self::Napi, Self::Polled, Self::Dedicated];
 
-    /// The name in configuration files and on the command line.
+    /// Returns the name used in configuration files and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "interrupt",
@@ -41,24 +40,23 @@ impl Mode {
         }
     }
 
-    /// Whether packets wait in an input queue between receive work and
-    /// protocol work.
+    /// True if packets wait in an input queue between receive work and protocol work.
     pub fn has_input_queue(self) -> bool {
         matches!(self, Self::Interrupt | Self::Moderated)
     }
 }
 
-/// The most packets that one turn of a ring may take.
+/// Maximum number of packets in one turn of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
-    /// So many.
+    /// At most this many packets.
     Packets(u32),
-    /// As many as there are.
+    /// All waiting packets.
     Unlimited,
 }
 
 impl Quota {
-    /// The quota as a number; [`u32::MAX`] when there is none.
+    /// Returns the quota as a number; [`u32::MAX`] if unlimited.
     #[inline]
     pub fn packets(self) -> u32 {
         match self {
@@ -104,55 +102,55 @@ impl std::str::FromStr for Quota {
         if text == "unlimited" {
             return Ok(Self::Unlimited);
         }
-        text.parse().map(Self::Packets).map_err(|_| ConfigError::NotAQuota(text.to_owned()))
+        text.parse().map(Self::Packets).map_err(|_| ConfigError::InvalidQuota(text.to_owned()))
     }
 }
 
-/// The settings of the gate as they stand in a configuration file, section
-/// `[gate]`. [`Settings::new`] checks them.
+/// Settings of the gate: section `[gate]` of a configuration file. [`Settings::new`]
+/// validates them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// How packets are looked for.
+    /// Receive mode.
     pub mode: Mode,
-    /// The most packets of one turn of a receive ring.
+    /// Maximum packets in one turn of a receive ring.
     pub receive_quota: Quota,
-    /// The most packets of one turn of a transmit ring.
+    /// Maximum packets in one turn of a transmit ring.
     pub transmit_quota: Quota,
-    /// The most requests of one turn of an application's ring.
+    /// Maximum requests in one turn of an application ring.
     pub application_quota: Quota,
-    /// Whether a queue that fills stops receiving.
+    /// Pauses receiving while a queue to an application is full.
     pub feedback: bool,
-    /// Receiving stops when a queue is so full, in percent.
+    /// Queue fill level at which receiving is paused, in percent.
     pub high_mark_percent: u32,
-    /// Receiving goes on when the queue is no fuller than this, in percent.
+    /// Queue fill level at or below which receiving resumes, in percent.
     pub low_mark_percent: u32,
-    /// Receiving goes on when the queue's reader took nothing for so long.
+    /// Time after which receiving resumes although the queue's reader has read nothing.
     pub feedback_timeout_us: u64,
-    /// The share of the processor that packets may take, in percent.
+    /// Maximum share of CPU time for packets, in percent.
     pub cpu_share_percent: u32,
-    /// The period that the share is kept in.
+    /// Period over which the CPU share is accounted.
     pub cpu_period_us: u64,
-    /// Modes `interrupt` and `moderated`: the packets that the queue between
-    /// receive work and protocol work holds.
+    /// Modes `interrupt` and `moderated`: capacity in packets of the queue between receive work
+    /// and protocol work.
     pub input_queue: u32,
-    /// Mode `moderated`: the most interrupts per second.
+    /// Mode `moderated`: maximum interrupts per second.
     pub interrupts_per_second: u32,
-    /// Mode `moderated`: the packets that the card holds between interrupts.
+    /// Mode `moderated`: packets that the device buffers between interrupts.
     pub descriptors: u32,
-    /// Mode `napi`: the most packets of one device before the next has its turn.
+    /// Mode `napi`: maximum packets of one device in its turn.
     pub weight: u32,
-    /// Mode `napi`: the most packets of one round.
+    /// Mode `napi`: maximum packets in one round.
     pub budget: u32,
-    /// Mode `napi`: the longest round.
+    /// Mode `napi`: maximum duration of a round.
     pub round_us: u64,
 }
 
 impl Default for Config {
-    /// Polled, with the numbers of the papers: quota and weight 64, budget 300
-    /// and 8,000 interrupts per second (Jonack and Murta), marks 75 and 25 %,
-    /// time-out 1 ms, period 10 ms (Mogul and Ramakrishnan), rounds of 2 ms
-    /// and a queue of 50 (Linux and 4.2BSD).
+    /// Mode `polled` with the parameters of the papers. Quota and weight 64, budget 300 and 8,000
+    /// interrupts per second are from Jonack and Murta. Marks of 75 and 25 %, the timeout of 1 ms
+    /// and the period of 10 ms are from Mogul and Ramakrishnan. Rounds of 2 ms and the input queue
+    /// of 50 packets are from Linux and 4.2BSD.
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -175,71 +173,82 @@ impl Default for Config {
     }
 }
 
-/// Why settings are refused. Names are those of the configuration file.
+/// Error in the gate's settings. Names are the configuration file's keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A number that must be above zero is zero.
-    #[error("{name} is 0, so nothing would ever be taken: give at least 1")]
+    /// A setting that must be above zero is zero.
+    #[error("{name} is 0, so packets would never be processed: give at least 1")]
     Zero {
-        /// The name of the setting.
+        /// Name of the setting.
         name: &'static str,
     },
-    /// A percentage is out of its range.
-    #[error("{name} is {percent}: give a percentage from {least} to 100")]
+    /// A percentage is out of range.
+    #[error("{name} is {percent}: give a percentage from {min} to 100")]
     Percent {
-        /// The name of the setting.
+        /// Name of the setting.
         name: &'static str,
-        /// What was given.
+        /// Rejected value.
         percent: u32,
-        /// The least that makes sense.
-        least: u32,
+        /// Minimum valid value.
+        min: u32,
     },
     /// The low mark is not below the high mark.
     #[error(
         "low-mark-percent is {low} and high-mark-percent is {high}: the low mark must be below \
-         the high mark, else receiving stops and never goes on"
+         the high mark, else receiving is paused and never resumes"
     )]
-    Marks {
-        /// The low mark.
+    InvalidMarks {
+        /// Low mark, in percent.
         low: u32,
-        /// The high mark.
+        /// High mark, in percent.
         high: u32,
     },
-    /// The mode has no polling loop to stop.
+    /// A CPU share below 100 % requires mode `polled`.
     #[error(
-        "cpu-share-percent is {percent}, but mode {} takes packets at interrupt priority and \
-         cannot be held to a share: choose mode polled", .mode.name()
+        "cpu-share-percent is {percent}, but mode {} receives at interrupt priority and \
+         cannot be limited to a share: choose mode polled", .mode.name()
     )]
     ShareNeedsPolling {
-        /// The share.
+        /// CPU share, in percent.
         percent: u32,
-        /// The mode.
+        /// Configured mode.
         mode: Mode,
     },
-    /// A round is not longer than one device's turn.
+    /// The budget of a round is below the weight of one device.
     #[error(
         "budget is {budget} and weight is {weight}: the budget of a round must be at least the weight of one device"
     )]
     Budget {
-        /// The budget.
+        /// Budget, in packets.
         budget: u32,
-        /// The weight.
+        /// Weight, in packets.
         weight: u32,
     },
-    /// The text is no quota.
-    #[error("`{0}` is no quota: give a number of packets, or `unlimited`")]
-    NotAQuota(String),
+    /// The text is not a quota.
+    #[error("invalid quota `{0}`: give a number of packets, or `unlimited`")]
+    InvalidQuota(String),
 }
 
-/// Settings that make sense.
+/// Validated settings.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_gate::{Config, Mode, Settings};
+///
+/// let settings = Settings::new(Config { mode: Mode::Napi, ..Config::default() })?;
+/// assert_eq!(settings.config().budget, 300);
+/// assert!(Settings::new(Config { budget: 1, ..Config::default() }).is_err());
+/// # Ok::<(), tidegate_gate::ConfigError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings(Config);
 
 impl Settings {
-    /// Checks a configuration.
+    /// Validates a configuration.
     ///
     /// # Errors
-    /// [`ConfigError`] says which setting is wrong and why.
+    /// Returns [`ConfigError`], which names the setting and the reason.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         let above_zero = [
             ("receive-quota", u64::from(config.receive_quota.packets())),
@@ -262,14 +271,14 @@ impl Settings {
             ("low-mark-percent", config.low_mark_percent, 0),
             ("cpu-share-percent", config.cpu_share_percent, 1),
         ];
-        if let Some(&(name, percent, least)) =
-            percentages.iter().find(|(_, percent, least)| !(*least..=100).contains(percent))
+        if let Some(&(name, percent, min)) =
+            percentages.iter().find(|(_, percent, min)| !(*min..=100).contains(percent))
         {
-            return Err(ConfigError::Percent { name, percent, least });
+            return Err(ConfigError::Percent { name, percent, min });
         }
         let (low, high) = (config.low_mark_percent, config.high_mark_percent);
         if low >= high {
-            return Err(ConfigError::Marks { low, high });
+            return Err(ConfigError::InvalidMarks { low, high });
         }
         let (percent, mode) = (config.cpu_share_percent, config.mode);
         if percent < 100 && mode != Mode::Polled {
@@ -282,7 +291,7 @@ impl Settings {
         Ok(Self(config))
     }
 
-    /// The settings, to read.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.0
     }
@@ -299,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_makes_sense_in_every_mode() {
+    fn default_is_valid_in_every_mode() {
         for mode in Mode::ALL {
             let config = Config { mode, ..Config::default() };
             assert_eq!(Settings::new(config.clone()).unwrap().config(), &config);
@@ -307,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_its_reason() {
+    fn rejects_invalid_settings_with_the_reason() {
         let refusals = [
             (refused(|c| c.receive_quota = Quota::Packets(0)), "receive-quota is 0"),
             (refused(|c| c.cpu_share_percent = 0), "cpu-share-percent is 0"),
@@ -330,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_what_it_writes() {
+    fn round_trips_as_toml() {
         let config = Config { transmit_quota: Quota::Unlimited, ..Config::default() };
         let text = toml::to_string(&config).unwrap();
         assert!(text.contains("transmit-quota = \"unlimited\""), "{text}");

@@ -1,150 +1,151 @@
-//! Feedback: a queue that fills stops receiving until its reader has caught up.
+//! Feedback: a queue that fills pauses receiving until its reader has caught up.
 //!
-//! Mogul and Ramakrishnan, section 6.6.1: packets that would only be dropped
-//! at a full queue are better left with the card, before any work went into
-//! them. A reader that is stuck must not block the others, so a queue whose
-//! reader takes nothing for a while loses its say. But a reader on the same
-//! processor may only seem stuck, because it never runs while receiving goes
-//! on. So it is waited for once more now and then, and has its say again when
-//! it takes something. All that are stuck are waited for at the same time, and
-//! only after receiving went on for long enough: however many there are, and
-//! however late the clock is looked at, they hold receiving no longer than one.
+//! Mogul and Ramakrishnan, section 6.6.1: a packet that would only be dropped at a full queue
+//! is better left with the device, before any work is spent on it.
+//!
+//! A stalled reader must not block other readers, so a queue whose reader takes nothing for a
+//! timeout no longer pauses receiving. On the same processor, however, a reader may only seem
+//! stalled, because it never runs while packets are received. So receiving is paused for the
+//! queue again from time to time, until its reader takes something. All stalled readers are
+//! retried at the same time, and only after receiving went on for long enough. However many
+//! readers are stalled, and however rarely the clock is read, the pause is no longer than for
+//! one reader.
 
-/// The queues whose fill level has a say are kept in a list of this size. Those
-/// that fill when the list is full drop what does not fit, as without feedback.
-const FILLING_MAX: usize = 256;
+/// Maximum number of watched queues. Queues that fill beyond it drop on overflow, as without
+/// feedback.
+const MAX_WATCHED_QUEUES: usize = 256;
 
-/// Queues that lost their say have it again, for one time-out, after so many
-/// time-outs; after twice as many each time that it was in vain, up to so many
-/// doublings.
-const LOST_TIMEOUTS: u64 = 8;
-const DOUBLINGS: u32 = 4;
+/// Number of timeouts after which receiving is paused again, for one timeout, for a stalled
+/// reader. It doubles with each failed retry, up to a maximum number of doublings.
+const RETRY_AFTER_TIMEOUTS: u64 = 8;
+const MAX_RETRY_DOUBLINGS: u32 = 4;
 
-/// A queue between the stack and an application, by a number of the caller's.
+/// Identifier of a queue between the stack and an application, chosen by the caller.
 pub type QueueId = u64;
 
-/// Which queues hold receiving back.
+/// Queues for which receiving may be paused.
 #[derive(Clone, Debug)]
 pub(crate) struct Feedback {
     high_percent: u32,
     low_percent: u32,
     timeout_ns: u64,
-    /// In the order of their numbers, so that one is found among many.
-    filling: Vec<Filling>,
-    /// Since when receiving goes on with nobody waited for; `None` while it is
-    /// held back.
-    open_since_ns: Option<u64>,
+    /// Watched queues, sorted by `queue` for binary search.
+    watched: Vec<WatchedQueue>,
+    /// Start of the time in which receiving goes on without a pause; `None` while receiving is
+    /// paused.
+    unpaused_since_ns: Option<u64>,
 }
 
-/// A queue that went over the high mark and has not yet come down to the low one.
+/// Queue that went above the high mark and has not yet come down to the low mark.
 #[derive(Clone, Debug)]
-struct Filling {
+struct WatchedQueue {
     queue: QueueId,
-    /// The fill level when it was last told.
+    /// Last reported fill level.
     packets: u32,
-    /// Since when its reader is waited for: since it was first held back for,
-    /// or since the reader last took something, or since it was given another
-    /// chance. Until then the reader may not have had the processor at all, so
-    /// nothing can be said against it.
-    waited_since_ns: Option<u64>,
-    /// How often in a row its reader was waited for again and took nothing.
-    in_vain: u32,
+    /// Start of the wait for the reader: the first pause for this queue, the reader's last read
+    /// or the last retry. `None` before the first pause, because until then the reader may not
+    /// have had CPU time.
+    waiting_since_ns: Option<u64>,
+    /// Number of consecutive retries in which the reader took nothing.
+    failed_retries: u32,
 }
 
 impl Feedback {
     pub(crate) fn new(high_percent: u32, low_percent: u32, timeout_ns: u64) -> Self {
-        Self { high_percent, low_percent, timeout_ns, filling: Vec::new(), open_since_ns: None }
+        Self { high_percent, low_percent, timeout_ns, watched: Vec::new(), unpaused_since_ns: None }
     }
 
-    /// Changes the marks; what is filling stays so by the marks of before
-    /// until its level is told again.
-    pub(crate) fn set(&mut self, high_percent: u32, low_percent: u32, timeout_ns: u64) {
+    /// Changes the marks. Watched queues stay watched by the old marks until their next report.
+    pub(crate) fn set_marks(&mut self, high_percent: u32, low_percent: u32, timeout_ns: u64) {
         (self.high_percent, self.low_percent) = (high_percent, low_percent);
         self.timeout_ns = timeout_ns;
     }
 
-    /// A queue holds `packets` of `capacity`.
+    /// Reports that a queue holds `packets` of `capacity`.
     pub(crate) fn on_level(&mut self, now_ns: u64, queue: QueueId, packets: u32, capacity: u32) {
         let percent = u64::from(packets) * 100;
-        let over = |mark: u32| percent > u64::from(mark) * u64::from(capacity);
+        let is_above = |mark: u32| percent > u64::from(mark) * u64::from(capacity);
         let reaches = |mark: u32| percent >= u64::from(mark) * u64::from(capacity);
-        let known = self.filling.binary_search_by_key(&queue, |filling| filling.queue);
-        match known {
-            Ok(index) if !over(self.low_percent) => {
-                self.filling.remove(index);
+        let position = self.watched.binary_search_by_key(&queue, |watched| watched.queue);
+        match position {
+            Ok(index) if !is_above(self.low_percent) => {
+                self.watched.remove(index);
             }
             Ok(index) => {
-                let filling = &mut self.filling[index];
-                if packets < filling.packets {
-                    filling.in_vain = 0;
+                let watched = &mut self.watched[index];
+                if packets < watched.packets {
+                    watched.failed_retries = 0;
                 }
-                if let Some(since_ns) = &mut filling.waited_since_ns
-                    && (packets < filling.packets || now_ns < *since_ns)
+                if let Some(since_ns) = &mut watched.waiting_since_ns
+                    && (packets < watched.packets || now_ns < *since_ns)
                 {
                     *since_ns = now_ns;
                 }
-                filling.packets = packets;
+                watched.packets = packets;
             }
-            Err(index) if reaches(self.high_percent) && self.filling.len() < FILLING_MAX => {
-                self.filling
-                    .insert(index, Filling { queue, packets, waited_since_ns: None, in_vain: 0 });
+            Err(index) if reaches(self.high_percent) && self.watched.len() < MAX_WATCHED_QUEUES => {
+                self.watched.insert(
+                    index,
+                    WatchedQueue { queue, packets, waiting_since_ns: None, failed_retries: 0 },
+                );
             }
             Err(_) => {}
         }
     }
 
-    /// The queue is gone.
-    pub(crate) fn forget(&mut self, queue: QueueId) {
-        self.filling.retain(|filling| filling.queue != queue);
+    /// Removes a closed queue.
+    pub(crate) fn remove(&mut self, queue: QueueId) {
+        self.watched.retain(|watched| watched.queue != queue);
     }
 
-    /// Whether this queue has a say, or had it and lost it.
+    /// True if the queue is watched, whether or not it still pauses receiving.
     pub(crate) fn watches_queue(&self, queue: QueueId) -> bool {
-        self.filling.binary_search_by_key(&queue, |filling| filling.queue).is_ok()
+        self.watched.binary_search_by_key(&queue, |watched| watched.queue).is_ok()
     }
 
-    /// Whether any queue has a say.
+    /// True if any queue is watched.
     #[inline]
-    pub(crate) fn watches(&self) -> bool {
-        !self.filling.is_empty()
+    pub(crate) fn watches_any(&self) -> bool {
+        !self.watched.is_empty()
     }
 
-    /// Until when receiving is held back, if no reader does anything; `None`
-    /// when it is not.
+    /// Time until which receiving is paused unless a reader makes progress; `None` if receiving
+    /// is not paused.
     #[inline]
-    pub(crate) fn held_until(&mut self, now_ns: u64) -> Option<u64> {
-        let again = self.waits_again(now_ns);
+    pub(crate) fn paused_until(&mut self, now_ns: u64) -> Option<u64> {
+        let retry = self.should_retry(now_ns);
         let mut until_ns = None;
-        for filling in &mut self.filling {
-            // A clock that stepped back must not hold for longer than the time-out.
-            let mut since_ns = filling.waited_since_ns.unwrap_or(now_ns).min(now_ns);
-            if again && now_ns - since_ns >= self.timeout_ns {
+        for watched in &mut self.watched {
+            // A clock that stepped back must not extend the pause beyond the timeout.
+            let mut since_ns = watched.waiting_since_ns.unwrap_or(now_ns).min(now_ns);
+            if retry && now_ns - since_ns >= self.timeout_ns {
                 since_ns = now_ns;
-                filling.in_vain += 1;
+                watched.failed_retries += 1;
             }
-            filling.waited_since_ns = Some(since_ns);
+            watched.waiting_since_ns = Some(since_ns);
             let end_ns = since_ns.saturating_add(self.timeout_ns);
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
         }
-        self.open_since_ns = match (until_ns, self.open_since_ns) {
+        self.unpaused_since_ns = match (until_ns, self.unpaused_since_ns) {
             (Some(_), _) => None,
-            // A clock that stepped back must not make it longer.
+            // A clock that stepped back must not extend this time.
             (None, since_ns) => Some(since_ns.map_or(now_ns, |since_ns| since_ns.min(now_ns))),
         };
         until_ns
     }
 
-    /// Whether all queues that lost their say have it again from now on.
-    fn waits_again(&self, now_ns: u64) -> bool {
-        let Some(open_since_ns) = self.open_since_ns else { return false };
-        let after = |since_ns: u64, timeouts: u64| {
+    /// True if receiving is to be paused again for all stalled readers.
+    fn should_retry(&self, now_ns: u64) -> bool {
+        let Some(unpaused_since_ns) = self.unpaused_since_ns else { return false };
+        let has_passed = |since_ns: u64, timeouts: u64| {
             now_ns.saturating_sub(since_ns) >= self.timeout_ns.saturating_mul(timeouts)
         };
-        let is_over = |filling: &Filling| {
-            let timeouts = 1 + (LOST_TIMEOUTS << filling.in_vain.min(DOUBLINGS));
-            filling.waited_since_ns.is_some_and(|since_ns| after(since_ns, timeouts))
+        let is_retry_due = |watched: &WatchedQueue| {
+            let timeouts =
+                1 + (RETRY_AFTER_TIMEOUTS << watched.failed_retries.min(MAX_RETRY_DOUBLINGS));
+            watched.waiting_since_ns.is_some_and(|since_ns| has_passed(since_ns, timeouts))
         };
-        after(open_since_ns, LOST_TIMEOUTS) && self.filling.iter().any(is_over)
+        has_passed(unpaused_since_ns, RETRY_AFTER_TIMEOUTS) && self.watched.iter().any(is_retry_due)
     }
 }
 
@@ -159,147 +160,151 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_at_the_high_mark_and_goes_on_at_the_low_one() {
+    fn pauses_at_the_high_mark_and_resumes_at_the_low_mark() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 23, 32);
-        assert_eq!(feedback.held_until(0), None);
+        assert_eq!(feedback.paused_until(0), None);
         feedback.on_level(0, 1, 24, 32);
-        assert_eq!(feedback.held_until(0), Some(MS));
+        assert_eq!(feedback.paused_until(0), Some(MS));
         feedback.on_level(10, 1, 9, 32);
-        assert_eq!(feedback.held_until(10), Some(MS + 10), "between the marks it goes on holding");
+        assert_eq!(
+            feedback.paused_until(10),
+            Some(MS + 10),
+            "between the marks the pause continues"
+        );
         feedback.on_level(20, 1, 8, 32);
-        assert_eq!(feedback.held_until(20), None);
+        assert_eq!(feedback.paused_until(20), None);
         feedback.on_level(30, 1, 23, 32);
-        assert_eq!(feedback.held_until(30), None, "on the way up the low mark has no say");
+        assert_eq!(feedback.paused_until(30), None, "rising levels pause only at the high mark");
     }
 
     #[test]
-    fn a_reader_that_stops_blocks_others_for_one_time_out_only() {
+    fn stalled_reader_blocks_others_for_one_timeout_only() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
-        assert_eq!(feedback.held_until(0), Some(MS));
-        assert!(feedback.held_until(MS - 1).is_some());
-        assert_eq!(feedback.held_until(MS), None);
+        assert_eq!(feedback.paused_until(0), Some(MS));
+        assert!(feedback.paused_until(MS - 1).is_some());
+        assert_eq!(feedback.paused_until(MS), None);
         feedback.on_level(2 * MS, 1, 32, 32);
-        assert_eq!(feedback.held_until(2 * MS), None, "still stuck: it has lost its say");
+        assert_eq!(feedback.paused_until(2 * MS), None, "still stalled: no further pause");
         feedback.on_level(3 * MS, 1, 30, 32);
-        assert!(feedback.held_until(3 * MS).is_some(), "it reads again");
+        assert!(feedback.paused_until(3 * MS).is_some(), "the reader reads again");
     }
 
-    /// On the same processor a reader that missed its time once would else
-    /// never run again: receiving goes on, for nothing.
+    /// On the same processor a reader that missed its chance once would otherwise never run
+    /// again, while packets are received in vain.
     #[test]
-    fn a_reader_that_seemed_stuck_is_given_another_chance() {
+    fn retries_a_reader_that_seemed_stalled() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
-        let mut held_ms = Vec::new();
+        let mut paused_ms = Vec::new();
         for ms in 0..500 {
             feedback.on_level(ms * MS, 1, 32, 32);
-            if feedback.held_until(ms * MS).is_some() {
-                held_ms.push(ms);
+            if feedback.paused_until(ms * MS).is_some() {
+                paused_ms.push(ms);
             }
         }
-        assert_eq!(held_ms, [0, 9, 26, 59, 124, 253, 382], "ever less, but not never");
-        assert!(feedback.held_until(511 * MS).is_some());
+        assert_eq!(paused_ms, [0, 9, 26, 59, 124, 253, 382], "ever more rarely, but without end");
+        assert!(feedback.paused_until(511 * MS).is_some());
         feedback.on_level(511 * MS, 1, 31, 32);
         assert!((511..515).all(|ms| {
             feedback.on_level(ms * MS, 1, 542 - ms as u32, 32);
-            feedback.held_until(ms * MS).is_some()
+            feedback.paused_until(ms * MS).is_some()
         }));
         let stuck_again = 515 * MS;
         feedback.on_level(stuck_again, 1, 32, 32);
-        let is_held = (1..12).any(|ms| feedback.held_until(stuck_again + ms * MS).is_some());
-        assert!(is_held, "who read since is waited for soon");
+        let is_paused = (1..12).any(|ms| feedback.paused_until(stuck_again + ms * MS).is_some());
+        assert!(is_paused, "a reader that read since is waited for soon");
     }
 
-    /// Each fills when something gets through, so each is stuck at another time.
+    /// Each queue fills when a packet gets through, so each reader stalls at a different time.
     #[test]
-    fn many_that_are_stuck_hold_no_longer_than_one() {
-        const STUCK: u64 = 100;
+    fn many_stalled_readers_pause_no_longer_than_one() {
+        const STALLED_READERS: u64 = 100;
         let mut feedback = feedback();
-        let (mut filled, mut quarters, mut held) = (0, 0, 0);
+        let (mut filled, mut quarters, mut paused) = (0, 0, 0);
         while quarters < 9 * 4 * 10 {
             let now_ns = (filled + quarters) * MS / 4;
             (0..filled).for_each(|queue| feedback.on_level(now_ns, queue, 32, 32));
-            let is_held = feedback.held_until(now_ns).is_some();
-            if filled < STUCK {
-                // The first hold of each is its own.
-                let now_ns = if is_held { now_ns + MS } else { now_ns };
+            let is_paused = feedback.paused_until(now_ns).is_some();
+            if filled < STALLED_READERS {
+                // The first pause for each queue is its own.
+                let now_ns = if is_paused { now_ns + MS } else { now_ns };
                 feedback.on_level(now_ns, filled, 32, 32);
                 filled += 1;
             } else {
                 quarters += 1;
-                held += u64::from(is_held);
+                paused += u64::from(is_paused);
             }
         }
-        assert!(held <= quarters / 9 + 4, "held for {held} of {quarters}");
+        assert!(paused <= quarters / 9 + 4, "paused for {paused} of {quarters}");
     }
 
-    /// A round may take longer than all the time-outs.
+    /// A round may take longer than all the timeouts.
     #[test]
-    fn there_is_receiving_between_two_looks_that_are_far_apart() {
+    fn receives_between_two_polls_that_are_far_apart() {
         let mut feedback = feedback();
-        let mut held = 0;
-        for look in 0..100 {
-            let now_ns = look * 20 * MS;
+        let mut paused = 0;
+        for poll in 0..100 {
+            let now_ns = poll * 20 * MS;
             feedback.on_level(now_ns, 1, 32, 32);
-            held += u64::from(feedback.held_until(now_ns).is_some());
+            paused += u64::from(feedback.paused_until(now_ns).is_some());
         }
-        assert!(held <= 50, "held at {held} of 100 looks");
+        assert!(paused <= 50, "paused at {paused} of 100 polls");
     }
 
-    /// Polling may go on for longer than the time-out after the mark was
-    /// passed, and a reader on the same processor cannot read meanwhile.
+    /// Polling may go on for longer than the timeout after the mark was passed, and a reader on
+    /// the same processor cannot read meanwhile.
     #[test]
-    fn the_time_out_begins_with_holding_back() {
+    fn timeout_starts_when_receiving_is_paused() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 24, 32);
         feedback.on_level(2 * MS, 1, 32, 32);
-        assert_eq!(feedback.held_until(3 * MS), Some(4 * MS));
-        assert_eq!(feedback.held_until(4 * MS), None);
+        assert_eq!(feedback.paused_until(3 * MS), Some(4 * MS));
+        assert_eq!(feedback.paused_until(4 * MS), None);
     }
 
     #[test]
-    fn a_slow_reader_holds_as_long_as_it_reads() {
+    fn slow_reader_pauses_receiving_for_as_long_as_it_reads() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
         for step in 1..=20 {
             let now_ns = step * MS / 2;
             feedback.on_level(now_ns, 1, 32 - step as u32, 32);
-            assert!(feedback.held_until(now_ns).is_some(), "step {step}");
+            assert!(feedback.paused_until(now_ns).is_some(), "step {step}");
         }
         feedback.on_level(20 * MS, 1, 8, 32);
-        assert_eq!(feedback.held_until(20 * MS), None);
+        assert_eq!(feedback.paused_until(20 * MS), None);
     }
 
     #[test]
-    fn a_reader_that_dies_is_forgotten() {
+    fn closed_queue_no_longer_pauses_receiving() {
         let mut feedback = feedback();
         feedback.on_level(0, 1, 32, 32);
         feedback.on_level(0, 2, 32, 32);
-        feedback.forget(1);
-        assert!(feedback.held_until(0).is_some());
-        feedback.forget(2);
-        assert_eq!(feedback.held_until(0), None);
+        feedback.remove(1);
+        assert!(feedback.paused_until(0).is_some());
+        feedback.remove(2);
+        assert_eq!(feedback.paused_until(0), None);
     }
 
     #[test]
-    fn a_clock_that_jumps_never_holds_for_longer_than_the_time_out() {
+    fn clock_jump_never_pauses_longer_than_the_timeout() {
         let mut feedback = feedback();
         feedback.on_level(1000 * MS, 1, 32, 32);
-        assert_eq!(feedback.held_until(0), Some(MS), "back by a second");
+        assert_eq!(feedback.paused_until(0), Some(MS), "back by a second");
         feedback.on_level(0, 1, 32, 32);
-        assert_eq!(feedback.held_until(MS), None);
+        assert_eq!(feedback.paused_until(MS), None);
         feedback.on_level(u64::MAX - 1, 1, 32, 32);
-        assert_eq!(feedback.held_until(u64::MAX), None, "forward by centuries");
+        assert_eq!(feedback.paused_until(u64::MAX), None, "forward by centuries");
     }
 
     #[test]
-    fn the_list_is_bounded() {
+    fn watched_list_is_bounded() {
         let mut feedback = feedback();
         for queue in 0..10_000 {
             feedback.on_level(0, queue, 32, 32);
         }
-        assert_eq!(feedback.filling.len(), FILLING_MAX);
+        assert_eq!(feedback.watched.len(), MAX_WATCHED_QUEUES);
     }
 }

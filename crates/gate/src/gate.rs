@@ -1,42 +1,40 @@
-//! The one policy object.
+//! The gate: receive scheduling policy of one core.
 
 use crate::config::{Mode, Settings};
+use crate::cpu_share::CpuShare;
 use crate::feedback::{Feedback, QueueId};
-use crate::moderation::Moderation;
-use crate::schedule::{Ring, Rings, Schedule, Turn};
-use crate::share::CpuShare;
+use crate::moderation::InterruptModeration;
+use crate::schedule::{Ring, RingCounts, Schedule, Turn};
 
-/// What the handler of a receive interrupt does.
+/// Action of a receive interrupt handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interrupt {
-    /// Moves at most so many packets to the input queue, at its own priority.
-    /// The interrupt stays enabled.
+pub enum InterruptAction {
+    /// Move packets to the input queue at interrupt priority; the interrupt stays enabled.
     Take {
-        /// The most packets; [`u32::MAX`] is all.
+        /// Maximum number of packets; [`u32::MAX`] is unlimited.
         limit: u32,
     },
-    /// Masks the interrupt and starts polling; [`Next::Wait`] enables it again.
+    /// Mask the interrupt and start polling. [`GateAction::Wait`] enables the interrupt again.
     StartPolling,
 }
 
-/// What to do next.
+/// Next action of the polling loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Serve this ring, then say how it went by [`Gate::on_served`].
+pub enum GateAction {
+    /// Serve this ring, then report the result by [`Gate::on_served`].
     Serve(Turn),
-    /// The round is over while work is left: go on at the priority of a
-    /// program, so that programs run too.
+    /// Yield the processor: the round is finished but work is left. Continue at the priority of
+    /// a process, so that applications run too.
     Yield,
-    /// Nothing may be done now: enable interrupts unless receiving is held
-    /// back, and wait.
+    /// Wait: nothing may be done now. Enable interrupts unless receiving is paused.
     Wait {
-        /// Ask again at this time at the latest: receiving is held back until
-        /// then. `None`: only an interrupt brings work.
-        held_until_ns: Option<u64>,
+        /// End of the pause: call [`Gate::next`] again at this time at the latest. `None`: only an
+        /// interrupt brings work.
+        paused_until_ns: Option<u64>,
     },
 }
 
-/// What the gate did since it was made.
+/// Counters of a gate since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateCounters {
     /// Interrupts handled.
@@ -45,42 +43,57 @@ pub struct GateCounters {
     pub receive_turns: u64,
     /// Rounds that ended with work left.
     pub yields: u64,
-    /// Waits because a queue was full.
-    pub held_by_feedback: u64,
-    /// Waits because the CPU share was spent.
-    pub held_by_share: u64,
-    /// Times that an idle processor lifted the share.
-    pub lifted: u64,
+    /// Times that receiving was found paused because a queue was full.
+    pub paused_by_feedback: u64,
+    /// Times that receiving was found paused because the CPU share was spent.
+    pub paused_by_share: u64,
+    /// Times that an idle processor lifted the CPU share.
+    pub share_lifted: u64,
 }
 
-/// Receive scheduling of one core: when to look, and how much to take.
+/// Receive scheduler of one core: when to poll, and how many packets to take.
 ///
-/// The caller asks [`Gate::next`], does it, and tells by [`Gate::on_served`]
-/// how much there was. Times are in nanoseconds of any clock; one that jumps
-/// costs at most a time-out or a period.
+/// The caller performs the action returned by [`Gate::next`] and reports the number of packets
+/// by [`Gate::on_served`]. Times are in nanoseconds of any clock; a clock jump costs at most
+/// a timeout or a period.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_gate::{Gate, GateAction, InterruptAction, Ring, RingCounts, Settings};
+///
+/// let rings = RingCounts { receive: 1, transmit: 1, application: 0 };
+/// let mut gate = Gate::new(Settings::default(), rings, 0);
+/// assert_eq!(gate.on_interrupt(0, 0), InterruptAction::StartPolling);
+/// let GateAction::Serve(turn) = gate.next(0) else { panic!("a receive ring is ready") };
+/// assert_eq!(turn.ring, Ring::Receive(0));
+/// // Fewer packets than the quota: the ring is empty.
+/// gate.on_served(turn, 3, 1_000);
+/// assert_eq!(gate.next(1_000), GateAction::Wait { paused_until_ns: None });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Gate {
     settings: Settings,
     schedule: Schedule,
     feedback: Feedback,
     share: CpuShare,
-    moderation: Moderation,
+    moderation: InterruptModeration,
     round: Round,
-    /// When the turn began that is being served.
-    turn_began_ns: u64,
+    /// Start time of the current turn.
+    turn_start_ns: u64,
     counters: GateCounters,
 }
 
-/// A round of mode `napi`.
+/// Round of mode `napi`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
-    began_ns: Option<u64>,
-    taken: u32,
+    start_ns: Option<u64>,
+    packets: u32,
 }
 
 impl Gate {
-    /// A gate for so many rings, at the time `now_ns`.
-    pub fn new(settings: Settings, rings: Rings, now_ns: u64) -> Self {
+    /// Creates a gate for the given rings at time `now_ns`.
+    pub fn new(settings: Settings, rings: RingCounts, now_ns: u64) -> Self {
         let config = settings.config();
         Self {
             schedule: Schedule::new(rings, config),
@@ -94,54 +107,54 @@ impl Gate {
                 config.cpu_period_us.saturating_mul(1000),
                 now_ns,
             ),
-            moderation: Moderation::new(config.interrupts_per_second),
+            moderation: InterruptModeration::new(config.interrupts_per_second),
             round: Round::default(),
-            turn_began_ns: now_ns,
+            turn_start_ns: now_ns,
             counters: GateCounters::default(),
             settings,
         }
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Changes the settings from now on.
-    pub fn set(&mut self, settings: Settings) {
+    /// Replaces the settings.
+    pub fn apply_settings(&mut self, settings: Settings) {
         let config = settings.config();
-        self.schedule.set(config);
-        self.feedback.set(
+        self.schedule.set_quotas(config);
+        self.feedback.set_marks(
             config.high_mark_percent,
             config.low_mark_percent,
             config.feedback_timeout_us.saturating_mul(1000),
         );
-        self.share.set(config.cpu_share_percent, config.cpu_period_us.saturating_mul(1000));
-        self.moderation = Moderation::new(config.interrupts_per_second);
+        self.share.set_share(config.cpu_share_percent, config.cpu_period_us.saturating_mul(1000));
+        self.moderation = InterruptModeration::new(config.interrupts_per_second);
         self.settings = settings;
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn counters(&self) -> &GateCounters {
         &self.counters
     }
 
-    /// A card raised its receive interrupt.
-    pub fn on_interrupt(&mut self, now_ns: u64, card: usize) -> Interrupt {
+    /// Handles a receive interrupt of a device.
+    pub fn on_interrupt(&mut self, now_ns: u64, device: usize) -> InterruptAction {
         self.counters.interrupts += 1;
         self.moderation.on_interrupt(now_ns);
         let config = self.settings.config();
         match config.mode {
-            Mode::Interrupt => Interrupt::Take { limit: u32::MAX },
-            Mode::Moderated => Interrupt::Take { limit: config.descriptors },
+            Mode::Interrupt => InterruptAction::Take { limit: u32::MAX },
+            Mode::Moderated => InterruptAction::Take { limit: config.descriptors },
             Mode::Napi | Mode::Polled | Mode::Dedicated => {
-                self.schedule.on_ready(Ring::Receive(card));
-                Interrupt::StartPolling
+                self.schedule.on_ready(Ring::Receive(device));
+                InterruptAction::StartPolling
             }
         }
     }
 
-    /// The earliest time at which the card may raise its next interrupt.
+    /// Earliest time at which the device may raise its next interrupt.
     pub fn next_interrupt_ns(&self, now_ns: u64) -> u64 {
         match self.settings.config().mode {
             Mode::Moderated => self.moderation.next_ns(now_ns),
@@ -149,64 +162,65 @@ impl Gate {
         }
     }
 
-    /// A ring has work, or may have some.
+    /// Marks a ring as ready: it has or may have work.
     #[inline]
     pub fn on_ready(&mut self, ring: Ring) {
         self.schedule.on_ready(ring);
     }
 
-    /// Every ring may have work.
+    /// Marks all rings as ready.
     #[inline]
     pub fn on_all_ready(&mut self) {
         self.schedule.on_all_ready();
     }
 
-    /// What to do next.
+    /// Returns the next action.
     #[inline]
-    pub fn next(&mut self, now_ns: u64) -> Next {
-        if self.round_is_over(now_ns) {
+    pub fn next(&mut self, now_ns: u64) -> GateAction {
+        if self.is_round_finished(now_ns) {
             self.round = Round::default();
             self.counters.yields += 1;
-            return Next::Yield;
+            return GateAction::Yield;
         }
-        let held_until_ns = self.held_until(now_ns);
-        if let Some(turn) = self.schedule.next(held_until_ns.is_none()) {
-            self.turn_began_ns = now_ns;
-            self.round.began_ns.get_or_insert(now_ns);
+        let paused_until_ns = self.paused_until(now_ns);
+        if let Some(turn) = self.schedule.next(paused_until_ns.is_none()) {
+            self.turn_start_ns = now_ns;
+            self.round.start_ns.get_or_insert(now_ns);
             if matches!(turn.ring, Ring::Receive(_)) {
                 self.counters.receive_turns += 1;
             }
-            return Next::Serve(turn);
+            return GateAction::Serve(turn);
         }
         self.round = Round::default();
-        // Held back counts only when there is something to hold back.
-        Next::Wait { held_until_ns: held_until_ns.filter(|_| self.schedule.receive_waits()) }
+        // A pause counts only if a receive ring is ready.
+        GateAction::Wait {
+            paused_until_ns: paused_until_ns.filter(|_| self.schedule.has_ready_receive_ring()),
+        }
     }
 
-    /// A turn is over: `taken` packets or requests were there.
+    /// Ends a turn in which `processed` packets or requests were taken.
     #[inline]
-    pub fn on_served(&mut self, turn: Turn, taken: u32, now_ns: u64) {
+    pub fn on_served(&mut self, turn: Turn, processed: u32, now_ns: u64) {
         let receives = matches!(turn.ring, Ring::Receive(_));
         let dedicated = self.settings.config().mode == Mode::Dedicated;
-        if taken < turn.quota && !(dedicated && receives) {
+        if processed < turn.quota && !(dedicated && receives) {
             self.schedule.on_empty(turn.ring);
         }
-        self.round.taken = self.round.taken.saturating_add(taken);
+        self.round.packets = self.round.packets.saturating_add(processed);
         if self.share.is_limited() {
-            self.share.charge(now_ns, now_ns.saturating_sub(self.turn_began_ns));
+            self.share.charge(now_ns, now_ns.saturating_sub(self.turn_start_ns));
         }
     }
 
-    /// Whether [`Gate::on_served`] needs the time of the end of a turn. If not,
-    /// that of its beginning does, which saves a look at the clock.
+    /// True if [`Gate::on_served`] needs the end time of a turn. Otherwise the start time
+    /// suffices, which saves reading the clock.
     #[inline]
-    pub fn measures_time(&self) -> bool {
+    pub fn needs_turn_end_time(&self) -> bool {
         self.share.is_limited() || self.settings.config().mode == Mode::Napi
     }
 
-    /// A queue between the stack and an application holds `packets` of
-    /// `capacity`. To be told when a queue goes over a mark, and when its
-    /// reader takes something.
+    /// Reports that a queue between the stack and an application holds `packets` of `capacity`.
+    /// To be called when a queue crosses a mark, and when its reader takes something.
     #[inline]
     pub fn on_queue_level(&mut self, now_ns: u64, queue: QueueId, packets: u32, capacity: u32) {
         if self.settings.config().feedback {
@@ -214,55 +228,55 @@ impl Gate {
         }
     }
 
-    /// Whether a queue went over its high mark and has not come down to the low
-    /// one: then its level is to be told whenever it changes.
+    /// True if a queue went above its high mark and has not come down to the low mark. Its level
+    /// is then to be reported on every change.
     #[inline]
     pub fn watches_queues(&self) -> bool {
-        self.feedback.watches()
+        self.feedback.watches_any()
     }
 
-    /// Whether this queue is one of those.
+    /// True if this queue is watched in that way.
     pub fn watches_queue(&self, queue: QueueId) -> bool {
         self.feedback.watches_queue(queue)
     }
 
-    /// The queue is gone.
+    /// Removes a closed queue.
     pub fn on_queue_closed(&mut self, queue: QueueId) {
-        self.feedback.forget(queue);
+        self.feedback.remove(queue);
     }
 
-    /// The processor has nothing else to do: the rest of the period is free.
+    /// Lifts the CPU share for the rest of the period, because the processor is otherwise idle.
     pub fn on_idle_processor(&mut self, now_ns: u64) {
-        if self.share.held_until(now_ns).is_some() {
-            self.counters.lifted += 1;
+        if self.share.paused_until(now_ns).is_some() {
+            self.counters.share_lifted += 1;
         }
         self.share.on_idle(now_ns);
     }
 
-    /// Until when receiving is held back at the latest; `None` when it is not.
+    /// Latest end of the pause of receiving; `None` if receiving is not paused.
     #[inline]
-    pub fn held_until(&mut self, now_ns: u64) -> Option<u64> {
-        let watched = self.settings.config().feedback && self.feedback.watches();
+    pub fn paused_until(&mut self, now_ns: u64) -> Option<u64> {
+        let watched = self.settings.config().feedback && self.feedback.watches_any();
         if !watched && !self.share.is_limited() {
             return None;
         }
-        let share = self.share.held_until(now_ns);
+        let share = self.share.paused_until(now_ns);
         let config = self.settings.config();
-        let feedback = if config.feedback { self.feedback.held_until(now_ns) } else { None };
-        self.counters.held_by_share += u64::from(share.is_some());
-        self.counters.held_by_feedback += u64::from(feedback.is_some());
+        let feedback = if config.feedback { self.feedback.paused_until(now_ns) } else { None };
+        self.counters.paused_by_share += u64::from(share.is_some());
+        self.counters.paused_by_feedback += u64::from(feedback.is_some());
         share.max(feedback)
     }
 
     #[inline]
-    fn round_is_over(&self, now_ns: u64) -> bool {
+    fn is_round_finished(&self, now_ns: u64) -> bool {
         let config = self.settings.config();
         if config.mode != Mode::Napi {
             return false;
         }
-        let Some(began_ns) = self.round.began_ns else { return false };
-        self.round.taken >= config.budget
-            || now_ns.saturating_sub(began_ns) >= config.round_us.saturating_mul(1000)
+        let Some(start_ns) = self.round.start_ns else { return false };
+        self.round.packets >= config.budget
+            || now_ns.saturating_sub(start_ns) >= config.round_us.saturating_mul(1000)
     }
 }
 

@@ -1,69 +1,69 @@
-//! Whose turn it is.
+//! Round-robin schedule of rings.
 
 use crate::config::{Config, Mode};
 
-/// A ring that the gate shares the processor out to.
+/// Ring to which the gate allots CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ring {
-    /// Packets from a card.
+    /// Received packets of a device.
     Receive(usize),
-    /// Packets to a card, and buffers that it has sent.
+    /// Packets to a device, and buffers that the device has sent.
     Transmit(usize),
     /// Requests of an application.
     Application(usize),
 }
 
-/// How many rings of each kind there are.
+/// Number of rings of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rings {
+pub struct RingCounts {
     /// Receive rings.
     pub receive: usize,
     /// Transmit rings.
     pub transmit: usize,
-    /// Rings of applications.
+    /// Application rings.
     pub application: usize,
 }
 
-/// One ring's turn.
+/// Turn of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The ring to serve.
     pub ring: Ring,
-    /// The most packets or requests to take from it.
+    /// Maximum number of packets or requests to take from the ring.
     pub quota: u32,
 }
 
-/// The rings in the order of their turns, and which of them may have work.
+/// Rings in round-robin order, each with its quota and ready flag.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    rings: Vec<Slot>,
+    rings: Vec<RingSlot>,
     next: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct RingSlot {
     ring: Ring,
     quota: u32,
-    waiting: bool,
+    ready: bool,
 }
 
 impl Schedule {
-    /// Receive and transmit rings take turns, applications come after them.
-    pub(crate) fn new(rings: Rings, config: &Config) -> Self {
-        let cards = (0..rings.receive.max(rings.transmit)).flat_map(|card| {
-            let receive = (card < rings.receive).then_some(Ring::Receive(card));
-            let transmit = (card < rings.transmit).then_some(Ring::Transmit(card));
+    /// Creates the order: receive and transmit rings alternate, application rings follow.
+    pub(crate) fn new(rings: RingCounts, config: &Config) -> Self {
+        let devices = (0..rings.receive.max(rings.transmit)).flat_map(|device| {
+            let receive = (device < rings.receive).then_some(Ring::Receive(device));
+            let transmit = (device < rings.transmit).then_some(Ring::Transmit(device));
             receive.into_iter().chain(transmit)
         });
-        let order = cards.chain((0..rings.application).map(Ring::Application));
-        let slot = |ring| Slot { ring, quota: 0, waiting: false };
+        let order = devices.chain((0..rings.application).map(Ring::Application));
+        let slot = |ring| RingSlot { ring, quota: 0, ready: false };
         let mut schedule = Self { rings: order.map(slot).collect(), next: 0 };
-        schedule.set(config);
+        schedule.set_quotas(config);
         schedule
     }
 
-    /// Changes the quotas.
-    pub(crate) fn set(&mut self, config: &Config) {
+    /// Sets the quotas from the settings.
+    pub(crate) fn set_quotas(&mut self, config: &Config) {
         for slot in &mut self.rings {
             slot.quota = match slot.ring {
                 Ring::Receive(_) if config.mode == Mode::Napi => config.weight,
@@ -74,50 +74,50 @@ impl Schedule {
         }
     }
 
-    /// A ring has work, or may have some.
+    /// Marks a ring as ready: it has or may have work.
     #[inline]
     pub(crate) fn on_ready(&mut self, ring: Ring) {
-        self.set_waiting(ring, true);
+        self.set_ready(ring, true);
     }
 
-    /// Every ring may have work.
+    /// Marks all rings as ready.
     #[inline]
     pub(crate) fn on_all_ready(&mut self) {
         for slot in &mut self.rings {
-            slot.waiting = true;
+            slot.ready = true;
         }
     }
 
-    /// A ring had less than its quota: nothing is left.
+    /// Marks a ring as empty, because it had fewer packets than its quota.
     #[inline]
     pub(crate) fn on_empty(&mut self, ring: Ring) {
-        // It is nearly always the ring that had its turn last.
+        // In most cases this is the ring of the last turn.
         let last = self.next.checked_sub(1).unwrap_or(self.rings.len().saturating_sub(1));
         match self.rings.get_mut(last) {
-            Some(slot) if slot.ring == ring => slot.waiting = false,
-            _ => self.set_waiting(ring, false),
+            Some(slot) if slot.ring == ring => slot.ready = false,
+            _ => self.set_ready(ring, false),
         }
     }
 
-    fn set_waiting(&mut self, ring: Ring, waiting: bool) {
+    fn set_ready(&mut self, ring: Ring, ready: bool) {
         if let Some(slot) = self.rings.iter_mut().find(|slot| slot.ring == ring) {
-            slot.waiting = waiting;
+            slot.ready = ready;
         }
     }
 
-    /// Whether a receive ring waits for its turn.
-    pub(crate) fn receive_waits(&self) -> bool {
-        self.rings.iter().any(|slot| slot.waiting && matches!(slot.ring, Ring::Receive(_)))
+    /// True if a receive ring is ready.
+    pub(crate) fn has_ready_receive_ring(&self) -> bool {
+        self.rings.iter().any(|slot| slot.ready && matches!(slot.ring, Ring::Receive(_)))
     }
 
-    /// The next waiting ring in the round; receive rings only if they may.
+    /// Returns the next ready ring; receive rings only if `may_receive`.
     #[inline]
     pub(crate) fn next(&mut self, may_receive: bool) -> Option<Turn> {
         let count = self.rings.len();
         for _ in 0..count {
             let slot = &self.rings[self.next];
             self.next = if self.next + 1 == count { 0 } else { self.next + 1 };
-            if slot.waiting && (may_receive || !matches!(slot.ring, Ring::Receive(_))) {
+            if slot.ready && (may_receive || !matches!(slot.ring, Ring::Receive(_))) {
                 return Some(Turn { ring: slot.ring, quota: slot.quota });
             }
         }

@@ -1,5 +1,4 @@
-//! The fuzz target of the classifier without a fuzzer: its corpus, and bytes by
-//! chance.
+//! Replay of the classifier's fuzz target without a fuzzer: its corpus and random bytes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +17,7 @@ fn corpus_of_admission_classify() {
         println!("{}", path.display());
         reached.extend(admission_classify::check(&std::fs::read(path).unwrap()));
     }
-    // The seeds reach every class, the one for the rest included.
+    // The seeds reach every class, the default class included.
     assert_eq!(reached, (0..9).collect());
 }
 

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Clients that ask one question again and again over TCP, as one program on the
- * device of their end of the wire: the frame of each answer leaves again as the next
- * question, at the cost of neither a socket nor a copy. So no question is longer than
- * its answer.
+ * Closed-loop TCP clients as one program on the clients' end of the link: the
+ * frame of each response is rewritten to the next request and sent, at the cost of
+ * neither a socket nor a copy. So no request is longer than its response.
  *
- * It opens and ends nothing, asks no first question, and sends nothing again:
- * src/load/asker.rs does, which holds the same layouts.
+ * The program neither opens nor closes connections, sends no first request, and
+ * retransmits nothing: src/load/bpf_client.rs does, which defines the same
+ * layouts.
  */
 #include "packet.h"
 
-/* The most connections, and the longest question and compared answer in bytes. */
+/* Maximum connections, and maximum bytes of a request and a compared response. */
 #define MAX_CONNECTIONS 1024
 #define MAX_BYTES 128
 #define WORDS (MAX_BYTES / 8)
-/* Latencies: so many parts of each power of two. */
+/* Latency histogram: number of buckets per power of two, as a power of two. */
 #define PARTS_BITS 5
 #define BUCKETS (64 << PARTS_BITS)
 
@@ -47,16 +47,16 @@ struct frame {
 } __attribute__((packed));
 
 struct settings {
-	/* The first port of the connections; the others follow it. */
+	/* First local port of the connections; the others follow. */
 	u32 first_port;
 	u32 connections;
 	u32 question_bytes;
 	u32 answer_bytes;
-	/* Of the question as 16-bit words of the machine, folded. */
+	/* Checksum of the request: 16-bit words in host order, folded. */
 	u32 question_sum;
-	/* Whether answers are compared. */
+	/* Compare the responses. */
 	u32 compares;
-	/* Both with zeros to the end. */
+	/* Both padded with zeros. */
 	u8 question[MAX_BYTES];
 	u64 answer[WORDS];
 };
@@ -65,11 +65,11 @@ enum { CLOSED, CONNECTING, ASKING, BROKEN };
 
 struct connection {
 	u32 state;
-	/* The number that follows what was sent. */
+	/* Sequence number after the last byte sent. */
 	u32 sent;
-	/* The number that follows what was received. */
+	/* Sequence number after the last byte received. */
 	u32 received;
-	/* Bytes of an answer that has not come whole. */
+	/* Bytes received of an incomplete response. */
 	u32 part;
 	u64 asked_ns;
 	u64 answers;
@@ -94,7 +94,7 @@ struct {
 	TYPE(value, struct connection);
 } connections SECTION(".maps");
 
-/* Answers by how long they took. */
+/* Latency histogram of the responses. */
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	NUMBER(max_entries, BUCKETS);
@@ -102,7 +102,7 @@ struct {
 	TYPE(value, u64);
 } latencies SECTION(".maps");
 
-/* The answer that is being compared. */
+/* The response that is being compared. */
 struct {
 	NUMBER(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	NUMBER(max_entries, 1);
@@ -122,7 +122,7 @@ INLINE u16 fold(u32 sum)
 	return ~sum;
 }
 
-/* The sum of the 16-bit words of the machine between two places of a frame. */
+/* Sum of the 16-bit words, in host order, between two positions of a frame. */
 #define SUM(from, to)                                                        \
 	({                                                                   \
 		const u16 *word;                                             \
@@ -139,7 +139,7 @@ INLINE void note_latency(u64 ns)
 	u64 *count;
 	int shift;
 
-	/* As floating-point numbers are written: an exponent, and the leading bits. */
+	/* As in a floating-point number: an exponent, and the leading bits. */
 #pragma unroll
 	for (shift = 32; shift > 0; shift /= 2) {
 		if (ns >> shift >= 1 << PARTS_BITS) {
@@ -153,7 +153,7 @@ INLINE void note_latency(u64 ns)
 		__sync_fetch_and_add(count, 1);
 }
 
-/* Whether an answer that came in one piece is the right one. */
+/* Compares a response that arrived in one segment. */
 INLINE int is_right(struct xdp_md *context, u32 at, const struct settings *set)
 {
 	u32 zero = 0, bytes = set->answer_bytes;
@@ -163,7 +163,7 @@ INLINE int is_right(struct xdp_md *context, u32 at, const struct settings *set)
 
 	if (!answer || bytes < 1 || bytes > MAX_BYTES)
 		return 0;
-	/* What lies behind it in the map is zero, for all are as long. */
+	/* The map's bytes after the response are zero: all responses are as long. */
 	if (bpf_xdp_load_bytes(context, at, answer, bytes))
 		return 0;
 #pragma unroll
@@ -172,7 +172,7 @@ INLINE int is_right(struct xdp_md *context, u32 at, const struct settings *set)
 	return wrong == 0;
 }
 
-/* Makes the next question of the frame that came last, and sends it. */
+/* Rewrites the last frame to the next request and sends it. */
 INLINE int ask(struct xdp_md *context, const struct settings *set, struct connection *connection)
 {
 	u32 bytes = set->question_bytes, have = context->data_end - context->data;
@@ -221,7 +221,7 @@ INLINE int ask(struct xdp_md *context, const struct settings *set, struct connec
 	return bpf_redirect(context->ingress_ifindex, 0);
 }
 
-/* What an answer is made of arrived: `bytes` at `at`. */
+/* Processes `bytes` bytes of a response, at offset `at`. */
 INLINE int answered(struct xdp_md *context, const struct settings *set,
 		    struct connection *connection, u32 at, u32 bytes)
 {
@@ -270,7 +270,7 @@ int asker(struct xdp_md *context)
 	if (frame->tcp.flags & SYN) {
 		if (connection->state != CONNECTING || be32(frame->tcp.acknowledgement) != connection->sent)
 			return XDP_DROP;
-		/* This frame has no room for the first question. */
+		/* This frame has no space for the first request. */
 		connection->received = be32(frame->tcp.sequence) + 1;
 		connection->sent += set->question_bytes;
 		connection->asked_ns = bpf_ktime_get_ns();
@@ -279,7 +279,7 @@ int asker(struct xdp_md *context)
 	}
 	at = sizeof(struct ethernet) + sizeof(struct ipv4) + (frame->tcp.offset >> 4) * 4;
 	end = sizeof(struct ethernet) + be16(frame->ip.total_length);
-	/* What is neither the answer's next bytes nor new is left to time. */
+	/* Retransmitted and out-of-order segments are ignored: time-outs recover. */
 	if (connection->state != ASKING || end <= at ||
 	    be32(frame->tcp.sequence) != connection->received)
 		return XDP_DROP;

@@ -1,60 +1,60 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A flood: the kernel runs this program over and over on frames of its own
- * (BPF_PROG_TEST_RUN with live frames), and each run sends one frame or waits.
+ * Flood generator: the kernel runs this program repeatedly on frames of its own
+ * (BPF_PROG_TEST_RUN with live frames); each run sends one frame or waits.
  *
- * The maps are filled by src/load/flood.rs, which holds the same layouts.
+ * The maps are filled by src/load/flood.rs, which defines the same layouts.
  */
 #include "kernel.h"
 
-/* The longest frame, in words of eight bytes: room for a DNS query. */
+/* Maximum frame length, in words of eight bytes: enough for a DNS query. */
 #define FRAME_WORDS 16
 #define MAX_FRAMES 16384
 /*
- * A flood that could not run for a while makes up for so many frames and
- * forgets the rest: no wire brings a burst at many times its rate.
+ * Maximum number of frames sent in a burst after a delay of the program; the rest
+ * is skipped, since no link carries a burst at many times its rate.
  */
 #define BURST 64
-/* The interval of a flood that stands still. */
+/* Interval of a stopped flood. */
 #define NEVER (~0ull)
-/* Looks at the clock before a frame is given up: some ten microseconds. */
+/* Clock reads before a run ends without a frame: some ten microseconds. */
 #define TURNS_MAX 256
-/* Looks at the clock while the peer is full, at most. */
+/* Maximum clock reads while the peer's ring is full. */
 #define FULL_TURNS_MAX 4096
 
 static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*bpf_redirect)(u32 interface, u64 flags) = (void *)23;
 
 struct settings {
-	/* The device to send through; frames arrive at its peer. */
+	/* Interface to send through; frames arrive at its peer. */
 	u32 interface;
-	/* How many frames there are to take turns with. */
+	/* Number of frames to send in rotation. */
 	u32 frames;
-	/* Counts up with every change of the schedule. */
+	/* Incremented with every change of the schedule. */
 	u64 version;
-	/* When the first frame is due, on the monotonic clock. */
+	/* Due time of the first frame, on the monotonic clock. */
 	u64 start_ns;
-	/* The time between two frames in 1/1024 ns; 0 is as fast as it goes. */
+	/* Time between two frames in 1/1024 ns; 0: as fast as possible. */
 	u64 interval;
 	/*
-	 * How long no frames are made when the peer had no room for one: those that
-	 * are due meanwhile are lost, as at a card. 0 is never.
+	 * Pause after a frame found the peer's ring full: frames that are due
+	 * meanwhile are lost, as at a NIC. 0: no pause.
 	 */
 	u64 full_ns;
-	/* The core that sends. */
+	/* Core that runs the program. */
 	u64 core;
 };
 
 struct progress {
-	/* The version that `due` belongs to. */
+	/* Version of the schedule that `due` belongs to. */
 	u64 version;
-	/* When the next frame is due, in 1/1024 ns after the start. */
+	/* Due time of the next frame, in 1/1024 ns after the start. */
 	u64 due;
-	/* Frames offered, taken by the peer or not. */
+	/* Frames offered, accepted by the peer or not. */
 	u64 sent;
-	/* The next frame. */
+	/* Index of the next frame. */
 	u64 frame;
-	/* The peer had no room for a frame, and none are made until then; or 0. */
+	/* End of the pause after the peer's ring was full, or 0. */
 	u64 full_until_ns;
 };
 
@@ -84,11 +84,11 @@ struct {
 } frames SECTION(".maps");
 
 /*
- * A card drops what its ring has no room for, and nobody pays for it. Here the
- * sender would have to free each frame under a lock that the receiver takes for
- * each of its own, and at millions a second it would pay for them. So none are
- * made for as long as the peer can do with what it has, and those that were due
- * count as offered.
+ * On ring overflow a NIC drops frames at no cost to either side. Here the sender
+ * would free each dropped frame under a lock that the receiver takes for each of
+ * its own frames, at a cost to the receiver at millions of frames a second. So no
+ * frames are generated while the peer has enough to process, and the frames due
+ * meanwhile count as offered.
  */
 INLINE void lose_what_comes_meanwhile(const struct settings *set, struct progress *at)
 {
@@ -108,9 +108,9 @@ INLINE void lose_what_comes_meanwhile(const struct settings *set, struct progres
 }
 
 /*
- * Waits until a frame is due, for a moment at most; then the schedule moves on
- * by one. A frame that is not sent goes back to the kernel's pool, whose lock
- * the receiver of earlier frames takes as well: it would pay for the waiting.
+ * Waits briefly until a frame is due, then advances the schedule by one frame. A
+ * frame that is not sent returns to the kernel's pool, whose lock the receiver of
+ * earlier frames takes as well: waiting here keeps that cost from the receiver.
  */
 INLINE int is_due(const struct settings *set, struct progress *at)
 {
@@ -170,7 +170,7 @@ int flood(struct xdp_md *context)
 	return bpf_redirect(set->interface, 0);
 }
 
-/* The arguments of the tracepoint xdp_devmap_xmit. */
+/* Arguments of the tracepoint xdp_devmap_xmit. */
 struct transmitted {
 	u64 from_device;
 	u64 to_device;
@@ -178,7 +178,7 @@ struct transmitted {
 	u64 dropped;
 };
 
-/* Sees what became of the frames, a few at a time. */
+/* Observes the fate of sent frames, a few at a time. */
 SECTION("raw_tp/xdp_devmap_xmit")
 int room(struct transmitted *frames)
 {

@@ -1,5 +1,5 @@
-//! How fast the load generator sends when nobody answers: a load must stay
-//! well under this to measure the server and not the generator.
+//! Send rate of the load generator while the receiver drops every request. A load must stay well
+//! below this rate, so that it measures the server and not the generator.
 //!
 //! `generator_limit [xdp|packet|kernel] [SECONDS]`, as root.
 
@@ -19,13 +19,13 @@ fn main() -> Result<(), LabError> {
     let config = LoadConfig {
         interface: Some(pair.a.device.clone()),
         source: (link != LinkKind::Kernel).then_some([10, 98, 0, 9].into()),
-        // Another's hardware address: the far end drops the frames early.
+        // Foreign hardware address: the far end drops the frames early.
         mac: Some("02:00:00:00:00:99".to_owned()),
         seconds,
         core: Some(0),
         ..LoadConfig::new(link, ([10, 98, 0, 2], 9).into())
     };
-    // As in the experiments: the far end is another core's work.
+    // As in the experiments: the far end does its receive work on another core.
     pair.b.set_rps(Some(1))?;
     let report = pair.a.namespace.enter(|| load_udp(&config, 64, &mut |p| eprintln!("{p}")))??;
     print!("{report}");

@@ -1,4 +1,4 @@
-//! A client that asks steadily, and remembers what became of each question.
+//! Open-loop UDP client: sends at a constant rate and records the outcome of every request.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,89 +10,89 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cpu;
-use crate::dns::sweep::median;
+use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::livelock::bench::CLIENT_ADDRESS;
+use crate::livelock::testbed::CLIENT_ADDRESS;
 use crate::load::QuerySet;
 use crate::netns::Namespace;
 
-/// Questions that are sent without a look at the answers.
-const BURST: u32 = 32;
-/// The length of a numbered datagram: with its headers and trailer, 64 bytes.
-const NUMBERED_BYTES: usize = 18;
-/// Only so many of the last questions are told apart by their 16 bits.
-const REMEMBERED: u64 = 1 << 15;
-/// How long to wait for the last answers.
-const DRAIN: Duration = Duration::from_millis(200);
+/// Requests sent before the socket is read again.
+const BURST_REQUESTS: u32 = 32;
+/// Payload of a numbered datagram in bytes: with its headers and trailer, 64 bytes.
+const NUMBERED_REQUEST_BYTES: usize = 18;
+/// Age in requests below which a 16-bit DNS id is unambiguous.
+const MAX_ID_AGE: u64 = 1 << 15;
+/// Time to wait for the last replies.
+const DRAIN_TIME: Duration = Duration::from_millis(200);
 
-/// What a client asks.
+/// Kind of request that a client sends.
 #[derive(Clone)]
-pub(crate) enum Questions {
-    /// Datagrams with a number, of a server that sends back what it gets.
+pub(crate) enum RequestKind {
+    /// Datagrams with a sequence number, for a server that echoes them.
     Numbered,
-    /// DNS queries in turn, with their numbers as ids.
+    /// DNS queries of the set in turn, with the low 16 bits of their number as id.
     Dns(QuerySet),
 }
 
-impl Questions {
-    fn write(&self, number: u64, question: &mut Vec<u8>) {
-        question.clear();
+impl RequestKind {
+    fn write(&self, number: u64, request: &mut Vec<u8>) {
+        request.clear();
         match self {
             Self::Numbered => {
-                question.resize(NUMBERED_BYTES, 0);
-                question[..8].copy_from_slice(&number.to_be_bytes());
+                request.resize(NUMBERED_REQUEST_BYTES, 0);
+                request[..8].copy_from_slice(&number.to_be_bytes());
             }
             Self::Dns(queries) => {
-                question.extend_from_slice(queries.get(number as usize % queries.len()).0);
-                question[..2].copy_from_slice(&(number as u16).to_be_bytes());
+                request.extend_from_slice(queries.get(number as usize % queries.len()).0);
+                request[..2].copy_from_slice(&(number as u16).to_be_bytes());
             }
         }
     }
 
-    /// Which question it answers, of so many that were asked.
-    fn number(&self, answer: &[u8], asked: u64) -> Option<u64> {
+    /// Returns the number of the request that the reply belongs to, out of all requests sent.
+    fn request_number(&self, reply: &[u8], sent: u64) -> Option<u64> {
         match self {
-            Self::Numbered => answer.first_chunk().copied().map(u64::from_be_bytes),
+            Self::Numbered => reply.first_chunk().copied().map(u64::from_be_bytes),
             Self::Dns(_) => {
-                let id = u16::from_be_bytes(*answer.first_chunk()?);
-                let is_answer = *answer.get(2)? & 0x80 != 0;
-                let number = number_of_id(id, asked)?;
-                is_answer.then_some(number)
+                let id = u16::from_be_bytes(*reply.first_chunk()?);
+                let is_response = *reply.get(2)? & 0x80 != 0;
+                let number = number_of_id(id, sent)?;
+                is_response.then_some(number)
             }
         }
     }
 }
 
-/// The last question with this id, of so many that were asked.
-fn number_of_id(id: u16, asked: u64) -> Option<u64> {
-    let last = asked.checked_sub(1)?;
+/// Returns the latest request with this id, out of all requests sent.
+fn number_of_id(id: u16, sent: u64) -> Option<u64> {
+    let last = sent.checked_sub(1)?;
     let age = u64::from((last as u16).wrapping_sub(id));
-    if age < REMEMBERED { last.checked_sub(age) } else { None }
+    if age < MAX_ID_AGE { last.checked_sub(age) } else { None }
 }
 
-/// One question.
+/// One request and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Asked {
-    /// When it was meant to be sent, in seconds since the client's start.
-    pub(crate) at_s: f64,
-    /// How long after that the answer came, in seconds.
-    pub(crate) answered_after_s: Option<f64>,
+pub(crate) struct RequestRecord {
+    /// Scheduled send time, in seconds since the client's start.
+    pub(crate) scheduled_s: f64,
+    /// Time from the scheduled send to the reply, in seconds; `None` without a reply.
+    pub(crate) latency_s: Option<f64>,
 }
 
-/// A client that runs.
+/// Running client thread; stopped on drop.
 pub(crate) struct Client {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Vec<Asked>, LabError>>>,
+    thread: Option<JoinHandle<Result<Vec<RequestRecord>, LabError>>>,
     began: Instant,
 }
 
 impl Client {
-    /// Begins to ask `target` from `namespace`, so many times a second, from
-    /// core `core`.
+    /// Starts sending `rate_pps` requests a second to `target`, from `namespace`, on core
+    /// `core`.
     pub(crate) fn start(
         namespace: &Namespace,
         target: SocketAddr,
-        questions: Questions,
+        requests: RequestKind,
         rate_pps: f64,
         core: usize,
     ) -> Result<Self, LabError> {
@@ -104,11 +104,11 @@ impl Client {
         })?;
         let socket = socket.map_err(LabError::io("cannot open the client's socket"))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let stop_flag = Arc::clone(&stop);
         let began = Instant::now();
         let thread = std::thread::spawn(move || {
             cpu::pin_this_thread(core)?;
-            ask(&socket, &questions, rate_pps, began, &stopped)
+            run_client(&socket, &requests, rate_pps, began, &stop_flag)
         });
         Ok(Self { stop, thread: Some(thread), began })
     }
@@ -118,8 +118,8 @@ impl Client {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Ends the client and returns every question in order.
-    pub(crate) fn stop(mut self) -> Result<Vec<Asked>, LabError> {
+    /// Stops the client and returns the records of all requests in send order.
+    pub(crate) fn stop(mut self) -> Result<Vec<RequestRecord>, LabError> {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return Ok(Vec::new()) };
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -129,118 +129,128 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Nobody wants to know any more.
+        // The result is discarded: the caller did not ask for it with `stop`.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn ask(
+fn run_client(
     socket: &UdpSocket,
-    questions: &Questions,
+    requests: &RequestKind,
     rate_pps: f64,
     began: Instant,
     stop: &AtomicBool,
-) -> Result<Vec<Asked>, LabError> {
-    let mut asked: Vec<Asked> = Vec::new();
-    let mut question = Vec::new();
-    let mut ended: Option<Instant> = None;
+) -> Result<Vec<RequestRecord>, LabError> {
+    let mut records: Vec<RequestRecord> = Vec::new();
+    let mut request = Vec::new();
+    let mut stop_time: Option<Instant> = None;
     loop {
         let now_s = began.elapsed().as_secs_f64();
-        if ended.is_none() && stop.load(Ordering::Relaxed) {
-            ended = Some(Instant::now());
+        if stop_time.is_none() && stop.load(Ordering::Relaxed) {
+            stop_time = Some(Instant::now());
         }
-        let next_s = asked.len() as f64 / rate_pps;
-        if ended.is_none() {
-            for _ in 0..BURST {
-                let at_s = asked.len() as f64 / rate_pps;
-                if at_s > now_s {
+        let next_s = records.len() as f64 / rate_pps;
+        if stop_time.is_none() {
+            for _ in 0..BURST_REQUESTS {
+                let scheduled_s = records.len() as f64 / rate_pps;
+                if scheduled_s > now_s {
                     break;
                 }
-                questions.write(asked.len() as u64, &mut question);
-                // What cannot be sent is not answered, and counts so.
-                let _ = socket.send(&question);
-                asked.push(Asked { at_s, answered_after_s: None });
+                requests.write(records.len() as u64, &mut request);
+                // A request that cannot be sent counts as unanswered.
+                let _ = socket.send(&request);
+                records.push(RequestRecord { scheduled_s, latency_s: None });
             }
         }
-        take_answers(socket, questions, began, &mut asked);
-        if ended.is_some_and(|ended| ended.elapsed() > DRAIN) {
-            return Ok(asked);
+        receive_replies(socket, requests, began, &mut records);
+        if stop_time.is_some_and(|ended| ended.elapsed() > DRAIN_TIME) {
+            return Ok(records);
         }
-        let wait = if ended.is_some() { 0.02 } else { (next_s - now_s).clamp(0.0, 0.02) };
+        let wait = if stop_time.is_some() { 0.02 } else { (next_s - now_s).clamp(0.0, 0.02) };
         let wait = Timespec { tv_sec: 0, tv_nsec: (wait * 1e9) as i64 };
-        // An interrupted wait is a short one.
+        // An interrupted poll returns early, which does no harm.
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait));
     }
 }
 
-fn take_answers(socket: &UdpSocket, questions: &Questions, began: Instant, asked: &mut [Asked]) {
-    let mut answer = [0; 2048];
-    // Errors are about one datagram, or there is nothing.
-    while let Ok(len) = socket.recv(&mut answer) {
-        let Some(number) = questions.number(&answer[..len], asked.len() as u64) else { continue };
-        let Some(one) = asked.get_mut(number as usize) else { continue };
-        if one.answered_after_s.is_none() {
-            one.answered_after_s = Some(began.elapsed().as_secs_f64() - one.at_s);
+fn receive_replies(
+    socket: &UdpSocket,
+    requests: &RequestKind,
+    began: Instant,
+    records: &mut [RequestRecord],
+) {
+    let mut reply = [0; 2048];
+    // An error concerns one datagram, or says that the socket is empty.
+    while let Ok(len) = socket.recv(&mut reply) {
+        let Some(number) = requests.request_number(&reply[..len], records.len() as u64) else {
+            continue;
+        };
+        let Some(record) = records.get_mut(number as usize) else { continue };
+        if record.latency_s.is_none() {
+            record.latency_s = Some(began.elapsed().as_secs_f64() - record.scheduled_s);
         }
     }
 }
 
-/// How many questions of an interval there were, and how many were answered.
-pub(crate) fn answered_of(asked: &[Asked], from_s: f64, to_s: f64) -> (u64, u64) {
-    let (mut all, mut answered) = (0, 0);
-    for one in asked.iter().filter(|one| (from_s..to_s).contains(&one.at_s)) {
-        all += 1;
-        answered += u64::from(one.answered_after_s.is_some());
+/// Requests scheduled in `from_s..to_s`: the number sent and the number answered.
+pub(crate) fn count_answered(records: &[RequestRecord], from_s: f64, to_s: f64) -> (u64, u64) {
+    let (mut sent, mut answered) = (0, 0);
+    for record in records.iter().filter(|one| (from_s..to_s).contains(&one.scheduled_s)) {
+        sent += 1;
+        answered += u64::from(record.latency_s.is_some());
     }
-    (all, answered)
+    (sent, answered)
 }
 
-/// The share of questions of an interval that were answered, 0 to 1.
-pub(crate) fn answered_share(asked: &[Asked], from_s: f64, to_s: f64) -> f64 {
-    let (all, answered) = answered_of(asked, from_s, to_s);
-    answered as f64 / all.max(1) as f64
+/// Share of the requests scheduled in `from_s..to_s` that were answered, 0 to 1.
+pub(crate) fn answered_share(records: &[RequestRecord], from_s: f64, to_s: f64) -> f64 {
+    let (sent, answered) = count_answered(records, from_s, to_s);
+    answered as f64 / sent.max(1) as f64
 }
 
-/// The median of how long the answers of an interval took, in seconds;
-/// infinite without any.
-pub(crate) fn median_latency_s(asked: &[Asked], from_s: f64, to_s: f64) -> f64 {
-    let of_interval = asked.iter().filter(|one| (from_s..to_s).contains(&one.at_s));
-    let latencies: Vec<f64> = of_interval.filter_map(|one| one.answered_after_s).collect();
+/// Median latency of the requests scheduled in `from_s..to_s`, in seconds; infinite
+/// without any reply.
+pub(crate) fn median_latency_s(records: &[RequestRecord], from_s: f64, to_s: f64) -> f64 {
+    let of_interval = records.iter().filter(|one| (from_s..to_s).contains(&one.scheduled_s));
+    let latencies: Vec<f64> = of_interval.filter_map(|one| one.latency_s).collect();
     if latencies.is_empty() { f64::INFINITY } else { median(&latencies) }
 }
 
-/// So many questions in a row show that a server has recovered.
-const WINDOW: usize = 100;
-/// This share of them has to be answered in time: a shared machine stalls now
-/// and then without any flood.
-const WINDOW_SHARE: f64 = 0.95;
+/// Consecutive requests that show that a server has recovered.
+const RECOVERY_WINDOW_REQUESTS: usize = 100;
+/// Share of these requests that must be answered in time. It is below 1 because a shared
+/// machine stalls now and then without any flood.
+const RECOVERY_SHARE: f64 = 0.95;
 
-/// How long after `end_s` the server was as before: from when on questions are
-/// answered within `limit_s`. `None` when that never happened.
-pub(crate) fn recovery_s(asked: &[Asked], end_s: f64, limit_s: f64) -> Option<f64> {
-    let after = &asked[asked.partition_point(|one| one.at_s < end_s)..];
-    let in_time = |one: &Asked| one.answered_after_s.is_some_and(|after_s| after_s <= limit_s);
-    let recovered = |window: &[Asked]| {
+/// Time from `end_s` until requests are again answered within `limit_s`, in seconds; `None`
+/// when that never happens.
+pub(crate) fn recovery_s(records: &[RequestRecord], end_s: f64, limit_s: f64) -> Option<f64> {
+    let after = &records[records.partition_point(|one| one.scheduled_s < end_s)..];
+    let in_time =
+        |record: &RequestRecord| record.latency_s.is_some_and(|after_s| after_s <= limit_s);
+    let recovered = |window: &[RequestRecord]| {
         let good = window.iter().filter(|one| in_time(one)).count();
-        in_time(&window[0]) && good as f64 >= WINDOW_SHARE * window.len() as f64
+        in_time(&window[0]) && good as f64 >= RECOVERY_SHARE * window.len() as f64
     };
-    let first = after.windows(WINDOW).find(|window| recovered(window))?.first()?;
-    Some((first.at_s + first.answered_after_s.unwrap_or(0.0) - end_s).max(0.0))
+    let first =
+        after.windows(RECOVERY_WINDOW_REQUESTS).find(|window| recovered(window))?.first()?;
+    Some((first.scheduled_s + first.latency_s.unwrap_or(0.0) - end_s).max(0.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A question each millisecond; `after` says how long the answer took.
-    fn asked(after: impl Fn(u32) -> Option<f64>) -> Vec<Asked> {
-        let one = |n: u32| Asked { at_s: f64::from(n) / 1e3, answered_after_s: after(n) };
-        (0..1000).map(one).collect()
+    /// One request each millisecond; `after` gives the latency of each in seconds.
+    fn records_with(after: impl Fn(u32) -> Option<f64>) -> Vec<RequestRecord> {
+        let record =
+            |n: u32| RequestRecord { scheduled_s: f64::from(n) / 1e3, latency_s: after(n) };
+        (0..1000).map(record).collect()
     }
 
     #[test]
-    fn recovery_is_when_answers_are_in_time_again() {
-        let slow = asked(|n| match n {
+    fn recovery_ends_when_replies_are_in_time_again() {
+        let slow = records_with(|n| match n {
             0..300 => Some(0.0001),
             300..640 => None,
             640..660 => Some(0.5),
@@ -249,25 +259,25 @@ mod tests {
         });
         let recovery = recovery_s(&slow, 0.6, 0.001).unwrap();
         assert!((recovery - 0.0601).abs() < 1e-9, "{recovery}");
-        assert_eq!(recovery_s(&asked(|n| (n < 600).then_some(0.0)), 0.6, 0.001), None);
-        let at_once = recovery_s(&asked(|_| Some(0.0)), 0.6, 0.001).unwrap();
+        assert_eq!(recovery_s(&records_with(|n| (n < 600).then_some(0.0)), 0.6, 0.001), None);
+        let at_once = recovery_s(&records_with(|_| Some(0.0)), 0.6, 0.001).unwrap();
         assert!(at_once < 1e-9, "{at_once}");
         assert_eq!(recovery_s(&[], 0.0, 1.0), None);
     }
 
     #[test]
-    fn an_id_is_that_of_the_last_question_that_had_it() {
+    fn id_belongs_to_the_latest_request_with_it() {
         assert_eq!(number_of_id(9, 10), Some(9));
-        assert_eq!(number_of_id(10, 10), None, "not asked yet");
+        assert_eq!(number_of_id(10, 10), None, "not sent yet");
         assert_eq!(number_of_id(0, 0), None);
-        assert_eq!(number_of_id(0xffff, 0x1_0001), Some(0xffff), "ids begin anew");
+        assert_eq!(number_of_id(0xffff, 0x1_0001), Some(0xffff), "ids wrap around");
         assert_eq!(number_of_id(0, 0x1_0001), Some(0x1_0000));
         assert_eq!(number_of_id(1, 0x1_0001), None, "too long ago");
     }
 
     #[test]
-    fn shares_and_medians_are_of_the_interval() {
-        let half = asked(|n| (n >= 500).then_some(f64::from(n % 3)));
+    fn shares_and_medians_cover_only_the_interval() {
+        let half = records_with(|n| (n >= 500).then_some(f64::from(n % 3)));
         assert_eq!(answered_share(&half, 0.0, 0.5), 0.0);
         assert_eq!(answered_share(&half, 0.25, 0.75), 0.5);
         assert_eq!(median_latency_s(&half, 0.5, 1.0), 1.0);

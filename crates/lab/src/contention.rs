@@ -1,24 +1,25 @@
-//! The locks of a kernel UDP socket that several threads read: who waits for
-//! which lock, how often and how long, by the kernel's own trace events
+//! The experiment `lock-contention`: waits for the locks of a kernel UDP socket that several
+//! threads read.
+//!
+//! For each lock it counts the waits and adds up their time, from the kernel's trace events
 //! `lock:contention_begin` and `contention_end`.
 //!
-//! Rivera (2013), Tables 3.1 to 3.10, has the same for Linux 3.5 from lockdep,
-//! with the times for which locks were held. A kernel without lock statistics
-//! tells only of waiting.
+//! Rivera (2013), Tables 3.1 to 3.10, has the same for Linux 3.5 from lockdep, and also the
+//! times for which locks were held. A kernel without lock statistics reports waits only.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::json;
 
-use crate::btf::{self, Fields};
+use crate::btf::{self, StructFields};
+use crate::concurrent_reads::{open_loopback_socket, time_prepared_threads};
 use crate::netns::Namespace;
 use crate::plot::{Axis, Panel, Picture, Series};
-use crate::reads::{open_socket, time_from};
-use crate::sweep::hundredths;
-use crate::tracefs::{Cycles, Event, Instance};
+use crate::sweep::round_to_hundredths;
+use crate::tracefs::{TraceEvent, TraceInstance, TscRate};
 use crate::{Experiment, LabError};
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug)]
 pub struct ContentionConfig {
     /// Datagrams that each thread reads.
@@ -33,15 +34,15 @@ impl Default for ContentionConfig {
     }
 }
 
-/// Room for events on each core.
-const ROOM_KB: u32 = 32 * 1024;
-const READERS_MAX: usize = 1024;
-/// Datagrams that each thread reads to see who takes which lock.
-const NAMING_PACKETS: u64 = 2_000;
+/// Trace buffer of each core, in KiB.
+const TRACE_BUFFER_KB: u32 = 32 * 1024;
+const MAX_READERS: usize = 1024;
+/// Datagrams that each thread reads in the run that relates locks to functions.
+const LOCK_NAMING_PACKETS: u64 = 2_000;
 
-/// Locks by the innermost of these functions, given by a part of its name, that
-/// takes them.
-const TAKERS: [(&str, &str); 8] = [
+/// Names of locks by the function that takes them: part of the function's name, name of the
+/// lock. The innermost matching function counts.
+const LOCK_FUNCTIONS: [(&str, &str); 8] = [
     ("prepare_to_wait", WAIT_QUEUE),
     ("finish_wait", WAIT_QUEUE),
     ("__wake_up", WAIT_QUEUE),
@@ -51,60 +52,60 @@ const TAKERS: [(&str, &str); 8] = [
     ("slab", MEMORY),
     ("rmqueue", MEMORY),
 ];
-/// Where readers of an empty socket sleep.
+/// Lock of the queue in which readers of an empty socket sleep.
 const WAIT_QUEUE: &str = "wait queue";
 const SCHEDULER: &str = "scheduler";
 const MEMORY: &str = "memory";
 
-/// What is known of a lock.
+/// Waits for one lock: their number, and their total and longest time in TSC cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Waits {
+struct LockWaits {
     contentions: u64,
     total_cycles: u64,
-    longest_cycles: u64,
+    max_cycles: u64,
 }
 
-/// Runs the experiment. It needs root, for a network namespace and for tracing.
+/// Runs the experiment. Needs root, for a network namespace and for tracing.
 ///
 /// # Errors
-/// When the configuration makes no sense, or tracing or the socket fails.
+/// When the configuration is invalid, or tracing or the socket fails.
 pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     if config.packets_per_reader == 0 || config.readers.is_empty() {
-        let problem = "the kernel's locks need a number of readers and a packet for each";
+        let problem = "the lock measurement needs a number of readers and a packet for each";
         return Err(LabError::Config(problem.to_owned()));
     }
-    if let Some(wrong) = config.readers.iter().find(|n| !(1..=READERS_MAX).contains(*n)) {
-        return Err(LabError::Config(format!("{wrong} readers: give 1 to {READERS_MAX}")));
+    if let Some(wrong) = config.readers.iter().find(|n| !(1..=MAX_READERS).contains(*n)) {
+        return Err(LabError::Config(format!("{wrong} readers: give 1 to {MAX_READERS}")));
     }
-    let fields = btf::fields_of(&["sock", "udp_sock", "sk_buff_head"])?;
-    let cycles = Cycles::measure();
-    let mut result = Experiment::new("locks");
+    let fields = btf::read_struct_fields(&["sock", "udp_sock", "sk_buff_head"])?;
+    let cycles = TscRate::measure();
+    let mut result = Experiment::new("lock-contention");
     let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     let mut lost_events = 0;
     for &readers in &config.readers {
         let recorded = record(readers, config.packets_per_reader)?;
-        lost_events += recorded.lost;
-        let names = Names::new(&recorded.naming, &fields);
+        lost_events += recorded.lost_events;
+        let lock_names = LockNames::new(&recorded.naming_events, &fields);
         let packets = readers as u64 * config.packets_per_reader;
-        let mut sums: BTreeMap<String, Waits> = BTreeMap::new();
-        for (lock, waits) in waits(&recorded.events) {
-            let sum = sums.entry(names.of(lock)).or_default();
+        let mut sums: BTreeMap<String, LockWaits> = BTreeMap::new();
+        for (lock, waits) in waits_by_lock(&recorded.events) {
+            let sum = sums.entry(lock_names.name(lock)).or_default();
             sum.contentions += waits.contentions;
             sum.total_cycles += waits.total_cycles;
-            sum.longest_cycles = sum.longest_cycles.max(waits.longest_cycles);
+            sum.max_cycles = sum.max_cycles.max(waits.max_cycles);
         }
         for (lock, waits) in &sums {
-            let us = |cycles_spent: u64| cycles.ns(cycles_spent) / 1000.0;
+            let us = |cycles_spent: u64| cycles.to_ns(cycles_spent) / 1000.0;
             let total_us = us(waits.total_cycles);
             result.rows.push(json!({
                 "readers": readers,
                 "lock": lock,
                 "contentions": waits.contentions,
                 "contentions_per_1000_packets":
-                    hundredths(waits.contentions as f64 * 1000.0 / packets as f64),
-                "waited_total_us": hundredths(total_us),
-                "waited_mean_us": hundredths(total_us / waits.contentions.max(1) as f64),
-                "waited_longest_us": hundredths(us(waits.longest_cycles)),
+                    round_to_hundredths(waits.contentions as f64 * 1000.0 / packets as f64),
+                "waited_total_us": round_to_hundredths(total_us),
+                "waited_mean_us": round_to_hundredths(total_us / waits.contentions.max(1) as f64),
+                "waited_longest_us": round_to_hundredths(us(waits.max_cycles)),
             }));
             let per_1000 = waits.contentions as f64 * 1000.0 / packets as f64;
             series.entry(lock.clone()).or_default().push((readers as f64, per_1000));
@@ -127,17 +128,17 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     ];
     result.figure("kernel_events_lost", lost_events as f64);
     result.note(format!(
-        "one UDP socket on the loopback, a process that sends without end, {} datagrams of 10 \
-         bytes for each reader; the readers' waits, not the sender's; read while traced",
+        "one UDP socket on the loopback, a process that sends continuously, {} datagrams of 10 \
+         bytes for each reader; waits of the readers, not of the sender; rates are while traced",
         config.packets_per_reader
     ));
     result.note(
-        "a wait is from lock:contention_begin to contention_end, so a lock that is got at once \
-         does not show. The socket's own locks are named by the kernel's type information, others \
-         by the functions that take them, seen in a short run before on the same socket; \
-         elsewhere is what that run did not see, as the locks of the threads themselves",
+        "a wait is from lock:contention_begin to contention_end, so a lock acquired at once \
+         is not shown. The socket's own locks are named by the kernel's type information, others \
+         by the functions that take them, recorded in a short run before on the same socket; \
+         `elsewhere` sums the locks that this run did not record, such as those of the threads",
     );
-    result.picture = Some(Picture::of(Panel {
+    result.picture = Some(Picture::from_panel(Panel {
         title: "Waits for locks, readers of one kernel UDP socket".to_owned(),
         x: Axis::new("readers", ""),
         y: Axis::new("waits per 1000 packets", ""),
@@ -147,65 +148,70 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     Ok(result)
 }
 
-/// What happened while so many readers each read so many packets.
-struct Recorded {
-    events: Vec<Event>,
-    /// The socket's address, and of a short run before, with stacks: who takes
-    /// which lock.
-    naming: Vec<Event>,
-    /// Events for which there was no room.
-    lost: u64,
+/// Trace of one run with a given number of readers.
+struct LockTrace {
+    events: Vec<TraceEvent>,
+    /// The event with the socket's address, and the events of a short run before, with stacks.
+    /// They relate locks to functions.
+    naming_events: Vec<TraceEvent>,
+    /// Events dropped because the trace buffer was full.
+    lost_events: u64,
     seconds: f64,
 }
 
-fn record(readers: usize, packets: u64) -> Result<Recorded, LabError> {
-    let instance = Instance::new(ROOM_KB)?;
+fn record(readers: usize, packets: u64) -> Result<LockTrace, LabError> {
+    let instance = TraceInstance::new(TRACE_BUFFER_KB)?;
     instance.enable("lock/contention_begin")?;
     instance.enable("lock/contention_end")?;
-    let switch = instance.switch()?;
-    // One packet with the event that tells the socket's address.
-    let address = Instance::new(1024)?;
-    address.enable("sock/sock_recv_length")?;
-    let teller = address.switch()?;
-    // Stacks of nothing else: readers that are slowed down never wait.
-    let takers = Instance::new(ROOM_KB)?;
-    takers.record_stacks()?;
-    takers.enable("lock/contention_begin")?;
-    let namer = takers.switch()?;
+    let switch = instance.recording_switch()?;
+    // The event with the socket's address is traced for one packet only.
+    let address_trace = TraceInstance::new(1024)?;
+    address_trace.enable("sock/sock_recv_length")?;
+    let address_switch = address_trace.recording_switch()?;
+    // Stacks are recorded for this event only: readers that are slowed down never wait.
+    let stack_trace = TraceInstance::new(TRACE_BUFFER_KB)?;
+    stack_trace.record_stacks()?;
+    stack_trace.enable("lock/contention_begin")?;
+    let stack_switch = stack_trace.recording_switch()?;
     let namespace = Namespace::new("locks")?;
     let seconds = namespace.enter(|| -> Result<f64, LabError> {
-        let (socket, _writer) = open_socket()?;
+        let (socket, _writer) = open_loopback_socket()?;
         let read = || {
             let mut unit = [0; 16];
             rustix::io::read(&socket, &mut unit).map(drop).map_err(LabError::io("cannot read"))
         };
-        teller.add_this_thread()?;
-        teller.on()?;
+        address_switch.add_this_thread()?;
+        address_switch.start()?;
         read()?;
-        teller.off()?;
-        namer.on()?;
-        time_from(|| namer.add_this_thread(), readers, packets.min(NAMING_PACKETS), read)?;
-        namer.off()?;
-        switch.on()?;
-        let seconds = time_from(|| switch.add_this_thread(), readers, packets, read);
-        switch.off()?;
+        address_switch.stop()?;
+        stack_switch.start()?;
+        time_prepared_threads(
+            || stack_switch.add_this_thread(),
+            readers,
+            packets.min(LOCK_NAMING_PACKETS),
+            read,
+        )?;
+        stack_switch.stop()?;
+        switch.start()?;
+        let seconds = time_prepared_threads(|| switch.add_this_thread(), readers, packets, read);
+        switch.stop()?;
         seconds
     })??;
     let (events, lost) = instance.take()?;
-    let (mut naming, _) = address.take()?;
-    naming.extend(takers.take()?.0);
-    Ok(Recorded { events, naming, lost, seconds })
+    let (mut naming, _) = address_trace.take()?;
+    naming.extend(stack_trace.take()?.0);
+    Ok(LockTrace { events, naming_events: naming, lost_events: lost, seconds })
 }
 
-/// The address of the socket, if the event tells it.
-fn socket_of(event: &Event) -> Option<u64> {
+/// Address of the socket, if the event carries it.
+fn socket_address(event: &TraceEvent) -> Option<u64> {
     if event.name == "sock_recv_length" { event.address("sk address") } else { None }
 }
 
-/// The waits for each lock.
-fn waits(events: &[Event]) -> HashMap<u64, Waits> {
+/// Sums the waits for each lock, by address.
+fn waits_by_lock(events: &[TraceEvent]) -> HashMap<u64, LockWaits> {
     let mut began: HashMap<(u32, u64), u64> = HashMap::new();
-    let mut waits: HashMap<u64, Waits> = HashMap::new();
+    let mut waits: HashMap<u64, LockWaits> = HashMap::new();
     for event in events {
         let Some(lock) = event.address("") else { continue };
         match event.name.as_str() {
@@ -218,7 +224,7 @@ fn waits(events: &[Event]) -> HashMap<u64, Waits> {
                 let waits = waits.entry(lock).or_default();
                 waits.contentions += 1;
                 waits.total_cycles += took;
-                waits.longest_cycles = waits.longest_cycles.max(took);
+                waits.max_cycles = waits.max_cycles.max(took);
             }
             _ => {}
         }
@@ -226,42 +232,44 @@ fn waits(events: &[Event]) -> HashMap<u64, Waits> {
     waits
 }
 
-/// What locks are called.
-struct Names<'a> {
+/// Names of locks.
+struct LockNames<'a> {
     socket: Option<u64>,
-    fields: &'a Fields,
-    by_taker: HashMap<u64, String>,
+    fields: &'a StructFields,
+    by_function: HashMap<u64, String>,
 }
 
-impl<'a> Names<'a> {
-    /// From events with stacks.
-    fn new(events: &[Event], fields: &'a Fields) -> Self {
-        let socket = events.iter().rev().find_map(socket_of);
+impl<'a> LockNames<'a> {
+    /// Collects names from events with stacks.
+    fn new(events: &[TraceEvent], fields: &'a StructFields) -> Self {
+        let socket = events.iter().rev().find_map(socket_address);
         let begins = events.iter().filter(|event| event.name == "contention_begin");
-        let by_taker = begins.filter_map(|event| Some((event.address("")?, taker(&event.stack)?)));
-        Self { socket, fields, by_taker: by_taker.collect() }
+        let by_taker =
+            begins.filter_map(|event| Some((event.address("")?, name_by_stack(&event.stack)?)));
+        Self { socket, fields, by_function: by_taker.collect() }
     }
 
-    fn of(&self, lock: u64) -> String {
+    fn name(&self, lock: u64) -> String {
         let of_socket = name_in_socket(lock, self.socket, self.fields);
-        let name = of_socket.or_else(|| self.by_taker.get(&lock).cloned());
+        let name = of_socket.or_else(|| self.by_function.get(&lock).cloned());
         name.unwrap_or_else(|| "elsewhere".to_owned())
     }
 }
 
-/// What a lock is called that was taken in these functions.
-fn taker(stack: &[String]) -> Option<String> {
+/// Name of the lock that was taken with this call stack.
+fn name_by_stack(stack: &[String]) -> Option<String> {
     let is_lock = |function: &&String| {
         ["trace", "spin_lock", "mutex_lock"].iter().any(|part| function.contains(part))
     };
-    let known = |function: &String| TAKERS.iter().find(|taker| function.contains(taker.0));
+    let known_function =
+        |function: &String| LOCK_FUNCTIONS.iter().find(|taker| function.contains(taker.0));
     let first = stack.iter().find(|function| !is_lock(function))?;
-    let name = stack.iter().filter(|function| !is_lock(function)).find_map(known);
+    let name = stack.iter().filter(|function| !is_lock(function)).find_map(known_function);
     Some(name.map_or_else(|| format!("in {first}"), |taker| taker.1.to_owned()))
 }
 
-/// What a lock of the socket is called; `None` if it is none.
-fn name_in_socket(lock: u64, socket: Option<u64>, fields: &Fields) -> Option<String> {
+/// Name of a lock inside the socket; `None` for any other lock.
+fn name_in_socket(lock: u64, socket: Option<u64>, fields: &StructFields) -> Option<String> {
     let in_head = fields.iter().find(|f| f.0 == "sk_buff_head" && f.1 == "lock").map_or(0, |f| f.2);
     let end = fields.iter().map(|field| field.2).max().unwrap_or(0) + 256;
     let offset = lock.checked_sub(socket?).filter(|at| *at < end)?;
@@ -277,12 +285,18 @@ fn name_in_socket(lock: u64, socket: Option<u64>, fields: &Fields) -> Option<Str
 mod tests {
     use super::*;
 
-    fn event(thread: u32, cycles: u64, name: &str, arguments: &str) -> Event {
-        Event { thread, cycles, name: name.into(), arguments: arguments.into(), ..Event::default() }
+    fn event(thread: u32, cycles: u64, name: &str, arguments: &str) -> TraceEvent {
+        TraceEvent {
+            thread,
+            cycles,
+            name: name.into(),
+            arguments: arguments.into(),
+            ..TraceEvent::default()
+        }
     }
 
     #[test]
-    fn waits_are_from_begin_to_end_of_one_thread() {
+    fn wait_is_from_begin_to_end_on_one_thread() {
         let events = [
             event(1, 10, "contention_begin", "0xff01 (flags=SPIN)"),
             event(2, 12, "contention_begin", "0xff01 (flags=SPIN)"),
@@ -291,13 +305,13 @@ mod tests {
             event(3, 50, "contention_end", "0xff01 (ret=0)"),
             event(3, 60, "contention_begin", "0xff02 (flags=SPIN)"),
         ];
-        let waits = waits(&events);
-        let expected = Waits { contentions: 2, total_cycles: 40, longest_cycles: 30 };
+        let waits = waits_by_lock(&events);
+        let expected = LockWaits { contentions: 2, total_cycles: 40, max_cycles: 30 };
         assert_eq!(waits.into_iter().collect::<Vec<_>>(), [(0xff01, expected)]);
     }
 
     #[test]
-    fn locks_of_the_socket_have_names() {
+    fn names_locks_of_the_socket() {
         let field = |of: &str, name: &str, at| (of.to_owned(), name.to_owned(), at);
         let fields = vec![
             field("sk_buff_head", "lock", 20),
@@ -305,7 +319,7 @@ mod tests {
             field("sock", "sk_lock", 320),
             field("udp_sock", "reader_queue", 1152),
         ];
-        let by_function = |lock: u64, functions: &[&str]| Event {
+        let by_function = |lock: u64, functions: &[&str]| TraceEvent {
             stack: functions.iter().map(|&function| function.to_owned()).collect(),
             ..event(1, 5, "contention_begin", &format!("{lock:#x} (flags=SPIN)"))
         };
@@ -319,22 +333,22 @@ mod tests {
             by_function(0xb0_0000, &["_raw_spin_lock", "something_else", "udp_recvmsg"]),
             by_function(0xc0_0000, &["_raw_spin_lock", "a_probe", "__schedule"]),
         ];
-        let names = Names::new(&events, &fields);
-        let name = |at: u64| names.of(0x1000 + at);
+        let lock_names = LockNames::new(&events, &fields);
+        let name = |at: u64| lock_names.name(0x1000 + at);
         assert_eq!(name(188), "sk_receive_queue");
         assert_eq!(name(320), "sk_lock");
         assert_eq!(name(1172), "reader_queue");
         assert_eq!(name(400), "socket + 400");
         assert_eq!(name(1 << 20), "elsewhere");
-        assert_eq!(names.of(0x90_0000), "wait queue");
-        assert_eq!(names.of(0xa0_0000), "scheduler");
-        assert_eq!(names.of(0xb0_0000), "in something_else");
-        assert_eq!(names.of(0xc0_0000), "scheduler");
-        assert_eq!(Names::new(&[], &fields).of(0x1000), "elsewhere");
+        assert_eq!(lock_names.name(0x90_0000), "wait queue");
+        assert_eq!(lock_names.name(0xa0_0000), "scheduler");
+        assert_eq!(lock_names.name(0xb0_0000), "in something_else");
+        assert_eq!(lock_names.name(0xc0_0000), "scheduler");
+        assert_eq!(LockNames::new(&[], &fields).name(0x1000), "elsewhere");
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn rejects_invalid_configuration() {
         for (packets_per_reader, readers) in [(0, vec![1]), (1, vec![]), (1, vec![0])] {
             assert!(run(&ContentionConfig { packets_per_reader, readers }).is_err());
         }

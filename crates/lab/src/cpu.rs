@@ -1,4 +1,4 @@
-//! Which core does what, and how busy it is.
+//! Placement of threads on cores, their priority, and the CPU time of cores and processes.
 
 use std::fs;
 use std::path::Path;
@@ -12,31 +12,30 @@ use crate::error::LabError;
 /// Pins the calling thread to one core.
 ///
 /// # Errors
-/// When there is no such core, or it is not ours to use.
+/// When there is no such core, or this process may not use it.
 pub fn pin_this_thread(core: usize) -> Result<(), LabError> {
     pin(None, core)
 }
 
-/// The calling thread stays on one core as long as this lives, and may run
-/// where it could before afterwards.
+/// Keeps the calling thread on one core; restores the thread's former affinity on drop.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinGuard {
     before: CpuSet,
 }
 
-impl Pinned {
+impl PinGuard {
     /// Pins the calling thread.
     pub(crate) fn to(core: usize) -> Result<Self, LabError> {
         let before = rustix::thread::sched_getaffinity(None)
-            .map_err(LabError::io("cannot tell which cores there are"))?;
+            .map_err(LabError::io("cannot read the thread's CPU affinity"))?;
         pin_this_thread(core)?;
         Ok(Self { before })
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinGuard {
     fn drop(&mut self) {
-        // It could run there before.
+        // The thread was allowed on these cores before.
         let _ = rustix::thread::sched_setaffinity(None, &self.before);
     }
 }
@@ -44,17 +43,17 @@ impl Drop for Pinned {
 /// Pins the thread or process `pid` to one core.
 ///
 /// # Errors
-/// When there is no such core or process, or it belongs to somebody else.
+/// When there is no such core or process, or the process belongs to another user.
 pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
-    let pid = Pid::from_raw(pid).ok_or_else(|| LabError::Config("process 0".into()))?;
+    let pid = Pid::from_raw(pid).ok_or_else(|| LabError::Config("process id 0".into()))?;
     pin(Some(pid), core)
 }
 
-/// Pins every thread that the process `pid` has now to one core, whatever it
-/// chose itself.
+/// Pins every present thread of the process `pid` to one core, overriding affinities that
+/// the process set itself.
 ///
 /// # Errors
-/// When there is no such core or process, or it belongs to somebody else.
+/// When there is no such core or process, or the process belongs to another user.
 pub fn pin_threads(pid: u32, core: usize) -> Result<(), LabError> {
     let folder = format!("/proc/{pid}/task");
     let threads = fs::read_dir(&folder).map_err(LabError::file(&folder))?;
@@ -62,26 +61,26 @@ pub fn pin_threads(pid: u32, core: usize) -> Result<(), LabError> {
     ids.try_for_each(|thread| pin_process(thread, core))
 }
 
-/// Lets the thread `pid` run before every ordinary thread of its core.
+/// Gives the thread `pid` real-time priority 1: it runs before every normal thread of its core.
 ///
 /// # Errors
 /// Without root, or when there is no such thread.
-pub fn run_first(pid: i32) -> Result<(), LabError> {
+pub fn raise_above_normal_threads(pid: i32) -> Result<(), LabError> {
     run_at_real_time_priority(pid, 1)
 }
 
-/// Lets every other thread of its core run before the calling one.
+/// Lowers the calling thread to nice 19: other threads of its core run before it.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn run_last() -> Result<(), LabError> {
+pub fn lower_to_last_priority() -> Result<(), LabError> {
     rustix::process::nice(19).map(drop).map_err(LabError::io("cannot lower a thread's priority"))
 }
 
-/// Above every thread of the engine: see `tidegate_engine::priority`.
+/// Real-time priority above every thread of the engine: see `tidegate_engine::priority`.
 const INTERRUPT_PRIORITY: i32 = 70;
 
-/// Lets the thread `pid` run as an interrupt does: before every ordinary thread
+/// Gives the thread `pid` the precedence of an interrupt: it runs before every normal thread
 /// of its core, and before protocol work.
 ///
 /// # Errors
@@ -98,7 +97,7 @@ fn run_at_real_time_priority(pid: i32, priority: i32) -> Result<(), LabError> {
 fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
     if core >= CpuSet::MAX_CPU {
         return Err(LabError::Config(format!(
-            "core {core}: there are at most {}",
+            "core {core} does not exist: cores are numbered below {}",
             CpuSet::MAX_CPU
         )));
     }
@@ -108,8 +107,8 @@ fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
         .map_err(LabError::io(format!("cannot run on core {core} (cores count from 0)")))
 }
 
-/// How many cores this process may use.
-pub fn cores() -> usize {
+/// Number of cores that this process may use; 1 if the system cannot say.
+pub fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
@@ -118,7 +117,7 @@ pub fn cores() -> usize {
 /// They exist while the device is in threaded mode and has a NAPI context; on
 /// veth that is while an XDP program is attached or GRO is on.
 pub fn napi_threads(device: &str) -> Vec<i32> {
-    // The kernel cuts a thread's name at 15 bytes.
+    // The kernel truncates a thread's name to 15 bytes.
     let mut prefix = format!("napi/{device}-");
     prefix.truncate(15);
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
@@ -131,18 +130,18 @@ pub fn napi_threads(device: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Time that a core has spent, in ticks since boot.
+/// CPU time of a core since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreTicks {
     user: u64,
     system: u64,
     softirq: u64,
     idle: u64,
-    stolen: u64,
+    steal: u64,
 }
 
 impl CoreTicks {
-    /// Reads the ticks of core `core` now.
+    /// Reads the present ticks of core `core`.
     ///
     /// # Errors
     /// When `/proc/stat` cannot be read or has no such core.
@@ -162,45 +161,45 @@ impl CoreTicks {
             system: at(2) + at(5),
             softirq: at(6),
             idle: at(3) + at(4),
-            stolen: at(7),
+            steal: at(7),
         })
     }
 
-    /// How the core was used between `earlier` and now.
-    pub fn since(self, earlier: Self) -> CoreUse {
+    /// Usage of the core between `earlier` and this reading.
+    pub fn since(self, earlier: Self) -> CoreUsage {
         let total = self.total().saturating_sub(earlier.total()).max(1) as f64;
-        let part = |now: u64, then: u64| 100.0 * now.saturating_sub(then) as f64 / total;
-        CoreUse {
-            busy_percent: 100.0 - part(self.idle, earlier.idle),
-            user_percent: part(self.user, earlier.user),
-            system_percent: part(self.system, earlier.system),
-            softirq_percent: part(self.softirq, earlier.softirq),
-            stolen_percent: part(self.stolen, earlier.stolen),
+        let percent = |now: u64, then: u64| 100.0 * now.saturating_sub(then) as f64 / total;
+        CoreUsage {
+            busy_percent: 100.0 - percent(self.idle, earlier.idle),
+            user_percent: percent(self.user, earlier.user),
+            system_percent: percent(self.system, earlier.system),
+            softirq_percent: percent(self.softirq, earlier.softirq),
+            stolen_percent: percent(self.steal, earlier.steal),
         }
     }
 
     fn total(self) -> u64 {
-        self.user + self.system + self.softirq + self.idle + self.stolen
+        self.user + self.system + self.softirq + self.idle + self.steal
     }
 }
 
-/// How a core was used during an interval, in percent of the interval.
+/// Usage of a core during an interval, in percent of the interval.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct CoreUse {
-    /// Everything but idle.
+pub struct CoreUsage {
+    /// All time except idle time.
     pub busy_percent: f64,
-    /// Programs.
+    /// Applications in user mode.
     pub user_percent: f64,
-    /// The kernel on behalf of programs, kernel threads, and hard interrupts.
+    /// Kernel mode: system calls, kernel threads, and hard interrupts.
     pub system_percent: f64,
-    /// Softirqs: receive processing that no thread was charged for.
+    /// Softirqs: receive processing that is charged to no thread.
     pub softirq_percent: f64,
-    /// Taken by the hypervisor.
+    /// Steal time: taken by the hypervisor.
     pub stolen_percent: f64,
 }
 
-impl CoreUse {
-    /// How it was used during several intervals of the same length.
+impl CoreUsage {
+    /// Mean usage over several intervals of the same length.
     pub(crate) fn mean(all: impl ExactSizeIterator<Item = Self>) -> Self {
         let share = 1.0 / all.len() as f64;
         all.fold(Self::default(), |sum, one| Self {
@@ -213,8 +212,8 @@ impl CoreUse {
     }
 }
 
-/// How many times core `core` has begun to receive packets in a softirq since
-/// boot: once for each round of its NAPI contexts.
+/// Number of receive softirqs on core `core` since boot: one for each round of its NAPI
+/// contexts.
 ///
 /// # Errors
 /// When `/proc/softirqs` cannot be read or has no such core.
@@ -231,26 +230,27 @@ fn parse_receive_softirqs(text: &str, core: usize) -> Option<u64> {
     line.split_whitespace().nth(column)?.parse().ok()
 }
 
-/// CPU time of a process with all of its threads, user and system, in ticks.
+/// CPU time of a process with all its threads, user and system, in ticks.
 ///
 /// # Errors
 /// When there is no such process.
 pub fn process_ticks(pid: u32) -> Result<u64, LabError> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
-    parse_process_ticks(&text).ok_or_else(|| LabError::Config(format!("{path} is not as expected")))
+    parse_process_ticks(&text)
+        .ok_or_else(|| LabError::Config(format!("{path} has an unknown format")))
 }
 
 fn parse_process_ticks(stat: &str) -> Option<u64> {
-    // The name in parentheses may hold anything, parentheses too: the fields
-    // begin after the last one. proc(5): utime is field 14, stime field 15.
+    // The name in parentheses may itself contain parentheses: the fields begin after the last
+    // one. proc(5): utime is field 14, stime field 15.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let utime: u64 = fields.get(11)?.parse().ok()?;
     let stime: u64 = fields.get(12)?.parse().ok()?;
     Some(utime + stime)
 }
 
-/// Ticks per second, as `/proc` counts them.
+/// Ticks per second in the counts of `/proc`.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()
 }
@@ -263,7 +263,7 @@ pub fn resident_bytes(pid: u32) -> Result<u64, LabError> {
     let path = format!("/proc/{pid}/statm");
     let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
     let pages: Option<u64> = text.split_whitespace().nth(1).and_then(|w| w.parse().ok());
-    let pages = pages.ok_or_else(|| LabError::Config(format!("{path} is not as expected")))?;
+    let pages = pages.ok_or_else(|| LabError::Config(format!("{path} has an unknown format")))?;
     Ok(pages * rustix::param::page_size() as u64)
 }
 
@@ -274,25 +274,25 @@ mod tests {
     const STAT: &str = "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 10 0 20 60 0 1 9 0 0 0\ncpu1 1 1 1 1\n";
 
     #[test]
-    fn a_thread_is_pinned_for_a_while() {
+    fn pin_guard_restores_affinity() {
         let on = || rustix::thread::sched_getaffinity(None).unwrap();
         let before = on();
         let core = (0..CpuSet::MAX_CPU).find(|&core| before.is_set(core)).unwrap();
-        let pinned = Pinned::to(core).unwrap();
+        let pinned = PinGuard::to(core).unwrap();
         assert_eq!(on().count(), 1);
         drop(pinned);
         assert_eq!(on(), before);
     }
 
     #[test]
-    fn a_core_is_found_by_its_whole_name() {
+    fn finds_core_by_its_whole_name() {
         let ticks = CoreTicks::parse(STAT, 0).unwrap();
         assert_eq!((ticks.user, ticks.system, ticks.softirq, ticks.idle), (10, 21, 9, 60));
         assert!(CoreTicks::parse(STAT, 2).is_none());
     }
 
     #[test]
-    fn use_is_a_difference_in_percent() {
+    fn usage_is_a_difference_in_percent() {
         let before = CoreTicks::parse(STAT, 0).unwrap();
         let after = CoreTicks { idle: before.idle + 50, softirq: before.softirq + 50, ..before };
         let used = after.since(before);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn receive_softirqs_are_in_the_column_of_their_core() {
+    fn reads_receive_softirqs_from_the_column_of_the_core() {
         let text =
             "                    CPU0       CPU3\n      NET_TX:   1  2\n      NET_RX:  30  40\n";
         assert_eq!(parse_receive_softirqs(text, 3), Some(40));
@@ -309,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_name_may_hold_parentheses() {
+    fn parses_process_name_with_parentheses() {
         let stat = "7 (a) b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0";
         assert_eq!(parse_process_ticks(stat), Some(42));
         assert_eq!(parse_process_ticks("7 nothing"), None);
     }
 
     #[test]
-    fn this_process_has_memory_and_time() {
+    fn reads_memory_and_time_of_this_process() {
         assert!(resident_bytes(std::process::id()).unwrap() > 0);
         assert!(process_ticks(std::process::id()).is_ok());
         assert!(process_ticks(u32::MAX).is_err());

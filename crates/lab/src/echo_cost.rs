@@ -1,10 +1,9 @@
-//! The experiment `echo-cost`: what the echo of a small UDP packet costs
-//! through a port in memory, the stack and a socket, both directions.
+//! The experiment `echo-cost`: cost of echoing a small UDP packet through an in-memory device,
+//! the stack and a socket, in both directions.
 //!
-//! Everything runs on one thread: a driver puts frames on the wire, the echo
-//! server answers them, the driver takes the echoes back. Instructions are
-//! counted by callgrind, as the difference of two runs of different length, so
-//! that starting up does not count.
+//! Everything runs on one thread: a driver puts frames on the link, the echo server replies, and
+//! the driver takes the echoes back. Callgrind counts the instructions. The result is the
+//! difference of two runs of different length, so that start-up does not count.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -13,22 +12,22 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tidegate::port::mem::{MemConfig, MemPort, wire};
+use tidegate::device::mem::{MemConfig, MemDevice, wire};
 use tidegate::{Net, NetConfig, UdpSocket};
 
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::template::{Addressing, Template, fold, sum};
-use crate::load::{neighbour, neighbour::Event};
+use crate::load::template::{Addressing, FrameTemplate, fold, sum};
+use crate::load::{neighbour, neighbour::NeighbourEvent};
 use crate::netns::output;
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EchoCostConfig {
-    /// How many packets to echo.
+    /// Number of packets to echo.
     pub packets: u64,
-    /// Over IPv6 instead of IPv4.
+    /// Use IPv6 instead of IPv4.
     pub ipv6: bool,
     /// Count instructions with callgrind.
     pub callgrind: bool,
@@ -41,8 +40,8 @@ impl Default for EchoCostConfig {
 }
 
 const PAYLOAD_BYTES: usize = 64;
-/// Frames on the wire at a time.
-const BURST: usize = 32;
+/// Frames on the link at a time.
+const BURST_FRAMES: usize = 32;
 const ECHO_PORT: u16 = 7777;
 const DRIVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -50,7 +49,7 @@ const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// Runs the experiment.
 ///
 /// # Errors
-/// When an echo is missing or wrong, or valgrind is not installed or fails.
+/// If an echo is missing or wrong, or valgrind is not installed or fails.
 pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
     if config.packets == 0 {
         return Err(LabError::Config("echo-cost needs at least one packet".into()));
@@ -61,64 +60,71 @@ pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
         let (few, many) = (config.packets, 3 * config.packets);
         let instructions = count_instructions(many, config.ipv6)?
             .saturating_sub(count_instructions(few, config.ipv6)?);
-        let each = instructions as f64 / (many - few) as f64;
-        result.figure("instructions_per_packet", (each * 10.0).round() / 10.0);
+        let instructions_per_packet = instructions as f64 / (many - few) as f64;
+        result.figure("instructions_per_packet", (instructions_per_packet * 10.0).round() / 10.0);
         result.note(format!(
-            "callgrind, {many} packets less {few}; one packet is received, handed to the socket, \
-             answered and sent; the driver that makes and checks the frames is counted too"
+            "callgrind: {many} packets minus {few}; a packet is received, delivered to the socket, \
+             echoed and sent; the driver that builds and checks the frames is included"
         ));
-        result.rows.push(json!({"family": family, "instructions_per_packet": each}));
+        result
+            .rows
+            .push(json!({"family": family, "instructions_per_packet": instructions_per_packet}));
     } else {
         let start = Instant::now();
         let echoed = echo(config.packets, config.ipv6)?;
-        let each = start.elapsed().as_nanos() as f64 / echoed as f64;
+        let ns_per_packet = start.elapsed().as_nanos() as f64 / echoed as f64;
         result.figure("packets", echoed as f64);
-        result.figure("ns_per_packet", (each * 10.0).round() / 10.0);
-        result.rows.push(json!({"family": family, "packets": echoed, "ns_per_packet": each}));
+        result.figure("ns_per_packet", (ns_per_packet * 10.0).round() / 10.0);
+        result
+            .rows
+            .push(json!({"family": family, "packets": echoed, "ns_per_packet": ns_per_packet}));
     }
-    result.note(format!("{PAYLOAD_BYTES} bytes of payload, {family}, bursts of {BURST}"));
+    result.note(format!("{PAYLOAD_BYTES} bytes of payload, {family}, bursts of {BURST_FRAMES}"));
     Ok(result)
 }
 
-/// The driver's end of the wire and the server at the other.
-struct Bench {
-    driver: MemPort,
+/// The driver's end of the link, and the echo server at the other end.
+struct EchoTestbed {
+    driver: MemDevice,
     net: Net,
     server: UdpSocket,
     addressing: Addressing,
 }
 
-/// Echoes `packets` packets and returns how many came back, all of them right.
+/// Echoes `packets` packets and returns the number of correct echoes.
 fn echo(packets: u64, ipv6: bool) -> Result<u64, LabError> {
-    let mut bench = Bench::new(ipv6)?;
-    bench.meet()?;
-    let template = Template::new(&bench.addressing);
+    let mut testbed = EchoTestbed::new(ipv6)?;
+    testbed.resolve_driver()?;
+    let template = FrameTemplate::new(&testbed.addressing);
     let payload: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| i as u8).collect();
     let mut frame = vec![0; template.header_bytes()];
     frame.extend(&payload);
-    template.write(0, &mut frame, sum(&payload));
-    let expected = bench.expected_echo(&payload);
+    template.write_headers(0, &mut frame, sum(&payload));
+    let expected = testbed.expected_echo(&payload);
     let mut echoed = 0;
     while echoed < packets {
-        let burst = (packets - echoed).min(BURST as u64) as usize;
-        bench.driver.transmit_copies(burst, &frame);
-        bench.serve(burst)?;
-        let came = bench.take_echoes(&expected);
-        if came != burst {
-            return Err(LabError::Config(format!("sent {burst} packets, got {came} right echoes")));
+        let burst = (packets - echoed).min(BURST_FRAMES as u64) as usize;
+        testbed.driver.transmit_copies(burst, &frame);
+        testbed.serve(burst)?;
+        let echo_count = testbed.receive_echoes(&expected);
+        if echo_count != burst {
+            return Err(LabError::Config(format!(
+                "sent {burst} packets, got {echo_count} correct echoes"
+            )));
         }
-        echoed += came as u64;
+        echoed += echo_count as u64;
     }
     Ok(echoed)
 }
 
-impl Bench {
+impl EchoTestbed {
     fn new(ipv6: bool) -> Result<Self, LabError> {
-        let opened = |error: &dyn std::fmt::Display| LabError::Config(error.to_string());
+        let config_error = |error: &dyn std::fmt::Display| LabError::Config(error.to_string());
         let config =
             MemConfig { macs: [DRIVER_MAC, SERVER_MAC], capacity: 256, ..MemConfig::default() };
-        let (driver, port) = wire(&config).map_err(LabError::io("cannot make a wire"))?;
-        let (own, driver_address, cidr): (IpAddr, IpAddr, _) = if ipv6 {
+        let (driver, device) =
+            wire(&config).map_err(LabError::io("cannot create an in-memory link"))?;
+        let (server_address, driver_address, cidr): (IpAddr, IpAddr, _) = if ipv6 {
             (
                 [0xfd00, 0, 0, 0, 0, 0, 0, 2].into(),
                 [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(),
@@ -127,10 +133,10 @@ impl Bench {
         } else {
             ([10, 0, 0, 2].into(), [10, 0, 0, 1].into(), "10.0.0.2/24")
         };
-        let cidr = cidr.parse().map_err(|error| opened(&error))?;
-        let net = NetConfig::new(port).address(cidr).seed([7; 16]);
-        let net = Net::open(net).map_err(|error| opened(&error))?;
-        let target = SocketAddr::new(own, ECHO_PORT);
+        let cidr = cidr.parse().map_err(|error| config_error(&error))?;
+        let net = NetConfig::new(device).address(cidr).seed([7; 16]);
+        let net = Net::open(net).map_err(|error| config_error(&error))?;
+        let target = SocketAddr::new(server_address, ECHO_PORT);
         let server = UdpSocket::bind(&net, target)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
             .map_err(LabError::io("cannot bind the echo socket"))?;
@@ -138,29 +144,29 @@ impl Bench {
             source_mac: DRIVER_MAC,
             target_mac: SERVER_MAC,
             source: driver_address,
-            sources: 1,
+            source_count: 1,
             first_port: 40_000,
-            ports: 1,
+            port_count: 1,
             target,
         };
         Ok(Self { driver, net, server, addressing })
     }
 
-    /// Sends one packet and answers the server's question who the driver is.
-    fn meet(&mut self) -> Result<(), LabError> {
-        let template = Template::new(&self.addressing);
+    /// Sends one packet, and replies to the server's ARP or NDP request for the driver's address.
+    fn resolve_driver(&mut self) -> Result<(), LabError> {
+        let template = FrameTemplate::new(&self.addressing);
         let mut frame = vec![0; template.header_bytes()];
-        template.write(0, &mut frame, 0);
+        template.write_headers(0, &mut frame, 0);
         self.driver.stage(0, &frame);
         self.driver.flush(1);
         for _ in 0..100 {
-            self.round()?;
+            self.serve_once()?;
             let mut reply = None;
             let mut echoed = false;
-            self.driver.receive_bytes(BURST, |bytes| {
-                match neighbour::read(bytes, &self.addressing, self.addressing.target.ip()) {
-                    Some(Event::Reply(frame)) => reply = Some(frame),
-                    Some(Event::Found(_)) => {}
+            self.driver.receive_bytes(BURST_FRAMES, |bytes| {
+                match neighbour::parse(bytes, &self.addressing, self.addressing.target.ip()) {
+                    Some(NeighbourEvent::Reply(frame)) => reply = Some(frame),
+                    Some(NeighbourEvent::Resolved(_)) => {}
                     None => echoed |= bytes.get(12..14) == frame.get(12..14),
                 }
             });
@@ -171,15 +177,14 @@ impl Bench {
                 return Ok(());
             }
         }
-        Err(LabError::Config("the echo server did not answer the first packet".into()))
+        Err(LabError::Config("the echo server did not reply to the first packet".into()))
     }
 
-    /// The frame that comes back, to the last byte. The server's stack leaves
-    /// the UDP checksum to the port, which is none: the field holds the sum of
-    /// the pseudo-header.
+    /// The expected echo frame, to the last byte. The server's stack leaves the UDP checksum to the
+    /// device. The in-memory device computes none: the field holds the sum of the pseudo-header.
     fn expected_echo(&self, payload: &[u8]) -> Vec<u8> {
         let Addressing { source, first_port, target, .. } = self.addressing;
-        let template = Template::new(&Addressing {
+        let template = FrameTemplate::new(&Addressing {
             source_mac: SERVER_MAC,
             target_mac: DRIVER_MAC,
             source: target.ip(),
@@ -189,7 +194,7 @@ impl Bench {
         });
         let mut frame = vec![0; template.header_bytes()];
         frame.extend(payload);
-        template.write(0, &mut frame, sum(payload));
+        template.write_headers(0, &mut frame, sum(payload));
         let udp = template.header_bytes() - 8;
         let addresses = if target.is_ipv6() { 22..54 } else { 26..34 };
         let pseudo = sum(&frame[addresses]) + 17 + (payload.len() + 8) as u32;
@@ -197,20 +202,20 @@ impl Bench {
         frame
     }
 
-    /// Takes what came back and returns how many are right echoes. The server
-    /// asks again who the driver is from time to time, which is answered.
-    fn take_echoes(&mut self, expected: &[u8]) -> usize {
+    /// Receives the echoed frames and returns the number of correct echoes. Also replies to the
+    /// ARP or NDP requests that the server repeats from time to time.
+    fn receive_echoes(&mut self, expected: &[u8]) -> usize {
         let (mut echoes, mut others) = (0, Vec::new());
-        self.driver.receive_bytes(2 * BURST, |bytes| {
+        self.driver.receive_bytes(2 * BURST_FRAMES, |bytes| {
             if bytes == expected {
                 echoes += 1;
             } else {
-                keep(&mut others, bytes);
+                store_frame(&mut others, bytes);
             }
         });
         for frame in others {
-            let event = neighbour::read(&frame, &self.addressing, self.addressing.target.ip());
-            if let Some(Event::Reply(reply)) = event {
+            let event = neighbour::parse(&frame, &self.addressing, self.addressing.target.ip());
+            if let Some(NeighbourEvent::Reply(reply)) = event {
                 self.driver.stage(0, &reply);
                 self.driver.flush(1);
             }
@@ -218,13 +223,13 @@ impl Bench {
         echoes
     }
 
-    /// Lets the server answer `burst` packets.
+    /// Lets the server echo `burst` packets.
     fn serve(&mut self, burst: usize) -> Result<(), LabError> {
         let mut served = 0;
-        // Each call takes up to a quota; an empty one means that packets were
-        // lost, which the caller will see.
-        for _ in 0..2 * BURST {
-            served += self.round()?;
+        // Each call takes up to a quota. Too few replies mean that packets were lost, which the
+        // caller detects.
+        for _ in 0..2 * BURST_FRAMES {
+            served += self.serve_once()?;
             if served >= burst {
                 break;
             }
@@ -232,10 +237,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Receives and answers once; returns how many packets were answered.
-    fn round(&mut self) -> Result<usize, LabError> {
-        // What an error says is made only when there is one.
-        self.net.run_once().map_err(|error| LabError::io("the port failed")(error))?;
+    /// Receives and replies once; returns the number of packets echoed.
+    fn serve_once(&mut self) -> Result<usize, LabError> {
+        // The error text is built only on an error.
+        self.net.run_once().map_err(|error| LabError::io("the device failed")(error))?;
         let answered = self.server.exchange_in_place(|request| Some(request.len));
         match answered {
             Ok(count) => Ok(count),
@@ -246,15 +251,16 @@ impl Bench {
 }
 
 #[cold]
-fn keep(others: &mut Vec<Vec<u8>>, frame: &[u8]) {
+fn store_frame(others: &mut Vec<Vec<u8>>, frame: &[u8]) {
     others.push(frame.to_vec());
 }
 
-/// Runs this program again under callgrind and returns the instructions that
-/// it counted.
+/// Runs this executable again under callgrind and returns the instructions that callgrind
+/// counted.
 fn count_instructions(packets: u64, ipv6: bool) -> Result<u64, LabError> {
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this program"))?;
-    let mut command = callgrind(&program);
+    let executable =
+        std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let mut command = callgrind(&executable);
     command.args(["lab", "echo-cost", "--packets", &packets.to_string()]);
     if ipv6 {
         command.arg("--ipv6");
@@ -274,7 +280,7 @@ fn callgrind(program: &Path) -> Command {
     command
 }
 
-/// The count in `==123== Collected : 4567`.
+/// The instruction count in `==123== Collected : 4567`.
 fn parse_collected(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.contains("Collected :"))?;
     line.rsplit(':').next()?.trim().parse().ok()
@@ -285,21 +291,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_packet_is_echoed() {
+    fn echoes_every_packet() {
         for ipv6 in [false, true] {
             assert_eq!(echo(1000, ipv6).unwrap(), 1000);
         }
     }
 
     #[test]
-    fn the_count_is_read_from_what_callgrind_says() {
+    fn parses_the_instruction_count_of_callgrind() {
         let text = "==7== Events    : Ir\n==7== Collected : 123456\n==7==\n";
         assert_eq!(parse_collected(text), Some(123_456));
         assert_eq!(parse_collected("==7== nothing\n"), None);
     }
 
     #[test]
-    fn no_packets_are_refused() {
+    fn rejects_zero_packets() {
         let config = EchoCostConfig { packets: 0, ..EchoCostConfig::default() };
         assert!(run(&config).is_err());
     }

@@ -1,97 +1,97 @@
-//! What can go wrong around an experiment.
+//! Errors of experiments and load generators.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why an experiment or a load could not be run.
+/// Reason that an experiment or a load could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A program that is needed is not installed.
+    /// A required executable is not installed.
     #[error("`{program}` is not installed; install it with: apt-get install {package}")]
     Missing {
-        /// The program that was looked for.
+        /// The missing executable.
         program: String,
-        /// The Debian package that has it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// A program ran and failed.
+    /// A command failed.
     #[error("`{command}` failed ({status}): {stderr}")]
     Command {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// Exit status.
         status: String,
-        /// What it wrote on standard error.
+        /// Its standard error output.
         stderr: String,
     },
-    /// The user may not do this.
+    /// Missing privileges.
     #[error("{what} needs root: {hint}")]
     Permission {
-        /// What was tried.
+        /// The operation that was refused.
         what: String,
-        /// The next step.
+        /// Suggested next step.
         hint: String,
     },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A line of a query file is not a query.
     #[error("{}:{line}: {problem}; expected `name type`, as dnsperf reads it", path.display())]
     Query {
-        /// Which file.
+        /// Path of the query file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the syntax error.
         problem: String,
     },
-    /// The configuration cannot be run.
+    /// The configuration is invalid, or a measurement with it failed.
     #[error("{0}")]
     Config(String),
-    /// A server under test did not become ready, or ended early.
+    /// A server under test did not become ready, or exited early.
     #[error("{name} did not start: {detail}")]
     Server {
-        /// Which server.
+        /// Name of the server.
         name: String,
-        /// What it said.
+        /// Details, for example its last output.
         detail: String,
     },
-    /// Nobody answered for the target's hardware address.
+    /// No reply to the request for the target's hardware address.
     #[error(
-        "no answer to {protocol} for {target} in {waited_ms} ms; is it up on this link? \
-         Give the address with --mac to go without"
+        "no reply to {protocol} for {target} within {waited_ms} ms; is the host up? \
+         Give the address with --mac to skip this step"
     )]
     Unresolved {
         /// `ARP` or `NDP`.
         protocol: &'static str,
-        /// Who was asked for.
+        /// The address that was requested.
         target: std::net::IpAddr,
-        /// How long we waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// A system call or a port failed.
+    /// A system call or a device failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl LabError {
-    /// Wraps a file error with its path.
+    /// Wraps an I/O error with the path of the file.
     pub fn file(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         move |source| Self::File { path, source }
     }
 
-    /// As [`LabError::io`], for errors of other libraries.
+    /// Like [`LabError::io`], for errors of other libraries.
     pub fn io_other<E>(what: impl Into<String>) -> impl FnOnce(E) -> Self
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -100,7 +100,7 @@ impl LabError {
         move |error| Self::Io { what, source: io::Error::other(error) }
     }
 
-    /// Wraps a system error with what was being done.
+    /// Wraps a system error with the operation that failed.
     pub fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source: source.into() }

@@ -1,4 +1,4 @@
-//! What an experiment gives back.
+//! Result of an experiment: figures, table rows, notes and a picture.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,22 +8,22 @@ use serde_json::Value;
 
 use crate::plot::Picture;
 
-/// The result of one experiment: figures to compare with a target, rows to
-/// draw, notes on how it was measured.
+/// The result of one experiment: figures to compare with a target, rows of a table, notes on
+/// the method of measurement.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Experiment {
-    /// The name that it was started by: `dns`, `echo-cost`.
+    /// Name of the experiment, as on the command line: `dns`, `echo-cost`.
     pub experiment: String,
-    /// The figures, by name.
+    /// The figures by name.
     pub figures: BTreeMap<String, f64>,
-    /// One object per row of the table, keys in any order.
+    /// Rows of the table: one JSON object each, keys in any order.
     pub rows: Vec<Value>,
-    /// How it was measured: which core did what, what was left out.
+    /// Notes on the method: the task of each core, known omissions.
     pub notes: Vec<String>,
-    /// The columns of the table, for people; empty is every key there is.
+    /// Columns of the printed table; empty prints every key of the rows.
     #[serde(skip)]
     pub columns: Vec<&'static str>,
-    /// What there is to draw.
+    /// Charts of the result, if any.
     #[serde(skip)]
     pub picture: Option<Picture>,
 }
@@ -55,13 +55,13 @@ impl fmt::Display for Experiment {
             }
         }
         let cells = self.rows.iter().filter_map(Value::as_object).map(|row| {
-            columns.iter().map(|key| row.get(*key).map_or_else(String::new, cell)).collect()
+            columns.iter().map(|key| row.get(*key).map_or_else(String::new, format_cell)).collect()
         });
         let mut table = Table::new(columns.iter().copied());
         cells.for_each(|row| table.row(row));
         write!(f, "{table}")?;
         for (name, value) in &self.figures {
-            writeln!(f, "{name} = {}", number(*value))?;
+            writeln!(f, "{name} = {}", format_number(*value))?;
         }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
@@ -70,17 +70,17 @@ impl fmt::Display for Experiment {
     }
 }
 
-fn cell(value: &Value) -> String {
+fn format_cell(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), number),
+        Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), format_number),
         Value::Null => "-".to_owned(),
         other => other.to_string(),
     }
 }
 
-/// A number as people read it: no decimals when it is large or whole.
-pub(crate) fn number(value: f64) -> String {
+/// Formats a number for people: without decimals when it is large or whole.
+pub(crate) fn format_number(value: f64) -> String {
     if value.fract() == 0.0 || value.abs() >= 1000.0 {
         let digits = format!("{:.0}", value.abs());
         let grouped: Vec<&str> = digits
@@ -96,7 +96,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A table for people: a heading, rows, columns as wide as they need to be.
+/// A text table: a heading, rows, columns as wide as their widest cell.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -123,7 +123,7 @@ impl fmt::Display for Table {
         for row in &self.rows {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths) {
-                // Names to the left, figures to the right.
+                // Names are aligned left, figures right.
                 let numeric = cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
                 if numeric {
                     line.push_str(&format!("{cell:>width$}  "));
@@ -143,16 +143,16 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn numbers_are_grouped() {
-        assert_eq!(number(1_234_567.0), "1,234,567");
-        assert_eq!(number(-1_234.4), "-1,234");
-        assert_eq!(number(12.0), "12");
-        assert_eq!(number(1.505), "1.50");
-        assert_eq!(number(0.0), "0");
+    fn groups_digits_by_thousands() {
+        assert_eq!(format_number(1_234_567.0), "1,234,567");
+        assert_eq!(format_number(-1_234.4), "-1,234");
+        assert_eq!(format_number(12.0), "12");
+        assert_eq!(format_number(1.505), "1.50");
+        assert_eq!(format_number(0.0), "0");
     }
 
     #[test]
-    fn the_table_has_every_column_and_every_figure() {
+    fn prints_every_column_and_figure() {
         let mut result = Experiment::new("dns");
         result.rows.push(json!({"server": "nsd", "qps": 1000}));
         result.rows.push(json!({"server": "knot", "cpu": null}));

@@ -1,9 +1,8 @@
-//! The experiment `guard`: a DNS server on the kernel's stack under a flood of
-//! strangers, with `tidegate guard` in front of it and without.
+//! The experiment `guard`: a DNS server on the kernel's stack under a flood from unknown
+//! sources, with `tidegate guard` in front of the server and without.
 //!
-//! A known peer asks at a steady rate. What counts is how many of its questions
-//! are answered while strangers fill a line of 1 Gb/s, and while they send as
-//! fast as they can.
+//! A known peer sends queries at a steady rate. The figure is the share of its queries that are
+//! answered while unknown sources fill a line of 1 Gb/s, and while they send at the maximum rate.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -13,39 +12,39 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::client::{Client, Questions, answered_of};
+use crate::client::{Client, RequestKind, count_answered};
 use crate::cpu::{self, CoreTicks};
+use crate::dns::peak_search::median;
 use crate::dns::servers::{Server, ServerKind};
-use crate::dns::sweep::median;
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::livelock::bench::{
-    Bench, CLIENT_ADDRESS, GIGABIT_LINE_PPS, KERNEL_ADDRESS, LOAD_ADDRESS, LOAD_MAC, ReceiveWork,
-    Receiver, STRANGERS, STRANGERS_NETWORK, Source,
+use crate::livelock::test_case::{Zone, check_installed};
+use crate::livelock::testbed::{
+    CLIENT_ADDRESS, FloodSource, FloodTestbed, GIGABIT_LINE_PPS, KERNEL_ADDRESS, LOAD_ADDRESS,
+    LOAD_MAC, ReceiveWork, Receiver, UNKNOWN_SOURCE_COUNT, UNKNOWN_SOURCES_NETWORK,
 };
-use crate::livelock::subject::{Zone, check_installed};
 use crate::load::flood::{Flood, MAX_FRAMES};
 use crate::netns;
-use crate::process::Process;
+use crate::process::ServerProcess;
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuardConfig {
-    /// Questions per second of the known peer.
+    /// Queries per second of the known peer.
     pub peer_pps: f64,
-    /// What the strangers send per second.
+    /// Flood of the unknown sources, in packets per second.
     pub flood_pps: f64,
-    /// How long to measure, in seconds.
+    /// Duration of a measurement, in seconds.
     pub seconds: f64,
-    /// How long the peer asks before the flood, in seconds: it has to be seen
-    /// in two learning periods to be known.
+    /// Time for which the peer sends queries before the flood, in seconds. A source is known after
+    /// two learning periods in which it was seen.
     pub calm_seconds: f64,
-    /// How often to measure; the median counts.
+    /// Number of measurements; the median counts.
     pub repeats: usize,
-    /// The core that serves.
+    /// The core that runs the server.
     pub server_core: usize,
-    /// The core that sends.
+    /// The core that generates the load.
     pub load_core: usize,
 }
 
@@ -64,15 +63,17 @@ impl Default for GuardConfig {
 }
 
 impl GuardConfig {
-    /// Once and shortly, for a first look.
+    /// A single short run, for a first impression.
     #[must_use]
     pub fn quick(self) -> Self {
         Self { seconds: 1.0, repeats: 1, ..self }
     }
 
     fn check(&self) -> Result<(), LabError> {
-        if cpu::cores() < 2 || self.server_core == self.load_core {
-            return Err(LabError::Config("one core must serve and another send".into()));
+        if cpu::available_cores() < 2 || self.server_core == self.load_core {
+            return Err(LabError::Config(
+                "server and load generator need one core each, at least two in all".into(),
+            ));
         }
         let rates = self.peer_pps > 0.0 && self.peer_pps <= 50_000.0 && self.repeats > 0;
         let times = (0.1..=60.0).contains(&self.seconds) && self.calm_seconds >= 0.0;
@@ -80,89 +81,94 @@ impl GuardConfig {
             return Ok(());
         }
         Err(LabError::Config(
-            "a peer asks 1 to 50,000 times a second, a flood has a rate, and a measurement takes \
+            "the peer rate must be 1 to 50,000 queries/s, the flood rate above 0, a measurement \
              0.1 to 60 seconds"
                 .into(),
         ))
     }
 }
 
-/// The flood flows so long before anything is counted.
+/// Time between the start of the flood and the start of the measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What floods the server, and what stands before it.
+/// A case of the experiment: the flood, with or without the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
+struct GuardCase {
     name: &'static str,
     figure: &'static str,
-    flood: Flooded,
+    flood_level: FloodLevel,
     guarded: bool,
 }
 
-/// How much the strangers send.
+/// Rate of the flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flooded {
-    No,
-    /// What the configuration says.
-    AtRate,
-    /// More than one core can look at: the device loses frames whoever sent
-    /// them.
-    Overrun,
+enum FloodLevel {
+    Off,
+    /// The configured rate.
+    Configured,
+    /// The maximum rate, more than one core can examine: the device loses frames of known
+    /// and unknown sources alike.
+    Unlimited,
 }
 
-impl Way {
+impl GuardCase {
     const ALL: [Self; 5] = [
-        Self::new("no flood", "unloaded_kept", Flooded::No, false),
-        Self::new("flood, no guard", "unguarded_kept", Flooded::AtRate, false),
-        Self::new("flood, guard", "guard_kept", Flooded::AtRate, true),
-        Self::new("overrun, no guard", "unguarded_kept_overrun", Flooded::Overrun, false),
-        Self::new("overrun, guard", "guard_kept_overrun", Flooded::Overrun, true),
+        Self::new("no flood", "unloaded_kept", FloodLevel::Off, false),
+        Self::new("flood, no guard", "unguarded_kept", FloodLevel::Configured, false),
+        Self::new("flood, guard", "guard_kept", FloodLevel::Configured, true),
+        Self::new("overrun, no guard", "unguarded_kept_overrun", FloodLevel::Unlimited, false),
+        Self::new("overrun, guard", "guard_kept_overrun", FloodLevel::Unlimited, true),
     ];
 
-    const fn new(name: &'static str, figure: &'static str, flood: Flooded, guarded: bool) -> Self {
-        Self { name, figure, flood, guarded }
+    const fn new(
+        name: &'static str,
+        figure: &'static str,
+        flood_level: FloodLevel,
+        guarded: bool,
+    ) -> Self {
+        Self { name, figure, flood_level, guarded }
     }
 }
 
-/// What came of one measurement.
+/// Result of one measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Measured {
-    asked: u64,
-    answered: u64,
+struct GuardMeasurement {
+    queries: u64,
+    answered_queries: u64,
     flood_pps: f64,
-    /// Answers to everyone.
-    answers_pps: f64,
+    /// Replies to all sources.
+    replies_pps: f64,
     server_busy_percent: f64,
 }
 
-impl Measured {
-    fn kept(&self) -> f64 {
-        self.answered as f64 / self.asked.max(1) as f64
+impl GuardMeasurement {
+    fn kept_share(&self) -> f64 {
+        self.answered_queries as f64 / self.queries.max(1) as f64
     }
 }
 
-/// Runs the experiment. Says on standard error what it is at.
+/// Runs the experiment. Prints its progress on standard error.
 ///
 /// # Errors
-/// When there is only one core, namespaces cannot be made, NSD is not
-/// installed or does not start, or the flood cannot be sent.
+/// If there is only one core, namespaces cannot be created, NSD is not installed or does not
+/// start, or the flood cannot be sent.
 pub fn run(config: &GuardConfig) -> Result<Experiment, LabError> {
     config.check()?;
     check_installed(&[ServerKind::Nsd])?;
     for name in netns::remove_stale()? {
-        eprintln!("removed namespace {name}, left behind by a process that is gone");
+        eprintln!("removed namespace {name} of a process that no longer exists");
     }
     let zone = Zone::write()?;
-    let mut runs = Way::ALL.map(|way| (way, Vec::new()));
+    let mut runs = GuardCase::ALL.map(|case| (case, Vec::new()));
     for repeat in 1..=config.repeats {
-        for (way, runs) in &mut runs {
-            let run = measure(config, *way, &zone)?;
+        for (case, runs) in &mut runs {
+            let run = measure(config, *case, &zone)?;
             eprintln!(
-                "{repeat} {:<16} kept {:.3}, flood {:.0}/s, answers {:.0}/s",
-                way.name,
-                run.kept(),
+                "{repeat} {:<16} kept {:.3}, flood {:.0}/s, replies {:.0}/s",
+                case.name,
+                run.kept_share(),
                 run.flood_pps,
-                run.answers_pps
+                run.replies_pps
             );
             runs.push(run);
         }
@@ -170,22 +176,23 @@ pub fn run(config: &GuardConfig) -> Result<Experiment, LabError> {
     Ok(conclude(config, &runs))
 }
 
-fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
+fn conclude(config: &GuardConfig, runs: &[(GuardCase, Vec<GuardMeasurement>)]) -> Experiment {
     let mut result = Experiment::new("guard");
-    for (way, runs) in runs {
-        let of =
-            |figure: fn(&Measured) -> f64| median(&runs.iter().map(figure).collect::<Vec<_>>());
-        let kept = of(Measured::kept);
+    for (case, runs) in runs {
+        let of = |figure: fn(&GuardMeasurement) -> f64| {
+            median(&runs.iter().map(figure).collect::<Vec<_>>())
+        };
+        let kept_share = of(GuardMeasurement::kept_share);
         result.rows.push(json!({
-            "way": way.name,
-            "kept": kept,
-            "asked": of(|run| run.asked as f64),
-            "answered": of(|run| run.answered as f64),
+            "way": case.name,
+            "kept": kept_share,
+            "asked": of(|run| run.queries as f64),
+            "answered": of(|run| run.answered_queries as f64),
             "flood_pps": of(|run| run.flood_pps),
-            "answers_pps": of(|run| run.answers_pps),
+            "answers_pps": of(|run| run.replies_pps),
             "server_busy_percent": of(|run| run.server_busy_percent),
         }));
-        result.figure(way.figure, kept);
+        result.figure(case.figure, kept_share);
     }
     result.columns =
         vec!["way", "kept", "asked", "answered", "flood_pps", "answers_pps", "server_busy_percent"];
@@ -195,14 +202,14 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
          the service, core {load} the flood and the peer"
     ));
     result.note(format!(
-        "the peer asks {} times a second, {} s before the flood begins and through it; {} \
-         strangers send {:.0} frames/s (a line of 1 Gb/s carries {:.0}), or, overrun, as fast as \
-         one core can; kept is answered over asked while they do",
-        config.peer_pps, config.calm_seconds, STRANGERS, config.flood_pps, GIGABIT_LINE_PPS
+        "the peer sends {} queries/s, from {} s before the flood until its end; {} unknown \
+         sources send {:.0} frames/s (a line of 1 Gb/s carries {:.0}), in the overrun cases as fast as \
+         one core can; kept is answered over asked queries meanwhile",
+        config.peer_pps, config.calm_seconds, UNKNOWN_SOURCE_COUNT, config.flood_pps, GIGABIT_LINE_PPS
     ));
     result.note(
-        "overrun: more comes than one core can look at, and the veth's ring of 256 frames loses \
-         the peer's as well, before any program runs",
+        "overrun: the flood exceeds what one core can examine; the veth's ring of 256 frames drops \
+         the peer's frames as well, before any XDP program runs",
     );
     result.note(format!(
         "{} measurements of {} s each, taking turns; medians count",
@@ -211,63 +218,70 @@ fn conclude(config: &GuardConfig, runs: &[(Way, Vec<Measured>)]) -> Experiment {
     result
 }
 
-fn measure(config: &GuardConfig, way: Way, zone: &Zone) -> Result<Measured, LabError> {
-    let bench = Bench::new(config.server_core, config.load_core)?;
-    prepare_addresses(&bench)?;
-    bench.prepare(Receiver::Kernel)?;
-    let folder = tempfile::tempdir().map_err(LabError::io("cannot make a folder for files"))?;
-    let setup = zone.setup(folder.path(), &bench);
-    let server = Server::start(ServerKind::Nsd, &setup, &bench.pair.b)?;
-    let guard = if way.guarded { Some(start_guard(&bench)?) } else { None };
+fn measure(
+    config: &GuardConfig,
+    case: GuardCase,
+    zone: &Zone,
+) -> Result<GuardMeasurement, LabError> {
+    let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
+    prepare_addresses(&testbed)?;
+    testbed.prepare(Receiver::Kernel)?;
+    let folder = tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+    let setup = zone.setup(folder.path(), &testbed);
+    let server = Server::start(ServerKind::Nsd, &setup, &testbed.pair.b)?;
+    let guard = if case.guarded { Some(start_guard(&testbed)?) } else { None };
     let payloads = (0..MAX_FRAMES).map(|index| zone.queries.get(index % zone.queries.len()).0);
-    let mut flood = bench.flood(Source::Strangers, server.target, payloads, ReceiveWork::Timer)?;
-    let namespace = &bench.pair.a.namespace;
-    let questions = Questions::Dns(zone.queries.clone());
+    let mut flood =
+        testbed.flood(FloodSource::UnknownSources, server.target, payloads, ReceiveWork::Timer)?;
+    let namespace = &testbed.pair.a.namespace;
+    let requests = RequestKind::Dns(zone.queries.clone());
     let peer =
-        Client::start(namespace, server.target, questions, config.peer_pps, config.load_core)?;
+        Client::start(namespace, server.target, requests, config.peer_pps, config.load_core)?;
     thread::sleep(Duration::from_secs_f64(config.calm_seconds));
-    flood.set_rate(match way.flood {
-        Flooded::No => Some(0.0),
-        Flooded::AtRate => Some(config.flood_pps),
-        Flooded::Overrun => None,
+    flood.set_rate(match case.flood_level {
+        FloodLevel::Off => Some(0.0),
+        FloodLevel::Configured => Some(config.flood_pps),
+        FloodLevel::Unlimited => None,
     })?;
     thread::sleep(WARM_UP);
-    let (from_s, before) = (peer.now_s(), Reading::take(&bench, &mut flood)?);
+    let (from_s, before) = (peer.now_s(), Reading::take(&testbed, &mut flood)?);
     thread::sleep(Duration::from_secs_f64(config.seconds));
-    let (to_s, after) = (peer.now_s(), Reading::take(&bench, &mut flood)?);
+    let (to_s, after) = (peer.now_s(), Reading::take(&testbed, &mut flood)?);
     flood.set_rate(Some(0.0))?;
-    let asked = peer.stop()?;
+    let records = peer.stop()?;
     drop(flood);
     drop(guard);
-    Ok(after.since(&before, answered_of(&asked, from_s, to_s)))
+    Ok(after.since(&before, count_answered(&records, from_s, to_s)))
 }
 
-/// The peer is a neighbour, the strangers are behind a router. Both ends know
-/// their neighbours, so a lost question for an address is not what decides.
-fn prepare_addresses(bench: &Bench) -> Result<(), LabError> {
-    let (a, b) = (&bench.pair.a, &bench.pair.b);
+/// Sets up routes and static neighbour entries: the peer is a neighbour, the unknown sources
+/// are behind a router. With static entries at both ends, a lost ARP request does not decide
+/// the result.
+fn prepare_addresses(testbed: &FloodTestbed) -> Result<(), LabError> {
+    let (a, b) = (&testbed.pair.a, &testbed.pair.b);
     let router = LOAD_ADDRESS.to_string();
-    b.namespace.ip(&["route", "add", STRANGERS_NETWORK, "via", &router, "dev", &b.device])?;
-    let neighbour = |end: &netns::End, address: Ipv4Addr, mac: [u8; 6]| {
+    b.namespace.ip(&["route", "add", UNKNOWN_SOURCES_NETWORK, "via", &router, "dev", &b.device])?;
+    let neighbour = |end: &netns::VethEnd, address: Ipv4Addr, mac: [u8; 6]| {
         let address = address.to_string();
         let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
         let to = ["dev", end.device.as_str(), "nud", "permanent"];
-        let mut words = vec!["neigh", "replace", address.as_str(), "lladdr", mac.as_str()];
-        words.extend(to);
-        end.namespace.ip(&words).map(drop)
+        let mut arguments = vec!["neigh", "replace", address.as_str(), "lladdr", mac.as_str()];
+        arguments.extend(to);
+        end.namespace.ip(&arguments).map(drop)
     };
     neighbour(b, CLIENT_ADDRESS, a.mac)?;
     neighbour(b, LOAD_ADDRESS, LOAD_MAC)?;
     neighbour(a, KERNEL_ADDRESS, b.mac)
 }
 
-fn start_guard(bench: &Bench) -> Result<Process, LabError> {
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this program"))?;
-    let end = &bench.pair.b;
-    let mut command: Command = end.namespace.command_on_core(bench.server_core, program);
+fn start_guard(testbed: &FloodTestbed) -> Result<ServerProcess, LabError> {
+    let executable =
+        std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let end = &testbed.pair.b;
+    let mut command: Command = end.namespace.command_on_core(testbed.server_core, executable);
     command.args(["guard", "--iface", &end.device, "--port", "udp/53", "--json"]);
-    let mut guard = Process::start("tidegate guard", &mut command)?;
-    guard.wait_for_line()?;
+    let mut guard = ServerProcess::start("tidegate guard", &mut command)?;
+    guard.wait_for_first_line()?;
     Ok(guard)
 }
 
@@ -275,27 +289,27 @@ fn start_guard(bench: &Bench) -> Result<Process, LabError> {
 struct Reading {
     at: Instant,
     flood: u64,
-    answers: u64,
+    replies: u64,
     server_core: CoreTicks,
 }
 
 impl Reading {
-    fn take(bench: &Bench, flood: &mut Flood) -> Result<Self, LabError> {
+    fn take(testbed: &FloodTestbed, flood: &mut Flood) -> Result<Self, LabError> {
         Ok(Self {
             at: Instant::now(),
-            flood: flood.sent()?,
-            answers: bench.pair.b.transmitted()?,
-            server_core: CoreTicks::read(bench.server_core)?,
+            flood: flood.offered()?,
+            replies: testbed.pair.b.tx_packets()?,
+            server_core: CoreTicks::read(testbed.server_core)?,
         })
     }
 
-    fn since(&self, before: &Self, (asked, answered): (u64, u64)) -> Measured {
+    fn since(&self, before: &Self, (queries, answered_queries): (u64, u64)) -> GuardMeasurement {
         let seconds = self.at.duration_since(before.at).as_secs_f64();
-        Measured {
-            asked,
-            answered,
+        GuardMeasurement {
+            queries,
+            answered_queries,
             flood_pps: (self.flood - before.flood) as f64 / seconds,
-            answers_pps: (self.answers - before.answers) as f64 / seconds,
+            replies_pps: (self.replies - before.replies) as f64 / seconds,
             server_busy_percent: self.server_core.since(before.server_core).busy_percent,
         }
     }
@@ -306,12 +320,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_make_the_figures() {
-        let run = |asked, answered| Measured { asked, answered, ..Measured::default() };
+    fn figures_are_medians() {
+        let run = |queries, answered_queries| GuardMeasurement {
+            queries,
+            answered_queries,
+            ..GuardMeasurement::default()
+        };
         let runs = [
-            (Way::ALL[0], vec![run(10, 10)]),
-            (Way::ALL[1], vec![run(10, 1), run(10, 0), run(10, 2)]),
-            (Way::ALL[2], vec![run(100, 99), run(100, 97), run(100, 98)]),
+            (GuardCase::ALL[0], vec![run(10, 10)]),
+            (GuardCase::ALL[1], vec![run(10, 1), run(10, 0), run(10, 2)]),
+            (GuardCase::ALL[2], vec![run(100, 99), run(100, 97), run(100, 98)]),
         ];
         let result = conclude(&GuardConfig::default(), &runs);
         assert_eq!(result.figures["unloaded_kept"], 1.0);
@@ -321,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_configuration() {
         let default = GuardConfig::default;
         for config in [
             GuardConfig { server_core: 0, load_core: 0, ..default() },

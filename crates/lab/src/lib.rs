@@ -1,10 +1,11 @@
 //! Experiments, comparisons and load generators.
 
 pub mod apps;
-pub mod attach;
+pub mod attach_latency;
 mod btf;
 pub mod chaos;
 mod client;
+pub mod concurrent_reads;
 pub mod contention;
 pub mod cpu;
 pub mod demo;
@@ -16,23 +17,22 @@ pub mod experiment;
 pub mod guard;
 pub mod livelock;
 pub mod load;
-pub mod locks;
+pub mod lock_contention;
 pub mod mlfrr;
 pub mod netns;
 pub mod papers;
 pub mod plot;
 pub mod process;
 pub mod protect;
-pub mod queues;
-pub mod readers;
-pub mod reads;
+pub mod reader_scaling;
+pub mod receive_queues;
+pub mod receive_trace;
 pub mod router;
 pub mod soak;
 mod stop;
 pub mod sweep;
 mod sys;
 pub mod tcp;
-pub mod trace;
 mod tracefs;
 
 pub use error::LabError;

@@ -1,8 +1,8 @@
 //! Network namespaces and veth pairs for experiments.
 //!
-//! Everything is made through iproute2's `ip`, carries the prefix `tg-` and
-//! the id of this process, and is deleted on drop. Namespaces that a killed
-//! process left behind are deleted by [`remove_stale`].
+//! The namespaces and devices are created with iproute2's `ip`, have the prefix `tg-` and the id
+//! of this process in their names, and are deleted on drop. [`remove_stale`] deletes namespaces
+//! that a killed process left behind.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,44 +18,44 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::cpu;
 use crate::error::LabError;
-use crate::process::on_core;
+use crate::process::setpriv_arguments;
 use crate::sys;
 
-const PREFIX: &str = "tg-";
+const NAME_PREFIX: &str = "tg-";
 const NETNS_FOLDER: &str = "/var/run/netns";
 
-/// Runs a program to its end and returns what it wrote on standard output.
+/// Runs a command to completion and returns its standard output.
 ///
 /// # Errors
-/// [`LabError::Missing`] when it is not installed, [`LabError::Command`] when
-/// it fails.
+/// [`LabError::Missing`] if the executable is not installed, [`LabError::Command`] if the command
+/// fails.
 pub fn run_to_end(command: &mut Command, package: &'static str) -> Result<String, LabError> {
     let output = output(command, package)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(LabError::Command {
-        command: line_of(command),
+        command: command_line(command),
         status: output.status.to_string(),
         stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     })
 }
 
-/// Runs a program to its end, however it ends.
+/// Runs a command to completion, successful or not.
 ///
 /// # Errors
-/// [`LabError::Missing`] when it is not installed.
+/// [`LabError::Missing`] if the executable is not installed.
 pub fn output(command: &mut Command, package: &'static str) -> Result<Output, LabError> {
     command.stdin(Stdio::null()).output().map_err(|source| match source.kind() {
         ErrorKind::NotFound => LabError::Missing {
             program: command.get_program().to_string_lossy().into_owned(),
             package,
         },
-        _ => LabError::Io { what: format!("cannot start `{}`", line_of(command)), source },
+        _ => LabError::Io { what: format!("cannot start `{}`", command_line(command)), source },
     })
 }
 
-fn line_of(command: &Command) -> String {
+fn command_line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
@@ -73,18 +73,18 @@ fn ip<I: AsRef<OsStr>>(arguments: &[I]) -> Result<String, LabError> {
     })
 }
 
-/// Deletes the namespaces of processes that are gone and returns their names.
+/// Deletes the namespaces of processes that no longer exist, and returns their names.
 ///
 /// # Errors
-/// When one of them cannot be deleted.
+/// If a namespace cannot be deleted.
 pub fn remove_stale() -> Result<Vec<String>, LabError> {
     let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return Ok(Vec::new()) };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let stale: Vec<String> =
-        names.filter(|name| owner(name).is_some_and(|pid| !process_exists(pid))).collect();
+        names.filter(|name| owner_pid(name).is_some_and(|pid| !process_exists(pid))).collect();
     for name in &stale {
         match ip(&["netns", "del", name]) {
-            // Another process that cleans up was faster.
+            // Another process has deleted the namespace already.
             Err(_) if !Path::new(NETNS_FOLDER).join(name).exists() => {}
             result => drop(result?),
         }
@@ -92,10 +92,10 @@ pub fn remove_stale() -> Result<Vec<String>, LabError> {
     Ok(stale)
 }
 
-/// The process that made the namespace `name`, if one of ours.
-fn owner(name: &str) -> Option<u32> {
+/// Id of the process that created the namespace `name`; `None` for names of another form.
+fn owner_pid(name: &str) -> Option<u32> {
     // tg-<pid>-<count>-<label>
-    let mut parts = name.strip_prefix(PREFIX)?.splitn(3, '-');
+    let mut parts = name.strip_prefix(NAME_PREFIX)?.splitn(3, '-');
     let pid = parts.next()?.parse().ok()?;
     parts.next()?.parse::<u32>().ok()?;
     parts.next()?;
@@ -106,33 +106,33 @@ fn process_exists(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// A number that no other namespace or device of this process has.
-fn unique() -> u32 {
+/// A number unique among the namespaces and devices of this process.
+fn next_unique_number() -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A network namespace of our own, deleted on drop.
+/// A network namespace owned by this process, deleted on drop.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
 }
 
 impl Namespace {
-    /// Makes an empty namespace, with the loopback up. `label` is for people.
+    /// Creates an empty namespace with the loopback device up. `label` is the last part of the
+    /// name, for people.
     ///
     /// # Errors
-    /// [`LabError::Permission`] without root, [`LabError::Missing`] without
-    /// iproute2.
+    /// [`LabError::Permission`] without root, [`LabError::Missing`] without iproute2.
     pub fn new(label: &str) -> Result<Self, LabError> {
-        let name = format!("{PREFIX}{}-{}-{label}", std::process::id(), unique());
+        let name = format!("{NAME_PREFIX}{}-{}-{label}", std::process::id(), next_unique_number());
         ip(&["netns", "add", &name])?;
         let namespace = Self { name };
         namespace.ip(&["link", "set", "lo", "up"])?;
         Ok(namespace)
     }
 
-    /// The name, as `ip netns` knows it.
+    /// The name known to `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -140,72 +140,71 @@ impl Namespace {
     /// Runs `ip` in this namespace.
     ///
     /// # Errors
-    /// When it fails.
+    /// If the command fails.
     pub fn ip(&self, arguments: &[&str]) -> Result<String, LabError> {
         let mut all = vec!["-n", self.name.as_str()];
         all.extend_from_slice(arguments);
         ip(&all)
     }
 
-    /// A command that will run `program` in this namespace, with the
-    /// namespace's own `/sys`. It replaces the helper that enters the
-    /// namespace, so the child's process id is the program's.
+    /// A command that runs `program` in this namespace, with the namespace's own `/sys`. `program`
+    /// replaces the helper that enters the namespace, so the child has the process id of
+    /// `program`.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
-    /// As [`Namespace::command`], on one core, and ended with SIGTERM when the
+    /// Like [`Namespace::command`], pinned to one core. The process receives SIGTERM when the
     /// thread that starts it ends.
     pub fn command_on_core(&self, core: usize, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command("setpriv");
-        command.args(on_core(core)).arg(program);
+        command.args(setpriv_arguments(core)).arg(program);
         command
     }
 
-    /// Runs a closure in this namespace, on a thread of its own, and returns
-    /// what it returned. Sockets that it opens stay in the namespace; `/sys`
-    /// shows it.
+    /// Runs a closure in this namespace on a separate thread, and returns its result. Sockets
+    /// that the closure opens stay in the namespace, and `/sys` shows the namespace.
     ///
     /// # Errors
-    /// When the namespace cannot be entered.
+    /// If the namespace cannot be entered.
     ///
     /// # Panics
-    /// When the closure does.
+    /// If the closure panics.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
-        let door = self.door()?;
+        let handle = self.open_handle()?;
         thread::scope(|scope| {
-            let worker = scope.spawn(|| door.enter().map(|()| work()));
+            let worker = scope.spawn(|| handle.enter().map(|()| work()));
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    /// As [`Namespace::enter`], on a thread that is not waited for.
+    /// Like [`Namespace::enter`], without waiting for the thread.
     ///
     /// # Errors
-    /// When there is no such namespace any more. That it cannot be entered is
-    /// an error of the thread.
+    /// If the namespace no longer exists. A failure to enter the namespace is an error of the
+    /// thread.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, LabError> + Send + 'static,
     ) -> Result<JoinHandle<Result<T, LabError>>, LabError> {
-        let door = self.door()?;
-        Ok(thread::spawn(move || door.enter().and_then(|()| work())))
+        let handle = self.open_handle()?;
+        Ok(thread::spawn(move || handle.enter().and_then(|()| work())))
     }
 
-    fn door(&self) -> Result<Door, LabError> {
+    fn open_handle(&self) -> Result<NamespaceHandle, LabError> {
         let path = Path::new(NETNS_FOLDER).join(&self.name);
         let file = File::open(&path).map_err(LabError::file(&path))?;
-        Ok(Door { file, name: self.name.clone() })
+        Ok(NamespaceHandle { file, name: self.name.clone() })
     }
 
     /// Writes a file below `/sys/class/net/DEVICE/` in this namespace.
     ///
     /// # Errors
-    /// When there is no such file or the kernel refuses the value.
+    /// If there is no such file, or the kernel refuses the value.
     pub fn write_device_file(&self, device: &str, file: &str, value: &str) -> Result<(), LabError> {
-        // A thread that entered the namespace would still see the old /sys.
+        // A thread that only entered the namespace would still see the old /sys.
         let script = r#"printf %s "$2" > "/sys/class/net/$1""#;
         let target = format!("{device}/{file}");
         let mut command = self.command("sh");
@@ -213,27 +212,27 @@ impl Namespace {
     }
 }
 
-/// The way into a namespace, open as long as it is held.
-struct Door {
+/// Open file of a namespace, through which threads enter the namespace.
+struct NamespaceHandle {
     file: File,
     name: String,
 }
 
-impl Door {
-    /// Moves the calling thread into the namespace, for good.
+impl NamespaceHandle {
+    /// Moves the calling thread into the namespace permanently.
     fn enter(&self) -> Result<(), LabError> {
         rustix::thread::move_into_link_name_space(
             self.file.as_fd(),
             Some(LinkNameSpaceType::Network),
         )
         .map_err(LabError::io(format!("cannot enter namespace {}", self.name)))?;
-        sys::own_sysfs().map_err(LabError::io("cannot mount /sys for a namespace"))
+        sys::unshare_sysfs().map_err(LabError::io("cannot mount /sys for a namespace"))
     }
 }
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Devices in it go with it. A failure here has nobody to report to;
+        // Deletes the devices in the namespace too. A failure cannot be reported here;
         // `remove_stale` tries again at the next start.
         let _ = ip(&["netns", "del", &self.name]);
     }
@@ -241,45 +240,45 @@ impl Drop for Namespace {
 
 /// One end of a [`VethPair`].
 #[derive(Debug)]
-pub struct End {
-    /// The namespace it is in.
+pub struct VethEnd {
+    /// The namespace of the device.
     pub namespace: Namespace,
-    /// The name of the device, unique on this machine while we live.
+    /// Name of the device, unique on this machine while this process runs.
     pub device: String,
-    /// Its hardware address.
+    /// Hardware address of the device.
     pub mac: [u8; 6],
 }
 
-/// How to make a [`VethPair`].
+/// Configuration of a [`VethPair`].
 #[derive(Clone, Debug, Default)]
 pub struct VethConfig {
-    /// Addresses with prefix lengths of the first end, `10.9.0.1/24`; the
-    /// kernel gets them. Leave out those that Tidegate answers for.
+    /// Kernel addresses of the first end with prefix lengths: `10.9.0.1/24`. Leave out the
+    /// addresses of Tidegate.
     pub a: Vec<String>,
-    /// The same for the second end.
+    /// Kernel addresses of the second end, in the same form.
     pub b: Vec<String>,
 }
 
-/// Two namespaces joined by a veth pair with one queue, up, offloads off: what
-/// goes over it are the frames that would go over a wire.
+/// Two namespaces joined by a veth pair with one queue, up, with offloads off: the frames on the
+/// pair are those of a physical wire.
 #[derive(Debug)]
 pub struct VethPair {
-    /// The first end: clients and load.
-    pub a: End,
+    /// The first end: clients and load generators.
+    pub a: VethEnd,
     /// The second end: servers.
-    pub b: End,
+    pub b: VethEnd,
 }
 
 impl VethPair {
-    /// Makes the namespaces, the devices and their addresses.
+    /// Creates the namespaces, the devices and their addresses.
     ///
     /// # Errors
-    /// As [`Namespace::new`].
+    /// The errors of [`Namespace::new`].
     pub fn new(config: &VethConfig) -> Result<Self, LabError> {
         let (a, b) = (Namespace::new("a")?, Namespace::new("b")?);
-        // 15 bytes at most, and the name must survive in a NAPI thread's name,
-        // which has room for nine.
-        let stem = format!("t{:x}{:x}", std::process::id() & 0xff_ffff, unique() & 0xf);
+        // At most 15 bytes. The name must also be recognisable in the name of a NAPI thread, which
+        // has space for nine of them.
+        let stem = format!("t{:x}{:x}", std::process::id() & 0xff_ffff, next_unique_number() & 0xf);
         let (device_a, device_b) = (format!("{stem}a"), format!("{stem}b"));
         let queues = ["numtxqueues", "1", "numrxqueues", "1"];
         let mut add = vec!["link", "add", &device_a];
@@ -288,8 +287,8 @@ impl VethPair {
         add.extend(queues);
         add.extend(["netns", b.name()]);
         a.ip(&add)?;
-        let a = End::prepare(a, device_a, &config.a)?;
-        let b = End::prepare(b, device_b, &config.b)?;
+        let a = VethEnd::prepare(a, device_a, &config.a)?;
+        let b = VethEnd::prepare(b, device_b, &config.b)?;
         for end in [&a, &b] {
             end.namespace.ip(&["link", "set", &end.device, "up"])?;
         }
@@ -297,14 +296,14 @@ impl VethPair {
     }
 }
 
-impl End {
+impl VethEnd {
     fn prepare(
         namespace: Namespace,
         device: String,
         addresses: &[String],
     ) -> Result<Self, LabError> {
-        // No address that nobody asked for: router solicitations and duplicate
-        // address detection would be packets that no test sent.
+        // No automatic addresses: router solicitations and duplicate address detection would be
+        // packets that no test sent.
         let quiet = format!("net.ipv6.conf.{device}.accept_ra=0");
         let _ = run_to_end(namespace.command("sysctl").args(["-qw", &quiet]), "procps");
         namespace.ip(&["link", "set", &device, "addrgenmode", "none"])?;
@@ -322,27 +321,28 @@ impl End {
         Ok(end)
     }
 
-    /// The index of the device.
+    /// Interface index of the device.
     ///
     /// # Errors
-    /// When it is gone.
-    pub fn index(&self) -> Result<u32, LabError> {
+    /// If the device no longer exists.
+    pub fn ifindex(&self) -> Result<u32, LabError> {
         self.read_device_number("ifindex").map(|index| index as u32)
     }
 
-    /// Frames that left through the device and that its peer had room for.
+    /// Frames transmitted through the device so far, without those that its peer dropped on a
+    /// full ring.
     ///
     /// # Errors
-    /// When it is gone.
-    pub fn transmitted(&self) -> Result<u64, LabError> {
+    /// If the device no longer exists.
+    pub fn tx_packets(&self) -> Result<u64, LabError> {
         self.read_device_number("statistics/tx_packets")
     }
 
     /// Frames received by the device so far.
     ///
     /// # Errors
-    /// When the kernel does not tell.
-    pub fn received(&self) -> Result<u64, LabError> {
+    /// If the device no longer exists.
+    pub fn rx_packets(&self) -> Result<u64, LabError> {
         self.read_device_number("statistics/rx_packets")
     }
 
@@ -351,18 +351,18 @@ impl End {
         let text = self.namespace.enter(|| fs::read_to_string(&path))?;
         let text = text.map_err(LabError::file(&path))?;
         let number = text.trim().parse();
-        number.map_err(|_| LabError::Config(format!("{path} holds {text:?} and not a number")))
+        number.map_err(|_| LabError::Config(format!("{path} contains {text:?}, not a number")))
     }
 
     /// Sets offload features with `ethtool -K`.
     ///
     /// # Errors
-    /// When ethtool is missing or refuses.
+    /// If ethtool is missing or fails.
     pub fn ethtool(&self, features: &[&str]) -> Result<(), LabError> {
         let mut command = self.namespace.command("ethtool");
         let output = output(command.args(["-K", &self.device]).args(features), "ethtool")?;
         let stderr = String::from_utf8_lossy(&output.stderr);
-        // `ip netns exec` starts and then does not find it.
+        // `ip netns exec` itself starts, and then does not find ethtool.
         if stderr.contains("No such file") {
             return Err(LabError::Missing { program: "ethtool".into(), package: "ethtool" });
         }
@@ -370,7 +370,7 @@ impl End {
             return Ok(());
         }
         Err(LabError::Command {
-            command: line_of(&command),
+            command: command_line(&command),
             status: output.status.to_string(),
             stderr: stderr.trim().to_owned(),
         })
@@ -379,7 +379,7 @@ impl End {
     /// Adds an address with prefix length to the device, usable at once.
     ///
     /// # Errors
-    /// When `ip` refuses.
+    /// If `ip` fails.
     pub fn add_address(&self, address: IpAddr, prefix: u8) -> Result<(), LabError> {
         let text = format!("{address}/{prefix}");
         let mut arguments = vec!["addr", "add", text.as_str(), "dev", self.device.as_str()];
@@ -389,22 +389,22 @@ impl End {
         self.namespace.ip(&arguments).map(drop)
     }
 
-    /// Sends the receive processing of this device to one core by Receive
-    /// Packet Steering, whatever core the sender runs on. `None` turns it off.
+    /// Directs the receive processing of this device to one core by Receive Packet Steering (RPS),
+    /// independent of the sender's core. `None` turns RPS off.
     ///
     /// # Errors
-    /// When the kernel refuses the mask.
+    /// If the kernel refuses the mask.
     pub fn set_rps(&self, core: Option<usize>) -> Result<(), LabError> {
         let mask = core.map_or_else(|| "0".to_owned(), rps_mask);
         self.namespace.write_device_file(&self.device, "queues/rx-0/rps_cpus", &mask)
     }
 
-    /// Gives this device's NAPI context a kernel thread of its own, on `core`.
-    /// The device needs a NAPI context: on veth, an XDP program or GRO. Returns
-    /// the threads' process ids.
+    /// Enables threaded NAPI: gives the device's NAPI context a kernel thread, pinned to `core`.
+    /// Returns the process ids of the threads. The device needs a NAPI context: on veth, an XDP
+    /// program or GRO.
     ///
     /// # Errors
-    /// When the device has none, or no thread appears.
+    /// If the device has no NAPI context, or no thread appears.
     pub fn set_threaded_napi(&self, core: usize) -> Result<Vec<i32>, LabError> {
         self.namespace.write_device_file(&self.device, "threaded", "1")?;
         let threads = cpu::napi_threads(&self.device);
@@ -420,20 +420,20 @@ impl End {
         Ok(threads)
     }
 
-    /// Gives up the kernel thread of [`End::set_threaded_napi`], now or when
-    /// the device gets its next NAPI context.
+    /// Disables the threaded NAPI of [`VethEnd::set_threaded_napi`], now or when the device gets
+    /// its next NAPI context.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn set_softirq_napi(&self) -> Result<(), LabError> {
         self.namespace.write_device_file(&self.device, "threaded", "0")
     }
 
-    /// Sets how long the device's NAPI context leaves interrupts off after a
-    /// poll: what preferred busy polling builds on.
+    /// Sets the interrupt deferral of the device's NAPI context after a poll: the number of idle
+    /// polls, and the interval of the timer in nanoseconds. Preferred busy polling builds on it.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn set_deferral(&self, defer_hard_irqs: u32, flush_ns: u64) -> Result<(), LabError> {
         let defer = defer_hard_irqs.to_string();
         self.namespace.write_device_file(&self.device, "napi_defer_hard_irqs", &defer)?;
@@ -442,7 +442,7 @@ impl End {
     }
 }
 
-/// The mask for one core, as sysfs wants it: hexadecimal words of 32 bits.
+/// CPU mask with one core, in the format of sysfs: hexadecimal words of 32 bits.
 fn rps_mask(core: usize) -> String {
     let mut mask = format!("{:x}", 1u32 << (core % 32));
     for _ in 0..core / 32 {
@@ -456,7 +456,7 @@ fn parse_mac_of_link(text: &str) -> Option<[u8; 6]> {
     parse_mac(words.nth(1)?)
 }
 
-/// Reads `02:00:00:00:00:01`.
+/// Parses a hardware address such as `02:00:00:00:00:01`.
 pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut parts = text.split(':');
@@ -473,22 +473,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_is_in_the_name() {
-        assert_eq!(owner("tg-123-0-a"), Some(123));
+    fn parses_the_owner_from_the_name() {
+        assert_eq!(owner_pid("tg-123-0-a"), Some(123));
         for other in ["tg-123", "tg-x-0-a", "tg-123-y-a", "other-123-0-a", "tg-wire-b"] {
-            assert_eq!(owner(other), None, "{other}");
+            assert_eq!(owner_pid(other), None, "{other}");
         }
     }
 
     #[test]
-    fn masks_reach_beyond_32_cores() {
+    fn rps_mask_supports_more_than_32_cores() {
         assert_eq!(rps_mask(0), "1");
         assert_eq!(rps_mask(5), "20");
         assert_eq!(rps_mask(33), "2,00000000");
     }
 
     #[test]
-    fn hardware_addresses_are_six_bytes() {
+    fn rejects_malformed_hardware_addresses() {
         assert_eq!(parse_mac("02:0:00:00:00:ff"), Some([2, 0, 0, 0, 0, 255]));
         for bad in
             ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "02:00:00:00:00:zz", "+2:0:0:0:0:0"]
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_named_with_its_package() {
+    fn missing_program_names_its_package() {
         let error =
             run_to_end(&mut Command::new("tg-no-such-program"), "some-package").unwrap_err();
         assert!(error.to_string().contains("apt-get install some-package"), "{error}");

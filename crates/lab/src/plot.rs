@@ -1,49 +1,49 @@
 //! Line charts as SVG, for the pictures of the experiments.
 //!
-//! A pure function of its input: the same data give the same bytes. No script,
-//! no font file, and colours that can be told apart on a light and on a dark
-//! page, by people who do not see all colours too.
+//! The output is a pure function of the input: the same data give the same bytes. The SVG has no
+//! script and no font file. Its colours can be told apart on light and dark pages, also by
+//! colour-blind readers.
 
 use std::fmt::Write as _;
 
 use crate::error::LabError;
 
-/// How values are laid out along an axis.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// In proportion, from zero or below.
+    /// Proportional, from zero or below.
     #[default]
     Linear,
-    /// By their logarithm. Values that are not above zero are left out.
+    /// Logarithmic. Values that are not above zero are left out.
     Log,
 }
 
 /// One axis of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
-    /// What is shown.
+    /// Quantity on the axis.
     pub label: String,
-    /// The unit, `packets/s`; empty when there is none.
+    /// Unit, such as `packets/s`; empty without a unit.
     pub unit: String,
-    /// How values are laid out.
+    /// Scale of the axis.
     pub scale: Scale,
-    /// The largest value to show; the data decide when absent.
+    /// Largest value to show; `None` takes it from the data.
     pub max: Option<f64>,
 }
 
 impl Axis {
-    /// A linear axis that the data give its range.
+    /// A linear axis with its range from the data.
     pub fn new(label: impl Into<String>, unit: impl Into<String>) -> Self {
         Self { label: label.into(), unit: unit.into(), ..Self::default() }
     }
 
-    /// The same axis, laid out by logarithm.
+    /// The same axis with a logarithmic scale.
     #[must_use]
     pub fn log(self) -> Self {
         Self { scale: Scale::Log, ..self }
     }
 
-    /// The same axis up to `max`, whatever the data.
+    /// The same axis with the end `max`, independent of the data.
     #[must_use]
     pub fn up_to(self, max: f64) -> Self {
         Self { max: Some(max), ..self }
@@ -57,27 +57,26 @@ impl Axis {
     }
 }
 
-/// How the line of a series looks.
+/// Line style of a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stroke {
-    /// A line with a mark at each point: measured.
+    /// A line with a mark at each point: measured values.
     #[default]
     Solid,
-    /// A dashed line without marks: a reference, or published.
+    /// A dashed line without marks: a reference, or published values.
     Dashed,
-    /// A broad line without marks: a stretch of time.
+    /// A broad line without marks: a period of time.
     Bar,
 }
 
-/// Points that belong together.
+/// A named sequence of points.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// The name in the legend. The same name has the same colour in all panels.
+    /// Name in the legend. The same name has the same colour in all panels.
     pub name: String,
-    /// The points, in the order in which the line goes. A point that is not
-    /// finite interrupts the line.
+    /// The points, in drawing order. A point that is not finite interrupts the line.
     pub points: Vec<(f64, f64)>,
-    /// How the line looks.
+    /// Line style.
     pub stroke: Stroke,
 }
 
@@ -87,7 +86,7 @@ impl Series {
         Self { name: name.into(), points: points.into_iter().collect(), stroke: Stroke::Solid }
     }
 
-    /// A stretch of the horizontal axis, at a height.
+    /// A range of the horizontal axis at a given height.
     pub fn bar(name: impl Into<String>, range: (f64, f64), height: f64) -> Self {
         let points = vec![(range.0, height), (range.1, height)];
         Self { name: name.into(), points, stroke: Stroke::Bar }
@@ -100,12 +99,12 @@ impl Series {
     }
 }
 
-/// A stretch of the horizontal axis that something happened in.
+/// A shaded range of the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// Where it begins and ends.
+    /// Start and end of the range.
     pub range: (f64, f64),
-    /// What happened.
+    /// Label of the range.
     pub label: String,
 }
 
@@ -120,7 +119,7 @@ pub struct Panel {
     pub y: Axis,
     /// The lines.
     pub series: Vec<Series>,
-    /// Stretches that are shaded.
+    /// Shaded ranges.
     pub spans: Vec<Span>,
 }
 
@@ -133,24 +132,23 @@ pub struct Picture {
     pub panels: Vec<Panel>,
 }
 
-/// Okabe and Ito's colours that stand out on white and on black alike, then
-/// three more.
+/// Okabe and Ito's colours that contrast with both white and black, then three more.
 const COLOURS: [&str; 10] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d5a", "#7f7f7f",
     "#9467bd", "#bcbd22",
 ];
 const PANEL_WIDTH: f64 = 460.0;
 const PANEL_HEIGHT: f64 = 300.0;
-/// Room around the coordinate system of a panel: for numbers and captions.
-const LEFT: f64 = 64.0;
-const RIGHT: f64 = 16.0;
-const TOP: f64 = 30.0;
-const BOTTOM: f64 = 48.0;
+/// Margins of a panel, for numbers and captions.
+const MARGIN_LEFT: f64 = 64.0;
+const MARGIN_RIGHT: f64 = 16.0;
+const MARGIN_TOP: f64 = 30.0;
+const MARGIN_BOTTOM: f64 = 48.0;
 const HEADING_HEIGHT: f64 = 36.0;
 const LEGEND_LINE_HEIGHT: f64 = 20.0;
-/// What a character of the legend needs at most.
+/// Maximum width of a character in the legend.
 const LEGEND_CHARACTER_WIDTH: f64 = 7.2;
-/// The line and the gaps around a name in the legend.
+/// Width of the line and the gaps around a name in the legend.
 const LEGEND_KEY_WIDTH: f64 = 46.0;
 
 const STYLE: &str = "\
@@ -169,7 +167,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;font-size:
 
 impl Picture {
     /// A picture with one panel.
-    pub fn of(panel: Panel) -> Self {
+    pub fn from_panel(panel: Panel) -> Self {
         let mut panel = panel;
         Self { title: std::mem::take(&mut panel.title), panels: vec![panel] }
     }
@@ -186,10 +184,10 @@ impl Picture {
     pub fn to_svg(&self) -> String {
         let columns = if self.panels.len() > 1 { 2 } else { 1 };
         let rows = self.panels.len().div_ceil(columns).max(1);
-        // A lone panel is wider, since there is room.
+        // A single panel is wider.
         let panel_width = if columns == 1 { 1.6 * PANEL_WIDTH } else { PANEL_WIDTH };
         let width = panel_width * columns as f64;
-        let legend = Legend::of(&self.panels, width);
+        let legend = Legend::new(&self.panels, width);
         let height = HEADING_HEIGHT + rows as f64 * PANEL_HEIGHT + legend.height();
         let mut svg = String::new();
         let _ = write!(
@@ -204,7 +202,7 @@ impl Picture {
         for (at, panel) in self.panels.iter().enumerate() {
             let left = (at % columns) as f64 * panel_width;
             let top = HEADING_HEIGHT + (at / columns) as f64 * PANEL_HEIGHT;
-            Frame::new(panel, left, top, panel_width).draw(panel, &legend, &mut svg);
+            PanelLayout::new(panel, left, top, panel_width).draw(panel, &legend, &mut svg);
         }
         legend.draw(HEADING_HEIGHT + rows as f64 * PANEL_HEIGHT, &mut svg);
         svg.push_str("</svg>\n");
@@ -212,23 +210,23 @@ impl Picture {
     }
 }
 
-/// The names of all series, each once, with their places.
+/// Names of all series, each once, with their positions.
 struct Legend {
     entries: Vec<(String, Stroke, f64, usize)>,
 }
 
 impl Legend {
-    fn of(panels: &[Panel], width: f64) -> Self {
+    fn new(panels: &[Panel], width: f64) -> Self {
         let mut entries: Vec<(String, Stroke, f64, usize)> = Vec::new();
-        let (mut x, mut line) = (LEFT, 0);
+        let (mut x, mut line) = (MARGIN_LEFT, 0);
         for series in panels.iter().flat_map(|panel| &panel.series) {
             if entries.iter().any(|(name, ..)| *name == series.name) {
                 continue;
             }
             let characters = series.name.chars().count() as f64;
             let needed = LEGEND_KEY_WIDTH + characters * LEGEND_CHARACTER_WIDTH;
-            if x + needed > width && x > LEFT {
-                (x, line) = (LEFT, line + 1);
+            if x + needed > width && x > MARGIN_LEFT {
+                (x, line) = (MARGIN_LEFT, line + 1);
             }
             entries.push((series.name.clone(), series.stroke, x, line));
             x += needed;
@@ -258,18 +256,18 @@ impl Legend {
     }
 }
 
-/// Where the values of an axis lie on the page.
-struct Ruler {
+/// Mapping of the values of an axis to the page.
+struct AxisLayout {
     scale: Scale,
     low: f64,
     high: f64,
-    /// Where `low` and `high` are, in pixels.
-    page: (f64, f64),
+    /// Positions of `low` and `high`, in pixels.
+    pixels: (f64, f64),
     ticks: Vec<f64>,
 }
 
-impl Ruler {
-    fn new(axis: &Axis, values: impl Iterator<Item = f64>, page: (f64, f64)) -> Self {
+impl AxisLayout {
+    fn new(axis: &Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Self {
         let usable =
             |value: &f64| value.is_finite() && (axis.scale == Scale::Linear || *value > 0.0);
         let (low, high) = values
@@ -281,23 +279,23 @@ impl Ruler {
             Scale::Linear => linear_ticks(low.min(0.0), high, axis.max.is_some()),
             Scale::Log => log_ticks(low, high),
         };
-        Self { scale: axis.scale, low, high, page, ticks }
+        Self { scale: axis.scale, low, high, pixels, ticks }
     }
 
-    /// Where a value lies; `None` when the axis cannot show it.
-    fn place(&self, value: f64) -> Option<f64> {
+    /// Position of a value in pixels; `None` if the axis cannot show it.
+    fn position(&self, value: f64) -> Option<f64> {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
             Scale::Log => (value / self.low).ln() / (self.high / self.low).ln(),
         };
-        // A little over the edge is cut off by the panel's clip path.
+        // Positions slightly outside are cut off by the panel's clip path.
         let share = if share.is_finite() { share.clamp(-0.5, 1.5) } else { return None };
-        Some(self.page.0 + share * (self.page.1 - self.page.0))
+        Some(self.pixels.0 + share * (self.pixels.1 - self.pixels.0))
     }
 }
 
-/// About six steps of 1, 2 or 5 times a power of ten, from zero or below to
-/// the largest value; `exact` keeps that as the end of the axis.
+/// Start, end and ticks of a linear axis from zero or below to the largest value: about six steps
+/// of 1, 2 or 5 times a power of ten. `exact` keeps the largest value as the end of the axis.
 fn linear_ticks(low: f64, high: f64, exact: bool) -> (f64, f64, Vec<f64>) {
     let high = if high > low { high } else { low + 1.0 };
     let rough = (high - low) / 6.0;
@@ -315,7 +313,8 @@ fn linear_ticks(low: f64, high: f64, exact: bool) -> (f64, f64, Vec<f64>) {
     (first * step, last * step, ticks)
 }
 
-/// Powers of ten around the values; with 2 and 5 between them if they are few.
+/// Start, end and ticks of a logarithmic axis: powers of ten around the values, with 2 and 5
+/// between them if they are few.
 fn log_ticks(low: f64, high: f64) -> (f64, f64, Vec<f64>) {
     let mut first = low.log10().floor() as i32;
     let mut last = high.log10().ceil() as i32;
@@ -330,7 +329,7 @@ fn log_ticks(low: f64, high: f64) -> (f64, f64, Vec<f64>) {
     (10f64.powi(first), 10f64.powi(last), ticks)
 }
 
-/// A number on an axis: short, with a suffix for thousands and more.
+/// Formats a number for an axis: short, with a suffix from thousands on.
 fn tick_text(value: f64) -> String {
     let (scaled, suffix) = match value.abs() {
         v if v >= 1e9 => (value / 1e9, " G"),
@@ -345,36 +344,36 @@ fn tick_text(value: f64) -> String {
     format!("{text}{suffix}")
 }
 
-/// The coordinate system of one panel on the page.
-struct Frame {
-    x: Ruler,
-    y: Ruler,
+/// Coordinate system of one panel on the page.
+struct PanelLayout {
+    x: AxisLayout,
+    y: AxisLayout,
 }
 
-impl Frame {
+impl PanelLayout {
     fn new(panel: &Panel, left: f64, top: f64, width: f64) -> Self {
         let points = || panel.series.iter().flat_map(|series| series.points.iter().copied());
-        let page_x = (left + LEFT, left + width - RIGHT);
-        let page_y = (top + PANEL_HEIGHT - BOTTOM, top + TOP);
+        let page_x = (left + MARGIN_LEFT, left + width - MARGIN_RIGHT);
+        let page_y = (top + PANEL_HEIGHT - MARGIN_BOTTOM, top + MARGIN_TOP);
         Self {
-            x: Ruler::new(&panel.x, points().map(|(x, _)| x), page_x),
-            y: Ruler::new(&panel.y, points().map(|(_, y)| y), page_y),
+            x: AxisLayout::new(&panel.x, points().map(|(x, _)| x), page_x),
+            y: AxisLayout::new(&panel.y, points().map(|(_, y)| y), page_y),
         }
     }
 
     fn draw(&self, panel: &Panel, legend: &Legend, svg: &mut String) {
-        let ((left, right), (bottom, top)) = (self.x.page, self.y.page);
+        let ((left, right), (bottom, top)) = (self.x.pixels, self.y.pixels);
         text(svg, "title", ((left + right) / 2.0, top - 10.0), "middle", &panel.title);
         for span in &panel.spans {
             self.draw_span(span, svg);
         }
         for tick in &self.y.ticks {
-            let Some(y) = self.y.place(*tick) else { continue };
+            let Some(y) = self.y.position(*tick) else { continue };
             line(svg, "grid", (left, y), (right, y));
             text(svg, "", (left - 6.0, y + 4.0), "end", &tick_text(*tick));
         }
         for tick in &self.x.ticks {
-            let Some(x) = self.x.place(*tick) else { continue };
+            let Some(x) = self.x.position(*tick) else { continue };
             line(svg, "axis", (x, bottom), (x, bottom + 4.0));
             text(svg, "", (x, bottom + 18.0), "middle", &tick_text(*tick));
         }
@@ -393,11 +392,11 @@ impl Frame {
     }
 
     fn draw_span(&self, span: &Span, svg: &mut String) {
-        let (Some(from), Some(to)) = (self.x.place(span.range.0), self.x.place(span.range.1))
+        let (Some(from), Some(to)) = (self.x.position(span.range.0), self.x.position(span.range.1))
         else {
             return;
         };
-        let (bottom, top) = self.y.page;
+        let (bottom, top) = self.y.pixels;
         let _ = writeln!(
             svg,
             "<rect class=\"span\" x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
@@ -408,8 +407,8 @@ impl Frame {
     }
 
     fn draw_series(&self, panel: &Panel, legend: &Legend, svg: &mut String) {
-        let ((left, right), (bottom, top)) = (self.x.page, self.y.page);
-        // The name is made of the place, so that panels do not share one.
+        let ((left, right), (bottom, top)) = (self.x.pixels, self.y.pixels);
+        // The id contains the position, so that panels do not share one.
         let clip = format!("c{left:.0}-{top:.0}");
         let _ = writeln!(
             svg,
@@ -422,14 +421,15 @@ impl Frame {
         );
         for series in &panel.series {
             let colour = legend.colour(&series.name);
-            let places = series.points.iter().map(|(x, y)| self.x.place(*x).zip(self.y.place(*y)));
-            let places: Vec<Option<(f64, f64)>> = places.collect();
-            for stretch in places.split(Option::is_none) {
-                let stretch: Vec<(f64, f64)> = stretch.iter().flatten().copied().collect();
-                polyline(svg, &stretch, colour, series.stroke);
+            let positions =
+                series.points.iter().map(|(x, y)| self.x.position(*x).zip(self.y.position(*y)));
+            let positions: Vec<Option<(f64, f64)>> = positions.collect();
+            for segment in positions.split(Option::is_none) {
+                let segment: Vec<(f64, f64)> = segment.iter().flatten().copied().collect();
+                polyline(svg, &segment, colour, series.stroke);
             }
             if series.stroke == Stroke::Solid {
-                places.iter().flatten().for_each(|place| mark(svg, *place, colour));
+                positions.iter().flatten().for_each(|position| mark(svg, *position, colour));
             }
         }
         svg.push_str("</g>\n");
@@ -512,9 +512,9 @@ mod tests {
         Picture { title: "Goodput against offered load".into(), panels: vec![panel(), log] }
     }
 
-    /// `TIDEGATE_BLESS=1 cargo test` writes the file anew: look at it then.
+    /// `TIDEGATE_BLESS=1 cargo test` rewrites the golden file; check the picture afterwards.
     #[test]
-    fn the_picture_is_as_it_was_looked_at() {
+    fn renders_the_golden_svg() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/plot.svg");
         let svg = picture().to_svg();
         if std::env::var_os("TIDEGATE_BLESS").is_some() {
@@ -524,17 +524,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_one_colour_in_all_panels_and_one_line_in_the_legend() {
+    fn series_name_has_one_colour_and_one_legend_entry() {
         let svg = picture().to_svg();
         assert_eq!(svg.matches(">kernel</text>").count(), 1);
-        let legend = Legend::of(&picture().panels, 900.0);
+        let legend = Legend::new(&picture().panels, 900.0);
         assert_eq!(legend.entries.len(), 4);
         assert_ne!(legend.colour("kernel"), legend.colour("new"));
         assert!(!svg.contains("polled & feedback") && svg.contains("polled &amp; feedback"));
     }
 
     #[test]
-    fn axes_have_round_numbers() {
+    fn ticks_are_round_numbers() {
         assert_eq!(
             linear_ticks(0.0, 1.1e6, false),
             (0.0, 1.2e6, vec![0.0, 2e5, 4e5, 6e5, 8e5, 1e6, 1.2e6])
@@ -549,19 +549,19 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_be_shown_interrupt_the_line() {
+    fn values_off_the_scale_interrupt_the_line() {
         let broken = Panel {
             series: vec![Series::new("s", [(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.0)])],
             ..Panel::default()
         };
-        let svg = Picture::of(broken).to_svg();
+        let svg = Picture::from_panel(broken).to_svg();
         assert_eq!(svg.matches("<circle").count(), 3 + 1, "three points and the legend");
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
         for values in [vec![], vec![(f64::INFINITY, -1.0)], vec![(0.0, 0.0)]] {
             for axis in [Axis::new("a", "b"), Axis::new("a", "b").log()] {
                 let series = vec![Series::new("s", values.clone())];
                 let panel = Panel { x: axis.clone(), y: axis, series, ..Panel::default() };
-                let svg = Picture::of(panel).to_svg();
+                let svg = Picture::from_panel(panel).to_svg();
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
             }
         }

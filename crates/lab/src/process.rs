@@ -1,4 +1,4 @@
-//! A server as a child process: started, waited for, ended.
+//! Servers as child processes: start, readiness, stop.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -12,43 +12,43 @@ use serde_json::Value;
 
 use crate::error::LabError;
 
-const START_LIMIT: Duration = Duration::from_secs(60);
-const STOP_LIMIT: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A command on one core, ended with SIGTERM when the thread that starts it
-/// ends. The child's process id is the program's.
+/// A command pinned to one core. The process receives SIGTERM when the thread that starts it
+/// ends. The child has the process id of `program`.
 pub(crate) fn command_on_core(core: usize, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(on_core(core)).arg(program);
+    command.args(setpriv_arguments(core)).arg(program);
     command
 }
 
-/// The arguments of `setpriv` for that.
-pub(crate) fn on_core(core: usize) -> [String; 5] {
+/// The arguments of `setpriv` for [`command_on_core`].
+pub(crate) fn setpriv_arguments(core: usize) -> [String; 5] {
     ["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()].map(str::to_owned)
 }
 
-/// A process that serves. It is ended on drop.
+/// A server process, stopped on drop.
 #[derive(Debug)]
-pub struct Process {
+pub struct ServerProcess {
     name: String,
     child: Child,
-    said: mpsc::Receiver<String>,
+    first_line: mpsc::Receiver<String>,
     output: Option<JoinHandle<String>>,
 }
 
-impl Process {
-    /// Starts `command`; `name` is for people. Its standard error is ours.
+impl ServerProcess {
+    /// Starts `command`; `name` is for messages. The process inherits standard error.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If the process cannot be started.
     pub fn start(name: &str, command: &mut Command) -> Result<Self, LabError> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().map_err(LabError::io(format!("cannot start {name}")))?;
-        let (ready, said) = mpsc::channel();
+        let (ready, first_line) = mpsc::channel();
         let stdout = child.stdout.take();
         let output = stdout.map(|stdout| thread::spawn(move || read_output(stdout, &ready)));
-        Ok(Self { name: name.to_owned(), child, said, output })
+        Ok(Self { name: name.to_owned(), child, first_line, output })
     }
 
     /// The process id.
@@ -56,42 +56,41 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits for the line that Tidegate's servers print when they serve.
+    /// Waits for the first line of output, which Tidegate's servers print when they are ready.
     ///
     /// # Errors
-    /// When it ends or says nothing.
-    pub fn wait_for_line(&mut self) -> Result<String, LabError> {
-        match self.said.recv_timeout(START_LIMIT) {
+    /// If the process exits, or prints nothing within the time limit.
+    pub fn wait_for_first_line(&mut self) -> Result<String, LabError> {
+        match self.first_line.recv_timeout(START_TIMEOUT) {
             Ok(line) => Ok(line),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.failed("it never got ready")),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.failed("it ended")),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.failed("no ready line within 60 s")),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.failed("the process exited")),
         }
     }
 
-    /// Waits until `is_ready` says so, which is asked every few milliseconds.
+    /// Waits until `is_ready` returns true, polling every 20 ms.
     ///
     /// # Errors
-    /// When the process ends first, or is never ready.
+    /// If the process exits first, or is not ready within the time limit.
     pub fn wait_until(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), LabError> {
         let start = Instant::now();
-        while start.elapsed() < START_LIMIT {
+        while start.elapsed() < START_TIMEOUT {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(self.failed(&format!("it ended ({status})")));
+                return Err(self.failed(&format!("the process exited ({status})")));
             }
             if is_ready() {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(self.failed("it never answered"))
+        Err(self.failed("not ready within 60 s"))
     }
 
     fn failed(&self, detail: &str) -> LabError {
         LabError::Server { name: self.name.clone(), detail: detail.to_owned() }
     }
 
-    /// Ends the server and returns the counters that Tidegate's servers print
-    /// at their end.
+    /// Stops the server and returns the counters that Tidegate's servers print on exit.
     pub fn stop(mut self) -> Option<Value> {
         self.end();
         let output = self.output.take()?.join().ok()?;
@@ -103,10 +102,10 @@ impl Process {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // Not waited for yet, so the id is still the child's.
+        // The child has not been reaped yet, so the process id is still valid.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
         let start = Instant::now();
-        while start.elapsed() < STOP_LIMIT {
+        while start.elapsed() < STOP_TIMEOUT {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
@@ -117,18 +116,18 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Tells the first line at once and returns the rest at the end.
+/// Sends the first line at once, and returns the rest at the end of the output.
 fn read_output(stdout: ChildStdout, ready: &mpsc::Sender<String>) -> String {
     let mut reader = BufReader::new(stdout);
     let mut first = String::new();
     if reader.read_line(&mut first).is_ok_and(|bytes| bytes > 0) {
-        // Nobody listens when the server is another's.
+        // The receiver may be dropped: not every caller waits for the first line.
         let _ = ready.send(first.trim().to_owned());
     }
     let mut rest = String::new();
@@ -140,14 +139,14 @@ fn read_output(stdout: ChildStdout, ready: &mpsc::Sender<String>) -> String {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Process {
-        Process::start("shell", Command::new("sh").args(["-c", script])).unwrap()
+    fn shell(script: &str) -> ServerProcess {
+        ServerProcess::start("shell", Command::new("sh").args(["-c", script])).unwrap()
     }
 
     #[test]
-    fn the_first_line_is_told_and_the_last_json_kept() {
+    fn returns_the_first_line_and_the_last_json() {
         let mut process = shell("echo ready; echo '{\"a\": 1}'");
-        assert_eq!(process.wait_for_line().unwrap(), "ready");
+        assert_eq!(process.wait_for_first_line().unwrap(), "ready");
         let pid = process.pid();
         assert!(pid > 0);
         process.output.as_ref().inspect(|output| while !output.is_finished() {});
@@ -155,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_early_is_an_error() {
-        assert!(shell("exit 3").wait_for_line().unwrap_err().to_string().contains("shell"));
+    fn early_exit_is_an_error() {
+        assert!(shell("exit 3").wait_for_first_line().unwrap_err().to_string().contains("shell"));
         let error = shell("exit 3").wait_until(|| false).unwrap_err().to_string();
-        assert!(error.contains("it ended"), "{error}");
-        let missing = Process::start("x", &mut Command::new("/no/such/program"));
+        assert!(error.contains("the process exited"), "{error}");
+        let missing = ServerProcess::start("x", &mut Command::new("/no/such/program"));
         assert!(missing.unwrap_err().to_string().contains("cannot start x"));
     }
 }

@@ -1,7 +1,7 @@
-//! A soak: UDP at the maximum, with faults, for as long as one likes.
+//! Soak test: UDP at the maximum rate, with injected faults, for any duration.
 //!
-//! What must hold: memory does not grow, nothing panics, and every packet that
-//! was received was delivered, handled or dropped for a reason.
+//! Invariants: memory does not grow, nothing panics, and every received packet is delivered,
+//! handled, or dropped with a reason.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tidegate::port::fault::{Fault, FaultConfig, Faults};
-use tidegate::port::mem::{MemConfig, wire};
-use tidegate::port::xdp::{BusyPoll, XdpConfig};
+use tidegate::device::fault::{FaultConfig, FaultInjector, FaultRates};
+use tidegate::device::mem::{MemConfig, wire};
+use tidegate::device::xdp::{BusyPoll, XdpConfig};
 use tidegate::{Net, NetConfig, UdpSocket};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::echo::Echo;
@@ -21,42 +21,43 @@ use tidegate_memory::{Arena, ArenaConfig};
 
 use crate::cpu;
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
-use crate::load::{EchoWorkload, LinkKind, LoadConfig, LoadReport, load_udp, over_port};
+use crate::experiment::{Experiment, format_number};
+use crate::load::{EchoWorkload, LinkKind, LoadConfig, LoadReport, load_over_device, load_udp};
 use crate::netns::{VethConfig, VethPair};
 
-/// What the soak runs over.
+/// Link of the soak test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SoakLink {
-    /// A wire in memory.
+    /// In-memory link.
     Mem,
     /// AF_XDP on both ends of a veth pair; needs root.
     Xdp,
 }
 
-/// How to run a soak. Probabilities are from 0 to 1 and hold for each
-/// direction.
+/// Configuration of a soak test.
+///
+/// Probabilities are from 0 to 1 and apply to each direction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SoakConfig {
-    /// How long.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Over what.
+    /// Link to test.
     pub link: SoakLink,
-    /// Over IPv6 instead of IPv4.
+    /// Use IPv6 instead of IPv4.
     pub ipv6: bool,
-    /// How often a packet is lost.
+    /// Probability that a packet is lost.
     pub loss: f64,
-    /// How often it comes twice.
+    /// Probability that a packet is duplicated.
     pub duplication: f64,
-    /// How often it is overtaken.
+    /// Probability that a packet is reordered.
     pub reordering: f64,
-    /// How often a bit of it is turned over.
+    /// Probability that a bit of a packet is flipped.
     pub corruption: f64,
-    /// The same seed makes the same faults.
+    /// Seed of the faults; the same seed gives the same faults.
     pub seed: u64,
-    /// Bytes of payload.
+    /// Payload size in bytes.
     pub payload_bytes: usize,
 }
 
@@ -76,31 +77,31 @@ impl Default for SoakConfig {
     }
 }
 
-/// The result of a soak.
+/// Result of a soak test.
 #[derive(Clone, Debug, Serialize)]
 pub struct SoakReport {
-    /// The load that was sent.
+    /// Report of the generated load.
     pub load: LoadReport,
-    /// Resident memory when a tenth of the time had passed, in bytes.
+    /// Resident memory after a tenth of the duration, in bytes.
     pub resident_before_bytes: u64,
     /// Resident memory at the end, in bytes.
     pub resident_after_bytes: u64,
-    /// Frames that the server's port handed to its stack.
+    /// Frames that the server's device passed to its stack.
     pub received: u64,
-    /// Datagrams that the echo server took.
+    /// Datagrams that the echo server received.
     pub delivered: u64,
-    /// Packets that were for the stack itself.
+    /// Packets that the stack handled itself.
     pub handled: u64,
-    /// Drops in the server's stack and port, by reason.
+    /// Drops in the server's stack and device, by reason.
     pub drops: Vec<(String, u64)>,
-    /// Packets received and not accounted for: 0.
+    /// Packets that were received and are not accounted for; must be 0.
     pub unaccounted: i64,
-    /// Buffers of the server that were free before, less those free after: 0.
+    /// Free buffers of the server at the start, less those at the end; must be 0.
     pub frames_missing: i64,
 }
 
 impl SoakReport {
-    /// How much memory grew, in bytes.
+    /// Growth of the resident memory, in bytes.
     pub fn growth_bytes(&self) -> u64 {
         self.resident_after_bytes.saturating_sub(self.resident_before_bytes)
     }
@@ -131,20 +132,20 @@ impl fmt::Display for SoakReport {
         writeln!(
             f,
             "memory    {} KiB, {} KiB more than at the start",
-            number((self.resident_after_bytes / 1024) as f64),
-            number((self.growth_bytes() / 1024) as f64)
+            format_number((self.resident_after_bytes / 1024) as f64),
+            format_number((self.growth_bytes() / 1024) as f64)
         )?;
         writeln!(
             f,
             "server    received {}, delivered {}, handled {}, unaccounted {}, buffers missing {}",
-            number(self.received as f64),
-            number(self.delivered as f64),
-            number(self.handled as f64),
+            format_number(self.received as f64),
+            format_number(self.delivered as f64),
+            format_number(self.handled as f64),
             self.unaccounted,
             self.frames_missing
         )?;
         for (reason, count) in &self.drops {
-            writeln!(f, "dropped   {:>12}  {reason}", number(*count as f64))?;
+            writeln!(f, "dropped   {:>12}  {reason}", format_number(*count as f64))?;
         }
         Ok(())
     }
@@ -152,13 +153,13 @@ impl fmt::Display for SoakReport {
 
 const ECHO_PORT: u16 = 7777;
 
-/// Runs a soak. `progress` is called once a second.
+/// Runs a soak test; calls `progress` once per second.
 ///
 /// # Errors
-/// When a port cannot be opened or fails, or the configuration makes no sense.
+/// When a device cannot be opened or fails, or the configuration is invalid.
 pub fn run(
     config: &SoakConfig,
-    progress: &mut (dyn FnMut(&crate::load::Progress) + Send),
+    progress: &mut (dyn FnMut(&crate::load::LoadProgress) + Send),
 ) -> Result<SoakReport, LabError> {
     let (server, client) =
         if config.ipv6 { ("fd00::2/64", "fd00::1") } else { ("10.0.0.2/24", "10.0.0.1") };
@@ -170,15 +171,15 @@ pub fn run(
     };
     match config.link {
         SoakLink::Mem => {
-            let (ours, theirs) =
-                wire(&MemConfig::default()).map_err(LabError::io("cannot make a wire"))?;
-            let net = open(config, NetConfig::new(theirs).address(address))?;
+            let (load_device, server_device) = wire(&MemConfig::default())
+                .map_err(LabError::io("cannot create an in-memory link"))?;
+            let net = open_net(config, NetConfig::new(server_device).address(address))?;
             let arena =
                 Arena::new(ArenaConfig::default()).map_err(|e| LabError::Config(e.to_string()))?;
             let schedule = load.schedule()?;
             soak(config, &net, || {
                 let workload = |flows| EchoWorkload::new(config.payload_bytes, flows);
-                over_port(ours, arena, &load, &schedule, progress, workload)
+                load_over_device(load_device, arena, &load, &schedule, progress, workload)
             })
         }
         SoakLink::Xdp => {
@@ -188,7 +189,7 @@ pub fn run(
                 ..XdpConfig::new(&pair.b.device)
             };
             let net = NetConfig::new(xdp).address(address);
-            let net = pair.b.namespace.enter(|| open(config, net))??;
+            let net = pair.b.namespace.enter(|| open_net(config, net))??;
             load.interface = Some(pair.a.device.clone());
             soak(config, &net, || {
                 let run = || load_udp(&load, config.payload_bytes, progress);
@@ -202,49 +203,50 @@ fn parse<T: std::str::FromStr>(text: &str) -> Result<T, LabError> {
     text.parse().map_err(|_| LabError::Config(format!("{text:?} is not an address")))
 }
 
-fn open(config: &SoakConfig, net: NetConfig) -> Result<Net, LabError> {
-    let faults = Faults {
+fn open_net(config: &SoakConfig, net: NetConfig) -> Result<Net, LabError> {
+    let faults = FaultRates {
         loss: config.loss,
         duplication: config.duplication,
         reordering: config.reordering,
         corruption: config.corruption,
     };
     let faults = FaultConfig { seed: config.seed, receive: faults, transmit: faults };
-    let net = net.wrap(Box::new(move |port| {
-        let port = Fault::new(port, faults).map_err(std::io::Error::other)?;
-        Ok(Box::new(port))
+    let net = net.wrap(Box::new(move |device| {
+        let device = FaultInjector::new(device, faults).map_err(std::io::Error::other)?;
+        Ok(Box::new(device))
     }));
     Net::open(net).map_err(|error| LabError::Config(error.to_string()))
 }
 
-/// Echoes on a thread while `load` runs on this one.
+/// Runs an echo server on a new thread while `load` runs on the calling thread.
 fn soak(
     config: &SoakConfig,
     net: &Net,
     load: impl FnOnce() -> Result<LoadReport, LabError>,
 ) -> Result<SoakReport, LabError> {
-    let any: std::net::IpAddr = if config.ipv6 { [0u16; 8].into() } else { [0u8; 4].into() };
-    let socket =
-        UdpSocket::bind(net, (any, ECHO_PORT)).map_err(LabError::io("cannot bind the socket"))?;
+    let unspecified: std::net::IpAddr =
+        if config.ipv6 { [0u16; 8].into() } else { [0u8; 4].into() };
+    let socket = UdpSocket::bind(net, (unspecified, ECHO_PORT))
+        .map_err(LabError::io("cannot bind the socket"))?;
     let frames_before = net.frames_available();
     let stop = AtomicBool::new(false);
     let counters = ServeCounters::new();
-    let early = Duration::from_secs_f64(config.seconds / 10.0);
-    let (loaded, resident_before) = thread::scope(|scope| {
+    let baseline_delay = Duration::from_secs_f64(config.seconds / 10.0);
+    let (load_report, resident_before) = thread::scope(|scope| {
         let serving = scope.spawn(|| {
             serve_embedded(net, std::slice::from_ref(&socket), &mut Echo, &stop, &counters)
         });
-        let watching = scope.spawn(|| watch(early, &stop));
-        let loaded = load();
+        let watching = scope.spawn(|| read_baseline_memory(baseline_delay, &stop));
+        let load_report = load();
         stop.store(true, Ordering::Relaxed);
-        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        served.map_err(LabError::io("the echo server failed"))?;
-        Ok::<_, LabError>((loaded?, watching.join().unwrap_or(Ok(0))?))
+        let result = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        result.map_err(LabError::io("the echo server failed"))?;
+        Ok::<_, LabError>((load_report?, watching.join().unwrap_or(Ok(0))?))
     })?;
     let after = net.counters();
     let drops = after.drops();
     Ok(SoakReport {
-        load: loaded,
+        load: load_report,
         resident_before_bytes: resident_before,
         resident_after_bytes: cpu::resident_bytes(std::process::id())?,
         received: after.stack.received,
@@ -256,10 +258,10 @@ fn soak(
     })
 }
 
-/// Reads the resident memory when the start is over.
-fn watch(early: Duration, stop: &AtomicBool) -> Result<u64, LabError> {
+/// Returns the resident memory after the start phase, in bytes.
+fn read_baseline_memory(baseline_delay: Duration, stop: &AtomicBool) -> Result<u64, LabError> {
     let start = Instant::now();
-    while start.elapsed() < early && !stop.load(Ordering::Relaxed) {
+    while start.elapsed() < baseline_delay && !stop.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(10));
     }
     cpu::resident_bytes(std::process::id())

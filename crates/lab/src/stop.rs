@@ -1,12 +1,12 @@
-//! Telling threads to stop.
+//! Stop flag for threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells others to stop when it is dropped: whatever ends the one that measures
-/// ends those who work for it.
-pub(crate) struct StopAtEnd<'a>(pub(crate) &'a AtomicBool);
+/// Sets the stop flag of worker threads when it is dropped: the workers stop however the
+/// measuring thread ends.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
 
-impl Drop for StopAtEnd<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The kernel's trace events, in a trace instance of our own: settings that
-//! others made stay as they are, and ours go with the instance.
+//! Kernel trace events, in a private trace instance: the settings of other users stay unchanged,
+//! and ours are removed with the instance.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -8,32 +8,33 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::LabError;
 
-const INSTANCES: &str = "/sys/kernel/tracing/instances";
-const PREFIX: &str = "tidegate-";
+const INSTANCES_FOLDER: &str = "/sys/kernel/tracing/instances";
+const INSTANCE_PREFIX: &str = "tidegate-";
 
-/// A trace instance. It is removed on drop; those of processes that were killed
-/// are removed by the next [`Instance::new`].
+/// Trace instance, removed on drop. Instances of killed processes are removed by the next
+/// [`TraceInstance::new`].
 #[derive(Debug)]
-pub(crate) struct Instance {
+pub(crate) struct TraceInstance {
     path: PathBuf,
 }
 
-impl Instance {
-    /// Makes an instance with room for so many kilobytes of events on each
-    /// core. It records nothing yet. Time is counted in cycles of the
-    /// processor; addresses are shown as they are.
+impl TraceInstance {
+    /// Creates an instance with a buffer of `buffer_kb` kilobytes on each core, with recording off.
+    ///
+    /// Time is counted in processor cycles; addresses are not hashed.
     pub(crate) fn new(buffer_kb: u32) -> Result<Self, LabError> {
         remove_stale();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(INSTANCES).join(format!("{PREFIX}{}-{count}", std::process::id()));
+        let path = Path::new(INSTANCES_FOLDER)
+            .join(format!("{INSTANCE_PREFIX}{}-{count}", std::process::id()));
         fs::create_dir(&path).map_err(|source| match source.kind() {
             ErrorKind::PermissionDenied => LabError::Permission {
                 what: "tracing the kernel".to_owned(),
                 hint: "run as root".to_owned(),
             },
             ErrorKind::NotFound => LabError::Config(
-                "no tracefs: mount it with `mount -t tracefs nodev /sys/kernel/tracing`".to_owned(),
+                "tracefs is not mounted: mount tracefs with `mount -t tracefs nodev /sys/kernel/tracing`".to_owned(),
             ),
             _ => LabError::File { path: path.clone(), source },
         })?;
@@ -50,28 +51,31 @@ impl Instance {
         fs::write(&path, value).map_err(LabError::file(&path))
     }
 
-    /// Records with each event the functions that it happened in, from now on.
+    /// Enables recording of the call stack with each event, from now on.
     pub(crate) fn record_stacks(&self) -> Result<(), LabError> {
         self.set("options/stacktrace", "1")
     }
 
-    /// Records an event, `skb/consume_skb`, or a group, `lock`.
+    /// Enables an event, such as `skb/consume_skb`, or a group, such as `lock`.
     pub(crate) fn enable(&self, event: &str) -> Result<(), LabError> {
         self.set(&format!("events/{event}/enable"), "1")
     }
 
-    /// What turns recording on and off, from wherever it is taken to.
-    pub(crate) fn switch(&self) -> Result<Switch, LabError> {
+    /// Returns a switch that turns recording on and off, also from another mount namespace.
+    pub(crate) fn recording_switch(&self) -> Result<RecordingSwitch, LabError> {
         let open = |file: &str| {
             let path = self.path.join(file);
             OpenOptions::new().write(true).open(&path).map_err(LabError::file(&path))
         };
-        Ok(Switch { on: open("tracing_on")?, threads: open("set_event_pid")? })
+        Ok(RecordingSwitch {
+            tracing_on: open("tracing_on")?,
+            thread_filter: open("set_event_pid")?,
+        })
     }
 
-    /// Takes what was recorded, in the order of time, and how many events were
-    /// lost for want of room.
-    pub(crate) fn take(&self) -> Result<(Vec<Event>, u64), LabError> {
+    /// Takes the recorded events, in order of time, and the number of events lost because the
+    /// buffer was full.
+    pub(crate) fn take(&self) -> Result<(Vec<TraceEvent>, u64), LabError> {
         self.set("tracing_on", "0")?;
         let path = self.path.join("trace");
         let text = fs::read(&path).map_err(LabError::file(&path))?;
@@ -95,27 +99,27 @@ impl Instance {
     }
 }
 
-impl Drop for Instance {
+impl Drop for TraceInstance {
     fn drop(&mut self) {
         remove(&self.path);
     }
 }
 
-/// The events that one core lost, of its file `stats`.
+/// Number of events that one core lost, from the content of its file `stats`.
 fn lost_in(stats: &str) -> u64 {
     let values = stats.lines().filter_map(|line| line.split_once(": "));
     let lost = values.filter(|(name, _)| matches!(*name, "overrun" | "dropped events"));
     lost.filter_map(|(_, value)| value.trim().parse::<u64>().ok()).sum()
 }
 
-/// A failure has nobody to report to; the next start tries again.
+/// Removes an instance; ignores errors, since the next start tries again.
 fn remove(instance: &Path) {
     let _ = fs::write(instance.join("events/enable"), "0");
     let _ = fs::remove_dir(instance);
 }
 
 fn remove_stale() {
-    let Ok(entries) = fs::read_dir(INSTANCES) else { return };
+    let Ok(entries) = fs::read_dir(INSTANCES_FOLDER) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(owner);
@@ -125,33 +129,33 @@ fn remove_stale() {
     }
 }
 
-/// The process that made an instance, if one of ours.
+/// Process identifier of the owner of an instance; `None` for instances of other programs.
 fn owner(name: &str) -> Option<u32> {
-    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+    name.strip_prefix(INSTANCE_PREFIX)?.split_once('-')?.0.parse().ok()
 }
 
-/// Turns the recording of an instance on and off.
+/// Switch for the recording of an instance.
 #[derive(Debug)]
-pub(crate) struct Switch {
-    on: File,
-    threads: File,
+pub(crate) struct RecordingSwitch {
+    tracing_on: File,
+    thread_filter: File,
 }
 
-impl Switch {
-    /// Records what happens in the calling thread, beside others that asked.
+impl RecordingSwitch {
+    /// Adds the calling thread to the recorded threads.
     pub(crate) fn add_this_thread(&self) -> Result<(), LabError> {
         let id = rustix::thread::gettid().as_raw_nonzero();
-        write(&self.threads, &format!("{id}\n"))
+        write(&self.thread_filter, &format!("{id}\n"))
     }
 
-    /// Begins to record.
-    pub(crate) fn on(&self) -> Result<(), LabError> {
-        write(&self.on, "1")
+    /// Starts recording.
+    pub(crate) fn start(&self) -> Result<(), LabError> {
+        write(&self.tracing_on, "1")
     }
 
-    /// Stops.
-    pub(crate) fn off(&self) -> Result<(), LabError> {
-        write(&self.on, "0")
+    /// Stops recording.
+    pub(crate) fn stop(&self) -> Result<(), LabError> {
+        write(&self.tracing_on, "0")
     }
 }
 
@@ -159,43 +163,42 @@ fn write(mut file: &File, text: &str) -> Result<(), LabError> {
     file.write_all(text.as_bytes()).map_err(LabError::io("cannot set up tracing"))
 }
 
-/// The events of a trace, each with its stack if that was recorded.
-fn parse(trace: &str) -> Vec<Event> {
-    let mut events: Vec<Event> = Vec::new();
+/// Parses the events of a trace, each with its call stack if recorded.
+fn parse(trace: &str) -> Vec<TraceEvent> {
+    let mut events: Vec<TraceEvent> = Vec::new();
     for line in trace.lines() {
         match (line.strip_prefix(" => "), events.last_mut()) {
             (Some(function), Some(event)) => event.stack.push(function.trim().to_owned()),
             (Some(_), None) => {}
             (None, _) if line.ends_with(": <stack trace>") => {}
-            (None, _) => events.extend(Event::parse(line)),
+            (None, _) => events.extend(TraceEvent::parse(line)),
         }
     }
     events
 }
 
-/// What the kernel recorded.
+/// Event that the kernel recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Event {
-    /// The thread.
+pub(crate) struct TraceEvent {
+    /// Thread identifier.
     pub(crate) thread: u32,
-    /// When, in cycles.
+    /// Time in cycles.
     pub(crate) cycles: u64,
-    /// `consume_skb`; of a system call, `sys_recvfrom`.
+    /// Name, such as `consume_skb`; `sys_recvfrom` for a system call.
     pub(crate) name: String,
-    /// What belongs to it: `skbaddr=... len=10`; of a system call that returns,
-    /// `-> 0xa`.
+    /// Arguments, such as `skbaddr=... len=10`; `-> 0xa` for a system call that returns.
     pub(crate) arguments: String,
-    /// The functions that it happened in, the innermost first, if recorded.
+    /// Call stack, innermost function first; empty if not recorded.
     pub(crate) stack: Vec<String>,
 }
 
-impl Event {
-    /// Reads a line: `name-1234  [001] d..1. 123456: event: arguments`.
+impl TraceEvent {
+    /// Parses a line: `name-1234  [001] d..1. 123456: event: arguments`.
     fn parse(line: &str) -> Option<Self> {
         if line.starts_with('#') {
             return None;
         }
-        // The name of a thread may hold anything.
+        // The name of a thread may contain any character.
         let at = line.match_indices(" [").find(|(at, _)| {
             let core = line.get(at + 2..at + 5).unwrap_or_default();
             core.bytes().all(|byte| byte.is_ascii_digit()) && line[at + 5..].starts_with("] ")
@@ -214,7 +217,7 @@ impl Event {
         })
     }
 
-    /// A number behind `name=`, in hexadecimal where it is an address.
+    /// Number after `name=`, parsed as hexadecimal.
     pub(crate) fn address(&self, name: &str) -> Option<u64> {
         let (_, rest) = self.arguments.split_once(name)?;
         let text = rest.trim_start_matches([' ', '=']);
@@ -223,20 +226,20 @@ impl Event {
         u64::from_str_radix(text.get(..end)?, 16).ok()
     }
 
-    /// Whether a system call returns.
-    pub(crate) fn returns(&self) -> bool {
+    /// True for the return of a system call.
+    pub(crate) fn is_syscall_exit(&self) -> bool {
         self.arguments.starts_with("-> ")
     }
 }
 
-/// How fast cycles pass.
+/// Rate of the time stamp counter.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cycles {
+pub(crate) struct TscRate {
     per_ns: f64,
 }
 
-impl Cycles {
-    /// Measures for a twentieth of a second.
+impl TscRate {
+    /// Measures the rate for 50 ms.
     pub(crate) fn measure() -> Self {
         let (start, cycles) = (std::time::Instant::now(), crate::sys::cycles());
         while start.elapsed().as_millis() < 50 {
@@ -246,14 +249,14 @@ impl Cycles {
         Self { per_ns: cycles as f64 / start.elapsed().as_nanos() as f64 }
     }
 
-    /// So many cycles in a nanosecond.
+    /// Returns a rate of `per_ns` cycles per nanosecond.
     #[cfg(test)]
-    pub(crate) fn of(per_ns: f64) -> Self {
+    pub(crate) fn from_cycles_per_ns(per_ns: f64) -> Self {
         Self { per_ns }
     }
 
-    /// Cycles as nanoseconds.
-    pub(crate) fn ns(self, cycles: u64) -> f64 {
+    /// Converts cycles to nanoseconds.
+    pub(crate) fn to_ns(self, cycles: u64) -> f64 {
         cycles as f64 / self.per_ns
     }
 }
@@ -263,8 +266,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read() {
-        let event = Event::parse(
+    fn parses_event_lines() {
+        let event = TraceEvent::parse(
             " a [b] c-d-4711    [001] b.s3. 33114141: netif_rx: dev=lo skbaddr=fff88810123 len=38",
         )
         .unwrap();
@@ -272,24 +275,24 @@ mod tests {
         assert_eq!(event.name, "netif_rx");
         assert_eq!(event.address("skbaddr"), Some(0xfff_8881_0123));
         assert_eq!(event.address("nothing"), None);
-        let enter = Event::parse("x-1 [000] ..... 5: sys_recvfrom(fd: 3, ubuf: 7f)").unwrap();
-        assert_eq!((enter.name.as_str(), enter.returns()), ("sys_recvfrom", false));
-        let exit = Event::parse("x-1 [000] ..... 6: sys_recvfrom -> 0xa").unwrap();
-        assert!(exit.name == "sys_recvfrom" && exit.returns());
-        let lock = Event::parse("x-1 [000] ..... 6: contention_begin: 0xffff01 (flags=SPIN)");
+        let enter = TraceEvent::parse("x-1 [000] ..... 5: sys_recvfrom(fd: 3, ubuf: 7f)").unwrap();
+        assert_eq!((enter.name.as_str(), enter.is_syscall_exit()), ("sys_recvfrom", false));
+        let exit = TraceEvent::parse("x-1 [000] ..... 6: sys_recvfrom -> 0xa").unwrap();
+        assert!(exit.name == "sys_recvfrom" && exit.is_syscall_exit());
+        let lock = TraceEvent::parse("x-1 [000] ..... 6: contention_begin: 0xffff01 (flags=SPIN)");
         assert_eq!(lock.unwrap().address(""), Some(0xffff01));
     }
 
     #[test]
-    fn other_lines_are_not() {
+    fn ignores_other_lines() {
         for line in ["# tracer: nop", "", "CPU:1 [LOST 17 EVENTS]", "x-1 [000] ..... 5", "x [01] "]
         {
-            assert_eq!(Event::parse(line), None, "{line}");
+            assert_eq!(TraceEvent::parse(line), None, "{line}");
         }
     }
 
     #[test]
-    fn stacks_belong_to_the_event_before() {
+    fn assigns_stack_to_the_preceding_event() {
         let events = parse(
             "# tracer: nop\n x-1 [000] ..... 6: contention_begin: 0xff01 (flags=SPIN)\n \
              x-1 [000] ..... 7: <stack trace>\n => _raw_spin_lock\n => __schedule\n \
@@ -301,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn lost_events_are_counted() {
+    fn counts_lost_events() {
         let stats =
             "entries: 5\noverrun: 7\ncommit overrun: 0\ndropped events: 2\nread events: 9\n";
         assert_eq!(lost_in(stats), 9);
     }
 
     #[test]
-    fn only_our_instances_have_an_owner() {
+    fn parses_owner_of_own_instances_only() {
         assert_eq!(owner("tidegate-17-0"), Some(17));
         assert_eq!(owner("tidegate-x-0"), None);
         assert_eq!(owner("other-17-0"), None);

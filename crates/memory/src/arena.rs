@@ -1,16 +1,14 @@
-//! Arenas of fixed-size frames.
+//! Arenas of fixed-size packet buffers (frames).
 //!
-//! An [`Arena`] is one mapping of memory (a memfd, so that it can be shared
-//! with another process or registered with the kernel later), cut into frames
-//! of one size. A [`Frame`] is a token for one of them: it is neither `Copy`
-//! nor `Clone`, is made by [`Arena::alloc`] and goes back by [`Arena::free`].
-//! Bytes are reached only through the arena, so the borrow checker keeps two
-//! users of one frame apart even if a token is used with the wrong arena.
+//! An [`Arena`] is one memory mapping, cut into frames of one size. The mapping is a memfd, so
+//! that it can be shared with another process or registered with the kernel later. A [`Frame`]
+//! is a token for one frame: it is neither `Copy` nor `Clone`, is allocated by [`Arena::alloc`]
+//! and freed by [`Arena::free`]. Bytes are reached only through the arena, so the borrow
+//! checker keeps two users of one frame apart even if a token is used with the wrong arena.
 //!
-//! A frame can be *lent* to the kernel or a card ([`Arena::lend`]): then no
-//! token exists for it until [`Arena::reclaim`] takes it back by its address.
-//! The arena remembers which frames are lent, so an address that the other
-//! side made up or returned twice is refused.
+//! A frame can be *lent* to the kernel or a NIC ([`Arena::lend`]): then no token exists for it
+//! until [`Arena::reclaim`] takes the frame back by its address. The arena records which frames
+//! are lent, so it rejects an address that the kernel or the NIC made up or returned twice.
 
 mod batch;
 
@@ -23,26 +21,25 @@ use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 
-pub use self::batch::{GiveBack, Take};
+pub use self::batch::{AllocBatch, FreeBatch};
 use crate::copy_packet;
-use crate::mapping::{Pages, map_shared};
+use crate::mapping::{PagePolicy, map_shared};
 
-/// Bytes kept free in front of a new frame's data, for headers to be put there.
+/// Bytes kept free in front of a new frame's data, for headers to be prepended.
 ///
-/// Equal to the kernel's `XDP_PACKET_HEADROOM`, so a received AF_XDP frame has
-/// at least as much.
+/// Equal to the kernel's `XDP_PACKET_HEADROOM`, so a received AF_XDP frame has at least as much.
 pub const HEADROOM_BYTES: u16 = 256;
 
-/// The size of every frame of an arena.
+/// Size of every frame of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameSize {
-    /// 2048 bytes, of which, as with every size, the last one is not used:
-    /// enough for an MTU of 1500 with headroom.
+    /// 2048 bytes: enough for an MTU of 1500 with headroom. As with every size, the last byte is
+    /// not used.
     K2,
-    /// 4096 bytes: a page each.
+    /// 4096 bytes: one page each.
     K4,
-    /// 65536 bytes: enough for what a port with segmentation takes and gives at
-    /// once.
+    /// 65536 bytes: enough for the largest packet that a device with segmentation offload sends or
+    /// receives at once.
     K64,
 }
 
@@ -55,30 +52,31 @@ impl FrameSize {
         }
     }
 
-    /// The size in bytes.
+    /// Frame size in bytes.
     pub const fn bytes(self) -> usize {
         1 << self.shift()
     }
 
-    /// How far data may reach. Never to the last byte: the place behind the
-    /// data, where a frame begins of which all was dropped from the front, is
-    /// still in the frame. So places in a frame fit in 16 bits, too.
+    /// Largest end offset of data within a frame: the frame size less one.
+    ///
+    /// The offset just behind the data must still be inside the frame: a frame whose data was all
+    /// dropped from the front begins there. Offsets within a frame thus also fit in 16 bits.
     const fn usable_bytes(self) -> usize {
         self.bytes() - 1
     }
 }
 
-/// The largest payload that [`Frame::set_segment_bytes`] takes.
+/// Largest payload that [`Frame::set_segment_bytes`] accepts, in bytes.
 pub const MAX_SEGMENT_BYTES: usize = (1 << 14) - 1;
 
-/// What an arena is made of.
+/// Size and page type of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaConfig {
-    /// How many frames.
+    /// Number of frames, 1 to 2^24.
     pub frames: u32,
-    /// How large each is.
+    /// Size of each frame.
     pub frame_size: FrameSize,
-    /// Whether to try hugepages first; ordinary pages are the fallback.
+    /// Try hugepages first; ordinary pages are the fallback.
     pub hugepages: bool,
 }
 
@@ -88,61 +86,62 @@ impl Default for ArenaConfig {
     }
 }
 
-/// Why an arena could not be made.
+/// Error of creating an arena.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// The configuration asks for no frames or for more than 2^24.
+    /// The configuration asks for zero frames or for more than 2^24.
     #[error("an arena needs between 1 and 16777216 frames, not {0}")]
     FrameCount(u32),
-    /// The kernel gave no memory.
+    /// The kernel could not provide the memory.
     #[error("cannot map {bytes} bytes for packet buffers: {source}; ask for fewer frames")]
     Map {
-        /// The size that was asked for.
+        /// Size of the requested mapping in bytes.
         bytes: usize,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
 
-/// What is known about a frame's transport checksum.
+/// State of a frame's transport checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Received: nobody checked it. To send: it is complete.
+    /// Received: not verified. To send: complete.
     #[default]
     Unknown,
-    /// Received: the card or the kernel checked it, or the frame never left
-    /// this machine, so that there is nothing to check.
+    /// Received: verified by the NIC or the kernel, or the frame never left this machine, so that
+    /// there is nothing to verify.
     Verified,
-    /// The field holds only the sum of the pseudo-header. To send: the port
-    /// sums from `start` to the end of the frame and stores at
-    /// `start + offset`. Received: the sender is on this machine and left it
-    /// to a card that does not exist; the data is good.
+    /// The checksum field holds only the sum of the pseudo-header.
+    ///
+    /// To send: the device sums from `start` to the end of the frame and stores the result at
+    /// `start + offset`. Received: the sender is on this machine and left the sum to a NIC that
+    /// does not exist; the data is good.
     Partial {
-        /// Where the sum begins, in bytes from the start of the frame.
+        /// Start of the summed range, in bytes from the start of the frame.
         start: u16,
-        /// Where the field is, in bytes from `start`.
+        /// Position of the checksum field, in bytes from `start`.
         offset: u16,
     },
 }
 
-/// A [`Checksum`] in one word, for those who only pass it on.
+/// A [`Checksum`] packed into one word, for code that only passes it on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedChecksum(u64);
 
 impl PackedChecksum {
     const VERIFIED: u64 = 1 << 16;
     const PARTIAL: u64 = 2 << 16;
-    const KIND: u64 = 3 << 16;
-    /// The bits of [`Frame::notes`] that are its own.
-    const BITS: u64 = !0xffff;
-    /// Verified, and looped ([`Frame::is_looped`]): a bit of the start, which
-    /// only a partial checksum has.
-    const LOOPED: u64 = Self::VERIFIED | 1 << 32;
-    /// Where [`Frame::segment_bytes`] stands: of the bits of the kind, those
-    /// that it does not need.
+    const KIND_MASK: u64 = 3 << 16;
+    /// The bits of [`Frame::meta`] that belong to the checksum.
+    const MASK: u64 = !0xffff;
+    /// Verified and loopback ([`Frame::is_loopback`]): marked by a bit of the start, which only a
+    /// partial checksum uses otherwise.
+    const LOOPBACK: u64 = Self::VERIFIED | 1 << 32;
+    /// Bit position of [`Frame::segment_bytes`]: the bits of the kind field that the kind does not
+    /// need.
     const SEGMENT_SHIFT: u32 = 18;
 
-    /// From the top: offset and start of a partial checksum, and the kind, 16
+    /// Packs a checksum. From the top: offset and start of a partial checksum, and the kind, 16
     /// bits each.
     #[inline(always)]
     pub const fn new(checksum: Checksum) -> Self {
@@ -155,10 +154,10 @@ impl PackedChecksum {
         })
     }
 
-    /// What it says.
+    /// Unpacks the checksum.
     #[inline(always)]
     pub const fn unpack(self) -> Checksum {
-        match self.0 & Self::KIND {
+        match self.0 & Self::KIND_MASK {
             0 => Checksum::Unknown,
             Self::VERIFIED => Checksum::Verified,
             _ => Checksum::Partial { start: (self.0 >> 32) as u16, offset: (self.0 >> 48) as u16 },
@@ -166,41 +165,40 @@ impl PackedChecksum {
     }
 }
 
-/// A token for one frame of an arena, with the place of its data.
+/// Token for one frame of an arena, with the position of its data.
 ///
-/// A frame that is dropped instead of being given back is lost to its arena.
+/// A frame that is dropped instead of freed is lost to its arena.
 ///
 /// The token is two words, so that it moves through queues in two registers.
-#[must_use = "a frame that is not given back to its arena is lost"]
+#[must_use = "a frame that is not freed is lost to its arena"]
 pub struct Frame {
-    /// From the top: where the data begins, 48 bits, in bytes from the start
-    /// of the mapping, and its length, 16 bits.
-    place: u64,
-    /// From the top: the [`PackedChecksum`], 48 bits, and the headroom, 16
-    /// bits.
-    notes: u64,
+    /// From the top: offset of the data from the start of the mapping in bytes (48 bits), and
+    /// length of the data (16 bits).
+    span: u64,
+    /// From the top: the [`PackedChecksum`] (48 bits) and the headroom (16 bits).
+    meta: u64,
 }
 
 impl Frame {
-    /// A token for `len` bytes of data at `at`, with `headroom` in front.
+    /// Token for `len` bytes of data at `offset`, with `headroom` bytes in front.
     #[inline(always)]
-    fn new(at: usize, headroom: u16, len: u16) -> Self {
-        Self { place: (at as u64) << 16 | u64::from(len), notes: u64::from(headroom) }
+    fn new(offset: usize, headroom: u16, len: u16) -> Self {
+        Self { span: (offset as u64) << 16 | u64::from(len), meta: u64::from(headroom) }
     }
 
-    /// Where the data begins, in bytes from the start of the mapping.
+    /// Offset of the data from the start of the mapping, in bytes.
     #[inline(always)]
-    fn at(&self) -> usize {
-        (self.place >> 16) as usize
+    fn offset(&self) -> usize {
+        (self.span >> 16) as usize
     }
 
-    /// Bytes of data.
+    /// Length of the data in bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
-        usize::from(self.place as u16)
+        usize::from(self.span as u16)
     }
 
-    /// Whether there is no data.
+    /// True if there is no data.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -209,174 +207,173 @@ impl Frame {
     /// Bytes free in front of the data.
     #[inline(always)]
     pub fn headroom(&self) -> usize {
-        usize::from(self.notes as u16)
+        usize::from(self.meta as u16)
     }
 
-    /// What is known about the transport checksum.
+    /// State of the transport checksum.
     #[inline(always)]
     pub fn checksum(&self) -> Checksum {
         self.packed_checksum().unpack()
     }
 
-    /// Notes what is known about the transport checksum.
+    /// Sets the state of the transport checksum.
     #[inline(always)]
     pub fn set_checksum(&mut self, checksum: Checksum) {
         self.set_packed_checksum(PackedChecksum::new(checksum));
     }
 
-    /// The payload of each of the TCP segments that the frame stands for; 0 when
-    /// it is one packet as any other. Only frames with a partial checksum stand
-    /// for several.
+    /// Payload bytes of each TCP segment that the frame stands for (GSO size); 0 for an ordinary
+    /// packet. Only a frame with a partial checksum can stand for several segments.
     #[inline(always)]
     pub fn segment_bytes(&self) -> usize {
-        (self.notes >> PackedChecksum::SEGMENT_SHIFT) as usize & MAX_SEGMENT_BYTES
+        (self.meta >> PackedChecksum::SEGMENT_SHIFT) as usize & MAX_SEGMENT_BYTES
     }
 
-    /// Notes that the frame stands for several segments with this payload each,
-    /// at most [`MAX_SEGMENT_BYTES`]; the last may have less. To be called
-    /// behind [`Frame::set_checksum`], which forgets it. Has no effect on a
-    /// frame without a partial checksum.
+    /// Marks the frame as several segments with `bytes` of payload each, at most
+    /// [`MAX_SEGMENT_BYTES`]; the last segment may have less.
+    ///
+    /// Call this after [`Frame::set_checksum`], which clears the mark. Has no effect on a frame
+    /// without a partial checksum.
     #[inline(always)]
     pub fn set_segment_bytes(&mut self, bytes: u16) {
-        if self.notes & PackedChecksum::KIND == PackedChecksum::PARTIAL {
+        if self.meta & PackedChecksum::KIND_MASK == PackedChecksum::PARTIAL {
             let bits = (MAX_SEGMENT_BYTES as u64) << PackedChecksum::SEGMENT_SHIFT;
             let bytes = u64::from(bytes) << PackedChecksum::SEGMENT_SHIFT;
-            self.notes = self.notes & !bits | bytes & bits;
+            self.meta = self.meta & !bits | bytes & bits;
         }
     }
 
-    /// Whether nothing is known about the transport checksum.
+    /// True if nothing is known about the transport checksum ([`Checksum::Unknown`]).
     #[inline(always)]
     pub fn is_unchecked(&self) -> bool {
-        // All of it is zero then.
-        self.notes & PackedChecksum::BITS == 0
+        // `Checksum::Unknown` packs to zero.
+        self.meta & PackedChecksum::MASK == 0
     }
 
-    /// Notes that a host sends the frame to itself: it never leaves the host, so
-    /// its checksum counts as verified. [`Frame::set_checksum`] forgets it.
+    /// Marks the frame as loopback: sent by a host to itself. The frame never leaves the host, so
+    /// its checksum counts as verified. [`Frame::set_checksum`] clears the mark.
     #[inline(always)]
-    pub fn set_looped(&mut self) {
-        self.set_packed_checksum(PackedChecksum(PackedChecksum::LOOPED));
+    pub fn set_loopback(&mut self) {
+        self.set_packed_checksum(PackedChecksum(PackedChecksum::LOOPBACK));
     }
 
-    /// Whether the host sent the frame to itself. No frame from a wire is looped,
-    /// whatever its bytes say.
+    /// True if the host sent the frame to itself. A frame from a wire is never loopback, whatever
+    /// its bytes say.
     #[inline(always)]
-    pub fn is_looped(&self) -> bool {
-        self.notes & PackedChecksum::BITS == PackedChecksum::LOOPED
+    pub fn is_loopback(&self) -> bool {
+        self.meta & PackedChecksum::MASK == PackedChecksum::LOOPBACK
     }
 
-    /// As [`Frame::checksum`], to be passed on.
+    /// Same as [`Frame::checksum`], packed.
     #[inline(always)]
     pub fn packed_checksum(&self) -> PackedChecksum {
-        PackedChecksum(self.notes & PackedChecksum::BITS)
+        PackedChecksum(self.meta & PackedChecksum::MASK)
     }
 
-    /// As [`Frame::set_checksum`], of what was passed on.
+    /// Same as [`Frame::set_checksum`], from the packed form.
     #[inline(always)]
     pub fn set_packed_checksum(&mut self, checksum: PackedChecksum) {
-        self.notes = self.notes & !PackedChecksum::BITS | checksum.0;
+        self.meta = self.meta & !PackedChecksum::MASK | checksum.0;
     }
 
-    /// Drops `n` bytes from the front; they become headroom. At most all.
+    /// Drops `n` bytes from the front, at most all; they become headroom.
     #[inline(always)]
     pub fn advance(&mut self, n: usize) {
         let n = n.min(self.len()) as u64;
-        // The length is at least `n`, so that nothing is borrowed from the
-        // place; a frame is far smaller than the headroom's 16 bits can tell.
-        self.place = self.place + (n << 16) - n;
-        self.notes += n;
+        // The length is at least `n`, so that the subtraction borrows nothing from the offset. The
+        // headroom never exceeds the usable bytes of a frame, which fit in 16 bits.
+        self.span = self.span + (n << 16) - n;
+        self.meta += n;
     }
 
-    /// Shortens the data to `len` bytes; longer stays as it is.
+    /// Shortens the data to `len` bytes; shorter data stays as it is.
     #[inline(always)]
     pub fn truncate(&mut self, len: usize) {
         let len = self.len().min(len) as u64;
-        self.place = self.place & !0xffff | len;
+        self.span = self.span & !0xffff | len;
     }
 
-    /// Grows the data by `n` bytes of headroom in front of it, or by as many
-    /// as there are. The bytes hold whatever was there.
+    /// Extends the data by `n` bytes of headroom in front of it, or by all the headroom if there
+    /// is less. The added bytes hold whatever was there.
     #[inline(always)]
     pub fn retreat(&mut self, n: usize) {
         let n = n.min(self.headroom()) as u64;
-        self.place = self.place - (n << 16) + n;
-        self.notes -= n;
+        self.span = self.span - (n << 16) + n;
+        self.meta -= n;
     }
 }
 
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.at() - self.headroom();
+        let start = self.offset() - self.headroom();
         write!(f, "Frame@{start:#x}[{}..+{}]", self.headroom(), self.len())
     }
 }
 
-/// Whose a frame is. `Free` and `Held` are told apart by who has a token, and
-/// here only to find mistakes when debugging.
+/// State of a frame. Tokens already distinguish `Free` from `Allocated`; these two states only
+/// serve to find double frees in debug builds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum FrameState {
     Free,
-    Held,
+    Allocated,
     Lent,
 }
 
-/// The memory of an arena, which stays mapped as long as anybody has this.
+/// Memory of an arena. Stays mapped as long as any reference to this value exists.
 pub struct ArenaMemory {
     base: NonNull<u8>,
-    /// What was mapped: whole pages.
+    /// Length of the mapping in bytes: whole pages.
     bytes: usize,
     page_bytes: usize,
 }
 
 impl ArenaMemory {
-    /// The address and the length in bytes, in whole pages.
+    /// Address and length in bytes, in whole pages.
     pub fn range(&self) -> (NonNull<u8>, usize) {
         (self.base, self.bytes)
     }
 
-    /// The size of its pages in bytes.
+    /// Page size in bytes.
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
     }
 }
 
-// SAFETY: it only says where the memory is, and unmaps it.
+// SAFETY: the value only holds the address of the memory and unmaps the memory.
 unsafe impl Send for ArenaMemory {}
 // SAFETY: as above.
 unsafe impl Sync for ArenaMemory {}
 
 impl Drop for ArenaMemory {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` with this length, and no slice
-        // into it can outlive the arena, which has one of these.
+        // SAFETY: the range was mapped by `map` with this length, and no slice into it can outlive
+        // the arena, which holds a reference to this value.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
             debug_assert!(false, "munmap of an arena failed: {error}");
         }
     }
 }
 
-/// One mapping of memory cut into frames.
+/// One memory mapping cut into frames.
 pub struct Arena {
     base: NonNull<u8>,
-    /// The length of all frames together.
+    /// Length of all frames together, in bytes.
     bytes: usize,
     shift: u32,
     frame_bytes: usize,
-    /// How far data may reach in a frame.
+    /// Largest end offset of data within a frame.
     usable_bytes: usize,
     hugepages: bool,
-    /// The places of free frames, each inside the mapping; the first
-    /// `available` count.
-    free: Box<[FreePlace]>,
+    /// Spans of the free frames, each inside the mapping; the first `available` entries are valid.
+    free: Box<[FreeSpan]>,
     available: usize,
-    state: Box<[State]>,
+    state: Box<[FrameState]>,
     fd: OwnedFd,
     memory: Arc<ArenaMemory>,
 }
 
-/// Where the data of a free frame will begin, as in [`Frame::place`].
-type FreePlace = u64;
+/// Span of the data that a free frame will hold, as in [`Frame::span`].
+type FreeSpan = u64;
 
 // SAFETY: the bytes of frames are reached through this value alone, and nothing
 // in it is tied to a thread.
@@ -388,8 +385,8 @@ impl Arena {
     /// Maps memory for `config.frames` frames.
     ///
     /// # Errors
-    /// [`ArenaError::FrameCount`] for a count out of range,
-    /// [`ArenaError::Map`] when the kernel has no memory to give.
+    /// [`ArenaError::FrameCount`] for a count out of range, [`ArenaError::Map`] when the kernel
+    /// cannot provide the memory.
     pub fn new(config: ArenaConfig) -> Result<Self, ArenaError> {
         if config.frames == 0 || config.frames > 1 << 24 {
             return Err(ArenaError::FrameCount(config.frames));
@@ -413,7 +410,7 @@ impl Arena {
             // The last frame freed is the next one used: it is still in cache.
             free: (0..config.frames).rev().map(|index| (first(index) as u64) << 16).collect(),
             available: config.frames as usize,
-            state: vec![State::Free; config.frames as usize].into_boxed_slice(),
+            state: vec![FrameState::Free; config.frames as usize].into_boxed_slice(),
             fd,
             memory: Arc::new(ArenaMemory {
                 base,
@@ -423,141 +420,138 @@ impl Arena {
         })
     }
 
-    /// The number of frames.
+    /// Number of frames.
     pub fn capacity(&self) -> usize {
         self.bytes >> self.shift
     }
 
-    /// The number of frames that [`Arena::alloc`] could still give.
+    /// Number of free frames.
     #[inline]
     pub fn available(&self) -> usize {
         self.available
     }
 
-    /// The size of a frame in bytes, headroom included.
+    /// Size of a frame in bytes, headroom included.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
         self.frame_bytes
     }
 
-    /// How long the data of a frame can become without more headroom, in bytes.
+    /// Largest data length of the frame with its present headroom, in bytes.
     #[inline]
-    pub fn room(&self, frame: &Frame) -> usize {
+    pub fn space(&self, frame: &Frame) -> usize {
         self.usable_bytes.saturating_sub(frame.headroom())
     }
 
-    /// Whether the memory is in hugepages.
-    pub fn is_huge(&self) -> bool {
+    /// True if the memory uses hugepages.
+    pub fn uses_hugepages(&self) -> bool {
         self.hugepages
     }
 
-    /// The whole mapping: its address and its length in bytes. For a port that
-    /// registers it with the kernel; the address is valid as long as the arena.
+    /// Whole mapping: address and length in bytes, for a device that registers it with the kernel.
+    /// The address is valid as long as the arena.
     pub fn region(&self) -> (NonNull<u8>, usize) {
         (self.base, self.bytes)
     }
 
-    /// The memory itself, for a port whose device writes to it in this process:
-    /// it stays mapped as long as either exists.
+    /// Memory of the arena, for a device whose driver writes to it in this process. The memory
+    /// stays mapped as long as the arena or the returned value exists.
     pub fn memory(&self) -> Arc<ArenaMemory> {
         self.memory.clone()
     }
 
-    /// Takes a free frame, empty, with [`HEADROOM_BYTES`] in front.
+    /// Allocates an empty frame with [`HEADROOM_BYTES`] in front; `None` when no frame is free.
     #[inline(always)]
     pub fn alloc(&mut self) -> Option<Frame> {
         let last = self.available.wrapping_sub(1);
         let place = *self.free.get(last)?;
         self.available = last;
-        let frame = Frame { place, notes: u64::from(HEADROOM_BYTES) };
-        note(&mut self.state, self.shift, &frame, State::Held);
+        let frame = Frame { span: place, meta: u64::from(HEADROOM_BYTES) };
+        set_frame_state(&mut self.state, self.shift, &frame, FrameState::Allocated);
         Some(frame)
     }
 
-    /// Takes a free frame and fills it with `bytes`; `None` when there is no
-    /// frame or the bytes do not fit.
+    /// Allocates a frame and fills it with `bytes`; `None` when no frame is free or the bytes do
+    /// not fit.
     #[inline(always)]
     pub fn alloc_from(&mut self, bytes: &[u8]) -> Option<Frame> {
         if bytes.len() > self.usable_bytes - usize::from(HEADROOM_BYTES) {
             return None;
         }
         let mut frame = self.alloc()?;
-        frame.place |= bytes.len() as u64;
-        // SAFETY: a free frame's place is inside the mapping, and the bytes fit
-        // behind its headroom (checked above); the exclusive borrow of the
-        // arena makes this the only slice into it.
-        let data =
-            unsafe { slice::from_raw_parts_mut(self.base.as_ptr().add(frame.at()), bytes.len()) };
+        frame.span |= bytes.len() as u64;
+        // SAFETY: a free frame's span is inside the mapping, and the bytes fit behind its headroom
+        // (checked above); the exclusive borrow of the arena makes this the only slice into it.
+        let data = unsafe {
+            slice::from_raw_parts_mut(self.base.as_ptr().add(frame.offset()), bytes.len())
+        };
         copy_packet(data, bytes);
         Some(frame)
     }
 
-    /// Gives a frame back.
+    /// Frees a frame.
     ///
     /// # Panics
     /// When the frame belongs to a larger arena.
     #[inline(always)]
     pub fn free(&mut self, frame: Frame) {
-        note(&mut self.state, self.shift, &frame, State::Free);
-        let start = frame.at() & !(self.frame_bytes() - 1);
+        set_frame_state(&mut self.state, self.shift, &frame, FrameState::Free);
+        let start = frame.offset() & !(self.frame_bytes() - 1);
         match self.free.get_mut(self.available) {
-            Some(place) if start < self.bytes => {
-                *place = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16;
+            Some(slot) if start < self.bytes => {
+                *slot = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16;
                 self.available += 1;
             }
-            _ => foreign_frame(),
+            _ => panic_foreign_frame(),
         }
     }
 
-    /// The frame's data.
+    /// Data of the frame.
     #[inline(always)]
     pub fn bytes(&self, frame: &Frame) -> &[u8] {
-        let offset = self.locate(frame);
-        // SAFETY: `locate` checked that the range lies inside the mapping, which
-        // lives as long as `self`; a shared borrow of the arena excludes
-        // `bytes_mut`.
+        let offset = self.checked_offset(frame);
+        // SAFETY: `checked_offset` checked that the range lies inside the mapping, which lives as
+        // long as `self`; a shared borrow of the arena excludes `bytes_mut`.
         unsafe { slice::from_raw_parts(self.base.as_ptr().add(offset), frame.len()) }
     }
 
-    /// As [`Arena::bytes`]; `None` for a frame of a larger arena.
+    /// Same as [`Arena::bytes`], but `None` for a frame of a larger arena.
     #[inline(always)]
     pub fn get(&self, frame: &Frame) -> Option<&[u8]> {
-        if frame.at() + frame.len() > self.bytes {
+        if frame.offset() + frame.len() > self.bytes {
             return None;
         }
         // SAFETY: as in `bytes`.
-        Some(unsafe { slice::from_raw_parts(self.base.as_ptr().add(frame.at()), frame.len()) })
+        Some(unsafe { slice::from_raw_parts(self.base.as_ptr().add(frame.offset()), frame.len()) })
     }
 
-    /// The frame's data, to be written.
+    /// Data of the frame, for writing.
     #[inline(always)]
     pub fn bytes_mut(&mut self, frame: &mut Frame) -> &mut [u8] {
-        let offset = self.locate(frame);
+        let offset = self.checked_offset(frame);
         // SAFETY: as in `bytes`; the exclusive borrow of the arena makes this
         // the only slice into the mapping.
         unsafe { slice::from_raw_parts_mut(self.base.as_ptr().add(offset), frame.len()) }
     }
 
-    /// The last `N` bytes of the frame's headroom: where its headers are, or
-    /// were. `None` when there is less headroom.
+    /// The last `N` bytes of the frame's headroom, where its headers are or were. `None` when
+    /// there is less headroom.
     #[inline(always)]
     pub fn headers<const N: usize>(&self, frame: &Frame) -> Option<&[u8; N]> {
         if frame.headroom() < N {
             return None;
         }
-        if frame.at() > self.bytes {
-            foreign_frame();
+        if frame.offset() > self.bytes {
+            panic_foreign_frame();
         }
-        // SAFETY: the data begins at least `N` bytes behind the start of a
-        // frame and ends inside the mapping (checked just now); a shared borrow
-        // of the arena excludes whoever writes to it. An array of bytes needs
-        // no alignment.
-        Some(unsafe { &*self.base.as_ptr().add(frame.at()).sub(N).cast::<[u8; N]>() })
+        // SAFETY: the data begins at least `N` bytes behind the start of a frame and ends inside
+        // the mapping (checked just now); a shared borrow of the arena excludes writers. An array
+        // of bytes needs no alignment.
+        Some(unsafe { &*self.base.as_ptr().add(frame.offset()).sub(N).cast::<[u8; N]>() })
     }
 
-    /// The last `N` bytes of the frame's headroom, and everything behind them
-    /// to the end of the buffer: room for headers, and for the data to grow.
-    /// `None` when there is less headroom.
+    /// The last `N` bytes of the frame's headroom, and all bytes behind them to the end of the
+    /// frame: space for headers, and for the data to grow. `None` when there is less headroom.
     #[inline(always)]
     pub fn headers_mut<const N: usize>(
         &mut self,
@@ -567,29 +561,27 @@ impl Arena {
         if headroom < N {
             return None;
         }
-        let room = self.usable_bytes.checked_sub(headroom)?;
-        if frame.at() + room > self.bytes {
-            foreign_frame();
+        let space = self.usable_bytes.checked_sub(headroom)?;
+        if frame.offset() + space > self.bytes {
+            panic_foreign_frame();
         }
-        // SAFETY: the data begins `headroom` bytes behind the start of a frame,
-        // so that there are `N` bytes in front of it, and `room` bytes are
-        // inside the mapping (checked just now). The exclusive borrow of the
-        // arena makes the slices the only ones.
-        Some(unsafe { split(self.base, frame, room) })
+        // SAFETY: the data begins `headroom` bytes behind the start of a frame, so that there are
+        // `N` bytes in front of it, and `space` bytes are inside the mapping (checked just now).
+        // The exclusive borrow of the arena makes the slices the only ones.
+        Some(unsafe { split_at_data(self.base, frame, space) })
     }
 
-    /// The data of one frame to read and of another to write, at once.
+    /// Data of one frame for reading and of another frame for writing, at the same time.
     ///
     /// # Panics
-    /// When both tokens are of the same frame, which safe code cannot have
-    /// from one arena.
+    /// When both tokens are of the same frame, which safe code cannot obtain from one arena.
     #[inline]
-    pub fn pair(&mut self, read: &Frame, write: &mut Frame) -> (&[u8], &mut [u8]) {
-        let (r, w) = (self.locate(read), self.locate(write));
-        let apart = if r <= w { r + read.len() <= w } else { w + write.len() <= r };
-        assert!(apart, "one frame cannot be read and written at once");
-        // SAFETY: both ranges are inside the mapping (`locate`) and do not
-        // overlap (the assertion).
+    pub fn read_and_write(&mut self, read: &Frame, write: &mut Frame) -> (&[u8], &mut [u8]) {
+        let (r, w) = (self.checked_offset(read), self.checked_offset(write));
+        let disjoint = if r <= w { r + read.len() <= w } else { w + write.len() <= r };
+        assert!(disjoint, "one frame cannot be read and written at once");
+        // SAFETY: both ranges are inside the mapping (`checked_offset`) and do not overlap (the
+        // assertion).
         unsafe {
             (
                 slice::from_raw_parts(self.base.as_ptr().add(r), read.len()),
@@ -598,116 +590,115 @@ impl Arena {
         }
     }
 
-    /// Sets the length of the data, growing or shrinking at the end; new bytes
-    /// hold whatever was there. Returns whether it fits in the frame.
+    /// Sets the length of the data, growing or shrinking it at the end; new bytes hold whatever
+    /// was there. Returns false, leaving the frame unchanged, when the length does not fit.
     #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
         let room = self.usable_bytes.checked_sub(frame.headroom());
         let fits = room.is_some_and(|room| len <= room);
         if fits {
-            frame.place = frame.place & !0xffff | len as u64;
+            frame.span = frame.span & !0xffff | len as u64;
         }
         fits
     }
 
-    /// Makes `before` bytes of the headroom part of the data, and the data
-    /// `len` bytes long in all. Returns whether it fits in the frame; if not,
-    /// the frame is as it was.
+    /// Turns `header_bytes` bytes of the headroom into data, and sets the length of all the data
+    /// to `len`. Returns false, leaving the frame unchanged, when the length does not fit.
     #[inline(always)]
-    pub fn prepend(&self, frame: &mut Frame, before: usize, len: usize) -> bool {
+    pub fn prepend(&self, frame: &mut Frame, header_bytes: usize, len: usize) -> bool {
         let headroom = frame.headroom();
-        let fits = headroom >= before && headroom - before + len <= self.usable_bytes;
+        let fits = headroom >= header_bytes && headroom - header_bytes + len <= self.usable_bytes;
         if fits {
-            frame.place = ((frame.at() - before) as u64) << 16 | len as u64;
-            frame.notes -= before as u64;
+            frame.span = ((frame.offset() - header_bytes) as u64) << 16 | len as u64;
+            frame.meta -= header_bytes as u64;
         }
         fits
     }
 
-    /// Copies a frame into a new one; `None` when there is no frame left.
+    /// Copies a frame into a newly allocated one; `None` when no frame is free.
     pub fn copy_of(&mut self, frame: &Frame) -> Option<Frame> {
         let mut copy = self.alloc()?;
-        let start = copy.at() - copy.headroom();
+        let start = copy.offset() - copy.headroom();
         copy = Frame {
-            place: ((start + frame.headroom()) as u64) << 16 | frame.len() as u64,
-            notes: frame.notes,
+            span: ((start + frame.headroom()) as u64) << 16 | frame.len() as u64,
+            meta: frame.meta,
         };
-        let (from, to) = self.pair(frame, &mut copy);
+        let (from, to) = self.read_and_write(frame, &mut copy);
         to.copy_from_slice(from);
         Some(copy)
     }
 
-    /// Gives a frame to the kernel or a card. Returns the address of its data,
-    /// in bytes from the start of the mapping.
+    /// Lends a frame to the kernel or a NIC. Returns the address of its data, in bytes from the
+    /// start of the mapping.
     #[inline(always)]
     pub fn lend(&mut self, frame: Frame) -> u64 {
-        self.lending().lend(frame)
+        self.lend_batch().lend(frame)
     }
 
-    /// Takes a lent frame back by an address inside it, with `len` bytes of
-    /// data from there. `None` when the address is outside the mapping, the
-    /// data does not fit in the frame, or the frame is not lent.
+    /// Takes back a lent frame by an address inside it, with `len` bytes of data from there.
+    /// `None` when the address is outside the mapping, the data does not fit in the frame, or the
+    /// frame is not lent.
     #[inline(always)]
     pub fn reclaim(&mut self, address: u64, len: u32) -> Option<Frame> {
-        self.lending().reclaim(address, len)
+        self.lend_batch().reclaim(address, len)
     }
 
-    /// Takes every lent frame back into the free list. Only for when the other
-    /// side is gone: its socket closed, its card reset.
+    /// Puts every lent frame back on the free list. Only valid once the borrower is gone: the
+    /// socket closed, the NIC reset.
     pub fn reclaim_all(&mut self) {
         for index in 0..self.state.len() {
-            if self.state[index] == State::Lent {
-                self.state[index] = State::Held;
+            if self.state[index] == FrameState::Lent {
+                self.state[index] = FrameState::Allocated;
                 self.free(Frame::new(index << self.shift, 0, 0));
             }
         }
     }
 
-    /// Where the frame's data begins in the mapping, checked.
+    /// Bounds-checked offset of the frame's data in the mapping.
     #[inline(always)]
-    fn locate(&self, frame: &Frame) -> usize {
-        if frame.at() + frame.len() > self.bytes {
-            foreign_frame();
+    fn checked_offset(&self, frame: &Frame) -> usize {
+        if frame.offset() + frame.len() > self.bytes {
+            panic_foreign_frame();
         }
-        frame.at()
+        frame.offset()
     }
 }
 
-/// Notes whose a frame is now. Only [`State::Lent`] matters to anybody but who
-/// looks for mistakes.
+/// Records the state of a frame in debug builds and catches double frees. Release builds need
+/// [`FrameState::Lent`] only, which lending records.
 #[inline(always)]
-fn note(states: &mut [State], shift: u32, frame: &Frame, state: State) {
-    let index = frame.at() >> shift;
+fn set_frame_state(states: &mut [FrameState], shift: u32, frame: &Frame, state: FrameState) {
+    let index = frame.offset() >> shift;
     if cfg!(debug_assertions) {
-        let held = states[index] == State::Held;
-        assert!(held || state == State::Held, "{frame:?} freed twice");
+        let held = states[index] == FrameState::Allocated;
+        assert!(held || state == FrameState::Allocated, "{frame:?} freed twice");
         states[index] = state;
     }
 }
 
-/// The last `N` bytes in front of a frame's data, and `room` bytes from its
-/// start on.
+/// The last `N` bytes in front of a frame's data, and `space` bytes from the start of the data
+/// on.
 ///
 /// # Safety
-/// All of them are inside one mapping from `base` on, and nobody else has a
-/// slice of them as long as these exist.
+/// Both ranges are inside one mapping that starts at `base`, and no other slice of them exists
+/// as long as these two do.
 #[inline(always)]
-unsafe fn split<'a, const N: usize>(
+unsafe fn split_at_data<'a, const N: usize>(
     base: NonNull<u8>,
     frame: &Frame,
-    room: usize,
+    space: usize,
 ) -> (&'a mut [u8; N], &'a mut [u8]) {
-    // SAFETY: the caller's; the two slices are apart, and an array of bytes
+    // SAFETY: guaranteed by the caller; the two slices do not overlap, and an array of bytes
     // needs no alignment.
     unsafe {
-        let data = base.as_ptr().add(frame.at());
-        (&mut *data.sub(N).cast::<[u8; N]>(), slice::from_raw_parts_mut(data, room))
+        let data = base.as_ptr().add(frame.offset());
+        (&mut *data.sub(N).cast::<[u8; N]>(), slice::from_raw_parts_mut(data, space))
     }
 }
 
 #[cold]
 #[inline(never)]
-fn foreign_frame() -> ! {
+fn panic_foreign_frame() -> ! {
     panic!("a frame was used with an arena that it does not belong to")
 }
 
@@ -746,7 +737,7 @@ fn map(bytes: usize, huge: bool) -> io::Result<(NonNull<u8>, OwnedFd)> {
     };
     let fd = rustix::fs::memfd_create("tidegate-arena", flags)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
-    let base = map_shared(&fd, bytes, Pages::Now)?;
+    let base = map_shared(&fd, bytes, PagePolicy::Prefault)?;
     Ok((base, fd))
 }
 
@@ -759,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn every_frame_is_given_once_and_comes_back() {
+    fn allocates_and_frees_every_frame() {
         let mut arena = arena(4);
         let frames: Vec<_> = std::iter::from_fn(|| arena.alloc()).collect();
         assert_eq!(frames.len(), 4);
@@ -771,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn data_moves_between_headroom_and_frame() {
+    fn retreat_and_advance_move_bytes_between_headroom_and_data() {
         let mut arena = arena(2);
         let mut frame = arena.alloc_from(b"payload").unwrap();
         frame.retreat(4);
@@ -798,17 +789,17 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_used_up_to_its_end_is_given_back_as_itself() {
+    fn frees_the_right_frame_when_its_data_reaches_the_end() {
         let mut arena = arena(2);
         let (mut first, second) = (arena.alloc().unwrap(), arena.alloc().unwrap());
-        let room = arena.room(&first);
-        assert!(arena.set_len(&mut first, room) && !arena.set_len(&mut first, room + 1));
-        first.advance(room);
-        let (place, other) = (first.at() >> arena.shift, second.at() >> arena.shift);
-        assert_ne!(place, other);
+        let space = arena.space(&first);
+        assert!(arena.set_len(&mut first, space) && !arena.set_len(&mut first, space + 1));
+        first.advance(space);
+        let (index, other) = (first.offset() >> arena.shift, second.offset() >> arena.shift);
+        assert_ne!(index, other);
         arena.free(first);
         let again = arena.alloc().unwrap();
-        assert_ne!(again.at() >> arena.shift, other);
+        assert_ne!(again.offset() >> arena.shift, other);
         arena.free(again);
         arena.free(second);
     }
@@ -835,9 +826,9 @@ mod tests {
         let mut frame = arena.alloc_from(b"headpayload").unwrap();
         frame.advance(4);
         assert_eq!(arena.headers::<4>(&frame), Some(b"head"));
-        let (head, room) = arena.headers_mut::<4>(&mut frame).unwrap();
-        assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
-        assert_eq!(room.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
+        let (head, space) = arena.headers_mut::<4>(&mut frame).unwrap();
+        assert_eq!((&*head, &space[..7]), (b"head", &b"payload"[..]));
+        assert_eq!(space.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
         assert!(!arena.prepend(&mut frame, 1, 2048));
         assert!(arena.prepend(&mut frame, 2, 5));
         assert_eq!((arena.bytes(&frame), frame.headroom()), (&b"adpay"[..], 258));
@@ -853,12 +844,12 @@ mod tests {
         let config = ArenaConfig { frames: 2, frame_size: FrameSize::K64, hugepages: false };
         let mut arena = Arena::new(config).unwrap();
         let mut frame = arena.alloc().unwrap();
-        let room = arena.room(&frame);
-        assert!(!arena.set_len(&mut frame, room + 1));
-        assert!(arena.set_len(&mut frame, room));
+        let space = arena.space(&frame);
+        assert!(!arena.set_len(&mut frame, space + 1));
+        assert!(arena.set_len(&mut frame, space));
         frame.set_checksum(Checksum::Partial { start: 34, offset: 16 });
         frame.set_segment_bytes(1448);
-        frame.advance(room);
+        frame.advance(space);
         assert_eq!((frame.headroom(), frame.len()), (usize::from(u16::MAX), 0));
         assert_eq!(frame.checksum(), Checksum::Partial { start: 34, offset: 16 });
         frame.retreat(usize::from(u16::MAX));
@@ -883,12 +874,12 @@ mod tests {
         assert_eq!((frame.segment_bytes(), frame.checksum()), (MAX_SEGMENT_BYTES, partial));
         assert!(!frame.is_unchecked());
         frame.set_checksum(partial);
-        assert_eq!(frame.segment_bytes(), 0, "forgotten with the old checksum");
+        assert_eq!(frame.segment_bytes(), 0, "cleared with the old checksum");
         arena.free(frame);
     }
 
     #[test]
-    fn a_checksum_is_what_was_noted() {
+    fn packed_checksum_round_trips() {
         let mut arena = arena(1);
         let mut frame = arena.alloc_from(b"headpayload").unwrap();
         let partial = Checksum::Partial { start: 0xfedc, offset: 0xba98 };
@@ -903,7 +894,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_a_larger_arena_are_refused() {
+    fn panics_on_frames_of_a_larger_arena() {
         let (mut small, mut large) = (arena(1), arena(2));
         let mut frames: Vec<_> = std::iter::from_fn(|| large.alloc_from(b"x")).collect();
         let mut frame = frames.remove(0);
@@ -923,7 +914,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_count_of_zero_is_refused() {
+    fn rejects_a_frame_count_of_zero() {
         let config = ArenaConfig { frames: 0, ..ArenaConfig::default() };
         assert!(matches!(Arena::new(config), Err(ArenaError::FrameCount(0))));
     }

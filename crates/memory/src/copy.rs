@@ -1,18 +1,18 @@
 //! Copying packets.
 
-/// Two of these make the longest packet that is copied without a call.
+/// Half the length of the longest packet that is copied inline, without a call.
 const HALF_BYTES: usize = 64;
 
-/// Copies `from` to `to`, which is as long. Packets of 64 to 128 bytes, of
-/// which floods are made, are copied on the spot: for so few bytes, calling
-/// `memcpy` and keeping everything at hand over the call costs as much as the
-/// copy.
+/// Copies `from` to `to`, which has the same length.
+///
+/// Packets of 64 to 128 bytes, the size used in floods, are copied inline. For so few bytes,
+/// calling `memcpy` and saving registers across the call costs as much as the copy.
 ///
 /// # Panics
 /// When the lengths differ.
 #[inline(always)]
 pub fn copy_packet(to: &mut [u8], from: &[u8]) {
-    assert!(to.len() == from.len(), "a packet is copied to a place of its length");
+    assert!(to.len() == from.len(), "source and destination of a packet copy differ in length");
     let last = from.len().wrapping_sub(HALF_BYTES);
     if last <= HALF_BYTES
         && let (Some(a), Some(b)) = (from.first_chunk(), from.last_chunk::<HALF_BYTES>())
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_is_copied_whole_and_nothing_else() {
+    fn copies_every_length_exactly() {
         let from: Vec<u8> = (0..=255).collect();
         for len in 0..200 {
             let mut to = [0xee; 202];

@@ -1,8 +1,8 @@
-//! A wake-up that costs nothing while the other side is awake.
+//! A wake-up that costs no system call while the receiver is awake.
 //!
-//! The sleeper arms the bell, looks once more whether there is work, and sleeps
-//! on the descriptor. The other side publishes work and rings; only when the
-//! bell is armed does ringing make a system call.
+//! The sleeper arms the doorbell, checks once more for work, and sleeps on the descriptor. The
+//! other side publishes work and rings. Ringing makes a system call only while the doorbell is
+//! armed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An `eventfd` that is written only while somebody sleeps on it.
+/// An `eventfd` that is written only while a thread sleeps on it.
 #[derive(Debug)]
 pub struct Doorbell {
     fd: OwnedFd,
@@ -18,32 +18,32 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Makes a bell that is not armed.
+    /// Creates an unarmed doorbell.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// When the process has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { fd, armed: AtomicBool::new(false) })
     }
 
-    /// Before sleeping: from now on [`Doorbell::ring`] makes the descriptor
-    /// readable. Look for work once more after this call.
+    /// Arms the doorbell before sleeping: from now on [`Doorbell::ring`] makes the descriptor
+    /// readable. Check for work once more after this call.
     pub fn arm(&self) {
         self.armed.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: either the ringer sees the bell
-        // armed, or the sleeper's next look sees what the ringer published.
+        // Pairs with the fence in `ring`: either the ringing side sees the doorbell armed, or the
+        // sleeper's next check sees the published work.
         fence(Ordering::SeqCst);
     }
 
-    /// After sleeping: the descriptor is quiet again.
+    /// Disarms the doorbell after sleeping: the descriptor is no longer readable.
     pub fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
-        // An empty eventfd answers EAGAIN, which is what we want it to be.
+        // An empty eventfd answers EAGAIN: the descriptor is then already in the wanted state.
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
     }
 
-    /// After publishing work: wakes the sleeper, if there is one.
+    /// Wakes the sleeper, if any, after work was published.
     #[inline]
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
@@ -55,8 +55,8 @@ impl Doorbell {
     #[cold]
     fn wake(&self) {
         if self.armed.swap(false, Ordering::Relaxed) {
-            // The write fails only when the counter is at its maximum, and
-            // then the descriptor is readable already.
+            // The write fails only when the counter is at its maximum, and then the descriptor is
+            // readable already.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_silent_unless_armed() {
+    fn rings_only_when_armed() {
         let bell = Doorbell::new().unwrap();
         bell.ring();
         assert!(!readable(&bell));

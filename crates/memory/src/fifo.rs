@@ -1,32 +1,31 @@
-//! A queue of one owner: first in, first out.
+//! First-in, first-out queue with a single owner.
 //!
-//! It does what `std`'s `VecDeque` does, less what frames never need. Adding
-//! and taking are a dozen instructions without a call, for they happen to each
-//! packet several times.
+//! It replaces `std`'s `VecDeque`, without the features that frames never need. Push and pop
+//! are a dozen instructions without a call, since they happen several times to each packet.
 
 use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ops::{Bound, Index, IndexMut, RangeBounds};
 use std::slice;
 
-/// A queue that grows when it must and never shrinks.
+/// A queue that grows on demand and never shrinks.
 pub struct Fifo<T> {
-    /// A power of two of them, or none. Those from `taken` to `added`, modulo
-    /// their number, hold values.
+    /// Slots: zero or a power of two of them. The slots from `head` to `tail`, modulo their
+    /// number, hold values.
     slots: Box<[MaybeUninit<T>]>,
-    /// Values added since the queue was made.
-    added: usize,
-    /// Values taken since the queue was made.
-    taken: usize,
+    /// Free-running index of the next slot to push to.
+    tail: usize,
+    /// Free-running index of the front value.
+    head: usize,
 }
 
 impl<T> Fifo<T> {
-    /// An empty queue, for which no memory is taken yet.
+    /// Creates an empty queue; allocates no memory yet.
     pub fn new() -> Self {
-        Self { slots: Box::default(), added: 0, taken: 0 }
+        Self { slots: Box::default(), tail: 0, head: 0 }
     }
 
-    /// An empty queue with room for at least `capacity` values.
+    /// Creates an empty queue with space for at least `capacity` values.
     pub fn with_capacity(capacity: usize) -> Self {
         let mut queue = Self::new();
         if capacity > 0 {
@@ -35,131 +34,130 @@ impl<T> Fifo<T> {
         queue
     }
 
-    /// How many values wait.
+    /// Number of queued values.
     #[inline(always)]
     pub fn len(&self) -> usize {
-        self.added.wrapping_sub(self.taken)
+        self.tail.wrapping_sub(self.head)
     }
 
-    /// Whether no value waits.
+    /// True if the queue is empty.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.added == self.taken
+        self.tail == self.head
     }
 
-    /// The place of the value that is number `count` since the queue was made.
-    /// Meaningless without slots.
+    /// Slot of the free-running index `count`. Meaningless without slots.
     #[inline(always)]
-    fn place(&self, count: usize) -> usize {
+    fn slot_index(&self, count: usize) -> usize {
         count & self.slots.len().wrapping_sub(1)
     }
 
-    /// Adds a value at the back.
+    /// Appends a value at the back.
     #[inline(always)]
     pub fn push_back(&mut self, value: T) {
         if self.len() == self.slots.len() {
             self.grow_to(self.slots.len() + 1);
         }
-        let place = self.place(self.added);
-        // SAFETY: there is at least one slot, as `grow_to` made more than
-        // there are values, and `place` is less than their number.
-        unsafe { self.slots.get_unchecked_mut(place) }.write(value);
-        self.added = self.added.wrapping_add(1);
+        let slot = self.slot_index(self.tail);
+        // SAFETY: there is at least one slot, as `grow_to` made more than there are values, and
+        // `slot` is less than their number.
+        unsafe { self.slots.get_unchecked_mut(slot) }.write(value);
+        self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Puts a value back in front of all others.
+    /// Puts a value in front of all others.
     #[inline]
     pub fn push_front(&mut self, value: T) {
         if self.len() == self.slots.len() {
             self.grow_to(self.slots.len() + 1);
         }
-        self.taken = self.taken.wrapping_sub(1);
-        let place = self.place(self.taken);
-        self.slots[place].write(value);
+        self.head = self.head.wrapping_sub(1);
+        let slot = self.slot_index(self.head);
+        self.slots[slot].write(value);
     }
 
-    /// Takes the value at the front.
+    /// Removes and returns the value at the front.
     #[inline(always)]
     pub fn pop_front(&mut self) -> Option<T> {
         if self.is_empty() {
             return None;
         }
-        let place = self.place(self.taken);
-        self.taken = self.taken.wrapping_add(1);
-        // SAFETY: the queue is not empty, so there are slots, `place` is less
-        // than their number, and this one held a value. From now on it does
-        // not, so that no second value is made of it.
-        Some(unsafe { self.slots.get_unchecked(place).assume_init_read() })
+        let slot = self.slot_index(self.head);
+        self.head = self.head.wrapping_add(1);
+        // SAFETY: the queue is not empty, so there are slots, `slot` is less than their number, and
+        // this slot held a value. `head` has moved past the slot, so that no second value is made
+        // of it.
+        Some(unsafe { self.slots.get_unchecked(slot).assume_init_read() })
     }
 
-    /// The value that is number `index` from the front.
+    /// Value number `index` from the front.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&T> {
         if index >= self.len() {
             return None;
         }
-        let slot = &self.slots[self.place(self.taken.wrapping_add(index))];
-        // SAFETY: the slots of the values that wait hold values.
+        let slot = &self.slots[self.slot_index(self.head.wrapping_add(index))];
+        // SAFETY: the slots of queued values are initialized.
         Some(unsafe { slot.assume_init_ref() })
     }
 
-    /// As [`Fifo::get`], to be changed.
+    /// Mutable form of [`Fifo::get`].
     #[inline]
     pub fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         if index >= self.len() {
             return None;
         }
-        let place = self.place(self.taken.wrapping_add(index));
+        let slot = self.slot_index(self.head.wrapping_add(index));
         // SAFETY: as in `get`.
-        Some(unsafe { self.slots[place].assume_init_mut() })
+        Some(unsafe { self.slots[slot].assume_init_mut() })
     }
 
-    /// The value at the front.
+    /// Value at the front.
     #[inline]
     pub fn front(&self) -> Option<&T> {
         self.get(0)
     }
 
-    /// The values, from the front.
+    /// Iterates over the values, from the front.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &T> {
         (0..self.len()).map(|index| &self[index])
     }
 
-    /// As [`Fifo::iter`], to be changed.
+    /// Mutable form of [`Fifo::iter`].
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let (front, back) = self.as_mut_slices();
         front.iter_mut().chain(back)
     }
 
-    /// Takes the values of a range that begins at the front, one by one. Those
-    /// that the iterator was not asked for are dropped with it.
+    /// Removes the values of a range that begins at the front and iterates over them. Values not
+    /// consumed are dropped with the iterator.
     ///
     /// # Panics
     /// When the range does not begin at 0 or ends behind the last value.
     #[inline]
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> Drain<'_, T> {
         let front = matches!(range.start_bound(), Bound::Unbounded | Bound::Included(0));
-        assert!(front, "a queue is emptied from the front");
+        assert!(front, "the drained range must begin at 0");
         let left = match range.end_bound() {
             Bound::Unbounded => self.len(),
             Bound::Excluded(&end) => end,
             Bound::Included(&last) => last + 1,
         };
         assert!(left <= self.len(), "more values drained than there are");
-        Drain { queue: self, left }
+        Drain { queue: self, remaining: left }
     }
 
-    /// The values, from the front: those that lie side by side, and behind them the
-    /// others, which do too.
+    /// Values as two contiguous slices: from the front to the end of the memory, and the wrapped
+    /// rest.
     #[inline(always)]
     pub fn as_mut_slices(&mut self) -> (&mut [T], &mut [T]) {
-        let (len, first) = (self.len(), self.place(self.taken).min(self.slots.len()));
+        let (len, first) = (self.len(), self.slot_index(self.head).min(self.slots.len()));
         let (back, front) = self.slots.split_at_mut(first);
         let in_front = len.min(front.len());
         let behind = len - in_front;
         let (front, back) = (&mut front[..in_front], &mut back[..behind]);
-        // SAFETY: the slots of the values that wait hold values, in a circle from `first`
-        // on, and values have the layout of their slots.
+        // SAFETY: the slots of queued values are initialized, wrapping around from `first` on, and
+        // values have the layout of their slots.
         unsafe {
             (
                 slice::from_raw_parts_mut(front.as_mut_ptr().cast(), in_front),
@@ -168,46 +166,47 @@ impl<T> Fifo<T> {
         }
     }
 
-    /// Takes values from the front as long as they lie side by side: many cost
-    /// less so than one by one. When it ends, there may be more. Those that it
-    /// was not asked for stay.
+    /// Begins a batch of pops from the contiguous slots at the front: cheaper than popping one by
+    /// one. More values may follow after the batch. Values not taken from the batch stay queued.
     #[inline(always)]
-    pub fn run(&mut self) -> Run<'_, T> {
-        self.run_of(usize::MAX)
+    pub fn pop_batch(&mut self) -> PopBatch<'_, T> {
+        self.pop_batch_up_to(usize::MAX)
     }
 
-    /// As [`Fifo::run`], of at most `most` values.
+    /// Same as [`Fifo::pop_batch`], with at most `max` values.
     #[inline(always)]
-    pub fn run_of(&mut self, most: usize) -> Run<'_, T> {
-        let first = self.place(self.taken).min(self.slots.len());
-        let len = self.len().min(self.slots.len() - first).min(most);
-        // All are taken until `Run` says otherwise, so that none could be
-        // taken twice if that were never said.
-        self.taken = self.taken.wrapping_add(len);
-        Run { values: self.slots[first..first + len].iter_mut(), taken: &mut self.taken }
+    pub fn pop_batch_up_to(&mut self, max: usize) -> PopBatch<'_, T> {
+        let first = self.slot_index(self.head).min(self.slots.len());
+        let len = self.len().min(self.slots.len() - first).min(max);
+        // Counted as popped until `PopBatch` is dropped, so that no value could be taken twice if
+        // the batch were never dropped.
+        self.head = self.head.wrapping_add(len);
+        PopBatch { values: self.slots[first..first + len].iter_mut(), head: &mut self.head }
     }
 
-    /// Places for new values at the back, as many as lie side by side, and at
-    /// most so many that `limit` values wait. Some, unless the queue is at its
-    /// limit: room is made for `wanted` where there is none.
+    /// Begins a batch of pushes to contiguous free slots at the back, as long as at most `limit`
+    /// values are queued.
+    ///
+    /// The batch has at least one slot unless the queue is at its limit: a queue without a free
+    /// slot, or an empty queue with fewer than `wanted` slots, grows for `wanted` more values.
     #[inline(always)]
-    pub fn spare(&mut self, limit: usize, wanted: usize) -> Spare<'_, T> {
+    pub fn push_batch(&mut self, limit: usize, wanted: usize) -> PushBatch<'_, T> {
         if self.is_empty() {
-            (self.added, self.taken) = (0, 0);
+            (self.tail, self.head) = (0, 0);
         }
         let len = self.len();
         let short = len == self.slots.len() || len == 0 && self.slots.len() < wanted;
         if short && len < limit {
             self.grow_to(limit.min(len + wanted.max(1)));
         }
-        let first = self.place(self.added);
-        let most = (self.slots.len() - len).min(limit.saturating_sub(len));
-        let last = self.slots.len().min(first + most);
+        let first = self.slot_index(self.tail);
+        let max = (self.slots.len() - len).min(limit.saturating_sub(len));
+        let last = self.slots.len().min(first + max);
         let places = self.slots[first..last].iter_mut();
-        Spare { unused: places.len(), places, added: &mut self.added }
+        PushBatch { uncounted: places.len(), slots: places, tail: &mut self.tail }
     }
 
-    /// Makes room for at least `capacity` values.
+    /// Grows to at least `capacity` slots.
     #[cold]
     #[inline(never)]
     fn grow_to(&mut self, capacity: usize) {
@@ -220,76 +219,75 @@ impl<T> Fifo<T> {
                 slot.write(value);
             }
         }
-        (self.slots, self.taken, self.added) = (slots, 0, len);
+        (self.slots, self.head, self.tail) = (slots, 0, len);
     }
 }
 
-/// Takes values from the front of a [`Fifo`]; made by [`Fifo::run`].
-pub struct Run<'a, T> {
+/// Pops values from the front of a [`Fifo`]; created by [`Fifo::pop_batch`].
+pub struct PopBatch<'a, T> {
     values: slice::IterMut<'a, MaybeUninit<T>>,
-    taken: &'a mut usize,
+    head: &'a mut usize,
 }
 
-impl<T> Run<'_, T> {
-    /// The next value, which stays.
+impl<T> PopBatch<'_, T> {
+    /// Returns the next value without removing it.
     #[inline(always)]
     pub fn first(&self) -> Option<&T> {
         let slot = self.values.as_slice().first()?;
-        // SAFETY: the slots of the run hold values until they are read.
+        // SAFETY: the slots of the batch are initialized until they are read.
         Some(unsafe { slot.assume_init_ref() })
     }
 
-    /// The next value, if it is such a one; otherwise it stays.
+    /// Removes and returns the next value if `wanted` accepts it; otherwise it stays queued.
     #[inline(always)]
     pub fn next_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
         if wanted(self.first()?) { self.next() } else { None }
     }
 
-    /// Moves values to another queue, as long as there are places there and
-    /// `change` makes of each what shall go there. A value that it gives back
-    /// stays. When it panics, the values of the run are lost.
+    /// Moves values to another queue, as long as it has free slots and `change` converts them. A
+    /// value that `change` returns as an error stays queued. When `change` panics, the values of
+    /// the batch are lost.
     #[inline(always)]
     pub fn move_while<U>(
         &mut self,
-        to: &mut Spare<'_, U>,
+        to: &mut PushBatch<'_, U>,
         mut change: impl FnMut(T) -> Result<U, T>,
     ) {
-        let places = mem::take(&mut to.places).into_slice();
-        // What is still to be counted at the end: nothing is counted now, so
-        // that no value could be had twice if it never came to that.
-        to.unused -= places.len();
+        let slots = mem::take(&mut to.slots).into_slice();
+        // No slot is counted in the tail during the loop: if `change` panics, the values written
+        // so far are lost, but none can be taken twice.
+        to.uncounted -= slots.len();
         let from = mem::take(&mut self.values).into_slice();
-        let count = from.len().min(places.len());
-        let (mut values, mut place) = (from[..count].iter_mut(), places.as_mut_ptr());
-        let mut given_back = 0;
+        let count = from.len().min(slots.len());
+        let (mut values, mut slot) = (from[..count].iter_mut(), slots.as_mut_ptr());
+        let mut rejected = 0;
         for value in &mut values {
-            // SAFETY: the slots of the run held values, and each is read once:
-            // the queue counts them as taken.
+            // SAFETY: the slots of the batch were initialized, and each is read once: the
+            // queue counts them as popped.
             match change(unsafe { value.assume_init_read() }) {
-                // SAFETY: there are at least as many places as values are
-                // gone through.
+                // SAFETY: there are at least as many slots as values were visited.
                 Ok(changed) => unsafe {
-                    (*place).write(changed);
-                    place = place.add(1);
+                    (*slot).write(changed);
+                    slot = slot.add(1);
                 },
                 Err(back) => {
                     value.write(back);
-                    given_back = 1;
+                    rejected = 1;
                     break;
                 }
             }
         }
-        let moved = count - values.len() - given_back;
-        to.unused += places.len();
-        to.places = places[moved..].iter_mut();
+        let moved = count - values.len() - rejected;
+        to.uncounted += slots.len();
+        to.slots = slots[moved..].iter_mut();
         self.values = from[moved..].iter_mut();
     }
 }
 
-impl<T> Run<'_, T> {
-    /// Hands values over, each with one of `others`, as many as there are of
-    /// both, until `take` refuses one, which is gone. Returns how many it took.
-    /// When it panics, the values of the run are lost.
+impl<T> PopBatch<'_, T> {
+    /// Passes values to `take`, each paired with one of `others`, until either runs out or `take`
+    /// rejects a value, which is then lost. Returns the number of accepted values. When `take`
+    /// panics, the values of the batch are lost.
     #[inline(always)]
     pub(crate) fn take_each<U>(
         &mut self,
@@ -299,8 +297,8 @@ impl<T> Run<'_, T> {
         let values = mem::take(&mut self.values).into_slice();
         let (mut taken, mut refused) = (0, 0);
         for (value, other) in values.iter_mut().zip(others) {
-            // SAFETY: the slots of the run held values, and each is read once:
-            // the queue counts them as taken.
+            // SAFETY: the slots of the batch were initialized, and each is read once: the
+            // queue counts them as popped.
             if !take(other, unsafe { value.assume_init_read() }) {
                 refused = 1;
                 break;
@@ -312,14 +310,14 @@ impl<T> Run<'_, T> {
     }
 }
 
-impl<T> Iterator for Run<'_, T> {
+impl<T> Iterator for PopBatch<'_, T> {
     type Item = T;
 
     #[inline(always)]
     fn next(&mut self) -> Option<T> {
         let slot = self.values.next()?;
-        // SAFETY: the slots of the run held values, and each is read once: the
-        // queue counts them as taken.
+        // SAFETY: the slots of the batch were initialized, and each is read once: the
+        // queue counts them as popped.
         Some(unsafe { slot.assume_init_read() })
     }
 
@@ -329,51 +327,51 @@ impl<T> Iterator for Run<'_, T> {
     }
 }
 
-impl<T> ExactSizeIterator for Run<'_, T> {}
+impl<T> ExactSizeIterator for PopBatch<'_, T> {}
 
-impl<T> Drop for Run<'_, T> {
+impl<T> Drop for PopBatch<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.taken = self.taken.wrapping_sub(self.len());
+        *self.head = self.head.wrapping_sub(self.len());
     }
 }
 
-/// Places for new values at the back of a [`Fifo`]; made by [`Fifo::spare`].
-pub struct Spare<'a, T> {
-    places: slice::IterMut<'a, MaybeUninit<T>>,
-    /// The places there were, less those whose values are counted in `added`.
-    unused: usize,
-    added: &'a mut usize,
+/// Pushes values at the back of a [`Fifo`]; created by [`Fifo::push_batch`].
+pub struct PushBatch<'a, T> {
+    slots: slice::IterMut<'a, MaybeUninit<T>>,
+    /// Slots of the batch, free or used, that are not yet counted in `tail`.
+    uncounted: usize,
+    tail: &'a mut usize,
 }
 
-impl<T> Spare<'_, T> {
-    /// Whether there is no place left.
+impl<T> PushBatch<'_, T> {
+    /// True if no free slot is left.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
-        self.places.len() == 0
+        self.slots.len() == 0
     }
 
-    /// How many places are left.
+    /// Number of free slots left.
     #[inline(always)]
-    pub fn left(&self) -> usize {
-        self.places.len()
+    pub fn remaining(&self) -> usize {
+        self.slots.len()
     }
 
-    /// How many values were added.
+    /// Number of values pushed so far.
     #[inline(always)]
-    pub fn used(&self) -> usize {
-        self.unused - self.places.len()
+    pub fn pushed(&self) -> usize {
+        self.uncounted - self.slots.len()
     }
 
-    /// Adds a value at the back of the queue.
+    /// Appends a value at the back of the queue.
     ///
     /// # Errors
-    /// The value itself when there is no place left.
+    /// The value itself when no free slot is left.
     #[inline(always)]
     pub fn push(&mut self, value: T) -> Result<(), T> {
-        match self.places.next() {
-            Some(place) => {
-                place.write(value);
+        match self.slots.next() {
+            Some(slot) => {
+                slot.write(value);
                 Ok(())
             }
             None => Err(value),
@@ -381,44 +379,44 @@ impl<T> Spare<'_, T> {
     }
 }
 
-impl<T> Spare<'_, T> {
-    /// Adds what `make` makes of each of `others`, for each of which there is a
-    /// place. When it panics, what it made is lost.
+impl<T> PushBatch<'_, T> {
+    /// Converts each of `others` with `make` and appends the results; there must be a free slot
+    /// for each. When `make` panics, the values made so far are lost.
     ///
     /// # Panics
-    /// When there are fewer places.
+    /// When there are fewer free slots.
     #[inline(always)]
     pub(crate) fn push_each<U>(&mut self, others: &[U], mut make: impl FnMut(&U) -> Option<T>) {
-        assert!(others.len() <= self.places.len(), "more values than places");
-        let places = mem::take(&mut self.places).into_slice();
-        // Counted at the end: see `Run::move_while`.
-        self.unused -= places.len();
+        assert!(others.len() <= self.slots.len(), "more values than free slots");
+        let slots = mem::take(&mut self.slots).into_slice();
+        // Counted after the loop: see `PopBatch::move_while`.
+        self.uncounted -= slots.len();
         let mut made = 0;
         for other in others {
             if let Some(value) = make(other) {
-                // SAFETY: `made` is less than the number of others gone
-                // through, and there are as many places.
-                unsafe { places.get_unchecked_mut(made) }.write(value);
+                // SAFETY: `made` is less than the number of others visited, and there are as
+                // many slots.
+                unsafe { slots.get_unchecked_mut(made) }.write(value);
                 made += 1;
             }
         }
-        self.unused += places.len();
-        self.places = places[made..].iter_mut();
+        self.uncounted += slots.len();
+        self.slots = slots[made..].iter_mut();
     }
 }
 
-impl<T> Drop for Spare<'_, T> {
+impl<T> Drop for PushBatch<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // The first places hold values now.
-        *self.added = self.added.wrapping_add(self.used());
+        // The first slots hold values now.
+        *self.tail = self.tail.wrapping_add(self.pushed());
     }
 }
 
-/// Takes values from the front of a [`Fifo`]; made by [`Fifo::drain`].
+/// Removes values from the front of a [`Fifo`]; created by [`Fifo::drain`].
 pub struct Drain<'a, T> {
     queue: &'a mut Fifo<T>,
-    left: usize,
+    remaining: usize,
 }
 
 impl<T> Iterator for Drain<'_, T> {
@@ -426,12 +424,12 @@ impl<T> Iterator for Drain<'_, T> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<T> {
-        self.left = self.left.checked_sub(1)?;
+        self.remaining = self.remaining.checked_sub(1)?;
         self.queue.pop_front()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
+        (self.remaining, Some(self.remaining))
     }
 }
 
@@ -467,15 +465,15 @@ impl<T> Index<usize> for Fifo<T> {
     type Output = T;
 
     /// # Panics
-    /// When there are no more than `index` values.
+    /// When `index` is not less than the length.
     fn index(&self, index: usize) -> &T {
-        self.get(index).expect("an index behind the last value of a queue")
+        self.get(index).expect("queue index out of bounds")
     }
 }
 
 impl<T> IndexMut<usize> for Fifo<T> {
     fn index_mut(&mut self, index: usize) -> &mut T {
-        self.get_mut(index).expect("an index behind the last value of a queue")
+        self.get_mut(index).expect("queue index out of bounds")
     }
 }
 
@@ -499,7 +497,7 @@ impl<T, const N: usize> From<[T; N]> for Fifo<T> {
     }
 }
 
-/// Takes the values of a [`Fifo`] that is given away.
+/// Iterator that owns the values of a [`Fifo`].
 pub struct IntoIter<T>(Fifo<T>);
 
 impl<T> Iterator for IntoIter<T> {
@@ -535,8 +533,8 @@ mod tests {
         Pop,
         Drain(usize, usize),
         Change(usize),
-        Run(usize),
-        Spare(usize, usize, usize),
+        PopBatch(usize),
+        PushBatch(usize, usize, usize),
         Move(usize),
     }
 
@@ -547,8 +545,8 @@ mod tests {
             4 => Just(Step::Pop),
             1 => (0usize..9, 0usize..9).prop_map(|(n, asked)| Step::Drain(n, asked)),
             1 => (0usize..9).prop_map(Step::Change),
-            2 => (0usize..9).prop_map(Step::Run),
-            2 => (0usize..20, 0usize..9, 0usize..9).prop_map(|(a, b, c)| Step::Spare(a, b, c)),
+            2 => (0usize..9).prop_map(Step::PopBatch),
+            2 => (0usize..20, 0usize..9, 0usize..9).prop_map(|(a, b, c)| Step::PushBatch(a, b, c)),
             2 => (0usize..9).prop_map(Step::Move),
         ]
     }
@@ -560,7 +558,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Against `VecDeque`, with values that own memory.
+        /// Compares with `VecDeque`, with values that own memory.
         #[test]
         fn behaves_like_a_deque(capacity in 0usize..9, steps in prop::collection::vec(step(), 0..200)) {
             let (mut queue, mut model) = (Fifo::with_capacity(capacity), VecDeque::new());
@@ -582,8 +580,8 @@ mod tests {
                         let expected: Vec<_> = model.drain(..n).take(asked).collect();
                         prop_assert_eq!(drained, expected);
                     }
-                    Step::Run(asked) => {
-                        let run = queue.run();
+                    Step::PopBatch(asked) => {
+                        let run = queue.pop_batch();
                         prop_assert!(run.len() > 0 || model.is_empty());
                         let mut run = run;
                         prop_assert_eq!(run.next_if(|_| false), None);
@@ -595,9 +593,9 @@ mod tests {
                         prop_assert_eq!(taken, expected);
                     }
                     Step::Move(asked) => {
-                        let mut run = queue.run();
+                        let mut run = queue.pop_batch();
                         let (there, mut left) = (run.len(), asked);
-                        run.move_while(&mut other.spare(6, 0), |value| match left.checked_sub(1) {
+                        run.move_while(&mut other.push_batch(6, 0), |value| match left.checked_sub(1) {
                             Some(less) => {
                                 left = less;
                                 Ok(value)
@@ -610,9 +608,9 @@ mod tests {
                         prop_assert!(moved == asked.min(there) || moved > 0);
                         prop_assert!(other.drain(..).eq(model.drain(..moved)));
                     }
-                    Step::Spare(limit, wanted, asked) => {
-                        let mut spare = queue.spare(limit, wanted);
-                        let left = spare.left();
+                    Step::PushBatch(limit, wanted, asked) => {
+                        let mut spare = queue.push_batch(limit, wanted);
+                        let left = spare.remaining();
                         prop_assert!(left > 0 || model.len() >= limit);
                         prop_assert!(left + model.len() <= limit.max(model.len()));
                         let whole = model.is_empty();
@@ -650,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_dropped_with_the_queue_and_with_a_drain() {
+    fn drops_queued_values_with_the_queue_and_with_a_drain() {
         let value = Rc::new(());
         let mut queue: Fifo<_> = (0..5).map(|_| Rc::clone(&value)).collect();
         drop(queue.drain(..3));
@@ -661,7 +659,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more values drained than there are")]
-    fn draining_past_the_end_is_refused() {
+    fn panics_when_draining_past_the_end() {
         Fifo::from([1, 2]).drain(..3);
     }
 }

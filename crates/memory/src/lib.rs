@@ -1,9 +1,9 @@
 //! Packet buffers and rings.
 //!
-//! [`arena`] holds the frames that packets live in; [`spsc`] is the ring between
-//! one producer and one consumer; [`queues`] are for several of both; [`shared`] has memory
-//! and rings between processes; [`fifo`] is the queue of one owner;
-//! [`doorbell`] wakes a side that sleeps; [`trim_heap`] gives free memory back.
+//! [`arena`] holds the frames that packets live in. [`spsc`] is a ring between one producer and
+//! one consumer; [`queues`] serve several of both. [`shared`] has memory and rings between
+//! processes. [`fifo`] is a queue with a single owner, [`doorbell`] wakes a sleeping thread, and
+//! [`trim_heap`] returns free memory to the kernel.
 
 pub mod arena;
 mod copy;

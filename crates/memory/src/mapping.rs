@@ -1,4 +1,4 @@
-//! Mappings of memory that has a descriptor.
+//! Shared mappings of file-backed memory.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,22 +6,26 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// When the pages of a mapping come to be there.
+/// Allocation time of the pages of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pages {
-    /// At once: a page fault per frame under load would look like a slow stack,
-    /// and missing memory must fail here, not by a signal later.
-    Now,
-    /// When they are used for the first time: most of them may never be.
-    WhenUsed,
+pub(crate) enum PagePolicy {
+    /// Immediately: a page fault per frame under load would look like a slow stack, and missing
+    /// memory must fail here, not by a signal later.
+    Prefault,
+    /// At first use: most pages may never be used.
+    OnDemand,
 }
 
-/// Maps the first `bytes` of a file, to be read and written by all who have it
-/// mapped.
-pub(crate) fn map_shared(fd: impl AsFd, bytes: usize, pages: Pages) -> io::Result<NonNull<u8>> {
+/// Maps the first `bytes` bytes of a file for reading and writing, shared with all processes
+/// that map it.
+pub(crate) fn map_shared(
+    fd: impl AsFd,
+    bytes: usize,
+    pages: PagePolicy,
+) -> io::Result<NonNull<u8>> {
     let flags = match pages {
-        Pages::Now => MapFlags::SHARED | MapFlags::POPULATE,
-        Pages::WhenUsed => MapFlags::SHARED | MapFlags::NORESERVE,
+        PagePolicy::Prefault => MapFlags::SHARED | MapFlags::POPULATE,
+        PagePolicy::OnDemand => MapFlags::SHARED | MapFlags::NORESERVE,
     };
     // SAFETY: a new mapping at an address of the kernel's choice aliases
     // nothing.

@@ -1,37 +1,34 @@
 //! A bounded ring between one producer and one consumer.
 //!
-//! The slots are made once and used again and again, so a slot may be large:
-//! it is written and read in place. Work is done in batches: the producer
-//! fills [`Producer::slot`] 0, 1, 2 ... and makes them visible with one
-//! [`Producer::publish`]; the consumer reads [`Consumer::slot`] 0, 1, 2 ...
-//! and gives them back with one [`Consumer::release`].
+//! The slots are made once and reused, so a slot may be large: it is written and read in place.
+//! Work is done in batches. The producer fills [`Producer::slot`] 0, 1, 2 ... and makes them
+//! visible with one [`Producer::publish`]; the consumer reads [`Consumer::slot`] 0, 1, 2 ...
+//! and frees them with one [`Consumer::release`].
 //!
-//! Each side keeps a private copy of the other side's index and looks at the
-//! shared one only when the copy says that there is too little, so that in
-//! steady flow a cache line moves once per batch and not once per item.
+//! Each side keeps a private copy of the other side's index. It loads the shared index only
+//! when the copy shows too few slots, so that in steady flow a cache line moves once per batch
+//! and not once per item.
 
-use crate::fifo::{Run, Spare};
+use crate::fifo::{PopBatch, PushBatch};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
 
-/// A value alone on its cache lines (two, since cards and processors fetch
-/// them in pairs).
+/// A value alone on its cache lines (two, since NICs and processors fetch them in pairs).
 #[repr(align(128))]
-struct Padded<T>(T);
+struct CachePadded<T>(T);
 
 struct Shared<T> {
     slots: Box<[UnsafeCell<T>]>,
-    /// Slots published since the ring was made; written by the producer.
-    published: Padded<AtomicUsize>,
-    /// Slots released since the ring was made; written by the consumer.
-    released: Padded<AtomicUsize>,
-    /// One of the two sides is gone.
+    /// Slots published since the ring was created; written by the producer.
+    published: CachePadded<AtomicUsize>,
+    /// Slots released since the ring was created; written by the consumer.
+    released: CachePadded<AtomicUsize>,
+    /// True once one of the two ends is dropped.
     closed: AtomicBool,
 }
 
-// SAFETY: a slot is reached by one side at a time: the producer touches only
-// slots from `published` to `released + capacity`, the consumer only those
-// from `released` to `published`, and each index is written by one side with
-// release and read by the other with acquire.
+// SAFETY: a slot is reached by one side at a time: the producer touches only slots from
+// `published` to `released + capacity`, the consumer only slots from `released` to `published`,
+// and each index is written by one side with release and read by the other with acquire.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -41,31 +38,31 @@ impl<T> Shared<T> {
         self.slots.len() - 1
     }
 
-    /// The `count` slots from number `first` since the ring was made on: up to
-    /// the end of the memory, and on from its start.
+    /// The `count` slots from the free-running index `first` on, as two slices: up to the end of
+    /// the memory, and the wrapped rest.
     #[inline(always)]
-    fn circle(&self, first: usize, count: usize) -> [&[UnsafeCell<T>]; 2] {
+    fn slot_slices(&self, first: usize, count: usize) -> [&[UnsafeCell<T>]; 2] {
         let (start, end) = self.slots.split_at(first & self.mask());
         let before_end = count.min(end.len());
         [&end[..before_end], &start[..count - before_end]]
     }
 }
 
-/// The sending end.
+/// Producer end of a ring.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
     published: usize,
     released_seen: usize,
 }
 
-/// The receiving end.
+/// Consumer end of a ring.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     released: usize,
     published_seen: usize,
 }
 
-/// Makes a ring of `capacity` slots, each made by `make`.
+/// Creates a ring of `capacity` slots, each initialized by `make`.
 ///
 /// # Panics
 /// When `capacity` is not a power of two.
@@ -73,8 +70,8 @@ pub fn ring<T>(capacity: usize, mut make: impl FnMut() -> T) -> (Producer<T>, Co
     assert!(capacity.is_power_of_two(), "a ring's capacity must be a power of two");
     let shared = Arc::new(Shared {
         slots: (0..capacity).map(|_| UnsafeCell::new(make())).collect(),
-        published: Padded(AtomicUsize::new(0)),
-        released: Padded(AtomicUsize::new(0)),
+        published: CachePadded(AtomicUsize::new(0)),
+        released: CachePadded(AtomicUsize::new(0)),
         closed: AtomicBool::new(false),
     });
     let producer = Producer { shared: Arc::clone(&shared), published: 0, released_seen: 0 };
@@ -82,10 +79,10 @@ pub fn ring<T>(capacity: usize, mut make: impl FnMut() -> T) -> (Producer<T>, Co
 }
 
 impl<T> Producer<T> {
-    /// Slots that can be written now, looking at the shared index only when
-    /// fewer than `wanted` are known of.
+    /// Number of slots that can be written now. Loads the shared index only when fewer than
+    /// `wanted` are known to be free.
     #[inline]
-    pub fn free(&mut self, wanted: usize) -> usize {
+    pub fn free_slots(&mut self, wanted: usize) -> usize {
         let mut used = self.published.wrapping_sub(self.released_seen);
         if self.shared.slots.len() - used < wanted {
             self.released_seen = self.shared.released.0.load(Ordering::Acquire);
@@ -94,18 +91,17 @@ impl<T> Producer<T> {
         self.shared.slots.len() - used
     }
 
-    /// Writes the free slot number `ahead`, counted from the first one not yet
-    /// published.
+    /// Writes the free slot at distance `ahead` from the first slot not yet published.
     ///
     /// # Panics
     /// When fewer than `ahead + 1` slots are free.
     #[inline]
     pub fn slot<R>(&mut self, ahead: usize, write: impl FnOnce(&mut T) -> R) -> R {
-        assert!(self.free(ahead + 1) > ahead, "the ring has no such free slot");
+        assert!(self.free_slots(ahead + 1) > ahead, "the ring has no such free slot");
         let index = self.published.wrapping_add(ahead) & self.shared.mask();
         self.shared.slots[index].with_mut(|slot| {
-            // SAFETY: the slot is free (checked), so the consumer does not
-            // touch it before `publish`; `&mut self` excludes a second writer.
+            // SAFETY: the slot is free (checked), so the consumer does not touch it before
+            // `publish`; `&mut self` excludes a second writer.
             write(unsafe { &mut *slot })
         })
     }
@@ -116,23 +112,21 @@ impl<T> Producer<T> {
     /// When fewer than `count` slots were free.
     #[inline]
     pub fn publish(&mut self, count: usize) {
-        assert!(self.free(count) >= count, "more slots published than were free");
+        assert!(self.free_slots(count) >= count, "more slots published than were free");
         self.published = self.published.wrapping_add(count);
         self.shared.published.0.store(self.published, Ordering::Release);
     }
 
-    /// Writes free slots one after the other, as many as there are and at most
-    /// `most`, until `write` says that it wrote none. Makes them visible
-    /// together and returns how many.
+    /// Writes free slots in order, at most `max`, until `write` returns false without having
+    /// written. Publishes them together and returns their number.
     #[inline(always)]
-    pub fn publish_each(&mut self, most: usize, mut write: impl FnMut(&mut T) -> bool) -> usize {
-        let room = self.free(most).min(most);
+    pub fn publish_each(&mut self, max: usize, mut write: impl FnMut(&mut T) -> bool) -> usize {
+        let space = self.free_slots(max).min(max);
         let mut count = 0;
-        'all: for part in self.shared.circle(self.published, room) {
+        'all: for part in self.shared.slot_slices(self.published, space) {
             for slot in part {
-                // SAFETY: the slot is free (`room`), so the consumer does not
-                // touch it before `publish`; `&mut self` excludes a second
-                // writer.
+                // SAFETY: the slot is free (`space`), so the consumer does not touch it before
+                // `publish`; `&mut self` excludes a second writer.
                 if !slot.with_mut(|slot| write(unsafe { &mut *slot })) {
                     break 'all;
                 }
@@ -145,22 +139,21 @@ impl<T> Producer<T> {
         count
     }
 
-    /// Writes the values of a run to free slots, one to each, as many as there
-    /// are, until `write` says that it wrote none: that value is gone. Makes
-    /// them visible together and returns how many.
+    /// Writes the values of a batch to free slots, one to each, until either runs out or `write`
+    /// returns false; the value of that call is lost. Publishes the slots together and returns
+    /// their number.
     #[inline(always)]
-    pub fn publish_run<V>(
+    pub fn publish_batch<V>(
         &mut self,
-        run: &mut Run<'_, V>,
+        batch: &mut PopBatch<'_, V>,
         mut write: impl FnMut(&mut T, V) -> bool,
     ) -> usize {
-        let room = self.free(run.len()).min(run.len());
+        let space = self.free_slots(batch.len()).min(batch.len());
         let mut count = 0;
-        for part in self.shared.circle(self.published, room) {
-            let written = run.take_each(part, |slot, value| {
-                // SAFETY: the slot is free (`room`), so the consumer does not
-                // touch it before `publish`; `&mut self` excludes a second
-                // writer.
+        for part in self.shared.slot_slices(self.published, space) {
+            let written = batch.take_each(part, |slot, value| {
+                // SAFETY: the slot is free (`space`), so the consumer does not touch it before
+                // `publish`; `&mut self` excludes a second writer.
                 slot.with_mut(|slot| write(unsafe { &mut *slot }, value))
             });
             count += written;
@@ -174,13 +167,13 @@ impl<T> Producer<T> {
         count
     }
 
-    /// Puts one value in; gives it back when the ring is full.
+    /// Appends one value.
     ///
     /// # Errors
     /// The value itself, when there is no free slot.
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), T> {
-        if self.free(1) == 0 {
+        if self.free_slots(1) == 0 {
             return Err(value);
         }
         self.slot(0, |slot| *slot = value);
@@ -188,17 +181,17 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Whether the consumer is gone.
+    /// True once the consumer is dropped.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
     }
 }
 
 impl<T> Consumer<T> {
-    /// Slots that can be read now, looking at the shared index only when fewer
-    /// than `wanted` are known of.
+    /// Number of slots that can be read now. Loads the shared index only when fewer than `wanted`
+    /// are known to be ready.
     #[inline]
-    pub fn ready(&mut self, wanted: usize) -> usize {
+    pub fn ready_slots(&mut self, wanted: usize) -> usize {
         let mut ready = self.published_seen.wrapping_sub(self.released);
         if ready < wanted {
             self.published_seen = self.shared.published.0.load(Ordering::Acquire);
@@ -207,13 +200,13 @@ impl<T> Consumer<T> {
         ready
     }
 
-    /// Reads the slot number `ahead`, counted from the oldest one.
+    /// Reads the slot at distance `ahead` from the oldest one.
     ///
     /// # Panics
     /// When fewer than `ahead + 1` slots are ready.
     #[inline]
     pub fn slot<R>(&mut self, ahead: usize, read: impl FnOnce(&mut T) -> R) -> R {
-        assert!(self.ready(ahead + 1) > ahead, "the ring has no such ready slot");
+        assert!(self.ready_slots(ahead + 1) > ahead, "the ring has no such ready slot");
         let index = self.released.wrapping_add(ahead) & self.shared.mask();
         self.shared.slots[index].with_mut(|slot| {
             // SAFETY: the slot is published (checked), so the producer does not
@@ -222,23 +215,23 @@ impl<T> Consumer<T> {
         })
     }
 
-    /// Gives the oldest `count` slots back to the producer.
+    /// Frees the oldest `count` slots for the producer.
     ///
     /// # Panics
     /// When fewer than `count` slots were ready.
     #[inline]
     pub fn release(&mut self, count: usize) {
-        assert!(self.ready(count) >= count, "more slots released than were ready");
+        assert!(self.ready_slots(count) >= count, "more slots released than were ready");
         self.released = self.released.wrapping_add(count);
         self.shared.released.0.store(self.released, Ordering::Release);
     }
 
-    /// Reads the slots that are ready from the oldest on, at most `most`. Gives
-    /// them back together and returns how many.
+    /// Reads the ready slots in order, at most `max`. Frees them together and returns their
+    /// number.
     #[inline(always)]
-    pub fn release_each(&mut self, most: usize, mut read: impl FnMut(&mut T)) -> usize {
-        let count = self.ready(most).min(most);
-        for part in self.shared.circle(self.released, count) {
+    pub fn release_each(&mut self, max: usize, mut read: impl FnMut(&mut T)) -> usize {
+        let count = self.ready_slots(max).min(max);
+        for part in self.shared.slot_slices(self.released, count) {
             for slot in part {
                 // SAFETY: the slot is published (`count`), so the producer does
                 // not touch it before `release`; `&mut self` excludes a second
@@ -252,18 +245,18 @@ impl<T> Consumer<T> {
         count
     }
 
-    /// Reads the slots that are ready from the oldest on, at most `most`, and
-    /// adds what `read` makes of them to a queue, as long as there are places.
-    /// Gives the slots back together and returns how many.
+    /// Reads the ready slots in order, at most `max` and at most as many as `to` has free slots,
+    /// and appends the results of `read` to `to`. Frees the slots together and returns their
+    /// number.
     #[inline(always)]
     pub fn release_into<V>(
         &mut self,
-        most: usize,
-        to: &mut Spare<'_, V>,
+        max: usize,
+        to: &mut PushBatch<'_, V>,
         mut read: impl FnMut(&mut T) -> Option<V>,
     ) -> usize {
-        let count = self.ready(most).min(most).min(to.left());
-        for part in self.shared.circle(self.released, count) {
+        let count = self.ready_slots(max).min(max).min(to.remaining());
+        for part in self.shared.slot_slices(self.released, count) {
             to.push_each(part, |slot| {
                 // SAFETY: the slot is published (`count`), so the producer does
                 // not touch it before `release`; `&mut self` excludes a second
@@ -277,13 +270,13 @@ impl<T> Consumer<T> {
         count
     }
 
-    /// Takes the oldest value out and leaves a default in its slot.
+    /// Removes and returns the oldest value; leaves a default in its slot.
     #[inline]
     pub fn pop(&mut self) -> Option<T>
     where
         T: Default,
     {
-        if self.ready(1) == 0 {
+        if self.ready_slots(1) == 0 {
             return None;
         }
         let value = self.slot(0, std::mem::take);
@@ -291,7 +284,7 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
-    /// Whether the producer is gone. Values published before may still wait.
+    /// True once the producer is dropped. Values published before may still be queued.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
     }
@@ -319,7 +312,7 @@ mod tests {
     use crate::Fifo;
 
     #[test]
-    fn a_full_ring_gives_the_value_back() {
+    fn full_ring_returns_the_value() {
         let (mut producer, mut consumer) = ring(2, || 0);
         assert_eq!(producer.push(1), Ok(()));
         assert_eq!(producer.push(2), Ok(()));
@@ -330,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_go_around_the_ring_and_come_back_in_order() {
+    fn batches_wrap_around_the_ring_in_order() {
         let (mut producer, mut consumer) = ring(4, || 0);
         let (mut from, mut to) = (Fifo::new(), Fifo::new());
         let (mut next, mut expected) = (0, 0);
@@ -339,23 +332,23 @@ mod tests {
                 from.push_back(next);
                 next += 1;
             }
-            let mut run = from.run();
+            let mut batch = from.pop_batch();
             let (there, written) = (
-                run.len(),
-                producer.publish_run(&mut run, |slot, value| {
+                batch.len(),
+                producer.publish_batch(&mut batch, |slot, value| {
                     *slot = value;
                     value % 5 != 3
                 }),
             );
             let refused = there.min(4) > written;
-            assert_eq!(run.len(), there - written - usize::from(refused));
-            drop(run);
-            // What was written while its value was refused is written again.
-            let mut spare = to.spare(3, 0);
+            assert_eq!(batch.len(), there - written - usize::from(refused));
+            drop(batch);
+            // A slot whose value was refused is written again with the next value.
+            let mut batch = to.push_batch(3, 0);
             let read =
-                consumer.release_into(9, &mut spare, |slot| (*slot % 4 != 1).then_some(*slot));
+                consumer.release_into(9, &mut batch, |slot| (*slot % 4 != 1).then_some(*slot));
             assert_eq!(read, written.min(3));
-            drop(spare);
+            drop(batch);
             while consumer.pop().is_some_and(|value| {
                 to.push_back(value);
                 true
@@ -369,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn each_side_sees_the_other_leave() {
+    fn each_side_sees_the_other_close() {
         let (producer, consumer) = ring(2, || 0);
         assert!(!consumer.is_closed());
         drop(producer);
@@ -381,7 +374,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more slots published than were free")]
-    fn publishing_past_the_consumer_is_refused() {
+    fn panics_when_publishing_more_than_free() {
         let (mut producer, _consumer) = ring(2, || 0);
         producer.publish(3);
     }
@@ -394,7 +387,7 @@ mod tests {
             scope.spawn(move || {
                 let mut next = 0;
                 while next < count {
-                    let batch = producer.free(16).min((count - next) as usize);
+                    let batch = producer.free_slots(16).min((count - next) as usize);
                     for ahead in 0..batch {
                         producer.slot(ahead, |slot| *slot = next + ahead as u64);
                     }
@@ -405,7 +398,7 @@ mod tests {
             });
             let mut expected = 0;
             while expected < count {
-                let batch = consumer.ready(1);
+                let batch = consumer.ready_slots(1);
                 for ahead in 0..batch {
                     consumer.slot(ahead, |slot| assert_eq!(*slot, expected + ahead as u64));
                 }
@@ -416,8 +409,7 @@ mod tests {
         });
     }
 
-    /// Whether to push or to take, one by one or each at once, how many, and
-    /// after how many to stop.
+    /// One step: push or pop, one by one or in a batch, how many, and after how many to stop.
     fn any_step() -> impl Strategy<Value = (bool, bool, usize, usize)> {
         (any::<bool>(), any::<bool>(), 0usize..20, 0usize..20)
     }
@@ -429,7 +421,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Against a plain queue as the model.
+        /// Compares with a plain queue as the model.
         #[test]
         fn behaves_like_a_bounded_queue(
             shift in 0u32..5,
@@ -454,7 +446,7 @@ mod tests {
                     prop_assert_eq!(batch, written);
                     prop_assert!(written == wanted.min(stop) || model.len() == capacity);
                 } else if push {
-                    let batch = producer.free(wanted).min(wanted);
+                    let batch = producer.free_slots(wanted).min(wanted);
                     prop_assert_eq!(batch, wanted.min(capacity - model.len()));
                     for ahead in 0..batch {
                         producer.slot(ahead, |slot| *slot = next);
@@ -468,7 +460,7 @@ mod tests {
                     prop_assert_eq!(batch, wanted.min(model.len()));
                     prop_assert!(taken.into_iter().eq(model.drain(..batch)));
                 } else {
-                    let batch = consumer.ready(wanted).min(wanted);
+                    let batch = consumer.ready_slots(wanted).min(wanted);
                     prop_assert_eq!(batch, wanted.min(model.len()));
                     for ahead in 0..batch {
                         prop_assert_eq!(consumer.slot(ahead, |slot| *slot), model.pop_front().unwrap());
@@ -480,13 +472,14 @@ mod tests {
     }
 }
 
-/// Every interleaving of a small run: `RUSTFLAGS="--cfg loom" cargo test -p tidegate-memory --release`.
+/// Explores every interleaving of a small run:
+/// `RUSTFLAGS="--cfg loom" cargo test -p tidegate-memory --release`.
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_or_torn() {
+    fn delivers_each_value_once_in_order() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(2, || 0usize);
             let sender = loom::thread::spawn(move || {
@@ -511,7 +504,7 @@ mod model {
     }
 
     #[test]
-    fn a_batch_becomes_visible_whole() {
+    fn publishes_a_batch_atomically() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(4, || 0usize);
             let sender = loom::thread::spawn(move || {
@@ -519,7 +512,7 @@ mod model {
                 producer.slot(1, |slot| *slot = 2);
                 producer.publish(2);
             });
-            let ready = consumer.ready(2);
+            let ready = consumer.ready_slots(2);
             assert!(ready == 0 || ready == 2);
             for ahead in 0..ready {
                 assert_eq!(consumer.slot(ahead, |slot| *slot), ahead + 1);

@@ -1,5 +1,5 @@
-//! The atomics that rings are built from: the real ones, or loom's when a test
-//! runs every interleaving.
+//! Atomics that rings are built from: `std`'s, or loom's when a test explores every
+//! interleaving.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -16,7 +16,7 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-/// Lets others go on while this thread waits for them in a loop.
+/// Pauses for one iteration of a spin loop.
 #[inline]
 pub(crate) fn relax() {
     #[cfg(loom)]
@@ -25,7 +25,7 @@ pub(crate) fn relax() {
     std::hint::spin_loop();
 }
 
-/// As [`relax`], and gives the processor away.
+/// Yields the processor while waiting; see [`relax`].
 #[inline]
 pub(crate) fn yield_now() {
     #[cfg(loom)]
@@ -34,7 +34,7 @@ pub(crate) fn yield_now() {
     std::thread::yield_now();
 }
 
-/// `std`'s cell with the closure interface of loom's.
+/// `std`'s cell with the closure interface of loom's cell.
 #[cfg(not(loom))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 

@@ -1,4 +1,4 @@
-//! What the heap gives back. One test, since memory is of the whole process.
+//! Memory that `trim_heap` returns. A single test, since resident memory is per process.
 #![cfg(target_env = "gnu")]
 
 use tidegate_memory::trim_heap;
@@ -13,16 +13,16 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn what_is_free_between_things_in_use_goes_back() {
+fn trim_heap_returns_free_memory_between_live_blocks() {
     let before = resident_bytes();
     let block = |n: usize| (vec![7; BLOCK_BYTES], Box::new(n));
     let (blocks, kept): (Vec<Vec<u8>>, Vec<_>) = (0..BLOCKS).map(block).unzip();
     let full = resident_bytes() - before;
-    assert!(full > BLOCKS * BLOCK_BYTES / 2, "{full} bytes are no peak");
+    assert!(full > BLOCKS * BLOCK_BYTES / 2, "the blocks added only {full} resident bytes");
     drop(blocks);
     trim_heap();
     let left = resident_bytes() - before;
-    // Each of those that are kept holds a page or two.
-    assert!(left < full * 2 / 3, "{left} of {full} bytes are left");
+    // Each live box holds a page or two.
+    assert!(left < full * 2 / 3, "{left} of {full} bytes are still resident");
     assert!(kept.iter().enumerate().all(|(n, one)| n == **one));
 }

@@ -1,32 +1,31 @@
-//! Unmodified programs on the Tidegate stack: the library that `tidegate run`
-//! has the dynamic linker load before the C library.
+//! Preload library of `tidegate run`: sockets of an unmodified application on Tidegate.
 //!
-//! It stands in for the C library's calls on sockets. A call goes through three
-//! layers, and only downwards:
+//! The dynamic linker loads this library before the C library. The library replaces the C
+//! library's socket calls. A call passes through three layers, only downwards:
 //!
-//! * `interpose`: the C functions. They read raw arguments, and are the only
-//!   place that knows `errno`.
-//! * `socket`, `epoll`, `poll`: what the calls mean on Tidegate.
-//! * `table`: which descriptor is what; `start`: the stack, opened when the
-//!   first socket moves to it; `signals`: when handlers run.
+//! * `interpose`: the C functions. This layer reads C arguments, and is the only one that
+//!   knows `errno`.
+//! * `socket`, `epoll`, `poll`: the meaning of a call on Tidegate.
+//! * `fd_table`: the entries of descriptors; `runtime`: the stack, opened when the first
+//!   socket moves to Tidegate; `signals`: deferral of signal handlers.
 //!
-//! Every socket is the kernel's to begin with, and its descriptor stays the
-//! kernel's for ever: numbers, flags and options are kept there. A socket moves
-//! when it listens, connects or sends, if the rules say so.
+//! Every socket starts as a kernel socket, and its descriptor remains a kernel descriptor:
+//! number, flags and options are kept there. A socket moves to Tidegate when it listens,
+//! connects or sends, if the rules say so.
 
+mod allocator;
 mod environment;
 mod epoll;
+mod fd_table;
 #[doc(hidden)]
 pub mod interpose;
+mod local_addresses;
 mod log;
-mod memory;
-mod own_address;
 mod poll;
 mod raw;
 mod real;
 mod rules;
+mod runtime;
 mod signals;
 mod sleeper;
 mod socket;
-mod start;
-mod table;

@@ -1,4 +1,4 @@
-//! What the user of a program should know, on standard error or in a file.
+//! Log of the preload library, on standard error or in a file.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -7,20 +7,20 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 static FILE: OnceLock<File> = OnceLock::new();
-static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
 /// Writes to this file from now on.
 ///
 /// # Errors
-/// When it cannot be opened.
-pub(crate) fn to(path: &Path) -> std::io::Result<()> {
+/// The file cannot be opened.
+pub(crate) fn use_file(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let _ = FILE.set(file);
     Ok(())
 }
 
-/// Says this. A log that cannot be written is no reason to stop a program.
-pub(crate) fn say(text: &str) {
+/// Writes a line. A failed write is ignored: it must not stop the application.
+pub(crate) fn write(text: &str) {
     let line = format!("tidegate: {text}\n");
     let _ = match FILE.get() {
         Some(mut file) => file.write_all(line.as_bytes()),
@@ -28,12 +28,12 @@ pub(crate) fn say(text: &str) {
     };
 }
 
-/// Says this the first time.
-pub(crate) fn say_once(text: &str) {
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_new = said.get_or_insert_default().insert(text.to_owned());
-    drop(said);
+/// Writes a line unless the same text was logged before.
+pub(crate) fn write_once(text: &str) {
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_new = logged.get_or_insert_default().insert(text.to_owned());
+    drop(logged);
     if is_new {
-        say(text);
+        write(text);
     }
 }

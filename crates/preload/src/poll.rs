@@ -1,4 +1,4 @@
-//! Waiting for a list of descriptors, of Tidegate and of the kernel.
+//! `poll` on descriptors of Tidegate and of the kernel.
 
 use std::io;
 use std::sync::Arc;
@@ -8,107 +8,118 @@ use libc::{pollfd, sigset_t};
 use tidegate::{Interest, Poll, Source};
 
 use crate::epoll::{self, Epoll};
-use crate::sleeper::{self, KernelSide};
+use crate::fd_table::{self, InUse};
+use crate::runtime;
+use crate::sleeper::{self, KernelWaiter};
 use crate::socket::Socket;
-use crate::start;
-use crate::table::{self, InUse};
 
-/// One of Tidegate's in the list.
-enum Ours {
+/// Tidegate's object behind a polled descriptor.
+enum TidegateSource {
     Socket(InUse<Arc<Socket>>),
     Epoll(InUse<Arc<Epoll>>),
 }
 
-impl Ours {
-    fn of(fd: i32) -> Option<Self> {
-        match table::socket(fd) {
+impl TidegateSource {
+    fn lookup(fd: i32) -> Option<Self> {
+        match fd_table::socket(fd) {
             Some(socket) => Some(Self::Socket(socket)),
-            None => table::epoll(fd).filter(|epoll| epoll.tidegate().is_some()).map(Self::Epoll),
+            None => {
+                fd_table::epoll(fd).filter(|epoll| epoll.tidegate_poll().is_some()).map(Self::Epoll)
+            }
         }
     }
 
-    /// What to wait for, if there is something of Tidegate's.
+    /// Event source of Tidegate, if there is one.
     fn source(&self) -> Option<&dyn Source> {
         match self {
             Self::Socket(socket) => Some(socket.source()),
-            Self::Epoll(epoll) => epoll.tidegate().map(|poll: &Poll| poll as &dyn Source),
+            Self::Epoll(epoll) => epoll.tidegate_poll().map(|poll: &Poll| poll as &dyn Source),
         }
     }
 
-    /// Whether the kernel has a part of it too.
-    fn has_kernel(&self) -> bool {
+    /// True when the kernel's descriptor is polled, too.
+    fn polls_kernel_fd(&self) -> bool {
         match self {
-            Self::Socket(socket) => socket.has_kernel,
+            Self::Socket(socket) => socket.uses_kernel_socket,
             Self::Epoll(_) => true,
         }
     }
 
-    fn words(&self) -> u32 {
+    fn event_bits(&self) -> u32 {
         match self {
-            Self::Socket(socket) => epoll::words(socket.readiness()),
+            Self::Socket(socket) => epoll::event_bits(socket.readiness()),
             Self::Epoll(epoll) => u32::from(epoll.is_ready()) * libc::EPOLLIN as u32,
         }
     }
 }
 
-/// Whether any of these is Tidegate's.
-pub(crate) fn has_ours(fds: &[pollfd]) -> bool {
-    fds.iter().any(|fd| table::is_ours(fd.fd))
+/// True when any of the descriptors is Tidegate's.
+pub(crate) fn has_tidegate_fd(fds: &[pollfd]) -> bool {
+    fds.iter().any(|fd| fd_table::is_tidegate(fd.fd))
 }
 
-/// `ppoll`: gives how many are ready.
+/// `ppoll`: sets `revents` and returns the number of ready descriptors.
 ///
 /// # Errors
-/// Those of `ppoll`.
+/// As `ppoll`.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
     mask: Option<&sigset_t>,
 ) -> io::Result<usize> {
-    let ours: Vec<(usize, Ours)> =
-        fds.iter().enumerate().filter_map(|(at, fd)| Some((at, Ours::of(fd.fd)?))).collect();
-    let Some(net) = start::open_net().filter(|_| !ours.is_empty()) else {
+    let tidegate_sources: Vec<(usize, TidegateSource)> = fds
+        .iter()
+        .enumerate()
+        .filter_map(|(at, fd)| Some((at, TidegateSource::lookup(fd.fd)?)))
+        .collect();
+    let Some(net) = runtime::opened_net().filter(|_| !tidegate_sources.is_empty()) else {
         return sleeper::poll(fds, timeout, mask);
     };
-    if start::is_child() {
-        return Err(start::child_error());
+    if runtime::is_child() {
+        return Err(runtime::child_error());
     }
-    // The kernel's part: what is not of Tidegate, and what is of both.
-    let is_kernels = |at: &usize| {
-        ours.iter().find(|(other, _)| other == at).is_none_or(|(_, ours)| ours.has_kernel())
+    // Polled at the kernel: descriptors of the kernel, and those of both.
+    let polls_kernel_fd = |at: &usize| {
+        tidegate_sources
+            .iter()
+            .find(|(other, _)| other == at)
+            .is_none_or(|(_, ours)| ours.polls_kernel_fd())
     };
-    let places: Vec<usize> = (0..fds.len()).filter(is_kernels).collect();
-    let theirs: Vec<pollfd> = places.iter().map(|&at| pollfd { revents: 0, ..fds[at] }).collect();
-    let mut kernel = KernelSide::new(theirs, mask.copied());
-    let sources: Vec<(&dyn Source, Interest)> = ours
+    let kernel_indices: Vec<usize> = (0..fds.len()).filter(polls_kernel_fd).collect();
+    let kernel_fds: Vec<pollfd> =
+        kernel_indices.iter().map(|&at| pollfd { revents: 0, ..fds[at] }).collect();
+    let mut kernel = KernelWaiter::new(kernel_fds, mask.copied());
+    let sources: Vec<(&dyn Source, Interest)> = tidegate_sources
         .iter()
-        .filter_map(|(at, ours)| Some((ours.source()?, epoll::interest(fds[*at].events as u32))))
+        .filter_map(|(at, source)| {
+            Some((source.source()?, epoll::interest(fds[*at].events as u32)))
+        })
         .collect();
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
-        let left = match timeout {
+        let remaining = match timeout {
             Some(Duration::ZERO) => timeout,
             _ => deadline.map(|end| end.saturating_duration_since(Instant::now())),
         };
-        let found = net.wait(&sources, left, &mut kernel)?;
-        start::has_run();
+        let found = net.wait(&sources, remaining, &mut kernel)?;
+        runtime::note_run();
         if !kernel.fds.is_empty() {
             sleeper::poll(&mut kernel.fds, Some(Duration::ZERO), None)?;
         }
         fds.iter_mut().for_each(|fd| fd.revents = 0);
-        for (&at, theirs) in places.iter().zip(&kernel.fds) {
-            fds[at].revents = theirs.revents;
+        for (&at, kernel_fd) in kernel_indices.iter().zip(&kernel.fds) {
+            fds[at].revents = kernel_fd.revents;
         }
-        let always = (libc::POLLERR | libc::POLLHUP) as u32;
-        let mut answers = 0;
-        for (at, ours) in &ours {
-            let words = ours.words() & (fds[*at].events as u16 as u32 | always);
-            fds[*at].revents |= words as i16;
-            answers += u32::from(words != 0);
+        let always_reported = (libc::POLLERR | libc::POLLHUP) as u32;
+        let mut ready_sources = 0;
+        for (at, source) in &tidegate_sources {
+            let bits = source.event_bits() & (fds[*at].events as u16 as u32 | always_reported);
+            fds[*at].revents |= bits as i16;
+            ready_sources += u32::from(bits != 0);
         }
         let count = fds.iter().filter(|fd| fd.revents != 0).count();
         if count > 0 || !found {
-            net.defer_transmit(answers.saturating_sub(1));
+            net.defer_transmit(ready_sources.saturating_sub(1));
             return Ok(count);
         }
     }

@@ -1,4 +1,4 @@
-//! The C library's own functions.
+//! Original functions of the C library.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -8,16 +8,18 @@ use libc::{
     timespec, timeval,
 };
 
-/// Looks a function up among the libraries behind this one.
+/// Looks a function up in the libraries that follow this one in the search order.
 #[cold]
-fn find(place: &AtomicPtr<c_void>, name: &std::ffi::CStr) -> *mut c_void {
-    // SAFETY: the name is a string of C's.
+fn resolve(slot: &AtomicPtr<c_void>, name: &std::ffi::CStr) -> *mut c_void {
+    // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null() {
-        eprintln!("tidegate: the C library has no {name:?}: this program needs another one");
+        eprintln!(
+            "tidegate: the C library has no function {name:?}: `tidegate run` needs a C library that has it"
+        );
         std::process::abort();
     }
-    place.store(found, Ordering::Relaxed);
+    slot.store(found, Ordering::Relaxed);
     found
 }
 
@@ -25,17 +27,17 @@ macro_rules! real {
     ($($name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {$(
         #[inline]
         pub(crate) unsafe fn $name($($arg: $type),*) $(-> $result)? {
-            static PLACE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            static ADDRESS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-            let mut found = PLACE.load(Ordering::Relaxed);
+            let mut found = ADDRESS.load(Ordering::Relaxed);
             if found.is_null() {
                 let name = concat!(stringify!($name), "\0").as_bytes();
-                // Made of a literal.
+                // The literal ends with the only NUL.
                 let name = std::ffi::CStr::from_bytes_with_nul(name).unwrap_or_default();
-                found = find(&PLACE, name);
+                found = resolve(&ADDRESS, name);
             }
-            // SAFETY: the C library declares the function like this; the
-            // arguments are the caller's to answer for.
+            // SAFETY: the C library declares the function with these types; the caller
+            // guarantees that the arguments are valid.
             unsafe { std::mem::transmute::<*mut c_void, Function>(found)($($arg),*) }
         }
     )*};
@@ -73,7 +75,7 @@ real! {
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
-    sigaction(signal: c_int, wanted: *const libc::sigaction, told: *mut libc::sigaction) -> c_int;
+    sigaction(signal: c_int, wanted: *const libc::sigaction, previous: *mut libc::sigaction) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     select(count: c_int, reads: *mut fd_set, writes: *mut fd_set, others: *mut fd_set, timeout: *mut timeval) -> c_int;

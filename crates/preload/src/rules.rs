@@ -1,4 +1,4 @@
-//! Which sockets move to Tidegate.
+//! Rules: the sockets that move to Tidegate.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -6,39 +6,40 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tidegate::IpCidr;
 
-/// What a socket speaks.
+/// Transport protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Tcp,
     Udp,
 }
 
-/// Which sockets move. By default all of them do that are not about loopback.
+/// Rules for moving sockets. By default every socket moves, except for loopback addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
-    /// Ports to listen on, or all.
-    listen: Option<Vec<Ports>>,
-    /// Networks to connect or send to, or all that the stack reaches.
+    /// Ports of listeners that move; `None`: all.
+    listen: Option<Vec<PortRule>>,
+    /// Networks to which connecting or sending sockets move; `None`: all that the stack has a
+    /// route to.
     connect: Option<Vec<IpCidr>>,
 }
 
-/// A rule file, as it is written.
+/// Rule file (TOML).
 #[derive(Deserialize, Serialize, Default)]
 #[serde(default, deny_unknown_fields)]
-struct Written {
+struct RulesFile {
     listen: Option<Vec<String>>,
     connect: Option<Vec<String>>,
 }
 
-/// One line of `listen`: `6379`, `80-90`, `udp:53`, `tcp:7000-7010`.
+/// Entry of `listen`: `6379`, `80-90`, `udp:53`, `tcp:7000-7010`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ports {
+struct PortRule {
     protocol: Option<Protocol>,
     first: u16,
     last: u16,
 }
 
-impl Ports {
+impl PortRule {
     fn parse(text: &str) -> Option<Self> {
         let (protocol, ports) = match text.split_once(':') {
             Some(("tcp", ports)) => (Some(Protocol::Tcp), ports),
@@ -51,14 +52,16 @@ impl Ports {
         (first <= last).then_some(Self { protocol, first, last })
     }
 
-    fn has(self, protocol: Protocol, port: u16) -> bool {
+    fn matches(self, protocol: Protocol, port: u16) -> bool {
         self.protocol.is_none_or(|own| own == protocol) && (self.first..=self.last).contains(&port)
     }
 }
 
 impl Rules {
+    /// Reads a rule file.
+    ///
     /// # Errors
-    /// Names the file, and what in it cannot be read.
+    /// The path of the file and the first entry that cannot be read.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path);
         text.map_err(|error| error.to_string())
@@ -67,36 +70,41 @@ impl Rules {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let written: Written = toml::from_str(text).map_err(|error| error.to_string())?;
+        let file: RulesFile = toml::from_str(text).map_err(|error| error.to_string())?;
         let ports = |text: &String| {
-            Ports::parse(text).ok_or_else(|| {
-                format!("listen {text:?}: expected a port, ports as \"80-90\", or \"udp:53\"")
+            PortRule::parse(text).ok_or_else(|| {
+                format!(
+                    "listen {text:?}: expected a port, a range such as \"80-90\", or \"udp:53\""
+                )
             })
         };
         let network = |text: &String| {
-            text.parse().map_err(|error| format!("connect {text:?}: {error}; as \"192.0.2.0/24\""))
+            text.parse().map_err(|error| {
+                format!("connect {text:?}: {error}; expected a network such as \"192.0.2.0/24\"")
+            })
         };
-        let listen = written.listen.map(|all| all.iter().map(ports).collect()).transpose()?;
-        let connect = written.connect.map(|all| all.iter().map(network).collect()).transpose()?;
+        let listen = file.listen.map(|all| all.iter().map(ports).collect()).transpose()?;
+        let connect = file.connect.map(|all| all.iter().map(network).collect()).transpose()?;
         Ok(Self { listen, connect })
     }
 
-    /// Whether a socket that listens on this address moves.
+    /// True when a socket that listens on this address moves.
     pub(crate) fn moves_listener(&self, protocol: Protocol, local: SocketAddr) -> bool {
-        let is_listed = |all: &Vec<Ports>| all.iter().any(|one| one.has(protocol, local.port()));
+        let is_listed =
+            |all: &Vec<PortRule>| all.iter().any(|one| one.matches(protocol, local.port()));
         !is_loopback(local.ip()) && self.listen.as_ref().is_none_or(is_listed)
     }
 
-    /// Whether a socket that connects or sends there moves, if the stack
-    /// reaches it.
-    pub(crate) fn moves_to(&self, peer: IpAddr) -> bool {
+    /// True when a socket that connects or sends to `peer` moves, provided that the stack has
+    /// a route.
+    pub(crate) fn moves_connection_to(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         let is_listed = |all: &Vec<IpCidr>| all.iter().any(|network| network.contains(peer));
         !is_loopback(peer) && self.connect.as_ref().is_none_or(is_listed)
     }
 }
 
-/// Whether it stays inside this host.
+/// True for loopback addresses, including IPv4-mapped ones.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
@@ -110,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_all_but_loopback_moves() {
+    fn default_rules_move_all_but_loopback() {
         let rules = Rules::default();
         assert!(moves(&rules, Protocol::Tcp, "0.0.0.0:80"));
         assert!(moves(&rules, Protocol::Udp, "[::]:53"));
         for local in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
             assert!(!moves(&rules, Protocol::Tcp, local), "{local}");
         }
-        assert!(rules.moves_to("192.0.2.1".parse().unwrap()));
-        assert!(!rules.moves_to("::1".parse().unwrap()));
+        assert!(rules.moves_connection_to("192.0.2.1".parse().unwrap()));
+        assert!(!rules.moves_connection_to("::1".parse().unwrap()));
     }
 
     #[test]
-    fn only_what_is_listed_moves() {
+    fn moves_only_listed_ports_and_networks() {
         let rules = Rules::parse(
             "listen = ['6379', '80-90', 'udp:53']\nconnect = ['192.0.2.0/24', '2001:db8::/32']",
         )
@@ -137,14 +145,14 @@ mod tests {
         ] {
             assert_eq!(moves(&rules, protocol, local), expected, "{protocol:?} {local}");
         }
-        assert!(rules.moves_to("::ffff:192.0.2.9".parse().unwrap()));
-        assert!(rules.moves_to("2001:db8:1::".parse().unwrap()));
-        assert!(!rules.moves_to("198.51.100.1".parse().unwrap()));
+        assert!(rules.moves_connection_to("::ffff:192.0.2.9".parse().unwrap()));
+        assert!(rules.moves_connection_to("2001:db8:1::".parse().unwrap()));
+        assert!(!rules.moves_connection_to("198.51.100.1".parse().unwrap()));
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
-        for (text, named) in [
+    fn errors_name_the_invalid_entry() {
+        for (text, expected) in [
             ("listen = ['http']", "http"),
             ("listen = ['9-3']", "9-3"),
             ("listen = ['sctp:9']", "sctp"),
@@ -152,7 +160,7 @@ mod tests {
             ("lisen = []", "lisen"),
         ] {
             let error = Rules::parse(text).unwrap_err();
-            assert!(error.contains(named), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

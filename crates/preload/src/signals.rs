@@ -1,10 +1,11 @@
-//! Handlers of signals, which must not run while their thread is inside the stack: one
-//! that uses a socket there would wait for a lock that its own thread has.
+//! Deferral of signal handlers while their thread is inside the stack.
 //!
-//! A handler of the program's is called by [`on_signal`]. While its thread is inside,
-//! the signal is sent to the thread once more, held back, and let through when the
-//! thread leaves. So the kernel delivers it as ever, only later. To enter and to leave
-//! costs no system call.
+//! A handler that used a socket there would wait for a lock of its own thread.
+//!
+//! The kernel calls [`on_signal`] in place of each handler of the application. While the
+//! thread is inside the stack, [`on_signal`] blocks the signal and sends it to the thread once
+//! more; the thread unblocks the signal when it leaves the stack. So the kernel delivers the
+//! signal as usual, only later. Entering and leaving the stack costs no system call.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
@@ -12,23 +13,23 @@ use libc::{c_int, c_long, c_void, sigaction, siginfo_t, sigset_t, ucontext_t};
 
 use crate::real;
 
-/// Signals have the numbers from 1 to this.
-const LAST: c_int = 64;
+/// Highest signal number; the lowest is 1.
+const MAX_SIGNAL: c_int = 64;
 
-/// What tells of a fault: it is handled where it happens.
-pub(crate) const FAULTS: [c_int; 6] =
+/// Signals that report faults. Their handlers run immediately.
+pub(crate) const FAULT_SIGNALS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// The program's handlers, by their signals.
-static HANDLERS: [AtomicUsize; LAST as usize + 1] =
-    [const { AtomicUsize::new(libc::SIG_DFL) }; LAST as usize + 1];
-/// Signals whose handlers want to be told more, a bit for each.
-static WANT_INFO: AtomicU64 = AtomicU64::new(0);
+/// Handlers of the application, indexed by signal number.
+static HANDLERS: [AtomicUsize; MAX_SIGNAL as usize + 1] =
+    [const { AtomicUsize::new(libc::SIG_DFL) }; MAX_SIGNAL as usize + 1];
+/// Signals whose handlers take `siginfo_t` (`SA_SIGINFO`), one bit each.
+static SIGINFO_HANDLERS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// How often this thread is inside.
-    static INSIDE: AtomicU32 = const { AtomicU32::new(0) };
-    /// The signals that are held back for that, a bit for each.
+    /// Nesting depth of [`SignalGuard`]s in this thread; 0 outside the stack.
+    static DEPTH: AtomicU32 = const { AtomicU32::new(0) };
+    /// Signals deferred until this thread leaves the stack, one bit each.
     static DEFERRED: AtomicU64 = const { AtomicU64::new(0) };
 }
 
@@ -36,128 +37,130 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// From its making to its end a thread is inside the stack.
-pub(crate) struct Turn(());
+/// Guard of a thread inside the stack: defers signal handlers until the outermost guard is
+/// dropped.
+pub(crate) struct SignalGuard(());
 
-impl Turn {
+impl SignalGuard {
     #[inline]
-    pub(crate) fn begin() -> Self {
-        INSIDE.with(|inside| inside.store(inside.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
+    pub(crate) fn enter() -> Self {
+        DEPTH.with(|depth| depth.store(depth.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
         compiler_fence(Ordering::SeqCst);
         Self(())
     }
 }
 
-impl Drop for Turn {
+impl Drop for SignalGuard {
     #[inline]
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        let left = INSIDE.with(|inside| {
-            let left = inside.load(Ordering::Relaxed) - 1;
-            inside.store(left, Ordering::Relaxed);
-            left
+        let remaining = DEPTH.with(|depth| {
+            let remaining = depth.load(Ordering::Relaxed) - 1;
+            depth.store(remaining, Ordering::Relaxed);
+            remaining
         });
-        // What came before that is held back, what comes after runs at once.
+        // A signal before this fence is deferred; a later one runs its handler immediately.
         compiler_fence(Ordering::SeqCst);
-        if left == 0 && are_deferred() {
-            let_through();
+        if remaining == 0 && has_deferred() {
+            deliver_deferred();
         }
     }
 }
 
-/// Whether a signal came while this thread was inside.
+/// True when this thread has deferred signals.
 #[inline]
-pub(crate) fn are_deferred() -> bool {
+pub(crate) fn has_deferred() -> bool {
     DEFERRED.with(|deferred| deferred.load(Ordering::Relaxed)) != 0
 }
 
-/// Does what may take long and touches nothing of the stack's: signals may come.
-pub(crate) fn outside<R>(wait: impl FnOnce() -> R) -> R {
-    let before = INSIDE.with(|inside| inside.swap(0, Ordering::Relaxed));
+/// Runs `wait`, which may take long and must not touch the stack, with signals undeferred.
+pub(crate) fn outside_stack<R>(wait: impl FnOnce() -> R) -> R {
+    let before = DEPTH.with(|depth| depth.swap(0, Ordering::Relaxed));
     compiler_fence(Ordering::SeqCst);
     let result = wait();
     compiler_fence(Ordering::SeqCst);
-    INSIDE.with(|inside| inside.store(before, Ordering::Relaxed));
+    DEPTH.with(|depth| depth.store(before, Ordering::Relaxed));
     result
 }
 
-/// The handlers of the signals that came meanwhile run now.
+/// Unblocks the deferred signals, so that their handlers run now.
 #[cold]
-pub(crate) fn let_through() {
+pub(crate) fn deliver_deferred() {
     let deferred = DEFERRED.with(|deferred| deferred.swap(0, Ordering::Relaxed));
     if deferred == 0 {
         return;
     }
     let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    // SAFETY: a set of signals is a plain array of bits that the calls fill in or read;
-    // errno is this thread's own.
+    // SAFETY: a signal set is a plain array of bits that the calls write or read; errno is
+    // this thread's own.
     unsafe {
         let mut set: sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        let signals = (1..=LAST).filter(|&signal| deferred & bit(signal) != 0);
+        let signals = (1..=MAX_SIGNAL).filter(|&signal| deferred & bit(signal) != 0);
         signals.for_each(|signal| {
             libc::sigaddset(&mut set, signal);
         });
-        outside(|| libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()));
+        outside_stack(|| libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()));
         *libc::__errno_location() = error;
     }
 }
 
-fn own() -> usize {
+fn wrapper_address() -> usize {
     on_signal as *const () as usize
 }
 
-/// What the kernel shall be told instead of what the program wants for a signal.
-pub(crate) fn replace(signal: c_int, wanted: &sigaction) -> sigaction {
-    let mut given = *wanted;
+/// Action to install at the kernel in place of the application's action for a signal.
+pub(crate) fn wrap_action(signal: c_int, wanted: &sigaction) -> sigaction {
+    let mut wrapped = *wanted;
     let is_handler = !matches!(wanted.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
-    // After the first call of one that is called once, the kernel has forgotten it.
+    // The kernel removes a one-shot handler before its first call.
     let is_once = wanted.sa_flags & libc::SA_RESETHAND != 0;
-    let is_known = (1..=LAST).contains(&signal);
-    if is_handler && is_known && !is_once && !FAULTS.contains(&signal) {
+    let is_known = (1..=MAX_SIGNAL).contains(&signal);
+    if is_handler && is_known && !is_once && !FAULT_SIGNALS.contains(&signal) {
         HANDLERS[signal as usize].store(wanted.sa_sigaction, Ordering::SeqCst);
         match wanted.sa_flags & libc::SA_SIGINFO {
-            0 => WANT_INFO.fetch_and(!bit(signal), Ordering::SeqCst),
-            _ => WANT_INFO.fetch_or(bit(signal), Ordering::SeqCst),
+            0 => SIGINFO_HANDLERS.fetch_and(!bit(signal), Ordering::SeqCst),
+            _ => SIGINFO_HANDLERS.fetch_or(bit(signal), Ordering::SeqCst),
         };
-        (given.sa_sigaction, given.sa_flags) = (own(), wanted.sa_flags | libc::SA_SIGINFO);
+        (wrapped.sa_sigaction, wrapped.sa_flags) =
+            (wrapper_address(), wanted.sa_flags | libc::SA_SIGINFO);
     }
-    given
+    wrapped
 }
 
-/// What the program wanted for a signal, of what the kernel was told.
-pub(crate) fn original(signal: c_int, told: &sigaction, before: Handler) -> sigaction {
-    let mut wanted = *told;
-    if told.sa_sigaction == own() && (1..=LAST).contains(&signal) {
+/// Action of the application, reconstructed from the one installed at the kernel.
+pub(crate) fn unwrap_action(signal: c_int, installed: &sigaction, before: Handler) -> sigaction {
+    let mut wanted = *installed;
+    if installed.sa_sigaction == wrapper_address() && (1..=MAX_SIGNAL).contains(&signal) {
         wanted.sa_sigaction = before.address;
-        if !before.wants_info {
+        if !before.takes_siginfo {
             wanted.sa_flags &= !libc::SA_SIGINFO;
         }
     }
     wanted
 }
 
-/// A handler of the program's.
+/// Signal handler of the application.
 #[derive(Clone, Copy)]
 pub(crate) struct Handler {
     address: usize,
-    wants_info: bool,
+    takes_siginfo: bool,
 }
 
 impl Handler {
     pub(crate) fn of(signal: c_int) -> Self {
         let known = usize::try_from(signal).ok().and_then(|at| HANDLERS.get(at));
         let address = known.map_or(libc::SIG_DFL, |handler| handler.load(Ordering::SeqCst));
-        let wants_info =
-            (1..=LAST).contains(&signal) && WANT_INFO.load(Ordering::SeqCst) & bit(signal) != 0;
-        Self { address, wants_info }
+        let takes_siginfo = (1..=MAX_SIGNAL).contains(&signal)
+            && SIGINFO_HANDLERS.load(Ordering::SeqCst) & bit(signal) != 0;
+        Self { address, takes_siginfo }
     }
 }
 
-/// The handler that the kernel knows.
+/// Handler that is installed at the kernel.
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let is_inside = INSIDE.with(|inside| inside.load(Ordering::Relaxed)) > 0;
-    // SAFETY: the kernel passes both, as it was told to.
+    let is_inside = DEPTH.with(|depth| depth.load(Ordering::Relaxed)) > 0;
+    // SAFETY: the kernel passes valid pointers, since the handler is installed with SA_SIGINFO.
     if is_inside && unsafe { defer(signal, info, context.cast()) } {
         return;
     }
@@ -166,25 +169,25 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         return;
     }
     type Function = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-    // SAFETY: the program has given it for this signal; one that takes less does not
-    // look at the rest.
+    // SAFETY: the application installed the function for this signal; a function with fewer
+    // parameters ignores the remaining arguments.
     let handler = unsafe { std::mem::transmute::<usize, Function>(address) };
     handler(signal, info, context);
 }
 
-/// Holds a signal back until its thread leaves the stack; whether it does.
+/// Defers a signal until its thread leaves the stack; false when that fails.
 ///
 /// # Safety
-/// Both are what the kernel has passed to a handler.
+/// Both pointers are those that the kernel has passed to a handler.
 unsafe fn defer(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -> bool {
-    // SAFETY: the caller's promise; sets of signals are filled in or read; errno is
-    // that of this thread.
+    // SAFETY: guaranteed by the caller; signal sets are written or read; errno is this
+    // thread's own.
     unsafe {
         let error = *libc::__errno_location();
         let mut set: sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, signal);
-        // Before it is sent again, and from the handler's end on.
+        // Blocked before the signal is sent again, and from the end of the handler on.
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
         let (process, thread) = (libc::getpid(), libc::gettid());
         let sent = real::syscall(
@@ -212,96 +215,97 @@ mod tests {
     use super::*;
 
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    static RECEIVED_VALUES: AtomicUsize = AtomicUsize::new(0);
 
-    extern "C" fn count(_: c_int) {
+    extern "C" fn count_call(_: c_int) {
         CALLS.fetch_add(1, Ordering::SeqCst);
     }
 
-    extern "C" fn look(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
-        // SAFETY: the kernel's, for a signal that was sent with a value.
+    extern "C" fn record_value(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+        // SAFETY: passed by the kernel, for a signal sent with a value.
         let value = unsafe { (*info).si_value().sival_ptr } as usize;
-        TOLD.store(TOLD.load(Ordering::SeqCst) * 10 + value, Ordering::SeqCst);
+        RECEIVED_VALUES
+            .store(RECEIVED_VALUES.load(Ordering::SeqCst) * 10 + value, Ordering::SeqCst);
     }
 
     fn action(handler: usize, flags: c_int) -> sigaction {
-        // SAFETY: plain numbers, for which zero is a value.
+        // SAFETY: plain integers, for which zero is valid.
         let mut action: sigaction = unsafe { std::mem::zeroed() };
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
         action
     }
 
     fn install(signal: c_int, wanted: &sigaction) {
-        let given = replace(signal, wanted);
+        let wrapped = wrap_action(signal, wanted);
         // SAFETY: the actions are valid.
-        assert_eq!(unsafe { real::sigaction(signal, &given, std::ptr::null_mut()) }, 0);
+        assert_eq!(unsafe { real::sigaction(signal, &wrapped, std::ptr::null_mut()) }, 0);
     }
 
     #[test]
-    fn a_handler_runs_when_its_thread_has_left() {
-        let wanted = action(count as *const () as usize, libc::SA_RESTART | libc::SA_NODEFER);
+    fn handler_runs_when_its_thread_leaves_the_stack() {
+        let wanted = action(count_call as *const () as usize, libc::SA_RESTART | libc::SA_NODEFER);
         install(libc::SIGUSR1, &wanted);
         // SAFETY: sends this thread a signal that has a handler.
         let raise = || unsafe { assert_eq!(libc::raise(libc::SIGUSR1), 0) };
         let calls = || CALLS.load(Ordering::SeqCst);
         raise();
         assert_eq!(calls(), 1);
-        let turn = Turn::begin();
-        let inner = Turn::begin();
+        let guard = SignalGuard::enter();
+        let inner = SignalGuard::enter();
         raise();
-        // One that is pending already is the same.
+        // A signal that is already pending is not queued again.
         raise();
-        assert!(are_deferred());
+        assert!(has_deferred());
         drop(inner);
-        assert_eq!(calls(), 1, "it is still inside");
-        drop(turn);
+        assert_eq!(calls(), 1, "still inside the stack");
+        drop(guard);
         assert_eq!(calls(), 2);
-        assert!(!are_deferred());
-        let turn = Turn::begin();
-        outside(raise);
-        assert_eq!(calls(), 3, "while it waits, it is not inside");
+        assert!(!has_deferred());
+        let guard = SignalGuard::enter();
+        outside_stack(raise);
+        assert_eq!(calls(), 3, "a wait counts as outside the stack");
         raise();
-        let_through();
+        deliver_deferred();
         assert_eq!(calls(), 4);
-        drop(turn);
+        drop(guard);
         raise();
-        assert_eq!(calls(), 5, "it is not held back any more");
-        // The program gets to see what it has asked for.
-        let mut told = action(0, 0);
-        // SAFETY: asks for the handler.
-        unsafe { real::sigaction(libc::SIGUSR1, std::ptr::null(), &mut told) };
-        let seen = original(libc::SIGUSR1, &told, Handler::of(libc::SIGUSR1));
+        assert_eq!(calls(), 5, "no longer deferred");
+        // The application reads back the action that it installed.
+        let mut installed = action(0, 0);
+        // SAFETY: reads the action.
+        unsafe { real::sigaction(libc::SIGUSR1, std::ptr::null(), &mut installed) };
+        let seen = unwrap_action(libc::SIGUSR1, &installed, Handler::of(libc::SIGUSR1));
         assert_eq!(seen.sa_sigaction, wanted.sa_sigaction);
         assert_eq!(seen.sa_flags & (libc::SA_SIGINFO | libc::SA_RESTART), libc::SA_RESTART);
     }
 
     #[test]
-    fn signals_that_are_queued_keep_their_order_and_what_they_tell() {
+    fn queued_signals_keep_order_and_value() {
         let signal = libc::SIGRTMIN() + 3;
-        install(signal, &action(look as *const () as usize, libc::SA_SIGINFO));
-        let turn = Turn::begin();
+        install(signal, &action(record_value as *const () as usize, libc::SA_SIGINFO));
+        let guard = SignalGuard::enter();
         for value in 1..=3usize {
             let value = libc::sigval { sival_ptr: value as *mut c_void };
             // SAFETY: sends this thread a signal that has a handler.
             assert_eq!(unsafe { libc::pthread_sigqueue(libc::pthread_self(), signal, value) }, 0);
         }
-        assert_eq!(TOLD.load(Ordering::SeqCst), 0);
-        drop(turn);
-        assert_eq!(TOLD.load(Ordering::SeqCst), 123);
+        assert_eq!(RECEIVED_VALUES.load(Ordering::SeqCst), 0);
+        drop(guard);
+        assert_eq!(RECEIVED_VALUES.load(Ordering::SeqCst), 123);
     }
 
     #[test]
-    fn faults_and_what_is_no_handler_stay_as_they_are() {
-        let handler = count as *const () as usize;
+    fn does_not_wrap_faults_ignored_signals_or_one_shot_handlers() {
+        let handler = count_call as *const () as usize;
         for (signal, wanted) in [
             (libc::SIGSEGV, action(handler, 0)),
             (libc::SIGUSR2, action(libc::SIG_IGN, 0)),
             (libc::SIGUSR2, action(handler, libc::SA_RESETHAND)),
             (99, action(handler, 0)),
         ] {
-            let given = replace(signal, &wanted);
+            let wrapped = wrap_action(signal, &wanted);
             assert_eq!(
-                (given.sa_sigaction, given.sa_flags),
+                (wrapped.sa_sigaction, wrapped.sa_flags),
                 (wanted.sa_sigaction, wanted.sa_flags)
             );
         }

@@ -1,17 +1,17 @@
-//! The daemon: a stack on network cores, and applications that attach to it.
+//! Network daemon: a stack on network cores, and the applications that attach to it.
 //!
-//! [`daemon`] runs an engine and serves applications; [`attachment`] is what an
-//! application has of it; `contract` is what both agree on. An application and
-//! the daemon share memory and trust each other with nothing: see
+//! [`daemon`] runs the engine and serves applications. [`attachment`] is the application's end.
+//! `ipc` is the protocol between both: messages and the layout of the shared memory. An
+//! application and the daemon share memory and do not trust each other: see
 //! [`tidegate_memory::shared`].
 #![forbid(unsafe_code)]
 
 pub mod attachment;
-mod contract;
 pub mod daemon;
+mod ipc;
 
-pub use contract::command::Handle;
-pub use contract::greeting::Part;
-pub use contract::layout::Geometry;
-pub use contract::status::Phase;
-pub use contract::together::Together;
+pub use ipc::command::Handle;
+pub use ipc::handshake::Shard;
+pub use ipc::layout::Geometry;
+pub use ipc::share_group::ShareGroupId;
+pub use ipc::status::SocketState;

@@ -1,4 +1,4 @@
-//! Applications on one port that they share, on several network cores.
+//! Applications on several network cores that share one port.
 
 mod support;
 
@@ -7,32 +7,34 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use support::{CORES, FAMILIES, LIMIT, Site, address, connected, places, until};
+use support::{
+    CORES, DaemonPair, FAMILIES, TIMEOUT, address, testbeds, wait_until, wait_until_connected,
+};
 use tidegate_service::attachment::Attachment;
-use tidegate_service::{Handle, Together};
+use tidegate_service::{Handle, ShareGroupId};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
 const SHARED_TCP: fn() -> TcpOptions = || TcpOptions { reuse_port: true, ..TcpOptions::default() };
 
-/// A server with both kinds of sockets on one port, which says what it hears.
+/// Echo server with a listener and a UDP socket on one port.
 struct Server {
     app: Attachment,
     listener: Handle,
     datagrams: Handle,
-    /// Those accepted, with what is still to be said.
+    /// Accepted connections, with the data that is still to be echoed.
     streams: Vec<(Handle, Vec<u8>)>,
     accepted: usize,
     answered: usize,
 }
 
 impl Server {
-    /// On a port that it has together with others, or shares with them.
-    fn new(mut app: Attachment, local: SocketAddr, together: Option<Together>) -> Self {
-        let reuse_port = together.is_none();
+    /// Opens both sockets as members of a share group, or with `SO_REUSEPORT`.
+    fn new(mut app: Attachment, local: SocketAddr, share_group: Option<ShareGroupId>) -> Self {
+        let reuse_port = share_group.is_none();
         let tcp = TcpOptions { reuse_port, ..TcpOptions::default() };
-        let listener = app.listen_with(local, 16, together, tcp).unwrap();
+        let listener = app.listen_in_group(local, 16, share_group, tcp).unwrap();
         let udp = UdpOptions { reuse_port, ..UdpOptions::default() };
-        let datagrams = app.bind_udp_with(local, together, udp).unwrap();
+        let datagrams = app.bind_udp_in_group(local, share_group, udp).unwrap();
         Self { app, listener, datagrams, streams: Vec::new(), accepted: 0, answered: 0 }
     }
 
@@ -71,62 +73,65 @@ impl Server {
     }
 }
 
-/// A client with connections, each of which says something else.
+/// Client with connections, each of which sends different data.
 struct Client {
     app: Attachment,
-    streams: Vec<Talk>,
-    /// How many bytes came back in all.
-    heard: usize,
+    streams: Vec<Exchange>,
+    /// Bytes echoed on all connections.
+    received: usize,
 }
 
-struct Talk {
+struct Exchange {
     stream: Handle,
-    said: Vec<u8>,
+    data: Vec<u8>,
     sent: usize,
-    heard: usize,
+    received: usize,
 }
 
 impl Client {
     fn new(app: Attachment) -> Self {
-        Self { app, streams: Vec::new(), heard: 0 }
+        Self { app, streams: Vec::new(), received: 0 }
     }
 
-    /// One more connection, on which so many bytes go both ways.
-    fn say(&mut self, to: SocketAddr, len: usize) {
+    /// Opens one more connection that echoes `len` bytes.
+    fn open(&mut self, to: SocketAddr, len: usize) {
         let stream = self.app.connect_tcp(None, to, TcpOptions::default()).unwrap();
-        let seed = self.heard as u32 + self.streams.len() as u32;
+        let seed = self.received as u32 + self.streams.len() as u32;
         let byte = |n: u32| ((n + seed).wrapping_mul(0x9e37_79b9) >> 24) as u8;
-        let said = (0..len as u32).map(byte).collect();
-        self.streams.push(Talk { stream, said, sent: 0, heard: 0 });
+        let data = (0..len as u32).map(byte).collect();
+        self.streams.push(Exchange { stream, data, sent: 0, received: 0 });
     }
 
-    /// Goes on with all of them, and closes those that have heard everything.
-    fn go_on(&mut self) {
+    /// Makes progress on all connections, and closes the completed ones.
+    fn progress(&mut self) {
         let mut buf = [0; 4096];
         let app = &mut self.app;
-        self.streams.retain_mut(|talk| {
-            match app.send(talk.stream, &talk.said[talk.sent..]) {
-                Ok(len) => talk.sent += len,
+        self.streams.retain_mut(|exchange| {
+            match app.send(exchange.stream, &exchange.data[exchange.sent..]) {
+                Ok(len) => exchange.sent += len,
                 Err(error) => assert!(
                     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),
                     "{error}"
                 ),
             }
-            match app.recv(talk.stream, &mut buf, false) {
+            match app.recv(exchange.stream, &mut buf, false) {
                 Ok(len) => {
-                    assert!(len > 0, "it ends too early");
-                    assert_eq!(buf[..len], talk.said[talk.heard..talk.heard + len]);
-                    talk.heard += len;
-                    self.heard += len;
+                    assert!(len > 0, "the stream ended too early");
+                    assert_eq!(
+                        buf[..len],
+                        exchange.data[exchange.received..exchange.received + len]
+                    );
+                    exchange.received += len;
+                    self.received += len;
                 }
                 Err(error) => assert!(
                     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),
                     "{error}"
                 ),
             }
-            let goes_on = talk.heard < talk.said.len();
+            let goes_on = exchange.received < exchange.data.len();
             if !goes_on {
-                app.close(talk.stream, false);
+                app.close(exchange.stream, false);
             }
             goes_on
         });
@@ -134,52 +139,56 @@ impl Client {
     }
 }
 
-/// The cores that applications of a name are on.
-fn cores_of(site: &Site, name: &str) -> Vec<usize> {
-    let report = site.report(1);
+/// Cores of the applications with this name.
+fn cores_with(testbed: &DaemonPair, name: &str) -> Vec<usize> {
+    let report = testbed.report(1);
     let apps = report.applications.iter().filter(|app| app.identity.name == name);
     apps.map(|app| app.core).collect()
 }
 
-fn wait_for(site: &Site, what: impl Fn(&Site) -> bool) {
+fn wait_for(testbed: &DaemonPair, condition: impl Fn(&DaemonPair) -> bool) {
     let began = Instant::now();
-    while !what(site) {
-        assert!(began.elapsed() < LIMIT, "{:?}", site.report(1));
+    while !condition(testbed) {
+        assert!(began.elapsed() < TIMEOUT, "{:?}", testbed.report(1));
         std::thread::yield_now();
     }
 }
 
-fn servers(site: &Site, local: SocketAddr) -> Vec<Server> {
-    servers_with(site, local, None)
+fn servers(testbed: &DaemonPair, local: SocketAddr) -> Vec<Server> {
+    servers_with(testbed, local, None)
 }
 
-fn servers_with(site: &Site, local: SocketAddr, together: Option<Together>) -> Vec<Server> {
-    let attach = |_| Attachment::connect(&site.paths[1], "server").unwrap();
+fn servers_with(
+    testbed: &DaemonPair,
+    local: SocketAddr,
+    share_group: Option<ShareGroupId>,
+) -> Vec<Server> {
+    let attach = |_| Attachment::connect(&testbed.paths[1], "server").unwrap();
     let apps: Vec<_> = (0..CORES).map(attach).collect();
-    wait_for(site, |site| cores_of(site, "server").len() == CORES);
-    apps.into_iter().map(|app| Server::new(app, local, together)).collect()
+    wait_for(testbed, |site| cores_with(site, "server").len() == CORES);
+    apps.into_iter().map(|app| Server::new(app, local, share_group)).collect()
 }
 
-/// Goes on until so many of the client's streams are left, in what is left of the time.
-fn finish(client: &mut Client, servers: &mut [Server], left: usize, began: Instant) {
-    while client.streams.len() > left {
-        assert!(began.elapsed() < LIMIT, "{} are left", client.streams.len());
+/// Makes progress until `max_open` connections are left; fails after the time limit.
+fn run_until_at_most(client: &mut Client, servers: &mut [Server], max_open: usize, began: Instant) {
+    while client.streams.len() > max_open {
+        assert!(began.elapsed() < TIMEOUT, "{} connections are left", client.streams.len());
         servers.iter_mut().for_each(Server::serve);
-        client.go_on();
+        client.progress();
     }
 }
 
-/// Asks by a datagram of its own, and waits for the answer.
-fn ask(client: &mut Client, servers: &mut [Server], to: SocketAddr, n: u32) {
+/// Sends a datagram from a socket of its own, and waits for the reply.
+fn exchange_datagram(client: &mut Client, servers: &mut [Server], to: SocketAddr, n: u32) {
     let any = SocketAddr::new(client_ip(to), 0);
     let socket = client.app.bind_udp(any, UdpOptions::default()).unwrap();
     client.app.send_datagram(socket, &n.to_be_bytes(), Some(to), None).unwrap();
     let mut buf = [0; 16];
     let began = Instant::now();
     loop {
-        assert!(began.elapsed() < LIMIT, "datagram {n} is not answered");
+        assert!(began.elapsed() < TIMEOUT, "no reply to datagram {n}");
         servers.iter_mut().for_each(Server::serve);
-        client.go_on();
+        client.progress();
         match client.app.recv_datagram(socket, &mut buf, false) {
             Ok(got) => {
                 assert_eq!((&buf[..got.len], got.from), (&n.to_be_bytes()[..], to));
@@ -191,110 +200,113 @@ fn ask(client: &mut Client, servers: &mut [Server], to: SocketAddr, n: u32) {
     client.app.close(socket, false);
 }
 
-/// The first host's address of the same family.
+/// Address of the first host in the same family.
 fn client_ip(server: SocketAddr) -> std::net::IpAddr {
     let family = FAMILIES.iter().find(|family| address(1, **family, 0).ip() == server.ip());
     address(0, *family.unwrap(), 0).ip()
 }
 
 #[test]
-fn every_core_serves_its_part_of_a_shared_port() {
-    let site = Site::still(CORES..=CORES);
+fn every_core_serves_a_share_of_the_port() {
+    let testbed = DaemonPair::with_cores(CORES..=CORES);
     let all = FAMILIES
         .into_iter()
-        .flat_map(|family| [(family, None), (family, Some(Together::new().unwrap()))]);
-    for (family, together) in all {
+        .flat_map(|family| [(family, None), (family, Some(ShareGroupId::new().unwrap()))]);
+    for (family, share_group) in all {
         let to = address(1, family, 80);
-        let mut servers = servers_with(&site, to, together);
-        let cores: BTreeSet<_> = cores_of(&site, "server").into_iter().collect();
+        let mut servers = servers_with(&testbed, to, share_group);
+        let cores: BTreeSet<_> = cores_with(&testbed, "server").into_iter().collect();
         assert_eq!(cores.len(), CORES, "each has a core of its own");
-        let mut other = site.attach(1);
+        let mut other = testbed.attach(1);
         let taken = other.listen(to, 1, TcpOptions::default()).unwrap_err();
-        assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it does not share");
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse, "the port is shared by others");
         let taken = other.bind_udp(to, UdpOptions::default()).unwrap_err();
-        assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it does not share");
-        if together.is_some() {
-            let strangers = [None, Some(Together::new().unwrap())];
-            for stranger in strangers {
-                let taken = other.listen_with(to, 1, stranger, SHARED_TCP()).unwrap_err();
-                assert_eq!(taken.kind(), ErrorKind::AddrInUse, "it is none of them");
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse, "the port is shared by others");
+        if share_group.is_some() {
+            let other_groups = [None, Some(ShareGroupId::new().unwrap())];
+            for other_group in other_groups {
+                let taken = other.listen_in_group(to, 1, other_group, SHARED_TCP()).unwrap_err();
+                assert_eq!(taken.kind(), ErrorKind::AddrInUse, "not a member of the share group");
             }
         }
 
-        let mut client = Client::new(site.attach(0));
+        let mut client = Client::new(testbed.attach(0));
         let began = Instant::now();
         for n in 0..60 {
-            client.say(to, 3000);
-            ask(&mut client, &mut servers, to, n);
-            finish(&mut client, &mut servers, 8, began);
+            client.open(to, 3000);
+            exchange_datagram(&mut client, &mut servers, to, n);
+            run_until_at_most(&mut client, &mut servers, 8, began);
         }
-        finish(&mut client, &mut servers, 0, began);
-        assert_eq!(client.heard, 60 * 3000);
+        run_until_at_most(&mut client, &mut servers, 0, began);
+        assert_eq!(client.received, 60 * 3000);
         for server in &servers {
-            assert!(server.accepted > 0 && server.answered > 0, "each has its part");
+            assert!(server.accepted > 0 && server.answered > 0, "each server has a share");
         }
-        // Those that stay serve all.
+        // The remaining servers serve all traffic.
         servers.pop();
-        wait_for(&site, |site| cores_of(site, "server").len() == CORES - 1);
+        wait_for(&testbed, |site| cores_with(site, "server").len() == CORES - 1);
         for n in 0..20 {
-            client.say(to, 10);
-            ask(&mut client, &mut servers, to, n);
+            client.open(to, 10);
+            exchange_datagram(&mut client, &mut servers, to, n);
         }
-        finish(&mut client, &mut servers, 0, began);
+        run_until_at_most(&mut client, &mut servers, 0, began);
         drop((servers, other, client));
-        wait_for(&site, |site| site.report(1).applications.is_empty());
+        wait_for(&testbed, |site| site.report(1).applications.is_empty());
     }
 }
 
-/// Members go from core to core all the time, each by itself: nothing is lost, and
-/// nobody is refused.
+/// Members migrate from core to core all the time, each on its own. No data is lost, and no
+/// connection is refused.
 #[test]
-fn those_on_a_shared_port_move_while_they_serve() {
-    for (site, family) in places() {
+fn shared_port_members_migrate_while_serving() {
+    for (testbed, family) in testbeds() {
         let to = address(1, family, 80);
-        let mut servers = servers(&site, to);
-        let mut client = Client::new(site.attach(0));
+        let mut servers = servers(&testbed, to);
+        let mut client = Client::new(testbed.attach(0));
         let began = Instant::now();
         let mut seen = BTreeSet::new();
         for n in 0..100 {
-            client.say(to, if n % 10 == 0 { 300_000 } else { 2000 });
-            ask(&mut client, &mut servers, to, n);
-            seen.insert(cores_of(&site, "server").into_iter().collect::<BTreeSet<_>>());
-            finish(&mut client, &mut servers, 8, began);
+            client.open(to, if n % 10 == 0 { 300_000 } else { 2000 });
+            exchange_datagram(&mut client, &mut servers, to, n);
+            seen.insert(cores_with(&testbed, "server").into_iter().collect::<BTreeSet<_>>());
+            run_until_at_most(&mut client, &mut servers, 8, began);
         }
-        finish(&mut client, &mut servers, 0, began);
-        assert_eq!(client.heard, 10 * 300_000 + 90 * 2000);
-        if site.mover.is_some() {
-            assert!(seen.iter().any(|cores| cores.len() > 1), "they were never apart: {seen:?}");
+        run_until_at_most(&mut client, &mut servers, 0, began);
+        assert_eq!(client.received, 10 * 300_000 + 90 * 2000);
+        if testbed.migrator.is_some() {
+            assert!(
+                seen.iter().any(|cores| cores.len() > 1),
+                "the servers were never on different cores: {seen:?}"
+            );
         }
     }
 }
 
-/// Connections end all the time while others of the same programs go on, and move:
-/// each name means the same connection on every core.
+/// Connections close all the time while others of the same applications continue and migrate. A
+/// handle refers to the same connection on every core.
 #[test]
-fn connections_end_while_others_move() {
-    for (site, family) in places() {
+fn connections_close_while_others_migrate() {
+    for (testbed, family) in testbeds() {
         let to = address(1, family, 80);
-        let mut servers = servers(&site, to);
-        let mut client = Client::new(site.attach(0));
+        let mut servers = servers(&testbed, to);
+        let mut client = Client::new(testbed.attach(0));
         let began = Instant::now();
         for n in 0..600 {
-            client.say(to, if n % 4 == 0 { 10_000 } else { 10 });
-            finish(&mut client, &mut servers, 6, began);
+            client.open(to, if n % 4 == 0 { 10_000 } else { 10 });
+            run_until_at_most(&mut client, &mut servers, 6, began);
         }
-        finish(&mut client, &mut servers, 0, began);
+        run_until_at_most(&mut client, &mut servers, 0, began);
     }
 }
 
-/// What a connected socket hears is its peer's, on whatever core it is, and no other
-/// core has one like it.
+/// A connected socket receives the datagrams of its peer on whatever core it is. No other core
+/// can connect a socket to the same peer.
 #[test]
 fn a_connected_socket_on_a_shared_port_keeps_its_peer() {
-    for (site, family) in places() {
+    for (testbed, family) in testbeds() {
         let to = address(1, family, 53);
-        let mut servers = servers(&site, to);
-        let mut client = site.attach(0);
+        let mut servers = servers(&testbed, to);
+        let mut client = testbed.attach(0);
         let socket = client.bind_udp(address(0, family, 0), UdpOptions::default()).unwrap();
         let peer = client.local_addr(socket).unwrap();
         for at in 0..CORES {
@@ -307,7 +319,7 @@ fn a_connected_socket_on_a_shared_port_keeps_its_peer() {
                 client.send_datagram(socket, &[n], Some(to), None).unwrap();
                 let mut buf = [0; 8];
                 let server = &mut servers[at];
-                let got = until(&mut server.app, |app| {
+                let got = wait_until(&mut server.app, |app| {
                     app.recv_datagram(server.datagrams, &mut buf, false)
                 });
                 assert_eq!((got.unwrap().len, buf[0]), (1, n));
@@ -318,21 +330,21 @@ fn a_connected_socket_on_a_shared_port_keeps_its_peer() {
     }
 }
 
-/// One that has ended is no member of the port any more, for whoever comes next.
+/// An application that has exited is no member of the port, even if the port is bound again.
 #[test]
-fn who_has_ended_gets_no_more_connections() {
-    for (site, family) in places() {
+fn exited_member_gets_no_connections() {
+    for (testbed, family) in testbeds() {
         let to = address(1, family, 80);
-        let mut client = site.attach(0);
+        let mut client = testbed.attach(0);
         let mut before: Option<Attachment> = None;
         for _ in 0..10 {
-            let mut app = site.attach(1);
+            let mut app = testbed.attach(1);
             drop(before.take());
             let listener = app.listen(to, 4, SHARED_TCP()).unwrap();
             for _ in 0..4 {
                 let ours = client.connect_tcp(None, to, TcpOptions::default()).unwrap();
-                connected(&mut client, ours).unwrap();
-                let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+                wait_until_connected(&mut client, ours).unwrap();
+                let (theirs, _) = wait_until(&mut app, |app| app.accept(listener)).unwrap();
                 client.close(ours, false);
                 app.close(theirs, false);
             }

@@ -1,4 +1,4 @@
-//! A daemon goes on in another one's place, under applications that are attached.
+//! Upgrades: a daemon takes over from another while applications stay attached.
 
 mod support;
 
@@ -10,107 +10,116 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::vec::IntoIter;
 
-use support::{FAMILIES, GEOMETRY, LIMIT, address, connected, until};
-use tidegate_engine::{NetConfig, PortConfig};
+use support::{FAMILIES, GEOMETRY, TIMEOUT, address, wait_until, wait_until_connected};
+use tidegate_device::mem::{self, MemDevice};
+use tidegate_device::{Burst, Capabilities, Device, DeviceCounters};
+use tidegate_engine::{DeviceConfig, NetConfig};
 use tidegate_memory::Arena;
-use tidegate_port::mem::{self, MemPort};
-use tidegate_port::{Burst, Capabilities, Port, PortCounters};
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
-    Again, DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, StartError, Upgrade,
+    AttachConfig, ConfigFactory, DEFAULT_COALESCING, Daemon, Quota, StartError, StartOptions,
+    UpgradeMode,
 };
-use tidegate_service::{Handle, Part};
+use tidegate_service::{Handle, Shard};
 use tidegate_stack::{Shutdown, TcpOptions};
 
-/// An end of a wire, which only one can have at a time, as an interface.
+/// Device that one daemon at a time can hold, like a network interface.
 #[derive(Clone)]
-struct Socket(Arc<(Mutex<Option<MemPort>>, Condvar)>);
+struct SharedDevice(Arc<(Mutex<Option<MemDevice>>, Condvar)>);
 
-impl Socket {
-    fn new(port: MemPort) -> Self {
-        Self(Arc::new((Mutex::new(Some(port)), Condvar::new())))
+impl SharedDevice {
+    fn new(device: MemDevice) -> Self {
+        Self(Arc::new((Mutex::new(Some(device)), Condvar::new())))
     }
 
-    /// Waits until nobody has it, and takes it.
-    fn plug(&self) -> Plug {
-        let (port, given_back) = &*self.0;
-        let port = port.lock().unwrap();
-        let (mut port, _) =
-            given_back.wait_timeout_while(port, LIMIT, |port| port.is_none()).unwrap();
-        Plug { port: Some(port.take().expect("somebody keeps the wire")), socket: self.clone() }
-    }
-}
-
-struct Plug {
-    port: Option<MemPort>,
-    socket: Socket,
-}
-
-impl Plug {
-    fn port(&mut self) -> &mut MemPort {
-        self.port.as_mut().unwrap()
+    /// Waits until the device is free, and takes it.
+    fn acquire(&self) -> DeviceLease {
+        let (device_slot, returned) = &*self.0;
+        let device = device_slot.lock().unwrap();
+        let (mut device, _) =
+            returned.wait_timeout_while(device, TIMEOUT, |port| port.is_none()).unwrap();
+        DeviceLease {
+            device: Some(device.take().expect("the device was not released")),
+            owner: self.clone(),
+        }
     }
 }
 
-impl Drop for Plug {
+struct DeviceLease {
+    device: Option<MemDevice>,
+    owner: SharedDevice,
+}
+
+impl DeviceLease {
+    fn device(&mut self) -> &mut MemDevice {
+        self.device.as_mut().unwrap()
+    }
+}
+
+impl Drop for DeviceLease {
     fn drop(&mut self) {
-        let (port, given_back) = &*self.socket.0;
-        *port.lock().unwrap() = self.port.take();
-        given_back.notify_all();
+        let (device_slot, returned) = &*self.owner.0;
+        *device_slot.lock().unwrap() = self.device.take();
+        returned.notify_all();
     }
 }
 
-impl Port for Plug {
+impl Device for DeviceLease {
     fn capabilities(&self) -> &Capabilities {
-        self.port.as_ref().unwrap().capabilities()
+        self.device.as_ref().unwrap().capabilities()
     }
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        self.port().receive(arena, burst, quota)
+        self.device().receive(arena, burst, quota)
     }
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        self.port().transmit(arena, burst)
+        self.device().transmit(arena, burst)
     }
     fn prepare_sleep(&mut self) -> io::Result<bool> {
-        self.port().prepare_sleep()
+        self.device().prepare_sleep()
     }
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.port.as_ref().unwrap().wake_fd()
+        self.device.as_ref().unwrap().wake_fd()
     }
-    fn counters(&mut self) -> PortCounters {
-        self.port().counters()
+    fn counters(&mut self) -> DeviceCounters {
+        self.device().counters()
     }
 }
 
-/// Two hosts on a wire; the second one's daemon is replaced.
-struct Site {
-    socket: Socket,
+/// Two hosts on an in-memory link; the daemon of the second host is upgraded.
+struct UpgradeTestbed {
+    shared_device: SharedDevice,
     first: Daemon,
     second: Option<Daemon>,
-    /// How many cores its daemons have, in turn.
+    /// Number of cores of each successive daemon.
     cores: Cycle<IntoIter<usize>>,
     folder: tempfile::TempDir,
 }
 
-fn net(port: impl Into<PortConfig>, side: usize) -> NetConfig {
-    FAMILIES.iter().zip([24, 64]).fold(NetConfig::new(port), |net, (family, len)| {
+fn net(device: impl Into<DeviceConfig>, side: usize) -> NetConfig {
+    FAMILIES.iter().zip([24, 64]).fold(NetConfig::new(device), |net, (family, len)| {
         net.address(format!("{}/{len}", family[side]).parse().unwrap())
     })
 }
 
-fn custom(socket: &Socket) -> NetConfig {
-    let socket = socket.clone();
-    net(PortConfig::Custom(Box::new(move |_| Ok(Box::new(socket.plug()) as Box<dyn Port>))), 1)
+fn custom(shared_device: &SharedDevice) -> NetConfig {
+    let shared_device = shared_device.clone();
+    net(
+        DeviceConfig::Custom(Box::new(move |_| {
+            Ok(Box::new(shared_device.acquire()) as Box<dyn Device>)
+        })),
+        1,
+    )
 }
 
-type Settle = fn() -> io::Result<()>;
+type DropPrivileges = fn() -> io::Result<()>;
 
 fn start(
     path: &Path,
     cores: usize,
-    again: Again,
-    settle: Settle,
-) -> Start<impl Fn(usize) -> io::Result<()> + Clone + Send + 'static, Settle> {
-    let door = DoorConfig {
+    config_factory: ConfigFactory,
+    drop_privileges: DropPrivileges,
+) -> StartOptions<impl Fn(usize) -> io::Result<()> + Clone + Send + 'static, DropPrivileges> {
+    let attach = AttachConfig {
         path: path.to_owned(),
         mode: 0o600,
         group: None,
@@ -118,13 +127,20 @@ fn start(
         coalescing: DEFAULT_COALESCING,
         quota: Quota::default(),
     };
-    let upgrade = Upgrade::Anew(again);
+    let upgrade = UpgradeMode::Reopen(config_factory);
     let log = Arc::new(|_: &str| {});
-    Start { door, cores: cores..=cores, begin: |_| Ok(()), settle, upgrade, log }
+    StartOptions {
+        attach,
+        cores: cores..=cores,
+        on_core_start: |_| Ok(()),
+        drop_privileges,
+        upgrade,
+        log,
+    }
 }
 
-impl Site {
-    /// With one core, with several, and with now one and now several.
+impl UpgradeTestbed {
+    /// Testbeds with one core, with several cores, and with a changing number of cores.
     fn all() -> impl Iterator<Item = (Self, [&'static str; 2])> {
         let all = [vec![1], vec![3], vec![3, 1, 2]].into_iter();
         all.flat_map(|cores| FAMILIES.map(|family| (Self::new(cores.clone()), family)))
@@ -134,19 +150,21 @@ impl Site {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
-        let again: Again = Box::new(|| Err(ErrorKind::Unsupported.into()));
-        let first = Daemon::start_with(net(a, 0), start(&paths[0], 1, again, || Ok(()))).unwrap();
-        let socket = Socket::new(b);
+        let config_factory: ConfigFactory = Box::new(|| Err(ErrorKind::Unsupported.into()));
+        let first =
+            Daemon::start_with(net(a, 0), start(&paths[0], 1, config_factory, || Ok(()))).unwrap();
+        let shared_device = SharedDevice::new(b);
         let cores = cores.into_iter().cycle();
-        let mut site = Self { socket, first, second: None, cores, folder };
-        let start = start(&paths[1], site.cores.next().unwrap(), site.again(), || Ok(()));
-        site.second = Some(Daemon::start_with(custom(&site.socket), start).unwrap());
-        site
+        let mut testbed = Self { shared_device, first, second: None, cores, folder };
+        let start =
+            start(&paths[1], testbed.cores.next().unwrap(), testbed.config_factory(), || Ok(()));
+        testbed.second = Some(Daemon::start_with(custom(&testbed.shared_device), start).unwrap());
+        testbed
     }
 
-    fn again(&self) -> Again {
-        let socket = self.socket.clone();
-        Box::new(move || Ok(custom(&socket)))
+    fn config_factory(&self) -> ConfigFactory {
+        let shared_device = self.shared_device.clone();
+        Box::new(move || Ok(custom(&shared_device)))
     }
 
     fn attach(&self, side: usize) -> Attachment {
@@ -154,15 +172,20 @@ impl Site {
         Attachment::connect(&self.folder.path().join(name), "test").unwrap()
     }
 
-    /// Another daemon that is to go on in the second one's place.
-    fn next(&mut self, net: NetConfig, settle: Settle) -> Result<Daemon, StartError> {
+    /// Starts a daemon that is to take over from the second daemon.
+    fn start_next(
+        &mut self,
+        net: NetConfig,
+        drop_privileges: DropPrivileges,
+    ) -> Result<Daemon, StartError> {
         let path = self.folder.path().join("b.sock");
-        let start = start(&path, self.cores.next().unwrap(), self.again(), settle);
+        let start =
+            start(&path, self.cores.next().unwrap(), self.config_factory(), drop_privileges);
         Daemon::take_over(net, start).map(|(daemon, _)| daemon)
     }
 
-    /// Applications are on any cores, and on their way to others.
-    fn scatter(&self) {
+    /// Migrates the applications to every core in turn, so that some are in transit.
+    fn scatter_applications(&self) {
         let daemon = self.second.as_ref().unwrap();
         for core in 0..daemon.report().unwrap().cores.len() {
             daemon.controls().move_application(std::process::id(), core).unwrap();
@@ -170,8 +193,8 @@ impl Site {
     }
 
     fn upgrade(&mut self) {
-        self.scatter();
-        let next = self.next(custom(&self.socket), || Ok(())).unwrap();
+        self.scatter_applications();
+        let next = self.start_next(custom(&self.shared_device), || Ok(())).unwrap();
         let old = self.second.replace(next).unwrap();
         assert_eq!(old.stop().unwrap(), Some(std::process::id()));
     }
@@ -181,7 +204,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n as u32).wrapping_mul(0x9e37_79b9) as u8).collect()
 }
 
-/// Sends from where it was, until everything was taken.
+/// Sends `data` from offset `sent`, as far as the stream has space.
 fn send_rest(app: &mut Attachment, socket: Handle, data: &[u8], sent: &mut usize) {
     while *sent < data.len() {
         match app.send(socket, &data[*sent..]) {
@@ -201,32 +224,32 @@ fn receive_some(app: &mut Attachment, socket: Handle, to: &mut Vec<u8>) {
 }
 
 #[test]
-fn everything_goes_on_under_the_next_daemon() {
-    Site::all().for_each(go_on);
+fn sockets_survive_upgrade() {
+    UpgradeTestbed::all().for_each(check_sockets_survive_upgrade);
 }
 
-fn go_on((mut site, family): (Site, [&str; 2])) {
-    let mut peer = site.attach(0);
-    let mut app = site.attach(1);
-    // A UDP socket with datagrams that nobody has read.
+fn check_sockets_survive_upgrade((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let mut peer = testbed.attach(0);
+    let mut app = testbed.attach(1);
+    // A UDP socket with unread datagrams.
     let udp = app.bind_udp(address(1, family, 7), Default::default()).unwrap();
     let from = peer.bind_udp(address(0, family, 0), Default::default()).unwrap();
     let own = peer.local_addr(from).unwrap();
     for n in 0..3 {
         peer.send_datagram(from, &[n; 100], Some(address(1, family, 7)), None).unwrap();
     }
-    // A listener with a connection that nobody has accepted.
+    // A listener with a connection in its accept queue.
     let listener = app.listen(address(1, family, 80), 8, TcpOptions::default()).unwrap();
     let to = address(1, family, 80);
     let connect = |peer: &mut Attachment| {
         let socket = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-        connected(peer, socket).unwrap();
+        wait_until_connected(peer, socket).unwrap();
         socket
     };
     let ours = connect(&mut peer);
-    let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+    let (theirs, _) = wait_until(&mut app, |app| app.accept(listener)).unwrap();
     let waiting = connect(&mut peer);
-    // A connection with more under way each way than fits anywhere.
+    // A connection with more data in flight in each direction than all buffers hold.
     let data = bytes(400_000);
     let (mut sent, mut got) = ([0; 2], [Vec::new(), Vec::new()]);
     for _ in 0..100 {
@@ -235,13 +258,16 @@ fn go_on((mut site, family): (Site, [&str; 2])) {
         peer.poll().unwrap();
         app.poll().unwrap();
     }
-    assert!(sent.iter().all(|&sent| sent < data.len()), "all of it went: {sent:?}");
+    assert!(
+        sent.iter().all(|&sent| sent < data.len()),
+        "all data fitted into the buffers: {sent:?}"
+    );
     let began = std::time::Instant::now();
     while got.iter().any(|got| got.len() < data.len()) {
-        assert!(began.elapsed() < LIMIT, "{sent:?}");
-        // Three times in the middle of it.
+        assert!(began.elapsed() < TIMEOUT, "{sent:?}");
+        // Three upgrades during the transfer.
         if [0, 100_000, 250_000].iter().any(|at| (*at..at + 4096).contains(&got[1].len())) {
-            site.upgrade();
+            testbed.upgrade();
         }
         send_rest(&mut peer, ours, &data, &mut sent[0]);
         send_rest(&mut app, theirs, &data, &mut sent[1]);
@@ -253,60 +279,60 @@ fn go_on((mut site, family): (Site, [&str; 2])) {
     assert!(got[0] == data && got[1] == data);
     let mut buf = [0; 200];
     for n in 0..3 {
-        let came = until(&mut app, |app| app.recv_datagram(udp, &mut buf, false)).unwrap();
+        let came = wait_until(&mut app, |app| app.recv_datagram(udp, &mut buf, false)).unwrap();
         assert_eq!((came.len, came.from, buf[0]), (100, own, n));
     }
     app.send_datagram(udp, b"back", Some(own), None).unwrap();
-    let came = until(&mut peer, |peer| peer.recv_datagram(from, &mut buf, false)).unwrap();
+    let came = wait_until(&mut peer, |peer| peer.recv_datagram(from, &mut buf, false)).unwrap();
     assert_eq!(&buf[..came.len], b"back");
-    // The one that waited, and new ones.
+    // The connection that waited in the accept queue, and a new connection.
     let late = connect(&mut peer);
     for socket in [waiting, late] {
-        let (accepted, _) = until(&mut app, |app| app.accept(listener)).unwrap();
+        let (accepted, _) = wait_until(&mut app, |app| app.accept(listener)).unwrap();
         app.send(accepted, b"hello").unwrap();
         app.shutdown(accepted, Shutdown::Write).unwrap();
-        site.upgrade();
-        let len = until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap();
+        testbed.upgrade();
+        let len = wait_until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap();
         assert_eq!(&buf[..len], b"hello");
-        assert_eq!(until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap(), 0);
+        assert_eq!(wait_until(&mut peer, |peer| peer.recv(socket, &mut buf, false)).unwrap(), 0);
     }
-    // Names are as good as they were.
+    // Socket handles are still valid.
     let taken = app.bind_udp(address(1, family, 7), Default::default()).unwrap_err();
     assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     app.close(udp, false);
     app.ping().unwrap();
     app.bind_udp(address(1, family, 7), Default::default()).unwrap();
     drop((peer, app));
-    // The last daemon knows when they have gone, and has everything back.
+    // The last daemon detects that the applications have exited, and frees their sockets.
     let began = std::time::Instant::now();
-    for daemon in [&site.first, site.second.as_ref().unwrap()] {
+    for daemon in [&testbed.first, testbed.second.as_ref().unwrap()] {
         while !daemon.report().unwrap().applications.is_empty() {
-            assert!(began.elapsed() < LIMIT);
+            assert!(began.elapsed() < TIMEOUT);
             std::thread::yield_now();
         }
     }
 }
 
 #[test]
-fn those_on_a_shared_port_go_on() {
-    Site::all().for_each(share_port);
+fn shared_port_survives_upgrade() {
+    UpgradeTestbed::all().for_each(check_shared_port);
 }
 
-/// Applications on one port come together for the next daemon, and part again.
-fn share_port((mut site, family): (Site, [&str; 2])) {
+/// Applications on one port are gathered on one core for the upgrade, and spread afterwards.
+fn check_shared_port((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
     let to = address(1, family, 80);
     let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
     let listen = |mut app: Attachment| {
         let listener = app.listen(to, 8, options).unwrap();
         (app, listener)
     };
-    let mut servers: Vec<_> = (0..3).map(|_| listen(site.attach(1))).collect();
-    let mut peer = site.attach(0);
+    let mut servers: Vec<_> = (0..3).map(|_| listen(testbed.attach(1))).collect();
+    let mut peer = testbed.attach(0);
     let mut open: Vec<(Handle, usize, Handle)> = Vec::new();
     let mut buf = [0; 16];
     for round in 0..6_u8 {
         let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-        connected(&mut peer, ours).unwrap();
+        wait_until_connected(&mut peer, ours).unwrap();
         let began = std::time::Instant::now();
         let (at, theirs) = loop {
             let accept = |(at, (app, listener)): (usize, &mut (Attachment, Handle))| {
@@ -315,32 +341,32 @@ fn share_port((mut site, family): (Site, [&str; 2])) {
             if let Some(accepted) = servers.iter_mut().enumerate().find_map(accept) {
                 break accepted;
             }
-            assert!(began.elapsed() < LIMIT, "nobody accepts it");
+            assert!(began.elapsed() < TIMEOUT, "no server accepted the connection");
         };
         open.push((ours, at, theirs));
         for &(ours, at, theirs) in &open {
             peer.send(ours, &[round]).unwrap();
             let app = &mut servers[at].0;
-            assert_eq!(until(app, |app| app.recv(theirs, &mut buf, false)).unwrap(), 1);
+            assert_eq!(wait_until(app, |app| app.recv(theirs, &mut buf, false)).unwrap(), 1);
             assert_eq!(buf[0], round);
         }
-        site.upgrade();
-        site.scatter();
+        testbed.upgrade();
+        testbed.scatter_applications();
     }
 }
 
 #[test]
-fn what_was_closed_still_goes_out() {
-    Site::all().for_each(close_and_upgrade);
+fn closed_connection_is_flushed_after_upgrade() {
+    UpgradeTestbed::all().for_each(check_closed_connection);
 }
 
-fn close_and_upgrade((mut site, family): (Site, [&str; 2])) {
-    let (mut peer, mut app) = (site.attach(0), site.attach(1));
+fn check_closed_connection((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let (mut peer, mut app) = (testbed.attach(0), testbed.attach(1));
     let to = address(0, family, 80);
     let listener = peer.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = app.connect_tcp(None, to, TcpOptions::default()).unwrap();
-    let (theirs, _) = until(&mut peer, |peer| peer.accept(listener)).unwrap();
-    connected(&mut app, ours).unwrap();
+    let (theirs, _) = wait_until(&mut peer, |peer| peer.accept(listener)).unwrap();
+    wait_until_connected(&mut app, ours).unwrap();
     let data = bytes(300_000);
     let mut sent = 0;
     for _ in 0..100 {
@@ -348,11 +374,11 @@ fn close_and_upgrade((mut site, family): (Site, [&str; 2])) {
         app.poll().unwrap();
     }
     app.close(ours, false);
-    site.upgrade();
+    testbed.upgrade();
     let mut got = Vec::new();
     let mut buf = [0; 4096];
     loop {
-        match until(&mut peer, |peer| peer.recv(theirs, &mut buf, false)).unwrap() {
+        match wait_until(&mut peer, |peer| peer.recv(theirs, &mut buf, false)).unwrap() {
             0 => break,
             len => got.extend_from_slice(&buf[..len]),
         }
@@ -361,150 +387,153 @@ fn close_and_upgrade((mut site, family): (Site, [&str; 2])) {
 }
 
 #[test]
-fn parents_and_heirs_keep_what_they_share() {
-    Site::all().for_each(share_with_heirs);
+fn fork_children_keep_sockets_across_upgrade() {
+    UpgradeTestbed::all().for_each(check_fork_children);
 }
 
-fn share_with_heirs((mut site, family): (Site, [&str; 2])) {
-    let (mut peer, mut parent) = (site.attach(0), site.attach(1));
+fn check_fork_children((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let (mut peer, mut parent) = (testbed.attach(0), testbed.attach(1));
     let to = address(1, family, 80);
     let listener = parent.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-    let (theirs, _) = until(&mut parent, |app| app.accept(listener)).unwrap();
-    let mut heir = parent.heir().unwrap();
-    site.upgrade();
-    // The ticket is good under the next daemon too.
-    let mut second = heir.heir().unwrap();
+    let (theirs, _) = wait_until(&mut parent, |app| app.accept(listener)).unwrap();
+    let mut child = parent.fork_child().unwrap();
+    testbed.upgrade();
+    // The takeover token is valid under the next daemon, too.
+    let mut second = child.fork_child().unwrap();
     drop(parent);
-    site.upgrade();
+    testbed.upgrade();
     let mut buf = [0; 16];
-    for app in [&mut heir, &mut second] {
+    for app in [&mut child, &mut second] {
         peer.send(ours, b"who").unwrap();
-        let len = until(app, |app| app.recv(theirs, &mut buf, false)).unwrap();
+        let len = wait_until(app, |app| app.recv(theirs, &mut buf, false)).unwrap();
         assert_eq!(&buf[..len], b"who");
         app.send(theirs, b"me").unwrap();
-        let len = until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
+        let len = wait_until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
         assert_eq!(&buf[..len], b"me");
     }
-    drop(heir);
-    site.upgrade();
+    drop(child);
+    testbed.upgrade();
     second.close(theirs, false);
-    assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
+    assert_eq!(wait_until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
 }
 
 #[test]
-fn what_is_handed_on_arrives_under_the_next_daemon() {
-    Site::all().for_each(hand_on);
+fn socket_in_transit_survives_upgrade() {
+    UpgradeTestbed::all().for_each(check_socket_in_transit);
 }
 
-fn hand_on((mut site, family): (Site, [&str; 2])) {
-    let (mut peer, mut sender, mut taker) = (site.attach(0), site.attach(1), site.attach(1));
+fn check_socket_in_transit((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let (mut peer, mut sender, mut receiver) =
+        (testbed.attach(0), testbed.attach(1), testbed.attach(1));
     let to = address(1, family, 80);
     let listener = sender.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-    let (theirs, _) = until(&mut sender, |app| app.accept(listener)).unwrap();
-    // The taker's name of it is another one.
-    let own = taker.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
-    let shown = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    sender.offer(theirs, Part::ONLY, shown.as_fd()).unwrap();
+    let (theirs, _) = wait_until(&mut sender, |app| app.accept(listener)).unwrap();
+    // The receiver gets the socket under a different handle.
+    let own = receiver.listen(address(1, family, 81), 8, TcpOptions::default()).unwrap();
+    let fd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.send_socket(theirs, Shard::ONLY, fd.as_fd()).unwrap();
     sender.close(theirs, false);
-    site.upgrade();
-    let taken = taker.take(0, shown.as_fd()).unwrap().socket;
-    assert_ne!(taken, own);
-    site.upgrade();
+    testbed.upgrade();
+    let received = receiver.receive_socket(0, fd.as_fd()).unwrap().socket;
+    assert_ne!(received, own);
+    testbed.upgrade();
     drop(sender);
     peer.send(ours, b"who").unwrap();
     let mut buf = [0; 16];
-    let len = until(&mut taker, |app| app.recv(taken, &mut buf, false)).unwrap();
+    let len = wait_until(&mut receiver, |app| app.recv(received, &mut buf, false)).unwrap();
     assert_eq!(&buf[..len], b"who");
-    taker.close(taken, false);
-    assert_eq!(until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
+    receiver.close(received, false);
+    assert_eq!(wait_until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap(), 0);
 }
 
 #[test]
-fn whoever_waits_for_an_answer_gets_one() {
-    Site::all().for_each(wait_for_answers);
+fn pending_requests_are_answered_across_upgrade() {
+    UpgradeTestbed::all().for_each(check_pending_requests);
 }
 
-fn wait_for_answers((mut site, family): (Site, [&str; 2])) {
-    let mut owner = site.attach(1);
+fn check_pending_requests((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let mut owner = testbed.attach(1);
     let port = address(1, family, 53);
     owner.bind_udp(port, Default::default()).unwrap();
-    let mut others = [site.attach(1), site.attach(1)];
-    let is_over = &AtomicBool::new(false);
+    let mut others = [testbed.attach(1), testbed.attach(1)];
+    let is_finished = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         for app in &mut others {
             scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
-                    // Another core has it, if there are several.
+                while !is_finished.load(Ordering::Relaxed) {
+                    // Another core holds the port, if there are several.
                     let taken = app.bind_udp(port, Default::default()).unwrap_err();
                     assert_eq!(taken.kind(), ErrorKind::AddrInUse);
                 }
             });
         }
-        let _over = Ends(is_over);
-        (0..8).for_each(|_| site.upgrade());
+        let _stop = StopOnDrop(is_finished);
+        (0..8).for_each(|_| testbed.upgrade());
     });
 }
 
-/// Ends what waits for it, however the test ends.
-struct Ends<'a>(&'a AtomicBool);
+/// Stops the waiting threads, however the test ends.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
-fn a_daemon_that_fails_changes_nothing() {
-    Site::all().for_each(fail);
+fn failed_upgrade_changes_nothing() {
+    UpgradeTestbed::all().for_each(check_failed_upgrades);
 }
 
-fn fail((mut site, family): (Site, [&str; 2])) {
-    let (mut peer, mut app) = (site.attach(0), site.attach(1));
+fn check_failed_upgrades((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
+    let (mut peer, mut app) = (testbed.attach(0), testbed.attach(1));
     let to = address(1, family, 80);
     let listener = app.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = peer.connect_tcp(None, to, TcpOptions::default()).unwrap();
-    let (theirs, _) = until(&mut app, |app| app.accept(listener)).unwrap();
-    connected(&mut peer, ours).unwrap();
-    let no_port = PortConfig::Custom(Box::new(|_| Err(io::Error::other("no such port"))));
+    let (theirs, _) = wait_until(&mut app, |app| app.accept(listener)).unwrap();
+    wait_until_connected(&mut peer, ours).unwrap();
+    let no_device = DeviceConfig::Custom(Box::new(|_| Err(io::Error::other("no such device"))));
     let other_address = {
-        let socket = site.socket.clone();
-        let port =
-            PortConfig::Custom(Box::new(move |_| Ok(Box::new(socket.plug()) as Box<dyn Port>)));
-        NetConfig::new(port).address("198.51.100.1/24".parse().unwrap())
+        let shared_device = testbed.shared_device.clone();
+        let device = DeviceConfig::Custom(Box::new(move |_| {
+            Ok(Box::new(shared_device.acquire()) as Box<dyn Device>)
+        }));
+        NetConfig::new(device).address("198.51.100.1/24".parse().unwrap())
     };
-    let late: Settle = || Err(io::Error::other("too late"));
-    let failures: [(NetConfig, Settle, &str); 3] = [
-        (net(no_port, 1), || Ok(()), "no such port"),
-        (other_address, || Ok(()), "cannot be taken up"),
-        (custom(&site.socket), late, "too late"),
+    let late: DropPrivileges = || Err(io::Error::other("too late"));
+    let failures: [(NetConfig, DropPrivileges, &str); 3] = [
+        (net(no_device, 1), || Ok(()), "no such device"),
+        (other_address, || Ok(()), "cannot restore the state"),
+        (custom(&testbed.shared_device), late, "too late"),
     ];
-    for (net, settle, expected) in failures {
-        site.scatter();
-        let said = site.next(net, settle).map(|_| ()).unwrap_err().to_string();
-        assert!(said.contains(expected), "{said}");
+    for (net, drop_privileges, expected) in failures {
+        testbed.scatter_applications();
+        let message = testbed.start_next(net, drop_privileges).map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
         let mut buf = [0; 16];
         peer.send(ours, b"still").unwrap();
-        let len = until(&mut app, |app| app.recv(theirs, &mut buf, false)).unwrap();
+        let len = wait_until(&mut app, |app| app.recv(theirs, &mut buf, false)).unwrap();
         assert_eq!(&buf[..len], b"still");
         app.send(theirs, b"here").unwrap();
-        let len = until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
+        let len = wait_until(&mut peer, |peer| peer.recv(ours, &mut buf, false)).unwrap();
         assert_eq!(&buf[..len], b"here");
-        // Also for those who come.
-        let mut late = site.attach(1);
+        // New applications are served, too.
+        let mut late = testbed.attach(1);
         late.bind_udp(address(1, family, 9), Default::default()).unwrap();
     }
 }
 
 #[test]
-fn one_that_was_not_started_to_be_replaced_says_so() {
-    let site = support::Site::new();
-    let (port, _other) = mem::wire(&mem::MemConfig::default()).unwrap();
-    let again: Again = Box::new(|| Err(ErrorKind::Unsupported.into()));
-    let taken = Daemon::take_over(net(port, 1), start(&site.paths[1], 1, again, || Ok(())));
-    let said = taken.map(|_| ()).unwrap_err().to_string();
-    assert!(said.contains("not started to be replaced"), "{said}");
-    site.attach(1).ping().unwrap();
+fn refuses_upgrade_when_not_supported() {
+    let testbed = support::DaemonPair::new();
+    let (device, _other) = mem::wire(&mem::MemConfig::default()).unwrap();
+    let config_factory: ConfigFactory = Box::new(|| Err(ErrorKind::Unsupported.into()));
+    let taken =
+        Daemon::take_over(net(device, 1), start(&testbed.paths[1], 1, config_factory, || Ok(())));
+    let message = taken.map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("does not support upgrades"), "{message}");
+    testbed.attach(1).ping().unwrap();
 }

@@ -1,78 +1,78 @@
-//! The programs that packets are for: the UDP service, or the screen.
+//! Applications that packets are for: the readers of the UDP service, or the filter process.
 
-use crate::core::{Core, Service};
 use crate::error::SetupError;
 use crate::processor::TaskId;
-use crate::report::Place;
-use crate::router::ScreenQueue;
+use crate::report::DropPoint;
+use crate::router::FilterQueue;
+use crate::sim_core::{Service, SimCore};
 
-/// What a reader does.
+/// State of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaderState {
-    /// It reads, as a program should.
+    /// Reads packets as they arrive.
     #[default]
-    Reads,
-    /// It stands still, wherever it is, and holds on to its queue.
+    Running,
+    /// Stopped at an arbitrary point; keeps its queue.
     Stopped,
-    /// It is gone, its queue with it.
-    Dead,
+    /// Exited, and its queue closed.
+    Exited,
 }
 
-/// A program that reads.
+/// Application that reads packets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Program {
+pub(crate) struct Application {
     pub(crate) task: TaskId,
     pub(crate) state: ReaderState,
-    /// The datagrams that it was done with.
+    /// Packets that the application has finished.
     pub(crate) delivered: u64,
 }
 
-impl Program {
+impl Application {
     pub(crate) fn new(task: TaskId) -> Self {
-        Self { task, state: ReaderState::Reads, delivered: 0 }
+        Self { task, state: ReaderState::Running, delivered: 0 }
     }
 }
 
-impl Core {
-    /// Which reader a task is.
+impl SimCore {
+    /// Returns the index of the reader that runs as a task.
     #[inline]
     pub(crate) fn reader_of(&self, task: TaskId) -> Option<usize> {
-        self.programs.iter().position(|program| program.task == task)
+        self.applications.iter().position(|application| application.task == task)
     }
 
-    /// There is something to read.
+    /// Wakes a reader, because its queue is not empty.
     #[inline]
     pub(crate) fn wake_reader(&mut self, reader: usize) {
-        if let Some(program) = self.programs.get(reader)
-            && program.state == ReaderState::Reads
+        if let Some(application) = self.applications.get(reader)
+            && application.state == ReaderState::Running
         {
-            self.processor.wake(program.task);
+            self.processor.wake(application.task);
         }
     }
 
-    /// Stops a reader, lets it read again, or ends it.
+    /// Stops a reader, lets it run again, or ends it.
     pub(crate) fn set_reader(&mut self, number: u32, state: ReaderState) -> Result<(), SetupError> {
         let reader = number as usize;
-        let programs = match &self.service {
+        let applications = match &self.service {
             Service::Udp { inline: true, .. } => 0,
             Service::Udp { udp, .. } => udp.readers(),
-            Service::Router(router) => usize::from(router.screen.is_some()),
+            Service::Router(router) => usize::from(router.filter.is_some()),
         };
-        let program = self.programs.get_mut(reader).filter(|_| reader < programs);
-        let program = program.ok_or(SetupError::Reader(number))?;
-        if program.state == ReaderState::Dead {
+        let application = self.applications.get_mut(reader).filter(|_| reader < applications);
+        let application = application.ok_or(SetupError::NoSuchReader(number))?;
+        if application.state == ReaderState::Exited {
             return Ok(());
         }
-        program.state = state;
-        let task = program.task;
+        application.state = state;
+        let task = application.task;
         match state {
-            ReaderState::Reads => self.processor.wake(task),
+            ReaderState::Running => self.processor.wake(task),
             ReaderState::Stopped => self.processor.block(task),
-            ReaderState::Dead => {
+            ReaderState::Exited => {
                 self.processor.block(task);
                 self.close(reader);
                 self.gate.on_queue_closed(reader as u64);
-                self.release_if_not_held();
+                self.resume_if_not_paused();
             }
         }
         Ok(())
@@ -82,14 +82,14 @@ impl Core {
         match &mut self.service {
             Service::Udp { udp, .. } => udp.close(reader),
             Service::Router(router) => {
-                let lost = router.screen.as_mut().map_or(0, ScreenQueue::close);
-                self.drops[Place::ScreenQueue as usize] += lost;
+                let lost = router.filter.as_mut().map_or(0, FilterQueue::close);
+                self.drops[DropPoint::FilterQueue as usize] += lost;
             }
         }
     }
 
-    /// A program takes its next packet. Returns what that and the work on it
-    /// cost; `None` when there is none.
+    /// Takes the next packet of an application. Returns the cost of taking and processing the
+    /// packet in nanoseconds; `None` if there is no packet.
     pub(crate) fn begin_application(&mut self, reader: usize) -> Option<u64> {
         let clock_ns = self.clock_ns();
         let read_ns = self.costs.read_ns;
@@ -104,19 +104,19 @@ impl Core {
                 (level, capacity, read_ns + self.costs.work_ns + answer_ns)
             }
             Service::Router(router) => {
-                let screen = router.screen.as_mut()?;
-                screen.current = Some(screen.waiting.pop_front()?);
-                let level = screen.waiting.len() as u32;
+                let queue = router.filter.as_mut()?;
+                queue.current = Some(queue.waiting.pop_front()?);
+                let level = queue.waiting.len() as u32;
                 let cost_ns = read_ns + self.costs.work_ns + self.costs.transmit_ns;
-                (level, screen.capacity, cost_ns)
+                (level, queue.capacity, cost_ns)
             }
         };
         self.gate.on_queue_level(clock_ns, reader as u64, level, capacity);
-        self.release_if_not_held();
+        self.resume_if_not_paused();
         Some(cost_ns)
     }
 
-    /// A program is done with a packet.
+    /// Finishes the current packet of an application.
     pub(crate) fn finish_application(&mut self, reader: usize) {
         let clock_ns = self.clock_ns();
         match &mut self.service {
@@ -125,15 +125,15 @@ impl Core {
                     return;
                 };
                 self.answered += u64::from(answered);
-                if let Some(program) = self.programs.get_mut(reader) {
-                    program.delivered += 1;
+                if let Some(application) = self.applications.get_mut(reader) {
+                    application.delivered += 1;
                 }
                 self.count_delivered(arrived_ns);
                 self.start_output();
             }
             Service::Router(router) => {
-                let screen = router.screen.as_mut();
-                if let Some(packet) = screen.and_then(|screen| screen.current.take()) {
+                let queue = router.filter.as_mut();
+                if let Some(packet) = queue.and_then(|filter| filter.current.take()) {
                     self.forward(packet);
                 }
             }

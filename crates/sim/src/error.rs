@@ -1,77 +1,79 @@
-//! Why a machine cannot be built.
+//! Errors in the setup of a machine.
 
 use tidegate_gate::Mode;
 
-use crate::limits::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
+use crate::limits::{MAX_CORES, MAX_COST_NS, MAX_QUEUE_ENTRIES, MAX_READERS};
 
-/// Why a machine cannot be built.
+/// Error in the setup or control of a simulated machine.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// No processors, or too many.
-    #[error("{0} cores: give 1 to {CORES_MAX}")]
-    Cores(u32),
-    /// A ring or queue has no entries, or too many.
-    #[error("{name} has {entries} entries: give 1 to {QUEUE_MAX}")]
+    /// The number of cores is zero or too large.
+    #[error("{0} cores: give 1 to {MAX_CORES}")]
+    CoreCount(u32),
+    /// The size of a ring or queue is zero or too large.
+    #[error("{name} has {entries} entries: give 1 to {MAX_QUEUE_ENTRIES}")]
     Entries {
-        /// The name of the setting.
+        /// Name of the setting.
         name: &'static str,
-        /// What was given.
+        /// Rejected number of entries.
         entries: u32,
     },
-    /// A step that must take time takes none, or one takes too long.
-    #[error("{name} is {ns} ns: give {least} to {COST_MAX_NS} ns, so that time passes")]
+    /// A cost or period is zero where time must pass, or is too long.
+    #[error("{name} is {ns} ns: give {min} to {MAX_COST_NS} ns, so that time passes")]
     Cost {
-        /// The name of the setting.
+        /// Name of the setting.
         name: &'static str,
-        /// What was given.
+        /// Rejected time, in nanoseconds.
         ns: u64,
-        /// The least that makes sense.
-        least: u64,
+        /// Minimum valid time, in nanoseconds.
+        min: u64,
     },
-    /// The service is to run in a polling loop that there is none of.
+    /// An inline service requires a mode with a polling loop.
     #[error(
-        "mode {} has no polling loop for the service to run in: place it as a program", .0.name()
+        "mode {} has no polling loop for the service to run in: place it in a process", .0.name()
     )]
     InlineNeedsPolling(Mode),
-    /// A program is to run below a loop that never ends.
+    /// Mode `dedicated` leaves no CPU time for processes below the polling loop.
     #[error(
-        "mode dedicated polls without end, so no program below it would ever run: place the \
-         service inline, and nothing beside it"
+        "mode dedicated busy-polls, so no process below it would ever run: place the \
+         service inline, without background tasks"
     )]
     DedicatedHasNoPrograms,
-    /// The load is more than the link carries.
+    /// The offered load exceeds the link rate.
     #[error(
-        "a load of {pps} packets/s does not fit on the link, which carries {link_pps}: \
+        "a load of {pps} packets/s exceeds the link, which carries {link_pps}: \
          lower the load or give a faster link"
     )]
     Link {
-        /// The load.
+        /// Offered load, in packets per second.
         pps: u64,
-        /// What the link carries.
+        /// Link rate, in 64-byte packets per second.
         link_pps: u64,
     },
-    /// The service has no readers, or too many for its ports.
-    #[error("{0} readers: give 1 to {READERS_MAX}; only a UDP service of programs has more than 1")]
-    Readers(u32),
-    /// There is no program to stop.
-    #[error("there is no reader {0} that is a program: give one that the setup has")]
-    Reader(u32),
-    /// The load has no flows, or too many.
+    /// The number of readers is zero or too large.
+    #[error(
+        "{0} readers: give 1 to {MAX_READERS}; only a UDP service placed in processes can have more than 1"
+    )]
+    ReaderCount(u32),
+    /// No reader with this number runs as a process.
+    #[error("no reader {0} runs as a process: give the number of a reader of the setup")]
+    NoSuchReader(u32),
+    /// The number of flows is zero or too large.
     #[error("{0} flows: give 1 to 65536")]
-    Flows(u32),
-    /// A burst has no packets, or too many.
+    FlowCount(u32),
+    /// The burst size is zero or too large.
     #[error("a burst of {0} packets: give 1 to 65536")]
-    Burst(u32),
-    /// Admission refuses its configuration.
+    BurstSize(u32),
+    /// Invalid admission settings.
     #[error(transparent)]
     Admission(#[from] tidegate_gate::admission::ConfigError),
-    /// There is no memory for frames.
+    /// No memory for frames.
     #[error(transparent)]
     Memory(#[from] tidegate_memory::ArenaError),
-    /// The stack refuses its configuration.
+    /// Invalid stack configuration.
     #[error(transparent)]
     Stack(#[from] tidegate_stack::ConfigError),
-    /// The stack refuses the socket.
+    /// The stack cannot bind the socket.
     #[error(transparent)]
     Socket(#[from] tidegate_stack::SocketError),
 }

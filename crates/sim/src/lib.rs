@@ -1,40 +1,39 @@
-//! A host under load, in virtual time.
+//! Simulator of a host under load, in virtual time.
 //!
-//! A [`Machine`] has processors with priorities, a card with rings and
-//! interrupts for each of them, a link, programs, and a load from a seed. The
-//! scheduling of receive work is done by the real [`tidegate_gate::Gate`], and
-//! a UDP service runs on the real [`tidegate_stack::Stack`], which is given
-//! real frames; what the machine adds is what each step costs, in nanoseconds.
+//! A [`Machine`] consists of processors with priority levels, a NIC with rings and an interrupt
+//! for each processor, a link, applications, and a load generated from a seed. Receive work is
+//! scheduled by the real [`tidegate_gate::Gate`]. A UDP service runs on the real
+//! [`tidegate_stack::Stack`], which receives real frames. The machine adds the cost of each step
+//! in nanoseconds.
 //!
-//! Nothing here reads a clock or asks for randomness: the same [`Setup`] gives
-//! the same figures to the last digit, on any machine.
+//! Nothing here reads a clock or a random source: the same [`Setup`] gives the same figures to
+//! the last digit on any machine.
 //!
-//! The shape of the host is that of Mogul and Ramakrishnan, "Eliminating
-//! receive livelock in an interrupt-driven kernel" (1996), section 4: device
-//! interrupts come before software interrupts, these before kernel threads,
-//! and programs come last.
+//! The structure of the host is that of Mogul and Ramakrishnan, "Eliminating receive livelock in
+//! an interrupt-driven kernel" (1996), section 4. Device interrupts have the highest priority,
+//! then software interrupts, kernel threads and applications.
 
 #![forbid(unsafe_code)]
 
 mod admission;
 mod application;
-mod card;
-mod core;
 mod error;
 mod limits;
 mod load;
 mod machine;
+mod nic;
 mod polling;
 mod processor;
 mod report;
 mod router;
 mod setup;
+mod sim_core;
 mod udp;
 
 pub use application::ReaderState;
 pub use error::SetupError;
-pub use load::{Family, FlowHash, Link, Load, Shape};
+pub use load::{ArrivalPattern, IpFamily, Link, OfferedLoad, ToeplitzHash};
 pub use machine::Machine;
-pub use processor::{Level, Processor, Step, TaskId};
-pub use report::{BesideReport, Place, Report};
-pub use setup::{Beside, Costs, Placement, Role, Screen, Setup, Tick};
+pub use processor::{PriorityLevel, Processor, ProcessorStep, TaskId};
+pub use report::{BackgroundReport, DropPoint, SimReport};
+pub use setup::{BackgroundTask, Costs, FilterProcess, HostRole, Placement, Setup, Tick};

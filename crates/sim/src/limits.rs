@@ -1,10 +1,10 @@
-//! The most that a simulated machine has of a thing.
+//! Limits of a simulated machine.
 
-/// The most cores of a machine.
-pub(crate) const CORES_MAX: u32 = 1024;
-/// The most programs of a service.
-pub(crate) const READERS_MAX: u32 = 64;
-/// The most entries of a ring or queue.
-pub(crate) const QUEUE_MAX: u32 = 1 << 16;
-/// The longest single step.
-pub(crate) const COST_MAX_NS: u64 = 1_000_000_000;
+/// Maximum number of cores.
+pub(crate) const MAX_CORES: u32 = 1024;
+/// Maximum number of readers of a service.
+pub(crate) const MAX_READERS: u32 = 64;
+/// Maximum number of entries of a ring or queue.
+pub(crate) const MAX_QUEUE_ENTRIES: u32 = 1 << 16;
+/// Maximum duration of a single step.
+pub(crate) const MAX_COST_NS: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! What comes in: packets at a rate, in a shape, of many flows.
+//! Offered load: packets at a rate, in an arrival pattern, from many flows.
 
 use std::net::IpAddr;
 
@@ -8,34 +8,34 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use crate::error::SetupError;
 
 const SECOND_NS: u128 = 1_000_000_000;
-/// Times are kept in 2^-16 ns, so that a rate is right over any time.
+/// Times have a resolution of 2^-16 ns, so that a rate stays exact over any time.
 const FRACTION_BITS: u32 = 16;
 
-/// A link.
+/// Network link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Bits per second.
+    /// Link rate in bits per second.
     pub bits_per_second: u64,
 }
 
-/// The least that a frame takes on Ethernet: 64 bytes, preamble and gap.
-const WIRE_BITS: u64 = (64 + 20) * 8;
+/// Bits of the smallest Ethernet frame on the wire: 64 bytes, preamble and inter-frame gap.
+const MIN_FRAME_WIRE_BITS: u64 = (64 + 20) * 8;
 
 impl Link {
-    /// How long one 64-byte frame takes.
+    /// Transmission time of a 64-byte frame.
     pub fn frame_ns(self) -> u64 {
-        (WIRE_BITS * 1_000_000_000).div_ceil(self.bits_per_second.max(1))
+        (MIN_FRAME_WIRE_BITS * 1_000_000_000).div_ceil(self.bits_per_second.max(1))
     }
 
-    /// The most 64-byte frames per second.
+    /// Maximum number of 64-byte frames per second.
     pub fn frames_pps(self) -> u64 {
-        self.bits_per_second / WIRE_BITS
+        self.bits_per_second / MIN_FRAME_WIRE_BITS
     }
 }
 
-/// The IP family of the load.
+/// IP version of the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Family {
+pub enum IpFamily {
     /// IPv4.
     #[default]
     V4,
@@ -43,48 +43,48 @@ pub enum Family {
     V6,
 }
 
-/// When packets come.
+/// Pattern of packet arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shape {
-    /// At even distances.
+pub enum ArrivalPattern {
+    /// Equal intervals.
     #[default]
     Constant,
-    /// Independently of each other.
+    /// Poisson process: independent arrivals.
     Poisson,
-    /// So many at once, as fast as the link carries them, at even distances.
+    /// Bursts of this many packets at link rate, at equal intervals.
     Bursts(u32),
 }
 
-/// What comes in.
+/// Offered load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
-    /// Packets per second, of 64 bytes; 0 is none.
+pub struct OfferedLoad {
+    /// Packets of 64 bytes per second; 0 is no load.
     pub pps: u64,
-    /// When they come.
-    pub shape: Shape,
-    /// How many flows they are of. Which flow a packet is of is chance; a flow
-    /// keeps to one core.
+    /// Arrival pattern.
+    pub shape: ArrivalPattern,
+    /// Number of flows. The flow of each packet is random; all packets of a flow go to the same
+    /// core.
     pub flows: u32,
 }
 
-impl Default for Load {
+impl Default for OfferedLoad {
     fn default() -> Self {
-        Self { pps: 100_000, shape: Shape::Constant, flows: 4096 }
+        Self { pps: 100_000, shape: ArrivalPattern::Constant, flows: 4096 }
     }
 }
 
-const FLOWS_MAX: u32 = 1 << 16;
-const BURST_MAX: u32 = 1 << 16;
+const MAX_FLOWS: u32 = 1 << 16;
+const MAX_BURST_PACKETS: u32 = 1 << 16;
 
-impl Load {
+impl OfferedLoad {
     pub(crate) fn check(&self, link: Link) -> Result<(), SetupError> {
-        if !(1..=FLOWS_MAX).contains(&self.flows) {
-            return Err(SetupError::Flows(self.flows));
+        if !(1..=MAX_FLOWS).contains(&self.flows) {
+            return Err(SetupError::FlowCount(self.flows));
         }
-        if let Shape::Bursts(packets) = self.shape
-            && !(1..=BURST_MAX).contains(&packets)
+        if let ArrivalPattern::Bursts(packets) = self.shape
+            && !(1..=MAX_BURST_PACKETS).contains(&packets)
         {
-            return Err(SetupError::Burst(packets));
+            return Err(SetupError::BurstSize(packets));
         }
         let link_pps = link.frames_pps();
         if self.pps > link_pps {
@@ -94,53 +94,53 @@ impl Load {
     }
 }
 
-/// A packet on its way in.
+/// Arriving packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// When it came to the card.
+    /// Arrival time at the NIC.
     pub(crate) arrived_ns: u64,
-    /// Which flow it is of.
+    /// Flow number.
     pub(crate) flow: u32,
 }
 
-/// Packets in the order of their arrival.
-pub(crate) struct Generator {
-    random: ChaCha8Rng,
-    load: Load,
+/// Generator of packets in arrival order.
+pub(crate) struct PacketGenerator {
+    rng: ChaCha8Rng,
+    load: OfferedLoad,
     frame_ns: u64,
-    /// When the next packet is due, before the link has its say.
+    /// Scheduled time of the next packet in units of 2^-16 ns, before queueing for the link.
     due: u128,
-    /// What is left of the burst.
-    burst_left: u32,
-    /// When the link is free.
-    free_ns: u64,
+    /// Packets left in the current burst.
+    burst_remaining: u32,
+    /// Time at which the link becomes idle.
+    link_free_ns: u64,
     next: Option<Packet>,
 }
 
-impl Generator {
-    pub(crate) fn new(load: Load, link: Link, seed: u64) -> Self {
+impl PacketGenerator {
+    pub(crate) fn new(load: OfferedLoad, link: Link, seed: u64) -> Self {
         let mut generator = Self {
-            random: ChaCha8Rng::seed_from_u64(seed),
+            rng: ChaCha8Rng::seed_from_u64(seed),
             load,
             frame_ns: link.frame_ns(),
             due: 0,
-            burst_left: 0,
-            free_ns: 0,
+            burst_remaining: 0,
+            link_free_ns: 0,
             next: None,
         };
         generator.next = generator.draw();
         generator
     }
 
-    /// From now on the load is another one.
-    pub(crate) fn set(&mut self, now_ns: u64, load: Load) {
+    /// Replaces the load from `now_ns` on.
+    pub(crate) fn set_load(&mut self, now_ns: u64, load: OfferedLoad) {
         self.load = load;
         self.due = u128::from(now_ns) << FRACTION_BITS;
-        self.burst_left = 0;
+        self.burst_remaining = 0;
         self.next = self.draw();
     }
 
-    /// The next packet that arrives before `end_ns`.
+    /// Returns the next packet that arrives before `end_ns`.
     pub(crate) fn next_before(&mut self, end_ns: u64) -> Option<Packet> {
         let packet = self.next.filter(|packet| packet.arrived_ns < end_ns)?;
         self.next = self.draw();
@@ -153,30 +153,30 @@ impl Generator {
         }
         let gap = (SECOND_NS << FRACTION_BITS) / u128::from(self.load.pps);
         match self.load.shape {
-            Shape::Constant => self.due += gap,
-            Shape::Poisson => {
-                let factor = exponential(self.random.next_u64());
+            ArrivalPattern::Constant => self.due += gap,
+            ArrivalPattern::Poisson => {
+                let factor = exponential(self.rng.next_u64());
                 self.due += ((gap as f64) * factor) as u128;
             }
-            Shape::Bursts(packets) => {
-                if self.burst_left == 0 {
+            ArrivalPattern::Bursts(packets) => {
+                if self.burst_remaining == 0 {
                     self.due += gap * u128::from(packets);
-                    self.burst_left = packets;
+                    self.burst_remaining = packets;
                 }
-                self.burst_left -= 1;
+                self.burst_remaining -= 1;
             }
         }
-        let arrived_ns = ((self.due >> FRACTION_BITS) as u64).max(self.free_ns);
-        self.free_ns = arrived_ns + self.frame_ns;
-        let flow = ((u64::from(self.random.next_u32()) * u64::from(self.load.flows)) >> 32) as u32;
+        let arrived_ns = ((self.due >> FRACTION_BITS) as u64).max(self.link_free_ns);
+        self.link_free_ns = arrived_ns + self.frame_ns;
+        let flow = ((u64::from(self.rng.next_u32()) * u64::from(self.load.flows)) >> 32) as u32;
         Some(Packet { arrived_ns, flow })
     }
 }
 
-/// A number from the exponential distribution of mean 1, from 64 random bits.
+/// Draws from the exponential distribution of mean 1, given 64 random bits.
 ///
-/// The logarithm is made of additions, multiplications and divisions alone:
-/// those give the same bits everywhere, which a system's `ln` does not.
+/// The logarithm uses only additions, multiplications and divisions. Unlike a system's `ln`,
+/// these give the same bits on every machine.
 fn exponential(bits: u64) -> f64 {
     // u = m * 2^e with m in [1, 2), of 53 random bits; -ln(u) = -(ln(m) + e ln(2)).
     let whole = (bits >> 11) | 1;
@@ -196,19 +196,19 @@ fn exponential(bits: u64) -> f64 {
     (-(2.0 * sum + e * std::f64::consts::LN_2)).max(0.0)
 }
 
-/// The hash by which cards spread flows over queues: Toeplitz, with the key
-/// that Microsoft published for receive-side scaling and every card has.
+/// Receive-side scaling (RSS) hash: Toeplitz with Microsoft's published key, which NICs use to
+/// spread flows over queues.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FlowHash;
+pub struct ToeplitzHash;
 
-const KEY: [u8; 40] = [
+const RSS_KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
     0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
     0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
 ];
 
-impl FlowHash {
-    /// The hash of source and destination, each an address and a port.
+impl ToeplitzHash {
+    /// Hashes a source and a destination, each an address and a port.
     pub fn hash(self, source: (IpAddr, u16), destination: (IpAddr, u16)) -> u32 {
         let mut input = Vec::with_capacity(36);
         for ip in [source.0, destination.0] {
@@ -222,7 +222,7 @@ impl FlowHash {
         let mut hash = 0;
         for bit in (0..input.len() * 8).filter(|bit| input[bit / 8] & (0x80 >> (bit % 8)) != 0) {
             let mut word = [0; 5];
-            word.copy_from_slice(&KEY[bit / 8..bit / 8 + 5]);
+            word.copy_from_slice(&RSS_KEY[bit / 8..bit / 8 + 5]);
             let [a, b, c, d, e] = word;
             let wide = u64::from(u32::from_be_bytes([a, b, c, d])) << 8 | u64::from(e);
             hash ^= (wide >> (8 - bit % 8)) as u32;
@@ -231,27 +231,33 @@ impl FlowHash {
     }
 }
 
-/// The ends of a flow: networks that RFC 2544 (IPv4) and RFC 5180 (IPv6) set
-/// aside for this. Each reader has a port of its own.
-pub(crate) fn ends(family: Family, flow: u32, readers: u32) -> ((IpAddr, u16), (IpAddr, u16)) {
+/// Returns the source and destination of a flow, in the networks that RFC 2544 (IPv4) and RFC
+/// 5180 (IPv6) reserve for benchmarks. Each reader has its own destination port.
+pub(crate) fn flow_endpoints(
+    family: IpFamily,
+    flow: u32,
+    readers: u32,
+) -> ((IpAddr, u16), (IpAddr, u16)) {
     let (low, port) = (flow as u8, 1024 + (flow >> 8) as u16);
-    let served = PORT + reader_of(flow, readers) as u16;
+    let destination_port = FIRST_READER_PORT + reader_of_flow(flow, readers) as u16;
     match family {
-        Family::V4 => (([198, 18, 0, low].into(), port), ([198, 19, 0, 1].into(), served)),
-        Family::V6 => (
+        IpFamily::V4 => {
+            (([198, 18, 0, low].into(), port), ([198, 19, 0, 1].into(), destination_port))
+        }
+        IpFamily::V6 => (
             ([0x2001, 2, 0, 0, 0, 0, 0, u16::from(low)].into(), port),
-            ([0x2001, 2, 0, 1, 0, 0, 0, 1].into(), served),
+            ([0x2001, 2, 0, 1, 0, 0, 0, 1].into(), destination_port),
         ),
     }
 }
 
-/// Which reader a flow is for.
-pub(crate) fn reader_of(flow: u32, readers: u32) -> usize {
+/// Returns the reader of a flow.
+pub(crate) fn reader_of_flow(flow: u32, readers: u32) -> usize {
     (flow % readers.max(1)) as usize
 }
 
-/// The port of the first reader.
-pub(crate) const PORT: u16 = 4000;
+/// UDP port of the first reader.
+pub(crate) const FIRST_READER_PORT: u16 = 4000;
 
 #[cfg(test)]
 mod tests {
@@ -259,25 +265,28 @@ mod tests {
 
     const GIGABIT: Link = Link { bits_per_second: 1_000_000_000 };
 
-    fn arrivals(load: Load, end_ns: u64) -> Vec<u64> {
-        let mut generator = Generator::new(load, GIGABIT, 7);
+    fn arrivals(load: OfferedLoad, end_ns: u64) -> Vec<u64> {
+        let mut generator = PacketGenerator::new(load, GIGABIT, 7);
         std::iter::from_fn(|| generator.next_before(end_ns)).map(|p| p.arrived_ns).collect()
     }
 
     #[test]
-    fn every_shape_keeps_its_rate_and_the_link_its_distance() {
-        for shape in [Shape::Constant, Shape::Poisson, Shape::Bursts(32)] {
-            let load = Load { pps: 300_000, shape, flows: 16 };
+    fn every_pattern_keeps_its_rate_and_the_link_gap() {
+        for shape in [ArrivalPattern::Constant, ArrivalPattern::Poisson, ArrivalPattern::Bursts(32)]
+        {
+            let load = OfferedLoad { pps: 300_000, shape, flows: 16 };
             let times = arrivals(load, 1_000_000_000);
             assert!(times.len().abs_diff(300_000) < 3_000, "{shape:?}: {}", times.len());
             let least = times.windows(2).map(|pair| pair[1] - pair[0]).min();
             assert!(least.unwrap() >= GIGABIT.frame_ns(), "{shape:?}: {least:?}");
         }
-        assert!(arrivals(Load { pps: 0, ..Load::default() }, 1_000_000_000).is_empty());
+        assert!(
+            arrivals(OfferedLoad { pps: 0, ..OfferedLoad::default() }, 1_000_000_000).is_empty()
+        );
     }
 
     #[test]
-    fn the_logarithm_is_one() {
+    fn exponential_agrees_with_the_system_logarithm() {
         for bits in [1 << 11, 1 << 40, u64::MAX / 3, u64::MAX / 2, u64::MAX] {
             let u = ((bits >> 11) | 1) as f64 / (1_u64 << 53) as f64;
             let (mine, theirs) = (exponential(bits), -u.ln());
@@ -285,15 +294,15 @@ mod tests {
         }
     }
 
-    /// The examples of Microsoft's "Verifying the RSS hash calculation".
+    /// Examples of Microsoft's "Verifying the RSS hash calculation".
     #[test]
-    fn the_hash_is_that_of_the_cards() {
+    fn hash_agrees_with_the_published_rss_examples() {
         let hash = |source: &str, destination: &str| {
             let end = |text: &str| {
                 let address: std::net::SocketAddr = text.parse().unwrap();
                 (address.ip(), address.port())
             };
-            FlowHash.hash(end(source), end(destination))
+            ToeplitzHash.hash(end(source), end(destination))
         };
         assert_eq!(hash("66.9.149.187:2794", "161.142.100.80:1766"), 0x51cc_c178);
         assert_eq!(hash("199.92.111.2:14230", "65.69.140.83:4739"), 0xc626_b0ea);

@@ -1,82 +1,95 @@
-//! The machine as a whole: cores, and packets spread over them.
+//! The simulated machine: cores, and flows spread over them.
 
 use crate::application::ReaderState;
-use crate::core::Core;
 use crate::error::SetupError;
-use crate::load::{Family, FlowHash, Generator, Link, Load, ends};
-use crate::report::Report;
-use crate::setup::{Role, Setup};
+use crate::load::{IpFamily, Link, OfferedLoad, PacketGenerator, ToeplitzHash, flow_endpoints};
+use crate::report::SimReport;
+use crate::setup::{HostRole, Setup};
+use crate::sim_core::SimCore;
 
-/// A machine under load. See the [crate documentation](crate).
+/// Simulated machine under load. See the [crate documentation](crate).
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_sim::{Machine, OfferedLoad, Setup};
+///
+/// let load = OfferedLoad { pps: 50_000, ..OfferedLoad::default() };
+/// let mut machine = Machine::new(&Setup { load, ..Setup::default() })?;
+/// let report = machine.run(10_000_000);
+/// assert!(report.delivered > 400);
+/// assert_eq!(report.unaccounted(), 0);
+/// # Ok::<(), tidegate_sim::SetupError>(())
+/// ```
 pub struct Machine {
-    cores: Vec<Core>,
-    generator: Generator,
+    cores: Vec<SimCore>,
+    generator: PacketGenerator,
     link: Link,
-    /// Which core a flow belongs to.
+    /// Core of each flow.
     core_of: Vec<u32>,
     now_ns: u64,
-    /// What had come of everything when [`Machine::run`] began.
-    before: Report,
+    /// Totals at the start of the current [`Machine::run`].
+    before: SimReport,
 }
 
 impl Machine {
-    /// Builds a machine, at time 0 and at rest.
+    /// Builds an idle machine at time 0.
     ///
     /// # Errors
-    /// [`SetupError`] says which setting is wrong and why.
+    /// Returns [`SetupError`], which names the wrong setting and the reason.
     pub fn new(setup: &Setup) -> Result<Self, SetupError> {
         setup.check()?;
         let cores =
-            (0..setup.cores).map(|index| Core::new(setup, index)).collect::<Result<_, _>>()?;
+            (0..setup.cores).map(|index| SimCore::new(setup, index)).collect::<Result<_, _>>()?;
         let family = match setup.role {
-            Role::Udp { family, .. } | Role::Closed { family } => family,
-            Role::Router { .. } => Family::V4,
+            HostRole::Udp { family, .. } | HostRole::Closed { family } => family,
+            HostRole::Router { .. } => IpFamily::V4,
         };
         let core_of = (0..setup.load.flows)
             .map(|flow| {
-                let (source, destination) = ends(family, flow, setup.readers);
-                FlowHash.hash(source, destination) % setup.cores
+                let (source, destination) = flow_endpoints(family, flow, setup.readers);
+                ToeplitzHash.hash(source, destination) % setup.cores
             })
             .collect();
-        let before = Report::new(setup.cores, setup.readers as usize, setup.beside.len());
-        let generator = Generator::new(setup.load, setup.link, setup.seed);
+        let before = SimReport::new(setup.cores, setup.readers as usize, setup.background.len());
+        let generator = PacketGenerator::new(setup.load, setup.link, setup.seed);
         Ok(Self { cores, generator, link: setup.link, core_of, now_ns: 0, before })
     }
 
-    /// Changes the rate and shape of the load from now on. The flows stay.
+    /// Changes the rate and the arrival pattern of the load. The number of flows stays the same.
     ///
     /// # Errors
     /// As [`Machine::new`].
-    pub fn set_load(&mut self, load: Load) -> Result<(), SetupError> {
-        let load = Load { flows: self.core_of.len() as u32, ..load };
+    pub fn set_load(&mut self, load: OfferedLoad) -> Result<(), SetupError> {
+        let load = OfferedLoad { flows: self.core_of.len() as u32, ..load };
         load.check(self.link)?;
-        self.generator.set(self.now_ns, load);
+        self.generator.set_load(self.now_ns, load);
         Ok(())
     }
 
-    /// Stops a reader of the service on every core, lets it read again, or ends
-    /// it. Whoever is dead stays so.
+    /// Stops a reader of the service on every core, lets it run again, or ends it. An exited
+    /// reader stays so.
     ///
     /// # Errors
-    /// [`SetupError::Reader`] when there is no such program.
+    /// [`SetupError::NoSuchReader`] if no such reader runs as a process.
     pub fn set_reader(&mut self, reader: u32, state: ReaderState) -> Result<(), SetupError> {
         self.cores.iter_mut().try_for_each(|core| core.set_reader(reader, state))
     }
 
-    /// Lets the clock jump that the gate and the stack are told, on every core.
-    /// It begins at 0 and cannot be before that.
+    /// Makes the clock given to the gate and the stack jump, on every core. The clock starts at 0
+    /// and cannot be set below that.
     pub fn jump_clock(&mut self, by_ns: i64) {
         self.cores.iter_mut().for_each(|core| core.jump_clock(by_ns));
     }
 
-    /// The time.
+    /// Current virtual time.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Lets so much time pass, and says what came of it.
-    pub fn run(&mut self, duration_ns: u64) -> Report {
-        self.cores.iter_mut().for_each(Core::forget_latency);
+    /// Runs the machine for a time and returns the report of that time.
+    pub fn run(&mut self, duration_ns: u64) -> SimReport {
+        self.cores.iter_mut().for_each(SimCore::reset_latency);
         let end_ns = self.now_ns.saturating_add(duration_ns);
         while let Some(packet) = self.generator.next_before(end_ns) {
             let index = self.core_of.get(packet.flow as usize).map_or(0, |&core| core as usize);
@@ -92,11 +105,11 @@ impl Machine {
         report
     }
 
-    /// What came of everything since the beginning; the latency is that of the
-    /// last [`Machine::run`].
-    pub fn total(&self) -> Report {
-        let (readers, beside) = (self.before.delivered_by_reader.len(), self.before.beside.len());
-        let mut report = Report::new(self.cores.len() as u32, readers, beside);
+    /// Returns the report since time 0; the latency is that of the last [`Machine::run`].
+    pub fn total(&self) -> SimReport {
+        let (readers, background) =
+            (self.before.delivered_by_reader.len(), self.before.background.len());
+        let mut report = SimReport::new(self.cores.len() as u32, readers, background);
         report.duration_ns = self.now_ns;
         self.cores.iter().for_each(|core| core.add_to(&mut report));
         report

@@ -1,28 +1,28 @@
-//! The polling loop: what the gate says, done.
+//! Polling loop: performs the actions of the gate.
 
-use tidegate_gate::{Mode, Next, Ring, Turn};
+use tidegate_gate::{GateAction, Mode, Ring, Turn};
 
-use crate::core::{Core, Timer, poller_level};
-use crate::processor::Level;
+use crate::processor::PriorityLevel;
+use crate::sim_core::{SimCore, Timer, poller_level};
 
-/// Where the polling loop is.
+/// State of the polling loop.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Polling {
-    /// The turn that is being served, and what was taken in it.
+pub(crate) struct PollLoop {
+    /// Current turn and the number of packets taken in it.
     turn: Option<(Turn, u32)>,
-    /// The turn has just begun: the ring is being looked at.
-    looks: bool,
+    /// The turn has just begun, and the loop is checking the ring.
+    checking_ring: bool,
 }
 
-impl Core {
-    /// Gives the polling loop its next piece of work, or lets it sleep.
+impl SimCore {
+    /// Assigns the polling loop its next piece of work, or puts it to sleep.
     pub(crate) fn poll(&mut self) {
         loop {
-            let Some((turn, taken)) = self.polling.turn else { return self.ask_gate() };
-            let goes_on = taken < turn.quota && !self.is_held_in(turn);
-            let cost_ns = if goes_on { self.begin_packet(turn.ring) } else { None };
+            let Some((turn, taken)) = self.polling.turn else { return self.query_gate() };
+            let continues = taken < turn.quota && !self.is_turn_paused(turn);
+            let cost_ns = if continues { self.begin_packet(turn.ring) } else { None };
             if let Some(cost_ns) = cost_ns {
-                return self.processor.give(self.tasks.poller, cost_ns);
+                return self.processor.assign(self.tasks.poller, cost_ns);
             }
             self.polling.turn = None;
             let clock_ns = self.clock_ns();
@@ -33,74 +33,79 @@ impl Core {
         }
     }
 
-    /// A queue that fills ends the turn: a quota may be longer than the queue.
-    fn is_held_in(&mut self, turn: Turn) -> bool {
+    /// True if receiving is paused within a receive turn. A quota may exceed the size of the queue
+    /// that fills.
+    fn is_turn_paused(&mut self, turn: Turn) -> bool {
         let clock_ns = self.clock_ns();
-        matches!(turn.ring, Ring::Receive(_)) && self.gate.held_until(clock_ns).is_some()
+        matches!(turn.ring, Ring::Receive(_)) && self.gate.paused_until(clock_ns).is_some()
     }
 
     fn has_work(&self, ring: Ring) -> bool {
-        matches!(ring, Ring::Receive(_)) && self.card.waiting() > 0
+        matches!(ring, Ring::Receive(_)) && self.nic.waiting() > 0
     }
 
-    fn ask_gate(&mut self) {
+    fn query_gate(&mut self) {
         let clock_ns = self.clock_ns();
         match self.gate.next(clock_ns) {
-            Next::Serve(turn) => {
-                self.polling = Polling { turn: Some((turn, 0)), looks: true };
-                self.processor.give(self.tasks.poller, self.costs.poll_ns);
+            GateAction::Serve(turn) => {
+                self.polling = PollLoop { turn: Some((turn, 0)), checking_ring: true };
+                self.processor.assign(self.tasks.poller, self.costs.poll_ns);
             }
-            // It goes to the end of the programs' order, and asks again when
-            // its turn comes.
-            Next::Yield => self.processor.set_level(self.tasks.poller, Level::Program),
-            Next::Wait { held_until_ns } => self.sleep(held_until_ns),
+            // The loop continues as the last in the order of the applications, and queries the
+            // gate when its turn comes.
+            GateAction::Yield => {
+                self.processor.set_level(self.tasks.poller, PriorityLevel::Application);
+            }
+            GateAction::Wait { paused_until_ns } => self.sleep(paused_until_ns),
         }
     }
 
-    /// Nothing may be done now.
-    fn sleep(&mut self, held_until_ns: Option<u64>) {
+    /// Puts the loop to sleep until an interrupt or the end of the pause.
+    fn sleep(&mut self, paused_until_ns: Option<u64>) {
         let poller = self.tasks.poller;
         self.processor.block(poller);
         self.processor.set_level(poller, poller_level(self.mode));
-        match held_until_ns {
+        match paused_until_ns {
             Some(clock_ns) => {
-                self.held = true;
-                self.set_timer(Timer::Held, self.when_ns(clock_ns));
+                self.receive_paused = true;
+                self.set_timer(Timer::ReceivePaused, self.virtual_time_of(clock_ns));
             }
             None if self.mode == Mode::Dedicated => self.processor.wake(poller),
             None => {
-                self.card.enabled = true;
-                self.raise();
+                self.nic.interrupt_enabled = true;
+                self.raise_interrupt();
             }
         }
     }
 
-    /// What the next packet of a ring costs; `None` when there is none.
+    /// Cost of the next packet of a ring; `None` if the ring is empty.
     fn begin_packet(&mut self, ring: Ring) -> Option<u64> {
         match ring {
             Ring::Receive(_) => {
-                (self.card.waiting() > 0).then(|| self.costs.poll_receive_ns + self.protocol_ns())
+                (self.nic.waiting() > 0).then(|| self.costs.poll_receive_ns + self.protocol_ns())
             }
-            Ring::Transmit(_) => (self.card.sent() > 0).then_some(self.costs.transmit_done_ns),
+            Ring::Transmit(_) => {
+                (self.nic.reclaimable() > 0).then_some(self.costs.transmit_done_ns)
+            }
             Ring::Application(_) => self.begin_application(0),
         }
     }
 
-    /// A piece of the polling loop's work is done.
+    /// Finishes a piece of work of the polling loop.
     pub(crate) fn finish_poller(&mut self) {
-        if std::mem::take(&mut self.polling.looks) {
+        if std::mem::take(&mut self.polling.checking_ring) {
             return;
         }
         let Some((turn, taken)) = &mut self.polling.turn else { return };
         *taken += 1;
         match turn.ring {
             Ring::Receive(_) => {
-                if let Some(packet) = self.card.take() {
+                if let Some(packet) = self.nic.take() {
                     self.deliver(packet);
                 }
             }
             Ring::Transmit(_) => {
-                self.card.reclaim(1);
+                self.nic.reclaim(1);
                 self.start_output();
             }
             Ring::Application(_) => self.finish_application(0),

@@ -1,99 +1,98 @@
-//! What came of a run.
+//! Results of a run.
 
 use hdrhistogram::Histogram;
 
-use crate::processor::Level;
+use crate::processor::PriorityLevel;
 
-/// Where a packet was dropped.
+/// Point at which a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The gate's admission refused it, before any work was spent on it.
+pub enum DropPoint {
+    /// Refused by admission control, before any work was spent on the packet.
     Admission,
-    /// The card had no descriptor for it: it cost nothing.
-    Card,
-    /// The queue between the interrupt handler and the protocols.
+    /// No receive descriptor of the NIC was free; the drop cost the host nothing.
+    NicRing,
+    /// Input queue between the interrupt handler and the protocol work.
     InputQueue,
-    /// The stack, for a reason of its own.
+    /// Dropped by the stack, for any other reason.
     Stack,
-    /// The socket's queue.
+    /// Socket queue.
     SocketQueue,
-    /// The queue to the screen.
-    ScreenQueue,
-    /// The queue to the card that sends.
+    /// Queue to the filter process.
+    FilterQueue,
+    /// Output queue to the transmitting NIC.
     OutputQueue,
 }
 
-impl Place {
-    /// Every place, in the order of a packet's way.
+impl DropPoint {
+    /// All drop points, in the order in which a packet passes them.
     pub const ALL: [Self; 7] = [
         Self::Admission,
-        Self::Card,
+        Self::NicRing,
         Self::InputQueue,
         Self::Stack,
         Self::SocketQueue,
-        Self::ScreenQueue,
+        Self::FilterQueue,
         Self::OutputQueue,
     ];
 
-    /// Its name in tables.
+    /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Admission => "admission",
-            Self::Card => "card",
+            Self::NicRing => "card",
             Self::InputQueue => "input_queue",
             Self::Stack => "stack",
             Self::SocketQueue => "socket_queue",
-            Self::ScreenQueue => "screen_queue",
+            Self::FilterQueue => "screen_queue",
             Self::OutputQueue => "output_queue",
         }
     }
 }
 
-/// A program beside the network.
+/// Results of a background task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BesideReport {
-    /// The processor time that it had, on all cores together.
+pub struct BackgroundReport {
+    /// CPU time, summed over all cores.
     pub spent_ns: u64,
-    /// The packets that it sent.
+    /// Packets sent.
     pub sent: u64,
 }
 
-/// What came of a time: of all cores together.
+/// Results of a time span, summed over all cores.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// How long it was.
+pub struct SimReport {
+    /// Duration of the time span.
     pub duration_ns: u64,
-    /// The cores of the machine.
+    /// Number of cores of the machine.
     pub cores: u32,
-    /// Packets that came to the card.
+    /// Packets that arrived at the NIC.
     pub offered: u64,
-    /// Packets that were served: worked on by the service, or out on the link
-    /// of the router.
+    /// Packets that were served: processed by the service, or sent on the link of the router.
     pub delivered: u64,
-    /// The same by reader, of a UDP service.
+    /// Packets served by each reader of a UDP service.
     pub delivered_by_reader: Vec<u64>,
-    /// Packets that the service answered.
+    /// Packets that the service replied to.
     pub answered: u64,
-    /// Packets dropped, by place.
-    pub drops: [u64; Place::ALL.len()],
-    /// Packets somewhere on their way, at the end.
+    /// Packets dropped, by drop point.
+    pub drops: [u64; DropPoint::ALL.len()],
+    /// Packets queued or in processing at the end.
     pub in_flight: u64,
-    /// Processor time by level of priority, changes of context included.
+    /// CPU time by priority level, context switches included.
     pub level_ns: [u64; 4],
-    /// Processor time in which nothing could run.
+    /// CPU time in which no task was runnable.
     pub idle_ns: u64,
     /// Interrupts handled.
     pub interrupts: u64,
-    /// Changes of context.
-    pub switches: u64,
-    /// The programs beside, in the order of the setup.
-    pub beside: Vec<BesideReport>,
-    /// The time from the card to the end of the service.
+    /// Context switches.
+    pub context_switches: u64,
+    /// Background tasks, in the order of the setup.
+    pub background: Vec<BackgroundReport>,
+    /// Latency from the NIC to the end of the service.
     pub latency_ns: Histogram<u64>,
 }
 
-impl Report {
-    pub(crate) fn new(cores: u32, readers: usize, beside: usize) -> Self {
+impl SimReport {
+    pub(crate) fn new(cores: u32, readers: usize, background: usize) -> Self {
         Self {
             duration_ns: 0,
             cores,
@@ -101,20 +100,20 @@ impl Report {
             delivered: 0,
             delivered_by_reader: vec![0; readers],
             answered: 0,
-            drops: [0; Place::ALL.len()],
+            drops: [0; DropPoint::ALL.len()],
             in_flight: 0,
             level_ns: [0; 4],
             idle_ns: 0,
             interrupts: 0,
-            switches: 0,
-            beside: vec![BesideReport::default(); beside],
+            context_switches: 0,
+            background: vec![BackgroundReport::default(); background],
             latency_ns: latency_histogram(),
         }
     }
 
-    /// The packets dropped at a place.
-    pub fn dropped(&self, place: Place) -> u64 {
-        self.drops[place as usize]
+    /// Packets dropped at a drop point.
+    pub fn dropped(&self, point: DropPoint) -> u64 {
+        self.drops[point as usize]
     }
 
     /// Packets served per second.
@@ -127,35 +126,34 @@ impl Report {
         self.per_second(self.offered)
     }
 
-    /// A count as a rate.
+    /// Converts a count to a rate per second.
     pub fn per_second(&self, count: u64) -> f64 {
         count as f64 * 1e9 / self.duration_ns.max(1) as f64
     }
 
-    /// The share of the processors' time that was spent at a level, in percent.
-    pub fn level_percent(&self, level: Level) -> f64 {
+    /// Share of CPU time spent at a level, in percent.
+    pub fn level_percent(&self, level: PriorityLevel) -> f64 {
         self.percent(self.level_ns[level as usize])
     }
 
-    /// The share of the processors' time in which nothing could run, in percent.
+    /// Share of CPU time in which no task was runnable, in percent.
     pub fn idle_percent(&self) -> f64 {
         self.percent(self.idle_ns)
     }
 
-    /// A time as a share of that of all processors, in percent.
+    /// Converts a time to a share of the CPU time of all cores, in percent.
     pub fn percent(&self, ns: u64) -> f64 {
         ns as f64 * 100.0 / (self.duration_ns.max(1) as f64 * f64::from(self.cores))
     }
 
-    /// Packets that are neither served, dropped nor on their way. Zero for a
-    /// run from its beginning, always.
+    /// Packets that are neither served, dropped nor in flight. Always zero for a run from time 0.
     pub fn unaccounted(&self) -> i64 {
         let known = self.delivered + self.in_flight + self.drops.iter().sum::<u64>();
         self.offered.wrapping_sub(known) as i64
     }
 
-    /// What came after `earlier`. `in_flight` is that of the end; the latency
-    /// is that of this report, which [`crate::Machine::run`] begins anew.
+    /// Subtracts the counts of `earlier`. `in_flight` stays that of the end. The latency stays that
+    /// of this report, which [`crate::Machine::run`] resets.
     pub(crate) fn since(mut self, earlier: &Self) -> Self {
         self.duration_ns -= earlier.duration_ns;
         self.offered -= earlier.offered;
@@ -174,17 +172,17 @@ impl Report {
         }
         self.idle_ns -= earlier.idle_ns;
         self.interrupts -= earlier.interrupts;
-        self.switches -= earlier.switches;
-        for (beside, before) in self.beside.iter_mut().zip(&earlier.beside) {
-            beside.spent_ns -= before.spent_ns;
-            beside.sent -= before.sent;
+        self.context_switches -= earlier.context_switches;
+        for (background, before) in self.background.iter_mut().zip(&earlier.background) {
+            background.spent_ns -= before.spent_ns;
+            background.sent -= before.sent;
         }
         self
     }
 }
 
-/// Two digits are enough to compare latencies, and keep 64 cores small.
+/// Creates a latency histogram. Two digits suffice to compare latencies and keep 64 cores small.
 pub(crate) fn latency_histogram() -> Histogram<u64> {
     let histogram = Histogram::new_with_bounds(1, 100_000_000_000, 2);
-    histogram.expect("the bounds are constants that a histogram takes")
+    histogram.expect("the constant bounds are valid")
 }

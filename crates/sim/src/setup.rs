@@ -1,41 +1,40 @@
-//! What is simulated.
+//! Setup of a simulated machine.
 
 use tidegate_gate::{Mode, Settings, admission};
 
 use crate::error::SetupError;
-use crate::limits::{CORES_MAX, COST_MAX_NS, QUEUE_MAX, READERS_MAX};
-use crate::load::{Family, Link, Load};
+use crate::limits::{MAX_CORES, MAX_COST_NS, MAX_QUEUE_ENTRIES, MAX_READERS};
+use crate::load::{IpFamily, Link, OfferedLoad};
 
-/// What each step takes of a processor, in nanoseconds.
+/// CPU cost of each step, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Entering and leaving the handler of a device interrupt.
+    /// Entry and exit of the device interrupt handler.
     pub interrupt_ns: u64,
     /// A packet in the handler: descriptor, buffer, link header, input queue.
     pub receive_ns: u64,
-    /// Starting a software interrupt.
+    /// Start of a software interrupt.
     pub software_ns: u64,
-    /// A packet through IP and its transport, or through IP forwarding.
+    /// A packet through IP and transport, or through IP forwarding.
     pub protocol_ns: u64,
-    /// One turn of a ring when polling: the call, and the look at the ring.
+    /// One turn of a ring when polling: the call, and the check of the ring.
     pub poll_ns: u64,
-    /// A packet at the device when polling: as `receive_ns`, without the input
-    /// queue.
+    /// A packet at the device when polling: like `receive_ns`, without the input queue.
     pub poll_receive_ns: u64,
-    /// Changing to another kernel thread or program.
+    /// Context switch to another kernel thread or process.
     pub switch_ns: u64,
-    /// A program's call for the next packet.
+    /// An application's call for the next packet.
     pub read_ns: u64,
-    /// A program's own work on a packet.
+    /// An application's own work on a packet.
     pub work_ns: u64,
-    /// Handing a packet to the card, or to the queue before it.
+    /// Passing a packet to the NIC, or to the output queue.
     pub transmit_ns: u64,
-    /// Taking back the descriptor of a packet that was sent.
+    /// Reclaiming the descriptor of a sent packet.
     pub transmit_done_ns: u64,
 }
 
 impl Default for Costs {
-    /// A server's core of today, in round numbers.
+    /// A present-day server core, in round numbers.
     fn default() -> Self {
         Self {
             interrupt_ns: 1500,
@@ -54,126 +53,124 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// The packets per second that one processor serves when every packet is
-    /// taken by an interrupt that is already running, and nothing is wasted.
+    /// Packets per second that one processor serves if every packet is taken by an interrupt that
+    /// is already running, without any other work.
     pub fn capacity_pps(&self) -> u64 {
         let packet_ns = self.receive_ns + self.protocol_ns + self.read_ns + self.work_ns;
         1_000_000_000 / packet_ns.max(1)
     }
 }
 
-/// Where the program that serves packets runs.
+/// Placement of the application that serves packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// As a program of its own on the same processor, below the network.
-    Program,
-    /// In the polling loop itself, as the application's ring of the gate.
+    /// A process of its own on the same processor, at a priority below the network.
+    Process,
+    /// Inside the polling loop, as the gate's application ring.
     Inline,
 }
 
-/// The program that accepts or refuses each packet of a router: Mogul's
+/// Packet filter: a process that accepts or refuses each packet of a router, like Mogul's
 /// `screend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Screen {
-    /// The packets that wait for it at most.
+pub struct FilterProcess {
+    /// Capacity of the queue to the filter, in packets.
     pub queue: u32,
 }
 
-/// What the host does with packets.
+/// Role of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum HostRole {
     /// A UDP service on the real stack.
     Udp {
-        /// The family of the load.
-        family: Family,
-        /// Datagrams that wait in the socket at most.
+        /// IP version of the load.
+        family: IpFamily,
+        /// Capacity of the socket queue, in datagrams.
         socket_queue: u32,
-        /// Whether each datagram is answered.
+        /// Replies to each datagram.
         answers: bool,
-        /// Where the service runs.
+        /// Placement of the service.
         placement: Placement,
     },
-    /// The real stack with no socket bound: every packet is refused.
+    /// The real stack without a bound socket: every packet is refused.
     Closed {
-        /// The family of the load.
-        family: Family,
+        /// IP version of the load.
+        family: IpFamily,
     },
     /// IP forwarding to a second link.
     Router {
-        /// The packets that wait for the card at most.
+        /// Capacity of the output queue, in packets.
         output_queue: u32,
-        /// The screen, if there is one.
-        screen: Option<Screen>,
+        /// Packet filter, if there is one.
+        filter: Option<FilterProcess>,
     },
 }
 
-/// A program beside the network.
+/// Background task: a process beside the network service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
-    /// It computes without end.
+pub enum BackgroundTask {
+    /// Computes endlessly.
     Compute,
-    /// It sends a packet by another card at every period; what is late is made
-    /// up for.
+    /// Sends a packet through another NIC in every period, and catches up if late.
     Send {
-        /// The period.
+        /// Period, in nanoseconds.
         period_ns: u64,
-        /// What a packet takes of the processor.
+        /// CPU cost of a packet, in nanoseconds.
         cost_ns: u64,
     },
 }
 
-/// The clock interrupt and other work of the system that is always there.
+/// Periodic system work, such as the clock interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
-    /// The period.
+    /// Period, in nanoseconds.
     pub period_ns: u64,
-    /// What it takes of the processor at every period.
+    /// CPU cost in each period, in nanoseconds.
     pub cost_ns: u64,
 }
 
-/// A machine and its load.
+/// Simulated machine and its load.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// How packets are looked for.
+    /// Settings of the gate.
     pub gate: Settings,
-    /// What each step costs.
+    /// CPU cost of each step.
     pub costs: Costs,
-    /// Processors, each with a queue of the card and a gate of its own.
+    /// Number of cores, each with its own NIC queue pair and gate.
     pub cores: u32,
-    /// The link that the load comes in by, and, for each core, a link of the
-    /// same rate that packets leave by.
+    /// Link on which the load arrives; each core transmits on a link of the same rate.
     pub link: Link,
-    /// Receive descriptors of each queue of the card.
+    /// Receive descriptors of each NIC queue.
     pub receive_ring: u32,
-    /// Transmit descriptors of each queue of the card.
+    /// Transmit descriptors of each NIC queue.
     pub transmit_ring: u32,
-    /// The least time between two interrupts that the card keeps by itself,
-    /// whatever the gate says; 0 is none.
+    /// Minimum time between two interrupts that the NIC itself enforces, in addition to the gate; 0
+    /// is none.
     pub interrupt_gap_ns: u64,
-    /// Modes with an input queue: the protocols run in a thread of the kernel
-    /// instead of a software interrupt, as in Digital UNIX.
+    /// Modes with an input queue: protocol work runs in a kernel thread instead of a software
+    /// interrupt, as in Digital UNIX.
     pub protocol_thread: bool,
-    /// What the host does.
-    pub role: Role,
-    /// The programs of a UDP service, each with a socket of its own; flows are
-    /// dealt out to them in turn.
+    /// Role of the host.
+    pub role: HostRole,
+    /// Number of reader processes of a UDP service, each with its own socket. Flows are assigned to
+    /// the readers in turn.
     pub readers: u32,
-    /// What the card refuses when not everything can be taken; `None`: nothing.
+    /// Admission control in front of the NIC; `None` disables it.
     pub admission: Option<admission::Config>,
-    /// Programs beside it, on every core.
-    pub beside: Vec<Beside>,
-    /// Work of the system that is always there.
+    /// Background tasks on every core.
+    pub background: Vec<BackgroundTask>,
+    /// Periodic system work.
     pub tick: Option<Tick>,
-    /// How long a program runs before the next has its turn.
+    /// Scheduling quantum of applications.
     pub quantum_ns: u64,
-    /// What comes in.
-    pub load: Load,
-    /// What all chance comes from.
+    /// Offered load.
+    pub load: OfferedLoad,
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 impl Default for Setup {
-    /// One core that serves UDP over IPv4, polled, on a link of 400 Gb/s.
+    /// One core that serves UDP over IPv4 in mode `polled`, on a link of 400 Gb/s.
     fn default() -> Self {
         Self {
             gate: Settings::default(),
@@ -184,63 +181,65 @@ impl Default for Setup {
             transmit_ring: 512,
             interrupt_gap_ns: 0,
             protocol_thread: false,
-            role: Role::Udp {
-                family: Family::V4,
+            role: HostRole::Udp {
+                family: IpFamily::V4,
                 socket_queue: 256,
                 answers: false,
-                placement: Placement::Program,
+                placement: Placement::Process,
             },
             readers: 1,
             admission: None,
-            beside: Vec::new(),
+            background: Vec::new(),
             tick: None,
             quantum_ns: 4_000_000,
-            load: Load::default(),
+            load: OfferedLoad::default(),
             seed: 1,
         }
     }
 }
 
 impl Setup {
-    /// Checks that the machine can be built and that time passes in it.
+    /// Checks that the machine can be built and that its virtual time advances.
     pub(crate) fn check(&self) -> Result<(), SetupError> {
-        if !(1..=CORES_MAX).contains(&self.cores) {
-            return Err(SetupError::Cores(self.cores));
+        if !(1..=MAX_CORES).contains(&self.cores) {
+            return Err(SetupError::CoreCount(self.cores));
         }
-        let many = matches!(self.role, Role::Udp { placement: Placement::Program, .. });
-        if !(1..=if many { READERS_MAX } else { 1 }).contains(&self.readers) {
-            return Err(SetupError::Readers(self.readers));
+        let allows_many_readers =
+            matches!(self.role, HostRole::Udp { placement: Placement::Process, .. });
+        if !(1..=if allows_many_readers { MAX_READERS } else { 1 }).contains(&self.readers) {
+            return Err(SetupError::ReaderCount(self.readers));
         }
         self.check_sizes()?;
         self.check_costs()?;
-        let placed = matches!(self.role, Role::Udp { placement: Placement::Inline, .. });
+        let is_inline = matches!(self.role, HostRole::Udp { placement: Placement::Inline, .. });
         let mode = self.gate.config().mode;
-        if placed && mode.has_input_queue() {
+        if is_inline && mode.has_input_queue() {
             return Err(SetupError::InlineNeedsPolling(mode));
         }
-        let program = matches!(
+        let has_process = matches!(
             self.role,
-            Role::Udp { placement: Placement::Program, .. } | Role::Router { screen: Some(_), .. }
+            HostRole::Udp { placement: Placement::Process, .. }
+                | HostRole::Router { filter: Some(_), .. }
         );
-        if mode == Mode::Dedicated && (program || !self.beside.is_empty()) {
+        if mode == Mode::Dedicated && (has_process || !self.background.is_empty()) {
             return Err(SetupError::DedicatedHasNoPrograms);
         }
         self.load.check(self.link)
     }
 
     fn check_sizes(&self) -> Result<(), SetupError> {
-        let (queue, screen) = match self.role {
-            Role::Udp { socket_queue, .. } => (("socket-queue", socket_queue), None),
-            Role::Closed { .. } => (("socket-queue", 1), None),
-            Role::Router { output_queue, screen } => (
+        let (queue, filter) = match self.role {
+            HostRole::Udp { socket_queue, .. } => (("socket-queue", socket_queue), None),
+            HostRole::Closed { .. } => (("socket-queue", 1), None),
+            HostRole::Router { output_queue, filter } => (
                 ("output-queue", output_queue),
-                screen.map(|screen| ("screen-queue", screen.queue)),
+                filter.map(|filter| ("filter-queue", filter.queue)),
             ),
         };
         let rings =
             [("receive-ring", self.receive_ring), ("transmit-ring", self.transmit_ring), queue];
-        let wrong = |entries: u32| !(1..=QUEUE_MAX).contains(&entries);
-        match rings.into_iter().chain(screen).find(|&(_, entries)| wrong(entries)) {
+        let out_of_range = |entries: u32| !(1..=MAX_QUEUE_ENTRIES).contains(&entries);
+        match rings.into_iter().chain(filter).find(|&(_, entries)| out_of_range(entries)) {
             Some((name, entries)) => Err(SetupError::Entries { name, entries }),
             None => Ok(()),
         }
@@ -265,19 +264,19 @@ impl Setup {
             ("transmit-done-ns", costs.transmit_done_ns),
             ("interrupt-gap-ns", self.interrupt_gap_ns),
         ];
-        let timers = self.beside.iter().filter_map(|beside| match *beside {
-            Beside::Compute => None,
-            Beside::Send { period_ns, cost_ns } => Some((period_ns, cost_ns)),
+        let timers = self.background.iter().filter_map(|task| match *task {
+            BackgroundTask::Compute => None,
+            BackgroundTask::Send { period_ns, cost_ns } => Some((period_ns, cost_ns)),
         });
         let timers = timers.chain(self.tick.map(|tick| (tick.period_ns, tick.cost_ns)));
         let periods = timers.flat_map(|(period, cost)| [("period-ns", period), ("cost-ns", cost)]);
-        let least = |least: u64| move |(name, ns): (&'static str, u64)| (name, ns, least);
-        let all = needed.into_iter().chain(periods).map(least(1));
-        let wrong = all
-            .chain(free.into_iter().map(least(0)))
-            .find(|&(_, ns, least)| !(least..=COST_MAX_NS).contains(&ns));
-        match wrong {
-            Some((name, ns, least)) => Err(SetupError::Cost { name, ns, least }),
+        let min = |min: u64| move |(name, ns): (&'static str, u64)| (name, ns, min);
+        let all = needed.into_iter().chain(periods).map(min(1));
+        let out_of_range = all
+            .chain(free.into_iter().map(min(0)))
+            .find(|&(_, ns, min)| !(min..=MAX_COST_NS).contains(&ns));
+        match out_of_range {
+            Some((name, ns, min)) => Err(SetupError::Cost { name, ns, min }),
             None => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! A UDP service on the real stack: frames go in, datagrams come out.
+//! UDP service on the real stack: takes frames, returns datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,42 +10,42 @@ use tidegate_wire::{
 };
 
 use crate::error::SetupError;
-use crate::load::{Family, PORT, Packet, ends, reader_of};
+use crate::load::{FIRST_READER_PORT, IpFamily, Packet, flow_endpoints, reader_of_flow};
 
-/// Frames that wait for the card at most.
+/// Maximum number of frames in the stack's transmit queue.
 const TRANSMIT_FRAMES: usize = 512;
 /// Frames for the stack's own packets.
 const SPARE_FRAMES: u32 = 64;
-const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const HOST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
-/// A stack with a socket for each reader.
+/// Stack with one socket per reader.
 pub(crate) struct UdpService {
-    family: Family,
+    family: IpFamily,
     stack: Stack,
     arena: Arena,
-    /// One for each reader.
-    readers: Vec<Reader>,
+    /// Sockets of the readers.
+    readers: Vec<ReaderSocket>,
     capacity: u32,
-    /// The frame that is made now.
+    /// Buffer of the frame being built.
     frame: Vec<u8>,
-    /// Packets that found no buffer, or whose reader died over them.
+    /// Packets lost for want of a buffer, or when their reader exited.
     lost: u64,
 }
 
-/// A program that reads.
-struct Reader {
-    /// Until it dies.
+/// Socket of a reader.
+struct ReaderSocket {
+    /// Bound socket; `None` after the reader's exit.
     socket: Option<UdpId>,
-    /// What it works on.
+    /// Datagram in processing.
     current: Option<Datagram>,
 }
 
 impl UdpService {
-    /// A stack with an address, and sockets whose queues hold so many datagrams
-    /// each.
+    /// Creates a stack with an address, and one socket per reader, each with a queue of
+    /// `socket_queue` datagrams.
     pub(crate) fn new(
-        family: Family,
+        family: IpFamily,
         readers: u32,
         socket_queue: u32,
         seed: u64,
@@ -57,38 +57,38 @@ impl UdpService {
             Arena::new(ArenaConfig { frames, frame_size: FrameSize::K2, hugepages: false })?;
         let mut key = [0; 16];
         key[..8].copy_from_slice(&seed.to_le_bytes());
-        let mut config = Config::ethernet(OUR_MAC, key);
+        let mut config = Config::ethernet(HOST_MAC, key);
         config.limits.transmit_frames = TRANSMIT_FRAMES;
-        let (_, (address, _)) = ends(family, 0, 1);
-        let (gateway, everywhere, bits) = match family {
-            Family::V4 => (IpAddr::from([198, 19, 0, 254]), IpAddr::from([0; 4]), 24),
-            Family::V6 => {
+        let (_, (address, _)) = flow_endpoints(family, 0, 1);
+        let (gateway, any_address, bits) = match family {
+            IpFamily::V4 => (IpAddr::from([198, 19, 0, 254]), IpAddr::from([0; 4]), 24),
+            IpFamily::V6 => {
                 (IpAddr::from([0x2001, 2, 0, 1, 0, 0, 0, 0xfe]), IpAddr::from([0_u16; 8]), 64)
             }
         };
-        let whole = |ip, bits| IpCidr::new(ip, bits).into_iter();
-        config.addresses.extend(whole(address, bits));
+        let prefix = |ip, bits| IpCidr::new(ip, bits).into_iter();
+        config.addresses.extend(prefix(address, bits));
         config
             .routes
-            .extend(whole(everywhere, 0).map(|prefix| Route { prefix, gateway: Some(gateway) }));
+            .extend(prefix(any_address, 0).map(|prefix| Route { prefix, gateway: Some(gateway) }));
         let mut stack = Stack::new(config, 0)?;
         stack.set_neighbour(0, gateway, Some(GATEWAY_MAC), &mut arena);
         let bind = |reader: u32| {
             let queue_packets = Some(socket_queue as usize);
             let options = UdpOptions { queue_packets, ..UdpOptions::default() };
-            let at = SocketAddr::new(address, PORT + reader as u16);
+            let at = SocketAddr::new(address, FIRST_READER_PORT + reader as u16);
             let socket = Some(stack.udp_bind(at, options)?);
-            Ok::<_, SetupError>(Reader { socket, current: None })
+            Ok::<_, SetupError>(ReaderSocket { socket, current: None })
         };
         let readers = (0..readers).map(bind).collect::<Result<_, _>>()?;
         let (frame, capacity) = (Vec::with_capacity(128), socket_queue);
         Ok(Self { family, stack, arena, readers, capacity, frame, lost: 0 })
     }
 
-    /// Gives the stack the frame of a packet. Returns whose it is.
+    /// Passes the frame of a packet to the stack. Returns the packet's reader.
     pub(crate) fn ingest(&mut self, now_ns: u64, packet: Packet) -> usize {
         let readers = self.readers.len() as u32;
-        let reader = reader_of(packet.flow, readers);
+        let reader = reader_of_flow(packet.flow, readers);
         if write_frame(&mut self.frame, self.family, packet, readers).is_none() {
             self.lost += 1;
             return reader;
@@ -105,27 +105,27 @@ impl UdpService {
         self.readers.get(reader)?.socket
     }
 
-    /// How many readers there are.
+    /// Number of readers.
     pub(crate) fn readers(&self) -> usize {
         self.readers.len()
     }
 
-    /// How many datagrams wait for a reader, of how many that fit.
+    /// Returns the number of datagrams queued for a reader, and the capacity of the queue.
     pub(crate) fn level(&self, reader: usize) -> (u32, u32) {
-        let waiting = self.socket(reader).map_or(0, |socket| self.stack.udp_readable(socket));
+        let waiting = self.socket(reader).map_or(0, |socket| self.stack.udp_queue_len(socket));
         (waiting as u32, self.capacity)
     }
 
-    /// Takes the next datagram to work on. Returns whether there was one.
+    /// Takes the next datagram for processing. Returns false if there is none.
     pub(crate) fn read(&mut self, reader: usize) -> bool {
         let Some(socket) = self.socket(reader) else { return false };
-        let datagram = self.stack.udp_receive(&self.arena, socket);
-        let some = datagram.is_some();
+        let datagram = self.stack.udp_recv(&self.arena, socket);
+        let found = datagram.is_some();
         self.readers[reader].current = datagram;
-        some
+        found
     }
 
-    /// A reader dies: its socket is closed, and what it had is lost.
+    /// Closes the socket of an exited reader; the datagram in processing is lost.
     pub(crate) fn close(&mut self, reader: usize) {
         let Some(reader) = self.readers.get_mut(reader) else { return };
         if let Some(datagram) = reader.current.take() {
@@ -137,8 +137,8 @@ impl UdpService {
         }
     }
 
-    /// The work is done. Returns when the datagram had arrived, and whether it
-    /// was answered when it was to be.
+    /// Finishes the datagram in processing. Returns its arrival time, and whether a requested reply
+    /// was sent.
     pub(crate) fn finish(
         &mut self,
         now_ns: u64,
@@ -157,32 +157,32 @@ impl UdpService {
         Some((u64::from_be_bytes(stamp), answered))
     }
 
-    /// Takes the next frame to be sent.
+    /// Takes the next frame to transmit. Returns false if there is none.
     pub(crate) fn next_output(&mut self) -> bool {
         let frame = self.stack.transmit_queue().pop_front();
-        let some = frame.is_some();
+        let found = frame.is_some();
         frame.into_iter().for_each(|frame| self.arena.free(frame));
-        some
+        found
     }
 
-    /// When the stack wants to be called.
+    /// Time at which the stack's timers are due.
     pub(crate) fn next_timeout_ns(&self) -> Option<u64> {
         self.stack.next_timeout()
     }
 
-    /// Does what is due.
+    /// Handles the stack's due timers.
     pub(crate) fn handle_timeout(&mut self, now_ns: u64) {
         self.stack.handle_timeout(now_ns, &mut self.arena);
         while self.stack.poll_event().is_some() {}
     }
 
-    /// Packets that wait in the socket or are worked on.
+    /// Packets queued in sockets or in processing.
     pub(crate) fn in_flight(&self) -> u64 {
         let current = self.readers.iter().filter(|reader| reader.current.is_some()).count();
         self.stack.counters().held + current as u64
     }
 
-    /// Packets that the socket's queue had no room for.
+    /// Packets dropped on socket queue overflow.
     pub(crate) fn socket_drops(&self) -> u64 {
         self.stack.counters().drops.get(DropReason::SocketQueueFull)
     }
@@ -193,27 +193,27 @@ impl UdpService {
     }
 }
 
-/// Writes the frame of a packet: UDP with the time of its arrival as payload.
-/// `None` would mean that the headers do not fit, which they do.
-fn write_frame(frame: &mut Vec<u8>, family: Family, packet: Packet, readers: u32) -> Option<()> {
-    let (from, to) = ends(family, packet.flow, readers);
-    // The least frame of Ethernet without its check sequence is 60 bytes.
+/// Writes the frame of a packet: UDP with the arrival time as payload. `None` would mean that
+/// the headers do not fit, which cannot happen.
+fn write_frame(frame: &mut Vec<u8>, family: IpFamily, packet: Packet, readers: u32) -> Option<()> {
+    let (from, to) = flow_endpoints(family, packet.flow, readers);
+    // The minimum Ethernet frame without its check sequence is 60 bytes.
     let payload_bytes = match family {
-        Family::V4 => 60 - EthernetHeader::BYTES - 20 - 8,
-        Family::V6 => 8,
+        IpFamily::V4 => 60 - EthernetHeader::BYTES - 20 - 8,
+        IpFamily::V6 => 8,
     };
     let (udp_bytes, ip_bytes) = match family {
-        Family::V4 => (8 + payload_bytes, 20),
-        Family::V6 => (8 + payload_bytes, 40),
+        IpFamily::V4 => (8 + payload_bytes, 20),
+        IpFamily::V6 => (8 + payload_bytes, 40),
     };
     frame.clear();
     frame.resize(EthernetHeader::BYTES + ip_bytes + udp_bytes, 0);
     let ethertype = match family {
-        Family::V4 => EtherType::IPV4,
-        Family::V6 => EtherType::IPV6,
+        IpFamily::V4 => EtherType::IPV4,
+        IpFamily::V6 => EtherType::IPV6,
     };
     let ethernet =
-        EthernetHeader { destination: OUR_MAC, source: GATEWAY_MAC, vlan: None, ethertype };
+        EthernetHeader { destination: HOST_MAC, source: GATEWAY_MAC, vlan: None, ethertype };
     let ip = ethernet.emit(frame)?;
     let (segment, pseudo) = match (from.0, to.0) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -242,8 +242,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stack_takes_the_frames_and_tells_when_they_came() {
-        for family in [Family::V4, Family::V6] {
+    fn delivers_datagrams_with_their_arrival_times() {
+        for family in [IpFamily::V4, IpFamily::V6] {
             let mut service = UdpService::new(family, 1, 2, 1).unwrap();
             for flow in [3, 700, 65_535] {
                 let packet = Packet { arrived_ns: 1_000_000 + u64::from(flow), flow };
@@ -256,13 +256,13 @@ mod tests {
                 assert_eq!(service.finish(3_000_000, 0, true), Some((1_000_000 + flow, true)));
             }
             assert!(!service.read(0));
-            assert!(service.next_output(), "answers wait for the card");
+            assert!(service.next_output(), "replies wait for the NIC");
         }
     }
 
     #[test]
-    fn without_a_socket_everything_is_refused() {
-        let mut service = UdpService::new(Family::V4, 0, 1, 1).unwrap();
+    fn drops_every_packet_without_a_socket() {
+        let mut service = UdpService::new(IpFamily::V4, 0, 1, 1).unwrap();
         service.ingest(1, Packet { arrived_ns: 0, flow: 1 });
         assert_eq!((service.in_flight(), service.other_drops()), (0, 1));
     }

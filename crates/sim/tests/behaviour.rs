@@ -1,8 +1,9 @@
-//! What the parts of a machine do, seen from outside.
+//! Behaviour of the parts of a machine, tested through the public interface.
 
 use tidegate_gate::{Config, Mode, Settings};
 use tidegate_sim::{
-    Beside, Family, Level, Load, Machine, Place, Placement, Report, Role, Setup, Shape,
+    ArrivalPattern, BackgroundTask, DropPoint, HostRole, IpFamily, Machine, OfferedLoad, Placement,
+    PriorityLevel, Setup, SimReport,
 };
 
 const MS: u64 = 1_000_000;
@@ -11,18 +12,18 @@ fn gate(mode: Mode) -> Settings {
     Settings::new(Config { mode, ..Config::default() }).unwrap()
 }
 
-fn load(pps: u64) -> Load {
-    Load { pps, shape: Shape::Poisson, ..Load::default() }
+fn load(pps: u64) -> OfferedLoad {
+    OfferedLoad { pps, shape: ArrivalPattern::Poisson, ..OfferedLoad::default() }
 }
 
-fn run(setup: &Setup) -> Report {
+fn run(setup: &Setup) -> SimReport {
     let mut machine = Machine::new(setup).unwrap();
     machine.run(5 * MS);
     machine.run(50 * MS)
 }
 
 #[test]
-fn moderation_limits_interrupts_and_no_packet_waits_for_ever() {
+fn moderation_limits_the_interrupt_rate_and_bounds_latency() {
     let moderated = Setup { gate: gate(Mode::Moderated), load: load(100_000), ..Setup::default() };
     let plain = Setup { gate: gate(Mode::Interrupt), ..moderated.clone() };
     let (moderated, plain) = (run(&moderated), run(&plain));
@@ -30,11 +31,11 @@ fn moderation_limits_interrupts_and_no_packet_waits_for_ever() {
     assert!(plain.per_second(plain.interrupts) > 50_000.0, "{}", plain.interrupts);
     assert!(moderated.latency_ns.max() < 300_000, "the gap and the work");
     assert!(plain.latency_ns.value_at_quantile(0.5) < 10_000);
-    assert_eq!(moderated.drops, [0; Place::ALL.len()]);
+    assert_eq!(moderated.drops, [0; DropPoint::ALL.len()]);
 }
 
 #[test]
-fn a_card_may_keep_a_distance_of_its_own() {
+fn nic_enforces_its_own_interrupt_gap() {
     for mode in [Mode::Interrupt, Mode::Napi, Mode::Polled] {
         let gap = Setup {
             gate: gate(mode),
@@ -44,23 +45,23 @@ fn a_card_may_keep_a_distance_of_its_own() {
         };
         let report = run(&gap);
         assert!(report.per_second(report.interrupts) <= 4001.0, "{mode:?}");
-        assert_eq!(report.drops, [0; Place::ALL.len()], "{mode:?}");
+        assert_eq!(report.drops, [0; DropPoint::ALL.len()], "{mode:?}");
     }
 }
 
 #[test]
-fn an_idle_machine_is_idle() {
+fn machine_without_load_is_fully_idle() {
     let report = run(&Setup { load: load(0), ..Setup::default() });
     assert_eq!((report.offered, report.idle_ns), (0, report.duration_ns));
-    assert!(report.idle_percent() == 100.0 && report.level_percent(Level::Device) == 0.0);
+    assert!(report.idle_percent() == 100.0 && report.level_percent(PriorityLevel::Device) == 0.0);
 }
 
 #[test]
-fn a_dedicated_core_answers_without_an_interrupt() {
-    for family in [Family::V4, Family::V6] {
+fn dedicated_core_replies_without_interrupts() {
+    for family in [IpFamily::V4, IpFamily::V6] {
         let setup = Setup {
             gate: gate(Mode::Dedicated),
-            role: Role::Udp {
+            role: HostRole::Udp {
                 family,
                 socket_queue: 64,
                 answers: true,
@@ -70,44 +71,44 @@ fn a_dedicated_core_answers_without_an_interrupt() {
             ..Setup::default()
         };
         let report = run(&setup);
-        assert_eq!((report.interrupts, report.drops), (0, [0; Place::ALL.len()]), "{family:?}");
+        assert_eq!((report.interrupts, report.drops), (0, [0; DropPoint::ALL.len()]), "{family:?}");
         assert!(report.delivered > 9_500 && report.answered == report.delivered);
     }
 }
 
-/// A flow keeps to its core, and a few thousand flows load every core alike.
+/// A flow stays on its core, and a few thousand flows load all cores evenly.
 #[test]
 fn more_cores_serve_more() {
     let one = Setup { load: load(2_000_000), ..Setup::default() };
     let four = Setup { cores: 4, ..one.clone() };
-    let single = Setup { load: Load { flows: 1, ..one.load }, ..four.clone() };
+    let single = Setup { load: OfferedLoad { flows: 1, ..one.load }, ..four.clone() };
     let [one, four, single] = [one, four, single].map(|setup| run(&setup).delivered_pps());
     assert!(four > 2.5 * one, "{one} {four}");
     assert!(single < 1.1 * one, "one flow is one core's work: {one} {single}");
 }
 
 #[test]
-fn a_flood_leaves_the_programs_nothing_or_their_part() {
-    let beside = |config: Config| {
+fn flood_starves_background_tasks_unless_the_cpu_share_is_limited() {
+    let background_percent = |config: Config| {
         let setup = Setup {
             gate: Settings::new(config).unwrap(),
-            beside: vec![Beside::Compute],
+            background: vec![BackgroundTask::Compute],
             load: load(5_000_000),
             ..Setup::default()
         };
         let report = run(&setup);
-        report.percent(report.beside[0].spent_ns)
+        report.percent(report.background[0].spent_ns)
     };
-    let interrupt = beside(Config { mode: Mode::Interrupt, ..Config::default() });
+    let interrupt = background_percent(Config { mode: Mode::Interrupt, ..Config::default() });
     assert!(interrupt < 1.0, "{interrupt}");
     let polled = Config { feedback: false, ..Config::default() };
-    assert!(beside(polled.clone()) < 1.0);
-    let shared = beside(Config { cpu_share_percent: 40, ..polled });
+    assert!(background_percent(polled.clone()) < 1.0);
+    let shared = background_percent(Config { cpu_share_percent: 40, ..polled });
     assert!(shared > 25.0, "{shared}");
 }
 
 #[test]
-fn it_recovers_when_the_flood_ends() {
+fn recovers_when_the_flood_ends() {
     for mode in [Mode::Interrupt, Mode::Moderated, Mode::Napi, Mode::Polled] {
         let setup = Setup { gate: gate(mode), load: load(100_000), ..Setup::default() };
         let mut machine = Machine::new(&setup).unwrap();
@@ -117,7 +118,7 @@ fn it_recovers_when_the_flood_ends() {
         machine.set_load(load(100_000)).unwrap();
         machine.run(10 * MS);
         let after = machine.run(20 * MS);
-        assert_eq!(after.drops, [0; Place::ALL.len()], "{mode:?}: {:?}", Place::ALL);
+        assert_eq!(after.drops, [0; DropPoint::ALL.len()], "{mode:?}: {:?}", DropPoint::ALL);
         assert!(after.delivered_pps() > 90_000.0, "{mode:?}");
     }
 }

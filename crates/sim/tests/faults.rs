@@ -1,9 +1,9 @@
-//! Readers that stop or die, a clock that jumps, a class that nobody matches.
+//! Faults: readers that stop or exit, clock jumps, a class that no packet matches.
 
 use tidegate_gate::{Config, Mode, Settings, admission};
 use tidegate_sim::{
-    Beside, Family, Load, Machine, Place, Placement, ReaderState, Report, Role, Screen, Setup,
-    SetupError, Shape,
+    ArrivalPattern, BackgroundTask, DropPoint, FilterProcess, HostRole, IpFamily, Machine,
+    OfferedLoad, Placement, ReaderState, Setup, SetupError, SimReport,
 };
 
 const MS: u64 = 1_000_000;
@@ -15,83 +15,83 @@ fn gate(change: impl FnOnce(&mut Config)) -> Settings {
     Settings::new(config).unwrap()
 }
 
-fn load(pps: u64) -> Load {
-    Load { pps, shape: Shape::Poisson, ..Load::default() }
+fn load(pps: u64) -> OfferedLoad {
+    OfferedLoad { pps, shape: ArrivalPattern::Poisson, ..OfferedLoad::default() }
 }
 
-/// Four readers on one core, with short queues; polled with feedback.
-fn four_readers(family: Family, pps: u64) -> Setup {
-    let Setup { role: Role::Udp { answers, placement, .. }, .. } = Setup::default() else {
+/// Setup of four readers on one core with short queues; mode polled with feedback.
+fn four_readers(family: IpFamily, pps: u64) -> Setup {
+    let Setup { role: HostRole::Udp { answers, placement, .. }, .. } = Setup::default() else {
         unreachable!("the default is a UDP service")
     };
-    let role = Role::Udp { family, socket_queue: 64, answers, placement };
+    let role = HostRole::Udp { family, socket_queue: 64, answers, placement };
     Setup { readers: 4, role, load: load(pps), ..Setup::default() }
 }
 
-fn served_over_offered(report: &Report) -> f64 {
+fn served_over_offered(report: &SimReport) -> f64 {
     report.delivered as f64 / report.offered as f64
 }
 
 #[test]
-fn a_reader_that_stops_costs_the_others_nothing() {
-    for family in [Family::V4, Family::V6] {
+fn stopped_reader_costs_other_readers_nothing() {
+    for family in [IpFamily::V4, IpFamily::V6] {
         let mut machine = Machine::new(&four_readers(family, 300_000)).unwrap();
         machine.run(20 * MS);
-        assert!(served_over_offered(&machine.run(50 * MS)) > 0.99, "all are well");
+        assert!(served_over_offered(&machine.run(50 * MS)) > 0.99, "all readers run");
         machine.set_reader(2, ReaderState::Stopped).unwrap();
         machine.run(20 * MS);
         let report = machine.run(50 * MS);
         let kept = served_over_offered(&report);
         assert!((0.74..0.76).contains(&kept), "{family:?}: three of four: {kept}");
-        assert_eq!(report.dropped(Place::Card), 0, "nobody else lost anything");
-        machine.set_reader(2, ReaderState::Reads).unwrap();
+        assert_eq!(report.dropped(DropPoint::NicRing), 0, "no other reader lost packets");
+        machine.set_reader(2, ReaderState::Running).unwrap();
         machine.run(20 * MS);
         let kept = served_over_offered(&machine.run(50 * MS));
-        assert!(kept > 0.99, "{family:?}: it reads again: {kept}");
+        assert!(kept > 0.99, "{family:?}: the reader runs again: {kept}");
     }
 }
 
 #[test]
-fn a_reader_that_dies_costs_the_others_nothing() {
-    for family in [Family::V4, Family::V6] {
+fn exited_reader_costs_other_readers_nothing() {
+    for family in [IpFamily::V4, IpFamily::V6] {
         let mut machine = Machine::new(&four_readers(family, 300_000)).unwrap();
         machine.run(20 * MS);
-        // Its queue is full when it dies.
+        // The reader's queue is full when it exits.
         machine.set_reader(1, ReaderState::Stopped).unwrap();
         machine.run(20 * MS);
-        machine.set_reader(1, ReaderState::Dead).unwrap();
+        machine.set_reader(1, ReaderState::Exited).unwrap();
         machine.run(20 * MS);
         let report = machine.run(50 * MS);
         let kept = served_over_offered(&report);
         assert!((0.74..0.76).contains(&kept), "{family:?}: three of four: {kept}");
-        assert_eq!(report.dropped(Place::Card), 0, "nobody else lost anything");
-        assert_eq!(report.dropped(Place::SocketQueue), 0, "its packets are refused");
+        assert_eq!(report.dropped(DropPoint::NicRing), 0, "no other reader lost packets");
+        assert_eq!(report.dropped(DropPoint::SocketQueue), 0, "its packets are refused");
         assert_eq!(machine.total().unaccounted(), 0);
-        machine.set_reader(1, ReaderState::Reads).unwrap();
+        machine.set_reader(1, ReaderState::Running).unwrap();
         let kept = served_over_offered(&machine.run(50 * MS));
-        assert!((0.74..0.76).contains(&kept), "{family:?}: the dead stay dead: {kept}");
+        assert!((0.74..0.76).contains(&kept), "{family:?}: an exited reader stays exited: {kept}");
     }
 }
 
 #[test]
-fn a_stopped_reader_does_not_stop_the_others_under_a_flood() {
-    let mut machine = Machine::new(&four_readers(Family::V4, 5_000_000)).unwrap();
+fn stopped_reader_does_not_stall_others_under_a_flood() {
+    let mut machine = Machine::new(&four_readers(IpFamily::V4, 5_000_000)).unwrap();
     machine.run(20 * MS);
     let before = machine.run(50 * MS).delivered_pps();
     machine.set_reader(0, ReaderState::Stopped).unwrap();
     machine.run(20 * MS);
     let stopped = machine.run(100 * MS).delivered_pps();
-    // A fourth of what is received is for the one that does not read.
+    // A quarter of the received packets is for the stopped reader.
     assert!(stopped > 0.7 * before, "{stopped} of {before}");
-    machine.set_reader(0, ReaderState::Dead).unwrap();
+    machine.set_reader(0, ReaderState::Exited).unwrap();
     machine.run(20 * MS);
     let dead = machine.run(100 * MS).delivered_pps();
     assert!(dead > 0.7 * before, "{dead} of {before}");
 }
 
 #[test]
-fn a_screen_that_hangs_is_found_again_and_a_dead_one_lets_nothing_through() {
-    let role = Role::Router { output_queue: 50, screen: Some(Screen { queue: 32 }) };
+fn router_resumes_after_a_stalled_filter_and_forwards_nothing_after_its_exit() {
+    let role = HostRole::Router { output_queue: 50, filter: Some(FilterProcess { queue: 32 }) };
     let setup = Setup { role, load: load(200_000), ..Setup::default() };
     let mut machine = Machine::new(&setup).unwrap();
     machine.run(20 * MS);
@@ -100,10 +100,10 @@ fn a_screen_that_hangs_is_found_again_and_a_dead_one_lets_nothing_through() {
     machine.run(50 * MS);
     let stopped = machine.run(50 * MS);
     assert_eq!(stopped.delivered, 0);
-    machine.set_reader(0, ReaderState::Reads).unwrap();
+    machine.set_reader(0, ReaderState::Running).unwrap();
     machine.run(20 * MS);
     assert!(machine.run(50 * MS).delivered_pps() > 0.98 * before);
-    machine.set_reader(0, ReaderState::Dead).unwrap();
+    machine.set_reader(0, ReaderState::Exited).unwrap();
     machine.run(20 * MS);
     let dead = machine.run(50 * MS);
     assert_eq!(dead.delivered, 0);
@@ -111,7 +111,7 @@ fn a_screen_that_hangs_is_found_again_and_a_dead_one_lets_nothing_through() {
 }
 
 #[test]
-fn a_clock_that_jumps_is_over_in_a_moment() {
+fn recovers_from_clock_jumps() {
     for (mode, share) in [
         (Mode::Interrupt, 100),
         (Mode::Moderated, 100),
@@ -124,20 +124,20 @@ fn a_clock_that_jumps_is_over_in_a_moment() {
                 c.mode = mode;
                 c.cpu_share_percent = share;
             }),
-            // Just more than is served, but for the modes that collapse.
+            // Slightly above the capacity, except for the modes that collapse.
             load: load(if mode == Mode::Polled { 2_000_000 } else { 250_000 }),
-            beside: if share < 100 { vec![Beside::Compute] } else { Vec::new() },
+            background: if share < 100 { vec![BackgroundTask::Compute] } else { Vec::new() },
             ..Setup::default()
         };
         let mut machine = Machine::new(&setup).unwrap();
         machine.run(50 * MS);
         let before = machine.run(200 * MS).delivered_pps();
-        // Hours forward, hours back, back to its beginning, and a little.
+        // Hours forward, hours back, back to the clock's start, and small jumps.
         for jump_ns in [3 * HOUR_NS, -2 * HOUR_NS, -5 * HOUR_NS, 7_000_000, -3_000_000] {
             machine.jump_clock(jump_ns);
             machine.run(300 * MS);
             let after = machine.run(200 * MS).delivered_pps();
-            // Beside a program that computes, 0.2 s are 50 turns, and vary by a tenth.
+            // Beside a computing task, 0.2 s are 50 turns, whose number varies by a tenth.
             assert!(
                 after > if share < 100 { 0.85 } else { 0.97 } * before,
                 "{mode:?} {share} {jump_ns}: {after} of {before}"
@@ -152,14 +152,14 @@ fn admission(text: &str) -> Option<admission::Config> {
 }
 
 #[test]
-fn a_class_that_nobody_matches_costs_the_others_nothing() {
+fn unmatched_class_costs_other_classes_nothing() {
     let served = |admission| {
-        let Role::Udp { family, socket_queue, answers, .. } = Setup::default().role else {
+        let HostRole::Udp { family, socket_queue, answers, .. } = Setup::default().role else {
             unreachable!("the default is a UDP service")
         };
         let setup = Setup {
             gate: gate(|c| c.mode = Mode::Dedicated),
-            role: Role::Udp { family, socket_queue, answers, placement: Placement::Inline },
+            role: HostRole::Udp { family, socket_queue, answers, placement: Placement::Inline },
             admission,
             load: load(3_000_000),
             ..Setup::default()
@@ -168,7 +168,7 @@ fn a_class_that_nobody_matches_costs_the_others_nothing() {
         machine.run(500 * MS);
         let report = machine.run(500 * MS);
         assert_eq!(machine.total().unaccounted(), 0);
-        (report.delivered_pps(), report.dropped(Place::Admission))
+        (report.delivered_pps(), report.dropped(DropPoint::Admission))
     };
     let (peak, _) = served(None);
     let (alone, refused) = served(admission("[[class]]\nname = 'all'\nrank = 1"));
@@ -176,16 +176,15 @@ fn a_class_that_nobody_matches_costs_the_others_nothing() {
         "[[class]]\nname = 'nobody'\nmatch = [{protocol = '132'}]\nguaranteed-pps = 500000\n\
          [[class]]\nname = 'all'\nrank = 1",
     ));
-    assert!(refused > 0, "there is more than can be taken");
+    assert!(refused > 0, "the load exceeds the capacity");
     assert!(alone > 0.9 * peak, "admission keeps the peak: {alone} of {peak}");
     assert!(beside > 0.98 * alone, "{beside} of {alone}");
 }
 
-/// A program of its own is served in batches at the peak, and packet by packet
-/// below it, at twice the cost: what it serves of a smaller load is not all that
-/// it can serve.
+/// A service in its own process is served in batches at the peak and packet by packet below it,
+/// at twice the cost. So the rate served at a smaller load is not the capacity.
 #[test]
-fn admission_keeps_the_peak_of_a_service_that_is_a_program() {
+fn admission_keeps_the_peak_of_a_service_in_its_own_process() {
     let served = |pps, admission| {
         let mut machine = Machine::new(&Setup { admission, load: load(pps), ..Setup::default() });
         let machine = machine.as_mut().unwrap();
@@ -199,13 +198,13 @@ fn admission_keeps_the_peak_of_a_service_that_is_a_program() {
     }
 }
 
-/// One port of four comes first, and is asked for no more than can be served.
+/// One port of four has precedence, with a demand below the capacity.
 #[test]
-fn a_class_that_comes_first_is_served_through_a_flood() {
+fn higher_ranked_class_is_served_through_a_flood() {
     let first = "[[class]]\nname = 'first'\nmatch = [{port = 4002}]\n\
                  [[class]]\nname = 'rest'\nrank = 1";
     let kept = |admission| {
-        let setup = Setup { admission, ..four_readers(Family::V4, 1_000_000) };
+        let setup = Setup { admission, ..four_readers(IpFamily::V4, 1_000_000) };
         let mut machine = Machine::new(&setup).unwrap();
         machine.run(500 * MS);
         let report = machine.run(500 * MS);
@@ -216,19 +215,22 @@ fn a_class_that_comes_first_is_served_through_a_flood() {
 }
 
 #[test]
-fn faults_that_make_no_sense_are_refused() {
+fn rejects_invalid_faults() {
     let mut machine = Machine::new(&Setup::default()).unwrap();
     let error = machine.set_reader(1, ReaderState::Stopped).unwrap_err();
-    assert!(matches!(error, SetupError::Reader(1)), "{error}");
-    let router = Role::Router { output_queue: 50, screen: None };
+    assert!(matches!(error, SetupError::NoSuchReader(1)), "{error}");
+    let router = HostRole::Router { output_queue: 50, filter: None };
     let mut machine = Machine::new(&Setup { role: router, ..Setup::default() }).unwrap();
-    assert!(machine.set_reader(0, ReaderState::Dead).is_err(), "nobody reads there");
+    assert!(
+        machine.set_reader(0, ReaderState::Exited).is_err(),
+        "a router without a filter has no reader"
+    );
     for readers in [0, 65] {
         let error = Machine::new(&Setup { readers, ..Setup::default() }).err().unwrap();
         assert!(error.to_string().contains("readers: give 1 to 64"), "{error}");
     }
     let closed =
-        Setup { readers: 2, role: Role::Closed { family: Family::V4 }, ..Setup::default() };
+        Setup { readers: 2, role: HostRole::Closed { family: IpFamily::V4 }, ..Setup::default() };
     assert!(Machine::new(&closed).is_err());
     let same = admission("[[class]]\nname = 'a'\n[[class]]\nname = 'b'");
     let error = Machine::new(&Setup { admission: same, ..Setup::default() }).err().unwrap();

@@ -1,14 +1,13 @@
-//! Golden tables: what each mode does at loads from a tenth of the capacity to
-//! ten times of it. A change of the gate, the stack or the simulator shows as
-//! a difference of numbers. `TIDEGATE_GOLDEN=write cargo test -p tidegate-sim`
-//! writes the tables anew.
+//! Golden tables: results of each mode at loads from a tenth of the capacity to ten times the
+//! capacity. A change of the gate, the stack or the simulator shows as a difference in the
+//! numbers. `TIDEGATE_GOLDEN=write cargo test -p tidegate-sim` rewrites the tables.
 
 use std::fmt::Write;
 
 use tidegate_gate::{Config, Mode, Quota, Settings};
 use tidegate_sim::{
-    Beside, Costs, Level, Link, Load, Machine, Place, Placement, Report, Role, Screen, Setup,
-    Shape, Tick,
+    ArrivalPattern, BackgroundTask, Costs, DropPoint, FilterProcess, HostRole, Link, Machine,
+    OfferedLoad, Placement, PriorityLevel, Setup, SimReport, Tick,
 };
 
 const MS: u64 = 1_000_000;
@@ -23,7 +22,7 @@ fn settings(change: impl FnOnce(&mut Config)) -> Settings {
 fn heading(about: &str) -> String {
     let mut table = format!("{about}\nCPU in percent, latency in microseconds.\n\n");
     let _ = write!(table, "{:>8} {:>9} {:>9}", "load %", "offered", "served");
-    for place in Place::ALL {
+    for place in DropPoint::ALL {
         let _ = write!(table, " {:>12}", place.name());
     }
     for level in ["device", "software", "kernel", "program", "idle"] {
@@ -33,28 +32,28 @@ fn heading(about: &str) -> String {
     table
 }
 
-fn row(table: &mut String, percent: u64, report: &Report) {
+fn row(table: &mut String, percent: u64, report: &SimReport) {
     let pps = |count| report.per_second(count).round();
     let _ = write!(table, "{percent:>8} {:>9} {:>9}", pps(report.offered), pps(report.delivered));
-    for place in Place::ALL {
+    for place in DropPoint::ALL {
         let _ = write!(table, " {:>12}", pps(report.dropped(place)));
     }
-    for level in Level::ALL {
+    for level in PriorityLevel::ALL {
         let _ = write!(table, " {:>8.2}", report.level_percent(level));
     }
     let _ = write!(table, " {:>8.2}", report.idle_percent());
     let latency = |quantile| report.latency_ns.value_at_quantile(quantile) as f64 / 1e3;
-    let beside: u64 = report.beside.iter().map(|beside| beside.spent_ns).sum();
+    let background: u64 = report.background.iter().map(|background| background.spent_ns).sum();
     let _ = writeln!(
         table,
         " {:>9.1} {:>9.1} {:>8.2}",
         latency(0.5),
         latency(0.99),
-        report.percent(beside)
+        report.percent(background)
     );
 }
 
-/// Compares with the table in the tree, or writes it.
+/// Compares a table with the file in the tree, or writes the file.
 fn check(name: &str, table: &str) {
     let path = format!("{}/tests/golden/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("TIDEGATE_GOLDEN").is_some_and(|value| value == "write") {
@@ -68,11 +67,11 @@ fn check(name: &str, table: &str) {
     assert_eq!(table.lines().count(), golden.lines().count(), "{path}");
 }
 
-fn sweep(setup: &Setup, capacity_pps: u64) -> Vec<(u64, Report)> {
+fn sweep(setup: &Setup, capacity_pps: u64) -> Vec<(u64, SimReport)> {
     LOADS_PERCENT
         .iter()
         .map(|&percent| {
-            let load = Load { pps: capacity_pps * percent / 100, ..setup.load };
+            let load = OfferedLoad { pps: capacity_pps * percent / 100, ..setup.load };
             let mut machine = Machine::new(&Setup { load, ..setup.clone() }).unwrap();
             machine.run(10 * MS);
             (percent, machine.run(40 * MS))
@@ -80,7 +79,7 @@ fn sweep(setup: &Setup, capacity_pps: u64) -> Vec<(u64, Report)> {
         .collect()
 }
 
-fn golden(name: &str, about: &str, setup: &Setup, capacity_pps: u64) -> Vec<(u64, Report)> {
+fn golden(name: &str, about: &str, setup: &Setup, capacity_pps: u64) -> Vec<(u64, SimReport)> {
     let rows = sweep(setup, capacity_pps);
     let mut table = heading(about);
     rows.iter().for_each(|(percent, report)| row(&mut table, *percent, report));
@@ -88,8 +87,8 @@ fn golden(name: &str, about: &str, setup: &Setup, capacity_pps: u64) -> Vec<(u64
     rows
 }
 
-/// The worst goodput at or above the load of the peak, over the peak.
-fn floor(rows: &[(u64, Report)]) -> f64 {
+/// Minimum goodput at or above the load of the peak, divided by the peak.
+fn floor(rows: &[(u64, SimReport)]) -> f64 {
     let served: Vec<f64> = rows.iter().map(|(_, report)| report.delivered_pps()).collect();
     let peak = served.iter().copied().fold(0.0, f64::max);
     let at = served.iter().position(|&pps| pps == peak).unwrap_or(0);
@@ -98,7 +97,7 @@ fn floor(rows: &[(u64, Report)]) -> f64 {
 
 fn udp(name: &str, settings: Settings, change: impl FnOnce(&mut Setup)) -> f64 {
     let mut setup = Setup { gate: settings, ..Setup::default() };
-    setup.load.shape = Shape::Poisson;
+    setup.load.shape = ArrivalPattern::Poisson;
     change(&mut setup);
     let about = format!("A UDP service on one core, Poisson arrivals, mode {name}.");
     floor(&golden(&format!("udp-{name}"), &about, &setup, Costs::default().capacity_pps()))
@@ -130,18 +129,18 @@ fn udp_polled_with_feedback_is_flat() {
 }
 
 #[test]
-fn udp_polled_with_a_share_leaves_the_rest() {
+fn udp_polled_with_a_share_leaves_cpu_to_background_tasks() {
     let share = settings(|c| {
         c.feedback = true;
         c.cpu_share_percent = 50;
     });
-    udp("polled-share", share, |setup| setup.beside = vec![Beside::Compute]);
+    udp("polled-share", share, |setup| setup.background = vec![BackgroundTask::Compute]);
 }
 
 #[test]
 fn udp_dedicated_is_flat() {
     let floor = udp("dedicated", settings(|c| c.mode = Mode::Dedicated), |setup| {
-        setup.role = Role::Udp {
+        setup.role = HostRole::Udp {
             family: Default::default(),
             socket_queue: 256,
             answers: true,
@@ -151,8 +150,8 @@ fn udp_dedicated_is_flat() {
     assert!(floor > 0.95, "{floor}");
 }
 
-/// A router of the year 1996: 200 microseconds a packet, Ethernet.
-fn router(name: &str, settings: Settings, screen: bool, change: impl FnOnce(&mut Setup)) -> f64 {
+/// Simulates a router of 1996: 200 microseconds per packet, Ethernet.
+fn router(name: &str, settings: Settings, filter: bool, change: impl FnOnce(&mut Setup)) -> f64 {
     let costs = Costs {
         interrupt_ns: 10_000,
         receive_ns: 70_000,
@@ -172,17 +171,20 @@ fn router(name: &str, settings: Settings, screen: bool, change: impl FnOnce(&mut
         link: Link { bits_per_second: 1_000_000_000 },
         receive_ring: 32,
         transmit_ring: 32,
-        role: Role::Router { output_queue: 50, screen: screen.then_some(Screen { queue: 32 }) },
+        role: HostRole::Router {
+            output_queue: 50,
+            filter: filter.then_some(FilterProcess { queue: 32 }),
+        },
         tick: Some(Tick { period_ns: MS, cost_ns: 60_000 }),
         quantum_ns: 10 * MS,
-        load: Load { shape: Shape::Poisson, ..Load::default() },
+        load: OfferedLoad { shape: ArrivalPattern::Poisson, ..OfferedLoad::default() },
         ..Setup::default()
     };
     change(&mut setup);
     let mut rows = Vec::new();
     let mut table = heading(&format!("A router, Poisson arrivals, {name}."));
     for &percent in &LOADS_PERCENT {
-        let load = Load { pps: 5000 * percent / 100, ..setup.load };
+        let load = OfferedLoad { pps: 5000 * percent / 100, ..setup.load };
         let mut machine = Machine::new(&Setup { load, ..setup.clone() }).unwrap();
         machine.run(100 * MS);
         let report = machine.run(1000 * MS);
@@ -211,19 +213,19 @@ fn router_with_a_quota_is_flat() {
 }
 
 #[test]
-fn screen_interrupt_livelocks() {
+fn filter_interrupt_livelocks() {
     let interrupt = settings(|c| c.mode = Mode::Interrupt);
     assert!(router("screen-interrupt", interrupt, true, |_| ()) < 0.05);
 }
 
 #[test]
-fn screen_without_feedback_livelocks() {
+fn filter_without_feedback_livelocks() {
     let quota = settings(|c| c.receive_quota = Quota::Packets(10));
     assert!(router("screen-quota", quota, true, |_| ()) < 0.05);
 }
 
 #[test]
-fn screen_with_feedback_is_flat() {
+fn filter_with_feedback_is_flat() {
     let feedback = settings(|c| {
         c.receive_quota = Quota::Packets(10);
         c.feedback = true;
@@ -232,14 +234,14 @@ fn screen_with_feedback_is_flat() {
 }
 
 #[test]
-fn a_share_is_kept_at_every_load() {
+fn cpu_share_holds_at_every_load() {
     for percent in [25, 50, 75] {
         let share = settings(|c| {
             c.receive_quota = Quota::Packets(5);
             c.cpu_share_percent = percent;
         });
         router(&format!("share-{percent}"), share, false, |setup| {
-            setup.beside = vec![Beside::Compute];
+            setup.background = vec![BackgroundTask::Compute];
         });
     }
 }

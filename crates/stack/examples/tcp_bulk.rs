@@ -1,9 +1,9 @@
-//! What a segment of a bulk transfer over TCP costs: two stacks in one process,
-//! the frames of each handed to the other in bursts.
+//! Cost of a segment of a TCP bulk transfer: two stacks in one process exchange their frames in
+//! bursts.
 //!
 //! Count instructions as the difference of two runs:
 //! `valgrind --tool=callgrind target/release/examples/tcp_bulk 10000`, and with
-//! 30000. Both sides count, and the acknowledgements.
+//! 30000. The count includes both sides, and the acknowledgements.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ fn mac(n: u8) -> MacAddr {
 fn host(n: u8) -> Stack {
     let mut config = Config::ethernet(mac(n), [n; 16]);
     config.addresses = vec![format!("10.0.0.{n}/8").parse().expect("an address")];
-    Stack::new(config, 0).expect("a right configuration")
+    Stack::new(config, 0).expect("a valid configuration")
 }
 
 fn main() {
@@ -32,16 +32,18 @@ fn main() {
     let (mut client, mut server) = (host(1), host(2));
     client.set_neighbour(0, [10, 0, 0, 2].into(), Some(mac(2)), &mut arena);
     server.set_neighbour(0, [10, 0, 0, 1].into(), Some(mac(1)), &mut arena);
-    let to = SocketAddr::from(([10, 0, 0, 2], 80));
-    let listener = server.tcp_listen(to, 1, TcpOptions::default()).expect("a free port");
-    let from = client.tcp_connect(0, &mut arena, None, to, TcpOptions::default()).expect("room");
+    let server_addr = SocketAddr::from(([10, 0, 0, 2], 80));
+    let listener = server.tcp_listen(server_addr, 1, TcpOptions::default()).expect("a free port");
+    let connection = client
+        .tcp_connect(0, &mut arena, None, server_addr, TcpOptions::default())
+        .expect("space for a connection");
     let mut burst = Fifo::with_capacity(256);
     let (data, mut buf) = (vec![7; WRITE_BYTES], vec![0; WRITE_BYTES]);
-    let (mut now_ns, mut received, mut reader) = (0, 0, None);
+    let (mut now_ns, mut received, mut accepted) = (0, 0, None);
     while received < segments * SEGMENT_BYTES {
         now_ns += 10_000;
         loop {
-            match client.tcp_write(now_ns, from, &data) {
+            match client.tcp_send_unflushed(now_ns, connection, &data) {
                 Ok(len) if len == data.len() => {}
                 Ok(_) | Err(TcpError::WouldBlock | TcpError::NotConnected) => break,
                 Err(error) => panic!("{error}"),
@@ -52,9 +54,9 @@ fn main() {
         burst.extend(client.transmit_queue().drain(..));
         server.handle_timeout(now_ns, &mut arena);
         server.ingest_burst(now_ns, &mut burst, &mut arena);
-        reader = reader.or_else(|| server.tcp_accept(listener).ok());
-        while let Some(id) = reader
-            && let Ok(len) = server.tcp_read(now_ns, id, &mut buf)
+        accepted = accepted.or_else(|| server.tcp_accept(listener).ok());
+        while let Some(id) = accepted
+            && let Ok(len) = server.tcp_recv_unflushed(now_ns, id, &mut buf)
         {
             received += len as u64;
         }

@@ -1,6 +1,5 @@
-//! What a request and its echo over TCP cost: two stacks in one process, the
-//! frames of each handed to the other in bursts. Both sides do the same work, so
-//! one side is half of it.
+//! Cost of a TCP request and its echo: two stacks in one process exchange their frames in
+//! bursts. Both sides do the same work, so one side is half of the cost.
 //!
 //! Count instructions as the difference of two runs:
 //! `valgrind --tool=callgrind target/release/examples/tcp_echo 10000`, and with
@@ -13,8 +12,8 @@ use tidegate_stack::{Config, Event, Stack, TcpId, TcpOptions};
 use tidegate_wire::MacAddr;
 
 const PAYLOAD_BYTES: usize = 64;
-/// How many clients send at once.
-const BURST: usize = 32;
+/// Number of clients that send at once.
+const BURST_CLIENTS: usize = 32;
 
 fn mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, n])
@@ -31,13 +30,14 @@ struct Hosts {
 fn main() {
     let mut args = std::env::args().skip(1);
     let requests: u64 = args.next().map_or(10_000, |text| text.parse().expect("a count"));
-    let connections: usize = args.next().map_or(BURST, |text| text.parse().expect("a count"));
+    let connections: usize =
+        args.next().map_or(BURST_CLIENTS, |text| text.parse().expect("a count"));
     let mut hosts = Hosts::new(connections);
     let clients = hosts.connect(connections);
     let mut done = 0;
     while done < requests {
-        for ids in clients.chunks(BURST) {
-            hosts.exchange(ids);
+        for ids in clients.chunks(BURST_CLIENTS) {
+            hosts.echo_burst(ids);
             done += ids.len() as u64;
         }
     }
@@ -51,7 +51,7 @@ impl Hosts {
             let mut config = Config::ethernet(mac(n), [n; 16]);
             config.addresses = vec![format!("10.0.0.{n}/8").parse().expect("an address")];
             config.limits.tcp_connections = connections + 1;
-            Stack::new(config, 0).expect("a right configuration")
+            Stack::new(config, 0).expect("a valid configuration")
         };
         let mut arena = Arena::new(arena).expect("memory");
         let (mut client, mut server) = (host(1), host(2));
@@ -65,23 +65,25 @@ impl Hosts {
         let mut clients = Vec::new();
         let mut listener = None;
         for n in 0..count {
-            // A port has 32,768 others to talk to.
-            let to = SocketAddr::from(([10, 0, 0, 2], 1000 + (n / 20_000) as u16));
+            // Each server port can be reached from 32,768 client ports.
+            let server_addr = SocketAddr::from(([10, 0, 0, 2], 1000 + (n / 20_000) as u16));
             if n % 20_000 == 0 {
-                listener = Some(self.server.tcp_listen(to, 64, options).expect("a free port"));
+                listener =
+                    Some(self.server.tcp_listen(server_addr, 64, options).expect("a free port"));
             }
-            let id = self.client.tcp_connect(self.now_ns, &mut self.arena, None, to, options);
-            clients.push(id.expect("room"));
+            let id =
+                self.client.tcp_connect(self.now_ns, &mut self.arena, None, server_addr, options);
+            clients.push(id.expect("space for a connection"));
             for _ in 0..3 {
-                self.carry();
+                self.exchange_frames();
             }
-            self.server.tcp_accept(listener.expect("made")).expect("established");
+            self.server.tcp_accept(listener.expect("a listener")).expect("established");
             while self.client.poll_event().is_some() || self.server.poll_event().is_some() {}
         }
         clients
     }
 
-    fn carry(&mut self) {
+    fn exchange_frames(&mut self) {
         let Self { arena, client, server, now_ns, burst } = self;
         *now_ns += 10_000;
         burst.extend(client.transmit_queue().drain(..));
@@ -92,25 +94,28 @@ impl Hosts {
         client.ingest_burst(*now_ns, burst, arena);
     }
 
-    fn exchange(&mut self, ids: &[TcpId]) {
+    fn echo_burst(&mut self, ids: &[TcpId]) {
         let request = [7; PAYLOAD_BYTES];
         for &id in ids {
-            self.client.tcp_write(self.now_ns, id, &request).expect("room");
+            self.client
+                .tcp_send_unflushed(self.now_ns, id, &request)
+                .expect("space in the send buffer");
         }
         self.client.tcp_flush(self.now_ns, &mut self.arena);
-        self.carry();
+        self.exchange_frames();
         while let Some(event) = self.server.poll_event() {
             if let Event::TcpReadable(id) = event {
                 echo(&mut self.server, self.now_ns, id);
             }
         }
         self.server.tcp_flush(self.now_ns, &mut self.arena);
-        self.carry();
+        self.exchange_frames();
         let mut answers = 0;
         while let Some(event) = self.client.poll_event() {
             if let Event::TcpReadable(id) = event {
                 let mut buf = [0; 2 * PAYLOAD_BYTES];
-                let len = self.client.tcp_read(self.now_ns, id, &mut buf).expect("an answer");
+                let len =
+                    self.client.tcp_recv_unflushed(self.now_ns, id, &mut buf).expect("an answer");
                 assert_eq!(&buf[..len], &request);
                 answers += 1;
             }
@@ -121,6 +126,6 @@ impl Hosts {
 
 fn echo(server: &mut Stack, now_ns: u64, id: TcpId) {
     let mut buf = [0; 2 * PAYLOAD_BYTES];
-    let len = server.tcp_read(now_ns, id, &mut buf).expect("a request");
-    assert_eq!(server.tcp_write(now_ns, id, &buf[..len]), Ok(len));
+    let len = server.tcp_recv_unflushed(now_ns, id, &mut buf).expect("a request");
+    assert_eq!(server.tcp_send_unflushed(now_ns, id, &buf[..len]), Ok(len));
 }

@@ -1,4 +1,4 @@
-//! Our own addresses, and the groups that they are members of.
+//! Addresses of the interface and its multicast groups.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,78 +6,78 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use tidegate_wire::ndp::solicited_node;
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::chance::HashKey;
+use crate::random::HashKey;
 
-/// Every node on the link (RFC 4291 section 2.7.1).
+/// Multicast group of all nodes on the link (RFC 4291 section 2.7.1).
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Every router on the link (RFC 4291 section 2.7.1).
+/// Multicast group of all routers on the link (RFC 4291 section 2.7.1).
 pub(crate) const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// What an address is to this interface.
+/// Classification of an address relative to this interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// One of our own.
-    Ours,
-    /// One of our own that is not known to be unique yet (RFC 4862).
+pub(crate) enum AddressKind {
+    /// Address of this interface, ready for use.
+    Local,
+    /// Address of this interface that is not known to be unique yet (RFC 4862).
     Tentative,
-    /// The broadcast address of one of our networks, or of all.
+    /// Broadcast address of an attached network, or 255.255.255.255.
     Broadcast,
-    /// A group that we are a member of.
-    Group,
-    /// Anything else.
+    /// Multicast group that this interface has joined.
+    JoinedGroup,
+    /// Any other address.
     Other,
 }
 
-/// Whether packets to or from `address` cannot leave the link.
+/// True if packets to or from `address` must not leave the link.
 pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),
-        // Groups tell their scope in the fourth nibble (RFC 4291 section 2.7).
+        // The scope of a multicast address is its fourth nibble (RFC 4291 section 2.7).
         IpAddr::V6(v6) if v6.is_multicast() => v6.octets()[1] & 15 <= 2,
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 
-/// Whether a packet can come from this address. The unspecified address can:
-/// neighbour discovery uses it.
+/// True if `address` is a possible source address. The unspecified address is: neighbour
+/// discovery sends from it.
 #[inline]
 pub(crate) fn can_be_source_v6(address: Ipv6Addr) -> bool {
-    // ::1, and IPv4-mapped addresses, which must never be on a wire (RFC 4942
+    // Excludes ::1, and IPv4-mapped addresses, which must never appear on a wire (RFC 4942
     // section 2.2).
     let high = address.to_bits() >> 32;
     !address.is_multicast() && !address.is_loopback() && high != 0xffff
 }
 
-/// Whether a packet can come from `address`, as far as the address alone can
-/// tell (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5).
+/// True if `address` is a possible source address, judged by the address alone (RFC 1122
+/// section 3.2.1.3, RFC 4291 section 2.5).
 #[inline]
 pub(crate) fn can_be_source_v4(address: Ipv4Addr) -> bool {
-    // 0/8 and 127/8 never leave a host; 224/4 is groups.
+    // 0/8 and 127/8 never leave a host; 224/4 is multicast.
     let first = address.octets()[0];
     first != 0 && first != 127 && !(224..240).contains(&first) && !address.is_broadcast()
 }
 
-/// More than any IPv4 address is.
-const NO_ADDRESSES: [u64; 2] = [u64::MAX; 2];
+/// Larger than any IPv4 address, so that no address compares equal.
+const NO_V4_WORDS: [u64; 2] = [u64::MAX; 2];
 
-/// The addresses of the interface.
+/// Addresses and joined groups of the interface, with shortcuts for the common cases.
 pub(crate) struct Addresses {
     list: Vec<IpCidr>,
-    /// The one address and broadcast address of a host that has just one, so
-    /// that the common case needs no hash.
+    /// Address and broadcast address of a host with a single IPv4 address: the common case
+    /// needs no hash lookup.
     single_v4: Option<(Ipv4Addr, Ipv4Addr)>,
-    /// The same as numbers, as they stand in headers; otherwise numbers that
-    /// no address is.
-    only_v4: [u64; 2],
+    /// The same two addresses as integers in header byte order; otherwise two values that match no
+    /// address.
+    single_v4_words: [u64; 2],
     single_v6: Option<Ipv6Addr>,
-    /// Our first IPv6 address that may be used.
+    /// First IPv6 address that is ready for use.
     first_v6: Option<Ipv6Addr>,
-    /// All of our IPv6 addresses when there are two at most, as usual: a
-    /// global and a link-local one. A single one stands twice.
+    /// All IPv6 addresses of a host with at most two, usually a global and a link-local address.
+    /// A single address is repeated.
     pair_v6: Option<[Ipv6Addr; 2]>,
-    kinds: HashMap<IpAddr, Kind, HashKey>,
-    /// The hardware addresses of our groups.
+    kinds: HashMap<IpAddr, AddressKind, HashKey>,
+    /// Hardware addresses of the joined groups.
     group_macs: HashSet<MacAddr, HashKey>,
 }
 
@@ -87,7 +87,7 @@ impl Addresses {
         Self {
             list: Vec::new(),
             single_v4: None,
-            only_v4: NO_ADDRESSES,
+            single_v4_words: NO_V4_WORDS,
             single_v6: None,
             first_v6: None,
             pair_v6: None,
@@ -96,60 +96,60 @@ impl Addresses {
         }
     }
 
-    /// Adds an address.
-    pub(crate) fn add(&mut self, cidr: IpCidr, kind: Kind) {
+    /// Adds an address, its broadcast address and, for IPv6, the groups that it requires.
+    pub(crate) fn add(&mut self, cidr: IpCidr, kind: AddressKind) {
         if self.kinds.insert(cidr.address(), kind) != Some(kind) {
             self.list.retain(|known| known.address() != cidr.address());
             self.list.push(cidr);
         }
         if let Some(broadcast) = cidr.broadcast() {
-            self.kinds.entry(broadcast.into()).or_insert(Kind::Broadcast);
+            self.kinds.entry(broadcast.into()).or_insert(AddressKind::Broadcast);
         }
         if let IpAddr::V6(v6) = cidr.address() {
             self.join(solicited_node(v6).into());
             self.join(ALL_NODES.into());
         }
-        self.find_singles();
+        self.update_singles();
     }
 
-    /// Lets a tentative address be used.
+    /// Makes a tentative address ready for use.
     pub(crate) fn confirm(&mut self, address: IpAddr) {
         if let Some(kind) = self.kinds.get_mut(&address) {
-            *kind = Kind::Ours;
+            *kind = AddressKind::Local;
         }
-        self.find_singles();
+        self.update_singles();
     }
 
-    /// Takes an address away; its groups stay.
+    /// Removes an address; its groups stay joined.
     pub(crate) fn remove(&mut self, address: IpAddr) {
         self.list.retain(|known| known.address() != address);
         self.kinds.remove(&address);
-        self.find_singles();
+        self.update_singles();
     }
 
-    /// Becomes a member of a group.
+    /// Joins a group.
     pub(crate) fn join(&mut self, group: IpAddr) {
-        self.kinds.entry(group).or_insert(Kind::Group);
+        self.kinds.entry(group).or_insert(AddressKind::JoinedGroup);
         self.group_macs.insert(group_mac(group));
     }
 
-    /// Leaves a group, if our addresses do not need it.
+    /// Leaves a group, unless an address of the interface requires the group.
     pub(crate) fn leave(&mut self, group: IpAddr) {
         let needed = self.list.iter().any(|cidr| match cidr.address() {
             IpAddr::V6(v6) => group == ALL_NODES || group == solicited_node(v6),
             IpAddr::V4(_) => false,
         });
-        if !needed && self.kinds.get(&group) == Some(&Kind::Group) {
+        if !needed && self.kinds.get(&group) == Some(&AddressKind::JoinedGroup) {
             self.kinds.remove(&group);
-            // Groups may share a hardware address.
-            let groups = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Group);
+            // Several groups can share a hardware address.
+            let groups = self.kinds.iter().filter(|&(_, &kind)| kind == AddressKind::JoinedGroup);
             self.group_macs.clear();
             self.group_macs.extend(groups.map(|(&group, _)| group_mac(group)));
         }
     }
 
-    fn find_singles(&mut self) {
-        let valid = |cidr: &&IpCidr| self.kinds.get(&cidr.address()) == Some(&Kind::Ours);
+    fn update_singles(&mut self) {
+        let valid = |cidr: &&IpCidr| self.kinds.get(&cidr.address()) == Some(&AddressKind::Local);
         let mut v4 = self.list.iter().filter(|c| c.address().is_ipv4());
         self.single_v4 = match (v4.next().filter(valid), v4.next()) {
             (Some(cidr), None) => match cidr.address() {
@@ -159,8 +159,8 @@ impl Addresses {
             _ => None,
         };
         let number = |v4: Ipv4Addr| u64::from(u32::from_ne_bytes(v4.octets()));
-        self.only_v4 =
-            self.single_v4.map_or(NO_ADDRESSES, |(ours, all)| [number(ours), number(all)]);
+        self.single_v4_words =
+            self.single_v4.map_or(NO_V4_WORDS, |(local, all)| [number(local), number(all)]);
         let all_v6: Vec<_> = self
             .list
             .iter()
@@ -178,136 +178,136 @@ impl Addresses {
         };
     }
 
-    /// Whether an IPv4 address is one of our own, and another one neither that
-    /// nor a broadcast address. They are taken as they stand in headers.
+    /// True if `destination` is an address of this interface, and `source` is neither such an
+    /// address nor a broadcast address. Both are in header byte order.
     #[inline(always)]
     pub(crate) fn is_for_us_v4(&self, source: [u8; 4], destination: [u8; 4]) -> bool {
         let number = |octets| u64::from(u32::from_ne_bytes(octets));
-        if number(destination) == self.only_v4[0] {
-            !self.only_v4.contains(&number(source))
+        if number(destination) == self.single_v4_words[0] {
+            !self.single_v4_words.contains(&number(source))
         } else {
             self.single_v4.is_none()
-                && self.kind_by_hash(Ipv4Addr::from(destination).into()) == Kind::Ours
-                && self.kind_by_hash(Ipv4Addr::from(source).into()) == Kind::Other
+                && self.kind_by_hash(Ipv4Addr::from(destination).into()) == AddressKind::Local
+                && self.kind_by_hash(Ipv4Addr::from(source).into()) == AddressKind::Other
         }
     }
 
-    /// Whether an IPv6 address is one of our own.
+    /// True if `address` is an address of this interface that is ready for use.
     #[inline(always)]
-    pub(crate) fn is_ours_v6(&self, address: Ipv6Addr) -> bool {
-        self.first_v6 == Some(address) || self.kind_by_hash(address.into()) == Kind::Ours
+    pub(crate) fn is_local_v6(&self, address: Ipv6Addr) -> bool {
+        self.first_v6 == Some(address) || self.kind_by_hash(address.into()) == AddressKind::Local
     }
 
-    /// Whether an IPv6 address is not one of our own.
+    /// True if `address` is not an address of this interface.
     #[inline(always)]
     pub(crate) fn is_other_v6(&self, address: Ipv6Addr) -> bool {
         match self.pair_v6 {
             Some(pair) => !pair.contains(&address),
-            None => self.kind_by_hash(address.into()) == Kind::Other,
+            None => self.kind_by_hash(address.into()) == AddressKind::Other,
         }
     }
 
-    /// What an IPv4 address is to us.
+    /// Classifies an IPv4 address.
     #[inline]
-    pub(crate) fn kind_v4(&self, address: Ipv4Addr) -> Kind {
-        if let Some((ours, broadcast)) = self.single_v4 {
-            if address == ours {
-                return Kind::Ours;
+    pub(crate) fn kind_v4(&self, address: Ipv4Addr) -> AddressKind {
+        if let Some((local, broadcast)) = self.single_v4 {
+            if address == local {
+                return AddressKind::Local;
             }
             if address != broadcast && !address.is_multicast() && !address.is_broadcast() {
-                return Kind::Other;
+                return AddressKind::Other;
             }
         }
         self.kind_by_hash(address.into())
     }
 
-    /// What an IPv6 address is to us.
+    /// Classifies an IPv6 address.
     #[inline]
-    pub(crate) fn kind_v6(&self, address: Ipv6Addr) -> Kind {
-        if let Some(ours) = self.single_v6 {
-            if address == ours {
-                return Kind::Ours;
+    pub(crate) fn kind_v6(&self, address: Ipv6Addr) -> AddressKind {
+        if let Some(local) = self.single_v6 {
+            if address == local {
+                return AddressKind::Local;
             }
             if !address.is_multicast() {
-                return Kind::Other;
+                return AddressKind::Other;
             }
         }
         self.kind_by_hash(address.into())
     }
 
-    /// What an address is to us.
+    /// Classifies an address.
     #[inline]
-    pub(crate) fn kind(&self, address: IpAddr) -> Kind {
+    pub(crate) fn kind(&self, address: IpAddr) -> AddressKind {
         match address {
             IpAddr::V4(v4) => self.kind_v4(v4),
             IpAddr::V6(v6) => self.kind_v6(v6),
         }
     }
 
-    fn kind_by_hash(&self, address: IpAddr) -> Kind {
+    fn kind_by_hash(&self, address: IpAddr) -> AddressKind {
         match self.kinds.get(&address) {
             Some(&kind) => kind,
-            None if address == IpAddr::V4(Ipv4Addr::BROADCAST) => Kind::Broadcast,
-            None => Kind::Other,
+            None if address == IpAddr::V4(Ipv4Addr::BROADCAST) => AddressKind::Broadcast,
+            None => AddressKind::Other,
         }
     }
 
-    /// Whether frames to this hardware group are for us.
+    /// True if frames to the hardware address `group` belong to a joined group or are broadcast.
     pub(crate) fn listens_to(&self, group: MacAddr) -> bool {
         group.is_broadcast() || self.group_macs.contains(&group)
     }
 
-    /// All of our own that may be used.
-    pub(crate) fn ours(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        let ours = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Ours);
-        ours.map(|(&address, _)| address)
+    /// All addresses that are ready for use.
+    pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let local = self.kinds.iter().filter(|&(_, &kind)| kind == AddressKind::Local);
+        local.map(|(&address, _)| address)
     }
 
-    /// The groups of both families.
+    /// All joined groups, IPv4 and IPv6.
     pub(crate) fn groups(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        let groups = self.kinds.iter().filter(|&(_, &kind)| kind == Kind::Group);
+        let groups = self.kinds.iter().filter(|&(_, &kind)| kind == AddressKind::JoinedGroup);
         groups.map(|(&group, _)| group)
     }
 
-    /// The IPv6 groups that routers and switches must know of: all but the
-    /// one for all nodes (RFC 3810 section 6).
+    /// The joined IPv6 groups that are reported to routers and switches: all except the all-nodes
+    /// group (RFC 3810 section 6).
     pub(crate) fn groups_v6(&self) -> impl Iterator<Item = Ipv6Addr> + '_ {
         self.kinds.iter().filter_map(|(&address, &kind)| match address {
-            IpAddr::V6(v6) if kind == Kind::Group && v6 != ALL_NODES => Some(v6),
+            IpAddr::V6(v6) if kind == AddressKind::JoinedGroup && v6 != ALL_NODES => Some(v6),
             _ => None,
         })
     }
 
-    /// The best source for a packet to `destination`, whose next hop is
-    /// `next_hop`: rules 1, 2 and 8 of RFC 6724 section 5, for both families.
+    /// Selects the source address for a packet to `destination` with next hop `next_hop`: rules 1,
+    /// 2 and 8 of RFC 6724 section 5, for both families.
     pub(crate) fn source_for(&self, destination: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
-        let fit = |cidr: &&IpCidr| {
+        let preference = |cidr: &&IpCidr| {
             let address = cidr.address();
             (
                 is_link_local(address) == is_link_local(destination),
                 cidr.contains(next_hop),
-                common_bits(address, destination),
+                common_prefix_bits(address, destination),
             )
         };
         self.list
             .iter()
             .filter(|c| c.address().is_ipv4() == destination.is_ipv4())
-            .filter(|c| self.kinds.get(&c.address()) == Some(&Kind::Ours))
-            .max_by_key(fit)
+            .filter(|c| self.kinds.get(&c.address()) == Some(&AddressKind::Local))
+            .max_by_key(preference)
             .map(IpCidr::address)
     }
 }
 
-/// The hardware address that frames to a group carry.
+/// Hardware address of the frames that carry packets to a group.
 fn group_mac(group: IpAddr) -> MacAddr {
     match group {
-        IpAddr::V4(v4) => MacAddr::of_ipv4_group(v4),
-        IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
+        IpAddr::V4(v4) => MacAddr::from_ipv4_group(v4),
+        IpAddr::V6(v6) => MacAddr::from_ipv6_group(v6),
     }
 }
 
-/// How many bits two addresses have in common at the front.
-fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
+/// Number of leading bits that two addresses share; 0 for different families.
+fn common_prefix_bits(a: IpAddr, b: IpAddr) -> u32 {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
@@ -318,12 +318,12 @@ fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chance::Chance;
+    use crate::random::SecretRng;
 
     fn addresses(list: &[&str]) -> Addresses {
-        let mut addresses = Addresses::new(Chance::new([0; 16]).hash_key());
+        let mut addresses = Addresses::new(SecretRng::new([0; 16]).hash_key());
         for cidr in list {
-            addresses.add(cidr.parse().unwrap(), Kind::Ours);
+            addresses.add(cidr.parse().unwrap(), AddressKind::Local);
         }
         addresses
     }
@@ -333,20 +333,20 @@ mod tests {
     }
 
     #[test]
-    fn one_address_and_many_answer_alike() {
+    fn classifies_alike_with_one_and_many_addresses() {
         let one = addresses(&["192.0.2.1/24", "2001:db8::1/64"]);
         let many = addresses(&["192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "fe80::1/64"]);
         let cases = [
-            ("192.0.2.1", Kind::Ours),
-            ("192.0.2.255", Kind::Broadcast),
-            ("255.255.255.255", Kind::Broadcast),
-            ("192.0.2.2", Kind::Other),
-            ("224.0.0.1", Kind::Other),
-            ("2001:db8::1", Kind::Ours),
-            ("2001:db8::2", Kind::Other),
-            ("ff02::1", Kind::Group),
-            ("ff02::1:ff00:1", Kind::Group),
-            ("ff02::1:ff00:2", Kind::Other),
+            ("192.0.2.1", AddressKind::Local),
+            ("192.0.2.255", AddressKind::Broadcast),
+            ("255.255.255.255", AddressKind::Broadcast),
+            ("192.0.2.2", AddressKind::Other),
+            ("224.0.0.1", AddressKind::Other),
+            ("2001:db8::1", AddressKind::Local),
+            ("2001:db8::2", AddressKind::Other),
+            ("ff02::1", AddressKind::JoinedGroup),
+            ("ff02::1:ff00:1", AddressKind::JoinedGroup),
+            ("ff02::1:ff00:2", AddressKind::Other),
         ];
         for (address, kind) in cases {
             assert_eq!(one.kind(ip(address)), kind, "{address}");
@@ -355,24 +355,24 @@ mod tests {
     }
 
     #[test]
-    fn the_source_has_the_scope_and_network_of_the_destination() {
-        let ours = addresses(&["192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "fe80::1/64"]);
+    fn selects_source_by_scope_and_network() {
+        let local = addresses(&["192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "fe80::1/64"]);
         for (destination, next_hop, source) in [
             ("198.51.100.9", "198.51.100.9", "198.51.100.1"),
             ("203.0.113.9", "192.0.2.254", "192.0.2.1"),
             ("2001:db8:1::9", "fe80::99", "2001:db8::1"),
             ("fe80::99", "fe80::99", "fe80::1"),
         ] {
-            assert_eq!(ours.source_for(ip(destination), ip(next_hop)), Some(ip(source)));
+            assert_eq!(local.source_for(ip(destination), ip(next_hop)), Some(ip(source)));
         }
         assert_eq!(addresses(&["192.0.2.1/24"]).source_for(ip("fe80::1"), ip("fe80::1")), None);
     }
 
     #[test]
-    fn solicited_node_groups_are_heard() {
-        let ours = addresses(&["2001:db8::1:2345/64"]);
-        assert!(ours.listens_to("33:33:ff:01:23:45".parse().unwrap()));
-        assert!(ours.listens_to("33:33:00:00:00:01".parse().unwrap()));
-        assert!(!ours.listens_to("33:33:ff:01:23:46".parse().unwrap()));
+    fn joins_solicited_node_groups() {
+        let local = addresses(&["2001:db8::1:2345/64"]);
+        assert!(local.listens_to("33:33:ff:01:23:45".parse().unwrap()));
+        assert!(local.listens_to("33:33:00:00:00:01".parse().unwrap()));
+        assert!(!local.listens_to("33:33:ff:01:23:46".parse().unwrap()));
     }
 }

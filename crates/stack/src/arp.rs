@@ -1,13 +1,13 @@
-//! The Address Resolution Protocol (RFC 826, RFC 5227).
+//! Address Resolution Protocol (RFC 826, RFC 5227).
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use tidegate_memory::Arena;
 use tidegate_wire::{ArpOperation, ArpPacket, DropReason, EtherType, MacAddr};
 
-use crate::address::{Kind, can_be_source_v4};
-use crate::neighbour::Claim;
-use crate::{Event, Ownership, Stack};
+use crate::address::{AddressKind, can_be_source_v4};
+use crate::neighbour::NeighbourClaim;
+use crate::{AddressOwnership, Event, Stack};
 
 impl Stack {
     pub(crate) fn arp_input(
@@ -17,36 +17,35 @@ impl Stack {
         packet: &ArpPacket,
     ) -> Result<(), DropReason> {
         let ArpPacket { operation, sender_mac, sender_ip, target_ip, .. } = *packet;
-        if self.ownership == Ownership::Shared {
-            // The kernel sees it too and answers.
+        if self.ownership == AddressOwnership::Shared {
+            // The kernel receives the same request and answers.
             return Err(DropReason::ArpNotForUs);
         }
-        // A probe has no sender address yet (RFC 5227 section 1.1).
+        // A probe does not carry a sender address (RFC 5227 section 1.1).
         let is_probe = operation == ArpOperation::Request && sender_ip.is_unspecified();
-        if !sender_mac.is_station() || !(is_probe || can_be_source_v4(sender_ip)) {
+        if !sender_mac.is_valid_unicast() || !(is_probe || can_be_source_v4(sender_ip)) {
             return Err(DropReason::ArpSenderInvalid);
         }
         match self.addresses.kind_v4(sender_ip) {
-            Kind::Ours if sender_mac != self.mac => {
-                self.tell_once(Event::AddressConflict(sender_ip.into()));
+            AddressKind::Local if sender_mac != self.mac => {
+                self.queue_event_once(Event::AddressConflict(sender_ip.into()));
                 return Err(DropReason::ArpConflict);
             }
-            Kind::Broadcast => return Err(DropReason::ArpSenderInvalid),
+            AddressKind::Broadcast => return Err(DropReason::ArpSenderInvalid),
             _ => {}
         }
-        let for_us = self.addresses.kind_v4(target_ip) == Kind::Ours;
+        let for_us = self.addresses.kind_v4(target_ip) == AddressKind::Local;
         match operation {
             ArpOperation::Reply => self.arp_reply_input(now_ns, arena, sender_ip, sender_mac),
             ArpOperation::Request if for_us => {
                 if !is_probe && self.routes.is_on_link(sender_ip.into()) {
-                    let heard = self.neighbours.heard(now_ns, sender_ip.into(), sender_mac);
-                    self.neighbour_claimed(now_ns, arena, sender_ip.into(), heard)?;
+                    let outcome = self.neighbours.learn(now_ns, sender_ip.into(), sender_mac);
+                    self.apply_claim_outcome(now_ns, arena, sender_ip.into(), outcome)?;
                 }
                 self.send_arp(arena, ArpOperation::Reply, target_ip, sender_mac, sender_ip);
                 Ok(())
             }
-            // An announcement (RFC 5227 section 3) is news only about a
-            // neighbour that we know.
+            // An announcement (RFC 5227 section 3) only updates existing entries.
             ArpOperation::Request if sender_ip == target_ip => {
                 self.arp_reply_input(now_ns, arena, sender_ip, sender_mac)
             }
@@ -61,16 +60,17 @@ impl Stack {
         ip: Ipv4Addr,
         mac: MacAddr,
     ) -> Result<(), DropReason> {
-        let asked = self.neighbours.is_asked(ip.into());
-        let claim = Claim { ip: ip.into(), mac: Some(mac), solicited: asked, overrides: asked };
-        let claimed = self.neighbours.claim(now_ns, &mut self.chance, claim);
-        self.neighbour_claimed(now_ns, arena, ip.into(), claimed)
+        let solicited = self.neighbours.awaits_reply(ip.into());
+        let claim =
+            NeighbourClaim { ip: ip.into(), mac: Some(mac), solicited, is_override: solicited };
+        let outcome = self.neighbours.apply_claim(now_ns, &mut self.rng, claim);
+        self.apply_claim_outcome(now_ns, arena, ip.into(), outcome)
     }
 
-    /// Asks for a neighbour's hardware address.
+    /// Sends an ARP request for the hardware address of `ip` to the hardware address `to`.
     pub(crate) fn send_arp_request(&mut self, arena: &mut Arena, ip: Ipv4Addr, to: MacAddr) {
-        let ours = self.addresses.source_for(ip.into(), ip.into());
-        if let Some(IpAddr::V4(ours)) = ours {
+        let local = self.addresses.source_for(ip.into(), ip.into());
+        if let Some(IpAddr::V4(ours)) = local {
             self.send_arp(arena, ArpOperation::Request, ours, to, ip);
         }
     }
@@ -79,28 +79,28 @@ impl Stack {
         &mut self,
         arena: &mut Arena,
         operation: ArpOperation,
-        ours: Ipv4Addr,
+        local: Ipv4Addr,
         to: MacAddr,
         target_ip: Ipv4Addr,
     ) {
-        let asks = operation == ArpOperation::Request;
+        let is_request = operation == ArpOperation::Request;
         let packet = ArpPacket {
             operation,
             sender_mac: self.mac,
-            sender_ip: ours,
-            target_mac: if asks { MacAddr::UNSPECIFIED } else { to },
+            sender_ip: local,
+            target_mac: if is_request { MacAddr::UNSPECIFIED } else { to },
             target_ip,
         };
         let Some(mut frame) = arena.alloc() else {
             self.counters.transmit_drops.count(DropReason::NoBuffer);
             return;
         };
-        let fits = arena.set_len(&mut frame, self.link_bytes() + ArpPacket::BYTES);
+        let fits = arena.set_len(&mut frame, self.link_header_bytes() + ArpPacket::BYTES);
         let written = self
-            .emit_link(to, EtherType::ARP, arena.bytes_mut(&mut frame))
+            .emit_link_header(to, EtherType::ARP, arena.bytes_mut(&mut frame))
             .and_then(|rest| packet.emit(rest))
             .is_some();
-        debug_assert!(fits && written, "a frame has room for an ARP packet");
+        debug_assert!(fits && written, "a frame has space for an ARP packet");
         self.push_transmit(arena, frame);
     }
 }

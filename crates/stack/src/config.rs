@@ -1,83 +1,82 @@
-//! What a stack is told at its start.
+//! Configuration of a stack.
 
 use std::net::IpAddr;
 
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
-/// Who answers for the addresses of the interface.
+/// Division of work between stack and kernel for the interface's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ownership {
-    /// The stack alone has the addresses: it answers ARP, neighbour
-    /// solicitations and echo requests, sends ICMP errors and resolves
-    /// neighbours itself.
+pub enum AddressOwnership {
+    /// The stack alone uses the addresses: it answers ARP, neighbour solicitations and echo
+    /// requests, sends ICMP errors and resolves neighbours itself.
     #[default]
-    Own,
-    /// The kernel has the same addresses and answers for them. The stack sends
-    /// no ARP, neighbour discovery, echo replies or ICMP errors; it asks for
-    /// neighbours with [`crate::Event::NeighbourWanted`] and is told them by
+    Exclusive,
+    /// The kernel has the same addresses and answers for them. The stack sends no ARP, neighbour
+    /// discovery, echo replies or ICMP errors. It requests neighbour entries with
+    /// [`crate::Event::NeighbourUnresolved`]; the caller supplies them by
     /// [`crate::Stack::set_neighbour`].
     Shared,
 }
 
-/// A way to a network.
+/// Route to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The network; host bits are ignored.
+    /// Destination network; host bits are ignored.
     pub prefix: IpCidr,
-    /// The router to hand packets to; `None` when the network is on the link.
+    /// Next-hop router; `None` when the network is on the link.
     pub gateway: Option<IpAddr>,
 }
 
-/// How much the stack may use and how fast it may answer.
+/// Limits on the memory that a stack uses and on the rate of its replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Entries of the neighbour cache.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's hardware address.
+    /// Frames queued for one unresolved neighbour.
     pub unresolved_frames: usize,
-    /// Frames that wait for all neighbours together.
+    /// Frames queued for all unresolved neighbours together.
     pub unresolved_frames_total: usize,
-    /// Memory for incomplete packets, bookkeeping included.
+    /// Memory for incomplete packets in bytes, bookkeeping included.
     pub fragment_bytes: usize,
-    /// Packets that may be incomplete at one time.
+    /// Incomplete packets at one time.
     pub fragment_packets: usize,
-    /// Fragments of one packet.
+    /// Fragments per packet.
     pub fragments_per_packet: usize,
-    /// How long a packet may be incomplete. RFC 8200 section 4.5 says 60
-    /// seconds; RFC 1122 section 3.3.2 says 60 to 120.
+    /// Reassembly timeout in nanoseconds. RFC 8200 section 4.5 requires 60 seconds; RFC 1122
+    /// section 3.3.2 recommends 60 to 120.
     pub fragment_timeout_ns: u64,
-    /// ICMP errors a second, to all destinations together.
+    /// ICMP errors per second, to all destinations together.
     pub icmp_errors_pps: u32,
-    /// ICMP errors a second to the destinations that share a hash bucket.
+    /// ICMP errors per second to the destinations that share a hash bucket.
     pub icmp_errors_per_destination_pps: u32,
-    /// Answers to echo requests a second.
+    /// Echo replies per second.
     pub icmp_echo_pps: u32,
-    /// Destinations with a path MTU under that of the interface.
+    /// Destinations with a path MTU below that of the interface.
     pub path_mtus: usize,
-    /// How long a smaller path MTU is believed (RFC 8201 section 4 says at
-    /// least 5 minutes, and proposes 10).
+    /// Lifetime of a reduced path MTU in nanoseconds (RFC 8201 section 4: at least 5 minutes,
+    /// recommended 10).
     pub path_mtu_timeout_ns: u64,
     /// Frames in the transmit queue.
     pub transmit_frames: usize,
-    /// Sockets.
+    /// UDP sockets.
     pub sockets: usize,
-    /// TCP connections, in whatever state.
+    /// TCP connections, in any state.
     pub tcp_connections: usize,
-    /// Connections of one listener that may be half open before it answers
-    /// with SYN cookies (RFC 4987).
+    /// Half-open connections of one listener; beyond this limit the listener answers with SYN
+    /// cookies (RFC 4987).
     pub tcp_half_open: usize,
-    /// Memory for the data of all TCP connections together.
+    /// Buffer memory of all TCP connections together, in bytes.
     pub tcp_buffer_bytes: usize,
-    /// Connections that may be remembered after their end.
+    /// Connections in TIME-WAIT.
     pub tcp_time_waits: usize,
-    /// How long they are: twice the time that a segment may be on its way
-    /// (RFC 9293 section 3.4.2).
+    /// Duration of TIME-WAIT in nanoseconds: twice the maximum segment lifetime (RFC 9293
+    /// section 3.4.2).
     pub tcp_time_wait_ns: u64,
-    /// Resets a second that answer segments for no connection.
+    /// Resets per second in answer to segments that belong to no connection.
     pub tcp_resets_pps: u32,
-    /// Datagrams in a socket's receive queue, unless its options say otherwise.
+    /// Datagrams in a socket's receive queue, unless the socket's options set another limit.
     pub socket_queue_packets: usize,
-    /// Bytes in a socket's receive queue, unless its options say otherwise.
+    /// Bytes in a socket's receive queue, unless the socket's options set another limit.
     pub socket_queue_bytes: usize,
 }
 
@@ -85,7 +84,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             neighbours: 1024,
-            // A datagram of 64 KiB is 45 fragments on Ethernet.
+            // A datagram of 64 KiB has 45 fragments on Ethernet.
             unresolved_frames: 64,
             unresolved_frames_total: 512,
             fragment_bytes: 4 << 20,
@@ -111,46 +110,46 @@ impl Default for Limits {
     }
 }
 
-/// What a stack is told at its start.
+/// Configuration of a stack.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What frames begin with.
+    /// Link layer of the frames.
     pub medium: Medium,
-    /// Our hardware address; ignored on [`Medium::Ip`].
+    /// Hardware address of the interface; ignored on [`Medium::Ip`].
     pub mac: MacAddr,
-    /// The largest IP packet in bytes, link header not counted.
+    /// MTU: the largest IP packet in bytes, without the link header.
     pub mtu: usize,
-    /// The VLAN that the interface is in: its number, 1 to 4094.
+    /// VLAN identifier of the interface, 1 to 4094; `None` for untagged frames.
     pub vlan: Option<u16>,
-    /// Our addresses, each with the network on the link.
+    /// Addresses of the interface, each with the prefix of its on-link network.
     pub addresses: Vec<IpCidr>,
-    /// The ways beyond the link.
+    /// Routes beyond the link.
     pub routes: Vec<Route>,
-    /// Who answers for the addresses.
-    pub ownership: Ownership,
-    /// Whether packets for others are handed over to be forwarded
-    /// ([`crate::Router`]) instead of dropped. Only with [`Ownership::Own`].
+    /// Owner of the addresses: the stack alone, or stack and kernel together.
+    pub ownership: AddressOwnership,
+    /// True to forward packets for other hosts by a [`crate::Router`] instead of dropping them.
+    /// Requires [`AddressOwnership::Exclusive`].
     pub forwarding: bool,
-    /// Whether the port completes checksums: frames to send then carry
+    /// True if the device completes transport checksums: frames to send then carry
     /// `Checksum::Partial`.
     pub transmit_checksum: bool,
-    /// The largest TCP payload that the port cuts into segments itself, in
-    /// bytes; 0 when it cuts none. Only with [`Config::transmit_checksum`].
-    pub segmentation_bytes: usize,
-    /// Whether an IPv6 address is checked for being unique before it is used
-    /// (RFC 4862 section 5.4). Only with [`Ownership::Own`] on Ethernet.
+    /// Largest TCP payload in bytes that the device segments itself (TSO); 0 without TSO. Requires
+    /// [`Config::transmit_checksum`].
+    pub max_tso_bytes: usize,
+    /// True to check each IPv6 address for uniqueness before use (RFC 4862 section 5.4). Requires
+    /// [`AddressOwnership::Exclusive`] on Ethernet.
     pub duplicate_address_detection: bool,
-    /// The hop limit (time to live) of packets sent.
+    /// Hop limit (time to live) of sent packets.
     pub hop_limit: u8,
-    /// How much may be used.
+    /// Resource limits.
     pub limits: Limits,
-    /// Keys every hash and every choice; from a good source of randomness in
-    /// life, fixed in tests.
+    /// Seed of every hash key and random number. Use a secure random source; tests use a fixed
+    /// seed.
     pub seed: [u8; 16],
 }
 
 impl Config {
-    /// An Ethernet interface with an MTU of 1500 and no addresses yet.
+    /// Configuration of an Ethernet interface with an MTU of 1500 bytes and no addresses.
     pub fn ethernet(mac: MacAddr, seed: [u8; 16]) -> Self {
         Self {
             medium: Medium::Ethernet,
@@ -159,10 +158,10 @@ impl Config {
             vlan: None,
             addresses: Vec::new(),
             routes: Vec::new(),
-            ownership: Ownership::Own,
+            ownership: AddressOwnership::Exclusive,
             forwarding: false,
             transmit_checksum: false,
-            segmentation_bytes: 0,
+            max_tso_bytes: 0,
             duplicate_address_detection: false,
             hop_limit: 64,
             limits: Limits::default(),
@@ -170,13 +169,13 @@ impl Config {
         }
     }
 
-    /// An interface without a link header, MTU 1500, no addresses yet.
+    /// Configuration of an interface without a link header, MTU 1500 bytes, no addresses.
     pub fn ip(seed: [u8; 16]) -> Self {
         Self { medium: Medium::Ip, ..Self::ethernet(MacAddr::UNSPECIFIED, seed) }
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if self.medium == Medium::Ethernet && !self.mac.is_station() {
+        if self.medium == Medium::Ethernet && !self.mac.is_valid_unicast() {
             return Err(ConfigError::Mac(self.mac));
         }
         let smallest = match self.addresses.iter().any(|a| a.address().is_ipv6()) {
@@ -189,7 +188,7 @@ impl Config {
         if let Some(vlan) = self.vlan.filter(|id| !(1..=4094).contains(id)) {
             return Err(ConfigError::Vlan(vlan));
         }
-        if self.forwarding && self.ownership == Ownership::Shared {
+        if self.forwarding && self.ownership == AddressOwnership::Shared {
             return Err(ConfigError::ForwardShared);
         }
         for cidr in &self.addresses {
@@ -214,36 +213,43 @@ impl Config {
     }
 }
 
-/// What is wrong with a [`Config`].
+/// Error in a [`Config`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The hardware address cannot be a station's.
-    #[error("{0} is a group address or all zero; give the interface one such as 02:00:00:00:00:01")]
+    /// The hardware address is a group address or all zero.
+    #[error(
+        "{0} is a group address or all zero: set a unicast MAC address such as 02:00:00:00:00:01"
+    )]
     Mac(MacAddr),
     /// The MTU is out of range.
-    #[error("an MTU of {mtu} bytes is out of range: choose {smallest} to 65535 bytes")]
+    #[error("an MTU of {mtu} bytes is out of range: set {smallest} to 65535 bytes")]
     Mtu {
-        /// What was asked for.
+        /// The configured MTU in bytes.
         mtu: usize,
-        /// The least that the addresses allow: 1280 with IPv6 (RFC 8200
-        /// section 5), 68 without (RFC 791).
+        /// The minimum for the configured addresses: 1280 bytes with IPv6 (RFC 8200 section 5), 68
+        /// without (RFC 791).
         smallest: usize,
     },
-    /// The VLAN number is out of range.
-    #[error("VLAN {0} does not exist: choose a number from 1 to 4094")]
+    /// The VLAN identifier is out of range.
+    #[error("VLAN identifier {0} is out of range: set 1 to 4094")]
     Vlan(u16),
-    /// The kernel would forward the same packets.
-    #[error("an address shared with the kernel cannot forward: give the router its own addresses")]
+    /// Forwarding on addresses that are shared with the kernel: the kernel would forward the same
+    /// packets.
+    #[error(
+        "forwarding is not possible on addresses shared with the kernel: give the router its own"
+    )]
     ForwardShared,
-    /// The address is none that an interface can have.
-    #[error("{0} cannot be the address of an interface: give one host's own address")]
+    /// The address is unspecified, multicast, loopback or broadcast.
+    #[error("{0} is not a valid interface address: set a unicast address")]
     Address(IpAddr),
-    /// The gateway is of the other family.
-    #[error("gateway {gateway} cannot lead to {prefix}: give a gateway of the same family")]
+    /// Prefix and gateway are of different families.
+    #[error(
+        "gateway {gateway} of route {prefix} is of another address family: set one of the same"
+    )]
     Gateway {
-        /// Where the route leads.
+        /// Destination of the route.
         prefix: IpCidr,
-        /// The gateway it names.
+        /// Gateway of the route.
         gateway: IpAddr,
     },
 }

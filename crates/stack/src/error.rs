@@ -1,56 +1,52 @@
-//! What can go wrong with a socket.
+//! Socket errors.
 
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a socket could not be made or used, or what a peer reported about it.
+/// Failure to create or use a socket, or an error that a peer or router reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum SocketError {
     /// The socket was closed.
     #[error("the socket is closed")]
     Closed,
     /// Another socket has the address and port.
-    #[error("{0} is in use by another socket: choose another port, or 0 for any")]
+    #[error("{0} is in use by another socket: choose another port, or 0 for an ephemeral port")]
     AddressInUse(SocketAddr),
-    /// The address is not ours.
-    #[error(
-        "{0} is not an address of this interface: bind to one that is, or to the unspecified address"
-    )]
+    /// The address is not an address of this interface.
+    #[error("{0} is not an address of this interface: bind to a local or the unspecified address")]
     AddressNotAvailable(IpAddr),
-    /// No port is free.
-    #[error("no port is free on {0}: close sockets that are no longer used")]
+    /// No ephemeral port is free.
+    #[error("no ephemeral port is free on {0}: close unused sockets")]
     NoPortFree(IpAddr),
-    /// There are as many sockets as the limits allow.
-    #[error("all {0} sockets are in use: close some, or raise the limit")]
+    /// The number of sockets has reached the limit.
+    #[error("all {0} sockets are in use: close unused sockets, or raise the limit")]
     TooManySockets(usize),
-    /// The peer's address is of the other family, or none that can be sent to.
-    #[error(
-        "{0} cannot be reached from this socket: give a host's address of its family and a port"
-    )]
+    /// The peer's address is of the other family, or not a valid destination.
+    #[error("{0} is not a valid peer: use a unicast address of the socket's family and a port")]
     PeerInvalid(SocketAddr),
-    /// The peer's host said that nobody listens there.
-    #[error("{0} refused: nobody listens on that port")]
+    /// The peer's host reported that no socket listens on the port.
+    #[error("{0} refused the datagram: no listener on that port")]
     ConnectionRefused(SocketAddr),
-    /// A router or a missing neighbour: the host cannot be reached.
-    #[error("{0} cannot be reached: no answer from its host or the router before it")]
+    /// A router reported the host unreachable, or address resolution failed.
+    #[error("{0} is unreachable: no answer from its host or from the router before it")]
     HostUnreachable(SocketAddr),
-    /// No way to the network.
-    #[error("the network of {0} cannot be reached: add a route")]
+    /// No route to the network.
+    #[error("the network of {0} is unreachable: add a route")]
     NetworkUnreachable(SocketAddr),
-    /// A datagram was too large for the path and must not be fragmented.
-    #[error("datagrams to {remote} may be at most {limit_bytes} bytes long on this path")]
+    /// A datagram that must not be fragmented exceeds the path MTU.
+    #[error("the datagram to {remote} exceeds the path MTU: send at most {limit_bytes} bytes")]
     MessageTooLong {
-        /// The peer.
+        /// Address of the peer.
         remote: SocketAddr,
-        /// The largest payload.
+        /// Largest UDP payload in bytes.
         limit_bytes: usize,
     },
 }
 
 impl SocketError {
-    /// The kind of I/O error that programs know this by.
+    /// The corresponding [`ErrorKind`] of the standard library.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Closed => ErrorKind::NotConnected,
@@ -71,49 +67,48 @@ impl From<SocketError> for Error {
     }
 }
 
-/// Why a datagram was not sent.
+/// Failure to send a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The socket was closed.
     #[error("the socket is closed")]
     Closed,
     /// No destination was given and the socket is not connected.
-    #[error("no destination: connect the socket or say where to send")]
+    #[error("no destination: connect the socket or pass a destination address")]
     NotConnected,
-    /// The destination is of the other family, or none that can be sent to.
-    #[error("{0} cannot be sent to from this socket: give an address of its family and a port")]
+    /// The destination is of the other family, or not a valid destination.
+    #[error("{0} is not a valid destination: use an address of the socket's family and a port")]
     DestinationInvalid(SocketAddr),
-    /// The source address asked for is not ours.
-    #[error("{0} is not an address of this interface: send from one that is")]
-    SourceNotOurs(IpAddr),
-    /// No address of ours can be the source for this destination.
-    #[error("the interface has no address to send to {0} from: add one of its family")]
+    /// The requested source address is not an address of this interface.
+    #[error("{0} is not an address of this interface: send from a local address")]
+    SourceNotLocal(IpAddr),
+    /// No address of this interface is a possible source for the destination.
+    #[error("the interface has no source address for {0}: add an address of the same family")]
     NoSource(IpAddr),
-    /// No route leads there.
-    #[error("no route to {0}: add one")]
+    /// No route to the destination.
+    #[error("no route to {0}: add a route")]
     NetworkUnreachable(IpAddr),
-    /// The next hop did not answer address resolution.
-    #[error("{0} does not answer address resolution")]
+    /// The next hop does not answer address resolution.
+    #[error("{0} is unreachable: no answer to address resolution")]
     HostUnreachable(IpAddr),
-    /// The datagram is too long for the path, or for any packet at all.
-    #[error("the datagram is too long: at most {limit_bytes} bytes can be sent there")]
+    /// The datagram exceeds the path MTU, or the maximum size of an IP packet.
+    #[error("the datagram is too long: send at most {limit_bytes} bytes to that destination")]
     MessageTooLong {
-        /// The largest payload that can be sent to that destination.
+        /// Largest UDP payload in bytes for that destination.
         limit_bytes: usize,
     },
-    /// Nothing is wrong, but a queue or the arena is full: try again after the
-    /// port has sent some.
-    #[error("queues are full: try again when frames were sent")]
+    /// Back-pressure: a queue or the arena is full. Retry after the device has sent frames.
+    #[error("the send queues are full: retry after frames were sent")]
     WouldBlock,
 }
 
 impl SendError {
-    /// The kind of I/O error that programs know this by.
+    /// The corresponding [`ErrorKind`] of the standard library.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Closed | Self::NotConnected => ErrorKind::NotConnected,
             Self::DestinationInvalid(_) | Self::MessageTooLong { .. } => ErrorKind::InvalidInput,
-            Self::SourceNotOurs(_) | Self::NoSource(_) => ErrorKind::AddrNotAvailable,
+            Self::SourceNotLocal(_) | Self::NoSource(_) => ErrorKind::AddrNotAvailable,
             Self::NetworkUnreachable(_) => ErrorKind::NetworkUnreachable,
             Self::HostUnreachable(_) => ErrorKind::HostUnreachable,
             Self::WouldBlock => ErrorKind::WouldBlock,

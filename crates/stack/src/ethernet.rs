@@ -1,4 +1,4 @@
-//! The link: what came on it, and what is put on it.
+//! Link layer input and output.
 
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
@@ -6,57 +6,60 @@ use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, Vlan
 use crate::Stack;
 use crate::path::Path;
 
-/// What the link says about a packet.
+/// Link-layer information about a received packet.
 #[derive(Clone, Copy)]
-pub(crate) struct Arrival {
-    /// It was sent to a group or to everybody on the link.
-    pub(crate) group: bool,
-    /// Who sent it, on the link.
+pub(crate) struct LinkMeta {
+    /// The frame was sent to a multicast or broadcast hardware address.
+    pub(crate) is_group: bool,
+    /// Hardware address of the sender.
     pub(crate) source_mac: MacAddr,
-    /// It was put together from fragments.
-    pub(crate) rebuilt: bool,
-    /// We sent it to ourselves: it may come from an address of ours, as nothing
-    /// from the wire may.
-    pub(crate) looped: bool,
-    /// What the port knows about its transport checksum.
+    /// The packet was reassembled from fragments.
+    pub(crate) is_reassembled: bool,
+    /// The packet was sent by this stack to itself. Only such packets may carry a local source
+    /// address.
+    pub(crate) is_loopback: bool,
+    /// State of the transport checksum as reported by the device.
     pub(crate) checksum: Checksum,
 }
 
-impl Arrival {
-    /// For a packet of which the link says nothing.
-    pub(crate) fn plain(checksum: Checksum) -> Arrival {
-        Arrival {
-            group: false,
+impl LinkMeta {
+    /// Metadata of a packet without link-layer information.
+    pub(crate) fn new(checksum: Checksum) -> LinkMeta {
+        LinkMeta {
+            is_group: false,
             source_mac: MacAddr::UNSPECIFIED,
-            rebuilt: false,
-            looped: false,
+            is_reassembled: false,
+            is_loopback: false,
             checksum,
         }
     }
 
-    /// For a packet that has no link header, in this frame.
+    /// Determines EtherType and metadata of a frame without a link header.
     #[inline]
-    pub(crate) fn without_link(
+    pub(crate) fn of_ip_frame(
         packet: &[u8],
         frame: &Frame,
-    ) -> Result<(EtherType, Arrival), DropReason> {
+    ) -> Result<(EtherType, LinkMeta), DropReason> {
         let ethertype = match packet.first().ok_or(DropReason::Ipv4Truncated)? >> 4 {
             4 => EtherType::IPV4,
             6 => EtherType::IPV6,
             _ => return Err(DropReason::EtherTypeUnknown),
         };
-        Ok((ethertype, Arrival { looped: frame.is_looped(), ..Arrival::plain(frame.checksum()) }))
+        Ok((
+            ethertype,
+            LinkMeta { is_loopback: frame.is_loopback(), ..LinkMeta::new(frame.checksum()) },
+        ))
     }
 }
 
 impl Stack {
-    /// Decides whether a frame is for us.
+    /// Checks VLAN, source and destination of a received frame.
     #[inline]
     pub(crate) fn ethernet_input(
         &self,
         header: &EthernetHeader,
         frame: &Frame,
-    ) -> Result<Arrival, DropReason> {
+    ) -> Result<LinkMeta, DropReason> {
         if header.vlan.is_some() || self.vlan.is_some() {
             self.check_vlan(header.vlan)?;
         }
@@ -69,24 +72,25 @@ impl Stack {
         {
             return Err(DropReason::EthernetNotForUs);
         }
-        Ok(Arrival {
-            group,
+        Ok(LinkMeta {
+            is_group: group,
             source_mac: header.source,
-            rebuilt: false,
-            looped: frame.is_looped(),
+            is_reassembled: false,
+            is_loopback: frame.is_loopback(),
             checksum: frame.checksum(),
         })
     }
 
-    /// A tag with number 0 only tells a priority (IEEE 802.1Q).
+    /// Compares a tag with the interface's VLAN. Identifier 0 marks a priority tag only
+    /// (IEEE 802.1Q), which counts as untagged.
     fn check_vlan(&self, tag: Option<VlanTag>) -> Result<(), DropReason> {
         let id = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::id);
         if id(tag) == id(self.vlan) { Ok(()) } else { Err(DropReason::VlanNotForUs) }
     }
 
-    /// Bytes of the link header of what we send.
+    /// Length of the link header of sent frames, in bytes.
     #[inline]
-    pub(crate) fn link_bytes(&self) -> usize {
+    pub(crate) fn link_header_bytes(&self) -> usize {
         match (self.medium, self.vlan) {
             (Medium::Ip, _) => 0,
             (Medium::Ethernet, None) => EthernetHeader::BYTES,
@@ -94,9 +98,9 @@ impl Stack {
         }
     }
 
-    /// Writes the link header to the front of a frame.
+    /// Writes the link header to the front of a frame and returns the rest.
     #[inline]
-    pub(crate) fn emit_link<'b>(
+    pub(crate) fn emit_link_header<'b>(
         &self,
         destination: MacAddr,
         ethertype: EtherType,
@@ -108,40 +112,43 @@ impl Stack {
         EthernetHeader { destination, source: self.mac, vlan: self.vlan, ethertype }.emit(bytes)
     }
 
-    /// Sends a frame that holds an IP packet to a station.
-    pub(crate) fn send_to(
+    /// Sends a frame that holds an IP packet to a hardware address.
+    pub(crate) fn send_to_mac(
         &mut self,
         arena: &mut Arena,
         mac: MacAddr,
         is_v4: bool,
         mut frame: Frame,
     ) {
-        frame.retreat(self.link_bytes());
+        frame.retreat(self.link_header_bytes());
         let ethertype = if is_v4 { EtherType::IPV4 } else { EtherType::IPV6 };
-        let written = self.emit_link(mac, ethertype, arena.bytes_mut(&mut frame)).is_some();
-        debug_assert!(written, "a frame for sending has headroom");
+        let written = self.emit_link_header(mac, ethertype, arena.bytes_mut(&mut frame)).is_some();
+        debug_assert!(written, "a frame to send has headroom");
         self.push_transmit(arena, frame);
     }
 
-    /// Puts a frame that is ready where the path leads: into the transmit queue,
-    /// or among those that come back in.
+    /// Queues a complete frame: for transmission, or for loopback when the path leads to this host.
     #[inline]
-    pub(crate) fn push_on(&mut self, arena: &mut Arena, path: &Path, frame: Frame) {
-        if path.loops { self.push_looped(arena, frame) } else { self.push_transmit(arena, frame) }
+    pub(crate) fn push_to_path(&mut self, arena: &mut Arena, path: &Path, frame: Frame) {
+        if path.is_loopback {
+            self.push_loopback(arena, frame);
+        } else {
+            self.push_transmit(arena, frame);
+        }
     }
 
     #[cold]
-    fn push_looped(&mut self, arena: &mut Arena, mut frame: Frame) {
-        if self.looped.len() >= self.limits.transmit_frames {
+    fn push_loopback(&mut self, arena: &mut Arena, mut frame: Frame) {
+        if self.loopback.len() >= self.limits.transmit_frames {
             self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
             return arena.free(frame);
         }
-        frame.set_looped();
+        frame.set_loopback();
         self.counters.transmitted += 1;
-        self.looped.push_back(frame);
+        self.loopback.push_back(frame);
     }
 
-    /// Puts a frame that is ready into the transmit queue.
+    /// Appends a complete frame to the transmit queue; drops on overflow.
     #[inline]
     pub(crate) fn push_transmit(&mut self, arena: &mut Arena, frame: Frame) {
         if self.transmit.len() >= self.limits.transmit_frames {

@@ -1,31 +1,31 @@
-//! What the stack tells the outside.
+//! Events that a stack reports to its caller.
 
 use std::net::IpAddr;
 
 use crate::{TcpId, TcpListenerId, UdpId};
 
-/// What the stack tells the outside.
+/// Event that a stack reports to its caller.
 ///
-/// Events tell of edges, and each is queued at most once until it is taken, so
-/// the queue is no longer than there are sockets, neighbours and addresses.
+/// Events are edge-triggered. Each event is queued at most once until the caller takes it, so the
+/// queue is never longer than the number of sockets, neighbours and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// With [`crate::Ownership::Shared`]: a frame waits for this neighbour.
+    /// A frame waits for an unknown hardware address, with [`crate::AddressOwnership::Shared`].
     /// Answer with [`crate::Stack::set_neighbour`].
-    NeighbourWanted(IpAddr),
-    /// The receive queue of the socket was empty and now is not.
-    Readable(UdpId),
-    /// The socket has an error to take.
-    Error(UdpId),
-    /// The connection has data, its end or an error to read, where it had none.
+    NeighbourUnresolved(IpAddr),
+    /// The receive queue of the socket has become non-empty.
+    UdpReadable(UdpId),
+    /// The socket has a pending error.
+    UdpError(UdpId),
+    /// The connection has become readable: data, end of stream or an error.
     TcpReadable(TcpId),
-    /// The connection is established, has room again, or has ended.
+    /// The connection is established, has send buffer space again, or has ended.
     TcpWritable(TcpId),
-    /// A connection waits to be accepted where none did.
+    /// The listener's accept queue has become non-empty.
     TcpAcceptable(TcpListenerId),
-    /// A peer has answered what only it was told: it gets what is sent to its
-    /// address. Only after [`crate::Stack::tell_confirmed_peers`].
+    /// A peer has proved that it receives packets at its address: it echoed a number that was sent
+    /// only there. Reported after [`crate::Stack::report_confirmed_peers`].
     PeerConfirmed(IpAddr),
-    /// Another host claims this address of ours.
+    /// Another host claims this address of the interface.
     AddressConflict(IpAddr),
 }

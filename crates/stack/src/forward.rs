@@ -1,13 +1,11 @@
-//! Packets for others: which may be forwarded, and how one leaves.
+//! Forwarding: admission of packets for other hosts, and their transmission.
 //!
-//! The rules are those of RFC 1812 sections 4.2, 4.3 and 5.3 for IPv4, and of
-//! RFC 8200, RFC 4291 and RFC 4443 for IPv6. Redirects are never sent, options
-//! for routers are passed on unread, multicast is not routed, and the source
-//! address is not checked against the way back.
+//! The rules are RFC 1812 sections 4.2, 4.3 and 5.3 for IPv4, and RFC 8200, RFC 4291 and RFC 4443
+//! for IPv6. Redirects are never sent, options for routers are passed on unread, multicast is not
+//! routed, and there is no reverse path check of the source address.
 //!
-//! The interface that a packet came in by decides here whether it may go on
-//! and keeps it as a [`Transit`]; [`crate::Router`] finds the interface that it
-//! leaves by.
+//! The ingress interface decides here whether a packet may be forwarded and queues it as a
+//! [`TransitPacket`]. [`crate::Router`] selects the egress interface.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,75 +14,75 @@ use tidegate_memory::{Arena, Checksum, Frame, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Sum, checksum};
 
 use crate::Stack;
-use crate::address::{Kind, can_be_source_v4, can_be_source_v6, is_link_local};
-use crate::ethernet::Arrival;
-use crate::packet::{Complaint, Fate, Onward, Packet, Refusal};
+use crate::address::{AddressKind, can_be_source_v4, can_be_source_v6, is_link_local};
+use crate::ethernet::LinkMeta;
+use crate::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict};
 use crate::path::Path;
 
-/// Where the time to live and the header checksum stand in an IPv4 header.
+/// Offsets of time to live and checksum in an IPv4 header.
 const TTL_OFFSET_BYTES: usize = 8;
 const CHECKSUM_OFFSET_BYTES: usize = 10;
-/// Where the hop limit stands in an IPv6 header.
+/// Offset of the hop limit in an IPv6 header.
 const HOP_LIMIT_OFFSET_BYTES: usize = 7;
-/// Where the checksum stands in a UDP header.
+/// Offset of the checksum in a UDP header.
 const UDP_CHECKSUM_OFFSET_BYTES: u16 = 6;
 
-/// A packet on its way from one interface of a router to another.
-#[must_use = "a packet that is not forwarded or dropped is lost to its arena"]
+/// Packet in transit from one interface of a router to another.
+#[must_use = "a packet that is neither forwarded nor discarded leaks its frame"]
 #[derive(Debug)]
-pub struct Transit {
-    /// The IP packet, without a link header and without padding.
+pub struct TransitPacket {
+    /// IP packet without link header and padding.
     pub(crate) frame: Frame,
-    pub(crate) onward: Onward,
-    /// The interface it came in by.
+    pub(crate) forward_meta: ForwardMeta,
+    /// Index of the ingress interface.
     pub(crate) ingress: usize,
 }
 
-impl Transit {
-    /// The IP packet as it came: the time to live is not counted down yet.
+impl TransitPacket {
+    /// IP packet as received: the time to live is not decremented yet.
     pub fn bytes<'a>(&self, arena: &'a Arena) -> &'a [u8] {
         arena.bytes(&self.frame)
     }
 
-    /// The number of the interface that it came in by.
+    /// Index of the ingress interface.
     pub fn ingress(&self) -> usize {
         self.ingress
     }
 }
 
-/// A packet of the router's own that may leave by any interface.
-pub(crate) struct OwnPacket {
+/// Packet that the router itself originates; any interface may send it.
+pub(crate) struct LocalPacket {
     pub(crate) packet: Packet,
     pub(crate) payload: Vec<u8>,
 }
 
-/// What an interface of a router has for the others.
+/// Queues of one router interface with packets for the other interfaces.
 pub(crate) struct Forwarding {
     pub(crate) enabled: bool,
-    pub(crate) transits: VecDeque<Transit>,
-    pub(crate) own: VecDeque<OwnPacket>,
+    pub(crate) transits: VecDeque<TransitPacket>,
+    pub(crate) local: VecDeque<LocalPacket>,
 }
 
 impl Forwarding {
     pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, transits: VecDeque::new(), own: VecDeque::new() }
+        Self { enabled, transits: VecDeque::new(), local: VecDeque::new() }
     }
 
-    /// Every frame that waits here.
+    /// Removes all queued frames.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Frame> + '_ {
         self.transits.drain(..).map(|transit| transit.frame)
     }
 }
 
-/// Whether packets to or from an address may leave their link: not 0/8, 127/8,
-/// 240/4 nor link-local (RFC 1812 section 5.3.7, RFC 3927 section 7).
+/// True if packets to or from an address may leave their link: not 0/8, 127/8, 224/4, 240/4 or
+/// link-local (RFC 1812 section 5.3.7, RFC 3927 section 7).
 fn is_forwardable_v4(address: Ipv4Addr) -> bool {
     let first = address.octets()[0];
     first != 0 && first != 127 && first < 224 && !address.is_link_local()
 }
 
-/// The same for IPv6 (RFC 4291 sections 2.5.2, 2.5.3, 2.5.6; RFC 4942 section
-/// 2.2 for IPv4-mapped addresses).
+/// IPv6 counterpart of [`is_forwardable_v4`] (RFC 4291 sections 2.5.2, 2.5.3, 2.5.6; RFC 4942
+/// section 2.2 for IPv4-mapped addresses).
 fn is_forwardable_v6(address: Ipv6Addr) -> bool {
     !address.is_unspecified()
         && !address.is_loopback()
@@ -94,23 +92,23 @@ fn is_forwardable_v6(address: Ipv6Addr) -> bool {
 }
 
 impl Stack {
-    /// Decides about an IPv4 packet that is not for us.
-    pub(crate) fn ipv4_transit(
+    /// Decides on an IPv4 packet for another host: forward or drop.
+    pub(crate) fn ipv4_transit_input(
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         header: &Ipv4Header,
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let (source, destination) = (header.source, header.destination);
-        // Groups are not routed; fragments are put together only for us.
-        if !self.forwarding.enabled || destination.is_multicast() || arrival.rebuilt {
+        // Multicast is not routed, and fragments are reassembled for local delivery only.
+        if !self.forwarding.enabled || destination.is_multicast() || link_meta.is_reassembled {
             return Err(DropReason::Ipv4NotForUs);
         }
-        if arrival.group {
+        if link_meta.is_group {
             return Err(DropReason::ForwardLinkGroup);
         }
-        if !can_be_source_v4(source) || self.addresses.kind_v4(source) != Kind::Other {
+        if !can_be_source_v4(source) || self.addresses.kind_v4(source) != AddressKind::Other {
             return Err(DropReason::Ipv4SourceInvalid);
         }
         if !is_forwardable_v4(source) || !is_forwardable_v4(destination) {
@@ -118,181 +116,205 @@ impl Stack {
         }
         header.options(packet).check()?;
         if header.ttl <= 1 {
-            self.complain_v4(now_ns, packet, arrival, Complaint::Transit(Refusal::HopLimit));
+            self.send_icmp_error_v4(
+                now_ns,
+                packet,
+                link_meta,
+                IcmpErrorKind::NotForwarded(ForwardError::HopLimitExceeded),
+            );
             return Err(DropReason::HopLimitExceeded);
         }
-        Ok(Fate::Forward(Onward {
+        Ok(RxVerdict::Forward(ForwardMeta {
             destination: destination.into(),
             packet_bytes: header.total_bytes.into(),
         }))
     }
 
-    /// Decides about an IPv6 packet that is not for us.
-    pub(crate) fn ipv6_transit(
+    /// Decides on an IPv6 packet for another host: forward or drop.
+    pub(crate) fn ipv6_transit_input(
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         header: &Ipv6Header,
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let (source, destination) = (header.source, header.destination);
-        if !self.forwarding.enabled || destination.is_multicast() || arrival.rebuilt {
+        if !self.forwarding.enabled || destination.is_multicast() || link_meta.is_reassembled {
             return Err(DropReason::Ipv6NotForUs);
         }
-        if arrival.group {
+        if link_meta.is_group {
             return Err(DropReason::ForwardLinkGroup);
         }
-        let from_nobody = source.is_unspecified() || !can_be_source_v6(source);
-        if from_nobody || self.addresses.kind_v6(source) == Kind::Ours {
+        let no_source = source.is_unspecified() || !can_be_source_v6(source);
+        if no_source || self.addresses.kind_v6(source) == AddressKind::Local {
             return Err(DropReason::Ipv6SourceInvalid);
         }
         if !is_forwardable_v6(destination) {
             return Err(DropReason::ForwardScope);
         }
-        let refusal = match header.hop_limit {
-            _ if !is_forwardable_v6(source) => Some(Refusal::Scope),
-            0 | 1 => Some(Refusal::HopLimit),
+        let error = match header.hop_limit {
+            _ if !is_forwardable_v6(source) => Some(ForwardError::BeyondScope),
+            0 | 1 => Some(ForwardError::HopLimitExceeded),
             _ => None,
         };
-        if let Some(refusal) = refusal {
-            self.complain_v6(now_ns, packet, arrival, Complaint::Transit(refusal));
-            return Err(refusal.reason());
+        if let Some(error) = error {
+            self.send_icmp_error_v6(now_ns, packet, link_meta, IcmpErrorKind::NotForwarded(error));
+            return Err(error.drop_reason());
         }
-        Ok(Fate::Forward(Onward {
+        Ok(RxVerdict::Forward(ForwardMeta {
             destination: destination.into(),
             packet_bytes: Ipv6Header::BYTES + usize::from(header.payload_bytes),
         }))
     }
 
-    /// Keeps a packet for another interface.
-    pub(crate) fn hand_over(&mut self, arena: &mut Arena, mut frame: Frame, onward: Onward) {
+    /// Queues a packet for another interface; drops on overflow.
+    pub(crate) fn queue_transit(
+        &mut self,
+        arena: &mut Arena,
+        mut frame: Frame,
+        onward: ForwardMeta,
+    ) {
         if self.forwarding.transits.len() >= self.limits.transmit_frames {
             self.counters.drops.count(DropReason::ForwardQueueFull);
             return arena.free(frame);
         }
         frame.truncate(onward.packet_bytes);
         self.counters.forwarded += 1;
-        self.forwarding.transits.push_back(Transit { frame, onward, ingress: 0 });
+        self.forwarding.transits.push_back(TransitPacket {
+            frame,
+            forward_meta: onward,
+            ingress: 0,
+        });
     }
 
-    /// Whether a packet of our own is for the router to find a way for: it may
-    /// have a better one than this interface.
-    pub(crate) fn leaves_by_router(&self, destination: IpAddr) -> bool {
+    /// True if the router selects the egress interface of a locally originated packet: another
+    /// interface may have a better route.
+    pub(crate) fn needs_router_lookup(&self, destination: IpAddr) -> bool {
         self.forwarding.enabled && !destination.is_multicast() && !is_link_local(destination)
     }
 
-    /// Keeps a packet of our own for the interface that leads to its
-    /// destination. There are few: every kind of them has a rate.
-    pub(crate) fn hand_over_own(&mut self, packet: Packet, payload: Vec<u8>) {
-        if self.forwarding.own.len() >= self.limits.transmit_frames {
+    /// Queues a locally originated packet for the egress interface that the router selects. Such
+    /// packets are few: every kind of them is rate-limited.
+    pub(crate) fn queue_local_packet(&mut self, packet: Packet, payload: Vec<u8>) {
+        if self.forwarding.local.len() >= self.limits.transmit_frames {
             self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
             return;
         }
-        self.forwarding.own.push_back(OwnPacket { packet, payload });
+        self.forwarding.local.push_back(LocalPacket { packet, payload });
     }
 
-    /// Sends a packet of the router's own by this interface.
-    pub(crate) fn send_own(&mut self, now_ns: u64, arena: &mut Arena, own: &OwnPacket) {
-        match self.path(now_ns, arena, own.packet.destination) {
-            Ok(path) => self.send_payload(arena, &own.packet, &path, &own.payload),
+    /// Sends a packet of the router itself by this interface.
+    pub(crate) fn send_local_packet(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        local: &LocalPacket,
+    ) {
+        match self.path(now_ns, arena, local.packet.destination) {
+            Ok(path) => self.send_payload(arena, &local.packet, &path, &local.payload),
             Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
         }
     }
 
-    /// Tells the sender of a packet that is not forwarded why, if he may be
-    /// told.
-    pub(crate) fn refuse(
+    /// Sends the ICMP error for a packet that is not forwarded, as far as the rules for ICMP errors
+    /// allow.
+    pub(crate) fn send_forward_error(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         frame: &Frame,
-        refusal: Refusal,
+        error: ForwardError,
     ) {
         let packet = arena.bytes(frame);
-        let arrival = Arrival::plain(Checksum::Unknown);
-        let complaint = Complaint::Transit(refusal);
+        let link_meta = LinkMeta::new(Checksum::Unknown);
+        let kind = IcmpErrorKind::NotForwarded(error);
         match packet.first().map(|first| first >> 4) {
-            Some(4) => self.complain_v4(now_ns, packet, &arrival, complaint),
-            _ => self.complain_v6(now_ns, packet, &arrival, complaint),
+            Some(4) => self.send_icmp_error_v4(now_ns, packet, &link_meta, kind),
+            _ => self.send_icmp_error_v6(now_ns, packet, &link_meta, kind),
         }
         self.flush_reply(now_ns, arena);
     }
 
-    /// Tells the sender of a packet whose next hop did not answer, unless we
-    /// sent it ourselves.
-    pub(crate) fn tell_unreachable(&mut self, now_ns: u64, arena: &mut Arena, frame: &Frame) {
+    /// Sends "host unreachable" to the sender of a packet whose next hop did not answer, unless
+    /// this host is the sender.
+    pub(crate) fn send_unreachable(&mut self, now_ns: u64, arena: &mut Arena, frame: &Frame) {
         let packet = arena.bytes(frame);
         let source: Option<IpAddr> = match packet.first().map(|first| first >> 4) {
             Some(4) => Ipv4Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
             _ => Ipv6Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
         };
-        if source.is_some_and(|source| self.addresses.kind(source) == Kind::Other) {
-            self.refuse(now_ns, arena, frame, Refusal::Host);
+        if source.is_some_and(|source| self.addresses.kind(source) == AddressKind::Other) {
+            self.send_forward_error(now_ns, arena, frame, ForwardError::HostUnreachable);
         }
     }
 
-    /// Reads a packet that came in by another interface and is for us.
-    pub(crate) fn ingest_transit(&mut self, now_ns: u64, transit: Transit, arena: &mut Arena) {
+    /// Processes a packet that entered by another interface and is addressed to this interface.
+    pub(crate) fn ingest_transit(
+        &mut self,
+        now_ns: u64,
+        transit: TransitPacket,
+        arena: &mut Arena,
+    ) {
         self.counters.received += 1;
-        let Transit { frame, onward, .. } = transit;
-        let arrival = Arrival::plain(frame.checksum());
+        let TransitPacket { frame, forward_meta: onward, .. } = transit;
+        let link_meta = LinkMeta::new(frame.checksum());
         let packet = arena.bytes(&frame);
         let result = match onward.destination {
-            IpAddr::V4(_) => self.ipv4_input(now_ns, packet, &arrival),
-            IpAddr::V6(_) => self.ipv6_input(now_ns, packet, &arrival),
+            IpAddr::V4(_) => self.ipv4_input(now_ns, packet, &link_meta),
+            IpAddr::V6(_) => self.ipv6_input(now_ns, packet, &link_meta),
         };
-        self.settle(now_ns, frame, arena, result);
+        self.apply_verdict(now_ns, frame, arena, result);
     }
 
-    /// Sends a packet that came in by another interface.
+    /// Sends a packet that entered by another interface.
     ///
     /// # Errors
-    /// Gives it back with what its sender is to be told.
+    /// Returns the packet and the error to report to its sender.
     pub(crate) fn send_transit(
         &mut self,
         now_ns: u64,
-        transit: Transit,
+        transit: TransitPacket,
         arena: &mut Arena,
-    ) -> Result<(), (Transit, Refusal)> {
-        if self.addresses.kind(transit.onward.destination) == Kind::Broadcast {
+    ) -> Result<(), (TransitPacket, ForwardError)> {
+        if self.addresses.kind(transit.forward_meta.destination) == AddressKind::Broadcast {
             self.counters.transmit_drops.count(DropReason::ForwardBroadcast);
             arena.free(transit.frame);
             return Ok(());
         }
-        let path = match self.path(now_ns, arena, transit.onward.destination) {
+        let path = match self.path(now_ns, arena, transit.forward_meta.destination) {
             Ok(path) => path,
             Err(crate::SendError::WouldBlock) => {
-                // The neighbour table is full, and has counted that.
+                // The neighbour table is full; the drop is already counted.
                 arena.free(transit.frame);
                 return Ok(());
             }
-            Err(_) => return Err((transit, Refusal::NoRoute)),
+            Err(_) => return Err((transit, ForwardError::NoRoute)),
         };
-        // What our own sockets have learnt of the path's MTU is nobody else's
-        // business: each sender learns that himself.
+        // The path MTU that local sockets learned does not apply: each sender discovers the path
+        // MTU itself.
         let mtu = self.mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
-        let v4 = transit.onward.destination.is_ipv4();
+        let is_v4 = transit.forward_meta.destination.is_ipv4();
         if transit.frame.len() > mtu {
-            if v4 && !forbids_fragments(arena.bytes(&transit.frame)) {
+            if is_v4 && !has_dont_fragment(arena.bytes(&transit.frame)) {
                 self.forward_in_fragments(arena, &path, transit.frame, mtu);
                 return Ok(());
             }
-            return Err((transit, Refusal::TooBig { mtu: mtu as u16 }));
+            return Err((transit, ForwardError::TooBig { mtu: mtu as u16 }));
         }
         let mut frame = transit.frame;
         self.prepare_checksum(arena, &mut frame);
-        count_down(arena.bytes_mut(&mut frame), v4);
-        self.send_by(arena, &path, v4, frame);
+        decrement_hop_limit(arena.bytes_mut(&mut frame), is_v4);
+        self.send_on_path(arena, &path, is_v4, frame);
         Ok(())
     }
 
-    /// Sends a frame that holds an IP packet by a path, or lets it wait for the
-    /// next hop's hardware address.
-    fn send_by(&mut self, arena: &mut Arena, path: &Path, v4: bool, frame: Frame) {
+    /// Sends a frame that holds an IP packet on a path, or queues the frame until the next hop's
+    /// hardware address is known.
+    fn send_on_path(&mut self, arena: &mut Arena, path: &Path, is_v4: bool, frame: Frame) {
         match path.mac {
-            Some(mac) => self.send_to(arena, mac, v4, frame),
+            Some(mac) => self.send_to_mac(arena, mac, is_v4, frame),
             None => {
-                if let Some(dropped) = self.neighbours.wait(path.next_hop, frame) {
+                if let Some(dropped) = self.neighbours.queue_frame(path.next_hop, frame) {
                     self.counters.transmit_drops.count(DropReason::NeighbourQueueFull);
                     arena.free(dropped);
                 }
@@ -300,8 +322,8 @@ impl Stack {
         }
     }
 
-    /// Makes what is known of the transport checksum right for sending: a sum
-    /// that was left to a card is left to ours, or done here.
+    /// Converts the checksum state from receive to send: a partial checksum is left to the egress
+    /// device, or completed in software.
     fn prepare_checksum(&self, arena: &mut Arena, frame: &mut Frame) {
         match frame.checksum() {
             Checksum::Unknown => {}
@@ -310,14 +332,14 @@ impl Stack {
                 complete_checksum(arena, frame);
             }
             Checksum::Partial { start, offset } => {
-                let start = start + self.link_bytes() as u16;
+                let start = start + self.link_header_bytes() as u16;
                 frame.set_checksum(Checksum::Partial { start, offset });
             }
         }
     }
 
-    /// Cuts an IPv4 packet into fragments that fit the link (RFC 791 section
-    /// 3.2): all of them go, or none.
+    /// Splits an IPv4 packet into fragments that fit the link (RFC 791 section 3.2) and sends all
+    /// of them or none.
     fn forward_in_fragments(
         &mut self,
         arena: &mut Arena,
@@ -326,15 +348,15 @@ impl Stack {
         mtu: usize,
     ) {
         complete_checksum(arena, &mut whole);
-        count_down(arena.bytes_mut(&mut whole), true);
-        let sent = self.cut(arena, path, &whole, mtu);
+        decrement_hop_limit(arena.bytes_mut(&mut whole), true);
+        let sent = self.emit_fragments(arena, path, &whole, mtu);
         if let Err(reason) = sent {
             self.counters.transmit_drops.count(reason);
         }
         arena.free(whole);
     }
 
-    fn cut(
+    fn emit_fragments(
         &mut self,
         arena: &mut Arena,
         path: &Path,
@@ -343,46 +365,46 @@ impl Stack {
     ) -> Result<(), DropReason> {
         let (header, payload) = Ipv4Header::parse(arena.bytes(whole))?;
         let header_bytes = usize::from(header.header_bytes);
-        // Later fragments carry fewer options, but an offset counts in eights
-        // from the first, so all are cut alike.
-        let piece_bytes = mtu.saturating_sub(header_bytes) & !7;
-        if piece_bytes == 0 {
+        // Later fragments carry fewer options. Offsets count in units of 8 bytes from the first
+        // fragment, so all fragments get the same size.
+        let fragment_bytes = mtu.saturating_sub(header_bytes) & !7;
+        if fragment_bytes == 0 {
             return Err(DropReason::PacketTooBig);
         }
-        let pieces = payload.len().div_ceil(piece_bytes);
-        if pieces > arena.available() {
+        let fragments = payload.len().div_ceil(fragment_bytes);
+        if fragments > arena.available() {
             return Err(DropReason::NoBuffer);
         }
-        if pieces > self.limits.transmit_frames.saturating_sub(self.transmit.len()) {
+        if fragments > self.limits.transmit_frames.saturating_sub(self.transmit.len()) {
             return Err(DropReason::TransmitQueueFull);
         }
-        for piece in 0..pieces {
+        for index in 0..fragments {
             let mut frame = arena.alloc().ok_or(DropReason::NoBuffer)?;
             if !arena.set_len(&mut frame, mtu) {
                 arena.free(frame);
                 return Err(DropReason::NoBuffer);
             }
-            let (from, to) = arena.pair(whole, &mut frame);
-            let len = emit_fragment(&header, from, piece * piece_bytes, piece_bytes, to);
+            let (from, to) = arena.read_and_write(whole, &mut frame);
+            let len = emit_fragment(&header, from, index * fragment_bytes, fragment_bytes, to);
             frame.truncate(len.unwrap_or(0));
-            self.send_by(arena, path, true, frame);
+            self.send_on_path(arena, path, true, frame);
         }
         Ok(())
     }
 }
 
-/// Writes the fragment of the packet `whole` whose payload begins `at` bytes
-/// behind the header, and returns its length.
+/// Writes the fragment of the packet `whole` whose payload begins `at` bytes behind the header.
+/// Returns the fragment's length in bytes.
 fn emit_fragment(
     header: &Ipv4Header,
     whole: &[u8],
     at: usize,
-    piece_bytes: usize,
+    fragment_bytes: usize,
     to: &mut [u8],
 ) -> Option<usize> {
     let header_bytes = usize::from(header.header_bytes);
     let payload = whole.get(header_bytes..)?;
-    let data = payload.get(at..payload.len().min(at + piece_bytes))?;
+    let data = payload.get(at..payload.len().min(at + fragment_bytes))?;
     let options = whole.get(Ipv4Header::BYTES..header_bytes)?;
     let mut copied = [0; 40];
     let options_bytes = match at {
@@ -405,10 +427,10 @@ fn emit_fragment(
     Some(fragment_header_bytes + data.len())
 }
 
-/// Copies those options that every fragment carries (RFC 791 section 3.1: the
-/// highest bit of the type says which) and returns their length, padded.
+/// Copies the options that every fragment carries: the highest bit of their type is set (RFC 791
+/// section 3.1). Returns their padded length in bytes.
 fn copied_options(mut options: &[u8], to: &mut [u8; 40]) -> usize {
-    const COPIED: u8 = 0x80;
+    const COPIED_FLAG: u8 = 0x80;
     let mut len = 0;
     while let Some(&kind) = options.first() {
         let bytes = match (kind, options.get(1)) {
@@ -418,27 +440,26 @@ fn copied_options(mut options: &[u8], to: &mut [u8; 40]) -> usize {
             _ => break,
         };
         let Some((option, rest)) = options.split_at_checked(bytes) else { break };
-        if kind & COPIED != 0
-            && let Some(room) = to.get_mut(len..len + bytes)
+        if kind & COPIED_FLAG != 0
+            && let Some(slot) = to.get_mut(len..len + bytes)
         {
-            room.copy_from_slice(option);
+            slot.copy_from_slice(option);
             len += bytes;
         }
         options = rest;
     }
-    // The rest of `to` is zero, which is the end of the list.
+    // The rest of `to` is zero, which means "end of option list".
     len.next_multiple_of(4)
 }
 
-/// Whether an IPv4 packet has the "don't fragment" flag.
-fn forbids_fragments(packet: &[u8]) -> bool {
+/// True if an IPv4 packet has the "don't fragment" flag.
+fn has_dont_fragment(packet: &[u8]) -> bool {
     packet.get(6).is_some_and(|flags| flags & 0x40 != 0)
 }
 
-/// Counts the time to live or hop limit down by one, and brings the header
-/// checksum up to date (RFC 1624).
-fn count_down(packet: &mut [u8], v4: bool) {
-    if !v4 {
+/// Decrements time to live or hop limit, and updates the IPv4 header checksum (RFC 1624).
+fn decrement_hop_limit(packet: &mut [u8], is_v4: bool) {
+    if !is_v4 {
         if let Some(hop_limit) = packet.get_mut(HOP_LIMIT_OFFSET_BYTES) {
             *hop_limit = hop_limit.saturating_sub(1);
         }
@@ -454,20 +475,20 @@ fn count_down(packet: &mut [u8], v4: bool) {
     head[CHECKSUM_OFFSET_BYTES..CHECKSUM_OFFSET_BYTES + 2].copy_from_slice(&updated.to_be_bytes());
 }
 
-/// What is known of the checksum, told from behind a link header.
+/// Checksum state with offsets relative to the packet behind a link header of `link_bytes` bytes.
 #[inline]
-pub(crate) fn checksum_behind(checksum: Checksum, link_bytes: usize) -> Checksum {
+pub(crate) fn rebase_checksum(checksum: Checksum, link_bytes: usize) -> Checksum {
     match checksum {
         Checksum::Partial { start, offset } => {
             let start = start.saturating_sub(link_bytes as u16);
             Checksum::Partial { start, offset }
         }
-        known => known,
+        other => other,
     }
 }
 
-/// Does what a card was left to do: the field holds the sum of the
-/// pseudo-header, and gets that of everything.
+/// Completes a partial checksum in software: the field holds the sum of the pseudo-header and
+/// receives the checksum of the segment.
 fn complete_checksum(arena: &mut Arena, frame: &mut Frame) {
     let Checksum::Partial { start, offset } = frame.checksum() else {
         frame.set_checksum(Checksum::Unknown);
@@ -492,32 +513,32 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_counted_down_header_is_still_right(
+        fn decremented_header_has_valid_checksum(
             source: [u8; 4],
             destination: [u8; 4],
             ttl in 1..=255_u8,
             identification: u16,
             bytes in 0..1400_usize,
         ) {
-            let ends = (Ipv4Addr::from(source), Ipv4Addr::from(destination));
-            let mut header = Ipv4Header::new(ends.0, ends.1, Protocol::UDP, bytes).unwrap();
+            let addresses = (Ipv4Addr::from(source), Ipv4Addr::from(destination));
+            let mut header = Ipv4Header::new(addresses.0, addresses.1, Protocol::UDP, bytes).unwrap();
             (header.ttl, header.identification) = (ttl, identification);
             let mut packet = vec![0; 20 + bytes];
             header.emit(&mut packet).unwrap();
-            count_down(&mut packet, true);
+            decrement_hop_limit(&mut packet, true);
             let (after, _) = Ipv4Header::parse(&packet).unwrap();
             prop_assert_eq!(after, Ipv4Header { ttl: ttl - 1, ..header });
         }
 
         #[test]
-        fn no_options_make_copying_fail(options in prop::collection::vec(any::<u8>(), 0..=40)) {
+        fn copies_any_options_without_panic(options in prop::collection::vec(any::<u8>(), 0..=40)) {
             let len = copied_options(&options, &mut [0; 40]);
             prop_assert!(len <= 40 && len.is_multiple_of(4));
         }
     }
 
     #[test]
-    fn only_options_of_every_fragment_are_copied() {
+    fn copies_only_options_with_the_copied_flag() {
         let mut to = [0; 40];
         let options = [7, 7, 4, 0, 0, 0, 0, 1, 148, 4, 0, 0, 0x82, 3, 9, 0];
         assert_eq!(copied_options(&options, &mut to), 8);
@@ -525,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_on_its_link_is_known() {
+    fn rejects_addresses_that_stay_on_link() {
         for address in ["0.1.2.3", "127.0.0.1", "169.254.7.7", "224.0.0.9", "240.0.0.1"] {
             assert!(!is_forwardable_v4(address.parse().unwrap()), "{address}");
         }

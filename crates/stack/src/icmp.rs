@@ -1,44 +1,44 @@
-//! What ICMP for both families has in common: answers made while a packet is
-//! being read, the rules for errors, and errors that come back to sockets.
+//! ICMP code that both families share: deferred replies, rate limits of errors, and delivery of
+//! received errors to sockets.
 
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
-use crate::fast_path::Template;
+use crate::fast_path::HeaderTemplate;
 use crate::packet::Packet;
 use crate::path::Path;
 use crate::{Event, SocketError, Stack};
 
-/// An answer, made while the packet that it answers was being read, to be sent
-/// when that is done.
+/// Reply prepared while a received packet is still borrowed, and sent after that packet is
+/// processed.
 #[derive(Default)]
-pub(crate) struct Reply {
-    /// The payload of the IP packet.
+pub(crate) struct PendingReply {
+    /// Payload of the IP packet.
     pub(crate) payload: Vec<u8>,
-    /// Its header; `None` when there is nothing to send.
+    /// Header fields; `None` when there is nothing to send.
     pub(crate) packet: Option<Packet>,
-    /// Where to, when that is known without looking it up.
+    /// Destination hardware address, if known without a lookup.
     pub(crate) mac: Option<MacAddr>,
 }
 
-/// An error that came back about a packet of ours.
+/// ICMP error received about a packet that this host sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
-    /// Nobody listens there.
-    Refused,
+pub(crate) enum ReceivedIcmpError {
+    /// No socket listens on the port, or the protocol is not supported.
+    PortUnreachable,
     /// The host cannot be reached.
-    Host,
+    HostUnreachable,
     /// The network cannot be reached.
-    Network,
-    /// The path carries at most this; 0 when not told.
+    NetworkUnreachable,
+    /// The packet exceeds the next hop's MTU: this many bytes, or 0 when not reported.
     TooBig(usize),
 }
 
-/// What an ICMP error quotes: addresses, protocol, length of the packet and
-/// the bytes behind its headers.
-pub(crate) struct Quote<'a> {
+/// Packet quoted by an ICMP error: addresses, protocol, packet length, and the bytes behind the IP
+/// headers.
+pub(crate) struct QuotedPacket<'a> {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) protocol: Protocol,
@@ -47,8 +47,8 @@ pub(crate) struct Quote<'a> {
 }
 
 impl Stack {
-    /// Makes an ICMPv4 answer ready.
-    pub(crate) fn reply_v4(&mut self, packet: Packet, message: &Icmpv4Message<'_>) {
+    /// Prepares an ICMPv4 reply.
+    pub(crate) fn prepare_icmpv4(&mut self, packet: Packet, message: &Icmpv4Message<'_>) {
         self.reply.payload.resize(message.message_bytes(), 0);
         let written = message.emit(&mut self.reply.payload).is_some();
         debug_assert!(written, "the buffer has the length of the message");
@@ -56,7 +56,7 @@ impl Stack {
         self.reply.mac = None;
     }
 
-    /// Sends the answer that was made ready, if there is one.
+    /// Sends the prepared reply, if any.
     #[inline]
     pub(crate) fn flush_reply(&mut self, now_ns: u64, arena: &mut Arena) {
         if let Some(packet) = self.reply.packet.take() {
@@ -66,8 +66,8 @@ impl Stack {
 
     fn send_reply(&mut self, now_ns: u64, arena: &mut Arena, packet: Packet) {
         let payload = std::mem::take(&mut self.reply.payload);
-        if self.reply.mac.is_none() && self.leaves_by_router(packet.destination) {
-            return self.hand_over_own(packet, payload);
+        if self.reply.mac.is_none() && self.needs_router_lookup(packet.destination) {
+            return self.queue_local_packet(packet, payload);
         }
         let path = match self.reply.mac.take() {
             Some(mac) => Ok(Path {
@@ -75,11 +75,11 @@ impl Stack {
                 source: packet.source,
                 next_hop: packet.destination,
                 mac: Some(mac),
-                loops: false,
+                is_loopback: false,
                 mtu: self.mtu,
                 routers_fragment: false,
-                template: Template::NONE,
-                plain_bytes: 0,
+                template: HeaderTemplate::NONE,
+                max_plain_frame_bytes: 0,
                 valid_until_ns: 0,
             }),
             None => self.path(now_ns, arena, packet.destination),
@@ -88,11 +88,11 @@ impl Stack {
             Ok(path) => self.send_payload(arena, &packet, &path, &payload),
             Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
         }
-        // The buffer is used again.
+        // Keeps the buffer for the next reply.
         self.reply.payload = payload;
     }
 
-    /// Sends a payload in a frame of its own, or in fragments.
+    /// Sends the payload of an IP packet in one new frame, or in fragments.
     pub(crate) fn send_payload(
         &mut self,
         arena: &mut Arena,
@@ -115,9 +115,9 @@ impl Stack {
         }
     }
 
-    /// Whether an ICMP error may be sent to this address now.
-    pub(crate) fn allow_error(&mut self, now_ns: u64, destination: IpAddr) -> bool {
-        let allowed = self.error_limits.allow(now_ns, &mut self.chance, destination);
+    /// Applies the rate limits of ICMP errors: true if one may be sent to `destination` now.
+    pub(crate) fn allow_icmp_error(&mut self, now_ns: u64, destination: IpAddr) -> bool {
+        let allowed = self.icmp_error_limiter.allow(now_ns, &mut self.rng, destination);
         if allowed {
             self.counters.icmp_errors_sent += 1;
         } else {
@@ -126,22 +126,21 @@ impl Stack {
         allowed
     }
 
-    /// Brings a report about a packet that we sent to the socket that sent it
-    /// (RFC 1122 section 4.1.3.3), after the checks of RFC 5927 section 4 that
-    /// UDP allows: the quote must be of a datagram between an address and port
-    /// of ours that a socket has, and, when the socket is connected, its peer.
+    /// Delivers a received ICMP error to the socket that sent the quoted packet (RFC 1122 section
+    /// 4.1.3.3), after the checks of RFC 5927 section 4 that apply to UDP. The quoted datagram must
+    /// belong to a bound local address and port and, for a connected socket, to its peer.
     ///
     /// # Errors
-    /// [`DropReason::IcmpQuote`] when we sent no such packet,
-    /// [`DropReason::IcmpMtu`] for a path MTU that cannot be.
-    pub(crate) fn report(
+    /// [`DropReason::IcmpQuote`] when no socket can have sent the quoted packet,
+    /// [`DropReason::IcmpMtu`] for an impossible path MTU.
+    pub(crate) fn on_icmp_error(
         &mut self,
         now_ns: u64,
-        report: Report,
-        quote: &Quote<'_>,
+        icmp_error: ReceivedIcmpError,
+        quote: &QuotedPacket<'_>,
     ) -> Result<(), DropReason> {
         if quote.protocol == Protocol::TCP {
-            return self.tcp_report(now_ns, report, quote);
+            return self.on_tcp_icmp_error(now_ns, icmp_error, quote);
         }
         if quote.protocol != Protocol::UDP {
             return Err(DropReason::IcmpQuote);
@@ -150,20 +149,22 @@ impl Stack {
         let local = SocketAddr::new(quote.source, udp.source_port);
         let remote = SocketAddr::new(quote.destination, udp.destination_port);
         let index = self.udp.find(local, remote).ok_or(DropReason::IcmpQuote)?;
-        if let Report::TooBig(told) = report {
-            self.path_mtu_told(now_ns, told, quote)?;
+        if let ReceivedIcmpError::TooBig(mtu) = icmp_error {
+            self.learn_path_mtu(now_ns, mtu, quote)?;
         }
         let limit_bytes = self.path_mtu(now_ns, quote.destination).0;
-        let Some((id, socket)) = self.udp.at(index) else { return Err(DropReason::IcmpQuote) };
-        let presented = socket.present(remote);
-        let error = match report {
-            Report::Refused => SocketError::ConnectionRefused(presented),
-            Report::Host => SocketError::HostUnreachable(presented),
-            Report::Network => SocketError::NetworkUnreachable(presented),
-            // Only who forbids fragments has to know; the others go on with
-            // smaller ones.
-            Report::TooBig(_) if !socket.options.dont_fragment => return Ok(()),
-            Report::TooBig(_) => {
+        let Some((id, socket)) = self.udp.by_index(index) else {
+            return Err(DropReason::IcmpQuote);
+        };
+        let presented = socket.to_app_address(remote);
+        let error = match icmp_error {
+            ReceivedIcmpError::PortUnreachable => SocketError::ConnectionRefused(presented),
+            ReceivedIcmpError::HostUnreachable => SocketError::HostUnreachable(presented),
+            ReceivedIcmpError::NetworkUnreachable => SocketError::NetworkUnreachable(presented),
+            // Only sockets that forbid fragmentation need the error; the others continue with
+            // smaller fragments.
+            ReceivedIcmpError::TooBig(_) if !socket.options.dont_fragment => return Ok(()),
+            ReceivedIcmpError::TooBig(_) => {
                 let headers = if quote.destination.is_ipv4() { 28 } else { 48 };
                 let limit_bytes = limit_bytes.saturating_sub(headers);
                 SocketError::MessageTooLong { remote: presented, limit_bytes }
@@ -173,27 +174,27 @@ impl Stack {
             return Ok(());
         }
         socket.error = Some(error);
-        if !socket.error_told {
-            socket.error_told = true;
-            self.events.push_back(Event::Error(id));
+        if !socket.error_notified {
+            socket.error_notified = true;
+            self.events.push_back(Event::UdpError(id));
         }
         Ok(())
     }
 
-    pub(crate) fn path_mtu_told(
+    pub(crate) fn learn_path_mtu(
         &mut self,
         now_ns: u64,
-        told: usize,
-        quote: &Quote<'_>,
+        mtu: usize,
+        quote: &QuotedPacket<'_>,
     ) -> Result<(), DropReason> {
         let (current, _, _) = self.path_mtu(now_ns, quote.destination);
-        self.path_mtus.learn(now_ns, quote.destination, told, quote.packet_bytes, current)?;
-        self.paths.forget();
+        self.path_mtus.learn(now_ns, quote.destination, mtu, quote.packet_bytes, current)?;
+        self.paths.invalidate();
         Ok(())
     }
 
-    /// The path MTU to a destination, whether routers on the way must
-    /// fragment, and how long that is believed.
+    /// Path MTU of a destination in bytes, whether routers on the path must fragment, and the
+    /// expiry time of this entry.
     pub(crate) fn path_mtu(&self, now_ns: u64, destination: IpAddr) -> (usize, bool, u64) {
         match self.path_mtus.get(now_ns, destination) {
             Some(known) => (known.mtu.min(self.mtu), known.routers_fragment, known.until_ns),

@@ -1,45 +1,45 @@
-//! IPv4 packets on their way in (RFC 791, RFC 1122 section 3.2.1).
+//! IPv4 input (RFC 791, RFC 1122 section 3.2.1).
 
 use std::net::IpAddr;
 
 use tidegate_wire::{DropReason, Ipv4Header, Protocol};
 
 use crate::Stack;
-use crate::address::{Kind, can_be_source_v4};
-use crate::ethernet::Arrival;
-use crate::fragment::{Fragment, Key, Whole};
-use crate::packet::{Complaint, Fate};
+use crate::address::{AddressKind, can_be_source_v4};
+use crate::ethernet::LinkMeta;
+use crate::fragment::{Fragment, FragmentKey, ReassembledPacket};
+use crate::packet::{IcmpErrorKind, RxVerdict};
 use crate::udp::IpInfo;
 
-/// The least that the first fragment of a packet must hold: as much as the
-/// ports and lengths take (RFC 1858 section 3).
+/// Minimum data in a first fragment: enough for ports and lengths of the transport header
+/// (RFC 1858 section 3).
 const MIN_FIRST_FRAGMENT_BYTES: usize = 8;
 
 impl Stack {
-    /// Reads an IPv4 packet.
+    /// Processes a received IPv4 packet.
     #[inline]
     pub(crate) fn ipv4_input(
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
-    ) -> Result<Fate, DropReason> {
+        link_meta: &LinkMeta,
+    ) -> Result<RxVerdict, DropReason> {
         let (header, payload) = Ipv4Header::parse(packet)?;
         let kind = self.addresses.kind_v4(header.destination);
-        if !matches!(kind, Kind::Ours | Kind::Broadcast | Kind::Group) {
-            return self.ipv4_transit(now_ns, packet, arrival, &header);
+        if !matches!(kind, AddressKind::Local | AddressKind::Broadcast | AddressKind::JoinedGroup) {
+            return self.ipv4_transit_input(now_ns, packet, link_meta, &header);
         }
-        let is_fit = match self.addresses.kind_v4(header.source) {
-            Kind::Other => can_be_source_v4(header.source),
-            Kind::Ours => arrival.looped,
-            Kind::Tentative | Kind::Broadcast | Kind::Group => false,
+        let is_valid_source = match self.addresses.kind_v4(header.source) {
+            AddressKind::Other => can_be_source_v4(header.source),
+            AddressKind::Local => link_meta.is_loopback,
+            AddressKind::Tentative | AddressKind::Broadcast | AddressKind::JoinedGroup => false,
         };
-        if !is_fit {
+        if !is_valid_source {
             return Err(DropReason::Ipv4SourceInvalid);
         }
         header.options(packet).check()?;
         if header.is_fragment() {
-            return self.ipv4_fragment_input(now_ns, packet, arrival, &header, payload);
+            return self.ipv4_fragment_input(now_ns, packet, link_meta, &header, payload);
         }
         let result = match header.protocol {
             Protocol::UDP => {
@@ -48,29 +48,34 @@ impl Stack {
                     destination: IpAddr::V4(header.destination),
                     hop_limit: header.ttl,
                     traffic_class: header.dscp_ecn,
-                    unicast: kind == Kind::Ours,
+                    is_unicast: kind == AddressKind::Local,
                 };
-                self.udp_input(info, arrival, payload, header.header_bytes.into())
+                self.udp_input(info, link_meta, payload, header.header_bytes.into())
             }
-            Protocol::ICMPV4 => return self.icmpv4_input(now_ns, &header, payload, arrival),
+            Protocol::ICMPV4 => return self.icmpv4_input(now_ns, &header, payload, link_meta),
             Protocol::TCP => {
                 let info = IpInfo {
                     source: IpAddr::V4(header.source),
                     destination: IpAddr::V4(header.destination),
                     hop_limit: header.ttl,
                     traffic_class: header.dscp_ecn,
-                    unicast: kind == Kind::Ours,
+                    is_unicast: kind == AddressKind::Local,
                 };
-                return self.tcp_input(now_ns, &info, arrival, payload);
+                return self.tcp_input(now_ns, &info, link_meta, payload);
             }
             _ => Err(DropReason::ProtocolUnknown),
         };
         match result {
             Err(DropReason::UdpNoSocket) => {
-                self.complain_v4(now_ns, packet, arrival, Complaint::Port);
+                self.send_icmp_error_v4(now_ns, packet, link_meta, IcmpErrorKind::PortUnreachable);
             }
             Err(DropReason::ProtocolUnknown) => {
-                self.complain_v4(now_ns, packet, arrival, Complaint::Protocol(0));
+                self.send_icmp_error_v4(
+                    now_ns,
+                    packet,
+                    link_meta,
+                    IcmpErrorKind::ProtocolUnreachable(0),
+                );
             }
             _ => {}
         }
@@ -81,17 +86,17 @@ impl Stack {
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         header: &Ipv4Header,
         payload: &[u8],
-    ) -> Result<Fate, DropReason> {
-        if arrival.rebuilt {
+    ) -> Result<RxVerdict, DropReason> {
+        if link_meta.is_reassembled {
             return Err(DropReason::FragmentInvalid);
         }
         if header.fragment_offset_bytes == 0 && payload.len() < MIN_FIRST_FRAGMENT_BYTES {
             return Err(DropReason::FragmentHeaderChain);
         }
-        let key = Key {
+        let key = FragmentKey {
             source: header.source.into(),
             destination: header.destination.into(),
             identification: header.identification.into(),
@@ -100,21 +105,20 @@ impl Stack {
         let header_bytes = usize::from(header.header_bytes);
         let fragment = Fragment {
             offset_bytes: header.fragment_offset_bytes.into(),
-            more: header.more_fragments,
+            more_fragments: header.more_fragments,
             protocol: header.protocol.0,
             hop_limit: header.ttl,
             traffic_class: header.dscp_ecn,
             headers: packet.get(..header_bytes).unwrap_or_default(),
             data: payload,
-            limit_bytes: usize::from(u16::MAX) - header_bytes,
+            max_packet_payload_bytes: usize::from(u16::MAX) - header_bytes,
         };
         self.fragment_input(now_ns, key, &fragment)
     }
 }
 
-/// The packet that the fragments were cut from, without options: those were
-/// checked with each fragment.
-pub(crate) fn rebuild(whole: &Whole) -> Option<Vec<u8>> {
+/// Builds the reassembled packet, without options: they were checked with each fragment.
+pub(crate) fn build_reassembled(whole: &ReassembledPacket) -> Option<Vec<u8>> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (whole.key.source, whole.key.destination)
     else {
         return None;

@@ -1,4 +1,4 @@
-//! IPv6 packets on their way in (RFC 8200).
+//! IPv6 input (RFC 8200).
 
 use std::net::IpAddr;
 
@@ -7,62 +7,72 @@ use tidegate_wire::ipv6_extension::{ParameterProblem, UpperLayer, upper_layer};
 use tidegate_wire::{DropReason, Ipv6Header, Protocol};
 
 use crate::Stack;
-use crate::address::{Kind, can_be_source_v6};
-use crate::ethernet::Arrival;
-use crate::fragment::{Fragment, Key, Whole};
-use crate::packet::{Complaint, Fate};
+use crate::address::{AddressKind, can_be_source_v6};
+use crate::ethernet::LinkMeta;
+use crate::fragment::{Fragment, FragmentKey, ReassembledPacket};
+use crate::packet::{IcmpErrorKind, RxVerdict};
 use crate::udp::IpInfo;
 
-/// Where the payload length stands in the header.
+/// Offset of the payload length in the header.
 const PAYLOAD_LENGTH_OFFSET_BYTES: usize = 4;
 
 impl Stack {
-    /// Reads an IPv6 packet.
+    /// Processes a received IPv6 packet.
     #[inline]
     pub(crate) fn ipv6_input(
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
-    ) -> Result<Fate, DropReason> {
+        link_meta: &LinkMeta,
+    ) -> Result<RxVerdict, DropReason> {
         let (header, payload) = Ipv6Header::parse(packet)?;
         let kind = self.addresses.kind_v6(header.destination);
-        if kind == Kind::Other {
-            return self.ipv6_transit(now_ns, packet, arrival, &header);
+        if kind == AddressKind::Other {
+            return self.ipv6_transit_input(now_ns, packet, link_meta, &header);
         }
-        let is_ours = self.addresses.kind_v6(header.source) == Kind::Ours;
-        if !can_be_source_v6(header.source) || is_ours && !arrival.looped {
+        let is_local = self.addresses.kind_v6(header.source) == AddressKind::Local;
+        if !can_be_source_v6(header.source) || is_local && !link_meta.is_loopback {
             return Err(DropReason::Ipv6SourceInvalid);
         }
         let upper = match upper_layer(header.next_header, payload) {
             Ok(upper) => upper,
             Err(fault) => {
-                if let Some(problem) = fault.answer {
-                    self.complain_v6(now_ns, packet, arrival, Complaint::Parameter(problem));
+                if let Some(problem) = fault.icmp_error {
+                    self.send_icmp_error_v6(
+                        now_ns,
+                        packet,
+                        link_meta,
+                        IcmpErrorKind::ParameterProblem(problem),
+                    );
                 }
                 return Err(fault.reason);
             }
         };
         if upper.fragment.is_some() {
-            return self.ipv6_fragment_input(now_ns, packet, arrival, &header, &upper);
+            return self.ipv6_fragment_input(now_ns, packet, link_meta, &header, &upper);
         }
         if upper.protocol == Protocol::ICMPV6 {
-            return self.icmpv6_input(now_ns, &header, upper.payload, arrival);
+            return self.icmpv6_input(now_ns, &header, upper.payload, link_meta);
         }
-        if kind == Kind::Tentative {
+        if kind == AddressKind::Tentative {
             return Err(DropReason::Ipv6NotForUs);
         }
         if header.source.is_unspecified() {
             return Err(DropReason::Ipv6SourceInvalid);
         }
-        let result = self.ipv6_transport_input(now_ns, &header, kind, arrival, &upper);
+        let result = self.ipv6_transport_input(now_ns, &header, kind, link_meta, &upper);
         match result {
             Err(DropReason::UdpNoSocket) => {
-                self.complain_v6(now_ns, packet, arrival, Complaint::Port);
+                self.send_icmp_error_v6(now_ns, packet, link_meta, IcmpErrorKind::PortUnreachable);
             }
             Err(DropReason::Ipv6NextHeaderUnknown) => {
                 let pointer = upper.next_header_offset_bytes as u32;
-                self.complain_v6(now_ns, packet, arrival, Complaint::Protocol(pointer));
+                self.send_icmp_error_v6(
+                    now_ns,
+                    packet,
+                    link_meta,
+                    IcmpErrorKind::ProtocolUnreachable(pointer),
+                );
             }
             _ => {}
         }
@@ -74,21 +84,21 @@ impl Stack {
         &mut self,
         now_ns: u64,
         header: &Ipv6Header,
-        kind: Kind,
-        arrival: &Arrival,
+        kind: AddressKind,
+        link_meta: &LinkMeta,
         upper: &UpperLayer<'_>,
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let info = IpInfo {
             source: IpAddr::V6(header.source),
             destination: IpAddr::V6(header.destination),
             hop_limit: header.hop_limit,
             traffic_class: header.traffic_class,
-            unicast: kind == Kind::Ours,
+            is_unicast: kind == AddressKind::Local,
         };
         match upper.protocol {
-            Protocol::UDP => self.udp_input(info, arrival, upper.payload, upper.offset_bytes),
-            Protocol::TCP => self.tcp_input(now_ns, &info, arrival, upper.payload),
-            Protocol::NO_NEXT_HEADER => Ok(Fate::Handled),
+            Protocol::UDP => self.udp_input(info, link_meta, upper.payload, upper.offset_bytes),
+            Protocol::TCP => self.tcp_input(now_ns, &info, link_meta, upper.payload),
+            Protocol::NO_NEXT_HEADER => Ok(RxVerdict::Handled),
             _ => Err(DropReason::Ipv6NextHeaderUnknown),
         }
     }
@@ -97,16 +107,15 @@ impl Stack {
         &mut self,
         now_ns: u64,
         packet: &[u8],
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         header: &Ipv6Header,
         upper: &UpperLayer<'_>,
-    ) -> Result<Fate, DropReason> {
-        // A packet whose fragments hold fragments is nothing that any sender
-        // makes in earnest.
-        let Some(fragment_header) = upper.fragment.filter(|_| !arrival.rebuilt) else {
+    ) -> Result<RxVerdict, DropReason> {
+        // No genuine sender nests fragments.
+        let Some(fragment_header) = upper.fragment.filter(|_| !link_meta.is_reassembled) else {
             return Err(DropReason::FragmentInvalid);
         };
-        let key = Key {
+        let key = FragmentKey {
             source: header.source.into(),
             destination: header.destination.into(),
             identification: fragment_header.identification,
@@ -114,20 +123,20 @@ impl Stack {
         };
         let fragment = Fragment {
             offset_bytes: fragment_header.offset_bytes.into(),
-            more: fragment_header.more_fragments,
+            more_fragments: fragment_header.more_fragments,
             protocol: upper.protocol.0,
             hop_limit: header.hop_limit,
             traffic_class: header.traffic_class,
             headers: packet.get(..upper.offset_bytes).unwrap_or_default(),
             data: upper.payload,
-            limit_bytes: u16::MAX.into(),
+            max_packet_payload_bytes: u16::MAX.into(),
         };
         let result = self.fragment_input(now_ns, key, &fragment);
-        // RFC 8200 section 4.5: the sender is told of a length that is no
-        // multiple of 8, and of a packet that would be too long.
+        // RFC 8200 section 4.5: report a fragment whose length is no multiple of 8, and a packet
+        // that would exceed the maximum length.
         let pointer = match result {
             Err(DropReason::FragmentInvalid)
-                if fragment.more && !fragment.data.len().is_multiple_of(8) =>
+                if fragment.more_fragments && !fragment.data.len().is_multiple_of(8) =>
             {
                 Some(PAYLOAD_LENGTH_OFFSET_BYTES)
             }
@@ -138,17 +147,22 @@ impl Stack {
             let problem = ParameterProblem {
                 code: parameter_problem::HEADER_FIELD,
                 pointer: pointer as u32,
-                even_for_group: false,
+                allowed_for_group: false,
             };
-            self.complain_v6(now_ns, packet, arrival, Complaint::Parameter(problem));
+            self.send_icmp_error_v6(
+                now_ns,
+                packet,
+                link_meta,
+                IcmpErrorKind::ParameterProblem(problem),
+            );
         }
         result
     }
 }
 
-/// The packet that the fragments were cut from, without extension headers:
-/// those were obeyed with each fragment.
-pub(crate) fn rebuild(whole: &Whole) -> Option<Vec<u8>> {
+/// Builds the reassembled packet, without extension headers: they were processed with each
+/// fragment.
+pub(crate) fn build_reassembled(whole: &ReassembledPacket) -> Option<Vec<u8>> {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = (whole.key.source, whole.key.destination)
     else {
         return None;

@@ -1,21 +1,18 @@
-//! Neighbours, routes, fragments, ICMP, UDP and TCP, as a pure state machine.
+//! ARP, neighbour discovery, routing, fragment reassembly, ICMP, UDP and TCP as a pure state
+//! machine.
 //!
-//! A [`Stack`] is one interface of one host. Frames go in by
-//! [`Stack::ingest`], frames for the wire wait in [`Stack::transmit_queue`],
-//! time comes in with every call, and what the outside should know comes out
-//! of [`Stack::poll_event`]. There is no I/O, no clock and no source of
-//! randomness in here: the same calls with the same seed give the same
-//! packets.
+//! A [`Stack`] is one interface of one host. Received frames enter by [`Stack::ingest`]. Frames to
+//! send wait in [`Stack::transmit_queue`]. Every call passes the current time, and
+//! [`Stack::poll_event`] returns the events for the caller. The crate does no I/O and reads no
+//! clock and no random numbers: the same calls with the same seed give the same packets.
 //!
-//! Everything that arrives is hostile until proven otherwise. Every table has
-//! a limit ([`Limits`]), every packet that is not used is counted under a
-//! [`tidegate_wire::DropReason`], and [`Counters::balance`] shows that none
-//! was lost.
+//! All input is treated as hostile. Every table has a limit ([`Limits`]). Every packet that is not
+//! used is counted under a [`tidegate_wire::DropReason`], and [`Counters::balance`] shows that
+//! every packet is accounted for.
 #![forbid(unsafe_code)]
 
 mod address;
 mod arp;
-mod chance;
 mod config;
 mod counters;
 mod error;
@@ -29,8 +26,8 @@ mod icmpv4;
 mod icmpv6;
 mod ipv4;
 mod ipv6;
+mod migration;
 mod mld;
-mod moving;
 mod ndp;
 mod neighbour;
 mod output;
@@ -38,28 +35,31 @@ mod packet;
 mod path;
 mod path_mtu;
 mod port_groups;
-mod rate;
-mod reserved;
+mod random;
+mod rate_limit;
+mod reserved_ports;
 mod route;
 mod router;
-mod saved;
+mod snapshot;
 mod stack;
 mod tcp;
 mod udp;
 
-pub use config::{Config, ConfigError, Limits, Ownership, Route};
+pub use config::{AddressOwnership, Config, ConfigError, Limits, Route};
 pub use counters::Counters;
 pub use error::{SendError, SocketError};
 pub use event::Event;
-pub use forward::Transit;
-pub use moving::{MoveError, Moved, MovingSockets, NotMoved, TakenSockets};
+pub use forward::TransitPacket;
+pub use migration::{
+    ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, SocketSelection,
+};
 pub use port_groups::PortGroups;
-pub use reserved::Transport;
+pub use reserved_ports::Transport;
 pub use router::Router;
-pub use saved::{RestoreError, STATE_VERSION, SavedStack};
+pub use snapshot::{RestoreError, STATE_VERSION, StackSnapshot};
 pub use stack::Stack;
 pub use tcp::{
     CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
     TcpReadiness, TcpSecrets, TcpState,
 };
-pub use udp::{Datagram, FULL, InPlace, Request, UdpId, UdpOptions};
+pub use udp::{Datagram, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest};

@@ -9,43 +9,43 @@ use tidegate_wire::{
     Protocol,
 };
 
-use crate::address::{ALL_NODES, Kind};
-use crate::ethernet::Arrival;
-use crate::neighbour::Claim;
-use crate::packet::{Fate, Packet};
-use crate::{Event, Ownership, Stack};
+use crate::address::{ALL_NODES, AddressKind};
+use crate::ethernet::LinkMeta;
+use crate::neighbour::NeighbourClaim;
+use crate::packet::{Packet, RxVerdict};
+use crate::{AddressOwnership, Event, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// An address that is not known to be unique yet.
+/// Address that is not known to be unique yet.
 #[derive(Clone, Copy)]
-pub(crate) struct Tentative {
+pub(crate) struct TentativeAddress {
     pub(crate) address: Ipv6Addr,
-    /// When its time is up.
+    /// Deadline of the current step, in nanoseconds.
     pub(crate) until_ns: u64,
-    /// Whether others were asked.
-    pub(crate) asked: bool,
+    /// True after the solicitation was sent.
+    pub(crate) solicited: bool,
 }
 
 impl Stack {
     pub(crate) fn ndp_input(
         &mut self,
         header: &Ipv6Header,
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         message: &NdpMessage<'_>,
-    ) -> Result<Fate, DropReason> {
-        if self.medium == Medium::Ip || self.ownership == Ownership::Shared {
+    ) -> Result<RxVerdict, DropReason> {
+        if self.medium == Medium::Ip || self.ownership == AddressOwnership::Shared {
             return Err(DropReason::NdpIgnored);
         }
         match *message {
-            NdpMessage::NeighbourSolicitation { target, source_link } => {
-                self.solicitation_input(header, arrival, target, source_link)
+            NdpMessage::NeighbourSolicitation { target, source_mac: source_link } => {
+                self.solicitation_input(header, link_meta, target, source_link)
             }
             NdpMessage::NeighbourAdvertisement(advertisement) => {
                 self.advertisement_input(&advertisement)
             }
-            // We are no router, and routes are configured: RFC 4861 section
-            // 6.2.6 and 8.3 let a host ignore the rest.
+            // This host is not a router, and its routes are configured: RFC 4861 sections 6.2.6
+            // and 8.3 let a host ignore the other messages.
             _ => Err(DropReason::NdpIgnored),
         }
     }
@@ -53,45 +53,44 @@ impl Stack {
     fn solicitation_input(
         &mut self,
         header: &Ipv6Header,
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         target: Ipv6Addr,
         source_link: Option<MacAddr>,
-    ) -> Result<Fate, DropReason> {
-        if source_link.is_some_and(|mac| !mac.is_station()) {
+    ) -> Result<RxVerdict, DropReason> {
+        if source_link.is_some_and(|mac| !mac.is_valid_unicast()) {
             return Err(DropReason::NdpMalformed);
         }
-        let from_nobody = header.source.is_unspecified();
+        let no_source = header.source.is_unspecified();
         match self.addresses.kind_v6(target) {
-            Kind::Ours => {}
-            // RFC 4862 section 5.4.3: another host wants the same address.
-            Kind::Tentative if from_nobody => return self.duplicate_address(target),
+            AddressKind::Local => {}
+            // RFC 4862 section 5.4.3: another host is checking the same address.
+            AddressKind::Tentative if no_source => return self.duplicate_address(target),
             _ => return Err(DropReason::NdpNotForUs),
         }
-        let to = if from_nobody { ALL_NODES } else { header.source };
-        let answer = NeighbourAdvertisement {
+        let to = if no_source { ALL_NODES } else { header.source };
+        let advertisement = NeighbourAdvertisement {
             router: self.forwarding.enabled,
-            solicited: !from_nobody,
+            solicited: !no_source,
             overrides: true,
             target,
-            target_link: Some(self.mac),
+            target_mac: Some(self.mac),
         };
-        self.reply_ndp(target, to, &NdpMessage::NeighbourAdvertisement(answer));
-        let heard = match source_link {
-            // A solicitation must not make an entry for a host off the link
-            // (RFC 4861 section 7.2.3, RFC 5942 section 4).
+        self.reply_ndp(target, to, &NdpMessage::NeighbourAdvertisement(advertisement));
+        let verdict = match source_link {
+            // A solicitation must not create an entry for a host off the link (RFC 4861 section
+            // 7.2.3, RFC 5942 section 4).
             Some(mac) if self.is_neighbour(header.source) => {
-                Fate::Heard(IpAddr::V6(header.source), mac)
+                RxVerdict::NeighbourSeen(IpAddr::V6(header.source), mac)
             }
-            _ => Fate::Handled,
+            _ => RxVerdict::Handled,
         };
         self.reply.mac = Some(match source_link {
-            Some(mac) if !from_nobody => mac,
-            _ if from_nobody => MacAddr::of_ipv6_group(ALL_NODES),
-            // A unicast probe comes without an option: answer where it came
-            // from.
-            _ => arrival.source_mac,
+            Some(mac) if !no_source => mac,
+            _ if no_source => MacAddr::from_ipv6_group(ALL_NODES),
+            // A unicast probe has no link-layer address option: answer to the frame's source.
+            _ => link_meta.source_mac,
         });
-        Ok(heard)
+        Ok(verdict)
     }
 
     fn is_neighbour(&self, address: Ipv6Addr) -> bool {
@@ -101,33 +100,33 @@ impl Stack {
     fn advertisement_input(
         &mut self,
         advertisement: &NeighbourAdvertisement,
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let target = advertisement.target;
         match self.addresses.kind_v6(target) {
-            Kind::Tentative => return self.duplicate_address(target),
-            Kind::Ours => {
-                self.tell_once(Event::AddressConflict(target.into()));
+            AddressKind::Tentative => return self.duplicate_address(target),
+            AddressKind::Local => {
+                self.queue_event_once(Event::AddressConflict(target.into()));
                 return Err(DropReason::NdpConflict);
             }
             _ => {}
         }
-        if advertisement.target_link.is_some_and(|mac| !mac.is_station()) {
+        if advertisement.target_mac.is_some_and(|mac| !mac.is_valid_unicast()) {
             return Err(DropReason::NdpMalformed);
         }
-        Ok(Fate::Claim(Claim {
+        Ok(RxVerdict::NeighbourClaim(NeighbourClaim {
             ip: IpAddr::V6(target),
-            mac: advertisement.target_link,
+            mac: advertisement.target_mac,
             solicited: advertisement.solicited,
-            overrides: advertisement.overrides,
+            is_override: advertisement.overrides,
         }))
     }
 
-    /// Gives a tentative address up.
-    fn duplicate_address(&mut self, address: Ipv6Addr) -> Result<Fate, DropReason> {
+    /// Removes a tentative address that another host uses.
+    fn duplicate_address(&mut self, address: Ipv6Addr) -> Result<RxVerdict, DropReason> {
         self.tentative.retain(|tentative| tentative.address != address);
         self.addresses.remove(address.into());
-        self.paths.forget();
-        self.tell_once(Event::AddressConflict(address.into()));
+        self.paths.invalidate();
+        self.queue_event_once(Event::AddressConflict(address.into()));
         Err(DropReason::NdpConflict)
     }
 
@@ -139,10 +138,10 @@ impl Stack {
             hop_limit: ndp::HOP_LIMIT,
             traffic_class: 0,
         };
-        self.reply_v6(packet, &Icmpv6Message::Ndp(*message));
+        self.prepare_icmpv6(packet, &Icmpv6Message::Ndp(*message));
     }
 
-    /// Asks for a neighbour: everybody, or only the one that had the address.
+    /// Solicits a neighbour: by multicast, or by unicast to the hardware address `to`.
     pub(crate) fn send_solicitation(
         &mut self,
         now_ns: u64,
@@ -157,32 +156,32 @@ impl Stack {
         let group = solicited_node(target);
         let destination = if to.is_some() { target } else { group };
         let source_link = Some(self.mac);
-        let message = NdpMessage::NeighbourSolicitation { target, source_link };
+        let message = NdpMessage::NeighbourSolicitation { target, source_mac: source_link };
         self.reply_ndp(source, destination, &message);
-        self.reply.mac = Some(to.unwrap_or(MacAddr::of_ipv6_group(group)));
+        self.reply.mac = Some(to.unwrap_or(MacAddr::from_ipv6_group(group)));
         self.flush_reply(now_ns, arena);
     }
 
-    /// Asks whether anybody has our new addresses, and takes those that nobody
+    /// Duplicate address detection: solicits new addresses, and confirms the addresses that no host
     /// claimed in time (RFC 4862 section 5.4).
     pub(crate) fn detect_duplicates(&mut self, now_ns: u64, arena: &mut Arena) {
         for at in (0..self.tentative.len()).rev() {
-            let Tentative { address, until_ns, asked } = self.tentative[at];
+            let TentativeAddress { address, until_ns, solicited: asked } = self.tentative[at];
             if until_ns > now_ns {
                 continue;
             }
             if asked {
                 self.tentative.swap_remove(at);
                 self.addresses.confirm(address.into());
-                self.paths.forget();
+                self.paths.invalidate();
                 continue;
             }
             let tentative = &mut self.tentative[at];
-            (tentative.asked, tentative.until_ns) = (true, now_ns + SECOND_NS);
+            (tentative.solicited, tentative.until_ns) = (true, now_ns + SECOND_NS);
             let group = solicited_node(address);
-            let message = NdpMessage::NeighbourSolicitation { target: address, source_link: None };
+            let message = NdpMessage::NeighbourSolicitation { target: address, source_mac: None };
             self.reply_ndp(Ipv6Addr::UNSPECIFIED, group, &message);
-            self.reply.mac = Some(MacAddr::of_ipv6_group(group));
+            self.reply.mac = Some(MacAddr::from_ipv6_group(group));
             self.flush_reply(now_ns, arena);
         }
     }

@@ -1,15 +1,13 @@
-//! The neighbour cache: hardware addresses of hosts on the link.
+//! Neighbour cache: hardware addresses of hosts on the link.
 //!
-//! One state machine serves both families (RFC 4861 section 7.3.2); ARP feeds
-//! it requests and replies as neighbour discovery does solicitations and
-//! advertisements. It decides and remembers; packets are made by its callers,
-//! which are told what to ask by [`Action`].
+//! One state machine serves both families (RFC 4861 section 7.3.2). ARP requests and replies are
+//! processed like neighbour solicitations and advertisements. The cache only keeps state; its
+//! callers send the packets that a [`NeighbourAction`] asks for.
 //!
-//! The cache is a target (RFC 6583): anybody on the link can make entries, and
-//! anybody beyond can make us look for neighbours that do not exist. So the
-//! table is of fixed size, unanswered entries may fill only half of it, an
-//! entry in use is not pushed out by one that nobody has used, and finding a
-//! place looks at a few entries only.
+//! The cache is a target of attacks (RFC 6583): any host on the link can create entries, and any
+//! remote host can make this host solicit neighbours that do not exist. So the table has a fixed
+//! size, and unanswered entries may fill only half of it. An unused entry never evicts an entry in
+//! use, and eviction examines only a few entries.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -17,35 +15,34 @@ use std::net::IpAddr;
 use tidegate_memory::Frame;
 use tidegate_wire::{DropReason, MacAddr};
 
-use crate::chance::{Chance, HashKey};
+use crate::random::{HashKey, SecretRng};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// RFC 4861 section 10: RETRANS_TIMER.
-const RETRANSMIT_NS: u64 = SECOND_NS;
+const RETRANSMIT_TIMER_NS: u64 = SECOND_NS;
 /// RFC 4861 section 10: MAX_MULTICAST_SOLICIT and MAX_UNICAST_SOLICIT.
 const MAX_SOLICITATIONS: u8 = 3;
 /// RFC 4861 section 10: DELAY_FIRST_PROBE_TIME.
-const DELAY_NS: u64 = 5 * SECOND_NS;
-/// RFC 4861 section 10: REACHABLE_TIME, from which half to one and a half is
-/// chosen.
-const REACHABLE_NS: u64 = 30 * SECOND_NS;
-/// An entry used within this time is not given up for another.
-const IN_USE_NS: u64 = 60 * SECOND_NS;
-/// How many entries are looked at to find one to replace.
-const VICTIM_CANDIDATES: usize = 16;
+const DELAY_FIRST_PROBE_NS: u64 = 5 * SECOND_NS;
+/// RFC 4861 section 10: base of REACHABLE_TIME; the value used is 0.5 to 1.5 times this.
+const REACHABLE_TIME_NS: u64 = 30 * SECOND_NS;
+/// Minimum time since the last use before an entry may be evicted.
+const MIN_IDLE_BEFORE_EVICTION_NS: u64 = 60 * SECOND_NS;
+/// Entries examined to find one to evict.
+const EVICTION_CANDIDATES: usize = 16;
 
-/// RFC 4861 section 7.3.2.
+/// State of an entry (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Asked, not answered; the hardware address is not known.
+    /// Solicited without an answer yet; the hardware address is unknown.
     Incomplete,
-    /// Known to be right until the time of the entry.
+    /// Confirmed until the entry's deadline.
     Reachable,
-    /// Was right once.
+    /// Confirmation has expired.
     Stale,
-    /// In use again; if nothing confirms it by the time of the entry, probe.
+    /// Used since it became stale; probed at the entry's deadline unless confirmed before.
     Delay,
-    /// Asked whether it is still right.
+    /// Probed without an answer yet.
     Probe,
 }
 
@@ -53,95 +50,95 @@ struct Neighbour {
     ip: IpAddr,
     mac: MacAddr,
     state: State,
-    /// When the state ends; for `Stale`, never.
+    /// Deadline of the state; none for `Stale`.
     until_ns: u64,
-    /// Solicitations sent in this state.
-    asked: u8,
-    /// When a packet was last sent there; `None` if only it spoke to us.
-    used_ns: Option<u64>,
+    /// Solicitations sent in the current state.
+    solicitations: u8,
+    /// Time of the last packet sent to the neighbour; `None` if it has only sent to this host.
+    last_used_ns: Option<u64>,
     waiting: VecDeque<Frame>,
 }
 
-/// What to send.
+/// Solicitation for the caller to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Ask everybody for this neighbour.
+pub(crate) enum NeighbourAction {
+    /// Multicast or broadcast solicitation.
     Solicit(IpAddr),
-    /// Ask this neighbour whether it is still there.
+    /// Unicast probe of a known hardware address.
     Probe(IpAddr, MacAddr),
 }
 
-/// What the cache knows about a neighbour that a packet is to be sent to.
+/// Result of looking up the neighbour for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolution {
-    /// Its hardware address, and how long it may be used without asking again.
+    /// Hardware address, and the time until which it may be cached.
     Known(MacAddr, u64),
-    /// Not yet: let the packet wait. The action is to be done first.
-    Wait(Option<Action>),
+    /// Unknown yet: queue the packet after performing the action.
+    Wait(Option<NeighbourAction>),
 }
 
-/// What an advertisement or ARP reply brings.
+/// Content of an advertisement or ARP reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
-    /// Whose address.
+pub(crate) struct NeighbourClaim {
+    /// Claimed IP address.
     pub(crate) ip: IpAddr,
-    /// The hardware address, if it was told.
+    /// Hardware address, if present.
     pub(crate) mac: Option<MacAddr>,
-    /// Whether it says that it answers a question.
+    /// Solicited flag: the message answers a solicitation.
     pub(crate) solicited: bool,
-    /// Whether it says that it is newer than what was told before.
-    pub(crate) overrides: bool,
+    /// Override flag: the message may replace a cached hardware address.
+    pub(crate) is_override: bool,
 }
 
-/// What came of a [`Claim`].
+/// Result of applying a [`NeighbourClaim`].
 #[derive(Debug)]
-pub(crate) enum Claimed {
-    /// There is no entry: nobody asked.
+pub(crate) enum ClaimOutcome {
+    /// No entry exists: this host has not solicited the neighbour.
     Unsolicited,
-    /// Nothing that packets depend on changed.
-    Noted,
-    /// The hardware address in use changed: cached paths are wrong.
+    /// The hardware address is unchanged.
+    Unchanged,
+    /// The hardware address has changed: cached paths are invalid.
     Changed,
-    /// The answer that these frames waited for.
+    /// The entry is resolved: these frames were waiting and can be sent.
     Resolved(MacAddr, VecDeque<Frame>),
-    /// It contradicts what is known: ask, before it is believed.
-    Doubted(Action),
+    /// The claim contradicts the entry: solicit before trusting it.
+    Verify(NeighbourAction),
 }
 
-/// A neighbour that never answered.
+/// Neighbour that did not answer.
 #[derive(Debug)]
-pub(crate) struct Lost {
+pub(crate) struct UnreachableNeighbour {
     pub(crate) ip: IpAddr,
-    /// What waited for it.
+    /// Frames that waited for the neighbour.
     pub(crate) waiting: VecDeque<Frame>,
 }
 
-/// What a timer brought.
+/// Result of an expired timer.
 #[derive(Debug)]
-pub(crate) enum Expired {
-    /// Ask again.
-    Ask(Action),
-    /// Give up.
-    Lost(Lost),
+pub(crate) enum NeighbourTimeout {
+    /// Solicit again.
+    Solicit(NeighbourAction),
+    /// No answer: the entry is removed.
+    Unreachable(UnreachableNeighbour),
 }
 
-/// The neighbour cache.
-pub(crate) struct Neighbours {
+/// Neighbour cache of one interface, for both families.
+pub(crate) struct NeighbourCache {
     index: HashMap<IpAddr, usize, HashKey>,
     entries: Vec<Neighbour>,
     timers: BTreeSet<(u64, IpAddr)>,
-    limit: usize,
-    waiting_limit: usize,
-    waiting_total_limit: usize,
+    max_entries: usize,
+    max_waiting_per_neighbour: usize,
+    max_waiting_total: usize,
     waiting_total: usize,
     incomplete: usize,
-    hand: usize,
+    eviction_hand: usize,
 }
 
-impl Neighbours {
+impl NeighbourCache {
     pub(crate) fn new(
         key: HashKey,
-        limit: usize,
+        max_entries: usize,
         waiting_limit: usize,
         waiting_total_limit: usize,
     ) -> Self {
@@ -149,113 +146,117 @@ impl Neighbours {
             index: HashMap::with_hasher(key),
             entries: Vec::new(),
             timers: BTreeSet::new(),
-            limit: limit.max(2),
-            waiting_limit,
-            waiting_total_limit,
+            max_entries: max_entries.max(2),
+            max_waiting_per_neighbour: waiting_limit,
+            max_waiting_total: waiting_total_limit,
             waiting_total: 0,
             incomplete: 0,
-            hand: 0,
+            eviction_hand: 0,
         }
     }
 
-    /// Looks a next hop up that a packet is about to go to.
+    /// Looks up the next hop of a packet to send.
     ///
     /// # Errors
-    /// [`DropReason::NeighbourTableFull`] when it is not known and there is no
-    /// room to look for it.
+    /// [`DropReason::NeighbourTableFull`] when the neighbour is unknown and there is no space for
+    /// an entry.
     pub(crate) fn resolve(&mut self, now_ns: u64, ip: IpAddr) -> Result<Resolution, DropReason> {
         let Some(&at) = self.index.get(&ip) else {
-            if self.incomplete >= self.limit / 2 {
+            if self.incomplete >= self.max_entries / 2 {
                 return Err(DropReason::NeighbourTableFull);
             }
             let at = self.insert(now_ns, ip, MacAddr::UNSPECIFIED, State::Incomplete)?;
-            self.entries[at].asked = 1;
-            self.entries[at].used_ns = Some(now_ns);
-            self.set_state(at, State::Incomplete, now_ns + RETRANSMIT_NS);
-            return Ok(Resolution::Wait(Some(Action::Solicit(ip))));
+            self.entries[at].solicitations = 1;
+            self.entries[at].last_used_ns = Some(now_ns);
+            self.set_state(at, State::Incomplete, now_ns + RETRANSMIT_TIMER_NS);
+            return Ok(Resolution::Wait(Some(NeighbourAction::Solicit(ip))));
         };
         let entry = &mut self.entries[at];
-        entry.used_ns = Some(now_ns);
+        entry.last_used_ns = Some(now_ns);
         if entry.state == State::Reachable && now_ns >= entry.until_ns {
             entry.state = State::Stale;
         }
         match entry.state {
             State::Incomplete => return Ok(Resolution::Wait(None)),
-            State::Stale => self.set_state(at, State::Delay, now_ns + DELAY_NS),
+            State::Stale => self.set_state(at, State::Delay, now_ns + DELAY_FIRST_PROBE_NS),
             State::Reachable | State::Delay | State::Probe => {}
         }
         let entry = &self.entries[at];
         Ok(Resolution::Known(entry.mac, entry.until_ns))
     }
 
-    /// Lets a frame wait for a neighbour that [`Neighbours::resolve`] said to
-    /// wait for. Gives a frame back when there is no room: the oldest that
-    /// waits for the same neighbour (RFC 4861 section 7.2.2), or this one.
-    pub(crate) fn wait(&mut self, ip: IpAddr, frame: Frame) -> Option<Frame> {
+    /// Queues a frame for a neighbour for which [`NeighbourCache::resolve`] returned `Wait`. On
+    /// overflow, returns a frame to drop: the oldest frame for the same neighbour (RFC 4861 section
+    /// 7.2.2), or `frame` itself.
+    pub(crate) fn queue_frame(&mut self, ip: IpAddr, frame: Frame) -> Option<Frame> {
         let Some(entry) = self.index.get(&ip).map(|&at| &mut self.entries[at]) else {
             return Some(frame);
         };
-        let full = entry.waiting.len() >= self.waiting_limit
-            || self.waiting_total >= self.waiting_total_limit;
-        let out = if full { entry.waiting.pop_front() } else { None };
-        if full && out.is_none() {
+        let full = entry.waiting.len() >= self.max_waiting_per_neighbour
+            || self.waiting_total >= self.max_waiting_total;
+        let dropped = if full { entry.waiting.pop_front() } else { None };
+        if full && dropped.is_none() {
             return Some(frame);
         }
-        self.waiting_total += usize::from(out.is_none());
+        self.waiting_total += usize::from(dropped.is_none());
         entry.waiting.push_back(frame);
-        out
+        dropped
     }
 
-    /// Notes that a neighbour spoke to us first and told its hardware address:
-    /// a request or a solicitation (RFC 826, RFC 4861 section 7.2.3). Returns
-    /// what came of it; an entry is made when there is room.
-    pub(crate) fn heard(&mut self, now_ns: u64, ip: IpAddr, mac: MacAddr) -> Claimed {
+    /// Learns the hardware address from a neighbour's own request or solicitation (RFC 826, RFC
+    /// 4861 section 7.2.3). Creates an entry if there is space.
+    pub(crate) fn learn(&mut self, now_ns: u64, ip: IpAddr, mac: MacAddr) -> ClaimOutcome {
         let Some(&at) = self.index.get(&ip) else {
-            // No room is no error: it will be looked for when it is needed.
+            // A full table is no error: the neighbour is solicited when needed.
             let _ = self.insert(now_ns, ip, mac, State::Stale);
-            return Claimed::Noted;
+            return ClaimOutcome::Unchanged;
         };
         let entry = &mut self.entries[at];
         if entry.state == State::Incomplete {
-            return self.resolved(at, mac, State::Stale, u64::MAX);
+            return self.complete_resolution(at, mac, State::Stale, u64::MAX);
         }
         if entry.mac == mac {
-            return Claimed::Noted;
+            return ClaimOutcome::Unchanged;
         }
         entry.mac = mac;
         self.set_state(at, State::Stale, u64::MAX);
-        Claimed::Changed
+        ClaimOutcome::Changed
     }
 
-    /// Takes an advertisement or an ARP reply (RFC 4861 section 7.2.5).
-    pub(crate) fn claim(&mut self, now_ns: u64, chance: &mut Chance, claim: Claim) -> Claimed {
-        let Some(&at) = self.index.get(&claim.ip) else { return Claimed::Unsolicited };
-        let reachable_until = now_ns + REACHABLE_NS / 2 + reachable_spread_ns(chance);
+    /// Applies an advertisement or ARP reply (RFC 4861 section 7.2.5).
+    pub(crate) fn apply_claim(
+        &mut self,
+        now_ns: u64,
+        rng: &mut SecretRng,
+        claim: NeighbourClaim,
+    ) -> ClaimOutcome {
+        let Some(&at) = self.index.get(&claim.ip) else { return ClaimOutcome::Unsolicited };
+        let reachable_until = now_ns + REACHABLE_TIME_NS / 2 + reachable_spread_ns(rng);
         let entry = &mut self.entries[at];
         let mac = match claim.mac {
             Some(mac) => mac,
-            None if entry.state == State::Incomplete => return Claimed::Noted,
+            None if entry.state == State::Incomplete => return ClaimOutcome::Unchanged,
             None => entry.mac,
         };
         if entry.state == State::Incomplete {
             return match claim.solicited {
-                true => self.resolved(at, mac, State::Reachable, reachable_until),
-                false => self.resolved(at, mac, State::Stale, u64::MAX),
+                true => self.complete_resolution(at, mac, State::Reachable, reachable_until),
+                false => self.complete_resolution(at, mac, State::Stale, u64::MAX),
             };
         }
         let differs = mac != entry.mac;
-        if differs && !claim.overrides {
-            // Somebody else says that the address is his. RFC 4861 would wait
-            // for the entry to be used and to age; asking at once costs one
-            // packet and lets a real move take effect within a second. At most
-            // one doubt at a time, so this cannot be used to make us chatter.
+        if differs && !claim.is_override {
+            // Another host claims the address. RFC 4861 would wait until the entry is used and has
+            // aged. An immediate solicitation costs one packet, and a genuine change takes effect
+            // within a second. Only one verification runs at a time, so that false claims cannot
+            // trigger a stream of solicitations.
             if entry.state == State::Probe {
-                return Claimed::Noted;
+                return ClaimOutcome::Unchanged;
             }
-            let action = Action::Solicit(entry.ip);
-            entry.asked = 1;
-            self.set_state(at, State::Probe, now_ns + RETRANSMIT_NS);
-            return Claimed::Doubted(action);
+            let action = NeighbourAction::Solicit(entry.ip);
+            entry.solicitations = 1;
+            self.set_state(at, State::Probe, now_ns + RETRANSMIT_TIMER_NS);
+            return ClaimOutcome::Verify(action);
         }
         entry.mac = mac;
         if claim.solicited {
@@ -263,61 +264,61 @@ impl Neighbours {
         } else if differs {
             self.set_state(at, State::Stale, u64::MAX);
         }
-        if differs { Claimed::Changed } else { Claimed::Noted }
+        if differs { ClaimOutcome::Changed } else { ClaimOutcome::Unchanged }
     }
 
-    /// Whether this neighbour was asked and has not answered yet.
-    pub(crate) fn is_asked(&self, ip: IpAddr) -> bool {
+    /// True if the neighbour was solicited or probed and has not answered yet.
+    pub(crate) fn awaits_reply(&self, ip: IpAddr) -> bool {
         self.index
             .get(&ip)
             .is_some_and(|&at| matches!(self.entries[at].state, State::Incomplete | State::Probe))
     }
 
-    /// Takes an entry from outside: its hardware address, or that there is
-    /// none. Returns what waited for it, and the address to send that to.
-    pub(crate) fn tell(
+    /// Sets an entry from outside: its hardware address, or none. Returns the frames that waited
+    /// for the neighbour.
+    pub(crate) fn set(
         &mut self,
         now_ns: u64,
-        chance: &mut Chance,
+        rng: &mut SecretRng,
         ip: IpAddr,
         mac: Option<MacAddr>,
-    ) -> Result<Claimed, Lost> {
+    ) -> Result<ClaimOutcome, UnreachableNeighbour> {
         let Some(mac) = mac else {
             let waiting = match self.index.get(&ip) {
                 Some(&at) => self.remove(at),
                 None => VecDeque::new(),
             };
-            return Err(Lost { ip, waiting });
+            return Err(UnreachableNeighbour { ip, waiting });
         };
         if !self.index.contains_key(&ip) {
             let _ = self.insert(now_ns, ip, mac, State::Stale);
         }
-        Ok(self.claim(
+        Ok(self.apply_claim(
             now_ns,
-            chance,
-            Claim { ip, mac: Some(mac), solicited: true, overrides: true },
+            rng,
+            NeighbourClaim { ip, mac: Some(mac), solicited: true, is_override: true },
         ))
     }
 
-    /// Everybody whose hardware address is known.
-    pub(crate) fn known(&self) -> impl Iterator<Item = (IpAddr, MacAddr)> + '_ {
+    /// All neighbours with a known hardware address.
+    pub(crate) fn resolved_entries(&self) -> impl Iterator<Item = (IpAddr, MacAddr)> + '_ {
         let known = self.entries.iter().filter(|entry| entry.state != State::Incomplete);
         known.map(|entry| (entry.ip, entry.mac))
     }
 
-    /// The hardware address of a neighbour, as far as it is known.
+    /// Hardware address of a neighbour, if known.
     pub(crate) fn mac(&self, ip: IpAddr) -> Option<MacAddr> {
         let entry = &self.entries[*self.index.get(&ip)?];
         (entry.state != State::Incomplete).then_some(entry.mac)
     }
 
-    /// When the next timer is due.
+    /// Deadline of the earliest timer in nanoseconds.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         self.timers.first().map(|&(at_ns, _)| at_ns)
     }
 
-    /// The next thing that is due at `now_ns`, until there is none.
-    pub(crate) fn poll_expired(&mut self, now_ns: u64) -> Option<Expired> {
+    /// Processes the next timer that has expired at `now_ns`; `None` when none has.
+    pub(crate) fn poll_expired(&mut self, now_ns: u64) -> Option<NeighbourTimeout> {
         while let Some(&(at_ns, ip)) = self.timers.first() {
             if at_ns > now_ns {
                 return None;
@@ -332,39 +333,48 @@ impl Neighbours {
         None
     }
 
-    fn expire(&mut self, now_ns: u64, at: usize) -> Expired {
+    fn expire(&mut self, now_ns: u64, at: usize) -> NeighbourTimeout {
         let entry = &mut self.entries[at];
         let (ip, mac, state) = (entry.ip, entry.mac, entry.state);
         if state == State::Delay {
-            entry.asked = 0;
-        } else if entry.asked >= MAX_SOLICITATIONS {
-            return Expired::Lost(Lost { ip, waiting: self.remove(at) });
+            entry.solicitations = 0;
+        } else if entry.solicitations >= MAX_SOLICITATIONS {
+            return NeighbourTimeout::Unreachable(UnreachableNeighbour {
+                ip,
+                waiting: self.remove(at),
+            });
         }
-        entry.asked += 1;
+        entry.solicitations += 1;
         if state == State::Incomplete {
-            self.set_state(at, State::Incomplete, now_ns + RETRANSMIT_NS);
-            return Expired::Ask(Action::Solicit(ip));
+            self.set_state(at, State::Incomplete, now_ns + RETRANSMIT_TIMER_NS);
+            return NeighbourTimeout::Solicit(NeighbourAction::Solicit(ip));
         }
-        self.set_state(at, State::Probe, now_ns + RETRANSMIT_NS);
-        Expired::Ask(Action::Probe(ip, mac))
+        self.set_state(at, State::Probe, now_ns + RETRANSMIT_TIMER_NS);
+        NeighbourTimeout::Solicit(NeighbourAction::Probe(ip, mac))
     }
 
-    /// Every frame that waits: for when the stack is taken down.
+    /// Removes all waiting frames, before the stack is dropped.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Frame> + '_ {
         self.waiting_total = 0;
         self.entries.iter_mut().flat_map(|entry| entry.waiting.drain(..))
     }
 
-    fn resolved(&mut self, at: usize, mac: MacAddr, state: State, until_ns: u64) -> Claimed {
+    fn complete_resolution(
+        &mut self,
+        at: usize,
+        mac: MacAddr,
+        state: State,
+        until_ns: u64,
+    ) -> ClaimOutcome {
         let waiting = std::mem::take(&mut self.entries[at].waiting);
         self.waiting_total -= waiting.len();
         self.entries[at].mac = mac;
         self.set_state(at, state, until_ns);
-        Claimed::Resolved(mac, waiting)
+        ClaimOutcome::Resolved(mac, waiting)
     }
 
-    /// The states that end by themselves have a timer. `Reachable` turns to
-    /// `Stale` when it is next looked at.
+    /// Changes the state of an entry and its timer. `Reachable` needs no timer: it turns into
+    /// `Stale` at the next lookup.
     fn set_state(&mut self, at: usize, state: State, until_ns: u64) {
         let entry = &mut self.entries[at];
         self.timers.remove(&(entry.until_ns, entry.ip));
@@ -383,34 +393,44 @@ impl Neighbours {
         mac: MacAddr,
         state: State,
     ) -> Result<usize, DropReason> {
-        if self.entries.len() >= self.limit {
-            let victim = self.victim(now_ns).ok_or(DropReason::NeighbourTableFull)?;
-            let waiting = self.remove(victim);
-            debug_assert!(waiting.is_empty(), "an entry with frames was replaced");
+        if self.entries.len() >= self.max_entries {
+            let evicted = self.find_evictable(now_ns).ok_or(DropReason::NeighbourTableFull)?;
+            let waiting = self.remove(evicted);
+            debug_assert!(waiting.is_empty(), "an entry with waiting frames was evicted");
         }
         let at = self.entries.len();
         self.incomplete += usize::from(state == State::Incomplete);
         let waiting = VecDeque::new();
         let until_ns = u64::MAX;
-        self.entries.push(Neighbour { ip, mac, state, until_ns, asked: 0, used_ns: None, waiting });
+        self.entries.push(Neighbour {
+            ip,
+            mac,
+            state,
+            until_ns,
+            solicitations: 0,
+            last_used_ns: None,
+            waiting,
+        });
         self.index.insert(ip, at);
         Ok(at)
     }
 
-    /// An entry that may be replaced: of a few, one never used or the one not
-    /// used for the longest time. Unanswered ones go by themselves.
-    fn victim(&mut self, now_ns: u64) -> Option<usize> {
+    /// Selects an entry to evict among a few candidates: an unused entry, or the least recently
+    /// used. Unanswered entries are skipped; they expire by themselves.
+    fn find_evictable(&mut self, now_ns: u64) -> Option<usize> {
         let len = self.entries.len();
-        let start = self.hand;
-        self.hand = (self.hand + VICTIM_CANDIDATES) % len.max(1);
-        (0..VICTIM_CANDIDATES.min(len))
+        let start = self.eviction_hand;
+        self.eviction_hand = (self.eviction_hand + EVICTION_CANDIDATES) % len.max(1);
+        (0..EVICTION_CANDIDATES.min(len))
             .map(|step| (start + step) % len)
             .filter(|&at| {
                 let entry = &self.entries[at];
-                let idle = entry.used_ns.is_none_or(|used| used + IN_USE_NS <= now_ns);
+                let idle = entry.last_used_ns.is_none_or(|last_used_ns| {
+                    last_used_ns + MIN_IDLE_BEFORE_EVICTION_NS <= now_ns
+                });
                 idle && matches!(entry.state, State::Stale | State::Reachable)
             })
-            .min_by_key(|&at| self.entries[at].used_ns)
+            .min_by_key(|&at| self.entries[at].last_used_ns)
     }
 
     fn remove(&mut self, at: usize) -> VecDeque<Frame> {
@@ -426,7 +446,7 @@ impl Neighbours {
     }
 }
 
-/// Up to the base time more, so that hosts do not probe in step.
-fn reachable_spread_ns(chance: &mut Chance) -> u64 {
-    u64::from(chance.below(1 << 20)) * (REACHABLE_NS >> 20)
+/// Random part of REACHABLE_TIME, so that hosts do not probe in step: 0 to the base time.
+fn reachable_spread_ns(rng: &mut SecretRng) -> u64 {
+    u64::from(rng.below(1 << 20)) * (REACHABLE_TIME_NS >> 20)
 }

@@ -1,4 +1,4 @@
-//! Packets on their way out: path, IP header, fragments, next hop.
+//! IP output: path lookup, IP header, fragmentation, next hop.
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -7,42 +7,43 @@ use tidegate_memory::{Arena, Frame, HEADROOM_BYTES};
 use tidegate_wire::ipv6_extension::FragmentHeader;
 use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol};
 
-use crate::address::Kind;
-use crate::fast_path::Template;
-use crate::neighbour::{Action, Resolution};
+use crate::address::AddressKind;
+use crate::fast_path::HeaderTemplate;
+use crate::neighbour::{NeighbourAction, Resolution};
 use crate::packet::Packet;
 use crate::path::Path;
-use crate::{Event, Ownership, SendError, Stack};
+use crate::{AddressOwnership, Event, SendError, Stack};
 
-/// Counters that identifications are taken from.
-pub(crate) const IDENTIFICATIONS: usize = 256;
+/// Number of counters for packet identifications.
+pub(crate) const IDENTIFICATION_COUNTERS: usize = 256;
 
 impl Stack {
-    /// The most room that headers take in front of a UDP payload.
+    /// Maximum length of the headers in front of a UDP payload, in bytes.
     #[inline]
-    pub(crate) fn header_room(&self) -> usize {
-        self.link_bytes() + Ipv6Header::BYTES + 8
+    pub(crate) fn max_header_bytes(&self) -> usize {
+        self.link_header_bytes() + Ipv6Header::BYTES + 8
     }
 
-    /// How many frames datagrams may queue on a path. Those to ourselves leave
-    /// some room to TCP, which sends nothing while the rest is short.
+    /// Number of frames that datagrams may still queue on a path. Loopback leaves half of the queue
+    /// to TCP, which sends nothing while the other half is full.
     #[inline]
-    pub(crate) fn transmit_room(&self, path: &Path) -> usize {
-        let most = self.limits.transmit_frames;
-        match path.loops {
-            false => most.saturating_sub(self.transmit.len()),
-            true => (most / 2).saturating_sub(self.looped.len()),
+    pub(crate) fn transmit_space(&self, path: &Path) -> usize {
+        let max_frames = self.limits.transmit_frames;
+        match path.is_loopback {
+            false => max_frames.saturating_sub(self.transmit.len()),
+            true => (max_frames / 2).saturating_sub(self.loopback.len()),
         }
     }
 
-    /// # Errors
+    /// Checks for space in the queue of a path.
+    ///
     /// [`SendError::WouldBlock`] when the queue of the path is full.
     #[inline]
-    pub(crate) fn check_transmit_room(&self, path: &Path) -> Result<(), SendError> {
-        if self.transmit_room(path) > 0 { Ok(()) } else { Err(SendError::WouldBlock) }
+    pub(crate) fn check_transmit_space(&self, path: &Path) -> Result<(), SendError> {
+        if self.transmit_space(path) > 0 { Ok(()) } else { Err(SendError::WouldBlock) }
     }
 
-    /// The way to a destination.
+    /// Path to a destination, from the cache or newly resolved.
     #[inline]
     pub(crate) fn path(
         &mut self,
@@ -69,7 +70,7 @@ impl Stack {
             .addresses
             .source_for(destination, next_hop)
             .ok_or(SendError::NoSource(destination))?;
-        let loops = self.addresses.kind(next_hop) == Kind::Ours;
+        let loops = self.addresses.kind(next_hop) == AddressKind::Local;
         let (mac, resolved_until_ns) = match loops {
             true => (Some(self.mac), u64::MAX),
             false => self.resolve(now_ns, arena, next_hop)?,
@@ -78,12 +79,12 @@ impl Stack {
             true => (self.mtu, false, u64::MAX),
             false => self.path_mtu(now_ns, destination),
         };
-        // A frame may hold less than the link takes.
+        // A frame can hold less than the link's MTU.
         let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
         let template = match mac {
-            // The short way ends in the transmit queue.
-            Some(mac) if self.plain_link.is_plain() && !routers_fragment && !loops => {
-                self.template(mac, source, destination)
+            // The fast path only feeds the transmit queue.
+            Some(mac) if self.plain_link.has_plain_frames() && !routers_fragment && !loops => {
+                self.header_template(mac, source, destination)
             }
             _ => None,
         };
@@ -92,37 +93,40 @@ impl Stack {
             source,
             next_hop,
             mac,
-            loops,
+            is_loopback: loops,
             mtu,
             routers_fragment,
-            template: template.unwrap_or(Template::NONE),
-            plain_bytes: if template.is_some() { mtu + self.link_bytes() } else { 0 },
+            template: template.unwrap_or(HeaderTemplate::NONE),
+            max_plain_frame_bytes: if template.is_some() {
+                mtu + self.link_header_bytes()
+            } else {
+                0
+            },
             valid_until_ns: resolved_until_ns.min(mtu_until_ns),
         };
         if mac.is_some() {
-            self.paths.put(path);
+            self.paths.insert(path);
         }
         Ok(path)
     }
 
-    /// Where packets to `destination` go first. Groups are on the link, and our
-    /// own addresses lead to ourselves.
+    /// Next hop of packets to `destination`. Groups are on the link, and addresses of this
+    /// interface are their own next hop.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
         match self.addresses.kind(destination) {
-            Kind::Ours if self.has_loopback() => Some(destination),
-            Kind::Ours | Kind::Tentative => None,
-            Kind::Broadcast | Kind::Group => Some(destination),
-            Kind::Other if destination.is_unspecified() || destination.is_loopback() => None,
-            Kind::Other if destination.is_multicast() => Some(destination),
-            Kind::Other => self.routes.next_hop(destination),
+            AddressKind::Local if self.has_loopback() => Some(destination),
+            AddressKind::Local | AddressKind::Tentative => None,
+            AddressKind::Broadcast | AddressKind::JoinedGroup => Some(destination),
+            AddressKind::Other if destination.is_unspecified() || destination.is_loopback() => None,
+            AddressKind::Other if destination.is_multicast() => Some(destination),
+            AddressKind::Other => self.routes.next_hop(destination),
         }
     }
 
-    /// Whether packets to our own addresses come back in. On an address that is
-    /// shared with the kernel it may be the kernel that they are for. A router
-    /// has nobody here to speak to.
+    /// True if packets to addresses of this interface are looped back. With shared addresses, they
+    /// may be meant for the kernel. A router has no local sockets.
     pub(crate) fn has_loopback(&self) -> bool {
-        self.ownership == Ownership::Own && !self.forwarding.enabled
+        self.ownership == AddressOwnership::Exclusive && !self.forwarding.enabled
     }
 
     fn resolve(
@@ -133,9 +137,11 @@ impl Stack {
     ) -> Result<(Option<MacAddr>, u64), SendError> {
         let group = match next_hop {
             _ if self.medium == Medium::Ip => Some(MacAddr::UNSPECIFIED),
-            IpAddr::V4(v4) if v4.is_multicast() => Some(MacAddr::of_ipv4_group(v4)),
-            IpAddr::V6(v6) if v6.is_multicast() => Some(MacAddr::of_ipv6_group(v6)),
-            _ if self.addresses.kind(next_hop) == Kind::Broadcast => Some(MacAddr::BROADCAST),
+            IpAddr::V4(v4) if v4.is_multicast() => Some(MacAddr::from_ipv4_group(v4)),
+            IpAddr::V6(v6) if v6.is_multicast() => Some(MacAddr::from_ipv6_group(v6)),
+            _ if self.addresses.kind(next_hop) == AddressKind::Broadcast => {
+                Some(MacAddr::BROADCAST)
+            }
             _ => None,
         };
         if group.is_some() {
@@ -145,7 +151,7 @@ impl Stack {
             Ok(Resolution::Known(mac, until_ns)) => Ok((Some(mac), until_ns)),
             Ok(Resolution::Wait(action)) => {
                 if let Some(action) = action {
-                    self.ask_neighbour(now_ns, arena, action);
+                    self.solicit_neighbour(now_ns, arena, action);
                 }
                 Ok((None, 0))
             }
@@ -156,15 +162,20 @@ impl Stack {
         }
     }
 
-    /// Asks for a neighbour, or lets the outside ask.
-    pub(crate) fn ask_neighbour(&mut self, now_ns: u64, arena: &mut Arena, action: Action) {
+    /// Solicits a neighbour, or asks the caller to resolve it.
+    pub(crate) fn solicit_neighbour(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        action: NeighbourAction,
+    ) {
         let (ip, mac) = match action {
-            Action::Solicit(ip) => (ip, None),
-            Action::Probe(ip, mac) => (ip, Some(mac)),
+            NeighbourAction::Solicit(ip) => (ip, None),
+            NeighbourAction::Probe(ip, mac) => (ip, Some(mac)),
         };
         match ip {
-            _ if self.ownership == Ownership::Shared => {
-                self.tell_once(Event::NeighbourWanted(ip));
+            _ if self.ownership == AddressOwnership::Shared => {
+                self.queue_event_once(Event::NeighbourUnresolved(ip));
             }
             IpAddr::V4(v4) => {
                 self.send_arp_request(arena, v4, mac.unwrap_or(MacAddr::BROADCAST));
@@ -173,8 +184,8 @@ impl Stack {
         }
     }
 
-    /// Sends a frame that holds the payload of an IP packet no longer than the
-    /// path's MTU, or one fragment of it: of IPv6 with its header.
+    /// Sends a frame that holds the payload of an IP packet within the path MTU, or one fragment of
+    /// such a payload. An IPv6 fragment includes its fragment header.
     #[inline]
     pub(crate) fn send_frame(
         &mut self,
@@ -185,8 +196,8 @@ impl Stack {
         mut frame: Frame,
     ) {
         let payload_bytes = frame.len();
-        // Routers cut what has no "don't fragment" flag, so it needs a number
-        // of its own (RFC 6864 section 4).
+        // Routers fragment packets without the "don't fragment" flag, so such packets need unique
+        // identifications (RFC 6864 section 4).
         let fragment = match fragment {
             None if path.routers_fragment => Some(FragmentHeader {
                 offset_bytes: 0,
@@ -197,20 +208,20 @@ impl Stack {
         };
         match path.mac {
             Some(mac) => {
-                let link_bytes = self.link_bytes();
+                let link_bytes = self.link_header_bytes();
                 frame.retreat(link_bytes + packet.header_bytes());
                 let bytes = arena.bytes_mut(&mut frame);
                 let written = self
-                    .emit_link(mac, packet.ethertype(), bytes)
+                    .emit_link_header(mac, packet.ethertype(), bytes)
                     .and_then(|rest| packet.emit(payload_bytes, fragment, rest));
-                debug_assert!(written.is_some(), "a frame for sending has headroom");
-                self.push_on(arena, path, frame);
+                debug_assert!(written.is_some(), "a frame to send has headroom");
+                self.push_to_path(arena, path, frame);
             }
             None => {
                 frame.retreat(packet.header_bytes());
                 let written = packet.emit(payload_bytes, fragment, arena.bytes_mut(&mut frame));
-                debug_assert!(written.is_some(), "a frame for sending has headroom");
-                if let Some(dropped) = self.neighbours.wait(path.next_hop, frame) {
+                debug_assert!(written.is_some(), "a frame to send has headroom");
+                if let Some(dropped) = self.neighbours.queue_frame(path.next_hop, frame) {
                     self.counters.transmit_drops.count(DropReason::NeighbourQueueFull);
                     arena.free(dropped);
                 }
@@ -220,11 +231,11 @@ impl Stack {
 }
 
 impl Stack {
-    /// Sends the payload of an IP packet in fragments (RFC 791, RFC 8200
-    /// section 4.5): all of them or none.
+    /// Sends the payload of an IP packet in fragments, all of them or none (RFC 791, RFC 8200
+    /// section 4.5).
     ///
     /// # Errors
-    /// [`SendError::WouldBlock`] when there is no room for all of them.
+    /// [`SendError::WouldBlock`] when there is no space for all fragments.
     pub(crate) fn send_fragments(
         &mut self,
         arena: &mut Arena,
@@ -233,37 +244,37 @@ impl Stack {
         payload: &[u8],
     ) -> Result<(), SendError> {
         let headers = packet.header_bytes() + packet.fragment_header_bytes();
-        let piece_bytes = path.mtu.saturating_sub(headers) & !7;
-        if piece_bytes == 0 {
+        let fragment_bytes = path.mtu.saturating_sub(headers) & !7;
+        if fragment_bytes == 0 {
             return Err(SendError::MessageTooLong { limit_bytes: 0 });
         }
-        let count = payload.len().div_ceil(piece_bytes);
-        if count > self.transmit_room(path).min(arena.available()) {
+        let count = payload.len().div_ceil(fragment_bytes);
+        if count > self.transmit_space(path).min(arena.available()) {
             return Err(SendError::WouldBlock);
         }
         let identification = self.identification(packet.source, packet.destination);
-        for (index, piece) in payload.chunks(piece_bytes).enumerate() {
-            let mut frame = arena.alloc_from(piece).ok_or(SendError::WouldBlock)?;
+        for (index, data) in payload.chunks(fragment_bytes).enumerate() {
+            let mut frame = arena.alloc_from(data).ok_or(SendError::WouldBlock)?;
             let fragment = FragmentHeader {
-                offset_bytes: (index * piece_bytes) as u16,
+                offset_bytes: (index * fragment_bytes) as u16,
                 more_fragments: index + 1 < count,
                 identification,
             };
             if packet.destination.is_ipv6() {
                 frame.retreat(FragmentHeader::BYTES);
                 let written = fragment.emit(packet.protocol, arena.bytes_mut(&mut frame));
-                debug_assert!(written.is_some(), "a frame for sending has headroom");
+                debug_assert!(written.is_some(), "a frame to send has headroom");
             }
             self.send_frame(arena, packet, path, Some(fragment), frame);
         }
         Ok(())
     }
 
-    /// A number that no other packet between these hosts has had for long, and
-    /// that tells an observer nothing about other hosts (RFC 7739 section 5.2).
+    /// Returns an identification that these two hosts have not used for long, and that reveals
+    /// nothing about other hosts (RFC 7739 section 5.2).
     fn identification(&mut self, source: IpAddr, destination: IpAddr) -> u32 {
         let at = self.hash_key.hash_one((source, destination)) as usize;
-        let counter = &mut self.identifications[at % IDENTIFICATIONS];
+        let counter = &mut self.identifications[at % IDENTIFICATION_COUNTERS];
         *counter = counter.wrapping_add(1);
         *counter
     }
@@ -284,7 +295,7 @@ impl Packet {
         if self.destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 }
     }
 
-    /// Writes the header of a packet or of a fragment.
+    /// Writes the IP header of a packet or fragment and returns the rest.
     #[inline]
     fn emit<'b>(
         &self,

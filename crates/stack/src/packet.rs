@@ -1,35 +1,35 @@
-//! What the parts of the stack tell each other about a packet: what became of
-//! one that came in, what is wrong with it, and what one shall say that goes out.
+//! Types that the protocol modules exchange about a packet: verdict on a received packet, ICMP
+//! error to report, header fields of a packet to send.
 
 use std::net::IpAddr;
 
 use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{ArpPacket, DropReason, MacAddr, Protocol};
 
-use crate::neighbour::Claim;
+use crate::neighbour::NeighbourClaim;
 use crate::udp::Delivery;
 
-/// What is to become of a received packet.
-pub(crate) enum Fate {
-    /// It goes to a socket.
+/// Verdict on a received packet.
+pub(crate) enum RxVerdict {
+    /// Deliver to a UDP socket.
     Deliver(Delivery),
-    /// It is for somebody else, and may be forwarded.
-    Forward(Onward),
-    /// It was for the stack itself, and all is done.
+    /// Addressed to another host: possibly forward.
+    Forward(ForwardMeta),
+    /// Consumed by the stack itself.
     Handled,
-    /// It is an ARP packet.
+    /// ARP packet, still to be processed.
     Arp(ArpPacket),
-    /// A neighbour spoke to us and told its hardware address.
-    Heard(IpAddr, MacAddr),
-    /// A neighbour advertises.
-    Claim(Claim),
-    /// It is a fragment of a packet that is not complete yet.
-    Held,
-    /// It was the last fragment that was missing of this packet.
-    Rebuilt(Vec<u8>),
+    /// Solicitation that reveals the sender's hardware address.
+    NeighbourSeen(IpAddr, MacAddr),
+    /// Neighbour advertisement.
+    NeighbourClaim(NeighbourClaim),
+    /// Fragment, stored until its packet is complete.
+    FragmentHeld,
+    /// Packet completed by this last missing fragment.
+    Reassembled(Vec<u8>),
 }
 
-/// What the header of a packet to send shall say.
+/// IP header fields of a packet to send.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet {
     pub(crate) source: IpAddr,
@@ -39,54 +39,54 @@ pub(crate) struct Packet {
     pub(crate) traffic_class: u8,
 }
 
-/// What the header of a packet for others says.
+/// IP header fields that forwarding needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Onward {
+pub(crate) struct ForwardMeta {
     pub(crate) destination: IpAddr,
-    /// The length of the packet; behind it there may be padding.
+    /// Length of the IP packet in bytes, without padding.
     pub(crate) packet_bytes: usize,
 }
 
-/// What we have to say about a packet.
+/// ICMP error to send about a received packet.
 #[derive(Clone, Copy)]
-pub(crate) enum Complaint {
-    /// Nobody listens on the port.
-    Port,
-    /// Nothing here speaks the protocol; IPv6 tells where it was named.
-    Protocol(u32),
-    /// Fragments were missing when the time was up.
-    Reassembly,
-    /// A header is wrong.
-    Parameter(ParameterProblem),
-    /// We do not forward the packet.
-    Transit(Refusal),
+pub(crate) enum IcmpErrorKind {
+    /// No socket listens on the port.
+    PortUnreachable,
+    /// Unsupported protocol; for IPv6, the offset of the "next header" field in bytes.
+    ProtocolUnreachable(u32),
+    /// Reassembly timeout.
+    ReassemblyTimeout,
+    /// Invalid header field.
+    ParameterProblem(ParameterProblem),
+    /// The packet is not forwarded.
+    NotForwarded(ForwardError),
 }
 
-/// Why a packet is not forwarded, as far as its sender is told.
+/// Reason for not forwarding a packet that its sender may learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// Its time to live ran out.
-    HopLimit,
-    /// Nothing leads there.
+pub(crate) enum ForwardError {
+    /// Time to live or hop limit exceeded.
+    HopLimitExceeded,
+    /// No route to the destination.
     NoRoute,
-    /// Its source has no meaning where it wants to go.
-    Scope,
+    /// The destination is beyond the scope of the source address.
+    BeyondScope,
     /// The next hop does not answer.
-    Host,
-    /// It is longer than the next link carries, and must not be cut.
+    HostUnreachable,
+    /// The packet exceeds the MTU of the next link and must not be fragmented.
     TooBig {
-        /// What that link carries, in bytes.
+        /// MTU of that link in bytes.
         mtu: u16,
     },
 }
 
-impl Refusal {
-    pub(crate) fn reason(self) -> DropReason {
+impl ForwardError {
+    pub(crate) fn drop_reason(self) -> DropReason {
         match self {
-            Self::HopLimit => DropReason::HopLimitExceeded,
+            Self::HopLimitExceeded => DropReason::HopLimitExceeded,
             Self::NoRoute => DropReason::NoRoute,
-            Self::Scope => DropReason::ForwardScope,
-            Self::Host => DropReason::NeighbourUnreachable,
+            Self::BeyondScope => DropReason::ForwardScope,
+            Self::HostUnreachable => DropReason::NeighbourUnreachable,
             Self::TooBig { .. } => DropReason::PacketTooBig,
         }
     }

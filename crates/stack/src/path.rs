@@ -1,50 +1,50 @@
-//! What is known about the way to a destination, kept close at hand.
+//! Path cache: everything needed to send to a destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_wire::MacAddr;
 
-use crate::chance::HashKey;
-use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, Template};
+use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, HeaderTemplate};
+use crate::random::HashKey;
 
-/// The way to a destination.
+/// Path to a destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// Where it leads.
+    /// Destination address.
     pub(crate) destination: IpAddr,
-    /// The best of our addresses to send from.
+    /// Preferred source address.
     pub(crate) source: IpAddr,
-    /// The router or the destination itself.
+    /// First router, or the destination itself.
     pub(crate) next_hop: IpAddr,
-    /// Its hardware address; `None` while it is being asked for.
+    /// Hardware address of the next hop; `None` while unresolved.
     pub(crate) mac: Option<MacAddr>,
-    /// It leads to ourselves: frames come back in.
-    pub(crate) loops: bool,
-    /// The largest packet that fits through.
+    /// The path leads to this host: frames are looped back.
+    pub(crate) is_loopback: bool,
+    /// Path MTU in bytes.
     pub(crate) mtu: usize,
-    /// Routers on the way have to fragment: it is narrower than our least.
+    /// Routers on the path must fragment: its MTU is below the minimum that this host uses.
     pub(crate) routers_fragment: bool,
-    /// Headers made ready, where the short way can be taken.
-    pub(crate) template: Template,
-    /// The longest frame that can go the short way; 0 without a template.
-    pub(crate) plain_bytes: usize,
-    /// When to look everything up again.
+    /// Precomputed headers for the fast path.
+    pub(crate) template: HeaderTemplate,
+    /// Longest frame for the fast path in bytes; 0 without a template.
+    pub(crate) max_plain_frame_bytes: usize,
+    /// Time in nanoseconds until which the entry is valid.
     pub(crate) valid_until_ns: u64,
 }
 
-const SLOTS: usize = 256;
+const PATH_SLOTS: usize = 256;
 
-/// The paths used last, in a table where each destination has one place.
+/// Recently used paths in a direct-mapped table.
 ///
-/// A table that others push out of is only slower, so no limit is needed and
-/// no peer gains anything by filling it.
-pub(crate) struct Paths {
-    slots: Box<[(u32, Path); SLOTS]>,
+/// Collisions only make lookups slower, so no limit is needed, and filling the table gains a peer
+/// nothing.
+pub(crate) struct PathCache {
+    slots: Box<[(u32, Path); PATH_SLOTS]>,
     generation: u32,
     key: HashKey,
 }
 
-impl Paths {
+impl PathCache {
     pub(crate) fn new(key: HashKey) -> Self {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let none = Path {
@@ -52,58 +52,58 @@ impl Paths {
             source: nowhere,
             next_hop: nowhere,
             mac: None,
-            loops: false,
+            is_loopback: false,
             mtu: 0,
             routers_fragment: false,
-            template: Template::NONE,
-            plain_bytes: 0,
+            template: HeaderTemplate::NONE,
+            max_plain_frame_bytes: 0,
             valid_until_ns: 0,
         };
-        Self { slots: Box::new([(0, none); SLOTS]), generation: 1, key }
+        Self { slots: Box::new([(0, none); PATH_SLOTS]), generation: 1, key }
     }
 
-    /// The path to `destination`, if it is here and still right.
+    /// Looks up the path to `destination`; `None` unless cached and valid.
     #[inline(always)]
     pub(crate) fn get(&self, now_ns: u64, destination: IpAddr) -> Option<&Path> {
         let (generation, path) = &self.slots[self.slot(destination)];
-        let right = *generation == self.generation
+        let is_valid = *generation == self.generation
             && now_ns < path.valid_until_ns
             && path.destination == destination;
-        right.then_some(path)
+        is_valid.then_some(path)
     }
 
-    /// The headers for datagrams of `len` bytes to `destination`, if they can go
-    /// the short way.
+    /// Headers for datagrams with `len` bytes of payload to `destination`, if the fast path
+    /// applies.
     #[inline(always)]
-    pub(crate) fn plain_v4(
+    pub(crate) fn template_v4(
         &self,
         now_ns: u64,
         destination: Ipv4Addr,
         len: usize,
-    ) -> Option<&Template> {
+    ) -> Option<&HeaderTemplate> {
         let path = self.get(now_ns, destination.into())?;
-        (len + HEADERS_V4_BYTES <= path.plain_bytes).then_some(&path.template)
+        (len + HEADERS_V4_BYTES <= path.max_plain_frame_bytes).then_some(&path.template)
     }
 
-    /// As [`Paths::plain_v4`].
+    /// IPv6 counterpart of [`PathCache::template_v4`].
     #[inline(always)]
-    pub(crate) fn plain_v6(
+    pub(crate) fn template_v6(
         &self,
         now_ns: u64,
         destination: Ipv6Addr,
         len: usize,
-    ) -> Option<&Template> {
+    ) -> Option<&HeaderTemplate> {
         let path = self.get(now_ns, destination.into())?;
-        (len + HEADERS_V6_BYTES <= path.plain_bytes).then_some(&path.template)
+        (len + HEADERS_V6_BYTES <= path.max_plain_frame_bytes).then_some(&path.template)
     }
 
-    /// Keeps a path.
-    pub(crate) fn put(&mut self, path: Path) {
+    /// Stores a path.
+    pub(crate) fn insert(&mut self, path: Path) {
         self.slots[self.slot(path.destination)] = (self.generation, path);
     }
 
-    /// Forgets every path: something that they were made from has changed.
-    pub(crate) fn forget(&mut self) {
+    /// Invalidates all paths, after a change of neighbours, addresses or path MTUs.
+    pub(crate) fn invalidate(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         if self.generation == 0 {
             self.slots.iter_mut().for_each(|slot| slot.0 = 0);
@@ -113,6 +113,6 @@ impl Paths {
 
     #[inline]
     fn slot(&self, destination: IpAddr) -> usize {
-        self.key.address(destination) as usize % SLOTS
+        self.key.hash_address(destination) as usize % PATH_SLOTS
     }
 }

@@ -1,4 +1,4 @@
-//! Longest-prefix routes.
+//! Longest-prefix routing table.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,31 +6,31 @@ use std::net::IpAddr;
 use tidegate_wire::IpCidr;
 
 use crate::Route;
-use crate::chance::HashKey;
+use crate::random::HashKey;
 
-/// The routes of one interface.
+/// Routing table of one interface.
 ///
-/// One hash table for each prefix length that is in use, asked from the
-/// longest: a lookup costs as many probes as there are lengths (at most 33 or
-/// 129), however many routes there are.
-pub(crate) struct Routes {
-    v4: Vec<Length>,
-    v6: Vec<Length>,
+/// The table consists of one hash table per prefix length in use, searched from the longest. A
+/// lookup costs as many probes as there are prefix lengths (at most 33 or 129), independent of the
+/// number of routes.
+pub(crate) struct RoutingTable {
+    v4: Vec<PrefixLengthTable>,
+    v6: Vec<PrefixLengthTable>,
     key: HashKey,
 }
 
-/// The routes with one prefix length.
-struct Length {
+/// Routes of one prefix length.
+struct PrefixLengthTable {
     prefix_bits: u8,
     networks: HashMap<IpAddr, Option<IpAddr>, HashKey>,
 }
 
-impl Routes {
+impl RoutingTable {
     pub(crate) fn new(key: HashKey) -> Self {
         Self { v4: Vec::new(), v6: Vec::new(), key }
     }
 
-    /// Adds a route, or puts it in the place of the one with the same prefix.
+    /// Adds a route; replaces a route with the same prefix.
     pub(crate) fn add(&mut self, route: Route) {
         let network = route.prefix.network();
         let lengths = if network.address().is_ipv4() { &mut self.v4 } else { &mut self.v6 };
@@ -40,30 +40,29 @@ impl Routes {
             Ok(at) => at,
             Err(at) => {
                 let networks = HashMap::with_hasher(self.key);
-                lengths.insert(at, Length { prefix_bits: bits, networks });
+                lengths.insert(at, PrefixLengthTable { prefix_bits: bits, networks });
                 at
             }
         };
         lengths[at].networks.insert(network.address(), route.gateway);
     }
 
-    /// Whether packets to `address` go to it without a router between.
+    /// True if packets to `address` need no router.
     pub(crate) fn is_on_link(&self, address: IpAddr) -> bool {
         self.next_hop(address) == Some(address)
     }
 
-    /// How many bits of `destination` the best route to it tells.
+    /// Prefix length of the best route to `destination`, in bits.
     pub(crate) fn prefix_bits_to(&self, destination: IpAddr) -> Option<u8> {
         self.find(destination).map(|(bits, _)| bits)
     }
 
-    /// The next hop to `destination`: the gateway, or the destination itself
-    /// when it is on the link.
+    /// Next hop to `destination`: the gateway, or the destination itself if on the link.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
         self.find(destination).map(|(_, gateway)| gateway.unwrap_or(destination))
     }
 
-    /// The best route to `destination`: its prefix length and its gateway.
+    /// Best route to `destination`: its prefix length and its gateway.
     fn find(&self, destination: IpAddr) -> Option<(u8, Option<IpAddr>)> {
         let lengths = if destination.is_ipv4() { &self.v4 } else { &self.v6 };
         lengths.iter().find_map(|length| {
@@ -77,10 +76,10 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chance::Chance;
+    use crate::random::SecretRng;
 
-    fn routes(list: &[(&str, Option<&str>)]) -> Routes {
-        let mut routes = Routes::new(Chance::new([0; 16]).hash_key());
+    fn routes(list: &[(&str, Option<&str>)]) -> RoutingTable {
+        let mut routes = RoutingTable::new(SecretRng::new([0; 16]).hash_key());
         for (prefix, gateway) in list {
             let gateway = gateway.map(|g| g.parse().unwrap());
             routes.add(Route { prefix: prefix.parse().unwrap(), gateway });
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_default_route_some_have_no_next_hop() {
+    fn without_a_default_route_unknown_networks_have_no_next_hop() {
         let routes = routes(&[("192.0.2.0/24", None)]);
         assert_eq!(routes.next_hop("198.51.100.1".parse().unwrap()), None);
         assert_eq!(routes.next_hop("2001:db8::1".parse().unwrap()), None);

@@ -1,4 +1,4 @@
-//! Several interfaces that forward between each other.
+//! Router: several interfaces that forward packets to each other.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,63 +7,66 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use crate::Stack;
-use crate::address::Kind;
-use crate::chance::{Chance, HashKey};
-use crate::forward::{OwnPacket, Transit};
-use crate::packet::Refusal;
+use crate::address::AddressKind;
+use crate::forward::{LocalPacket, TransitPacket};
+use crate::packet::ForwardError;
+use crate::random::{HashKey, SecretRng};
 
-/// Destinations whose interface is kept at hand.
-const WAYS: usize = 1024;
+/// Size of the cache of egress interfaces.
+const EGRESS_CACHE_SLOTS: usize = 1024;
 
-/// The interface that a destination is reached by.
+/// Egress interface of a destination.
 #[derive(Clone, Copy)]
-struct Way {
+struct CachedEgress {
     destination: IpAddr,
     egress: usize,
 }
 
-/// A router: interfaces with addresses and routes of their own. A packet leaves
-/// by the interface whose route to its destination is the most specific; among
-/// equals, by the first.
+/// Router: interfaces with their own addresses and routes. The egress interface of a packet is the
+/// one with the most specific route to its destination; on a tie, the first interface.
 ///
-/// Frames of all interfaces live in one arena, so that none is copied. The
-/// stacks are made with [`crate::Config::forwarding`].
+/// Frames of all interfaces are in one arena, so that forwarding copies nothing. The stacks must be
+/// created with [`crate::Config::forwarding`].
 ///
-/// What came in and may go on waits in [`Router::poll_transit`] until it is
-/// given back to [`Router::forward`] or [`Router::discard`]: whoever runs the
-/// router can look at it first, or make it wait.
+/// Packets to forward wait in [`Router::poll_transit`]. The caller passes each packet on to
+/// [`Router::forward`] or [`Router::discard`], and can inspect or delay it before.
 pub struct Router {
     stacks: Vec<Stack>,
-    transits: VecDeque<Transit>,
-    /// A table where each destination has one place; routes do not change.
-    ways: Box<[Option<Way>]>,
+    transits: VecDeque<TransitPacket>,
+    /// Direct-mapped cache; entries stay valid because routes do not change.
+    egress_cache: Box<[Option<CachedEgress>]>,
     key: HashKey,
 }
 
 impl Router {
-    /// Joins interfaces. The seed keys a table against chosen addresses.
+    /// Creates a router of these interfaces. The seed keys the cache against chosen addresses.
     pub fn new(stacks: Vec<Stack>, seed: [u8; 16]) -> Self {
-        let key = Chance::new(seed).hash_key();
-        Self { stacks, transits: VecDeque::new(), ways: vec![None; WAYS].into(), key }
+        let key = SecretRng::new(seed).hash_key();
+        Self {
+            stacks,
+            transits: VecDeque::new(),
+            egress_cache: vec![None; EGRESS_CACHE_SLOTS].into(),
+            key,
+        }
     }
 
-    /// The interfaces, in the order that they were given in.
+    /// All interfaces, in the order passed to [`Router::new`].
     pub fn stacks(&self) -> &[Stack] {
         &self.stacks
     }
 
-    /// One interface, to be changed.
+    /// One interface, mutably.
     ///
     /// # Panics
-    /// When there is none of this number.
+    /// When the index is out of range.
     pub fn stack_mut(&mut self, interface: usize) -> &mut Stack {
         &mut self.stacks[interface]
     }
 
-    /// Takes a frame that arrived at an interface.
+    /// Processes a frame received on an interface.
     ///
     /// # Panics
-    /// When there is no such interface.
+    /// When the index is out of range.
     pub fn ingest(&mut self, now_ns: u64, interface: usize, frame: Frame, arena: &mut Arena) {
         let stack = &mut self.stacks[interface];
         stack.ingest(now_ns, frame, arena);
@@ -71,91 +74,95 @@ impl Router {
             transit.ingress = interface;
             self.transits.push_back(transit);
         }
-        self.send_own(now_ns, interface, arena);
+        self.send_local_packets(now_ns, interface, arena);
     }
 
-    /// The next packet that may be forwarded.
+    /// Removes the next packet to forward from the queue.
     #[inline]
-    pub fn poll_transit(&mut self) -> Option<Transit> {
+    pub fn poll_transit(&mut self) -> Option<TransitPacket> {
         self.transits.pop_front()
     }
 
-    /// Sends a packet on its way. If it cannot go, its sender is told.
-    pub fn forward(&mut self, now_ns: u64, transit: Transit, arena: &mut Arena) {
-        let destination = transit.onward.destination;
-        let Some(egress) = self.way(destination) else {
-            return self.refuse(now_ns, transit, Refusal::NoRoute, arena);
+    /// Forwards a packet. If that fails, its sender gets an ICMP error.
+    pub fn forward(&mut self, now_ns: u64, transit: TransitPacket, arena: &mut Arena) {
+        let destination = transit.forward_meta.destination;
+        let Some(egress) = self.egress(destination) else {
+            return self.reject(now_ns, transit, ForwardError::NoRoute, arena);
         };
         let stack = &mut self.stacks[egress];
-        if stack.addresses.kind(destination) == Kind::Ours {
+        if stack.addresses.kind(destination) == AddressKind::Local {
             stack.ingest_transit(now_ns, transit, arena);
-            return self.send_own(now_ns, egress, arena);
+            return self.send_local_packets(now_ns, egress, arena);
         }
-        if let Err((transit, refusal)) = stack.send_transit(now_ns, transit, arena) {
-            self.refuse(now_ns, transit, refusal, arena);
+        if let Err((transit, error)) = stack.send_transit(now_ns, transit, arena) {
+            self.reject(now_ns, transit, error, arena);
         }
     }
 
-    /// Drops a packet, silently, for a reason that is counted at the interface
-    /// that it came in by.
-    pub fn discard(&mut self, transit: Transit, reason: DropReason, arena: &mut Arena) {
+    /// Drops a packet silently; the reason is counted at its ingress interface.
+    pub fn discard(&mut self, transit: TransitPacket, reason: DropReason, arena: &mut Arena) {
         self.stacks[transit.ingress].counters.transmit_drops.count(reason);
         arena.free(transit.frame);
     }
 
-    fn refuse(&mut self, now_ns: u64, transit: Transit, refusal: Refusal, arena: &mut Arena) {
+    fn reject(
+        &mut self,
+        now_ns: u64,
+        transit: TransitPacket,
+        error: ForwardError,
+        arena: &mut Arena,
+    ) {
         let ingress = transit.ingress;
-        self.stacks[ingress].refuse(now_ns, arena, &transit.frame, refusal);
-        self.discard(transit, refusal.reason(), arena);
-        self.send_own(now_ns, ingress, arena);
+        self.stacks[ingress].send_forward_error(now_ns, arena, &transit.frame, error);
+        self.discard(transit, error.drop_reason(), arena);
+        self.send_local_packets(now_ns, ingress, arena);
     }
 
-    /// When [`Router::handle_timeout`] wants to be called.
+    /// Time in nanoseconds at which to call [`Router::handle_timeout`].
     pub fn next_timeout(&self) -> Option<u64> {
         self.stacks.iter().filter_map(Stack::next_timeout).min()
     }
 
-    /// Does everything that is due at `now_ns`.
+    /// Processes all timers that have expired at `now_ns`.
     pub fn handle_timeout(&mut self, now_ns: u64, arena: &mut Arena) {
         for interface in 0..self.stacks.len() {
             self.stacks[interface].handle_timeout(now_ns, arena);
-            self.send_own(now_ns, interface, arena);
+            self.send_local_packets(now_ns, interface, arena);
         }
     }
 
-    /// The frames for the port of an interface, oldest first.
+    /// Transmit queue of an interface, oldest frame first.
     ///
     /// # Panics
-    /// When there is no such interface.
+    /// When the index is out of range.
     #[inline]
     pub fn transmit_queue(&mut self, interface: usize) -> &mut Fifo<Frame> {
         self.stacks[interface].transmit_queue()
     }
 
-    /// Gives every frame back to the arena: before the router is dropped.
+    /// Returns all frames to the arena. Call before dropping the router.
     pub fn release(self, arena: &mut Arena) {
         self.transits.into_iter().for_each(|transit| arena.free(transit.frame));
         self.stacks.into_iter().for_each(|stack| stack.release(arena));
     }
 
-    /// Sends what an interface had to say itself by the interface that leads
-    /// to its destination.
-    fn send_own(&mut self, now_ns: u64, interface: usize, arena: &mut Arena) {
-        while let Some(own) = self.stacks[interface].forwarding.own.pop_front() {
-            self.send_own_packet(now_ns, interface, &own, arena);
+    /// Sends the locally originated packets of an interface by their egress interfaces.
+    fn send_local_packets(&mut self, now_ns: u64, interface: usize, arena: &mut Arena) {
+        while let Some(local) = self.stacks[interface].forwarding.local.pop_front() {
+            self.send_local_packet(now_ns, interface, &local, arena);
         }
     }
 
     #[cold]
-    fn send_own_packet(
+    fn send_local_packet(
         &mut self,
         now_ns: u64,
         interface: usize,
-        own: &OwnPacket,
+        local: &LocalPacket,
         arena: &mut Arena,
     ) {
-        match self.way(own.packet.destination) {
-            Some(egress) => self.stacks[egress].send_own(now_ns, arena, own),
+        match self.egress(local.packet.destination) {
+            Some(egress) => self.stacks[egress].send_local_packet(now_ns, arena, local),
             None => {
                 let counters = &mut self.stacks[interface].counters;
                 counters.transmit_drops.count(DropReason::NoRoute);
@@ -163,27 +170,27 @@ impl Router {
         }
     }
 
-    /// The interface that leads to a destination.
-    fn way(&mut self, destination: IpAddr) -> Option<usize> {
-        let slot = self.key.address(destination) as usize % WAYS;
-        match self.ways[slot] {
-            Some(way) if way.destination == destination => Some(way.egress),
+    /// Egress interface of a destination, from the cache or the routing tables.
+    fn egress(&mut self, destination: IpAddr) -> Option<usize> {
+        let slot = self.key.hash_address(destination) as usize % EGRESS_CACHE_SLOTS;
+        match self.egress_cache[slot] {
+            Some(cached) if cached.destination == destination => Some(cached.egress),
             _ => {
-                let egress = self.find_way(destination)?;
-                self.ways[slot] = Some(Way { destination, egress });
+                let egress = self.find_egress(destination)?;
+                self.egress_cache[slot] = Some(CachedEgress { destination, egress });
                 Some(egress)
             }
         }
     }
 
-    fn find_way(&self, destination: IpAddr) -> Option<usize> {
+    fn find_egress(&self, destination: IpAddr) -> Option<usize> {
         if destination == IpAddr::V4(Ipv4Addr::BROADCAST) {
             return None;
         }
         let bits = |stack: &Stack| stack.routes.prefix_bits_to(destination);
-        let ways =
+        let candidates =
             self.stacks.iter().enumerate().filter_map(|(at, stack)| Some((bits(stack)?, at)));
-        // The first of the longest.
-        ways.max_by_key(|&(bits, at)| (bits, std::cmp::Reverse(at))).map(|(_, at)| at)
+        // The first interface with the longest prefix.
+        candidates.max_by_key(|&(bits, at)| (bits, std::cmp::Reverse(at))).map(|(_, at)| at)
     }
 }

@@ -1,4 +1,4 @@
-//! The stack as a whole: what it holds, and the way in.
+//! The stack: its state, frame input, timers and events.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -8,64 +8,64 @@ use tidegate_wire::{
     ArpPacket, DropReason, EtherType, EthernetHeader, IpCidr, MacAddr, Medium, VlanTag,
 };
 
-use crate::address::{ALL_ROUTERS, Addresses, Kind, is_link_local};
-use crate::chance::{Chance, HashKey};
-use crate::ethernet::Arrival;
+use crate::address::{ALL_ROUTERS, AddressKind, Addresses, is_link_local};
+use crate::ethernet::LinkMeta;
 use crate::fast_path::PlainLink;
-use crate::forward::{Forwarding, checksum_behind};
-use crate::fragment::{Fragment, Key, Reassembly, Timeout};
-use crate::icmp::{Reply, Report};
-use crate::icmpv4::quote_v4;
-use crate::icmpv6::quote_v6;
-use crate::mld::Reports;
-use crate::ndp::Tentative;
-use crate::neighbour::{Claimed, Expired, Lost, Neighbours};
-use crate::output::IDENTIFICATIONS;
-use crate::packet::{Complaint, Fate};
-use crate::path::Paths;
-use crate::path_mtu::PathMtus;
-use crate::rate::{ErrorLimits, TokenBucket};
-use crate::reserved::ReservedPorts;
-use crate::route::Routes;
-use crate::tcp::{LARGEST_TRAIN_BYTES, TcpTable, may_be_plain_tcp};
+use crate::forward::{Forwarding, rebase_checksum};
+use crate::fragment::{ExpiredReassembly, Fragment, FragmentKey, Reassembly};
+use crate::icmp::{PendingReply, ReceivedIcmpError};
+use crate::icmpv4::parse_quote_v4;
+use crate::icmpv6::parse_quote_v6;
+use crate::mld::MldReportState;
+use crate::ndp::TentativeAddress;
+use crate::neighbour::{ClaimOutcome, NeighbourCache, NeighbourTimeout, UnreachableNeighbour};
+use crate::output::IDENTIFICATION_COUNTERS;
+use crate::packet::{IcmpErrorKind, RxVerdict};
+use crate::path::PathCache;
+use crate::path_mtu::PathMtuCache;
+use crate::random::{HashKey, SecretRng};
+use crate::rate_limit::{IcmpErrorLimiter, TokenBucket};
+use crate::reserved_ports::ReservedPorts;
+use crate::route::RoutingTable;
+use crate::tcp::{MAX_TSO_BYTES, TcpTable, may_be_plain_tcp};
 use crate::udp::{Payload, UdpTable};
-use crate::{Config, ConfigError, Counters, Event, Limits, Ownership, Route, ipv4, ipv6};
+use crate::{AddressOwnership, Config, ConfigError, Counters, Event, Limits, Route, ipv4, ipv6};
 
-/// One interface of one host. See the [crate documentation](crate).
+/// Network stack of one interface of one host. See the [crate documentation](crate).
 pub struct Stack {
     pub(crate) medium: Medium,
     pub(crate) mac: MacAddr,
     pub(crate) mtu: usize,
     pub(crate) vlan: Option<VlanTag>,
-    pub(crate) ownership: Ownership,
+    pub(crate) ownership: AddressOwnership,
     pub(crate) transmit_checksum: bool,
-    /// As in the configuration; no more than an IP packet holds.
-    pub(crate) segmentation_bytes: usize,
+    /// Largest TSO payload in bytes: as configured, at most what an IP packet holds.
+    pub(crate) max_tso_bytes: usize,
     pub(crate) hop_limit: u8,
     pub(crate) limits: Limits,
-    pub(crate) chance: Chance,
+    pub(crate) rng: SecretRng,
     pub(crate) addresses: Addresses,
-    pub(crate) routes: Routes,
-    pub(crate) neighbours: Neighbours,
-    pub(crate) paths: Paths,
-    pub(crate) path_mtus: PathMtus,
+    pub(crate) routes: RoutingTable,
+    pub(crate) neighbours: NeighbourCache,
+    pub(crate) paths: PathCache,
+    pub(crate) path_mtus: PathMtuCache,
     pub(crate) reassembly: Reassembly,
-    pub(crate) error_limits: ErrorLimits,
+    pub(crate) icmp_error_limiter: IcmpErrorLimiter,
     pub(crate) echo_limit: TokenBucket,
-    pub(crate) tentative: Vec<Tentative>,
-    pub(crate) mld: Reports,
-    pub(crate) reply: Reply,
-    /// What [`crate::fast_path`] compares the front of a frame with.
+    pub(crate) tentative: Vec<TentativeAddress>,
+    pub(crate) mld: MldReportState,
+    pub(crate) reply: PendingReply,
+    /// Start of a plain frame as [`crate::fast_path`] expects it.
     pub(crate) plain_link: PlainLink,
     pub(crate) forwarding: Forwarding,
     pub(crate) udp: UdpTable,
     pub(crate) tcp: TcpTable,
     pub(crate) transmit: Fifo<Frame>,
-    /// Frames that we send to ourselves.
-    pub(crate) looped: Fifo<Frame>,
+    /// Frames that the stack sends to its own addresses.
+    pub(crate) loopback: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
-    /// Neighbours and conflicts with an event in the queue.
-    pub(crate) told: HashSet<(bool, IpAddr)>,
+    /// Addresses with a queued event: false for an unresolved neighbour, true for a conflict.
+    pub(crate) queued_address_events: HashSet<(bool, IpAddr)>,
     pub(crate) counters: Counters,
     pub(crate) hash_key: HashKey,
     pub(crate) identifications: Box<[u32]>,
@@ -73,15 +73,15 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Makes a stack.
+    /// Creates a stack.
     ///
     /// # Errors
-    /// When the configuration contradicts itself.
+    /// When the configuration is invalid.
     pub fn new(config: Config, now_ns: u64) -> Result<Stack, ConfigError> {
         config.check()?;
         let limits = config.limits;
-        let mut chance = Chance::new(config.seed);
-        let neighbours = Neighbours::new(
+        let mut chance = SecretRng::new(config.seed);
+        let neighbours = NeighbourCache::new(
             chance.hash_key(),
             limits.neighbours,
             limits.unresolved_frames,
@@ -94,22 +94,22 @@ impl Stack {
             vlan: config.vlan.map(VlanTag::new),
             ownership: config.ownership,
             transmit_checksum: config.transmit_checksum,
-            segmentation_bytes: match config.transmit_checksum {
-                true => config.segmentation_bytes.min(LARGEST_TRAIN_BYTES),
+            max_tso_bytes: match config.transmit_checksum {
+                true => config.max_tso_bytes.min(MAX_TSO_BYTES),
                 false => 0,
             },
             hop_limit: config.hop_limit,
             addresses: Addresses::new(chance.hash_key()),
-            routes: Routes::new(chance.hash_key()),
+            routes: RoutingTable::new(chance.hash_key()),
             neighbours,
-            paths: Paths::new(chance.hash_key()),
-            path_mtus: PathMtus::new(
+            paths: PathCache::new(chance.hash_key()),
+            path_mtus: PathMtuCache::new(
                 chance.hash_key(),
                 limits.path_mtus,
                 limits.path_mtu_timeout_ns,
             ),
             reassembly: Reassembly::new(chance.hash_key(), &limits),
-            error_limits: ErrorLimits::new(
+            icmp_error_limiter: IcmpErrorLimiter::new(
                 now_ns,
                 chance.hash_key(),
                 limits.icmp_errors_pps,
@@ -117,21 +117,21 @@ impl Stack {
             ),
             echo_limit: TokenBucket::new(now_ns, limits.icmp_echo_pps),
             tentative: Vec::new(),
-            mld: Reports::default(),
-            reply: Reply::default(),
+            mld: MldReportState::default(),
+            reply: PendingReply::default(),
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
             forwarding: Forwarding::new(config.forwarding),
             udp: UdpTable::new(chance.hash_key(), limits.sockets),
             tcp: TcpTable::new(&mut chance, &limits, config.mtu, now_ns),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
-            looped: Fifo::new(),
+            loopback: Fifo::new(),
             events: VecDeque::new(),
-            told: HashSet::new(),
+            queued_address_events: HashSet::new(),
             counters: Counters::default(),
             hash_key: chance.hash_key(),
-            identifications: (0..IDENTIFICATIONS).map(|_| chance.random()).collect(),
+            identifications: (0..IDENTIFICATION_COUNTERS).map(|_| chance.next_u32()).collect(),
             reserved_ports: ReservedPorts::default(),
-            chance,
+            rng: chance,
             limits,
         };
         stack.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);
@@ -141,35 +141,39 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Takes its addresses. An interface that speaks IPv6 has a link-local
-    /// address (RFC 4291 section 2.1): one is made if none was given.
+    /// Adds the configured addresses. An IPv6 interface has a link-local address (RFC 4291 section
+    /// 2.1): if none is configured, one is generated.
     fn add_addresses(&mut self, now_ns: u64, addresses: &[IpCidr], detect: bool) {
-        let alone = self.ownership == Ownership::Own && self.medium == Medium::Ethernet;
+        let is_exclusive =
+            self.ownership == AddressOwnership::Exclusive && self.medium == Medium::Ethernet;
         let has_v6 = addresses.iter().any(|cidr| cidr.address().is_ipv6());
         let has_link_local =
             addresses.iter().any(|cidr| cidr.address().is_ipv6() && is_link_local(cidr.address()));
-        let made = (alone && has_v6 && !has_link_local)
+        let generated = (is_exclusive && has_v6 && !has_link_local)
             .then(|| IpCidr::new(self.mac.link_local().into(), 64).ok())
             .flatten();
-        for &cidr in addresses.iter().chain(&made) {
+        for &cidr in addresses.iter().chain(&generated) {
             self.routes.add(Route { prefix: cidr, gateway: None });
             match cidr.address() {
-                IpAddr::V6(address) if alone && detect => {
-                    self.addresses.add(cidr, Kind::Tentative);
-                    self.tentative.push(Tentative { address, until_ns: now_ns, asked: false });
+                IpAddr::V6(address) if is_exclusive && detect => {
+                    self.addresses.add(cidr, AddressKind::Tentative);
+                    self.tentative.push(TentativeAddress {
+                        address,
+                        until_ns: now_ns,
+                        solicited: false,
+                    });
                 }
-                _ => self.addresses.add(cidr, Kind::Ours),
+                _ => self.addresses.add(cidr, AddressKind::Local),
             }
         }
         if self.forwarding.enabled && has_v6 {
             self.addresses.join(ALL_ROUTERS.into());
         }
-        self.report_groups(now_ns);
+        self.schedule_mld_reports(now_ns);
     }
 
-    /// Takes a received frame: uses it, answers it, keeps it for a socket, or
-    /// drops it for a reason that is counted. [`Stack::ingest_burst`] does so
-    /// with many for less.
+    /// Processes a received frame: consumes it, answers it, queues it for a socket, or drops it for
+    /// a counted reason. [`Stack::ingest_burst`] costs less per frame.
     pub fn ingest(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.counters.received += 1;
         let frame = match may_be_plain_tcp(arena.bytes(&frame)) {
@@ -177,13 +181,13 @@ impl Stack {
             false => Some(frame),
         };
         if let Some(frame) = frame {
-            self.ingest_one(now_ns, frame, arena);
+            self.ingest_padded_or_slow(now_ns, frame, arena);
         }
-        self.udp_share_frames(arena);
+        self.udp_trim_queues_if_scarce(arena);
         self.tcp_flush(now_ns, arena);
     }
 
-    /// Takes all frames of a burst, as [`Stack::ingest`] does.
+    /// Processes all frames of a burst like [`Stack::ingest`].
     #[inline]
     pub fn ingest_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
         self.counters.received += burst.len() as u64;
@@ -191,47 +195,47 @@ impl Stack {
             if may_be_plain_tcp(arena.bytes(first)) {
                 let Some(frame) = burst.pop_front() else { break };
                 if let Some(frame) = self.ingest_plain_tcp(now_ns, frame, arena) {
-                    self.ingest_any(now_ns, frame, arena);
+                    self.ingest_slow(now_ns, frame, arena);
                 }
                 continue;
             }
             self.ingest_plain(burst, arena);
             let Some(frame) = burst.pop_front() else { break };
-            self.ingest_one(now_ns, frame, arena);
+            self.ingest_padded_or_slow(now_ns, frame, arena);
         }
-        self.udp_share_frames(arena);
+        self.udp_trim_queues_if_scarce(arena);
         self.tcp_flush(now_ns, arena);
     }
 
-    fn ingest_one(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
+    fn ingest_padded_or_slow(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         if let Some(frame) = self.ingest_padded(frame, arena) {
-            self.ingest_any(now_ns, frame, arena);
+            self.ingest_slow(now_ns, frame, arena);
         }
     }
 
-    /// Takes a frame that may be anything.
+    /// Processes a frame on the slow path.
     #[inline(never)]
-    fn ingest_any(&mut self, now_ns: u64, mut frame: Frame, arena: &mut Arena) {
+    fn ingest_slow(&mut self, now_ns: u64, mut frame: Frame, arena: &mut Arena) {
         let result = self.link_input(now_ns, &mut frame, arena);
-        self.settle(now_ns, frame, arena, result);
+        self.apply_verdict(now_ns, frame, arena, result);
     }
 
-    /// Brings a frame to where it was decided that it goes.
-    pub(crate) fn settle(
+    /// Passes a frame on according to its verdict.
+    pub(crate) fn apply_verdict(
         &mut self,
         now_ns: u64,
         frame: Frame,
         arena: &mut Arena,
-        result: Result<Fate, DropReason>,
+        result: Result<RxVerdict, DropReason>,
     ) {
         match result {
-            Ok(Fate::Deliver(delivery)) => {
+            Ok(RxVerdict::Deliver(delivery)) => {
                 self.udp_deliver(arena, Payload::Frame(frame), &delivery);
             }
-            Ok(Fate::Forward(onward)) => self.hand_over(arena, frame, onward),
-            Ok(fate) => {
+            Ok(RxVerdict::Forward(forward_meta)) => self.queue_transit(arena, frame, forward_meta),
+            Ok(verdict) => {
                 arena.free(frame);
-                self.finish(now_ns, arena, fate);
+                self.finish_deferred(now_ns, arena, verdict);
             }
             Err(reason) => {
                 arena.free(frame);
@@ -241,22 +245,24 @@ impl Stack {
         }
     }
 
-    /// Does for a packet what could not be done while it was being read.
-    fn finish(&mut self, now_ns: u64, arena: &mut Arena, fate: Fate) {
-        let result = match fate {
-            Fate::Arp(packet) => self.arp_input(now_ns, arena, &packet),
-            Fate::Heard(ip, mac) => {
-                let heard = self.neighbours.heard(now_ns, ip, mac);
-                self.neighbour_claimed(now_ns, arena, ip, heard)
+    /// Completes the work for a packet that was deferred while its frame was borrowed.
+    fn finish_deferred(&mut self, now_ns: u64, arena: &mut Arena, verdict: RxVerdict) {
+        let result = match verdict {
+            RxVerdict::Arp(packet) => self.arp_input(now_ns, arena, &packet),
+            RxVerdict::NeighbourSeen(ip, mac) => {
+                let outcome = self.neighbours.learn(now_ns, ip, mac);
+                self.apply_claim_outcome(now_ns, arena, ip, outcome)
             }
-            Fate::Claim(claim) => {
-                let claimed = self.neighbours.claim(now_ns, &mut self.chance, claim);
-                self.neighbour_claimed(now_ns, arena, claim.ip, claimed)
+            RxVerdict::NeighbourClaim(claim) => {
+                let outcome = self.neighbours.apply_claim(now_ns, &mut self.rng, claim);
+                self.apply_claim_outcome(now_ns, arena, claim.ip, outcome)
             }
-            Fate::Rebuilt(packet) => return self.ingest_rebuilt(now_ns, arena, packet),
-            Fate::Held => return,
-            // Fragments are never put together for others.
-            Fate::Handled | Fate::Deliver(_) | Fate::Forward(_) => Ok(()),
+            RxVerdict::Reassembled(packet) => {
+                return self.ingest_reassembled(now_ns, arena, packet);
+            }
+            RxVerdict::FragmentHeld => return,
+            // Reassembled packets are never forwarded.
+            RxVerdict::Handled | RxVerdict::Deliver(_) | RxVerdict::Forward(_) => Ok(()),
         };
         self.flush_reply(now_ns, arena);
         match result {
@@ -271,42 +277,42 @@ impl Stack {
         now_ns: u64,
         frame: &mut Frame,
         arena: &Arena,
-    ) -> Result<Fate, DropReason> {
-        let (ethertype, arrival) = match self.medium {
+    ) -> Result<RxVerdict, DropReason> {
+        let (ethertype, link_meta) = match self.medium {
             Medium::Ethernet => {
                 let (header, _) = EthernetHeader::parse(arena.bytes(frame))?;
-                let arrival = self.ethernet_input(&header, frame)?;
+                let link_meta = self.ethernet_input(&header, frame)?;
                 frame.advance(header.header_bytes());
-                frame.set_checksum(checksum_behind(frame.checksum(), header.header_bytes()));
-                (header.ethertype, arrival)
+                frame.set_checksum(rebase_checksum(frame.checksum(), header.header_bytes()));
+                (header.ethertype, link_meta)
             }
-            Medium::Ip => Arrival::without_link(arena.bytes(frame), frame)?,
+            Medium::Ip => LinkMeta::of_ip_frame(arena.bytes(frame), frame)?,
         };
         let packet = arena.bytes(frame);
         match ethertype {
-            EtherType::IPV4 => self.ipv4_input(now_ns, packet, &arrival),
-            EtherType::IPV6 => self.ipv6_input(now_ns, packet, &arrival),
+            EtherType::IPV4 => self.ipv4_input(now_ns, packet, &link_meta),
+            EtherType::IPV6 => self.ipv6_input(now_ns, packet, &link_meta),
             EtherType::ARP if self.medium == Medium::Ethernet => {
-                ArpPacket::parse(packet).map(|(packet, _)| Fate::Arp(packet))
+                ArpPacket::parse(packet).map(|(packet, _)| RxVerdict::Arp(packet))
             }
             _ => Err(DropReason::EtherTypeUnknown),
         }
     }
 
-    /// Reads a packet that was put together from fragments.
-    fn ingest_rebuilt(&mut self, now_ns: u64, arena: &mut Arena, packet: Vec<u8>) {
-        // Of the parts from the wire none came from an address of ours.
-        let plain = Arrival::plain(Checksum::Unknown);
-        let arrival = Arrival { rebuilt: true, looped: true, ..plain };
+    /// Processes a packet that was reassembled from fragments.
+    fn ingest_reassembled(&mut self, now_ns: u64, arena: &mut Arena, packet: Vec<u8>) {
+        // The source address was checked with each fragment, so that a local one is genuine.
+        let unknown = LinkMeta::new(Checksum::Unknown);
+        let link_meta = LinkMeta { is_reassembled: true, is_loopback: true, ..unknown };
         let result = match packet.first().map(|first| first >> 4) {
-            Some(4) => self.ipv4_input(now_ns, &packet, &arrival),
-            _ => self.ipv6_input(now_ns, &packet, &arrival),
+            Some(4) => self.ipv4_input(now_ns, &packet, &link_meta),
+            _ => self.ipv6_input(now_ns, &packet, &link_meta),
         };
         match result {
-            Ok(Fate::Deliver(delivery)) => {
+            Ok(RxVerdict::Deliver(delivery)) => {
                 self.udp_deliver(arena, Payload::Owned(packet.into()), &delivery);
             }
-            Ok(fate) => self.finish(now_ns, arena, fate),
+            Ok(verdict) => self.finish_deferred(now_ns, arena, verdict),
             Err(reason) => {
                 self.counters.drops.count(reason);
                 self.flush_reply(now_ns, arena);
@@ -314,43 +320,61 @@ impl Stack {
         }
     }
 
-    /// Keeps a fragment until its packet is complete.
+    /// Stores a fragment until its packet is complete.
     pub(crate) fn fragment_input(
         &mut self,
         now_ns: u64,
-        key: Key,
+        key: FragmentKey,
         fragment: &Fragment<'_>,
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let inserted = self.reassembly.insert(now_ns, key, fragment);
-        self.counters.held -= inserted.released.total();
-        self.counters.drops.merge(&inserted.released);
+        self.counters.held -= inserted.dropped.total();
+        self.counters.drops.merge(&inserted.dropped);
         let Some(whole) = inserted.result? else {
             self.counters.held += 1;
-            return Ok(Fate::Held);
+            return Ok(RxVerdict::FragmentHeld);
         };
         self.counters.held -= whole.fragments - 1;
         self.counters.merged += whole.fragments - 1;
         let packet = match key.source {
-            IpAddr::V4(_) => ipv4::rebuild(&whole),
-            IpAddr::V6(_) => ipv6::rebuild(&whole),
+            IpAddr::V4(_) => ipv4::build_reassembled(&whole),
+            IpAddr::V6(_) => ipv6::build_reassembled(&whole),
         };
-        packet.map(Fate::Rebuilt).ok_or(DropReason::FragmentTooBig)
+        packet.map(RxVerdict::Reassembled).ok_or(DropReason::FragmentTooBig)
     }
 
-    fn reassembly_timed_out(&mut self, now_ns: u64, arena: &mut Arena, timeout: &Timeout) {
+    fn on_reassembly_timeout(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        timeout: &ExpiredReassembly,
+    ) {
         self.counters.held -= timeout.fragments;
         self.counters.drops.add(DropReason::FragmentTimeout, timeout.fragments);
         let Some(quote) = &timeout.quote else { return };
-        let arrival = Arrival::plain(Checksum::Unknown);
+        let link_meta = LinkMeta::new(Checksum::Unknown);
         match quote.first().map(|first| first >> 4) {
-            Some(4) => self.complain_v4(now_ns, quote, &arrival, Complaint::Reassembly),
-            _ => self.complain_v6(now_ns, quote, &arrival, Complaint::Reassembly),
+            Some(4) => {
+                self.send_icmp_error_v4(
+                    now_ns,
+                    quote,
+                    &link_meta,
+                    IcmpErrorKind::ReassemblyTimeout,
+                );
+            }
+            _ => {
+                self.send_icmp_error_v6(
+                    now_ns,
+                    quote,
+                    &link_meta,
+                    IcmpErrorKind::ReassemblyTimeout,
+                );
+            }
         }
         self.flush_reply(now_ns, arena);
     }
 
-    /// When [`Stack::handle_timeout`] wants to be called; `None` when nothing
-    /// waits for time to pass.
+    /// Time in nanoseconds at which to call [`Stack::handle_timeout`]; `None` without timers.
     pub fn next_timeout(&self) -> Option<u64> {
         let timeouts = [
             self.neighbours.next_timeout(),
@@ -359,61 +383,62 @@ impl Stack {
             self.tcp.next_timeout(),
             self.tentative.iter().map(|tentative| tentative.until_ns).min(),
         ];
-        // Once for each burst: without a branch for each of them.
+        // This runs once per burst: one minimum, without a branch per timer.
         let next_ns = timeouts.map(|timeout_ns| timeout_ns.unwrap_or(u64::MAX)).into_iter().min();
         next_ns.filter(|&next_ns| next_ns < u64::MAX)
     }
 
-    /// Does everything that is due at `now_ns`.
+    /// Processes all timers that have expired at `now_ns`.
     pub fn handle_timeout(&mut self, now_ns: u64, arena: &mut Arena) {
         while let Some(expired) = self.neighbours.poll_expired(now_ns) {
             match expired {
-                Expired::Ask(action) => self.ask_neighbour(now_ns, arena, action),
-                Expired::Lost(lost) => self.neighbour_lost(now_ns, arena, lost),
+                NeighbourTimeout::Solicit(action) => self.solicit_neighbour(now_ns, arena, action),
+                NeighbourTimeout::Unreachable(lost) => {
+                    self.on_neighbour_unreachable(now_ns, arena, lost);
+                }
             }
         }
         while let Some(timeout) = self.reassembly.poll_expired(now_ns) {
-            self.reassembly_timed_out(now_ns, arena, &timeout);
+            self.on_reassembly_timeout(now_ns, arena, &timeout);
         }
         self.detect_duplicates(now_ns, arena);
-        self.send_reports(now_ns, arena);
+        self.send_mld_reports(now_ns, arena);
         self.tcp.expire(now_ns);
         self.tcp_flush(now_ns, arena);
     }
 
-    /// The frames for the port, oldest first. Take them from the front.
+    /// Transmit queue of the device, oldest frame first. Take frames from the front.
     #[inline]
     pub fn transmit_queue(&mut self) -> &mut Fifo<Frame> {
         &mut self.transmit
     }
 
-    /// The frames that the stack sends to its own addresses, oldest first. They
-    /// come back in by [`Stack::ingest_burst`], of this stack or, where several
-    /// have the same addresses, of the one that has the port.
+    /// Frames that the stack sends to its own addresses, oldest first. Pass them to
+    /// [`Stack::ingest_burst`] of this stack. If several stacks have the same addresses, pass them
+    /// to the stack that has the device.
     #[inline]
-    pub fn looped_queue(&mut self) -> &mut Fifo<Frame> {
-        &mut self.looped
+    pub fn loopback_queue(&mut self) -> &mut Fifo<Frame> {
+        &mut self.loopback
     }
 
-    /// Whether frames wait in [`Stack::looped_queue`].
+    /// True if frames wait in [`Stack::loopback_queue`].
     #[inline]
-    pub fn has_looped(&self) -> bool {
-        !self.looped.is_empty()
+    pub fn has_loopback_frames(&self) -> bool {
+        !self.loopback.is_empty()
     }
 
-    /// The hardware address that neighbours know; all zero on [`Medium::Ip`].
+    /// Hardware address of the interface; all zero on [`Medium::Ip`].
     pub fn mac(&self) -> MacAddr {
         self.mac
     }
 
-    /// What became of every packet.
+    /// Packet counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Tells the hardware address of a neighbour, or that it has none: for
-    /// [`Ownership::Shared`], and for entries that shall be there from the
-    /// start.
+    /// Sets the hardware address of a neighbour, or marks it as unreachable with `None`: for
+    /// [`AddressOwnership::Shared`], and for preconfigured entries.
     pub fn set_neighbour(
         &mut self,
         now_ns: u64,
@@ -421,121 +446,130 @@ impl Stack {
         mac: Option<MacAddr>,
         arena: &mut Arena,
     ) {
-        match self.neighbours.tell(now_ns, &mut self.chance, ip, mac) {
-            Ok(claimed) => {
-                // Whoever tells has the last word, so there is no error here.
-                let _ = self.neighbour_claimed(now_ns, arena, ip, claimed);
+        match self.neighbours.set(now_ns, &mut self.rng, ip, mac) {
+            Ok(outcome) => {
+                // The caller has authority, so there is no error here.
+                let _ = self.apply_claim_outcome(now_ns, arena, ip, outcome);
             }
-            Err(lost) => self.neighbour_lost(now_ns, arena, lost),
+            Err(unreachable) => self.on_neighbour_unreachable(now_ns, arena, unreachable),
         }
     }
 
-    /// From now on each finished TCP handshake is an
-    /// [`Event::PeerConfirmed`].
-    pub fn tell_confirmed_peers(&mut self) {
-        self.tcp.tells_confirmed = true;
+    /// Enables [`Event::PeerConfirmed`] for each completed TCP handshake.
+    pub fn report_confirmed_peers(&mut self) {
+        self.tcp.reports_confirmed_peers = true;
     }
 
-    /// Whether there is something that the outside should know.
+    /// True if an event is queued.
     #[inline]
     pub fn has_events(&self) -> bool {
         !(self.events.is_empty() && self.tcp.events.is_empty())
     }
 
-    /// The next thing that the outside should know.
+    /// Removes the next event from the queue.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front().or_else(|| self.tcp.events.pop_front())?;
-        self.on_taken(event);
+        self.rearm_event(event);
         Some(event)
     }
 
-    /// Lets the same thing be told again.
-    fn on_taken(&mut self, event: Event) {
+    /// Allows the same event to be queued again.
+    fn rearm_event(&mut self, event: Event) {
         match event {
-            Event::NeighbourWanted(ip) => {
-                self.told.remove(&(false, ip));
+            Event::NeighbourUnresolved(ip) => {
+                self.queued_address_events.remove(&(false, ip));
             }
             Event::AddressConflict(ip) => {
-                self.told.remove(&(true, ip));
+                self.queued_address_events.remove(&(true, ip));
             }
-            Event::Readable(id) => {
+            Event::UdpReadable(id) => {
                 if let Some(socket) = self.udp.get_mut(id) {
-                    socket.readable_told = false;
+                    socket.readable_notified = false;
                 }
             }
-            Event::Error(id) => {
+            Event::UdpError(id) => {
                 if let Some(socket) = self.udp.get_mut(id) {
-                    socket.error_told = false;
+                    socket.error_notified = false;
                 }
             }
             Event::TcpReadable(_) | Event::TcpWritable(_) | Event::TcpAcceptable(_) => {
-                self.tcp.on_taken(event);
+                self.tcp.rearm_event(event);
             }
-            // It is told each time.
+            // Queued each time; nothing to re-arm.
             Event::PeerConfirmed(_) => {}
         }
     }
 
-    /// Gives every frame that the stack holds back to the arena: before it is
-    /// dropped.
+    /// Returns all frames to the arena. Call before dropping the stack.
     pub fn release(mut self, arena: &mut Arena) {
         let queued = self.neighbours.drain().chain(self.transmit.drain(..));
-        let queued = queued.chain(self.looped.drain(..)).chain(self.forwarding.drain());
+        let queued = queued.chain(self.loopback.drain(..)).chain(self.forwarding.drain());
         queued.for_each(|frame| arena.free(frame));
         self.udp.release(arena);
     }
 
-    /// Does what the neighbour cache asks for after a claim.
-    pub(crate) fn neighbour_claimed(
+    /// Acts on the result of a neighbour claim.
+    pub(crate) fn apply_claim_outcome(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         ip: IpAddr,
-        claimed: Claimed,
+        outcome: ClaimOutcome,
     ) -> Result<(), DropReason> {
-        match claimed {
-            Claimed::Noted => {}
-            Claimed::Changed => self.paths.forget(),
-            Claimed::Doubted(action) => self.ask_neighbour(now_ns, arena, action),
-            Claimed::Resolved(mac, waiting) => {
+        match outcome {
+            ClaimOutcome::Unchanged => {}
+            ClaimOutcome::Changed => self.paths.invalidate(),
+            ClaimOutcome::Verify(action) => self.solicit_neighbour(now_ns, arena, action),
+            ClaimOutcome::Resolved(mac, waiting) => {
                 for frame in waiting {
-                    self.send_to(arena, mac, ip.is_ipv4(), frame);
+                    self.send_to_mac(arena, mac, ip.is_ipv4(), frame);
                 }
             }
-            Claimed::Unsolicited if ip.is_ipv4() => return Err(DropReason::ArpUnsolicited),
-            Claimed::Unsolicited => return Err(DropReason::NdpUnsolicited),
+            ClaimOutcome::Unsolicited if ip.is_ipv4() => return Err(DropReason::ArpUnsolicited),
+            ClaimOutcome::Unsolicited => return Err(DropReason::NdpUnsolicited),
         }
         Ok(())
     }
 
-    fn neighbour_lost(&mut self, now_ns: u64, arena: &mut Arena, lost: Lost) {
-        self.paths.forget();
-        for frame in lost.waiting {
+    fn on_neighbour_unreachable(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        unreachable: UnreachableNeighbour,
+    ) {
+        self.paths.invalidate();
+        for frame in unreachable.waiting {
             if self.forwarding.enabled {
-                self.tell_unreachable(now_ns, arena, &frame);
+                self.send_unreachable(now_ns, arena, &frame);
             }
             let packet = arena.bytes(&frame);
-            let quote = if lost.ip.is_ipv4() { quote_v4(packet) } else { quote_v6(packet) };
+            let quote = if unreachable.ip.is_ipv4() {
+                parse_quote_v4(packet)
+            } else {
+                parse_quote_v6(packet)
+            };
             if let Ok(quote) = quote {
-                // Echo replies and errors have no socket to be told.
-                let _ = self.report(now_ns, Report::Host, &quote);
+                // Echo replies and ICMP errors have no socket to notify.
+                let _ = self.on_icmp_error(now_ns, ReceivedIcmpError::HostUnreachable, &quote);
             }
             self.counters.transmit_drops.count(DropReason::NeighbourUnreachable);
             arena.free(frame);
         }
     }
 
-    /// Queues an event about an address, unless it is in the queue already.
-    pub(crate) fn tell_once(&mut self, event: Event) {
+    /// Queues an event about an address, unless it is queued already.
+    pub(crate) fn queue_event_once(&mut self, event: Event) {
         let key = match event {
-            Event::NeighbourWanted(ip) => (false, ip),
+            Event::NeighbourUnresolved(ip) => (false, ip),
             Event::AddressConflict(ip) => (true, ip),
             _ => return,
         };
-        // Addresses come from the wire, so even the events about them need a
-        // bound: a lost event is asked for again with the next packet.
-        if self.told.len() < self.limits.neighbours.max(1024) && self.told.insert(key) {
+        // Addresses come from received packets, so their events need a bound. A lost event is
+        // queued again with the next packet.
+        if self.queued_address_events.len() < self.limits.neighbours.max(1024)
+            && self.queued_address_events.insert(key)
+        {
             self.events.push_back(event);
         }
     }

@@ -1,5 +1,4 @@
-//! The fuzz target of the stack without a fuzzer: its corpus, and bytes by
-//! chance.
+//! Replay of the stack's fuzz targets without a fuzzer: their corpora, and random input.
 
 use std::path::Path;
 
@@ -17,9 +16,9 @@ mod saved_stack;
 
 use saved_stack::Outcome;
 
-/// What the hostile seeds are dropped as: each class of bad header, fragment,
-/// extension header and neighbour message has at least one.
-const REACHED: &[DropReason] = &[
+/// Drop reasons that the hostile seeds reach: at least one for each class of bad header, fragment,
+/// extension header and neighbour message.
+const EXPECTED_DROPS: &[DropReason] = &[
     DropReason::EthernetTruncated,
     DropReason::VlanNotForUs,
     DropReason::ArpMalformed,
@@ -82,16 +81,16 @@ fn corpus_of_stack_ingest() {
         sent += counters.transmitted;
         drops.merge(&counters.drops);
     }
-    // The seeds reach what they were made for.
+    // The seeds reach their targets.
     println!("{delivered} delivered, {sent} sent, {drops:?}");
     assert!(delivered > 0 && sent > 0);
-    for &reason in REACHED {
+    for &reason in EXPECTED_DROPS {
         assert!(drops.get(reason) > 0, "no seed is dropped as {reason}");
     }
 }
 
-/// What the seeds of `tcp_segments` are dropped as.
-const TCP_REACHED: &[DropReason] = &[
+/// Drop reasons that the seeds of `tcp_segments` reach.
+const EXPECTED_TCP_DROPS: &[DropReason] = &[
     DropReason::TcpNoSocket,
     DropReason::TcpFlags,
     DropReason::TcpSequence,
@@ -116,13 +115,13 @@ fn corpus_of_tcp_segments() {
     }
     println!("{sent} sent, {drops:?}");
     assert!(sent > 0);
-    for &reason in TCP_REACHED {
+    for &reason in EXPECTED_TCP_DROPS {
         assert!(drops.get(reason) > 0, "no seed is dropped as {reason}");
     }
 }
 
-/// The seeds of `saved_stack`.
-fn states() -> Vec<(String, Vec<u8>)> {
+/// Seeds of `saved_stack`, with their file names.
+fn corpus_snapshots() -> Vec<(String, Vec<u8>)> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/saved_stack");
     let entries = std::fs::read_dir(&corpus).expect("the corpus is in the repository");
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -133,27 +132,30 @@ fn states() -> Vec<(String, Vec<u8>)> {
     paths.map(seed).collect()
 }
 
-/// Seeds that were made by `Stack::save` are taken up, however they are used; the
-/// others say by their names what they are.
+/// Restores seeds made by `Stack::save`, in every setup. The file names of the other seeds give the
+/// expected outcome.
 #[test]
 fn corpus_of_saved_stack() {
-    let states = states();
-    assert!(states.iter().any(|(name, _)| name.starts_with("good_")), "none is good");
-    for (name, bytes) in states {
+    let snapshots = corpus_snapshots();
+    assert!(
+        snapshots.iter().any(|(name, _)| name.starts_with("good_")),
+        "the corpus has no good seed"
+    );
+    for (name, bytes) in snapshots {
         println!("{name}");
         let expected = match name.split('_').next() {
-            Some("good") => Outcome::TakenUp,
+            Some("good") => Outcome::Restored,
             Some("refused") => Outcome::Refused,
             _ => Outcome::Unreadable,
         };
         for setup in 0..8 {
             let outcome = saved_stack::check(&[&[setup], &bytes[1..]].concat());
-            assert_eq!(outcome, expected, "{name}: is the format new?");
+            assert_eq!(outcome, expected, "{name}: has the snapshot format changed?");
         }
     }
 }
 
-/// A record of `tcp_segments` that is likely to get somewhere.
+/// Record of `tcp_segments` that is likely to reach deep states.
 fn tcp_record() -> impl Strategy<Value = [u8; 8]> {
     let flags = prop_oneof![
         4 => Just(0x10_u8), 3 => Just(0x18), 2 => Just(0x02), 1 => Just(0x12), 1 => Just(0x11),
@@ -168,7 +170,7 @@ fn tcp_record() -> impl Strategy<Value = [u8; 8]> {
 
 proptest! {
     #[test]
-    fn any_segments_to_any_connection(
+    fn survives_any_segments_on_any_connection(
         setup in any::<u8>(),
         records in prop::collection::vec(tcp_record(), 0..200),
     ) {
@@ -176,13 +178,13 @@ proptest! {
     }
 
     #[test]
-    fn any_damage_to_a_state(
+    fn rejects_or_survives_corrupted_snapshots(
         setup in 0u8..8,
         which in any::<prop::sample::Index>(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let states = states();
-        let (_, mut bytes) = states[which.index(states.len())].clone();
+        let snapshots = corpus_snapshots();
+        let (_, mut bytes) = snapshots[which.index(snapshots.len())].clone();
         bytes[0] = setup;
         for (at, value) in damage {
             let at = at.index(bytes.len());
@@ -192,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn any_frames_to_any_stack(
+    fn survives_any_frames_on_any_stack(
         setup in 0u8..32,
         records in prop::collection::vec(
             (any::<u8>(), prop::collection::vec(any::<u8>(), 0..80)),

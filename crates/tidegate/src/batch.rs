@@ -1,4 +1,4 @@
-//! Several calls on sockets at once.
+//! Batches: several calls on TCP sockets under one lock.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,45 +6,45 @@ use std::net::SocketAddr;
 
 use tidegate_stack::TcpOptions;
 
-use crate::calls::Calls;
 use crate::net::Net;
 use crate::poll::{Interest, Poll, Source, Token, Trigger};
-use crate::tcp::{Ended, TcpListener, TcpStream};
+use crate::socket_ops::SocketOps;
+use crate::tcp::{ClosingStream, TcpListener, TcpStream};
 use crate::wait::SocketId;
 
 thread_local! {
-    /// The streams that were dropped while this thread held a stack.
-    static DROPPED: RefCell<Option<Vec<Ended>>> = const { RefCell::new(None) };
+    /// Streams that this thread dropped inside a batch.
+    static DROPPED: RefCell<Option<Vec<ClosingStream>>> = const { RefCell::new(None) };
 }
 
-/// The stack, held for several calls on its TCP sockets: no lock for each, and
-/// what they send leaves together. No call waits.
+/// Locked stack, for several calls on its TCP sockets: one lock for all calls, and their
+/// segments are transmitted together. No call blocks.
 ///
-/// Made by [`Net::batch`].
+/// Created by [`Net::batch`].
 pub struct Batch<'b> {
     net: &'b Net,
-    calls: &'b mut dyn Calls,
+    ops: &'b mut dyn SocketOps,
 }
 
 impl Net {
-    /// Holds the stack for as long as `calls` runs, then sends what its calls
-    /// have made. Nobody else can use the stack meanwhile, so `calls` should be
-    /// short.
+    /// Locks the stack while `body` runs, then transmits the segments of its calls. All other
+    /// threads wait meanwhile, so `body` should be short.
     ///
     /// # Panics
-    /// When `calls` uses a socket of any [`Net`] by other ways than the batch:
-    /// it would wait for itself. Dropping one is fine.
+    /// When `body` uses a socket of any [`Net`] other than through the batch, which would
+    /// deadlock. Dropping a socket is allowed.
     ///
     /// # Errors
-    /// When the port is of no further use.
-    pub fn batch<R>(&self, calls: impl FnOnce(&mut Batch<'_>) -> R) -> io::Result<R> {
+    /// When the device has failed.
+    pub fn batch<R>(&self, body: impl FnOnce(&mut Batch<'_>) -> R) -> io::Result<R> {
         let (result, committed, others) = self.with(|core| {
             core.read_clock();
-            let held = Held::enter();
-            let result = calls(&mut Batch { net: self, calls: core });
+            let held = BatchGuard::enter();
+            let result = body(&mut Batch { net: self, ops: core });
             let dropped = held.leave().into_iter();
-            // What was dropped of other stacks needs their locks.
-            let others: Vec<Ended> = dropped.filter_map(|ended| ended.end_in(self, core)).collect();
+            // Dropped sockets of other stacks need the locks of those stacks.
+            let others: Vec<ClosingStream> =
+                dropped.filter_map(|ended| ended.close_in(self, core)).collect();
             (result, core.commit(), others)
         });
         drop(others);
@@ -52,32 +52,32 @@ impl Net {
     }
 }
 
-/// Says that this thread holds a stack, until it is dropped.
-struct Held;
+/// Marks this thread as inside a batch until dropped.
+struct BatchGuard;
 
-impl Held {
+impl BatchGuard {
     fn enter() -> Self {
         DROPPED.with_borrow_mut(|dropped| *dropped = Some(Vec::new()));
         Self
     }
 
-    fn leave(self) -> Vec<Ended> {
+    fn leave(self) -> Vec<ClosingStream> {
         DROPPED.take().unwrap_or_default()
     }
 }
 
-impl Drop for Held {
+impl Drop for BatchGuard {
     fn drop(&mut self) {
-        // Only when the calls panicked is there anything left: it is lost with
-        // the thread's lock, as everything else that they held.
+        // Dropped streams remain only if the closure panicked. They are leaked, together with
+        // the lock that the thread held.
         std::mem::forget(DROPPED.take());
     }
 }
 
-/// Keeps a stream that ends for later, if this thread holds a stack.
-pub(crate) fn defer(ended: Ended) -> Result<(), Ended> {
-    // A thread that is about to end holds nothing.
-    if !is_held() {
+/// Defers closing a dropped stream until the batch ends, if this thread is inside a batch.
+pub(crate) fn defer_close(ended: ClosingStream) -> Result<(), ClosingStream> {
+    // A terminating thread has no batch.
+    if !is_active() {
         return Err(ended);
     }
     DROPPED.with_borrow_mut(|dropped| match dropped {
@@ -89,24 +89,24 @@ pub(crate) fn defer(ended: Ended) -> Result<(), Ended> {
     })
 }
 
-/// Whether this thread holds a stack.
-pub(crate) fn is_held() -> bool {
+/// True if this thread is inside a batch.
+pub(crate) fn is_active() -> bool {
     DROPPED.try_with(|dropped| dropped.borrow().is_some()).unwrap_or(false)
 }
 
 impl Batch<'_> {
-    /// As [`TcpListener::accept`].
+    /// Like [`TcpListener::accept`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when no connection waits.
+    /// [`io::ErrorKind::WouldBlock`] when no connection is waiting.
     pub fn accept(&mut self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
         self.check(listener)?;
-        let (id, peer) = self.calls.tcp_accept(listener.listener_id())?;
+        let (id, peer) = self.ops.tcp_accept(listener.listener_id())?;
         Ok((listener.stream(id), peer))
     }
 
-    /// Begins to connect, from a local address if one is given; the stream is
-    /// writable when that has worked or failed.
+    /// Starts a connection, from `local` if given. The stream becomes writable when the
+    /// connection is established or has failed.
     ///
     /// # Errors
     /// As [`TcpStream::connect_from`].
@@ -116,38 +116,38 @@ impl Batch<'_> {
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<TcpStream> {
-        TcpStream::begin(self.net, self.calls, local, address, options)
+        TcpStream::start_connect(self.net, self.ops, local, address, options)
     }
 
-    /// Whether a stream is connected.
+    /// Succeeds once the connection of a stream is established.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] while it is not; how it failed.
+    /// [`io::ErrorKind::WouldBlock`] while it is being established; the error it failed with.
     pub fn finish_connect(&mut self, stream: &TcpStream) -> io::Result<()> {
         self.check(stream)?;
-        Ok(self.calls.tcp_finish_connect(stream.tcp_id())?)
+        Ok(self.ops.tcp_finish_connect(stream.tcp_id())?)
     }
 
-    /// As [`TcpStream::recv`].
+    /// Like [`TcpStream::recv`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when nothing has arrived; how the
-    /// connection ended.
+    /// [`io::ErrorKind::WouldBlock`] when no data has arrived; the error that ended the
+    /// connection.
     pub fn recv(&mut self, stream: &TcpStream, buf: &mut [u8]) -> io::Result<usize> {
         self.check(stream)?;
-        Ok(self.calls.tcp_recv(stream.tcp_id(), buf)?)
+        Ok(self.ops.tcp_recv(stream.tcp_id(), buf)?)
     }
 
-    /// As [`TcpStream::peek`].
+    /// Like [`TcpStream::peek`].
     ///
     /// # Errors
     /// As [`Batch::recv`].
     pub fn peek(&mut self, stream: &TcpStream, buf: &mut [u8]) -> io::Result<usize> {
         self.check(stream)?;
-        Ok(self.calls.tcp_peek(stream.tcp_id(), buf)?)
+        Ok(self.ops.tcp_peek(stream.tcp_id(), buf)?)
     }
 
-    /// As [`TcpStream::recv_with`].
+    /// Like [`TcpStream::recv_with`].
     ///
     /// # Errors
     /// As [`Batch::recv`].
@@ -157,20 +157,20 @@ impl Batch<'_> {
         mut read: impl FnMut(&[u8]) -> usize,
     ) -> io::Result<usize> {
         self.check(stream)?;
-        Ok(self.calls.tcp_recv_with(stream.tcp_id(), &mut read)?)
+        Ok(self.ops.tcp_recv_with(stream.tcp_id(), &mut read)?)
     }
 
-    /// As [`TcpStream::send`].
+    /// Like [`TcpStream::send`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is no room; how the connection
-    /// ended.
+    /// [`io::ErrorKind::WouldBlock`] when the send buffer is full; the error that ended the
+    /// connection.
     pub fn send(&mut self, stream: &TcpStream, data: &[u8]) -> io::Result<usize> {
         self.check(stream)?;
-        Ok(self.calls.tcp_send(stream.tcp_id(), data)?)
+        Ok(self.ops.tcp_send(stream.tcp_id(), data)?)
     }
 
-    /// As [`TcpStream::send_with`].
+    /// Like [`TcpStream::send_with`].
     ///
     /// # Errors
     /// As [`Batch::send`].
@@ -181,10 +181,10 @@ impl Batch<'_> {
         mut write: impl FnMut(&mut [u8]) -> usize,
     ) -> io::Result<usize> {
         self.check(stream)?;
-        Ok(self.calls.tcp_send_with(stream.tcp_id(), limit, &mut write)?)
+        Ok(self.ops.tcp_send_with(stream.tcp_id(), limit, &mut write)?)
     }
 
-    /// As [`Poll::register_for`].
+    /// Like [`Poll::register_for`].
     ///
     /// # Errors
     /// As [`Poll::register_for`].
@@ -196,12 +196,12 @@ impl Batch<'_> {
         interest: Interest,
     ) -> io::Result<()> {
         self.check(socket)?;
-        self.calls.polls().insert(poll.number(), socket.id(), token, interest)?;
-        self.calls.waiters().wake(SocketId::Poll(poll.number()));
+        self.ops.poll_sets().insert(poll.set_id(), socket.id(), token, interest)?;
+        self.ops.waiters().wake(SocketId::Poll(poll.set_id()));
         Ok(())
     }
 
-    /// As [`Poll::reregister`].
+    /// Like [`Poll::reregister`].
     ///
     /// # Errors
     /// As [`Poll::reregister`].
@@ -213,12 +213,12 @@ impl Batch<'_> {
         interest: Interest,
     ) -> io::Result<()> {
         self.check(socket)?;
-        let changed = self.calls.polls().change(poll.number(), socket.id(), token, interest);
-        self.calls.waiters().wake(SocketId::Poll(poll.number()));
+        let changed = self.ops.poll_sets().change(poll.set_id(), socket.id(), token, interest);
+        self.ops.waiters().wake(SocketId::Poll(poll.set_id()));
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// As [`Poll::set_trigger`].
+    /// Like [`Poll::set_trigger`].
     ///
     /// # Errors
     /// As [`Poll::set_trigger`].
@@ -229,21 +229,21 @@ impl Batch<'_> {
         trigger: Trigger,
     ) -> io::Result<()> {
         self.check(socket)?;
-        let changed = self.calls.polls().set_trigger(poll.number(), socket.id(), trigger);
+        let changed = self.ops.poll_sets().set_trigger(poll.set_id(), socket.id(), trigger);
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// As [`Poll::deregister`].
+    /// Like [`Poll::deregister`].
     ///
     /// # Errors
     /// As [`Poll::deregister`].
     pub fn deregister(&mut self, poll: &Poll, socket: &(impl Source + ?Sized)) -> io::Result<()> {
         self.check(socket)?;
-        let removed = self.calls.polls().remove(poll.number(), socket.id());
+        let removed = self.ops.poll_sets().remove(poll.set_id(), socket.id());
         if removed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Without this a socket of another stack would be one of ours by number.
+    /// Rejects a socket of another stack: its handle could match a socket of this stack.
     fn check(&self, socket: &(impl Source + ?Sized)) -> io::Result<()> {
         if socket.net().is_same(self.net) {
             return Ok(());

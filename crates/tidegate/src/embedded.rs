@@ -1,44 +1,44 @@
-//! Calls on a stack that runs in this program.
+//! Socket operations of an embedded stack.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use tidegate_engine::Claim;
-use tidegate_port::steering::Protocol;
+use tidegate_device::steering::TransportProtocol;
+use tidegate_engine::PortClaim;
 use tidegate_stack::{
     Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId, UdpOptions,
 };
 
-use crate::calls::{CallError, Called, Calls, Made};
-use crate::net::Core;
-use crate::poll::{Polls, Ready};
+use crate::net::EmbeddedCore;
+use crate::poll::{PollSets, Ready};
 use crate::readiness::Readiness;
+use crate::socket_ops::{NewSocket, OpError, OpResult, SocketOps};
 use crate::tasks::Tasks;
-use crate::udp::Received;
-use crate::wait::{SetNumber, SocketId, Waiters};
+use crate::udp::DatagramMeta;
+use crate::wait::{PollSetId, SocketId, Waiters};
 
-impl Core {
-    /// Gives a port back to the kernel, if nobody else needs it.
-    fn release(&mut self, claim: Option<Arc<Claim>>) {
-        self.claims.release(self.engine.port(), claim);
+impl EmbeddedCore {
+    /// Returns a port to the kernel, if no other socket uses it.
+    fn release(&mut self, claim: Option<Arc<PortClaim>>) {
+        self.claims.release(self.engine.device(), claim);
     }
 
-    /// When more datagrams wait, wakes another thread that waits for them.
-    pub(crate) fn pass_on(&self, id: UdpId) {
-        if !self.waiters.is_empty() && self.engine.stack().udp_readable(id) > 0 {
+    /// Wakes another waiting thread if more datagrams are queued.
+    pub(crate) fn wake_next_reader(&self, id: UdpId) {
+        if !self.waiters.is_empty() && self.engine.stack().udp_queue_len(id) > 0 {
             self.waiters.wake(SocketId::Udp(id));
         }
     }
 }
 
-impl Calls for Core {
-    fn core(&mut self) -> Option<&mut Core> {
+impl SocketOps for EmbeddedCore {
+    fn embedded(&mut self) -> Option<&mut EmbeddedCore> {
         Some(self)
     }
 
-    fn polls(&mut self) -> &mut Polls {
-        &mut self.polls
+    fn poll_sets(&mut self) -> &mut PollSets {
+        &mut self.poll_sets
     }
 
     fn waiters(&mut self) -> &mut Waiters {
@@ -54,7 +54,7 @@ impl Calls for Core {
     }
 
     fn readiness(&mut self, id: SocketId) -> Readiness {
-        let Self { polls, engine, .. } = self;
+        let Self { poll_sets: polls, engine, .. } = self;
         match id {
             SocketId::Poll(set) => Readiness {
                 readable: polls.has_ready(set, &mut |id| Readiness::of(engine.stack(), id)),
@@ -64,9 +64,9 @@ impl Calls for Core {
         }
     }
 
-    fn collect(&mut self, set: SetNumber, limit: usize, tell: &mut dyn FnMut(Ready)) {
-        let Self { polls, engine, .. } = self;
-        polls.collect(set, &mut |id| Readiness::of(engine.stack(), id), limit, tell);
+    fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready)) {
+        let Self { poll_sets: polls, engine, .. } = self;
+        polls.collect_ready(set, &mut |id| Readiness::of(engine.stack(), id), limit, report);
     }
 
     fn has_address(&mut self, address: IpAddr) -> bool {
@@ -85,14 +85,14 @@ impl Calls for Core {
     fn commit(&mut self) -> io::Result<()> {
         let (stack, arena, now_ns) = self.engine.parts();
         stack.tcp_flush(now_ns, arena);
-        self.send_and_tell()
+        self.flush_and_dispatch()
     }
 
     fn commit_later(&mut self) -> io::Result<()> {
-        if self.tasks.call_driver() {
+        if self.tasks.wake_driver() {
             return Ok(());
         }
-        Calls::commit(self)
+        SocketOps::commit(self)
     }
 
     #[inline]
@@ -107,9 +107,9 @@ impl Calls for Core {
         local: SocketAddr,
         backlog: usize,
         options: TcpOptions,
-    ) -> io::Result<Made<TcpListenerId>> {
-        let (port, dual) = (self.engine.port(), options.dual_stack);
-        let claim = self.claims.claim(port, Protocol::Tcp, local, dual, None)?;
+    ) -> io::Result<NewSocket<TcpListenerId>> {
+        let (device, dual) = (self.engine.device(), options.dual_stack);
+        let claim = self.claims.claim(device, TransportProtocol::Tcp, local, dual, None)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let (stack, _, _) = self.engine.parts();
         match stack.tcp_listen(local, backlog, options) {
@@ -125,11 +125,11 @@ impl Calls for Core {
         self.engine.stack().tcp_listener_addr(id)
     }
 
-    fn tcp_accept(&mut self, listener: TcpListenerId) -> Called<(TcpId, SocketAddr)> {
+    fn tcp_accept(&mut self, listener: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
         let (stack, _, _) = self.engine.parts();
         let id = stack.tcp_accept(listener)?;
         let peer = stack.tcp_peer_addr(id).ok_or(TcpError::NotConnected)?;
-        // Others may wait for the next.
+        // Other threads or tasks may wait for the next connection.
         if stack.tcp_acceptable(listener) > 0 {
             let listener = SocketId::Listener(listener);
             self.waiters.wake(listener);
@@ -138,13 +138,13 @@ impl Calls for Core {
         Ok((id, peer))
     }
 
-    fn tcp_close_listener(&mut self, id: TcpListenerId, claim: Option<Arc<Claim>>) {
+    fn tcp_close_listener(&mut self, id: TcpListenerId, claim: Option<Arc<PortClaim>>) {
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
         stack.tcp_close_listener(now_ns, arena, id);
         self.release(claim);
-        // A port that takes nothing more says so to the next who uses it.
-        let _ = self.send_and_tell();
+        // A device error is reported to the next call.
+        let _ = self.flush_and_dispatch();
     }
 
     fn tcp_connect(
@@ -152,8 +152,8 @@ impl Calls for Core {
         local: Option<SocketAddr>,
         remote: SocketAddr,
         options: TcpOptions,
-    ) -> io::Result<Made<TcpId>> {
-        let claim = self.claims.claim_to_reach(self.engine.port(), local, remote, None)?;
+    ) -> io::Result<NewSocket<TcpId>> {
+        let claim = self.claims.claim_for_peer(self.engine.device(), local, remote, None)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
@@ -166,29 +166,33 @@ impl Calls for Core {
         }
     }
 
-    fn tcp_finish_connect(&mut self, id: TcpId) -> Called<()> {
+    fn tcp_finish_connect(&mut self, id: TcpId) -> OpResult<()> {
         let (stack, _, _) = self.engine.parts();
         match stack.tcp_state(id) {
-            Some(TcpState::SynSent | TcpState::SynReceived) => Err(CallError::WouldBlock),
+            Some(TcpState::SynSent | TcpState::SynReceived) => Err(OpError::WouldBlock),
             Some(_) => stack.tcp_take_error(id).map_or(Ok(()), |error| Err(error.into())),
             None => Err(TcpError::Closed.into()),
         }
     }
 
     #[inline]
-    fn tcp_recv(&mut self, id: TcpId, buf: &mut [u8]) -> Called<usize> {
+    fn tcp_recv(&mut self, id: TcpId, buf: &mut [u8]) -> OpResult<usize> {
         let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_read(now_ns, id, buf)?)
+        Ok(stack.tcp_recv_unflushed(now_ns, id, buf)?)
     }
 
-    fn tcp_peek(&mut self, id: TcpId, buf: &mut [u8]) -> Called<usize> {
+    fn tcp_peek(&mut self, id: TcpId, buf: &mut [u8]) -> OpResult<usize> {
         Ok(self.engine.parts().0.tcp_peek(id, buf)?)
     }
 
     #[inline]
-    fn tcp_recv_with(&mut self, id: TcpId, read: &mut dyn FnMut(&[u8]) -> usize) -> Called<usize> {
+    fn tcp_recv_with(
+        &mut self,
+        id: TcpId,
+        read: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> OpResult<usize> {
         let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_read_with(now_ns, id, read)?)
+        Ok(stack.tcp_recv_with(now_ns, id, read)?)
     }
 
     fn tcp_readable(&mut self, id: TcpId) -> usize {
@@ -200,9 +204,9 @@ impl Calls for Core {
     }
 
     #[inline]
-    fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Called<usize> {
+    fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> OpResult<usize> {
         let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_write(now_ns, id, data)?)
+        Ok(stack.tcp_send_unflushed(now_ns, id, data)?)
     }
 
     #[inline]
@@ -211,16 +215,16 @@ impl Calls for Core {
         id: TcpId,
         limit: usize,
         write: &mut dyn FnMut(&mut [u8]) -> usize,
-    ) -> Called<usize> {
+    ) -> OpResult<usize> {
         let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_write_with(now_ns, id, limit, write)?)
+        Ok(stack.tcp_send_with(now_ns, id, limit, write)?)
     }
 
     fn tcp_shutdown(&mut self, id: TcpId, how: Shutdown) -> io::Result<()> {
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
         stack.tcp_shutdown(now_ns, arena, id, how)?;
-        self.send_and_tell()
+        self.flush_and_dispatch()
     }
 
     fn tcp_local_addr(&mut self, id: TcpId) -> Option<SocketAddr> {
@@ -243,31 +247,32 @@ impl Calls for Core {
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
         stack.tcp_set_options(now_ns, arena, id, options)?;
-        self.send_and_tell()
+        self.flush_and_dispatch()
     }
 
     fn tcp_take_error(&mut self, id: TcpId) -> Option<io::Error> {
         self.engine.parts().0.tcp_take_error(id).map(io::Error::from)
     }
 
-    fn tcp_end(&mut self, id: TcpId, abrupt: bool, claim: Option<Arc<Claim>>) {
-        self.polls.forget(SocketId::Stream(id));
+    fn tcp_close(&mut self, id: TcpId, reset_on_close: bool, claim: Option<Arc<PortClaim>>) {
+        self.poll_sets.forget(SocketId::Stream(id));
         self.tasks.forget(SocketId::Stream(id));
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
-        match abrupt {
+        match reset_on_close {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
         }
-        self.claims.release_later(id, claim);
+        self.claims.release_after_close(id, claim);
     }
 
-    fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> io::Result<Made<UdpId>> {
+    fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> io::Result<NewSocket<UdpId>> {
         let (stack, _, _) = self.engine.parts();
         let id = stack.udp_bind(local, options)?;
         let local = stack.udp_local_addr(id).unwrap_or(local);
-        let port = self.engine.port();
-        let claimed = self.claims.claim(port, Protocol::Udp, local, options.dual_stack, None);
+        let device = self.engine.device();
+        let claimed =
+            self.claims.claim(device, TransportProtocol::Udp, local, options.dual_stack, None);
         let claim = claimed.inspect_err(|_| {
             let (stack, arena, _) = self.engine.parts();
             stack.udp_close(id, arena);
@@ -275,13 +280,13 @@ impl Calls for Core {
         Ok((id, claim))
     }
 
-    fn udp_close(&mut self, id: UdpId, claim: Option<Arc<Claim>>) {
+    fn udp_close(&mut self, id: UdpId, claim: Option<Arc<PortClaim>>) {
         self.release(claim);
         let (stack, arena, _) = self.engine.parts();
         stack.udp_close(id, arena);
-        self.groups.close(id);
-        self.engine.tell_level(id);
-        self.polls.forget(SocketId::Udp(id));
+        self.reader_groups.close(id);
+        self.engine.report_level(id);
+        self.poll_sets.forget(SocketId::Udp(id));
     }
 
     fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> io::Result<()> {
@@ -301,23 +306,23 @@ impl Calls for Core {
         self.engine.stack().udp_peer_addr(id)
     }
 
-    fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> Called<Received> {
+    fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta> {
         if let Some(error) = self.udp_take_error(id) {
-            return Err(CallError::Failed(error));
+            return Err(OpError::Failed(error));
         }
         let (stack, arena, _) = self.engine.parts();
         let mut take = |from, to, bytes: &[u8]| {
             let len = bytes.len().min(buf.len());
             buf[..len].copy_from_slice(&bytes[..len]);
-            Received { len, truncated: len < bytes.len(), datagram_len: bytes.len(), from, to }
+            DatagramMeta { len, truncated: len < bytes.len(), datagram_len: bytes.len(), from, to }
         };
         if peek {
-            return stack.udp_peek(arena, id, take).ok_or(CallError::WouldBlock);
+            return stack.udp_peek(arena, id, take).ok_or(OpError::WouldBlock);
         }
-        let datagram = stack.udp_receive(arena, id).ok_or(CallError::WouldBlock)?;
+        let datagram = stack.udp_recv(arena, id).ok_or(OpError::WouldBlock)?;
         let received = take(datagram.remote, datagram.local, datagram.bytes(arena));
         datagram.release(arena);
-        self.pass_on(id);
+        self.wake_next_reader(id);
         Ok(received)
     }
 
@@ -328,7 +333,7 @@ impl Calls for Core {
         payload: &[u8],
         to: Option<SocketAddr>,
         from: Option<IpAddr>,
-    ) -> Called<()> {
+    ) -> OpResult<()> {
         let (stack, arena, now_ns) = self.engine.parts();
         Ok(stack.udp_send(now_ns, arena, id, to, from, payload)?)
     }

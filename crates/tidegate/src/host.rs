@@ -1,6 +1,5 @@
-//! How a stack lives on the network, as text: what the flags of `tidegate
-//! serve` and `tidegate run` say, in a form that can be handed to another
-//! program.
+//! Host configuration of a stack (device, addresses, routes), as text: the flags of `tidegate
+//! daemon` and `tidegate run`, in a form that can be passed to another process.
 
 use std::fmt;
 use std::fs::File;
@@ -11,27 +10,27 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use tidegate_device::capture::{Capture, CaptureConfig};
+use tidegate_device::dpdk::DpdkConfig;
+use tidegate_device::fault::{FaultConfig, FaultInjector, FaultRates};
+use tidegate_device::packet::PacketConfig;
+use tidegate_device::tap::TapConfig;
+use tidegate_device::trace::Trace;
+use tidegate_device::xdp::{AttachMode, BusyPoll, XdpConfig};
 use tidegate_gate::{self as gate, Settings};
 use tidegate_memory::FrameSize;
-use tidegate_port::capture::{Capture, CaptureConfig};
-use tidegate_port::dpdk::DpdkConfig;
-use tidegate_port::fault::{Fault, FaultConfig, Faults};
-use tidegate_port::packet::PacketConfig;
-use tidegate_port::tap::TapConfig;
-use tidegate_port::trace::Trace;
-use tidegate_port::xdp::{BusyPoll, Mode, XdpConfig};
 use tidegate_stack::Route;
 use tidegate_wire::IpCidr;
 
-use crate::{NetConfig, PortConfig};
+use crate::{DeviceConfig, NetConfig};
 
-/// Buffers of 64 KiB where none are asked for.
-const LARGE_FRAMES: u32 = 1024;
+/// Default number of 64 KiB frames.
+const DEFAULT_LARGE_FRAMES: u32 = 1024;
 
-/// Where packets come from.
+/// I/O method: the way packets are sent and received.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum HostPort {
+pub enum HostDevice {
     /// AF_XDP.
     #[default]
     Xdp,
@@ -39,15 +38,15 @@ pub enum HostPort {
     Packet,
     /// A TAP device.
     Tap,
-    /// A device of DPDK's.
+    /// A DPDK device.
     Dpdk(DpdkConfig),
 }
 
-impl FromStr for HostPort {
+impl FromStr for HostDevice {
     type Err = HostError;
 
-    /// `xdp`, `packet`, `tap`, or `dpdk:` with a device and what
-    /// [`DpdkConfig`] reads behind it.
+    /// Parses `xdp`, `packet`, `tap`, or `dpdk:` followed by a device and its arguments (see
+    /// [`DpdkConfig`]).
     fn from_str(text: &str) -> Result<Self, HostError> {
         match (text, text.strip_prefix("dpdk:")) {
             ("xdp", _) => Ok(Self::Xdp),
@@ -58,14 +57,14 @@ impl FromStr for HostPort {
                 Ok(Self::Dpdk(config))
             }
             _ => Err(HostError(format!(
-                "{text:?} is no kind of port: expected xdp, packet, tap, dpdk:DEVICE or, where there \
-                 is a choice, kernel"
+                "{text:?} is not an I/O method: expected xdp, packet, tap, dpdk:DEVICE or, where \
+                 supported, kernel"
             ))),
         }
     }
 }
 
-impl TryFrom<String> for HostPort {
+impl TryFrom<String> for HostDevice {
     type Error = HostError;
 
     fn try_from(text: String) -> Result<Self, HostError> {
@@ -73,7 +72,7 @@ impl TryFrom<String> for HostPort {
     }
 }
 
-impl fmt::Display for HostPort {
+impl fmt::Display for HostDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Xdp => f.write_str("xdp"),
@@ -84,17 +83,17 @@ impl fmt::Display for HostPort {
     }
 }
 
-impl From<HostPort> for String {
-    fn from(port: HostPort) -> Self {
-        port.to_string()
+impl From<HostDevice> for String {
+    fn from(device: HostDevice) -> Self {
+        device.to_string()
     }
 }
 
-/// How to attach an XDP program.
+/// Mode in which the XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostXdpMode {
-    /// Native, else generic.
+    /// Native mode, or generic mode where the driver has none.
     Auto,
     /// In the driver.
     Native,
@@ -102,13 +101,13 @@ pub enum HostXdpMode {
     Generic,
 }
 
-/// Section `[host]` of a configuration file; each field is the flag of that
-/// name.
+/// Section `[host]` of a configuration file. Each field is the flag of the same name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the flags say what they mean")]
+#[allow(missing_docs, reason = "documented by the flags of the same names")]
 pub struct HostConfig {
-    pub port: Option<HostPort>,
+    #[serde(alias = "port")]
+    pub io: Option<HostDevice>,
     pub iface: Option<String>,
     pub address: Vec<String>,
     pub shared: bool,
@@ -128,7 +127,7 @@ pub struct HostConfig {
     pub fault: Option<String>,
 }
 
-/// What is wrong with a [`HostConfig`], and what to write instead.
+/// Error in a [`HostConfig`]: the invalid value, and the expected one.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct HostError(String);
@@ -140,21 +139,22 @@ impl From<String> for HostError {
 }
 
 impl HostConfig {
-    /// The stack that this describes.
+    /// Stack configuration that this host configuration describes.
     ///
     /// # Errors
-    /// Says which field is wrong.
+    /// When a field is missing or invalid; the message names the field.
     pub fn net_config(&self, gate: &Settings) -> Result<NetConfig, HostError> {
         if self.address.is_empty() && !self.shared {
             return Err(HostError(
-                "no address: give --address ADDRESS/BITS for one of Tidegate's own, or --shared \
-                 to serve on the kernel's"
+                "no address: give --address ADDRESS/BITS for a separate address, or --shared \
+                 to share the kernel's addresses"
                     .into(),
             ));
         }
-        let port = self.port_config(gate.config())?;
-        let frame_size = port.frame_size();
-        let mut config = NetConfig::new(port).hugepages(!self.no_hugepages).gate(gate.clone());
+        let device_config = self.device_config(gate.config())?;
+        let frame_size = device_config.frame_size();
+        let mut config =
+            NetConfig::new(device_config).hugepages(!self.no_hugepages).gate(gate.clone());
         if self.shared {
             config = config.shared();
         }
@@ -180,45 +180,47 @@ impl HostConfig {
             config = config.vlan(vlan);
         }
         if self.segmentation {
-            config = config.frames(self.frames.unwrap_or(LARGE_FRAMES), FrameSize::K64);
+            config = config.frames(self.frames.unwrap_or(DEFAULT_LARGE_FRAMES), FrameSize::K64);
         } else if let Some(frames) = self.frames {
             config = config.frames(frames, frame_size);
         }
         self.wrap(config)
     }
 
-    fn port_config(&self, gate: &gate::Config) -> Result<PortConfig, HostError> {
+    fn device_config(&self, gate: &gate::Config) -> Result<DeviceConfig, HostError> {
         let segmentation = self.segmentation;
-        let port = self.port.clone().unwrap_or_default();
-        if segmentation && matches!(port, HostPort::Xdp) {
+        let device = self.io.clone().unwrap_or_default();
+        if segmentation && matches!(device, HostDevice::Xdp) {
             return Err(HostError(
-                "--segmentation is for --port packet, --port tap and --port dpdk: AF_XDP passes \
+                "--segmentation needs --io packet, --io tap or --io dpdk: AF_XDP passes \
                  frames as they are on the wire"
                     .into(),
             ));
         }
-        if self.queues.is_some() && !matches!(port, HostPort::Dpdk(_)) {
+        if self.queues.is_some() && !matches!(device, HostDevice::Dpdk(_)) {
             return Err(HostError(
-                "--queues is for --port dpdk:DEVICE: --queue chooses those of --port xdp".into(),
+                "--queues needs --io dpdk:DEVICE; with --io xdp use --queue".into(),
             ));
         }
         let iface = || {
             let missing = || "no interface: give --iface NAME; `ip link` lists them".to_owned();
             self.iface.clone().ok_or_else(missing)
         };
-        Ok(match port {
-            HostPort::Xdp => self.xdp_config(iface()?, gate).into(),
-            HostPort::Packet => PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into(),
-            HostPort::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
-            HostPort::Dpdk(config) => match &self.iface {
+        Ok(match device {
+            HostDevice::Xdp => self.xdp_config(iface()?, gate).into(),
+            HostDevice::Packet => {
+                PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into()
+            }
+            HostDevice::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
+            HostDevice::Dpdk(config) => match &self.iface {
                 None => {
                     let queues = self.queues.unwrap_or(config.queues);
                     DpdkConfig { queues, segmentation, ..config }.into()
                 }
                 Some(iface) => {
                     return Err(HostError(format!(
-                        "--iface {iface}: with DPDK the device stands in --port dpdk:DEVICE, as \
-                         --port dpdk:net_af_packet0,iface={iface}"
+                        "--iface {iface}: with DPDK name the device in --io dpdk:DEVICE, as \
+                         --io dpdk:net_af_packet0,iface={iface}"
                     )));
                 }
             },
@@ -228,51 +230,51 @@ impl HostConfig {
     fn xdp_config(&self, iface: String, gate: &gate::Config) -> XdpConfig {
         let mut xdp = XdpConfig::new(iface);
         xdp.mode = match self.xdp_mode {
-            Some(HostXdpMode::Auto) => Mode::Auto,
-            Some(HostXdpMode::Native) => Mode::Native,
-            Some(HostXdpMode::Generic) => Mode::Generic,
-            None => Mode::default(),
+            Some(HostXdpMode::Auto) => AttachMode::Auto,
+            Some(HostXdpMode::Native) => AttachMode::Native,
+            Some(HostXdpMode::Generic) => AttachMode::Generic,
+            None => AttachMode::default(),
         };
         xdp.queues = (!self.queue.is_empty()).then(|| self.queue.clone());
-        let polls = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
+        let is_polling = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
         if gate.mode == gate::Mode::Moderated {
-            // The rings of the kernel are powers of two.
+            // The kernel's ring sizes are powers of two.
             let descriptors = gate.descriptors.next_power_of_two();
             xdp.rings.receive = descriptors;
             xdp.rings.fill = descriptors;
         }
         xdp.busy_poll = match self.busy_poll {
             Some(0) => None,
-            // The other modes are about the card's interrupts.
-            _ if !polls => None,
+            // The other modes depend on the device's interrupts.
+            _ if !is_polling => None,
             Some(budget) => Some(BusyPoll { budget, ..BusyPoll::default() }),
             None => Some(BusyPoll::default()),
         };
         xdp
     }
 
-    /// Puts faults next to the wire, then the capture, then the trace, so that
-    /// the last two show what the stack sees.
+    /// Wraps the device in fault injection, then capture, then trace, so that capture and
+    /// trace show the packets that the stack sees.
     fn wrap(&self, mut config: NetConfig) -> Result<NetConfig, HostError> {
         if let Some(text) = &self.fault {
             let faults = parse_faults(text)?;
-            config = config.wrap(Box::new(move |port| {
-                let port = Fault::new(port, faults)
+            config = config.wrap(Box::new(move |device| {
+                let device = FaultInjector::new(device, faults)
                     .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-                Ok(Box::new(port))
+                Ok(Box::new(device))
             }));
         }
         if let Some(path) = &self.capture {
             let file = create(path)?;
-            config = config.wrap(Box::new(move |port| {
+            config = config.wrap(Box::new(move |device| {
                 let file = BufWriter::new(file);
-                let port =
-                    Capture::new(port, file, CaptureConfig::default()).map_err(io::Error::other)?;
-                Ok(Box::new(port))
+                let device = Capture::new(device, file, CaptureConfig::default())
+                    .map_err(io::Error::other)?;
+                Ok(Box::new(device))
             }));
         }
         if self.trace {
-            config = config.wrap(Box::new(|port| Ok(Box::new(Trace::new(port, io::stderr())))));
+            config = config.wrap(Box::new(|device| Ok(Box::new(Trace::new(device, io::stderr())))));
         }
         Ok(config)
     }
@@ -282,7 +284,7 @@ fn create(path: &Path) -> Result<File, HostError> {
     Ok(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?)
 }
 
-/// `loss=0.01,corruption=0.001,seed=7`: the same faults in both directions.
+/// Parses `loss=0.01,corruption=0.001,seed=7`; the faults apply to both directions.
 fn parse_faults(text: &str) -> Result<FaultConfig, HostError> {
     let error = |part: &str| {
         format!(
@@ -290,7 +292,7 @@ fn parse_faults(text: &str) -> Result<FaultConfig, HostError> {
              corruption, or seed=NUMBER, separated by commas"
         )
     };
-    let (mut faults, mut seed) = (Faults::default(), 0);
+    let (mut faults, mut seed) = (FaultRates::default(), 0);
     for part in text.split(',') {
         let (name, value) = part.split_once('=').ok_or_else(|| error(part))?;
         if name == "seed" {
@@ -309,10 +311,10 @@ fn parse_faults(text: &str) -> Result<FaultConfig, HostError> {
     Ok(FaultConfig { seed, receive: faults, transmit: faults })
 }
 
-/// `10.0.0.0/8=192.0.2.1`.
+/// Parses a route, as `10.0.0.0/8=192.0.2.1`.
 ///
 /// # Errors
-/// Says what was expected.
+/// When `text` is not `PREFIX=GATEWAY`.
 pub fn parse_route(text: &str) -> Result<Route, HostError> {
     let error = || format!("--route {text}: expected PREFIX=GATEWAY, as 10.0.0.0/8=192.0.2.1");
     let (prefix, gateway) = text.split_once('=').ok_or_else(error)?;

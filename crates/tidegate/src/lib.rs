@@ -1,20 +1,22 @@
 //! UDP and TCP sockets in the style of `std::net` on the Tidegate stack.
 //!
-//! A [`Net`] is a network stack of its own, embedded in this program: a port,
-//! an arena and a stack, run by the calls that the program's own threads make.
-//! No thread is started. A thread that waits runs the stack for everybody.
+//! A [`Net`] is a handle of a network stack. An embedded stack ([`Net::open`]) is a device, a
+//! frame arena and a protocol stack inside this process. It starts no thread by default: a
+//! thread that waits for a socket drives the stack for all threads. An attached stack
+//! ([`Net::attach`]) runs in a `tidegate` daemon.
 //!
-//! There are three ways to wait: calls that block, as in `std::net`; [`Poll`],
-//! for many sockets; and with the feature `tokio` futures (`tidegate::tokio`).
-//! [`Net::batch`] does many calls on TCP sockets at once.
+//! There are three ways to wait: blocking calls, as in `std::net`; [`Poll`] for many sockets;
+//! and, with feature `tokio`, futures (`tidegate::tokio`). [`Net::batch`] makes several calls
+//! on TCP sockets under one lock.
 //!
+//! # Examples
 //! ```
 //! use tidegate::{Net, NetConfig, UdpSocket};
 //!
-//! // Two hosts in one process, joined by a wire in memory.
-//! let (port_a, port_b) = tidegate::mem::wire(&Default::default())?;
-//! let a = Net::open(NetConfig::new(port_a).address("192.0.2.1/24".parse().unwrap()))?;
-//! let b = Net::open(NetConfig::new(port_b).address("192.0.2.2/24".parse().unwrap()))?;
+//! // Two hosts in one process, joined by an in-memory link.
+//! let (device_a, device_b) = tidegate::mem::wire(&Default::default())?;
+//! let a = Net::open(NetConfig::new(device_a).address("192.0.2.1/24".parse().unwrap()))?;
+//! let b = Net::open(NetConfig::new(device_b).address("192.0.2.2/24".parse().unwrap()))?;
 //!
 //! let server = UdpSocket::bind(&a, "192.0.2.1:7")?;
 //! let client = UdpSocket::bind(&b, "192.0.2.2:0")?;
@@ -34,40 +36,40 @@
 
 mod attached;
 mod batch;
-mod calls;
 mod embedded;
 pub mod host;
 mod net;
-mod passing;
 mod poll;
 mod readers;
 mod readiness;
+mod socket_ops;
 mod tasks;
 mod tcp;
 mod threads;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod transfer;
 mod udp;
 mod wait;
 
 pub use attached::Fork;
 pub use batch::Batch;
 pub use net::{Net, NetCounters};
-pub use passing::Arrived;
 pub use poll::{Interest, Poll, Ready, Source, Token, Trigger};
 pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_readable};
 pub use readiness::{Readiness, Sleeper};
 pub use tcp::{TcpListener, TcpStream};
+pub use tidegate_device::{self as device, mem};
 pub use tidegate_engine::{
-    EngineCounters, IdleConfig, NetConfig, OpenError, OpenPort, PortConfig, Wrap,
+    DeviceConfig, DeviceWrapper, EngineCounters, IdleConfig, NetConfig, OpenDevice, OpenError,
 };
 pub use tidegate_gate::{self as gate};
 pub use tidegate_memory::queues::lock::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
-pub use tidegate_port::{self as port, mem};
 pub use tidegate_stack::{
-    CongestionControl, InPlace, Keepalive, Limits, Ownership, Request, Route, TcpInfo, TcpOptions,
-    TcpState, UdpOptions,
+    AddressOwnership, CongestionControl, InPlaceRequest, Keepalive, Limits, Route, TcpInfo,
+    TcpOptions, TcpState, UdpOptions, UdpRequest,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
-pub use udp::{Received, UdpSocket};
+pub use transfer::ReceivedSocket;
+pub use udp::{DatagramMeta, UdpSocket};

@@ -1,4 +1,4 @@
-//! The stack that a program's sockets share.
+//! Stack handle shared by an application's sockets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,56 +6,74 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use tidegate_device::{Capabilities, DeviceCounters};
 use tidegate_engine::{
-    self as engine, Claims, Engine, EngineCounters, IdleWatch, NetConfig, OpenError, Sleep, Step,
-    WakeFds,
+    self as engine, Engine, EngineCounters, IdleDetector, IdleStep, NetConfig, OpenError,
+    PortClaims, SleepPlan, WakeFds,
 };
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::Doorbell;
-use tidegate_memory::queues::lock::{FoundTaken, LockMeter, LockStatistics};
-use tidegate_port::{Capabilities, PortCounters};
+use tidegate_memory::queues::lock::{ContentionStart, LockMeter, LockStatistics};
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::{Counters, Event, UdpId};
 use tidegate_wire::Medium;
 
-use crate::attached::{Attached, Fork};
+use crate::attached::{AttachedStack, Fork};
 use crate::batch;
-use crate::calls::Calls;
-use crate::poll::Polls;
-use crate::readers::group::Groups;
+use crate::poll::PollSets;
+use crate::readers::group::ReaderGroups;
 use crate::readiness::Sleeper;
-use crate::tasks::{CoreGuard, Tasks};
+use crate::socket_ops::SocketOps;
+use crate::tasks::{EmbeddedGuard, Tasks};
 use crate::threads::{self, Threads};
-use crate::wait::{self, JustSleep, Patience, SocketId, Waiters};
+use crate::wait::{self, Deadline, PollSleeper, SocketId, Waiters};
 
-/// A network stack: in this program, or in a daemon that it is attached to.
-/// Cheap to clone: all clones are the same stack, or the same attachment, which
-/// ends when the last clone and the last socket are gone.
+/// Handle of a network stack: embedded in this process, or in a daemon that this process is
+/// attached to.
+///
+/// Cheap to clone. All clones share one stack or one attachment, which ends when the last
+/// clone and the last socket are dropped.
+///
+/// # Examples
+/// ```
+/// use tidegate::{Net, NetConfig};
+///
+/// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+/// let config = NetConfig::new(device)
+///     .address("192.0.2.1/24".parse().unwrap())
+///     .address("2001:db8::1/64".parse().unwrap());
+/// let net = Net::open(config)?;
+/// assert!(!net.is_attached());
+/// // An application with an event loop of its own drives the stack itself.
+/// let received_frames = net.run_once()?;
+/// # let _ = received_frames;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Net {
-    home: Home,
+    backend: Backend,
 }
 
-/// So many frames leave together at most while transmitting is deferred: the peers
-/// work on the first answers of many while the last ones are made.
-const DEFERRED_FRAMES: usize = 8;
+/// Transmit batch limit while transmission is deferred: a peer already processes the first
+/// replies while the last ones are written.
+const MAX_DEFERRED_FRAMES: usize = 8;
 
-/// Where the stack is.
+/// Location of the stack.
 #[derive(Clone)]
-enum Home {
-    /// In this program.
-    Here {
-        shared: Arc<Shared>,
-        /// Threads that run the engine; without them whoever waits runs it.
+enum Backend {
+    /// In this process.
+    Embedded {
+        shared: Arc<EmbeddedStack>,
+        /// Threads that drive the engine; without them the waiting calls drive it.
         threads: Option<Arc<Threads>>,
     },
     /// In a daemon.
-    Daemon(Arc<Attached>),
+    Attached(Arc<AttachedStack>),
 }
 
-/// The port of a daemon.
-fn unknown_port() -> Capabilities {
+/// Capabilities reported for an attached stack, whose device is the daemon's.
+fn attached_capabilities() -> Capabilities {
     Capabilities {
         kind: "daemon",
         detail: "attached".to_owned(),
@@ -69,72 +87,74 @@ fn unknown_port() -> Capabilities {
     }
 }
 
-/// What needs the stack in this program.
-pub(crate) fn elsewhere(what: &str) -> io::Error {
+/// Error of an operation that needs an embedded stack.
+pub(crate) fn unsupported_when_attached(what: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,
-        format!("{what} needs the stack in this program, and this one is attached to a daemon"),
+        format!(
+            "{what} needs an embedded stack, but this Net is attached to a daemon: use Net::open"
+        ),
     )
 }
 
-/// What all clones and threads share.
-pub(crate) struct Shared {
-    core: Mutex<Core>,
-    /// Whether the core has a meter of its lock.
-    counts_lock: bool,
+/// State shared by all clones of a [`Net`] and by its threads.
+pub(crate) struct EmbeddedStack {
+    core: Mutex<EmbeddedCore>,
+    /// True if the core measures its lock.
+    measures_lock: bool,
     pub(crate) wake_fds: WakeFds,
-    /// Tells when the processor falls idle, if there is a CPU share to lift.
-    idle: Option<IdleWatch>,
+    /// Signals an idle processor; present if there is a CPU share to lift.
+    idle: Option<IdleDetector>,
 }
 
-/// The engine, and who sleeps until it has something for them.
-pub(crate) struct Core {
-    /// How this lock is used, if anybody wants to know.
+/// Engine of an embedded stack, and the threads and tasks that wait for its sockets.
+pub(crate) struct EmbeddedCore {
+    /// Lock statistics, if they were requested.
     pub(crate) meter: Option<Box<LockMeter>>,
     pub(crate) engine: Engine,
     pub(crate) waiters: Waiters,
-    /// Who sleeps and will run the engine then, and until when at the latest.
+    /// Sleeping threads that will run the engine next, each with its latest wake-up time.
     pub(crate) sleepers: Vec<(Arc<Doorbell>, u64)>,
-    /// Why the threads that ran the engine have ended.
+    /// Error that ended the threads that drive the engine.
     pub(crate) failure: Option<io::Error>,
-    /// Whether somebody calls [`Core::tell_levels`] before each round.
-    pub(crate) tells_levels: bool,
-    /// The sockets whose queues something arrived for, or whose readers the
-    /// gate waits for: of all others the gate need not know.
-    levels: Vec<UdpId>,
-    /// Who runs the engine, held back by a queue that is full.
-    pub(crate) held: Option<Arc<Doorbell>>,
-    /// Sets of sockets that programs wait for.
-    pub(crate) polls: Polls,
+    /// True if [`EmbeddedCore::report_queue_levels`] is called before each round.
+    pub(crate) reports_queue_levels: bool,
+    /// Sockets whose queue level the gate still has to learn: something arrived for them, or
+    /// the gate waits for their readers.
+    changed_queues: Vec<UdpId>,
+    /// Doorbell of the thread that runs the engine, while a full queue pauses receiving.
+    pub(crate) paused_sleeper: Option<Arc<Doorbell>>,
+    /// Poll sets of the application.
+    pub(crate) poll_sets: PollSets,
     /// Tasks of an executor that wait for sockets.
     pub(crate) tasks: Tasks,
-    /// The sockets that have several readers.
-    pub(crate) groups: Groups,
-    /// The kernel's addresses, when the stack lives on them.
-    pub(crate) claims: Claims,
-    /// So many more calls leave what they send to the next one.
+    /// Sockets with several readers.
+    pub(crate) reader_groups: ReaderGroups,
+    /// Ports claimed from the kernel, when the stack shares the kernel's addresses.
+    pub(crate) claims: PortClaims,
+    /// Number of further calls that leave their frames to a later call.
     pub(crate) deferred_calls: u32,
 }
 
-/// What a stack counted since it was opened.
+/// Counters of a stack since it was opened.
 #[derive(Clone, Debug, Default)]
 pub struct NetCounters {
     /// Rounds and sleeps of the engine.
     pub engine: EngineCounters,
-    /// Turns, and how often receiving was held back.
+    /// Turns, and how often receiving was paused.
     pub gate: GateCounters,
-    /// What was admitted and refused of each class; empty without admission.
+    /// Admitted and refused packets of each class; empty without admission control.
     pub classes: Vec<(String, ClassCounters)>,
-    /// Frames at the port.
-    pub port: PortCounters,
+    /// Frames at the device.
+    pub device: DeviceCounters,
     /// Packets in the stack.
     pub stack: Counters,
 }
 
 impl NetCounters {
-    /// Every drop, at the port and in the stack, by reason.
+    /// Every drop, at the device and in the stack, by reason.
     pub fn drops(&self) -> tidegate_wire::DropCounters {
-        let mut drops = self.port.drops.clone();
+        let mut drops = self.device.drops.clone();
         drops.merge(&self.stack.drops);
         drops.merge(&self.stack.transmit_drops);
         drops
@@ -142,172 +162,176 @@ impl NetCounters {
 }
 
 impl Net {
-    /// Opens the port and makes a stack on it.
+    /// Opens the device and starts a stack on it.
     ///
     /// # Errors
-    /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
+    /// [`OpenError`] states the cause and the remedy; everything opened so far is released.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
-        let mode = config.mode_of_threads();
-        let meter = config.counts_lock().then(Box::default);
+        let mode = config.thread_mode();
+        let meter = config.has_lock_statistics().then(Box::default);
         let (engine, claims) = engine::open(config)?;
-        let shared = Shared::new(engine, claims, meter).map_err(OpenError::Io)?;
+        let shared = EmbeddedStack::new(engine, claims, meter).map_err(OpenError::Io)?;
         let shared = Arc::new(shared);
         let threads =
             mode.map(|mode| threads::start(&shared, mode)).transpose().map_err(OpenError::Io)?;
-        Ok(Self { home: Home::Here { shared, threads: threads.map(Arc::new) } })
+        Ok(Self { backend: Backend::Embedded { shared, threads: threads.map(Arc::new) } })
     }
 
-    /// Attaches to the daemon that listens at a path (`tidegate serve`), which
-    /// knows this program as `name`. Sockets of this [`Net`] are the daemon's, and
-    /// end with it or with this program.
+    /// Attaches to the daemon that listens at `path` (`tidegate daemon`). The daemon lists
+    /// this process as `name`. Sockets of this [`Net`] live in the daemon, and end with the
+    /// daemon or with this process.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no
-    /// daemon listens there, [`io::ErrorKind::PermissionDenied`] when it is not for
-    /// this user.
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no daemon
+    /// listens at `path`, [`io::ErrorKind::PermissionDenied`] when this user may not attach.
     pub fn attach(path: impl AsRef<Path>, name: &str) -> io::Result<Self> {
         let attachment = Attachment::connect(path.as_ref(), name)?;
-        Ok(Self { home: Home::Daemon(Arc::new(Attached::new(attachment)?)) })
+        Ok(Self { backend: Backend::Attached(Arc::new(AttachedStack::new(attachment)?)) })
     }
 
-    /// Whether the stack is in a daemon. Such a [`Net`] knows nothing of the port
-    /// and of what was counted: ask the daemon, by `tidegate ss`.
+    /// True if the stack is in a daemon. Such a [`Net`] has no device information and no
+    /// counters: `tidegate ss` reports them.
     pub fn is_attached(&self) -> bool {
-        matches!(self.home, Home::Daemon(_))
+        matches!(self.backend, Backend::Attached(_))
     }
 
-    /// Before this process is forked, if it is attached to a daemon: the child gets
-    /// all sockets of this [`Net`], and a socket ends when no process has it any
-    /// more. None when the stack is in this program; a child must not use it then.
+    /// Prepares a fork of this process, if it is attached to a daemon: the child gets all
+    /// sockets of this [`Net`], and a socket is closed when no process holds it any more.
+    /// Returns `None` for an embedded stack, which the child must not use.
     pub fn prepare_fork(&self) -> Option<Fork<'_>> {
         self.attached().map(|attached| attached.prepare_fork())
     }
 
-    /// The settings of receive scheduling that are in force.
+    /// Receive-scheduling settings in force.
     pub fn gate(&self) -> Settings {
-        self.core().map_or_else(Settings::default, |mut core| core.engine.gate().settings().clone())
+        self.lock_embedded()
+            .map_or_else(Settings::default, |mut core| core.engine.gate().settings().clone())
     }
 
-    /// Changes the settings of receive scheduling from now on.
+    /// Changes the receive-scheduling settings.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for another mode: which threads there
-    /// are is settled when the stack is opened.
+    /// [`io::ErrorKind::InvalidInput`] for another mode, because the mode's threads are
+    /// started when the stack is opened. [`io::ErrorKind::Unsupported`] when the stack is in
+    /// a daemon.
     pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
-        let mut core = self.core().ok_or_else(|| elsewhere("receive scheduling"))?;
+        let mut core =
+            self.lock_embedded().ok_or_else(|| unsupported_when_attached("receive scheduling"))?;
         core.engine.set_gate(settings)
     }
 
-    /// Whether threads of its own run the stack. If not, the calls that wait
-    /// for a socket do.
+    /// True if dedicated threads drive the stack. Otherwise the calls that wait for a socket
+    /// drive it.
     pub fn has_threads(&self) -> bool {
-        matches!(self.home, Home::Here { threads: Some(_), .. })
+        matches!(self.backend, Backend::Embedded { threads: Some(_), .. })
     }
 
-    /// What the port can do.
+    /// Capabilities of the device.
     pub fn capabilities(&self) -> Capabilities {
-        self.core().map_or_else(unknown_port, |core| core.engine.capabilities().clone())
+        self.lock_embedded()
+            .map_or_else(attached_capabilities, |core| core.engine.capabilities().clone())
     }
 
-    /// What was counted so far.
+    /// Counters so far; all zero for an attached stack.
     pub fn counters(&self) -> NetCounters {
-        let Some(mut core) = self.core() else { return NetCounters::default() };
+        let Some(mut core) = self.lock_embedded() else { return NetCounters::default() };
         let gate = *core.engine.gate().counters();
         let classes = core.engine.class_counters();
-        let (engine, port, stack) = core.engine.counters();
+        let (engine, device, stack) = core.engine.counters();
         let stack = stack.clone();
-        NetCounters { engine, gate, classes, port, stack }
+        NetCounters { engine, gate, classes, device, stack }
     }
 
-    /// How the lock of this stack was used since it was opened, if
-    /// [`NetConfig::lock_statistics`] asked for that.
+    /// Lock statistics since the stack was opened, if [`NetConfig::lock_statistics`] enabled
+    /// them.
     pub fn lock_statistics(&self) -> Option<LockStatistics> {
-        self.core()?.meter.as_ref().map(|meter| meter.statistics())
+        self.lock_embedded()?.meter.as_ref().map(|meter| meter.statistics())
     }
 
-    /// Frames that are neither in use nor with the port.
+    /// Number of frames that are neither in use nor owned by the device.
     pub fn frames_available(&self) -> usize {
-        self.core().map_or(0, |core| core.engine.frames_available())
+        self.lock_embedded().map_or(0, |core| core.engine.frames_available())
     }
 
-    /// Runs the stack once: receive, process, transmit. Returns how many
-    /// frames were received. For programs with a loop of their own; blocking
-    /// calls on sockets do it by themselves.
+    /// Runs the stack once: receive, process, transmit. Returns the number of received
+    /// frames. For applications with an event loop of their own; blocking calls on sockets
+    /// run the stack by themselves.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub fn run_once(&self) -> io::Result<usize> {
-        match &self.home {
-            Home::Here { shared, .. } => shared.lock().run(),
-            Home::Daemon(attached) => attached.lock().hear().map(|_| 0),
+        match &self.backend {
+            Backend::Embedded { shared, .. } => shared.lock().run(),
+            Backend::Attached(attached) => attached.lock().poll_daemon().map(|_| 0),
         }
     }
 
-    /// Brings connections that were closed to their end, if that does not take
-    /// long: for a program that is about to end without dropping its last
-    /// handle of the stack.
+    /// Finishes closed connections, for at most 2 s: for a process that exits without
+    /// dropping its last handle of the stack.
     pub fn finish(&self) {
-        if let Some(mut core) = self.core() {
+        if let Some(mut core) = self.lock_embedded() {
             core.finish_connections();
         }
     }
 
-    /// The stack, if it is in this program.
-    pub(crate) fn here(&self) -> Option<&Arc<Shared>> {
-        match &self.home {
-            Home::Here { shared, .. } => Some(shared),
-            Home::Daemon(_) => None,
+    /// The embedded stack, if there is one.
+    pub(crate) fn embedded(&self) -> Option<&Arc<EmbeddedStack>> {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => Some(shared),
+            Backend::Attached(_) => None,
         }
     }
 
     /// The attachment, if the stack is in a daemon.
-    pub(crate) fn attached(&self) -> Option<&Arc<Attached>> {
-        match &self.home {
-            Home::Here { .. } => None,
-            Home::Daemon(attached) => Some(attached),
+    pub(crate) fn attached(&self) -> Option<&Arc<AttachedStack>> {
+        match &self.backend {
+            Backend::Embedded { .. } => None,
+            Backend::Attached(attached) => Some(attached),
         }
     }
 
-    /// The stack, held by this thread, if it is in this program.
-    pub(crate) fn core(&self) -> Option<CoreGuard<'_>> {
-        self.here().map(|shared| shared.lock())
+    /// Locks the embedded stack, if there is one.
+    pub(crate) fn lock_embedded(&self) -> Option<EmbeddedGuard<'_>> {
+        self.embedded().map(|shared| shared.lock())
     }
 
-    /// Calls the stack, wherever it is.
+    /// Runs `call` on the locked stack, embedded or attached.
     #[inline]
-    pub(crate) fn with<R>(&self, calls: impl FnOnce(&mut dyn Calls) -> R) -> R {
-        match &self.home {
-            Home::Here { shared, .. } => calls(&mut *shared.lock()),
-            Home::Daemon(attached) => calls(&mut *attached.lock()),
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut dyn SocketOps) -> R) -> R {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => call(&mut *shared.lock()),
+            Backend::Attached(attached) => call(&mut *attached.lock()),
         }
     }
 
-    /// Runs the stack until `ready` gives a value or patience ends.
+    /// Runs the stack until `ready` returns a value or the deadline passes.
     ///
-    /// `ready` is asked first, so what has arrived already costs no system call.
+    /// `ready` is called first, so data that has already arrived costs no system call.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when patience ends; what the port says when it
-    /// is of no further use; [`io::ErrorKind::Interrupted`] never.
-    pub(crate) fn wait_for<R>(
+    /// [`io::ErrorKind::WouldBlock`] when the deadline passes; the device's error when the
+    /// device has failed; never [`io::ErrorKind::Interrupted`].
+    pub(crate) fn wait_until<R>(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
-        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        deadline: Deadline,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        match &self.home {
-            Home::Here { shared, threads: None } => shared.run_for(sockets, patience, ready),
-            Home::Here { shared, .. } => shared.wait_for(sockets, patience, ready),
-            Home::Daemon(attached) => attached.wait_for(sockets, patience, ready),
+        match &self.backend {
+            Backend::Embedded { shared, threads: None } => {
+                shared.run_until(sockets, deadline, ready)
+            }
+            Backend::Embedded { shared, .. } => shared.wait_until(sockets, deadline, ready),
+            Backend::Attached(attached) => attached.wait_until(sockets, deadline, ready),
         }
     }
 
     pub(crate) fn is_same(&self, other: &Net) -> bool {
-        match (&self.home, &other.home) {
-            (Home::Here { shared, .. }, Home::Here { shared: other, .. }) => {
+        match (&self.backend, &other.backend) {
+            (Backend::Embedded { shared, .. }, Backend::Embedded { shared: other, .. }) => {
                 Arc::ptr_eq(shared, other)
             }
-            (Home::Daemon(attached), Home::Daemon(other)) => Arc::ptr_eq(attached, other),
+            (Backend::Attached(attached), Backend::Attached(other)) => Arc::ptr_eq(attached, other),
             _ => false,
         }
     }
@@ -315,63 +339,63 @@ impl Net {
 
 impl std::fmt::Debug for Net {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.home {
-            Home::Here { shared, .. } => shared.fmt(f),
-            Home::Daemon(_) => f.debug_struct("Net").field("port", &"a daemon's").finish(),
+        match &self.backend {
+            Backend::Embedded { shared, .. } => shared.fmt(f),
+            Backend::Attached(_) => f.debug_struct("Net").field("device", &"daemon's").finish(),
         }
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for EmbeddedStack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let port = self.lock().engine.capabilities().clone();
-        f.debug_struct("Net").field("port", &port).finish_non_exhaustive()
+        let device = self.lock().engine.capabilities().clone();
+        f.debug_struct("Net").field("device", &device).finish_non_exhaustive()
     }
 }
 
-/// How long a stack that nobody has any more works on what its connections
-/// still have to send.
-const FINISH_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for finishing connections with unsent data when the last handle of a stack is
+/// dropped.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Drop for Shared {
+impl Drop for EmbeddedStack {
     fn drop(&mut self) {
         self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
     }
 }
 
-impl Shared {
-    /// Runs the stack until `ready` gives a value or patience ends.
-    fn run_for<R>(
+impl EmbeddedStack {
+    /// Runs the stack until `ready` returns a value or the deadline passes.
+    fn run_until<R>(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
-        mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
             if let Some(result) = ready(&mut *core) {
-                core.mind_timers();
+                core.wake_for_timers();
                 return result;
             }
             core.run()?;
             if let Some(result) = ready(&mut *core) {
-                core.mind_timers();
+                core.wake_for_timers();
                 return result;
             }
-            if patience.left().is_some_and(|left| left.is_zero()) {
+            if deadline.remaining().is_some_and(|left| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             match core.engine.idle_step() {
-                Step::Spin => {}
-                Step::Pause => {
+                IdleStep::Spin => {}
+                IdleStep::Pause => {
                     drop(core);
                     self.pause();
                 }
-                Step::Sleep => {
+                IdleStep::Sleep => {
                     let bell = wait::thread_bell()?;
                     bell.arm();
                     core.waiters.enter(Arc::clone(&bell), sockets);
-                    let slept = self.sleep(core, &bell, patience.left());
+                    let slept = self.sleep(core, &bell, deadline.remaining());
                     self.lock().waiters.leave(&bell);
                     bell.disarm();
                     slept?;
@@ -380,126 +404,131 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::run_for`], when other threads run the stack.
-    fn wait_for<R>(
+    /// Like [`EmbeddedStack::run_until`], when other threads drive the stack.
+    fn wait_until<R>(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
-        mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
             let result = ready(&mut *core);
             core.on_read(sockets);
             if let Some(result) = result {
-                core.mind_timers();
+                core.wake_for_timers();
                 return result;
             }
             if let Some(failure) = core.failure() {
                 return Err(failure);
             }
-            let left = patience.left();
-            if left.is_some_and(|left| left.is_zero()) {
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             let bell = wait::thread_bell()?;
             bell.arm();
             core.waiters.enter(Arc::clone(&bell), sockets);
             drop(core);
-            let slept = wait::sleep([], &bell, left);
+            let slept = wait::sleep([], &bell, remaining);
             self.lock().waiters.leave(&bell);
             bell.disarm();
             slept?;
         }
     }
 
-    /// Pauses while nothing comes, and tells the engine if others used that.
+    /// Pauses while nothing arrives, and reports to the engine if other threads used the
+    /// processor meanwhile.
     pub(crate) fn pause(&self) {
         if engine::pause() {
-            self.lock().engine.on_crowded();
+            self.lock().engine.on_cpu_contention();
         }
     }
 
-    fn new(mut engine: Engine, claims: Claims, meter: Option<Box<LockMeter>>) -> io::Result<Self> {
+    fn new(
+        mut engine: Engine,
+        claims: PortClaims,
+        meter: Option<Box<LockMeter>>,
+    ) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
         let has_share = engine.gate().settings().config().cpu_share_percent < 100;
-        let idle = has_share.then(IdleWatch::start).transpose()?;
+        let idle = has_share.then(IdleDetector::start).transpose()?;
         let waiters = Waiters::default();
         let counts_lock = meter.is_some();
-        let core = Core {
+        let core = EmbeddedCore {
             meter,
             engine,
             waiters,
             sleepers: Vec::new(),
             failure: None,
-            tells_levels: false,
-            levels: Vec::new(),
-            held: None,
-            polls: Polls::default(),
+            reports_queue_levels: false,
+            changed_queues: Vec::new(),
+            paused_sleeper: None,
+            poll_sets: PollSets::default(),
             tasks: Tasks::default(),
-            groups: Groups::new(None),
+            reader_groups: ReaderGroups::new(None),
             claims,
             deferred_calls: 0,
         };
-        Ok(Self { core: Mutex::new(core), counts_lock, wake_fds, idle })
+        Ok(Self { core: Mutex::new(core), measures_lock: counts_lock, wake_fds, idle })
     }
 
     #[inline]
-    pub(crate) fn lock(&self) -> CoreGuard<'_> {
-        assert!(!batch::is_held(), "a socket was used inside a batch by other ways than the batch");
-        if self.counts_lock {
-            return CoreGuard::new(self.lock_counted());
+    pub(crate) fn lock(&self) -> EmbeddedGuard<'_> {
+        assert!(!batch::is_active(), "a socket was used inside a batch, but not through the batch");
+        if self.measures_lock {
+            return EmbeddedGuard::new(self.lock_counted());
         }
-        // A thread that panicked while it held the lock left the engine
-        // between two packets, where it is whole.
-        CoreGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+        // A thread that panicked while it held the lock left the engine between two packets,
+        // where its state is consistent.
+        EmbeddedGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
-    fn lock_counted(&self) -> MutexGuard<'_, Core> {
+    fn lock_counted(&self) -> MutexGuard<'_, EmbeddedCore> {
         let (mut core, found_taken) = match self.core.try_lock() {
             Ok(core) => (core, None),
             Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), None),
             Err(TryLockError::WouldBlock) => {
-                let found_taken = FoundTaken::now();
+                let found_taken = ContentionStart::now();
                 let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
                 (core, Some(found_taken))
             }
         };
         if let Some(meter) = &mut core.meter {
             if let Some(found_taken) = found_taken {
-                meter.on_waited(found_taken);
+                meter.on_contended(found_taken);
             }
-            meter.on_taken();
+            meter.on_acquired();
         }
         core
     }
 
-    /// Sleeps until there is work for the engine, `bell` is rung, or the time
-    /// is over. The caller has armed the bell.
+    /// Sleeps until the engine has work, `bell` is rung, or the timeout expires. The caller
+    /// has armed the bell.
     pub(crate) fn sleep(
         &self,
-        core: CoreGuard<'_>,
+        core: EmbeddedGuard<'_>,
         bell: &Arc<Doorbell>,
         limit: Option<Duration>,
     ) -> io::Result<()> {
-        self.sleep_by(core, bell, limit, &mut JustSleep).map(|_| ())
+        self.sleep_with(core, bell, limit, &mut PollSleeper).map(|_| ())
     }
 
-    /// As [`Shared::sleep`], in the sleeper's way. Whether it has found
-    /// something of its own.
-    pub(crate) fn sleep_by(
+    /// Like [`EmbeddedStack::sleep`], through `sleeper`. Returns true if the sleeper found an event
+    /// of its own.
+    pub(crate) fn sleep_with(
         &self,
-        mut core: CoreGuard<'_>,
+        mut core: EmbeddedGuard<'_>,
         bell: &Arc<Doorbell>,
         limit: Option<Duration>,
         sleeper: &mut dyn Sleeper,
     ) -> io::Result<bool> {
-        if core.groups.has_work() {
+        if core.reader_groups.has_work() {
             return Ok(false);
         }
         let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(false) };
-        core.held = sleep.held.then(|| Arc::clone(bell));
+        core.paused_sleeper = sleep.receive_paused.then(|| Arc::clone(bell));
         core.enter_sleep(bell, sleep.timeout_ns);
         drop(core);
         let slept = self.sleep_for(sleep, bell, limit, sleeper);
@@ -509,7 +538,7 @@ impl Shared {
 
     fn sleep_for(
         &self,
-        sleep: Sleep,
+        sleep: SleepPlan,
         bell: &Doorbell,
         limit: Option<Duration>,
         sleeper: &mut dyn Sleeper,
@@ -517,18 +546,18 @@ impl Shared {
         let timer = sleep.timeout_ns.map(Duration::from_nanos);
         let timeout = timer.into_iter().chain(limit).min();
         let neighbours = self.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
-        if !sleep.held {
-            let port = self.wake_fds.port.as_ref().map(AsFd::as_fd);
-            let wake: Vec<_> = port.into_iter().chain(neighbours).chain([bell.as_fd()]).collect();
+        if !sleep.receive_paused {
+            let device = self.wake_fds.device.as_ref().map(AsFd::as_fd);
+            let wake: Vec<_> = device.into_iter().chain(neighbours).chain([bell.as_fd()]).collect();
             return sleeper.sleep(&wake, timeout);
         }
         let wake = neighbours.into_iter().chain([bell.as_fd()]);
         let Some(idle) = &self.idle else {
             return sleeper.sleep(&wake.collect::<Vec<_>>(), timeout);
         };
-        idle.ask();
+        idle.request();
         let slept = sleeper.sleep(&wake.chain([idle.idle_fd()]).collect::<Vec<_>>(), timeout);
-        if idle.done() {
+        if idle.finish() {
             let mut core = self.lock();
             let now_ns = core.engine.read_clock();
             core.engine.gate().on_idle_processor(now_ns);
@@ -537,31 +566,31 @@ impl Shared {
     }
 }
 
-impl Core {
-    /// Transmits what a call has made, wakes those whom it concerns, and sees to
-    /// the timers that it has set.
-    pub(crate) fn send_and_tell(&mut self) -> io::Result<()> {
+impl EmbeddedCore {
+    /// Transmits queued frames, dispatches events, and wakes a sleeper for the timers that a
+    /// call has set.
+    pub(crate) fn flush_and_dispatch(&mut self) -> io::Result<()> {
         self.flush()?;
-        self.tell()?;
-        self.mind_timers();
+        self.dispatch_events()?;
+        self.wake_for_timers();
         Ok(())
     }
 
-    /// Transmits, unless that was left to a later call.
+    /// Transmits queued frames, unless transmission was deferred to a later call.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.deferred_calls == 0 {
             return self.engine.flush();
         }
         let (stack, _, _) = self.engine.parts();
         let waiting = stack.transmit_queue().len();
-        // A call that sent nothing is none to wait for.
+        // A call that sent nothing does not count.
         if waiting > 0 {
             self.deferred_calls -= 1;
         }
-        if waiting >= DEFERRED_FRAMES { self.engine.flush() } else { Ok(()) }
+        if waiting >= MAX_DEFERRED_FRAMES { self.engine.flush() } else { Ok(()) }
     }
 
-    /// Notes that somebody sleeps for so long and will run the engine then.
+    /// Registers a sleeping thread that will run the engine after at most `timeout_ns`.
     pub(crate) fn enter_sleep(&mut self, bell: &Arc<Doorbell>, timeout_ns: Option<u64>) {
         let (_, _, now_ns) = self.engine.parts();
         let until_ns = timeout_ns.map_or(u64::MAX, |timeout_ns| now_ns.saturating_add(timeout_ns));
@@ -572,11 +601,11 @@ impl Core {
         self.sleepers.retain(|(other, _)| !Arc::ptr_eq(other, bell));
     }
 
-    /// When all who sleep would wake up too late for the next timer, or for what
-    /// the stack sends to itself, wakes one of them.
-    pub(crate) fn mind_timers(&self) {
+    /// Wakes one sleeper if all sleepers would wake up too late for the next timer, or if
+    /// loopback frames wait.
+    pub(crate) fn wake_for_timers(&self) {
         let Some((first, _)) = self.sleepers.first() else { return };
-        if self.engine.has_looped() {
+        if self.engine.has_loopback() {
             return first.ring();
         }
         let next_ns = self.engine.stack().next_timeout();
@@ -585,91 +614,90 @@ impl Core {
         }
     }
 
-    /// One round of the engine, then wakes those it has something for.
+    /// Runs one round of the engine, then dispatches its events.
     pub(crate) fn run(&mut self) -> io::Result<usize> {
         let received = self.engine.poll()?;
-        self.tell()?;
+        self.dispatch_events()?;
         Ok(received)
     }
 
-    /// Gives readers what the engine has for them and takes what they have for
-    /// it; wakes the others that it has something for.
-    pub(crate) fn tell(&mut self) -> io::Result<()> {
+    /// Delivers datagrams to readers, collects their replies, and wakes the other threads and
+    /// tasks that the engine has events for.
+    pub(crate) fn dispatch_events(&mut self) -> io::Result<()> {
         while let Some(event) = self.engine.poll_event() {
-            if let Event::Readable(id) = event {
-                if self.tells_levels {
-                    self.levels.push(id);
+            if let Event::UdpReadable(id) = event {
+                if self.reports_queue_levels {
+                    self.changed_queues.push(id);
                 }
-                if self.groups.on_readable(id) {
+                if self.reader_groups.on_readable(id) {
                     continue;
                 }
             }
             if let Some(id) = SocketId::of_event(event) {
                 self.waiters.wake(id);
-                self.polls.on_event(id, &self.waiters);
+                self.poll_sets.on_event(id, &self.waiters);
                 self.tasks.on_event(event);
             }
         }
-        self.claims.release_ended(&mut self.engine);
-        self.groups.serve(&mut self.engine)
+        self.claims.release_closed(&mut self.engine);
+        self.reader_groups.serve(&mut self.engine)
     }
 
-    /// Connections that the program has closed are brought to their end, if
-    /// that does not take long.
+    /// Finishes closed connections, for at most [`FINISH_TIMEOUT`].
     fn finish_connections(&mut self) {
         let began = Instant::now();
-        while self.engine.stack().tcp_unfinished() && began.elapsed() < FINISH_LIMIT {
+        while self.engine.stack().tcp_unfinished() && began.elapsed() < FINISH_TIMEOUT {
             if !matches!(self.run(), Ok(received) if received > 0) {
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
     }
 
-    /// The engine has ended: nobody shall wait for it.
+    /// Records that the engine has failed, and wakes all waiters.
     pub(crate) fn fail(&mut self, failure: io::Error) {
         self.failure = Some(failure);
         self.waiters.wake_all();
         self.tasks.wake_all();
-        self.groups.fail();
+        self.reader_groups.fail();
     }
 
-    /// Tells the gate how full the sockets' queues are.
-    pub(crate) fn tell_levels(&mut self) {
-        let Self { engine, groups, levels, .. } = self;
-        if !engine.wants_levels() {
+    /// Reports the fill levels of socket queues to the gate.
+    pub(crate) fn report_queue_levels(&mut self) {
+        let Self { engine, reader_groups: groups, changed_queues: levels, .. } = self;
+        if !engine.needs_queue_levels() {
             levels.clear();
             return;
         }
         levels.sort_unstable_by_key(|id| id.to_bits());
         levels.dedup();
         levels.retain(|&id| {
-            match groups.fill(id) {
-                Some(fill) => engine.tell_fill(id, fill),
-                None => engine.tell_level(id),
+            match groups.fill_level(id) {
+                Some(fill) => engine.report_fill(id, fill),
+                None => engine.report_level(id),
             }
             engine.gate().watches_queue(id.to_bits())
         });
         let (_, _, now_ns) = self.engine.parts();
-        let held = self.engine.gate().held_until(now_ns).is_some();
-        self.groups.set_held(held);
+        let held = self.engine.gate().paused_until(now_ns).is_some();
+        self.reader_groups.set_receive_paused(held);
     }
 
-    /// Something was taken from these sockets: what was held back because of
-    /// them may go on.
+    /// Called after a read from these sockets: receiving may resume if their queues had
+    /// paused it.
     fn on_read(&mut self, sockets: &[SocketId]) {
         if !self.engine.gate().watches_queues() {
             return;
         }
         let now_ns = self.engine.read_clock();
         for &id in sockets {
-            // What TCP does not take its window keeps away.
+            // TCP queues need no report: the receive window limits the peer.
             if let SocketId::Udp(id) = id {
-                self.engine.tell_level(id);
+                self.engine.report_level(id);
             }
         }
-        if self.held.is_some()
-            && self.engine.gate().held_until(now_ns).is_none()
-            && let Some(bell) = self.held.take()
+        if self.paused_sleeper.is_some()
+            && self.engine.gate().paused_until(now_ns).is_none()
+            && let Some(bell) = self.paused_sleeper.take()
         {
             bell.ring();
         }

@@ -1,4 +1,4 @@
-//! Readiness: wait for the first of many sockets.
+//! Readiness of many sockets: poll sets, in the style of epoll.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -9,47 +9,45 @@ use tidegate_stack::TcpId;
 
 use crate::net::Net;
 use crate::readiness::Readiness;
-use crate::wait::{ById, Patience, SetNumber, SocketId, Waiters};
+use crate::wait::{Deadline, PollSetId, SocketId, SocketMap, Waiters};
 
-/// What a program calls a socket that it has registered.
+/// Name that the application gives to a registered socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub usize);
 
-/// What a program waits for.
+/// Readiness that the application waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interest {
-    /// That something can be read: data, the end of it, a connection to be
-    /// accepted, an error.
+    /// Readable: data, end of stream, a connection to accept, or an error.
     #[default]
     Readable,
-    /// That something can be written, or that a connection is established or
-    /// has failed. A UDP socket is always writable.
+    /// Writable, or a connection that is established or has failed. A UDP socket is always
+    /// writable.
     Writable,
-    /// Either.
+    /// Readable or writable.
     Both,
-    /// Nothing but errors and the end of both directions, which are told
-    /// whatever is waited for.
+    /// Errors and the end of both directions only; these are always reported.
     Neither,
 }
 
-/// How often a socket that is ready is reported.
+/// Condition for reporting a ready socket again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trigger {
-    /// As long as it is ready.
+    /// Reported as long as the socket is ready.
     #[default]
     Level,
-    /// When something happened since it was reported last.
+    /// Reported after a new event only.
     Edge,
-    /// Once, until it is registered again by [`Poll::reregister`].
+    /// Reported once, until registered again by [`Poll::reregister`].
     OneShot,
 }
 
-/// A socket that was found ready.
+/// Ready socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// What the program calls it.
+    /// Token of the socket.
     pub token: Token,
-    /// All that it is ready for, also what was not waited for.
+    /// Full readiness, including conditions that were not asked for.
     pub readiness: Readiness,
 }
 
@@ -59,42 +57,73 @@ impl Interest {
     }
 }
 
-/// A socket that can be waited for: [`crate::UdpSocket`],
-/// [`crate::TcpListener`] and [`crate::TcpStream`]. A [`Poll`] is one too, for
-/// [`Net::wait`]: it is readable when one of its sockets is ready.
+/// Socket that can be waited for: [`crate::UdpSocket`], [`crate::TcpListener`] and
+/// [`crate::TcpStream`]. A [`Poll`] is a source too, for [`Net::wait`]: it is readable when one
+/// of its sockets is ready.
 #[expect(private_bounds, reason = "only sockets of this crate can be waited for")]
 pub trait Source: Pollable {
-    /// What it is ready for now. Neither waits nor runs the stack.
+    /// Current readiness. Neither blocks nor runs the stack.
     fn readiness(&self) -> Readiness {
-        self.net().with(|calls| calls.readiness(self.id()))
+        self.net().with(|ops| ops.readiness(self.id()))
     }
 }
 
-/// What a [`Poll`] needs to know of a socket.
+/// Stack and identifier of a source.
 pub(crate) trait Pollable {
     fn net(&self) -> &Net;
     fn id(&self) -> SocketId;
 }
 
-/// A set of sockets of one [`Net`] to wait for. It costs nothing to have many
-/// sockets in a set, only those that are ready.
+/// Poll set: sockets of one [`Net`] to wait for, in the style of epoll.
 ///
-/// Level triggered: a socket is reported as long as it is ready.
+/// The cost of a wait depends on the number of ready sockets, not of registered sockets. Level
+/// triggered by default (see [`Poll::set_trigger`]).
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use tidegate::{Interest, Net, NetConfig, Poll, TcpListener, Token, UdpSocket};
+///
+/// const QUERIES: Token = Token(0);
+/// const CONNECTIONS: Token = Token(1);
+///
+/// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+/// let net = Net::open(NetConfig::new(device).address("192.0.2.1/24".parse().unwrap()))?;
+/// let socket = UdpSocket::bind(&net, "192.0.2.1:53")?;
+/// let listener = TcpListener::bind(&net, "192.0.2.1:53")?;
+///
+/// let mut poll = Poll::new(&net);
+/// poll.register(&socket, QUERIES)?;
+/// poll.register_for(&listener, CONNECTIONS, Interest::Readable)?;
+///
+/// let mut ready = Vec::new();
+/// poll.wait(&mut ready, Some(Duration::from_millis(1)))?;
+/// for token in &ready {
+///     match *token {
+///         QUERIES => println!("a datagram is waiting"),
+///         CONNECTIONS => println!("a connection is waiting"),
+///         _ => unreachable!(),
+///     }
+/// }
+/// assert!(ready.is_empty(), "the timeout expired first");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Poll {
     net: Net,
-    number: SetNumber,
+    set: PollSetId,
 }
 
 impl Poll {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new(net: &Net) -> Self {
-        let number = net.with(|calls| calls.polls().add());
-        Self { net: net.clone(), number }
+        let set = net.with(|ops| ops.poll_sets().add());
+        Self { net: net.clone(), set }
     }
 
-    pub(crate) fn number(&self) -> SetNumber {
-        self.number
+    pub(crate) fn set_id(&self) -> PollSetId {
+        self.set
     }
 
     /// Adds a socket, to wait until it is readable.
@@ -105,7 +134,7 @@ impl Poll {
         self.register_for(socket, token, Interest::Readable)
     }
 
-    /// Adds a socket.
+    /// Adds a socket, to wait for `interest`.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when the socket is of another [`Net`],
@@ -122,25 +151,25 @@ impl Poll {
                 "the socket belongs to another Net: use one Poll per Net",
             ));
         }
-        self.net.with(|calls| {
-            calls.polls().insert(self.number, socket.id(), token, interest)?;
-            calls.waiters().wake(SocketId::Poll(self.number));
+        self.net.with(|ops| {
+            ops.poll_sets().insert(self.set, socket.id(), token, interest)?;
+            ops.waiters().wake(SocketId::Poll(self.set));
             Ok(())
         })
     }
 
-    /// Sets how often a socket of the set is reported, from now on; it may be
-    /// ready already.
+    /// Sets the condition for reporting a socket of the set again, from now on. The socket may
+    /// be reported at once.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] when the socket is not in the set.
     pub fn set_trigger(&mut self, socket: &impl Source, trigger: Trigger) -> io::Result<()> {
         let changed =
-            self.net.with(|calls| calls.polls().set_trigger(self.number, socket.id(), trigger));
+            self.net.with(|ops| ops.poll_sets().set_trigger(self.set, socket.id(), trigger));
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Changes what to wait for.
+    /// Changes the token and the interest of a socket of the set.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] when the socket is not in the set.
@@ -151,30 +180,30 @@ impl Poll {
         interest: Interest,
     ) -> io::Result<()> {
         let changed =
-            self.net.with(|calls| calls.polls().change(self.number, socket.id(), token, interest));
+            self.net.with(|ops| ops.poll_sets().change(self.set, socket.id(), token, interest));
         if changed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Takes a socket out of the set. One that is closed leaves by itself.
+    /// Removes a socket from the set. Closing a socket removes it as well.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when it is not in the set.
+    /// [`io::ErrorKind::NotFound`] when the socket is not in the set.
     pub fn deregister(&mut self, socket: &impl Source) -> io::Result<()> {
-        let removed = self.net.with(|calls| calls.polls().remove(self.number, socket.id()));
+        let removed = self.net.with(|ops| ops.poll_sets().remove(self.set, socket.id()));
         if removed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Waits until a socket of the set is ready, at most `timeout` (`None`: for
-    /// ever), and puts the tokens of all that are into `ready`, which is
-    /// cleared first. An empty `ready` says that the time is over.
+    /// Waits until a socket of the set is ready, for at most `timeout` (`None`: no limit).
+    /// Clears `ready` and fills it with the tokens of all ready sockets. An empty `ready` means
+    /// that the timeout expired.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub fn wait(&self, ready: &mut Vec<Token>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
-        let ids = [SocketId::Poll(self.number)];
-        let found = self.net.wait_for(&ids, Patience::timeout(timeout), |calls| {
-            calls.collect(self.number, usize::MAX, &mut |found| ready.push(found.token));
+        let ids = [SocketId::Poll(self.set)];
+        let found = self.net.wait_until(&ids, Deadline::after(timeout), |ops| {
+            ops.collect_ready(self.set, usize::MAX, &mut |found| ready.push(found.token));
             (!ready.is_empty()).then_some(Ok(()))
         });
         match found {
@@ -185,20 +214,19 @@ impl Poll {
 }
 
 impl Poll {
-    /// As [`Poll::wait`], but neither waits nor runs the stack: for programs
-    /// that run it by other calls.
+    /// Like [`Poll::wait`], but neither blocks nor runs the stack: for applications that run
+    /// the stack by other calls.
     pub fn ready_now(&self, ready: &mut Vec<Token>) {
         ready.clear();
-        self.net.with(|calls| {
-            calls.collect(self.number, usize::MAX, &mut |found| ready.push(found.token));
+        self.net.with(|ops| {
+            ops.collect_ready(self.set, usize::MAX, &mut |found| ready.push(found.token));
         });
     }
 
-    /// Puts at most `limit` sockets that are ready behind those in `found`,
-    /// with what they are ready for. Neither waits nor runs the stack; those
-    /// that were left out come first the next time.
-    pub fn collect(&self, found: &mut Vec<Ready>, limit: usize) {
-        self.net.with(|calls| calls.collect(self.number, limit, &mut |ready| found.push(ready)));
+    /// Appends at most `limit` ready sockets to `found`, with their readiness. Neither blocks
+    /// nor runs the stack. Sockets beyond the limit come first in the next call.
+    pub fn collect_ready(&self, found: &mut Vec<Ready>, limit: usize) {
+        self.net.with(|ops| ops.collect_ready(self.set, limit, &mut |ready| found.push(ready)));
     }
 }
 
@@ -210,59 +238,58 @@ impl Pollable for Poll {
     }
 
     fn id(&self) -> SocketId {
-        SocketId::Poll(self.number)
+        SocketId::Poll(self.set)
     }
 }
 
 impl Drop for Poll {
     fn drop(&mut self) {
-        self.net.with(|calls| calls.polls().drop_set(self.number));
+        self.net.with(|ops| ops.poll_sets().drop_set(self.set));
     }
 }
 
-/// A socket in a set.
+/// Registration of a socket in a set.
 #[derive(Clone, Copy)]
 struct Member {
-    /// The number of the set.
-    set: SetNumber,
+    /// Set that the registration belongs to.
+    set: PollSetId,
     token: Token,
     interest: Interest,
     trigger: Trigger,
-    /// It was reported once, and that was all that was asked for.
-    is_spent: bool,
-    /// It stands in the queue of those that may be ready.
+    /// One-shot registration that was reported: disabled until changed.
+    is_disarmed: bool,
+    /// The socket is in the set's queue of possibly ready sockets.
     queued: bool,
 }
 
-/// All sets of one stack.
+/// All poll sets of one stack.
 #[derive(Default)]
-pub(crate) struct Polls {
-    /// By set, the sockets that were ready when last asked, or had an event
-    /// since.
-    maybe_ready: HashMap<SetNumber, VecDeque<SocketId>>,
-    /// Streams by their places: nearly all sockets are streams, in one set.
+pub(crate) struct PollSets {
+    /// Per set, the sockets that were ready at the last check or had an event since.
+    maybe_ready: HashMap<PollSetId, VecDeque<SocketId>>,
+    /// Registrations of streams, by slot: nearly all sockets are streams in one set.
     streams: Vec<Option<(TcpId, Member)>>,
-    /// The other sockets, and streams that are in more than one set.
-    others: ById<Vec<Member>>,
-    last: SetNumber,
+    /// Registrations of other sockets, and of streams in more than one set.
+    others: SocketMap<Vec<Member>>,
+    last_set: PollSetId,
 }
 
-impl Polls {
-    fn add(&mut self) -> SetNumber {
+impl PollSets {
+    fn add(&mut self) -> PollSetId {
         loop {
-            self.last = self.last.wrapping_add(1);
-            // A set may live as long as four billion others took to come and go.
-            if let Entry::Vacant(place) = self.maybe_ready.entry(self.last) {
-                place.insert(VecDeque::new());
-                return self.last;
+            self.last_set = self.last_set.wrapping_add(1);
+            // After a wrap-around the number may still be in use by a long-lived set.
+            if let Entry::Vacant(vacant) = self.maybe_ready.entry(self.last_set) {
+                vacant.insert(VecDeque::new());
+                return self.last_set;
             }
         }
     }
 
-    /// The socket in a set.
-    fn find(&mut self, set: SetNumber, id: SocketId) -> Option<&mut Member> {
+    /// Registration of a socket in a set.
+    fn find(&mut self, set: PollSetId, id: SocketId) -> Option<&mut Member> {
         if let SocketId::Stream(stream) = id
-            && let Some(Some((same, entry))) = self.streams.get_mut(stream.place())
+            && let Some(Some((same, entry))) = self.streams.get_mut(stream.slot())
             && *same == stream
             && entry.set == set
         {
@@ -273,7 +300,7 @@ impl Polls {
 
     pub(crate) fn insert(
         &mut self,
-        set: SetNumber,
+        set: PollSetId,
         id: SocketId,
         token: Token,
         interest: Interest,
@@ -281,18 +308,18 @@ impl Polls {
         if self.find(set, id).is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        // It may be ready already.
+        // The socket may already be ready.
         let waiting = self.maybe_ready.get_mut(&set).ok_or(io::ErrorKind::NotFound)?;
         waiting.push_back(id);
         let trigger = Trigger::Level;
-        let entry = Member { set, token, interest, trigger, is_spent: false, queued: true };
+        let entry = Member { set, token, interest, trigger, is_disarmed: false, queued: true };
         if let SocketId::Stream(stream) = id {
-            let place = stream.place();
-            if place >= self.streams.len() {
-                self.streams.resize(place + 1, None);
+            let index = stream.slot();
+            if index >= self.streams.len() {
+                self.streams.resize(index + 1, None);
             }
-            let slot = &mut self.streams[place];
-            // One that was there before is closed.
+            let slot = &mut self.streams[index];
+            // Another stream in the slot is closed: its registration is stale.
             if slot.is_none_or(|(other, _)| other != stream) {
                 *slot = Some((stream, entry));
                 return Ok(());
@@ -302,32 +329,32 @@ impl Polls {
         Ok(())
     }
 
-    /// Whether the socket is in the set.
+    /// Changes a registration. Returns false if the socket is not in the set.
     pub(crate) fn change(
         &mut self,
-        set: SetNumber,
+        set: PollSetId,
         id: SocketId,
         token: Token,
         interest: Interest,
     ) -> bool {
         let Some(entry) = self.find(set, id) else { return false };
         (entry.token, entry.interest) = (token, interest);
-        self.look_again(set, id);
+        self.requeue(set, id);
         true
     }
 
-    /// Whether the socket is in the set.
-    pub(crate) fn set_trigger(&mut self, set: SetNumber, id: SocketId, trigger: Trigger) -> bool {
+    /// Changes a trigger. Returns false if the socket is not in the set.
+    pub(crate) fn set_trigger(&mut self, set: PollSetId, id: SocketId, trigger: Trigger) -> bool {
         let Some(entry) = self.find(set, id) else { return false };
         entry.trigger = trigger;
-        self.look_again(set, id);
+        self.requeue(set, id);
         true
     }
 
-    /// A member was changed, and may be ready for that already.
-    fn look_again(&mut self, set: SetNumber, id: SocketId) {
+    /// Re-enables a changed registration and queues its socket, which may already be ready.
+    fn requeue(&mut self, set: PollSetId, id: SocketId) {
         let Some(entry) = self.find(set, id) else { return };
-        entry.is_spent = false;
+        entry.is_disarmed = false;
         if !std::mem::replace(&mut entry.queued, true)
             && let Some(waiting) = self.maybe_ready.get_mut(&set)
         {
@@ -335,7 +362,7 @@ impl Polls {
         }
     }
 
-    pub(crate) fn remove(&mut self, set: SetNumber, id: SocketId) -> bool {
+    pub(crate) fn remove(&mut self, set: PollSetId, id: SocketId) -> bool {
         if self.find(set, id).is_none() {
             return false;
         }
@@ -343,7 +370,7 @@ impl Polls {
             waiting.retain(|&queued| queued != id);
         }
         if let SocketId::Stream(stream) = id
-            && let Some(slot) = self.streams.get_mut(stream.place())
+            && let Some(slot) = self.streams.get_mut(stream.slot())
             && slot.is_some_and(|(same, entry)| same == stream && entry.set == set)
         {
             *slot = None;
@@ -356,7 +383,7 @@ impl Polls {
         true
     }
 
-    fn drop_set(&mut self, set: SetNumber) {
+    fn drop_set(&mut self, set: PollSetId) {
         self.maybe_ready.remove(&set);
         for slot in &mut self.streams {
             if slot.is_some_and(|(_, entry)| entry.set == set) {
@@ -369,10 +396,10 @@ impl Polls {
         self.others.retain(|_, entries| !entries.is_empty());
     }
 
-    /// A socket is closed. Its place in a queue is skipped when its turn comes.
+    /// Removes a closed socket. Its queue entries are skipped later.
     pub(crate) fn forget(&mut self, id: SocketId) {
         if let SocketId::Stream(stream) = id
-            && let Some(slot) = self.streams.get_mut(stream.place())
+            && let Some(slot) = self.streams.get_mut(stream.slot())
             && slot.is_some_and(|(same, _)| same == stream)
         {
             *slot = None;
@@ -382,17 +409,17 @@ impl Polls {
         }
     }
 
-    /// Something happened to all sockets.
+    /// Queues all sockets, after an event that concerns every one of them.
     pub(crate) fn on_event_for_all(&mut self, waiters: &Waiters) {
         let streams = self.streams.iter().flatten().map(|&(id, _)| SocketId::Stream(id));
         let all: Vec<SocketId> = streams.chain(self.others.keys().copied()).collect();
         all.into_iter().for_each(|id| self.on_event(id, waiters));
     }
 
-    /// Something happened to a socket.
+    /// Queues a socket after an event, and wakes the threads that wait for its sets.
     pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
         let Self { maybe_ready, streams, others, .. } = self;
-        let mut tell = |entry: &mut Member| {
+        let mut enqueue = |entry: &mut Member| {
             let Some(waiting) = maybe_ready.get_mut(&entry.set) else { return };
             if !std::mem::replace(&mut entry.queued, true) {
                 waiting.push_back(id);
@@ -400,65 +427,65 @@ impl Polls {
             waiters.wake(SocketId::Poll(entry.set));
         };
         if let SocketId::Stream(stream) = id
-            && let Some(Some((same, entry))) = streams.get_mut(stream.place())
+            && let Some(Some((same, entry))) = streams.get_mut(stream.slot())
             && *same == stream
         {
-            tell(entry);
+            enqueue(entry);
         }
         if !others.is_empty()
             && let Some(entries) = others.get_mut(&id)
         {
-            entries.iter_mut().for_each(tell);
+            entries.iter_mut().for_each(enqueue);
         }
     }
 
-    /// Tells of at most `limit` that are ready.
-    pub(crate) fn collect(
+    /// Reports at most `limit` ready sockets of a set.
+    pub(crate) fn collect_ready(
         &mut self,
-        set: SetNumber,
-        of: &mut dyn FnMut(SocketId) -> Readiness,
+        set: PollSetId,
+        readiness_of: &mut dyn FnMut(SocketId) -> Readiness,
         limit: usize,
-        tell: &mut dyn FnMut(Ready),
+        report: &mut dyn FnMut(Ready),
     ) {
         let Some(waiting) = self.maybe_ready.get_mut(&set) else { return };
         let mut waiting = std::mem::take(waiting);
-        let mut told = 0;
+        let mut reported = 0;
         for _ in 0..waiting.len() {
-            if told == limit {
+            if reported == limit {
                 break;
             }
             let Some(id) = waiting.pop_front() else { break };
             let Some(entry) = self.find(set, id) else { continue };
             entry.queued = false;
-            let readiness = of(id);
-            if entry.is_spent || !readiness.meets(entry.interest) {
+            let readiness = readiness_of(id);
+            if entry.is_disarmed || !readiness.meets(entry.interest) {
                 continue;
             }
-            told += 1;
-            tell(Ready { token: entry.token, readiness });
+            reported += 1;
+            report(Ready { token: entry.token, readiness });
             match entry.trigger {
                 Trigger::Level => {
                     entry.queued = true;
                     waiting.push_back(id);
                 }
                 Trigger::Edge => {}
-                Trigger::OneShot => entry.is_spent = true,
+                Trigger::OneShot => entry.is_disarmed = true,
             }
         }
         self.maybe_ready.insert(set, waiting);
     }
 
-    /// Whether a socket of the set would be reported.
+    /// True if a socket of the set would be reported.
     pub(crate) fn has_ready(
         &mut self,
-        set: SetNumber,
-        of: &mut dyn FnMut(SocketId) -> Readiness,
+        set: PollSetId,
+        readiness_of: &mut dyn FnMut(SocketId) -> Readiness,
     ) -> bool {
         let Some(waiting) = self.maybe_ready.get_mut(&set) else { return false };
         let waiting = std::mem::take(waiting);
         let found = waiting.iter().any(|&id| {
             let Some(entry) = self.find(set, id) else { return false };
-            !entry.is_spent && of(id).meets(entry.interest)
+            !entry.is_disarmed && readiness_of(id).meets(entry.interest)
         });
         self.maybe_ready.insert(set, waiting);
         found

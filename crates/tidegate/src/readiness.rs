@@ -1,37 +1,35 @@
-//! What a socket is ready for, and waiting for sockets together with whatever
-//! else a program waits for.
+//! Socket readiness, and waiting for sockets together with other events of an application.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_engine::Step;
+use tidegate_engine::IdleStep;
 use tidegate_stack::{Stack, TcpReadiness};
 
-use crate::calls::Calls;
 use crate::net::Net;
 use crate::poll::{Interest, Source};
-use crate::wait::{self, Patience, SocketId};
+use crate::socket_ops::SocketOps;
+use crate::wait::{self, Deadline, SocketId};
 
-/// What a socket is ready for.
+/// Readiness of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// Something can be read: data, the end of it, a connection to be
-    /// accepted, an error.
+    /// A read returns at once: data, end of stream, a connection to accept, or an error.
     pub readable: bool,
-    /// Something can be written, or writing gives an error.
+    /// A write returns at once: there is send-buffer space, or an error.
     pub writable: bool,
-    /// Nothing will come any more.
+    /// The receive direction is closed: nothing more will arrive.
     pub read_closed: bool,
-    /// Nothing can be written any more.
+    /// The send direction is closed: nothing more can be written.
     pub write_closed: bool,
-    /// An error waits for `take_error`.
+    /// An error is waiting for `take_error`.
     pub failed: bool,
 }
 
 impl Readiness {
-    /// What one of two is ready for.
+    /// Combined readiness of two sockets.
     pub(crate) fn union(self, other: Self) -> Self {
         Self {
             readable: self.readable || other.readable,
@@ -54,7 +52,7 @@ impl Readiness {
     pub(crate) fn of(stack: &Stack, id: SocketId) -> Self {
         match id {
             SocketId::Udp(id) => Self {
-                readable: stack.udp_readable(id) > 0,
+                readable: stack.udp_queue_len(id) > 0,
                 writable: true,
                 failed: stack.udp_has_error(id),
                 ..Self::default()
@@ -67,7 +65,7 @@ impl Readiness {
         }
     }
 
-    /// Whether this is what a program waits for.
+    /// True if `interest` is met, or an error or the end of both directions is to be reported.
     pub(crate) fn meets(self, interest: Interest) -> bool {
         interest.has(Interest::Readable) && self.readable
             || interest.has(Interest::Writable) && self.writable
@@ -76,75 +74,75 @@ impl Readiness {
     }
 }
 
-/// How a thread sleeps while it waits for sockets in [`Net::wait`]: for
-/// programs that wait for something else at the same time, or want to hear of
-/// signals.
+/// Sleep of a thread that waits for sockets in [`Net::wait`]: for applications that wait for
+/// other events at the same time, or handle signals.
 pub trait Sleeper {
-    /// Sleeps until one of these descriptors is readable, the time is over, or
-    /// what else the program waits for has come; says whether it has. With no
-    /// descriptor and no time it only looks.
+    /// Sleeps until one of the descriptors is readable, the timeout expires, or another event
+    /// of the application occurs; returns true in the last case. Without descriptors and with
+    /// a zero timeout this only polls.
     ///
     /// # Errors
-    /// Whatever ends the wait, as [`io::ErrorKind::Interrupted`].
+    /// An error ends the wait, as [`io::ErrorKind::Interrupted`].
     fn sleep(&mut self, wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool>;
 }
 
-/// Each so many looks at the sockets the sleeper looks too.
-const LOOKS: u32 = 8;
+/// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
+const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
 
 impl Net {
-    /// Runs the stack until one of these sockets is ready for what is waited
-    /// for, `sleeper` has found something of its own, or the time is over
-    /// (`None`: for ever), when this gives `false`. The stack runs once at
-    /// least, and the sleeper is asked when no socket is ready.
+    /// Runs the stack until one of the sockets has the wanted readiness, or `sleeper` has found
+    /// an event of its own. Returns `false` when `timeout` expires (`None`: no limit). The
+    /// stack runs at least once, and the sleeper is called when no socket is ready.
     ///
     /// # Errors
-    /// What `sleeper` gives; when the port is of no further use.
+    /// The error of `sleeper`; an error when the device has failed.
     pub fn wait(
         &self,
         sources: &[(&dyn Source, Interest)],
         timeout: Option<Duration>,
         sleeper: &mut dyn Sleeper,
     ) -> io::Result<bool> {
-        let patience = match timeout {
-            Some(Duration::ZERO) => Patience::None,
-            timeout => Patience::timeout(timeout),
+        let deadline = match timeout {
+            Some(Duration::ZERO) => Deadline::Now,
+            timeout => Deadline::after(timeout),
         };
         let ids: Vec<SocketId> = sources.iter().map(|(source, _)| source.id()).collect();
-        let is_ready = |calls: &mut dyn Calls| {
+        let is_ready = |ops: &mut dyn SocketOps| {
             let interests = sources.iter().map(|(_, interest)| *interest);
-            ids.iter().zip(interests).any(|(&id, interest)| calls.readiness(id).meets(interest))
+            ids.iter().zip(interests).any(|(&id, interest)| ops.readiness(id).meets(interest))
         };
         if let Some(attached) = self.attached() {
-            return attached.wait(&ids, patience, sleeper, &mut |core| is_ready(core));
+            return attached.wait(&ids, deadline, sleeper, &mut |core| is_ready(core));
         }
-        let Some(shared) = self.here() else { return Ok(false) };
-        let mut looks = 0;
+        let Some(shared) = self.embedded() else { return Ok(false) };
+        let mut pauses = 0;
         loop {
             let mut core = shared.lock();
             if !self.has_threads() {
                 core.run()?;
             }
             if is_ready(&mut *core) {
-                core.mind_timers();
+                core.wake_for_timers();
                 return Ok(true);
             }
             if let Some(failure) = core.failure() {
                 return Err(failure);
             }
-            let left = patience.left();
-            if left.is_some_and(|left| left.is_zero()) {
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
                 drop(core);
                 return sleeper.sleep(&[], Some(Duration::ZERO));
             }
-            let step = if self.has_threads() { Step::Sleep } else { core.engine.idle_step() };
-            if step != Step::Sleep {
+            let step = if self.has_threads() { IdleStep::Sleep } else { core.engine.idle_step() };
+            if step != IdleStep::Sleep {
                 drop(core);
-                if looks % LOOKS == 0 && sleeper.sleep(&[], Some(Duration::ZERO))? {
+                if pauses % PAUSES_PER_SLEEPER_CHECK == 0
+                    && sleeper.sleep(&[], Some(Duration::ZERO))?
+                {
                     return Ok(true);
                 }
-                looks += 1;
-                if step == Step::Pause {
+                pauses += 1;
+                if step == IdleStep::Pause {
                     shared.pause();
                 }
                 continue;
@@ -154,9 +152,9 @@ impl Net {
             core.waiters.enter(Arc::clone(&bell), &ids);
             let found = if self.has_threads() {
                 drop(core);
-                sleeper.sleep(&[bell.as_fd()], left)
+                sleeper.sleep(&[bell.as_fd()], remaining)
             } else {
-                shared.sleep_by(core, &bell, left, sleeper)
+                shared.sleep_with(core, &bell, remaining, sleeper)
             };
             shared.lock().waiters.leave(&bell);
             bell.disarm();
@@ -166,25 +164,23 @@ impl Net {
         }
     }
 
-    /// Lets what the next `calls` calls send wait in the stack: it leaves
-    /// together with what the call after them sends, or when the stack runs.
-    /// For a program that has just been told of several sockets, and will
-    /// answer on most of them before it waits again.
+    /// Defers transmission for the next `calls` calls: their frames leave together with those
+    /// of the call after them, or when the stack runs. For applications that have several ready
+    /// sockets and will reply on most of them before the next wait.
     pub fn defer_transmit(&self, calls: u32) {
-        // A daemon sends in bursts by itself.
-        if let Some(mut core) = self.core() {
+        // A daemon batches transmission by itself.
+        if let Some(mut core) = self.lock_embedded() {
             core.deferred_calls = calls;
         }
     }
 
-    /// Whether an address is one of this stack's.
+    /// True if `address` is one of this stack's.
     pub fn has_address(&self, address: std::net::IpAddr) -> bool {
-        self.with(|calls| calls.has_address(address.to_canonical()))
+        self.with(|ops| ops.has_address(address.to_canonical()))
     }
 
-    /// The address that packets to `destination` leave from; `None` when
-    /// nothing leads there.
+    /// Source address of packets to `destination`; `None` without a route.
     pub fn source_for(&self, destination: std::net::IpAddr) -> Option<std::net::IpAddr> {
-        self.with(|calls| calls.source_for(destination.to_canonical()))
+        self.with(|ops| ops.source_for(destination.to_canonical()))
     }
 }

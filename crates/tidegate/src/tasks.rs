@@ -1,7 +1,7 @@
 //! Tasks of an executor that wait for sockets.
 //!
-//! Their wakers are called when nobody holds the stack: a waker may run code
-//! of the program's, which may drop a socket.
+//! Wakers are called after the stack is unlocked: a waker may run code of the application,
+//! which may drop a socket.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -10,37 +10,37 @@ use std::task::Waker;
 
 use tidegate_stack::Event;
 
-use crate::calls::Calls;
-use crate::net::Core;
+use crate::net::EmbeddedCore;
+use crate::socket_ops::SocketOps;
 use crate::wait::SocketId;
 
-/// What a task waits for.
+/// Direction that a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Side {
+pub(crate) enum IoDirection {
     Read,
     Write,
 }
 
-/// The tasks that wait, for which sockets.
+/// Waiting tasks, by socket.
 #[derive(Default)]
 pub(crate) struct Tasks {
-    waiting: HashMap<(SocketId, Side), Waker>,
-    /// Several may wait for one listener.
+    waiting: HashMap<(SocketId, IoDirection), Waker>,
+    /// Tasks that wait for connections; several may wait on one listener.
     accepting: Vec<(SocketId, Waker)>,
-    /// Tasks that wait for the engine to end.
+    /// Tasks that wait for the engine to fail.
     failing: Vec<Waker>,
-    /// The task that runs the engine, if one does.
+    /// Task that drives the engine, if any.
     driver: Option<Waker>,
-    /// Something waits for the driver to be sent.
-    pub(crate) driver_called: bool,
-    /// To be called when nobody holds the stack.
+    /// The driver is to run: written data waits to be sent.
+    pub(crate) is_driver_woken: bool,
+    /// Wakers to call once the stack is unlocked.
     woken: Vec<Waker>,
 }
 
 impl Tasks {
-    /// The next time that something happens on this side of the socket, the
-    /// task is woken. The last task that waits is the one that counts.
-    pub(crate) fn wait(&mut self, id: SocketId, side: Side, waker: &Waker) {
+    /// Registers a waker for the next event in this direction of the socket. A stream keeps
+    /// only the last waker of each direction.
+    pub(crate) fn register(&mut self, id: SocketId, direction: IoDirection, waker: &Waker) {
         if let SocketId::Listener(_) = id {
             let mut same = self.accepting.iter().filter(|(other, _)| *other == id);
             if !same.any(|(_, other)| other.will_wake(waker)) {
@@ -49,72 +49,74 @@ impl Tasks {
             return;
         }
         self.waiting
-            .entry((id, side))
+            .entry((id, direction))
             .and_modify(|old| old.clone_from(waker))
             .or_insert_with(|| waker.clone());
     }
 
-    /// Something happened to a socket.
+    /// Wakes the tasks that an event concerns.
     pub(crate) fn on_event(&mut self, event: Event) {
         match event {
-            Event::TcpReadable(id) => self.wake(SocketId::Stream(id), Side::Read),
-            Event::TcpWritable(id) => self.wake(SocketId::Stream(id), Side::Write),
+            Event::TcpReadable(id) => self.wake(SocketId::Stream(id), IoDirection::Read),
+            Event::TcpWritable(id) => self.wake(SocketId::Stream(id), IoDirection::Write),
             Event::TcpAcceptable(id) => self.wake_accepting(SocketId::Listener(id)),
             _ => {}
         }
     }
 
-    /// Something happened to a socket, and nobody says what.
+    /// Wakes the tasks of both directions, after an event of unknown direction.
     pub(crate) fn wake_both(&mut self, id: SocketId) {
         match id {
             SocketId::Listener(_) => self.wake_accepting(id),
-            _ => [Side::Read, Side::Write].into_iter().for_each(|side| self.wake(id, side)),
+            _ => [IoDirection::Read, IoDirection::Write]
+                .into_iter()
+                .for_each(|side| self.wake(id, side)),
         }
     }
 
-    fn wake(&mut self, id: SocketId, side: Side) {
+    fn wake(&mut self, id: SocketId, direction: IoDirection) {
         if !self.waiting.is_empty() {
-            self.woken.extend(self.waiting.remove(&(id, side)));
+            self.woken.extend(self.waiting.remove(&(id, direction)));
         }
     }
 
     pub(crate) fn wake_accepting(&mut self, id: SocketId) {
-        let gone = self.accepting.extract_if(.., |(other, _)| *other == id);
-        self.woken.extend(gone.map(|(_, waker)| waker));
+        let ready = self.accepting.extract_if(.., |(other, _)| *other == id);
+        self.woken.extend(ready.map(|(_, waker)| waker));
     }
 
-    /// The engine has ended: nobody shall wait for it.
+    /// Wakes all tasks after the engine has failed.
     pub(crate) fn wake_all(&mut self) {
         self.woken.extend(self.waiting.drain().map(|(_, waker)| waker));
         self.woken.extend(self.accepting.drain(..).map(|(_, waker)| waker));
         self.woken.append(&mut self.failing);
     }
 
-    /// A socket is closed.
+    /// Removes a closed socket.
     pub(crate) fn forget(&mut self, id: SocketId) {
         match id {
             SocketId::Listener(_) => self.accepting.retain(|(other, _)| *other != id),
             _ if self.waiting.is_empty() => {}
             _ => {
-                self.waiting.remove(&(id, Side::Read));
-                self.waiting.remove(&(id, Side::Write));
+                self.waiting.remove(&(id, IoDirection::Read));
+                self.waiting.remove(&(id, IoDirection::Write));
             }
         }
     }
 
-    /// The task is woken when the engine has ended.
+    /// Registers a waker for the failure of the engine.
     #[cfg(feature = "tokio")]
-    pub(crate) fn wait_for_failure(&mut self, waker: &Waker) {
+    pub(crate) fn register_for_failure(&mut self, waker: &Waker) {
         self.failing.push(waker.clone());
     }
 
-    /// Whether some are to be called.
+    /// True if wakers are to be called.
     #[cfg(feature = "tokio")]
     pub(crate) fn has_woken(&self) -> bool {
         !self.woken.is_empty()
     }
 
-    /// A task runs the engine from now on, or none does any more.
+    /// Sets or removes the task that drives the engine.
     #[cfg(feature = "tokio")]
     pub(crate) fn set_driver(&mut self, driver: Option<&Waker>) {
         match (&mut self.driver, driver) {
@@ -123,44 +125,44 @@ impl Tasks {
         }
     }
 
-    /// Calls the task that runs the engine. Whether there is one.
-    pub(crate) fn call_driver(&mut self) -> bool {
+    /// Wakes the task that drives the engine. Returns false if there is none.
+    pub(crate) fn wake_driver(&mut self) -> bool {
         let Some(driver) = &self.driver else { return false };
-        if !std::mem::replace(&mut self.driver_called, true) {
+        if !std::mem::replace(&mut self.is_driver_woken, true) {
             self.woken.push(driver.clone());
         }
         true
     }
 }
 
-/// Calls these when it is dropped.
-struct Woken(Vec<Waker>);
+/// Wakers to call on drop.
+struct WakeOnDrop(Vec<Waker>);
 
-impl Drop for Woken {
+impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         self.0.drain(..).for_each(Waker::wake);
     }
 }
 
-/// A stack, held by one thread.
-pub(crate) struct Guard<'a, C: Calls> {
-    // Fields are dropped in their order: the lock, then the wakers are called.
+/// Locked stack.
+pub(crate) struct StackGuard<'a, C: SocketOps> {
+    // Drop order of fields: the lock is released first, then the wakers are called.
     core: MutexGuard<'a, C>,
-    // Every call on a socket drops one of these, and mostly nobody waits.
-    woken: Option<Box<Woken>>,
+    // Boxed: every socket call drops a guard, mostly without waiting tasks.
+    woken: Option<Box<WakeOnDrop>>,
 }
 
-/// A stack in this program, held by one thread.
-pub(crate) type CoreGuard<'a> = Guard<'a, Core>;
+/// Locked embedded stack.
+pub(crate) type EmbeddedGuard<'a> = StackGuard<'a, EmbeddedCore>;
 
-impl<'a, C: Calls> Guard<'a, C> {
+impl<'a, C: SocketOps> StackGuard<'a, C> {
     #[inline]
     pub(crate) fn new(core: MutexGuard<'a, C>) -> Self {
         Self { core, woken: None }
     }
 }
 
-impl<C: Calls> Deref for Guard<'_, C> {
+impl<C: SocketOps> Deref for StackGuard<'_, C> {
     type Target = C;
 
     fn deref(&self) -> &C {
@@ -168,19 +170,19 @@ impl<C: Calls> Deref for Guard<'_, C> {
     }
 }
 
-impl<C: Calls> DerefMut for Guard<'_, C> {
+impl<C: SocketOps> DerefMut for StackGuard<'_, C> {
     fn deref_mut(&mut self) -> &mut C {
         &mut self.core
     }
 }
 
-impl<C: Calls> Drop for Guard<'_, C> {
+impl<C: SocketOps> Drop for StackGuard<'_, C> {
     #[inline]
     fn drop(&mut self) {
         self.core.on_release();
         let tasks = self.core.tasks();
         if !tasks.woken.is_empty() {
-            self.woken = Some(Box::new(Woken(std::mem::take(&mut tasks.woken))));
+            self.woken = Some(Box::new(WakeOnDrop(std::mem::take(&mut tasks.woken))));
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Threads that run the engine, for the modes that programs' own calls cannot.
+//! Threads that drive the engine, for the modes that socket calls cannot drive.
 //!
-//! A thread for receive work and one for protocol work have the priorities of
-//! 4.2BSD's interrupt levels; one that polls has that of a soft interrupt, of a
-//! program, or both in turn.
+//! A receive thread and a protocol thread have the priorities of 4.2BSD's interrupt levels. A
+//! polling thread has the priority of a soft interrupt, of an application, or both in turn.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{Priority, Step, Stepped};
-use tidegate_gate::{Interrupt, Mode};
+use tidegate_engine::{IdleStep, Priority, StepResult};
+use tidegate_gate::{InterruptAction, Mode};
 use tidegate_memory::Doorbell;
 
-use crate::net::Shared;
-use crate::readers::group::Groups;
+use crate::net::EmbeddedStack;
+use crate::readers::group::ReaderGroups;
 use crate::wait;
 
-/// The most frames that protocol work takes before others may have the engine.
-const PROTOCOL_BURST: usize = 16;
+/// Most frames of protocol work per lock, before other threads may take the engine.
+const PROTOCOL_BURST_FRAMES: usize = 16;
 
-/// The threads of one stack. They end when this is dropped.
+/// Threads of one stack. They stop when this is dropped.
 pub(crate) struct Threads {
     control: Arc<Control>,
     handles: Vec<JoinHandle<()>>,
@@ -39,19 +38,19 @@ struct Control {
 /// Starts the threads that a mode needs.
 ///
 /// # Errors
-/// When there may be no more threads, or none of real-time priority.
-pub(crate) fn start(shared: &Arc<Shared>, mode: Mode) -> io::Result<Threads> {
+/// When the process may not start more threads, or none of real-time priority.
+pub(crate) fn start(shared: &Arc<EmbeddedStack>, mode: Mode) -> io::Result<Threads> {
     let control = Arc::new(Control {
         stop: AtomicBool::new(false),
         receive: Arc::new(Doorbell::new()?),
         protocol: Arc::new(Doorbell::new()?),
     });
-    // Who serves the readers is who does protocol work.
-    let server = match mode {
+    // The thread that does protocol work also serves the readers.
+    let doorbell = match mode {
         Mode::Interrupt | Mode::Moderated => &control.protocol,
         Mode::Napi | Mode::Polled | Mode::Dedicated => &control.receive,
     };
-    shared.lock().groups = Groups::new(Some(Arc::clone(server)));
+    shared.lock().reader_groups = ReaderGroups::new(Some(Arc::clone(doorbell)));
     let mut threads = Threads { control, handles: Vec::new() };
     match mode {
         Mode::Interrupt | Mode::Moderated => {
@@ -60,7 +59,7 @@ pub(crate) fn start(shared: &Arc<Shared>, mode: Mode) -> io::Result<Threads> {
         }
         Mode::Napi => threads.spawn("napi", Priority::Interrupt, shared, Control::napi)?,
         Mode::Polled | Mode::Dedicated => {
-            threads.spawn("network", Priority::Program, shared, Control::polled)?;
+            threads.spawn("network", Priority::Application, shared, Control::run_polled)?;
         }
     }
     Ok(threads)
@@ -71,16 +70,16 @@ impl Threads {
         &mut self,
         name: &str,
         priority: Priority,
-        shared: &Arc<Shared>,
-        work: fn(&Control, &Shared) -> io::Result<()>,
+        shared: &Arc<EmbeddedStack>,
+        work: fn(&Control, &EmbeddedStack) -> io::Result<()>,
     ) -> io::Result<()> {
         let (shared, control) = (Arc::clone(shared), Arc::clone(&self.control));
         let (ready, started) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let taken = priority.take();
-            let may_run = taken.is_ok();
-            // The receiver waits for it.
-            let _ = ready.send(taken);
+            let priority_set = priority.apply();
+            let may_run = priority_set.is_ok();
+            // `spawn` waits for the result.
+            let _ = ready.send(priority_set);
             if !may_run {
                 return;
             }
@@ -99,43 +98,44 @@ impl Drop for Threads {
         self.control.receive.ring();
         self.control.protocol.ring();
         for thread in self.handles.drain(..) {
-            // One that panicked has ended as well.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
     }
 }
 
 impl Control {
-    fn stops(&self) -> bool {
+    fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Waits for the interrupt of the card: for its descriptor to be readable.
-    fn wait_for_interrupt(&self, shared: &Shared) -> io::Result<()> {
+    /// Waits for the device's interrupt: until its descriptor is readable.
+    fn wait_for_interrupt(&self, shared: &EmbeddedStack) -> io::Result<()> {
         self.receive.arm();
-        let work = shared.lock().engine.prepare_sleep()?.is_none() || self.stops();
-        let slept = if work {
+        let has_work = shared.lock().engine.prepare_sleep()?.is_none() || self.is_stopping();
+        let slept = if has_work {
             Ok(())
         } else {
-            wait::sleep(shared.wake_fds.port.as_ref().map(AsFd::as_fd), &self.receive, None)
+            wait::sleep(shared.wake_fds.device.as_ref().map(AsFd::as_fd), &self.receive, None)
         };
         self.receive.disarm();
         slept
     }
 
-    /// As [`Control::wait_for_interrupt`], or for the timers or neighbours of
-    /// the stack.
-    fn wait_for_work(&self, shared: &Shared) -> io::Result<()> {
+    /// Like [`Control::wait_for_interrupt`], but also for the stack's timers and neighbour
+    /// events.
+    fn wait_for_work(&self, shared: &EmbeddedStack) -> io::Result<()> {
         self.receive.arm();
         let core = shared.lock();
-        let slept = if self.stops() { Ok(()) } else { shared.sleep(core, &self.receive, None) };
+        let slept =
+            if self.is_stopping() { Ok(()) } else { shared.sleep(core, &self.receive, None) };
         self.receive.disarm();
         slept
     }
 
-    /// The upper half of modes `interrupt` and `moderated`.
-    fn receive(&self, shared: &Shared) -> io::Result<()> {
-        while !self.stops() {
+    /// Receive thread of modes `interrupt` and `moderated`.
+    fn receive(&self, shared: &EmbeddedStack) -> io::Result<()> {
+        while !self.is_stopping() {
             self.wait_for_interrupt(shared)?;
             let mut core = shared.lock();
             let now_ns = core.engine.read_clock();
@@ -146,8 +146,8 @@ impl Control {
                 core = shared.lock();
             }
             let now_ns = core.engine.read_clock();
-            if let Interrupt::Take { limit } = core.engine.gate().on_interrupt(now_ns, 0) {
-                core.engine.take_in(limit)?;
+            if let InterruptAction::Take { limit } = core.engine.gate().on_interrupt(now_ns, 0) {
+                core.engine.receive_to_input_queue(limit)?;
             }
             drop(core);
             self.protocol.ring();
@@ -155,17 +155,17 @@ impl Control {
         Ok(())
     }
 
-    /// The lower half of modes `interrupt` and `moderated`.
-    fn protocol(&self, shared: &Shared) -> io::Result<()> {
-        while !self.stops() {
+    /// Protocol thread of modes `interrupt` and `moderated`.
+    fn protocol(&self, shared: &EmbeddedStack) -> io::Result<()> {
+        while !self.is_stopping() {
             self.protocol.arm();
             let mut core = shared.lock();
-            let left = core.engine.process_input(PROTOCOL_BURST)?;
-            core.tell()?;
+            let remaining = core.engine.process_input_queue(PROTOCOL_BURST_FRAMES)?;
+            core.dispatch_events()?;
             let timeout_ns = core.engine.timeout_ns();
             core.enter_sleep(&self.protocol, timeout_ns);
             drop(core);
-            if left == 0 && !self.stops() {
+            if remaining == 0 && !self.is_stopping() {
                 let neighbours = shared.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
                 let timeout = timeout_ns.map(Duration::from_nanos);
                 wait::sleep(neighbours, &self.protocol, timeout)?;
@@ -176,53 +176,53 @@ impl Control {
         Ok(())
     }
 
-    /// Mode `napi`: rounds at interrupt priority; what is left after one goes
-    /// on at that of a program, as in the kernel's `ksoftirqd`.
-    fn napi(&self, shared: &Shared) -> io::Result<()> {
-        while !self.stops() {
+    /// Mode `napi`: rounds at interrupt priority. Remaining work continues at application
+    /// priority, as in the kernel's `ksoftirqd`.
+    fn napi(&self, shared: &EmbeddedStack) -> io::Result<()> {
+        while !self.is_stopping() {
             self.wait_for_work(shared)?;
-            let mut deferred = false;
+            let mut is_low_priority = false;
             shared.lock().engine.on_interrupt();
-            while !self.stops() {
+            while !self.is_stopping() {
                 let mut core = shared.lock();
                 core.engine.read_clock();
                 let stepped = core.engine.step()?;
                 core.engine.serve_timers()?;
-                core.tell()?;
+                core.dispatch_events()?;
                 drop(core);
                 match stepped {
-                    Stepped::Served(_) | Stepped::Application(_) => {}
-                    Stepped::Wait => break,
-                    Stepped::Yield if deferred => std::thread::yield_now(),
-                    Stepped::Yield => {
-                        Priority::Program.take()?;
-                        deferred = true;
+                    StepResult::Served(_) | StepResult::Application(_) => {}
+                    StepResult::Wait => break,
+                    StepResult::Yield if is_low_priority => std::thread::yield_now(),
+                    StepResult::Yield => {
+                        Priority::Application.apply()?;
+                        is_low_priority = true;
                     }
                 }
             }
-            if deferred {
-                Priority::Interrupt.take()?;
+            if is_low_priority {
+                Priority::Interrupt.apply()?;
             }
         }
         Ok(())
     }
 
-    /// Modes `polled` and `dedicated` on a thread of their own.
-    fn polled(&self, shared: &Shared) -> io::Result<()> {
-        shared.lock().tells_levels = true;
-        while !self.stops() {
+    /// Modes `polled` and `dedicated` on a dedicated thread.
+    fn run_polled(&self, shared: &EmbeddedStack) -> io::Result<()> {
+        shared.lock().reports_queue_levels = true;
+        while !self.is_stopping() {
             let mut core = shared.lock();
-            // Before the round: who was woken because a queue has room again
-            // would otherwise hold back once more.
-            core.tell_levels();
+            // Before the round: the gate would otherwise pause receiving once more for a queue
+            // that has space again.
+            core.report_queue_levels();
             core.run()?;
             match core.engine.idle_step() {
-                Step::Spin => {}
-                Step::Pause => {
+                IdleStep::Spin => {}
+                IdleStep::Pause => {
                     drop(core);
                     shared.pause();
                 }
-                Step::Sleep => {
+                IdleStep::Sleep => {
                     drop(core);
                     self.wait_for_work(shared)?;
                 }

@@ -6,66 +6,90 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_engine::Claim;
+use tidegate_engine::PortClaim;
 use tidegate_memory::Arena;
-use tidegate_stack::{InPlace, Request, Stack, UdpId, UdpOptions};
+use tidegate_stack::{InPlaceRequest, Stack, UdpId, UdpOptions, UdpRequest};
 
-use crate::calls::{CallError, Calls, unless_blocked};
-use crate::net::{Net, elsewhere};
+use crate::net::{Net, unsupported_when_attached};
 use crate::poll::{Pollable, Source};
-use crate::wait::{Patience, SocketId};
+use crate::socket_ops::{OpError, SocketOps, unless_blocked};
+use crate::wait::{Deadline, SocketId};
 
-/// At most so many datagrams are answered before the answers are transmitted.
-const EXCHANGE_BATCH: usize = 64;
+/// Most datagrams answered before the replies are transmitted.
+const MAX_EXCHANGE_DATAGRAMS: usize = 64;
 
-/// A UDP socket on a [`Net`], in the style of `std::net::UdpSocket`.
+/// UDP socket on a [`Net`], in the style of `std::net::UdpSocket`.
 ///
-/// It may be used from several threads at once and passed between them.
+/// Threads may share a socket and pass it on.
+///
+/// # Examples
+/// ```
+/// use tidegate::{Net, NetConfig, UdpSocket};
+///
+/// let (device_a, device_b) = tidegate::mem::wire(&Default::default())?;
+/// let a = Net::open(NetConfig::new(device_a).address("192.0.2.1/24".parse().unwrap()))?;
+/// let b = Net::open(NetConfig::new(device_b).address("192.0.2.2/24".parse().unwrap()))?;
+///
+/// let server = UdpSocket::bind(&a, "192.0.2.1:7")?;
+/// let echo = std::thread::spawn(move || {
+///     // Writes each reply over its datagram; nothing is copied.
+///     server.exchange_in_place(|request| Some(request.len))
+/// });
+///
+/// let client = UdpSocket::bind(&b, "192.0.2.2:0")?;
+/// client.connect("192.0.2.1:7")?;
+/// client.send(b"hello")?;
+/// let mut buf = [0; 64];
+/// assert_eq!(client.recv(&mut buf)?, 5);
+/// assert_eq!(&buf[..5], b"hello");
+/// assert_eq!(echo.join().unwrap()?, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct UdpSocket {
-    inner: Arc<Inner>,
+    inner: Arc<UdpInner>,
 }
 
-struct Inner {
+struct UdpInner {
     net: Net,
     id: UdpId,
     nonblocking: AtomicBool,
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<PortClaim>>,
 }
 
-/// Where a datagram came from, and how much of it there is.
+/// Addresses and lengths of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
+pub struct DatagramMeta {
     /// Bytes written to the buffer.
     pub len: usize,
-    /// Whether the datagram was longer than the buffer; the rest is lost.
+    /// True if the datagram was longer than the buffer; the rest is lost.
     pub truncated: bool,
-    /// Bytes of the datagram, also those that did not fit.
+    /// Length of the datagram in bytes, including bytes that did not fit.
     pub datagram_len: usize,
-    /// Who sent it.
+    /// Address of the sender.
     pub from: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// Local address that the datagram was sent to.
     pub to: IpAddr,
 }
 
 impl UdpSocket {
-    /// Binds a socket to the first of the addresses that it can. Port 0 lets
-    /// the stack choose; the unspecified address takes datagrams for every
-    /// address of the stack.
+    /// Binds a socket to the first of the addresses that can be bound. With port 0 the stack
+    /// chooses a port. The unspecified address receives datagrams for every address of the
+    /// stack.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
-    /// address that is not of this stack, and what resolving a name gives.
+    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an address that the
+    /// stack does not have, and errors of name resolution.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
         let options = UdpOptions { dual_stack: true, ..UdpOptions::default() };
         Self::bind_with(net, address, options)
     }
 
-    /// As [`UdpSocket::bind`], but a socket on the unspecified IPv6 address
-    /// takes IPv6 alone, so that one for IPv4 can be bound beside it. Two such
-    /// sockets are faster than one that serves both families.
+    /// Like [`UdpSocket::bind`], but the unspecified IPv6 address receives IPv6 datagrams only,
+    /// so an IPv4 socket can be bound to the same port. Two such sockets are faster than one
+    /// dual-stack socket.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
@@ -73,7 +97,7 @@ impl UdpSocket {
         Self::bind_with(net, address, UdpOptions::default())
     }
 
-    /// As [`UdpSocket::bind`], with options.
+    /// Like [`UdpSocket::bind`], with options.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
@@ -82,16 +106,16 @@ impl UdpSocket {
         address: impl ToSocketAddrs,
         options: UdpOptions,
     ) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address, options))
+        try_each_address(address, |address| Self::bind_one(net, address, options))
     }
 
     fn bind_one(net: &Net, address: SocketAddr, options: UdpOptions) -> io::Result<Self> {
-        let (id, claim) = net.with(|calls| calls.udp_bind(address, options))?;
+        let (id, claim) = net.with(|ops| ops.udp_bind(address, options))?;
         Ok(Self::new(net, id, claim))
     }
 
-    pub(crate) fn new(net: &Net, id: UdpId, claim: Option<Arc<Claim>>) -> Self {
-        let inner = Inner {
+    pub(crate) fn new(net: &Net, id: UdpId, claim: Option<Arc<PortClaim>>) -> Self {
+        let inner = UdpInner {
             net: net.clone(),
             id,
             nonblocking: AtomicBool::new(false),
@@ -102,43 +126,43 @@ impl UdpSocket {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Takes datagrams only from this peer from now on and sends to it by
-    /// [`UdpSocket::send`]. Errors that the peer's host reports are given to
+    /// Connects the socket: from now on it receives from this peer only, and
+    /// [`UdpSocket::send`] sends to the peer. ICMP errors from the peer's host are returned by
     /// the next call.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for the wrong address family, and what
-    /// resolving a name gives.
+    /// [`io::ErrorKind::InvalidInput`] for the wrong address family, and errors of name
+    /// resolution.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
-        first_that_works(address, |address| {
-            self.inner.net.with(|calls| calls.udp_connect(self.inner.id, Some(address)))
+        try_each_address(address, |address| {
+            self.inner.net.with(|ops| ops.udp_connect(self.inner.id, Some(address)))
         })
     }
 
-    /// The address the socket is bound to.
+    /// Address that the socket is bound to.
     ///
     /// # Errors
     /// None while the socket is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.inner.net.with(|calls| calls.udp_local_addr(self.inner.id));
+        let address = self.inner.net.with(|ops| ops.udp_local_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// The address the socket is connected to.
+    /// Address of the connected peer.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`].
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.inner.net.with(|calls| calls.udp_peer_addr(self.inner.id));
+        let address = self.inner.net.with(|ops| ops.udp_peer_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// Receives one datagram. What does not fit in `buf` is lost.
+    /// Receives one datagram. Bytes beyond the length of `buf` are lost.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the socket is
-    /// non-blocking and there is nothing; [`io::ErrorKind::ConnectionRefused`]
-    /// and the like when the peer's host reported an error.
+    /// [`io::ErrorKind::WouldBlock`] when the timeout expires, or the socket is non-blocking and
+    /// no datagram is waiting; [`io::ErrorKind::ConnectionRefused`] and the like after an ICMP
+    /// error.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.recv_meta(buf).map(|received| (received.len, received.from))
     }
@@ -151,48 +175,47 @@ impl UdpSocket {
         self.recv_meta(buf).map(|received| received.len)
     }
 
-    /// Receives one datagram, with all that is known about it.
+    /// Receives one datagram, with its addresses and lengths.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
-    pub fn recv_meta(&self, buf: &mut [u8]) -> io::Result<Received> {
-        self.wait_readable(|calls| unless_blocked(calls.udp_recv(self.inner.id, buf, false)))
+    pub fn recv_meta(&self, buf: &mut [u8]) -> io::Result<DatagramMeta> {
+        self.wait_readable(|ops| unless_blocked(ops.udp_recv(self.inner.id, buf, false)))
     }
 
-    /// As [`UdpSocket::recv_meta`], and leaves the datagram for the next call.
+    /// Like [`UdpSocket::recv_meta`], without consuming the datagram.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
-    pub fn peek_meta(&self, buf: &mut [u8]) -> io::Result<Received> {
-        self.wait_readable(|calls| unless_blocked(calls.udp_recv(self.inner.id, buf, true)))
+    pub fn peek_meta(&self, buf: &mut [u8]) -> io::Result<DatagramMeta> {
+        self.wait_readable(|ops| unless_blocked(ops.udp_recv(self.inner.id, buf, true)))
     }
 
-    /// Takes datagrams from everybody again, as before [`UdpSocket::connect`].
+    /// Undoes [`UdpSocket::connect`]: receives datagrams from every peer again.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another socket took its place.
+    /// [`io::ErrorKind::AddrInUse`] when another socket has taken the address.
     pub fn disconnect(&self) -> io::Result<()> {
-        self.inner.net.with(|calls| calls.udp_connect(self.inner.id, None))
+        self.inner.net.with(|ops| ops.udp_connect(self.inner.id, None))
     }
 
-    /// Receives as many datagrams as have arrived, at least one, each into one
-    /// of `buffers`, and tells about them in `received`, which is cleared
-    /// first.
+    /// Receives as many datagrams as have arrived, at least one, each into one of `buffers`.
+    /// Clears `received` and fills it with their addresses and lengths.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
     pub fn recv_batch(
         &self,
         buffers: &mut [&mut [u8]],
-        received: &mut Vec<Received>,
+        received: &mut Vec<DatagramMeta>,
     ) -> io::Result<()> {
         received.clear();
-        self.wait_readable(|calls| {
+        self.wait_readable(|ops| {
             for buf in buffers.iter_mut() {
-                match calls.udp_recv(self.inner.id, buf, false) {
+                match ops.udp_recv(self.inner.id, buf, false) {
                     Ok(one) => received.push(one),
-                    // An error after datagrams is told by the next call.
-                    Err(CallError::Failed(error)) if received.is_empty() => {
+                    // An error after datagrams is returned by the next call.
+                    Err(OpError::Failed(error)) if received.is_empty() => {
                         return Some(Err(error));
                     }
                     Err(_) => break,
@@ -205,11 +228,10 @@ impl UdpSocket {
     /// Sends one datagram.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the socket is
-    /// non-blocking and there is no room; [`io::ErrorKind::InvalidInput`] for more
-    /// bytes than a datagram can hold, 65,507 on IPv4;
-    /// [`io::ErrorKind::NetworkUnreachable`] without a route; an error that the
-    /// connected peer's host reported before.
+    /// [`io::ErrorKind::WouldBlock`] when the timeout expires, or the socket is non-blocking and
+    /// there is no transmit space; [`io::ErrorKind::InvalidInput`] for more bytes than a
+    /// datagram can hold, 65,507 on IPv4; [`io::ErrorKind::NetworkUnreachable`] without a route;
+    /// an earlier ICMP error of the connected peer's host.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         let to = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
         self.send_one(payload, Some(to), None)
@@ -223,8 +245,7 @@ impl UdpSocket {
         self.send_one(payload, None, None)
     }
 
-    /// Sends one datagram from this address of the stack's, to `to` or to the
-    /// connected peer.
+    /// Sends one datagram from this local address, to `to` or to the connected peer.
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`].
@@ -243,16 +264,15 @@ impl UdpSocket {
         to: Option<SocketAddr>,
         from: Option<IpAddr>,
     ) -> io::Result<usize> {
-        self.wait_writable(|calls| {
-            calls.read_clock();
-            let sent = calls.udp_send(self.inner.id, payload, to, from);
-            unless_blocked(sent.and_then(|()| Ok(calls.udp_flush().map(|()| payload.len())?)))
+        self.wait_writable(|ops| {
+            ops.read_clock();
+            let sent = ops.udp_send(self.inner.id, payload, to, from);
+            unless_blocked(sent.and_then(|()| Ok(ops.udp_flush().map(|()| payload.len())?)))
         })
     }
 
-    /// Sends datagrams, each to its own address, and returns how many. They go
-    /// to the wire together. An error in the middle is told by the next call;
-    /// the count says where to go on.
+    /// Sends datagrams, each to its own address, in one transmit batch. Returns the number sent.
+    /// An error in the middle is returned by the next call; the count says where to continue.
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`], when the first datagram cannot be sent.
@@ -260,78 +280,78 @@ impl UdpSocket {
         if datagrams.is_empty() {
             return Ok(0);
         }
-        self.wait_writable(|calls| {
-            calls.read_clock();
+        self.wait_writable(|ops| {
+            ops.read_clock();
             let mut sent = 0;
             for &(payload, to) in datagrams {
-                match calls.udp_send(self.inner.id, payload, Some(to), None) {
+                match ops.udp_send(self.inner.id, payload, Some(to), None) {
                     Ok(()) => sent += 1,
                     Err(error) if sent == 0 => return unless_blocked(Err(error)),
                     Err(_) => break,
                 }
             }
-            Some(calls.udp_flush().map(|()| sent))
+            Some(ops.udp_flush().map(|()| sent))
         })
     }
 
-    /// Answers datagrams where they lie: waits for at least one, hands each to
-    /// `answer` together with the payload of a frame to write the answer to,
-    /// and sends as many bytes of it as `answer` says; `None` sends nothing.
-    /// Nothing is copied. Returns how many datagrams were taken, at most 64.
+    /// Answers datagrams in place: waits for at least one datagram, and passes each to `respond`
+    /// with the payload of a frame for the reply. `respond` returns the reply's length in bytes,
+    /// or `None` to send nothing. Nothing is copied. Returns the number of datagrams taken, at
+    /// most 64.
     ///
-    /// An answer leaves from the address that was asked. It is lost, and
-    /// counted, when there is no room to send it.
+    /// A reply leaves from the address that the datagram was sent to. It is dropped and counted
+    /// when there is no transmit space. Embedded stacks only.
     ///
     /// # Errors
-    /// As [`UdpSocket::recv_from`].
+    /// As [`UdpSocket::recv_from`]; [`io::ErrorKind::Unsupported`] on an attached stack.
     pub fn exchange(
         &self,
-        mut answer: impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
+        mut respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
     ) -> io::Result<usize> {
         self.exchange_batch(|stack, arena, now_ns, id| {
-            stack.udp_exchange(now_ns, arena, id, EXCHANGE_BATCH, &mut answer)
+            stack.udp_exchange(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut respond)
         })
     }
 
-    /// As [`UdpSocket::exchange`], but each answer is written over its
-    /// datagram, for answers that are much like their questions: no second
-    /// buffer is needed, and what stays the same need not be written.
+    /// Like [`UdpSocket::exchange`], but each reply is written over its datagram, for replies
+    /// that resemble their requests: no second buffer is needed, and unchanged bytes need not be
+    /// written.
     ///
     /// # Errors
-    /// As [`UdpSocket::recv_from`].
+    /// As [`UdpSocket::exchange`].
     pub fn exchange_in_place(
         &self,
-        mut answer: impl FnMut(InPlace<'_>) -> Option<usize>,
+        mut respond: impl FnMut(InPlaceRequest<'_>) -> Option<usize>,
     ) -> io::Result<usize> {
         self.exchange_batch(|stack, arena, now_ns, id| {
-            stack.udp_exchange_in_place(now_ns, arena, id, EXCHANGE_BATCH, &mut answer)
+            stack.udp_exchange_in_place(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut respond)
         })
     }
 
-    /// Waits for datagrams, lets `exchange` answer a batch of them, and
-    /// transmits the answers.
+    /// Waits for datagrams, answers a batch of them with `exchange`, and transmits the replies.
     fn exchange_batch(
         &self,
         mut exchange: impl FnMut(&mut Stack, &mut Arena, u64, UdpId) -> usize,
     ) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait_readable(|calls| {
-            if let Some(error) = calls.udp_take_error(id) {
+        self.wait_readable(|ops| {
+            if let Some(error) = ops.udp_take_error(id) {
                 return Some(Err(error));
             }
-            let Some(core) = calls.core() else { return Some(Err(elsewhere("exchange"))) };
+            let Some(core) = ops.embedded() else {
+                return Some(Err(unsupported_when_attached("exchange")));
+            };
             let (stack, arena, now_ns) = core.engine.parts();
             let taken = exchange(stack, arena, now_ns, id);
             if taken == 0 {
                 return None;
             }
-            core.pass_on(id);
+            core.wake_next_reader(id);
             Some(core.engine.flush().map(|()| taken))
         })
     }
 
-    /// Whether calls return at once with [`io::ErrorKind::WouldBlock`] instead
-    /// of waiting.
+    /// Makes calls return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -340,23 +360,24 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// How long receiving calls wait; `None` for ever.
+    /// Sets the timeout of receiving calls; `None` waits without limit.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    /// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         set_timeout(&self.inner.read_timeout, timeout)
     }
 
-    /// How long sending calls wait for room; `None` for ever.
+    /// Sets the timeout of sending calls that wait for transmit space; `None` waits without
+    /// limit.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    /// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         set_timeout(&self.inner.write_timeout, timeout)
     }
 
-    /// The read time-out.
+    /// Timeout of receiving calls.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -364,7 +385,7 @@ impl UdpSocket {
         Ok(timeout(&self.inner.read_timeout))
     }
 
-    /// The write time-out.
+    /// Timeout of sending calls.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -372,15 +393,15 @@ impl UdpSocket {
         Ok(timeout(&self.inner.write_timeout))
     }
 
-    /// The error that the peer's host reported, if any; it is then forgotten.
+    /// Takes the ICMP error reported by the peer's host, if any; later calls return `None`.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.inner.net.with(|calls| calls.udp_take_error(self.inner.id)))
+        Ok(self.inner.net.with(|ops| ops.udp_take_error(self.inner.id)))
     }
 
-    /// A second handle on the same socket.
+    /// Creates a second handle of the same socket.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -394,14 +415,14 @@ impl UdpSocket {
 
     fn wait_readable<R>(
         &self,
-        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.wait(&self.inner.read_timeout, ready)
     }
 
     fn wait_writable<R>(
         &self,
-        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.wait(&self.inner.write_timeout, ready)
     }
@@ -409,14 +430,14 @@ impl UdpSocket {
     fn wait<R>(
         &self,
         limit: &Mutex<Option<Duration>>,
-        ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        let patience = if self.inner.nonblocking.load(Ordering::Relaxed) {
-            Patience::None
+        let deadline = if self.inner.nonblocking.load(Ordering::Relaxed) {
+            Deadline::Now
         } else {
-            Patience::timeout(timeout(limit))
+            Deadline::after(timeout(limit))
         };
-        self.inner.net.wait_for(&[SocketId::Udp(self.inner.id)], patience, ready)
+        self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], deadline, ready)
     }
 }
 
@@ -441,10 +462,10 @@ impl std::fmt::Debug for UdpSocket {
     }
 }
 
-impl Drop for Inner {
+impl Drop for UdpInner {
     fn drop(&mut self) {
         let (id, claim) = (self.id, self.claim.take());
-        self.net.with(|calls| calls.udp_close(id, claim));
+        self.net.with(|ops| ops.udp_close(id, claim));
     }
 }
 
@@ -456,7 +477,7 @@ fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io:
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a time-out of zero: use set_nonblocking",
+            "a timeout of zero is invalid: use set_nonblocking instead",
         ));
     }
     *cell.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
@@ -467,7 +488,7 @@ pub(crate) fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
 }
 
-pub(crate) fn first_that_works<R>(
+pub(crate) fn try_each_address<R>(
     address: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
 ) -> io::Result<R> {

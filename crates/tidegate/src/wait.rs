@@ -1,7 +1,7 @@
-//! Sleeping and being woken.
+//! Sleeping threads and their wake-ups.
 //!
-//! Several threads may sleep at once, each on the port's descriptors and on a
-//! doorbell of its own. Whoever runs the stack rings for the others.
+//! Several threads may sleep at once, each on the device's descriptors and on a doorbell of
+//! its own. The thread that runs the stack rings the doorbells of the others.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,38 +18,37 @@ use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
 
 use crate::readiness::Sleeper;
 
-/// The name of a set of sockets ([`crate::Poll`]). Each of its members holds it,
-/// so it is small.
-pub(crate) type SetNumber = u32;
+/// Identifier of a poll set ([`crate::Poll`]). Small, because every registration holds it.
+pub(crate) type PollSetId = u32;
 
-/// What can be waited for.
+/// Source that can be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SocketId {
     Udp(UdpId),
     Listener(TcpListenerId),
     Stream(TcpId),
-    /// A set of sockets, by its number.
-    Poll(SetNumber),
+    /// A poll set.
+    Poll(PollSetId),
 }
 
-/// A table by socket.
-pub(crate) type ById<V> = HashMap<SocketId, V, BuildHasherDefault<IdHasher>>;
+/// Hash map keyed by socket.
+pub(crate) type SocketMap<V> = HashMap<SocketId, V, BuildHasherDefault<IdHasher>>;
 
-/// A quick hash for names that we give ourselves: nobody else can choose them
-/// so that they collide.
+/// Fast hash for handles that the stack assigns: no peer or application can choose handles that
+/// collide.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 
 impl IdHasher {
     fn add(&mut self, word: u64) {
-        // The multiplier of rustc's own hash.
+        // Multiplier of rustc's FxHash.
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 }
 
 impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
-        // Tables look at the highest and the lowest bits.
+        // Hash tables use the highest and the lowest bits.
         self.0 ^ self.0 >> 32
     }
 
@@ -71,10 +70,10 @@ impl Hasher for IdHasher {
 }
 
 impl SocketId {
-    /// The socket that an event is about.
+    /// Socket that an event concerns.
     pub(crate) fn of_event(event: Event) -> Option<Self> {
         match event {
-            Event::Readable(id) | Event::Error(id) => Some(Self::Udp(id)),
+            Event::UdpReadable(id) | Event::UdpError(id) => Some(Self::Udp(id)),
             Event::TcpReadable(id) | Event::TcpWritable(id) => Some(Self::Stream(id)),
             Event::TcpAcceptable(id) => Some(Self::Listener(id)),
             _ => None,
@@ -82,19 +81,19 @@ impl SocketId {
     }
 }
 
-/// How long a call may wait.
+/// Time limit of a wait.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
-    /// Not at all.
-    None,
-    /// Until then.
-    Until(Instant),
-    /// For ever.
-    Forever,
+pub(crate) enum Deadline {
+    /// Do not wait.
+    Now,
+    /// Wait until this time.
+    At(Instant),
+    /// Wait without limit.
+    Never,
 }
 
-/// A time-out that threads share; none to begin with. In whole milliseconds, as
-/// kernels have it: there are two in each stream.
+/// Timeout shared by threads, initially none. Stored as whole milliseconds, as in kernel socket
+/// options, to stay small: each stream has two.
 pub(crate) struct SharedTimeout(AtomicU32);
 
 impl SharedTimeout {
@@ -107,16 +106,18 @@ impl SharedTimeout {
         (ms != u32::MAX).then(|| Duration::from_millis(ms.into()))
     }
 
+    /// Sets the timeout, rounded up to milliseconds; above 49 days it is none.
+    ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    /// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
     pub(crate) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a time-out of zero: use set_nonblocking",
+                "a timeout of zero is invalid: use set_nonblocking instead",
             ));
         }
-        // Not shorter than it was asked for, and longer than 49 days is for ever.
+        // Rounded up, never shorter than requested; more than 49 days is no timeout.
         let ms = timeout.map(|timeout| timeout.as_nanos().div_ceil(1_000_000));
         let ms = ms.and_then(|ms| u32::try_from(ms).ok());
         self.0.store(ms.unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -124,25 +125,25 @@ impl SharedTimeout {
     }
 }
 
-impl Patience {
-    pub(crate) fn timeout(timeout: Option<Duration>) -> Self {
+impl Deadline {
+    pub(crate) fn after(timeout: Option<Duration>) -> Self {
         match timeout {
-            Some(timeout) => Instant::now().checked_add(timeout).map_or(Self::Forever, Self::Until),
-            None => Self::Forever,
+            Some(timeout) => Instant::now().checked_add(timeout).map_or(Self::Never, Self::At),
+            None => Self::Never,
         }
     }
 
-    /// How long from now; `None` is for ever.
-    pub(crate) fn left(self) -> Option<Duration> {
+    /// Time from now to the deadline; `None` without limit.
+    pub(crate) fn remaining(self) -> Option<Duration> {
         match self {
-            Self::None => Some(Duration::ZERO),
-            Self::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
-            Self::Forever => None,
+            Self::Now => Some(Duration::ZERO),
+            Self::At(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
+            Self::Never => None,
         }
     }
 }
 
-/// The threads that sleep, and for which sockets.
+/// Sleeping threads, each with the sockets that it waits for.
 #[derive(Default)]
 pub(crate) struct Waiters(Vec<Waiter>);
 
@@ -152,14 +153,14 @@ struct Waiter {
 }
 
 impl Waiters {
-    /// Rings for everybody who waits for this socket.
+    /// Rings for every thread that waits for this socket.
     pub(crate) fn wake(&self, id: SocketId) {
         for waiter in self.0.iter().filter(|waiter| waiter.sockets.contains(&id)) {
             waiter.bell.ring();
         }
     }
 
-    /// Rings for everybody.
+    /// Rings for every thread.
     pub(crate) fn wake_all(&self) {
         for waiter in &self.0 {
             waiter.bell.ring();
@@ -170,31 +171,31 @@ impl Waiters {
         self.0.is_empty()
     }
 
-    /// Until [`Waiters::leave`], the bell is rung for these sockets.
+    /// Adds a thread: its doorbell is rung for these sockets until [`Waiters::leave`].
     pub(crate) fn enter(&mut self, bell: Arc<Doorbell>, sockets: &[SocketId]) {
         self.0.push(Waiter { bell, sockets: sockets.to_vec() });
     }
 
-    /// The bell is rung no more.
+    /// Removes a thread.
     pub(crate) fn leave(&mut self, bell: &Arc<Doorbell>) {
         self.0.retain(|waiter| !Arc::ptr_eq(&waiter.bell, bell));
     }
 }
 
-/// Sleeps until a descriptor is readable, the bell rings or the time is over.
+/// Sleeps until a descriptor is readable, the doorbell rings, or the timeout expires.
 pub(crate) fn sleep<'a>(
     descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
     bell: &'a Doorbell,
     timeout: Option<Duration>,
 ) -> io::Result<()> {
     let wake: Vec<BorrowedFd<'_>> = descriptors.into_iter().chain([bell.as_fd()]).collect();
-    JustSleep.sleep(&wake, timeout).map(|_| ())
+    PollSleeper.sleep(&wake, timeout).map(|_| ())
 }
 
-/// Sleeps, and waits for nothing of its own.
-pub(crate) struct JustSleep;
+/// Sleeper based on `ppoll(2)`, without events of its own.
+pub(crate) struct PollSleeper;
 
-impl Sleeper for JustSleep {
+impl Sleeper for PollSleeper {
     fn sleep(&mut self, wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
         sleep_on(wake, timeout).map(|()| false)
     }
@@ -209,7 +210,7 @@ fn sleep_on(wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
     match poll(&mut fds, timeout.as_ref()) {
-        // A signal is no reason to end the wait: its handler has run.
+        // A signal does not end the wait: its handler has run.
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -217,13 +218,13 @@ fn sleep_on(wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()
 
 thread_local!(static BELL: RefCell<Option<Arc<Doorbell>>> = const { RefCell::new(None) });
 
-/// In a child that was forked: the bell is the parent's.
+/// Forgets the thread's doorbell in a forked child: it is the parent's.
 pub(crate) fn forget_thread_bell() {
-    // A thread that is about to end has none.
+    // A terminating thread has none.
     let _ = BELL.try_with(RefCell::take);
 }
 
-/// The doorbell of this thread, made at its first sleep.
+/// Doorbell of this thread, created at its first sleep.
 pub(crate) fn thread_bell() -> io::Result<Arc<Doorbell>> {
     let own = BELL.try_with(|bell| {
         let mut bell = bell.borrow_mut();
@@ -234,6 +235,6 @@ pub(crate) fn thread_bell() -> io::Result<Arc<Doorbell>> {
         *bell = Some(Arc::clone(&new));
         Ok(new)
     });
-    // A thread that is about to end keeps none.
+    // A terminating thread cannot keep one.
     own.unwrap_or_else(|_| Ok(Arc::new(Doorbell::new()?)))
 }

@@ -1,4 +1,4 @@
-//! Programs that speak to addresses of their own host.
+//! Applications that talk to addresses of their own host.
 
 mod two_hosts;
 
@@ -11,39 +11,40 @@ use tidegate::gate::{Config, Mode, Settings};
 use tidegate::{Net, OpenError, TcpListener, TcpStream, UdpSocket};
 use two_hosts::{CORES, FAMILIES};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const FRAMES: u32 = 1024;
 const PORT: u16 = 7;
 
-/// The first host's address in each family, with a port.
+/// Addresses of the first host, one in each family.
 fn addresses() -> [SocketAddr; 2] {
     FAMILIES.map(|[own, _]| SocketAddr::new(own.parse().unwrap(), PORT))
 }
 
-/// Checks two programs of one host: one stack in this program, and a daemon to
-/// which both are attached, or just one.
+/// Runs `check` with client and server on one host: on one embedded stack, in one application
+/// that is attached to a daemon, and in two attached applications.
 fn on_one_host(check: impl Fn(&Net, &Net, SocketAddr)) {
     for own in addresses() {
-        let [alone, _other] = two_hosts::open(FRAMES, |config| config);
-        check(&alone, &alone, own);
-        for (programs, cores) in [1, 2].into_iter().flat_map(|n| CORES.map(|cores| (n, cores))) {
+        let [embedded, _other] = two_hosts::open(FRAMES, |config| config);
+        check(&embedded, &embedded, own);
+        for (process_count, cores) in [1, 2].into_iter().flat_map(|n| CORES.map(|cores| (n, cores)))
+        {
             let daemons = two_hosts::daemons(FRAMES, cores);
-            let both = [0, 1].map(|_| daemons.attach()[0].clone());
-            check(&both[0], &both[programs - 1], own);
+            let nets = [0, 1].map(|_| daemons.attach()[0].clone());
+            check(&nets[0], &nets[process_count - 1], own);
         }
     }
 }
 
 fn bind(net: &Net, local: SocketAddr) -> UdpSocket {
     let socket = UdpSocket::bind(net, local).unwrap();
-    socket.set_read_timeout(Some(LIMIT)).unwrap();
-    socket.set_write_timeout(Some(LIMIT)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.set_write_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
-fn limited(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.set_write_timeout(Some(LIMIT)).unwrap();
+fn with_timeouts(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -62,7 +63,7 @@ fn exchange_datagrams(client: &Net, server: &Net, own: SocketAddr) {
         });
         let mut buf = [0; 4000];
         for count in 0..100_u8 {
-            // Some of them in fragments.
+            // The large ones are fragmented.
             let sent = vec![count; usize::from(count) * 30 + 1];
             client.send_to(&sent, own).unwrap();
             let (len, from) = client.recv_from(&mut buf).unwrap();
@@ -72,18 +73,18 @@ fn exchange_datagrams(client: &Net, server: &Net, own: SocketAddr) {
 }
 
 #[test]
-fn datagrams_come_back() {
+fn echoes_datagrams_to_own_address() {
     on_one_host(exchange_datagrams);
 }
 
 #[test]
-fn a_stream_comes_back_whole_and_ends() {
+fn echoes_stream_and_closes() {
     on_one_host(|client, server, own| {
         let listener = TcpListener::bind(server, own).unwrap();
         let sent: Vec<u8> = (0..2_000_000_u32).map(|n| (n % 251) as u8).collect();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let mut stream = limited(listener.accept().unwrap().0);
+                let mut stream = with_timeouts(listener.accept().unwrap().0);
                 let mut buf = vec![0; 10_000];
                 loop {
                     let len = stream.read(&mut buf).unwrap();
@@ -93,7 +94,7 @@ fn a_stream_comes_back_whole_and_ends() {
                     stream.write_all(&buf[..len]).unwrap();
                 }
             });
-            let mut stream = limited(TcpStream::connect(client, own).unwrap());
+            let mut stream = with_timeouts(TcpStream::connect(client, own).unwrap());
             let mut writer = stream.try_clone().unwrap();
             let sent = &sent;
             scope.spawn(move || {
@@ -107,10 +108,10 @@ fn a_stream_comes_back_whole_and_ends() {
     });
 }
 
-/// Whoever sends to itself does not run the stack for long: who waits for it is
-/// woken, and in each mode somebody else takes the frames.
+/// A sender to its own host runs the stack only briefly. A sleeping receiver is woken, and in
+/// each mode a different thread takes the frames.
 #[test]
-fn who_sleeps_is_woken_in_every_mode() {
+fn wakes_sleeping_receiver_in_every_mode() {
     for (mode, own_thread) in [
         (Mode::Interrupt, false),
         (Mode::Moderated, false),

@@ -1,4 +1,4 @@
-//! Several readers on one socket, on a wire in memory.
+//! Several readers of one socket, on an in-memory link.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::ErrorKind;
@@ -13,12 +13,12 @@ use tidegate::{
     UdpReader, UdpSocket, wait_readable,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const ADDRESSES: [[&str; 2]; 2] =
     [["192.0.2.1", "192.0.2.2:7"], ["2001:db8::1", "[2001:db8::2]:7"]];
 
-fn config(port: tidegate::mem::MemPort, host: u8) -> NetConfig {
-    NetConfig::new(port)
+fn config(device: tidegate::mem::MemDevice, host: u8) -> NetConfig {
+    NetConfig::new(device)
         .address(format!("192.0.2.{host}/24").parse().unwrap())
         .address(format!("2001:db8::{host}/64").parse().unwrap())
         .frames(4096, FrameSize::K2)
@@ -27,8 +27,8 @@ fn config(port: tidegate::mem::MemPort, host: u8) -> NetConfig {
         .seed([7; 16])
 }
 
-/// A client and a server, each run by threads of its own; `None` where
-/// real-time priorities are not allowed.
+/// A client and a server, each with stack threads of its own; `None` where real-time
+/// priorities are not permitted.
 fn hosts(mode: Mode) -> Option<(Net, Net)> {
     let (a, b) = wire(&MemConfig::default()).unwrap();
     let gate = Settings::new(Config { mode, ..Config::default() }).unwrap();
@@ -44,17 +44,17 @@ fn hosts(mode: Mode) -> Option<(Net, Net)> {
 }
 
 fn polled_hosts() -> (Net, Net) {
-    hosts(Mode::Polled).expect("mode polled needs no rights")
+    hosts(Mode::Polled).expect("mode polled needs no privileges")
 }
 
 fn client(net: &Net, ip: &str) -> UdpSocket {
     let socket = UdpSocket::bind(net, (ip, 0)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.set_write_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
-/// Echoes until `stop`; returns how many.
+/// Echoes until `stop`; returns the number of echoed datagrams.
 fn echo(mut reader: UdpReader, stop: &AtomicBool) -> usize {
     reader.set_read_timeout(Some(Duration::from_millis(20)));
     let mut count = 0;
@@ -71,7 +71,7 @@ fn echo(mut reader: UdpReader, stop: &AtomicBool) -> usize {
     count
 }
 
-/// Ends the echoes also when the test fails, which could not end otherwise.
+/// Stops the echo threads on drop, also when the test fails: the scope could not end otherwise.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -80,7 +80,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Sends one datagram from each client and gets each back.
+/// Sends one datagram from each client and receives each echo.
 fn round_trip(clients: &[UdpSocket], to: &str, payload: &[u8]) {
     let to: SocketAddr = to.parse().unwrap();
     for client in clients {
@@ -94,7 +94,7 @@ fn round_trip(clients: &[UdpSocket], to: &str, payload: &[u8]) {
 }
 
 #[test]
-fn every_mode_and_distribution_answers_everybody_on_both_families() {
+fn replies_to_all_clients_in_every_mode_and_distribution() {
     for mode in Mode::ALL {
         let Some((a, b)) = hosts(mode) else { continue };
         for [ip, to] in ADDRESSES {
@@ -129,7 +129,7 @@ fn every_mode_and_distribution_answers_everybody_on_both_families() {
     }
 }
 
-/// What a reader got: peer and number.
+/// Datagrams that a reader received: port of the peer and number.
 fn drain(reader: &mut UdpReader) -> Vec<(u16, u32)> {
     reader.set_nonblocking(true);
     let mut got = Vec::new();
@@ -141,25 +141,25 @@ fn drain(reader: &mut UdpReader) -> Vec<(u16, u32)> {
     got
 }
 
-/// Waits until the server has taken so many datagrams from the wire.
-fn settle(server: &Net, datagrams: u64) {
-    let taken = || {
+/// Waits until the server has received this number of datagrams.
+fn wait_until_received(server: &Net, datagrams: u64) {
+    let received = || {
         let counters = server.counters().stack;
         counters.delivered + counters.drops.get(DropReason::SocketQueueFull)
     };
-    let began = std::time::Instant::now();
-    while taken() < datagrams {
-        assert!(began.elapsed() < PATIENCE, "{} of {datagrams} arrived", taken());
+    let started = std::time::Instant::now();
+    while received() < datagrams {
+        assert!(started.elapsed() < TIMEOUT, "{} of {datagrams} arrived", received());
         std::thread::yield_now();
     }
 }
 
-/// Lets the hosts know each other, through a socket of its own.
-fn meet(a: &Net, b: &Net, ip: &str, to: &str) {
+/// Makes the hosts resolve each other, through a separate socket.
+fn resolve_neighbours(a: &Net, b: &Net, ip: &str, to: &str) {
     let mut to: SocketAddr = to.parse().unwrap();
     to.set_port(9);
     let server = UdpSocket::bind(b, to).unwrap();
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.set_read_timeout(Some(TIMEOUT)).unwrap();
     let client = client(a, ip);
     client.send_to(b"hello", to).unwrap();
     let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
@@ -168,22 +168,22 @@ fn meet(a: &Net, b: &Net, ip: &str, to: &str) {
 }
 
 #[test]
-fn a_flow_stays_with_one_reader_and_in_order() {
+fn flow_hash_keeps_each_flow_on_one_reader_in_order() {
     for [ip, to] in ADDRESSES {
         let (a, b) = polled_hosts();
-        meet(&a, &b, ip, to);
+        resolve_neighbours(&a, &b, ip, to);
         let readers = UdpSocket::bind(&b, to).unwrap().readers(ReadersConfig::default()).unwrap();
-        let mut ends: Vec<_> = (0..4).map(|_| readers.add().unwrap()).collect();
+        let mut handles: Vec<_> = (0..4).map(|_| readers.add().unwrap()).collect();
         let clients: Vec<_> = (0..32).map(|_| client(&a, ip)).collect();
         for number in 0..5u32 {
             for client in &clients {
                 client.send_to(&number.to_be_bytes(), to).unwrap();
             }
         }
-        settle(&b, 1 + 32 * 5);
+        wait_until_received(&b, 1 + 32 * 5);
         let mut owner = HashMap::new();
-        for (reader, end) in ends.iter_mut().enumerate() {
-            let got = drain(end);
+        for (reader, handle) in handles.iter_mut().enumerate() {
+            let got = drain(handle);
             let mut next: HashMap<u16, u32> = HashMap::new();
             for (peer, number) in got {
                 let expected = next.entry(peer).or_default();
@@ -194,16 +194,19 @@ fn a_flow_stays_with_one_reader_and_in_order() {
             assert!(next.values().all(|&count| count == 5));
         }
         assert_eq!(owner.len(), 32);
-        assert!(owner.values().collect::<BTreeSet<_>>().len() > 1, "all peers with one reader");
+        assert!(
+            owner.values().collect::<BTreeSet<_>>().len() > 1,
+            "all peers have the same reader"
+        );
     }
 }
 
 #[test]
-fn limits_are_exact_and_what_is_too_much_is_counted() {
+fn enforces_exact_queue_limits_and_counts_drops() {
     for [ip, to] in ADDRESSES {
         for (queue_packets, queue_bytes, fits) in [(10, 1 << 20, 10), (100, 40, 4)] {
             let (a, b) = polled_hosts();
-            meet(&a, &b, ip, to);
+            resolve_neighbours(&a, &b, ip, to);
             let config = ReadersConfig { queue_packets, queue_bytes, ..Default::default() };
             let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
             let mut reader = readers.add().unwrap();
@@ -213,7 +216,7 @@ fn limits_are_exact_and_what_is_too_much_is_counted() {
                 payload[..4].copy_from_slice(&number.to_be_bytes());
                 client.send_to(&payload, to).unwrap();
             }
-            settle(&b, 1 + 50);
+            wait_until_received(&b, 1 + 50);
             let full = b.counters().stack.drops.get(DropReason::SocketQueueFull);
             assert_eq!(full, 50 - fits as u64);
             let got: Vec<_> = drain(&mut reader).into_iter().map(|(_, number)| number).collect();
@@ -223,14 +226,14 @@ fn limits_are_exact_and_what_is_too_much_is_counted() {
 }
 
 #[test]
-fn readers_come_and_go_and_nothing_is_lost() {
+fn adding_and_removing_readers_loses_no_datagram() {
     const PACKETS: u32 = 4_000;
     for distribution in
         [Distribution::FlowHash, Distribution::RoundRobin, Distribution::LeastLoaded]
     {
         let [ip, to] = ADDRESSES[0];
         let (a, b) = polled_hosts();
-        meet(&a, &b, ip, to);
+        resolve_neighbours(&a, &b, ip, to);
         let config = ReadersConfig {
             distribution,
             queue_packets: PACKETS as usize,
@@ -240,116 +243,116 @@ fn readers_come_and_go_and_nothing_is_lost() {
         let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
         let clients: Vec<_> = (0..16).map(|_| client(&a, ip)).collect();
         let mut seen = BTreeSet::new();
-        let mut ends = vec![readers.add().unwrap()];
+        let mut handles = vec![readers.add().unwrap()];
         for number in 0..PACKETS {
             let client = &clients[number as usize % clients.len()];
             client.send_to(&number.to_be_bytes(), to).unwrap();
             match number % 300 {
-                0 => ends.push(readers.add().unwrap()),
-                100 => seen.extend(drain(&mut ends[0]).into_iter().map(|(_, number)| number)),
-                // It leaves with what it has not read.
-                200 => drop(ends.swap_remove(0)),
+                0 => handles.push(readers.add().unwrap()),
+                100 => seen.extend(drain(&mut handles[0]).into_iter().map(|(_, number)| number)),
+                // The reader is dropped with unread datagrams.
+                200 => drop(handles.swap_remove(0)),
                 _ => {}
             }
         }
-        settle(&b, 1 + u64::from(PACKETS));
-        // The last one that stays has everything that the others leave.
-        while ends.len() > 1 {
-            drop(ends.swap_remove(0));
+        wait_until_received(&b, 1 + u64::from(PACKETS));
+        // The last reader takes over the unread datagrams of all others.
+        while handles.len() > 1 {
+            drop(handles.swap_remove(0));
         }
-        seen.extend(drain(&mut ends[0]).into_iter().map(|(_, number)| number));
+        seen.extend(drain(&mut handles[0]).into_iter().map(|(_, number)| number));
         assert_eq!(seen.len() as u32, PACKETS, "{distribution:?}");
         assert_eq!(b.counters().stack.drops.get(DropReason::SocketQueueFull), 0);
     }
 }
 
 #[test]
-fn what_the_last_reader_leaves_is_for_the_next() {
+fn next_reader_gets_unread_datagrams_of_the_last() {
     let [ip, to] = ADDRESSES[1];
     let (a, b) = polled_hosts();
-    meet(&a, &b, ip, to);
+    resolve_neighbours(&a, &b, ip, to);
     let readers = UdpSocket::bind(&b, to).unwrap().readers(ReadersConfig::default()).unwrap();
     let first = readers.add().unwrap();
     let client = client(&a, ip);
     for number in 0..10u32 {
         client.send_to(&number.to_be_bytes(), to).unwrap();
     }
-    settle(&b, 1 + 10);
+    wait_until_received(&b, 1 + 10);
     drop(first);
     let mut second = readers.add().unwrap();
     let got: Vec<u32> = drain(&mut second).into_iter().map(|(_, number)| number).collect();
     assert_eq!(got, (0..10).collect::<Vec<u32>>());
 }
 
-/// More readers than cores, one that never reads and one that dies: peers whose
-/// reader answers are answered.
+/// More readers than cores; one reader never reads and one panics. The other readers still
+/// reply to their peers.
 #[test]
-fn a_reader_that_stops_or_dies_costs_the_others_nothing() {
+fn stalled_or_panicking_reader_does_not_block_others() {
     for [ip, to] in ADDRESSES {
         let (a, b) = polled_hosts();
-        meet(&a, &b, ip, to);
+        resolve_neighbours(&a, &b, ip, to);
         let config = ReadersConfig {
             distribution: Distribution::RoundRobin,
             queue_packets: 8,
             ..Default::default()
         };
         let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
-        let _never_reads = readers.add().unwrap();
-        let mut dies = readers.add().unwrap();
-        let (stop, died) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let _stalled = readers.add().unwrap();
+        let mut panicking = readers.add().unwrap();
+        let (stop, panics) = (AtomicBool::new(false), AtomicUsize::new(0));
         let clients: Vec<_> = (0..4).map(|_| client(&a, ip)).collect();
-        let alive = 6;
+        let echo_readers = 6;
         std::thread::scope(|scope| {
             let end = StopAtEnd(&stop);
-            let threads: Vec<_> = (0..alive)
+            let threads: Vec<_> = (0..echo_readers)
                 .map(|_| readers.add().unwrap())
                 .map(|reader| scope.spawn(|| echo(reader, &stop)))
                 .collect();
-            let died = &died;
-            let dying = scope.spawn(move || {
-                dies.set_read_timeout(Some(PATIENCE));
-                let answer = |_: &[u8], _: SocketAddr, _: &mut [u8]| -> Option<usize> {
-                    died.fetch_add(1, Ordering::Relaxed);
+            let panics = &panics;
+            let panicking_thread = scope.spawn(move || {
+                panicking.set_read_timeout(Some(TIMEOUT));
+                let respond = |_: &[u8], _: SocketAddr, _: &mut [u8]| -> Option<usize> {
+                    panics.fetch_add(1, Ordering::Relaxed);
                     panic!("on purpose")
                 };
-                let _ = dies.exchange(answer);
+                let _ = panicking.exchange(respond);
             });
-            // The first eight for the one that never reads are not answered,
-            // and what was with the one that died is answered by another.
-            let mut answered = BTreeSet::new();
-            let mut take_answer = |client: &UdpSocket| {
+            // The first eight requests for the stalled reader get no reply. Another reader
+            // replies to those left by the one that panicked.
+            let mut replied = BTreeSet::new();
+            let mut receive_reply = |client: &UdpSocket| {
                 let mut number = [0; 8];
                 if client.recv_from(&mut number).is_ok_and(|(len, _)| len == 4) {
-                    answered.insert(number);
+                    replied.insert(number);
                 }
-                answered.len()
+                replied.len()
             };
             for number in 0..400u32 {
                 let client = &clients[number as usize % clients.len()];
                 client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
                 client.send_to(&number.to_be_bytes(), to).unwrap();
-                take_answer(client);
+                receive_reply(client);
             }
-            // On a busy machine some are late.
-            let began = std::time::Instant::now();
-            while clients.iter().map(&mut take_answer).max() < Some(392) {
-                assert!(began.elapsed() < PATIENCE, "more than eight unanswered");
+            // On a busy machine some replies are late.
+            let started = std::time::Instant::now();
+            while clients.iter().map(&mut receive_reply).max() < Some(392) {
+                assert!(started.elapsed() < TIMEOUT, "more than eight requests without a reply");
             }
-            assert!(dying.join().is_err());
+            assert!(panicking_thread.join().is_err());
             drop(end);
             let echoed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
             assert!(echoed >= 392, "{echoed}");
         });
-        assert_eq!(died.load(Ordering::Relaxed), 1);
+        assert_eq!(panics.load(Ordering::Relaxed), 1);
     }
 }
 
 #[test]
-fn ten_thousand_sockets_with_readers_stall_nobody() {
+fn ten_thousand_full_reader_sockets_do_not_stall_others() {
     const SOCKETS: u16 = 10_000;
     let [ip, to] = ADDRESSES[0];
     let (a, b) = polled_hosts();
-    meet(&a, &b, ip, to);
+    resolve_neighbours(&a, &b, ip, to);
     let server: SocketAddr = to.parse().unwrap();
     let small = ReadersConfig { queue_packets: 2, ..Default::default() };
     let idle: Vec<UdpReader> = (0..SOCKETS)
@@ -367,7 +370,7 @@ fn ten_thousand_sockets_with_readers_stall_nobody() {
             let reader = readers.add().unwrap();
             scope.spawn(|| echo(reader, &stop));
         }
-        // Each of the others has more than it can hold, and nobody reads it.
+        // Each of the other sockets gets more than its queue holds, and no thread reads.
         for number in 0..SOCKETS {
             let full = SocketAddr::new(server.ip(), 20_000 + number);
             for _ in 0..3 {
@@ -379,48 +382,48 @@ fn ten_thousand_sockets_with_readers_stall_nobody() {
         }
     });
     let mut idle = idle;
-    let waiting: Vec<usize> = idle.iter_mut().map(UdpReader::readable).collect();
-    assert!(waiting.iter().all(|&waiting| waiting <= 2), "limits hold");
-    assert!(waiting.iter().filter(|&&waiting| waiting == 2).count() > 9_000);
+    let queued: Vec<usize> = idle.iter_mut().map(UdpReader::readable).collect();
+    assert!(queued.iter().all(|&waiting| waiting <= 2), "queue limit exceeded");
+    assert!(queued.iter().filter(|&&waiting| waiting == 2).count() > 9_000);
 }
 
-/// A stack that holds back for a minute when a queue is full goes on as soon as
-/// a reader has made room.
+/// A stack whose feedback timeout is a minute resumes receiving as soon as a reader has made
+/// space in a full queue.
 #[test]
-fn readers_that_make_room_end_the_hold() {
+fn draining_readers_resume_receiving() {
     const PACKETS: u64 = 1000;
-    // So few at once that it is held back often: waking up by other timers now
-    // and then would not do.
-    let minute = Config {
+    // A small quota pauses receiving often: occasional wakeups by other timers would not
+    // suffice.
+    let slow_feedback = Config {
         feedback_timeout_us: 60_000_000,
         receive_quota: Quota::Packets(4),
         ..Config::default()
     };
-    let few = ReadersConfig { queue_packets: 16, ..Default::default() };
+    let small_queues = ReadersConfig { queue_packets: 16, ..Default::default() };
     for [ip, to] in ADDRESSES {
         let (a, b) = wire(&MemConfig::default()).unwrap();
-        let gate = Settings::new(minute.clone()).unwrap();
+        let gate = Settings::new(slow_feedback.clone()).unwrap();
         let server = Net::open(config(b, 2).gate(gate).own_thread(true)).unwrap();
         let peer = Net::open(config(a, 1).own_thread(true)).unwrap();
-        meet(&peer, &server, ip, to);
-        let readers = UdpSocket::bind(&server, to).unwrap().readers(few).unwrap();
+        resolve_neighbours(&peer, &server, ip, to);
+        let readers = UdpSocket::bind(&server, to).unwrap().readers(small_queues).unwrap();
         let mut reader = readers.add().unwrap();
         reader.set_read_timeout(Some(Duration::from_millis(20)));
         let client = client(&peer, ip);
         for _ in 0..PACKETS {
             client.send_to(b"tide", to).unwrap();
         }
-        let began = std::time::Instant::now();
-        // Nobody reads before: a reader that keeps up holds nothing back.
-        while server.counters().gate.held_by_feedback == 0 {
-            assert!(began.elapsed() < PATIENCE, "it is never held back");
+        let started = std::time::Instant::now();
+        // Reading starts only now: a reader that keeps up would never pause receiving.
+        while server.counters().gate.paused_by_feedback == 0 {
+            assert!(started.elapsed() < TIMEOUT, "receiving was never paused");
             std::thread::yield_now();
         }
         let dropped = || server.counters().stack.drops.get(DropReason::SocketQueueFull);
         let mut read = 0;
         while read + dropped() < PACKETS {
             read += u64::from(reader.recv_from(&mut [0; 8]).is_ok());
-            assert!(began.elapsed() < PATIENCE, "{read} of {PACKETS} came");
+            assert!(started.elapsed() < TIMEOUT, "{read} of {PACKETS} datagrams received");
         }
     }
 }
@@ -439,7 +442,7 @@ fn one_thread_waits_for_readers_of_both_families() {
     for (family, [ip, to]) in ADDRESSES.into_iter().enumerate() {
         let client = client(&a, ip);
         client.send_to(b"tide", to).unwrap();
-        assert!(wait_readable(&mut readers, Some(PATIENCE)).unwrap());
+        assert!(wait_readable(&mut readers, Some(TIMEOUT)).unwrap());
         let reader = &mut readers[family];
         assert_eq!(reader.readable(), 1);
         let mut buf = [0; 2];
@@ -452,11 +455,11 @@ fn one_thread_waits_for_readers_of_both_families() {
 }
 
 #[test]
-fn readers_need_a_thread_of_the_stacks_own_and_come_once() {
+fn readers_require_own_thread_and_exist_once() {
     let (_, b) = polled_hosts();
-    let (port, _peer) = wire(&MemConfig::default()).unwrap();
-    let by_calls = client(&Net::open(config(port, 1)).unwrap(), "192.0.2.1");
-    let error = by_calls.readers(ReadersConfig::default()).unwrap_err();
+    let (device, _peer) = wire(&MemConfig::default()).unwrap();
+    let without_thread = client(&Net::open(config(device, 1)).unwrap(), "192.0.2.1");
+    let error = without_thread.readers(ReadersConfig::default()).unwrap_err();
     assert!(error.to_string().contains("own_thread"), "{error}");
     let socket = UdpSocket::bind(&b, "192.0.2.2:7").unwrap();
     for config in [
@@ -471,8 +474,8 @@ fn readers_need_a_thread_of_the_stacks_own_and_come_once() {
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     let mut reader = readers.add().unwrap();
     reader.set_nonblocking(true);
-    let nothing = reader.recv_from(&mut [0; 8]).unwrap_err();
-    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    let error = reader.recv_from(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
     drop((readers, socket));
-    assert!(reader.recv_from(&mut [0; 8]).is_err(), "the socket lives with its reader");
+    assert!(reader.recv_from(&mut [0; 8]).is_err(), "no datagram was sent");
 }

@@ -1,5 +1,5 @@
-//! What sockets are ready for, and waiting for them together with something
-//! else, on a wire in memory.
+//! Readiness of sockets, and waiting for sockets together with other events, on an in-memory
+//! link.
 
 mod two_hosts;
 
@@ -14,22 +14,22 @@ use tidegate::{
 };
 use two_hosts::FAMILIES;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits for nothing of its own, and never long: the other host is run by the
+/// Sleeper that waits for nothing and returns at once, after it has run the other host on the
 /// same thread.
-struct Other<'n>(&'n Net);
+struct OtherHost<'n>(&'n Net);
 
-impl Sleeper for Other<'_> {
+impl Sleeper for OtherHost<'_> {
     fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Option<Duration>) -> io::Result<bool> {
         self.0.run_once().map(|_| false)
     }
 }
 
-/// Has found something, or was interrupted, at once.
-struct AtOnce(Option<io::ErrorKind>);
+/// Sleeper that reports an event, or fails with the given error kind, at once.
+struct ImmediateSleeper(Option<io::ErrorKind>);
 
-impl Sleeper for AtOnce {
+impl Sleeper for ImmediateSleeper {
     fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Option<Duration>) -> io::Result<bool> {
         self.0.map_or(Ok(true), |kind| Err(kind.into()))
     }
@@ -42,13 +42,13 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Waits at host `b`, and runs `a`.
+    /// Waits at host `b`, while it runs `a`.
     fn wait(&self, source: &dyn Source, interest: Interest) {
-        let waited = self.b.wait(&[(source, interest)], Some(LIMIT), &mut Other(&self.a));
-        assert!(waited.unwrap(), "the time is over");
+        let waited = self.b.wait(&[(source, interest)], Some(TIMEOUT), &mut OtherHost(&self.a));
+        assert!(waited.unwrap(), "timed out");
     }
 
-    /// A connection from `a` to `b`.
+    /// Connects `a` to `b`; returns the client's and the server's stream.
     fn connect(&self, address: SocketAddr) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(&self.b, address).unwrap();
         let client = TcpStream::connect_nonblocking(&self.a, address, Default::default()).unwrap();
@@ -61,22 +61,22 @@ impl Hosts {
     }
 }
 
-fn everywhere(check: impl Fn(&Hosts, IpAddr, IpAddr)) {
+fn for_each_family(check: impl Fn(&Hosts, IpAddr, IpAddr)) {
     for [a, b] in FAMILIES {
         let [host_a, host_b] = two_hosts::open(1024, |config| config);
         check(&Hosts { a: host_a, b: host_b }, a.parse().unwrap(), b.parse().unwrap());
     }
 }
 
-fn found(poll: &Poll) -> Vec<(usize, Readiness)> {
+fn collect_ready(poll: &Poll) -> Vec<(usize, Readiness)> {
     let mut found: Vec<Ready> = Vec::new();
-    poll.collect(&mut found, 10);
+    poll.collect_ready(&mut found, 10);
     found.iter().map(|ready| (ready.token.0, ready.readiness)).collect()
 }
 
 #[test]
-fn a_stream_tells_data_its_end_and_failure() {
-    everywhere(|hosts, _, b| {
+fn stream_readiness_reports_data_end_and_failure() {
+    for_each_family(|hosts, _, b| {
         let (client, server) = hosts.connect(SocketAddr::new(b, 7));
         let nothing = Readiness { writable: true, ..Readiness::default() };
         assert_eq!(server.readiness(), nothing);
@@ -94,7 +94,7 @@ fn a_stream_tells_data_its_end_and_failure() {
         assert_eq!(server.readiness(), ended);
         assert_eq!(server.peek(&mut buf).unwrap(), 0);
 
-        client.set_abrupt(true);
+        client.set_reset_on_close(true);
         drop(client);
         hosts.wait(&server, Interest::Neither);
         assert!(server.readiness().failed && server.readiness().write_closed);
@@ -103,40 +103,40 @@ fn a_stream_tells_data_its_end_and_failure() {
 }
 
 #[test]
-fn a_set_reports_by_level_by_edge_and_once() {
-    everywhere(|hosts, _, b| {
+fn poll_set_supports_level_edge_and_one_shot() {
+    for_each_family(|hosts, _, b| {
         let (client, server) = hosts.connect(SocketAddr::new(b, 7));
         client.set_nodelay(true).unwrap();
         let mut poll = Poll::new(&hosts.b);
         poll.register(&server, Token(5)).unwrap();
-        assert!(found(&poll).is_empty());
+        assert!(collect_ready(&poll).is_empty());
         let send = || {
             client.send(b"x").unwrap();
             hosts.wait(&server, Interest::Readable);
-            // What is readable already does not end that wait by itself.
+            // Data that is readable already does not end that wait by itself.
             hosts.b.run_once().unwrap();
         };
         send();
         for _ in 0..2 {
-            assert!(matches!(found(&poll)[..], [(5, Readiness { readable: true, .. })]));
+            assert!(matches!(collect_ready(&poll)[..], [(5, Readiness { readable: true, .. })]));
         }
         poll.set_trigger(&server, Trigger::Edge).unwrap();
-        assert_eq!(found(&poll).len(), 1, "it may be ready already");
-        assert_eq!(found(&poll).len(), 0);
+        assert_eq!(collect_ready(&poll).len(), 1, "the first report may repeat an old event");
+        assert_eq!(collect_ready(&poll).len(), 0);
         send();
-        assert_eq!(found(&poll).len(), 1);
+        assert_eq!(collect_ready(&poll).len(), 1);
         poll.set_trigger(&server, Trigger::OneShot).unwrap();
-        assert_eq!(found(&poll).len(), 1);
+        assert_eq!(collect_ready(&poll).len(), 1);
         send();
-        assert_eq!(found(&poll).len(), 0, "until it is registered again");
+        assert_eq!(collect_ready(&poll).len(), 0, "no report until reregistered");
         poll.reregister(&server, Token(6), Interest::Both).unwrap();
-        assert!(matches!(found(&poll)[..], [(6, _)]));
+        assert!(matches!(collect_ready(&poll)[..], [(6, _)]));
     });
 }
 
 #[test]
-fn a_full_list_leaves_the_others_for_the_next() {
-    everywhere(|hosts, _, b| {
+fn full_list_leaves_other_sockets_for_next_collect() {
+    for_each_family(|hosts, _, b| {
         let mut poll = Poll::new(&hosts.b);
         let sockets: Vec<UdpSocket> =
             (0..5).map(|_| UdpSocket::bind(&hosts.b, (b, 0)).unwrap()).collect();
@@ -145,7 +145,7 @@ fn a_full_list_leaves_the_others_for_the_next() {
         }
         let mut all: Vec<Ready> = Vec::new();
         for _ in 0..5 {
-            poll.collect(&mut all, 1);
+            poll.collect_ready(&mut all, 1);
         }
         let mut tokens: Vec<usize> = all.iter().map(|ready| ready.token.0).collect();
         tokens.sort_unstable();
@@ -154,22 +154,22 @@ fn a_full_list_leaves_the_others_for_the_next() {
 }
 
 #[test]
-fn the_sleeper_ends_a_wait() {
-    everywhere(|hosts, _, b| {
+fn sleeper_ends_wait() {
+    for_each_family(|hosts, _, b| {
         let socket = UdpSocket::bind(&hosts.b, (b, 7)).unwrap();
         let sources: [(&dyn Source, Interest); 1] = [(&socket, Interest::Readable)];
-        let wait = |sleeper: &mut AtOnce| hosts.b.wait(&sources, Some(LIMIT), sleeper);
-        assert!(wait(&mut AtOnce(None)).unwrap());
-        let error = wait(&mut AtOnce(Some(io::ErrorKind::Interrupted))).unwrap_err();
+        let wait = |sleeper: &mut ImmediateSleeper| hosts.b.wait(&sources, Some(TIMEOUT), sleeper);
+        assert!(wait(&mut ImmediateSleeper(None)).unwrap());
+        let error = wait(&mut ImmediateSleeper(Some(io::ErrorKind::Interrupted))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);
-        let nothing = hosts.b.wait(&sources, Some(Duration::ZERO), &mut Other(&hosts.a));
-        assert!(!nothing.unwrap(), "the time is over");
+        let nothing = hosts.b.wait(&sources, Some(Duration::ZERO), &mut OtherHost(&hosts.a));
+        assert!(!nothing.unwrap(), "expected a timeout");
     });
 }
 
 #[test]
-fn datagrams_are_peeked_and_leave_from_a_chosen_address() {
-    everywhere(|hosts, a, b| {
+fn peeks_datagrams_and_sends_from_chosen_address() {
+    for_each_family(|hosts, a, b| {
         let server = UdpSocket::bind_with(&hosts.b, (b, 7), UdpOptions::default()).unwrap();
         let client = UdpSocket::bind(&hosts.a, (a, 0)).unwrap();
         server.set_nonblocking(true).unwrap();
@@ -192,8 +192,8 @@ fn datagrams_are_peeked_and_leave_from_a_chosen_address() {
 }
 
 #[test]
-fn a_set_in_a_wait_and_the_way_to_a_peer() {
-    everywhere(|hosts, a, b| {
+fn waits_for_poll_set_and_finds_source_address() {
+    for_each_family(|hosts, a, b| {
         let (client, server) = hosts.connect(SocketAddr::new(b, 7));
         let mut poll = Poll::new(&hosts.b);
         poll.register(&server, Token(1)).unwrap();
@@ -209,11 +209,11 @@ fn a_set_in_a_wait_and_the_way_to_a_peer() {
 }
 
 #[test]
-fn what_is_deferred_leaves_with_the_last_call() {
-    everywhere(|hosts, _, b| {
+fn deferred_frames_leave_with_the_last_call() {
+    for_each_family(|hosts, _, b| {
         let (client, server) = hosts.connect(SocketAddr::new(b, 7));
         client.set_nodelay(true).unwrap();
-        let sent = || hosts.a.counters().port.transmitted;
+        let sent = || hosts.a.counters().device.transmitted;
         let before = sent();
         hosts.a.defer_transmit(2);
         client.send(b"a").unwrap();

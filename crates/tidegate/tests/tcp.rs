@@ -1,4 +1,4 @@
-//! TCP sockets of two hosts in one process, joined by a wire in memory.
+//! TCP sockets of two hosts in one process, joined by an in-memory link.
 
 mod two_hosts;
 
@@ -17,9 +17,9 @@ struct Hosts {
     b: Net,
 }
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// On both families, with the stacks here and in daemons.
+/// Runs `check` on both families, with embedded stacks and with daemons.
 fn on_both_families(check: impl Fn(Hosts, SocketAddr)) {
     for [_, b] in FAMILIES {
         let address = SocketAddr::new(b.parse().unwrap(), 7);
@@ -27,25 +27,25 @@ fn on_both_families(check: impl Fn(Hosts, SocketAddr)) {
     }
 }
 
-/// A stream whose calls end, so that what is lost fails the test.
-fn limited(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream.set_write_timeout(Some(LIMIT)).unwrap();
+/// Sets timeouts on a stream: lost data fails the test instead of hanging it.
+fn with_timeouts(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
-/// Sends everything back on one connection, until its end.
+/// Echoes one connection until its end; returns the number of bytes.
 fn echo(listener: TcpListener) -> thread::JoinHandle<u64> {
     thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut stream = limited(stream);
+        let mut stream = with_timeouts(stream);
         let (mut buf, mut total) = (vec![0; 10_000], 0);
         loop {
             let len = stream.read(&mut buf).unwrap();
             if len == 0 {
                 stream.shutdown(Shutdown::Write).unwrap();
-                // Until the peer has everything: nobody else runs this stack, and
-                // the last segments may have to go out again.
+                // Runs the stack until the peer has everything: no other thread does, and the
+                // last segments may need retransmission.
                 listener.set_nonblocking(true).unwrap();
                 while stream.info().is_ok_and(|info| info.unacknowledged_bytes > 0) {
                     let _ = listener.accept();
@@ -60,10 +60,10 @@ fn echo(listener: TcpListener) -> thread::JoinHandle<u64> {
 }
 
 #[test]
-fn a_stream_comes_back_whole_and_ends() {
+fn echoes_stream_and_closes() {
     on_both_families(|hosts, to| {
         let server = echo(TcpListener::bind(&hosts.b, ("::", to.port())).unwrap());
-        let mut stream = limited(TcpStream::connect(&hosts.a, to).unwrap());
+        let mut stream = with_timeouts(TcpStream::connect(&hosts.a, to).unwrap());
         assert_eq!(stream.peer_addr().unwrap(), to);
         let sent: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
         let mut reader = stream.try_clone().unwrap();
@@ -82,16 +82,16 @@ fn a_stream_comes_back_whole_and_ends() {
 }
 
 #[test]
-fn what_was_written_arrives_though_the_program_drops_everything() {
+fn delivers_written_data_after_all_handles_are_dropped() {
     on_both_families(|hosts, to| {
         let listener = TcpListener::bind(&hosts.b, to).unwrap();
         let server = thread::spawn(move || {
             let mut received = Vec::new();
-            limited(listener.accept().unwrap().0).read_to_end(&mut received).unwrap();
+            with_timeouts(listener.accept().unwrap().0).read_to_end(&mut received).unwrap();
             received.len()
         });
         let Hosts { a, b: _b } = hosts;
-        let stream = limited(TcpStream::connect(&a, to).unwrap());
+        let stream = with_timeouts(TcpStream::connect(&a, to).unwrap());
         let written = (&stream).write(&[1; 200_000]).unwrap();
         drop(stream);
         drop(a);
@@ -100,25 +100,25 @@ fn what_was_written_arrives_though_the_program_drops_everything() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connect_to_closed_port_is_refused() {
     on_both_families(|hosts, to| {
         let refused = AtomicBool::new(false);
         thread::scope(|scope| {
-            // The answer is a reset: one frame, after those of the resolution.
+            // The answer is a reset: one frame, after those of address resolution.
             scope.spawn(|| {
                 while !refused.load(Ordering::Relaxed) {
                     hosts.b.run_once().unwrap();
                 }
             });
-            let error = TcpStream::connect_timeout(&hosts.a, to, LIMIT);
+            let error = TcpStream::connect_timeout(&hosts.a, to, TIMEOUT);
             refused.store(true, Ordering::Relaxed);
             assert_eq!(error.unwrap_err().kind(), ErrorKind::ConnectionRefused);
         });
         if hosts.b.is_attached() {
-            // A daemon answers by itself.
+            // The daemon answers without this thread.
             return;
         }
-        // Nobody even answers.
+        // With the other host's stack not running, no answer comes.
         let limit = Duration::from_millis(20);
         let error = TcpStream::connect_timeout(&hosts.a, to, limit).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -126,7 +126,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn a_dropped_listener_and_an_abrupt_end_reset() {
+fn reset_on_close_resets_the_peer() {
     on_both_families(|hosts, to| {
         let listener = TcpListener::bind(&hosts.b, to).unwrap();
         let error = TcpListener::bind(&hosts.b, to).unwrap_err();
@@ -135,11 +135,11 @@ fn a_dropped_listener_and_an_abrupt_end_reset() {
         let (connected, is_connected) = mpsc::channel();
         let server = thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            stream.set_abrupt(true);
+            stream.set_reset_on_close(true);
             is_connected.recv().unwrap();
             drop(stream);
         });
-        let stream = limited(TcpStream::connect(&hosts.a, to).unwrap());
+        let stream = with_timeouts(TcpStream::connect(&hosts.a, to).unwrap());
         connected.send(()).unwrap();
         let error = stream.recv(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -148,7 +148,7 @@ fn a_dropped_listener_and_an_abrupt_end_reset() {
 }
 
 #[test]
-fn readiness_tells_of_connections_data_and_room() {
+fn readiness_reports_connections_data_and_space() {
     on_both_families(|hosts, to| {
         let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
         let listener = TcpListener::bind_with(&hosts.b, to, 4, options).unwrap();
@@ -166,20 +166,20 @@ fn readiness_tells_of_connections_data_and_room() {
         let mut client_poll = Poll::new(&hosts.a);
         client_poll.register_for(&client, Token(7), Interest::Writable).unwrap();
         let mut ready = Vec::new();
-        let turn = Some(Duration::from_millis(1));
+        let poll_timeout = Some(Duration::from_millis(1));
         let mut wait = |poll: &Poll, other: &Net| {
             for _ in 0..10_000 {
                 other.run_once().unwrap();
-                poll.wait(&mut ready, turn).unwrap();
+                poll.wait(&mut ready, poll_timeout).unwrap();
                 if !ready.is_empty() {
                     return ready.clone();
                 }
             }
-            panic!("nothing becomes ready");
+            panic!("no socket became ready");
         };
         let wait_once = |poll: &Poll| {
             let mut ready = Vec::new();
-            poll.wait(&mut ready, turn).unwrap();
+            poll.wait(&mut ready, poll_timeout).unwrap();
             ready
         };
         assert_eq!(wait(&client_poll, &hosts.b), [Token(7)]);
@@ -187,7 +187,7 @@ fn readiness_tells_of_connections_data_and_room() {
         let (server, _) = listener.accept().unwrap();
         server.set_nonblocking(true).unwrap();
         poll.register(&server, Token(3)).unwrap();
-        // The peer does not read, so there is room for so much only.
+        // The peer does not read, so the buffers fill up.
         let mut written = 0;
         while let Ok(len) = client.send(&[5; 1000]) {
             written += len;
@@ -196,20 +196,20 @@ fn readiness_tells_of_connections_data_and_room() {
             }
         }
         if hosts.a.is_attached() {
-            // What the daemon takes from the program makes room once more.
+            // There is space again once the daemon has taken data from the application.
             while let [Token(7)] = wait_once(&client_poll)[..]
                 && let Ok(len) = client.send(&[5; 1000])
             {
                 written += len;
             }
         }
-        // On the way to a daemon and from one as much again finds room.
+        // An attachment adds buffers on the way to and from the daemon.
         let buffers = if hosts.a.is_attached() { 5 } else { 3 };
         assert!((4096..=buffers * 4096).contains(&written), "{written}");
         client_poll.reregister(&client, Token(8), Interest::Writable).unwrap();
         let mut none = Vec::new();
         if !hosts.a.is_attached() {
-            client_poll.wait(&mut none, turn).unwrap();
+            client_poll.wait(&mut none, poll_timeout).unwrap();
             assert_eq!(none, []);
         }
         let mut buf = vec![0; 10_000];
@@ -224,8 +224,8 @@ fn readiness_tells_of_connections_data_and_room() {
         assert_eq!(wait(&poll, &hosts.a), [Token(3)]);
         assert_eq!(server.recv(&mut buf).unwrap(), 0);
         drop(server);
-        poll.wait(&mut none, turn).unwrap();
-        assert_eq!(none, [], "what is closed has left the set");
+        poll.wait(&mut none, poll_timeout).unwrap();
+        assert_eq!(none, [], "a closed socket leaves the set");
     });
 }
 
@@ -236,7 +236,7 @@ fn many_connections_at_once() {
         let server = thread::spawn(move || {
             let serve = |stream: TcpStream| {
                 thread::spawn(move || {
-                    let mut stream = limited(stream);
+                    let mut stream = with_timeouts(stream);
                     let mut received = Vec::new();
                     stream.read_to_end(&mut received).unwrap();
                     stream.write_all(&received).unwrap();
@@ -250,7 +250,7 @@ fn many_connections_at_once() {
             .map(|n| {
                 let net = hosts.a.clone();
                 thread::spawn(move || {
-                    let mut stream = limited(TcpStream::connect(&net, to).unwrap());
+                    let mut stream = with_timeouts(TcpStream::connect(&net, to).unwrap());
                     let sent = vec![n; 5000 + usize::from(n)];
                     stream.write_all(&sent).unwrap();
                     stream.shutdown(Shutdown::Write).unwrap();

@@ -1,4 +1,4 @@
-//! Futures for tokio, on two hosts in one process.
+//! Tokio futures, on two hosts in one process.
 #![cfg(feature = "tokio")]
 
 mod two_hosts;
@@ -14,14 +14,14 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use two_hosts::{Daemons, FAMILIES};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Who runs the stacks.
+/// Driver of the stacks.
 #[derive(Clone, Copy, Debug)]
 enum Drive {
     Task,
     Thread,
-    /// A daemon of so many cores, and a task that hears what it tells.
+    /// A daemon with this number of cores, and a task that receives its notifications.
     Daemon(usize),
 }
 
@@ -37,8 +37,8 @@ fn hosts(drive_by: Drive, daemons: Option<&Daemons>) -> [Net; 2] {
     hosts
 }
 
-/// Runs `check` on every kind of runtime, on both families.
-fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F) {
+/// Runs `check` on every kind of runtime and driver, on both families.
+fn on_every_runtime<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F) {
     let runtimes: [fn() -> Runtime; 2] = [
         || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         || {
@@ -56,7 +56,7 @@ fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F)
                 };
                 runtime().block_on(async {
                     let check = check(hosts(drive_by, daemons.as_ref()), to);
-                    timeout(LIMIT, check).await.unwrap_or_else(|_| panic!("{drive_by:?} {to}"));
+                    timeout(TIMEOUT, check).await.unwrap_or_else(|_| panic!("{drive_by:?} {to}"));
                 });
             }
         }
@@ -64,8 +64,8 @@ fn everywhere<F: Future<Output = ()>>(check: impl Fn([Net; 2], SocketAddr) -> F)
 }
 
 #[test]
-fn a_stream_comes_back_whole_and_ends() {
-    everywhere(|[a, b], to| async move {
+fn echoes_stream_and_closes() {
+    on_every_runtime(|[a, b], to| async move {
         let listener = TcpListener::bind(&b, to).unwrap();
         let server = tokio::spawn(async move {
             let (stream, peer) = listener.accept().await.unwrap();
@@ -94,7 +94,7 @@ fn a_stream_comes_back_whole_and_ends() {
 
 #[test]
 fn many_tasks_on_one_listener() {
-    everywhere(|[a, b], to| async move {
+    on_every_runtime(|[a, b], to| async move {
         let listener = TcpListener::bind(&b, to).unwrap();
         for _ in 0..4 {
             let listener = listener.clone();
@@ -128,8 +128,8 @@ fn many_tasks_on_one_listener() {
 }
 
 #[test]
-fn a_full_connection_is_writable_when_the_peer_reads() {
-    everywhere(|[a, b], to| async move {
+fn full_connection_becomes_writable_when_peer_reads() {
+    on_every_runtime(|[a, b], to| async move {
         let small = TcpOptions {
             send_buffer_bytes: 4096,
             receive_buffer_bytes: 4096,
@@ -138,23 +138,23 @@ fn a_full_connection_is_writable_when_the_peer_reads() {
         let listener = TcpListener::bind_with(&b, to, 4, small).unwrap();
         let mut client = TcpStream::connect_with(&a, to, small).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
-        let pieces = [7; 100_000];
+        let payload = [7; 100_000];
         let writer = tokio::spawn(async move {
-            client.write_all(&pieces).await.unwrap();
+            client.write_all(&payload).await.unwrap();
             client
         });
         let mut received = vec![0; 100_000];
         server.read_exact(&mut received).await.unwrap();
-        assert!(received == pieces);
+        assert!(received == payload);
         let mut client = writer.await.unwrap();
-        // Vectored, and an end by a reset.
+        // A vectored write, and an end by a reset.
         let parts = [std::io::IoSlice::new(b"high "), std::io::IoSlice::new(b"water")];
         assert!(client.is_write_vectored());
         assert_eq!(client.write_vectored(&parts).await.unwrap(), 10);
-        let mut text = [0; 10];
-        server.read_exact(&mut text).await.unwrap();
-        assert_eq!(&text, b"high water");
-        server.set_abrupt(true);
+        let mut received_text = [0; 10];
+        server.read_exact(&mut received_text).await.unwrap();
+        assert_eq!(&received_text, b"high water");
+        server.set_reset_on_close(true);
         drop(server);
         let error = client.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -162,19 +162,19 @@ fn a_full_connection_is_writable_when_the_peer_reads() {
 }
 
 #[test]
-fn nobody_listens() {
-    everywhere(|[a, _b], to| async move {
+fn connect_to_closed_port_is_refused() {
+    on_every_runtime(|[a, _b], to| async move {
         let error = TcpStream::connect(&a, to).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     });
 }
 
 #[test]
-fn a_future_that_is_dropped_leaves_nothing_behind() {
-    everywhere(|[a, b], to| async move {
+fn dropped_future_leaves_no_waiter() {
+    on_every_runtime(|[a, b], to| async move {
         let listener = TcpListener::bind(&b, to).unwrap();
         let early = timeout(Duration::from_millis(5), listener.accept()).await;
-        assert!(early.is_err(), "nobody has connected");
+        assert!(early.is_err(), "no client has connected");
         let mut client = TcpStream::connect(&a, to).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
         let early = timeout(Duration::from_millis(5), client.read_u8()).await;

@@ -1,4 +1,4 @@
-//! Sockets of two hosts in one process, joined by a wire in memory.
+//! UDP sockets of two hosts in one process, joined by an in-memory link.
 
 mod two_hosts;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidegate::{Net, Poll, Token, UdpSocket};
 use two_hosts::FAMILIES;
 
-/// Two hosts and the addresses of each, IPv4 and IPv6.
+/// Stacks of two hosts.
 struct Hosts {
     a: Net,
     b: Net,
@@ -22,15 +22,14 @@ fn hosts() -> Hosts {
     Hosts { a, b }
 }
 
-/// On both families, with the stacks here and in daemons.
+/// Runs `check` on both families, with embedded stacks and with daemons.
 fn on_both_families(check: impl Fn(Hosts, &str, &str)) {
     for [first, second] in FAMILIES {
         two_hosts::in_both_forms(512, |[a, b]| check(Hosts { a, b }, first, second));
     }
 }
 
-/// A socket whose calls end: a datagram that is lost fails the test instead of
-/// hanging it.
+/// Binds a socket with timeouts: a lost datagram fails the test instead of hanging it.
 fn bind(net: &Net, address: impl ToSocketAddrs) -> std::io::Result<UdpSocket> {
     let socket = UdpSocket::bind(net, address)?;
     socket.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -42,8 +41,7 @@ fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
 
-/// Answers one datagram after the other on a thread of its own, until one is
-/// empty.
+/// Echoes datagrams on a thread until an empty one; returns the number of datagrams before it.
 fn echo(socket: UdpSocket) -> thread::JoinHandle<u32> {
     thread::spawn(move || {
         let mut buf = [0; 70_000];
@@ -54,12 +52,12 @@ fn echo(socket: UdpSocket) -> thread::JoinHandle<u32> {
                 return count;
             }
         }
-        unreachable!("the count has no end");
+        unreachable!("the range has no end");
     })
 }
 
 #[test]
-fn datagrams_of_every_size_come_back() {
+fn echoes_datagrams_of_every_size() {
     on_both_families(|hosts, a, b| {
         let server = echo(bind(&hosts.b, (b, 7)).unwrap());
         let client = bind(&hosts.a, (a, 0)).unwrap();
@@ -79,14 +77,14 @@ fn datagrams_of_every_size_come_back() {
 }
 
 #[test]
-fn a_short_buffer_says_that_it_was() {
+fn short_buffer_is_reported_as_truncated() {
     on_both_families(|hosts, a, b| {
         let receiver = bind(&hosts.b, (b, 9)).unwrap();
         let sender = bind(&hosts.a, (a, 10)).unwrap();
         sender.send_to(b"too long", (b, 9)).unwrap();
         sender.send_to(b"fits", (b, 9)).unwrap();
         thread::scope(|scope| {
-            // The sender's side must run once more, to answer the resolution.
+            // The sender's stack must run once more, to answer address resolution.
             scope.spawn(|| {
                 sender.recv(&mut [0]).unwrap();
             });
@@ -97,18 +95,18 @@ fn a_short_buffer_says_that_it_was() {
             let second = receiver.recv_meta(&mut buf).unwrap();
             assert_eq!((second.len, second.truncated, &buf), (4, false, b"fits"));
             receiver.send_to(b"!", (a, 10)).unwrap();
-            settle(&hosts.b);
+            run_until_idle(&hosts.b);
         });
     });
 }
 
-/// Runs a host until nothing arrives any more.
-fn settle(net: &Net) {
+/// Runs a host until no frame arrives any more.
+fn run_until_idle(net: &Net) {
     while net.run_once().unwrap() > 0 {}
 }
 
 #[test]
-fn nonblocking_and_time_outs_say_would_block() {
+fn nonblocking_and_timeouts_return_would_block() {
     on_both_families(|hosts, a, _| {
         let socket = bind(&hosts.a, (a, 0)).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -124,7 +122,7 @@ fn nonblocking_and_time_outs_say_would_block() {
 }
 
 #[test]
-fn a_closed_port_refuses_a_connected_socket() {
+fn closed_port_refuses_connected_socket() {
     on_both_families(|hosts, a, b| {
         let client = bind(&hosts.a, (a, 0)).unwrap();
         client.connect((b, 9)).unwrap();
@@ -142,12 +140,12 @@ fn a_closed_port_refuses_a_connected_socket() {
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
             done.store(true, Ordering::Relaxed);
         });
-        assert!(client.take_error().unwrap().is_none(), "an error is told once");
+        assert!(client.take_error().unwrap().is_none(), "an error is reported once");
     });
 }
 
 #[test]
-fn addresses_are_checked() {
+fn bind_checks_addresses() {
     on_both_families(|hosts, a, b| {
         let taken = bind(&hosts.a, (a, 53)).unwrap();
         assert_eq!(taken.local_addr().unwrap(), address(a, 53));
@@ -157,16 +155,16 @@ fn addresses_are_checked() {
         assert_eq!(foreign.kind(), ErrorKind::AddrNotAvailable);
         drop(taken);
         bind(&hosts.a, (a, 53)).unwrap();
-        let nowhere = bind(&hosts.a, (a, 0)).unwrap();
-        assert_eq!(nowhere.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
-        assert_eq!(nowhere.send(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
+        let unconnected = bind(&hosts.a, (a, 0)).unwrap();
+        assert_eq!(unconnected.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
+        assert_eq!(unconnected.send(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
     });
 }
 
-/// One socket on the unspecified IPv6 address serves both families, and
-/// answers leave from the address that was asked.
+/// One socket on the unspecified IPv6 address serves both families, and replies leave from the
+/// address that the request was sent to.
 #[test]
-fn a_dual_stack_socket_exchanges_in_place() {
+fn dual_stack_socket_exchanges_in_place() {
     let hosts = hosts();
     let server = bind(&hosts.b, "[::]:7").unwrap();
     let serving = thread::spawn(move || {
@@ -191,9 +189,9 @@ fn a_dual_stack_socket_exchanges_in_place() {
     serving.join().unwrap();
 }
 
-/// A socket for each family on the same port: each gets what is its own.
+/// One socket for each family on the same port; each receives its own family only.
 #[test]
-fn one_family_leaves_room_for_the_other() {
+fn one_family_socket_leaves_port_free_for_the_other() {
     let hosts = hosts();
     let bind = |address| UdpSocket::bind_one_family(&hosts.b, address).unwrap();
     let servers = [bind("0.0.0.0:7"), bind("[::]:7")].map(echo);
@@ -210,7 +208,7 @@ fn one_family_leaves_room_for_the_other() {
 }
 
 #[test]
-fn batches_keep_their_order() {
+fn batches_keep_order() {
     on_both_families(|hosts, a, b| {
         let receiver = bind(&hosts.b, (b, 9)).unwrap();
         let sending = thread::spawn({
@@ -218,7 +216,7 @@ fn batches_keep_their_order() {
             move || {
                 let sender = bind(&net, from).unwrap();
                 let payloads: Vec<[u8; 2]> = (0..200u16).map(u16::to_be_bytes).collect();
-                // The first one alone: it waits for the neighbour.
+                // The first datagram alone: it waits for address resolution.
                 sender.send_to(b"go", to).unwrap();
                 let mut ready = [0; 2];
                 sender.recv(&mut ready).unwrap();
@@ -249,8 +247,8 @@ fn batches_keep_their_order() {
     });
 }
 
-/// A thread that sleeps on one socket is woken when another thread, which runs
-/// the stack for a socket of its own, receives for it.
+/// A thread that sleeps on one socket is woken when another thread, which runs the stack for
+/// its own socket, receives a datagram for it.
 #[test]
 fn two_threads_wait_on_two_sockets() {
     on_both_families(|hosts, a, b| {
@@ -276,7 +274,7 @@ fn two_threads_wait_on_two_sockets() {
 }
 
 #[test]
-fn poll_reports_the_sockets_that_can_be_read() {
+fn poll_reports_readable_sockets() {
     on_both_families(|hosts, a, b| {
         let sockets = [1, 2].map(|port| bind(&hosts.b, (b, port)).unwrap());
         let mut poll = Poll::new(&hosts.b);
@@ -305,9 +303,9 @@ fn poll_reports_the_sockets_that_can_be_read() {
     });
 }
 
-/// However long it runs, every frame comes back.
+/// After any number of exchanges every frame is free again.
 #[test]
-fn no_frame_is_lost() {
+fn returns_all_frames_to_the_arena() {
     on_both_families(|hosts, a, b| {
         let before = (hosts.a.frames_available(), hosts.b.frames_available());
         let server = echo(bind(&hosts.b, (b, 7)).unwrap());
@@ -323,10 +321,10 @@ fn no_frame_is_lost() {
     });
 }
 
-/// Every call is a use of the stack's lock, and they are counted only if
-/// somebody asked for it.
+/// Every call takes the stack's lock, and acquisitions are counted only if the configuration
+/// enables it.
 #[test]
-fn the_lock_is_counted_when_asked_for() {
+fn lock_statistics_are_kept_on_request() {
     on_both_families(|hosts, a, _| {
         assert!(hosts.a.lock_statistics().is_none());
         drop(hosts);

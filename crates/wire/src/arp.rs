@@ -5,41 +5,41 @@ use core::net::Ipv4Addr;
 use crate::field::{ipv4_at, mac_at, put, put_u16, u16_at};
 use crate::{DropReason, EtherType, MacAddr};
 
-/// What an ARP packet asks or says.
+/// ARP operation (RFC 826).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArpOperation {
-    /// Who has the target address?
+    /// Request for the hardware address of the target address.
     Request,
-    /// The sender has the sender address.
+    /// Announcement that the sender's hardware address owns the sender address.
     Reply,
 }
 
 /// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArpPacket {
-    /// Whether it asks or answers.
+    /// Request or reply.
     pub operation: ArpOperation,
-    /// The hardware address of the sender.
+    /// Hardware address of the sender.
     pub sender_mac: MacAddr,
-    /// The address of the sender; unspecified in a probe (RFC 5227).
+    /// IPv4 address of the sender; unspecified in a probe (RFC 5227).
     pub sender_ip: Ipv4Addr,
-    /// The hardware address of the target; zero in a request.
+    /// Hardware address of the target; zero in a request.
     pub target_mac: MacAddr,
-    /// The address that is asked for, or of who asked.
+    /// In a request, the IPv4 address to be resolved; in a reply, the requester's IPv4 address.
     pub target_ip: Ipv4Addr,
 }
 
 impl ArpPacket {
-    /// The length of a packet.
+    /// Packet length in bytes.
     pub const BYTES: usize = 28;
 
     const HARDWARE_ETHERNET: u16 = 1;
 
-    /// Reads a packet. The rest is the padding of the frame.
+    /// Parses a packet and returns it with the bytes after it, which are the frame's padding.
     ///
     /// # Errors
-    /// When it is truncated, is not for Ethernet and IPv4, or has an operation
-    /// other than request and reply.
+    /// [`DropReason::ArpMalformed`] when the packet is truncated, is not for Ethernet and IPv4, or
+    /// has an operation other than request and reply.
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let (packet, rest) = bytes.split_first_chunk::<28>().ok_or(DropReason::ArpMalformed)?;
         let for_ipv4_on_ethernet = u16_at(packet, 0) == Self::HARDWARE_ETHERNET
@@ -61,9 +61,9 @@ impl ArpPacket {
         Ok((parsed, rest))
     }
 
-    /// Writes the packet to the front of `buf` and returns what is behind it;
-    /// `None`, with nothing written, when it does not fit.
-    #[must_use = "None says that nothing was written"]
+    /// Writes the packet to the front of `buf` and returns the rest of `buf`; `None`, with nothing
+    /// written, when the packet does not fit.
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let (packet, rest) = buf.split_first_chunk_mut::<28>()?;
         put_u16(packet, 0, Self::HARDWARE_ETHERNET);
@@ -98,7 +98,7 @@ mod tests {
     };
 
     #[test]
-    fn a_wrong_field_or_a_cut_is_refused() {
+    fn rejects_invalid_fields_and_truncation() {
         let mut good = [0; 28];
         assert!(REQUEST.emit(&mut good).unwrap().is_empty());
         assert_eq!(ArpPacket::parse(&good), Ok((REQUEST, &[][..])));

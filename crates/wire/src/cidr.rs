@@ -1,13 +1,22 @@
-//! Addresses with a prefix length.
+//! IP addresses with a prefix length.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-/// An address and the length of its network prefix: `192.0.2.7/24`.
+/// IP address with the length of its network prefix: `192.0.2.7/24`.
 ///
-/// The host bits are kept, so one value says both which address an interface
-/// has and which network it is in.
+/// The host bits are kept, so one value holds both an interface's address and its network.
+///
+/// # Examples
+/// ```
+/// use tidegate_wire::IpCidr;
+///
+/// let cidr: IpCidr = "192.0.2.7/24".parse()?;
+/// assert!(cidr.contains("192.0.2.255".parse().unwrap()));
+/// assert_eq!(cidr.network(), "192.0.2.0/24".parse()?);
+/// # Ok::<(), tidegate_wire::ParseIpCidrError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpCidr {
     address: IpAddr,
@@ -15,10 +24,10 @@ pub struct IpCidr {
 }
 
 impl IpCidr {
-    /// An address with a prefix of `prefix_bits` bits.
+    /// Creates an address with a prefix of `prefix_bits` bits.
     ///
     /// # Errors
-    /// When the prefix is longer than the address.
+    /// [`ParseIpCidrError::PrefixTooLong`] when the prefix is longer than the address.
     pub const fn new(address: IpAddr, prefix_bits: u8) -> Result<Self, ParseIpCidrError> {
         if prefix_bits > Self::address_bits(address) {
             return Err(ParseIpCidrError::PrefixTooLong);
@@ -26,7 +35,7 @@ impl IpCidr {
         Ok(Self { address, prefix_bits })
     }
 
-    /// One address alone: the prefix is all of it.
+    /// Creates a single-address network: /32 for IPv4, /128 for IPv6.
     pub const fn host(address: IpAddr) -> Self {
         Self { address, prefix_bits: Self::address_bits(address) }
     }
@@ -38,20 +47,19 @@ impl IpCidr {
         }
     }
 
-    /// The address, host bits included.
+    /// Returns the address with its host bits.
     #[inline]
     pub const fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The length of the prefix in bits.
+    /// Returns the prefix length in bits.
     #[inline]
     pub const fn prefix_bits(&self) -> u8 {
         self.prefix_bits
     }
 
-    /// Whether `address` is in the network. An address of the other family
-    /// never is.
+    /// Returns true if `address` is in the network; always false for the other address family.
     #[inline]
     pub const fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
@@ -65,7 +73,7 @@ impl IpCidr {
         }
     }
 
-    /// The network: the same prefix with the host bits cleared.
+    /// Returns the network: the same prefix with the host bits cleared.
     pub const fn network(&self) -> IpCidr {
         let prefix_bits = self.prefix_bits;
         let address = match self.address {
@@ -75,8 +83,8 @@ impl IpCidr {
         IpCidr { address, prefix_bits }
     }
 
-    /// The broadcast address of an IPv4 network. `None` for IPv6 and for
-    /// prefixes of 31 and 32 bits, which have none (RFC 3021).
+    /// Returns the broadcast address of an IPv4 network. `None` for IPv6 and for IPv4 prefixes of
+    /// 31 and 32 bits, which have no broadcast address (RFC 3021).
     pub const fn broadcast(&self) -> Option<Ipv4Addr> {
         match self.address {
             IpAddr::V4(address) if self.prefix_bits < 31 => {
@@ -113,12 +121,12 @@ impl fmt::Debug for IpCidr {
     }
 }
 
-/// Why a text is no address with prefix.
+/// Error of parsing an address with a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseIpCidrError {
-    /// The part before the slash is no address.
+    /// The part before the slash is not an IP address.
     Address,
-    /// The part after the slash is no number.
+    /// The part after the slash is not a number from 0 to 255.
     Prefix,
     /// The prefix is longer than the address.
     PrefixTooLong,
@@ -141,7 +149,7 @@ impl core::error::Error for ParseIpCidrError {}
 impl FromStr for IpCidr {
     type Err = ParseIpCidrError;
 
-    /// Reads `address/prefix`, or an address alone for the full prefix.
+    /// Parses `address/prefix`, or a bare address as a single-address network.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
@@ -149,7 +157,7 @@ impl FromStr for IpCidr {
         };
         let address = address.parse().map_err(|_| ParseIpCidrError::Address)?;
         let Some(prefix) = prefix else { return Ok(Self::host(address)) };
-        // `u8::from_str` would take a leading plus.
+        // `u8::from_str` would accept a leading plus sign.
         if !prefix.bytes().all(|b| b.is_ascii_digit()) {
             return Err(ParseIpCidrError::Prefix);
         }
@@ -174,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_writes() {
+    fn parses_its_own_output() {
         for text in ["192.0.2.7/24", "0.0.0.0/0", "2001:db8::7/64", "::/0", "::1/128"] {
             assert_eq!(cidr(text).to_string(), text);
         }
@@ -183,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_part_of_the_text_is_wrong() {
+    fn error_names_the_invalid_part() {
         for (text, error) in [
             ("192.0.2/24", ParseIpCidrError::Address),
             ("/24", ParseIpCidrError::Address),
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_its_network_and_nothing_else() {
+    fn contains_only_addresses_of_its_network() {
         assert!(contains("192.0.2.7/24", "192.0.2.255"));
         assert!(!contains("192.0.2.7/24", "192.0.3.0"));
         assert!(contains("0.0.0.0/0", "255.255.255.255"));
@@ -211,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_its_network_and_broadcast_address() {
+    fn computes_network_and_broadcast_address() {
         assert_eq!(cidr("192.0.2.7/25").network(), cidr("192.0.2.0/25"));
         assert_eq!(cidr("2001:db8::7/48").network(), cidr("2001:db8::/48"));
         assert_eq!(cidr("192.0.2.7/25").broadcast(), Some(Ipv4Addr::new(192, 0, 2, 127)));

@@ -1,22 +1,21 @@
-//! The one table of drop reasons.
+//! Table of drop reasons.
 //!
-//! A packet leaves the data path only with a reason from this table. The table
-//! makes the enum, the names of the metrics and the text of the manual, so a
-//! reason that is not listed here cannot be counted, and a reason that is
-//! listed here is always explained.
+//! Every packet that leaves the data path undelivered is counted under a reason from this table.
+//! The table generates the enum, the metric names and the manual text. So every counted reason
+//! is listed here, and every listed reason is documented.
 
 use core::fmt;
 
-/// How much an operator should care about a drop.
+/// Importance of a drop reason for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Part of normal life on a network: nothing to do.
+    /// Normal network operation: no action needed.
     Normal,
-    /// Caused by what a peer sent: malformed, hostile or not for us.
+    /// Caused by a peer's packet: malformed, hostile or not addressed to this host.
     Peer,
-    /// A limit of ours was reached: more memory, queue or CPU would help.
+    /// A local limit was reached: more memory, queue space or CPU time would help.
     Limit,
-    /// Something on this host is wrong and somebody should look.
+    /// Something on this host is wrong and needs attention.
     Fault,
 }
 
@@ -33,7 +32,7 @@ impl fmt::Display for Severity {
 
 macro_rules! drop_reasons {
     ($($variant:ident, $name:literal, $severity:ident, $sentence:literal;)+) => {
-        /// Why a packet left the data path.
+        /// Reason for which a packet left the data path.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum DropReason {
@@ -41,20 +40,20 @@ macro_rules! drop_reasons {
         }
 
         impl DropReason {
-            /// Every reason, in the order of the table.
+            /// All reasons, in the order of the table.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)+];
 
-            /// The name of the counter: lower case with underscores.
+            /// Returns the counter name: lower case with underscores.
             pub const fn name(self) -> &'static str {
                 match self { $(DropReason::$variant => $name,)+ }
             }
 
-            /// How much an operator should care.
+            /// Returns the importance for the operator.
             pub const fn severity(self) -> Severity {
                 match self { $(DropReason::$variant => Severity::$severity,)+ }
             }
 
-            /// What happened, as one sentence.
+            /// Returns the explanation, one sentence.
             pub const fn sentence(self) -> &'static str {
                 match self { $(DropReason::$variant => $sentence,)+ }
             }
@@ -63,142 +62,142 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    // The port: before any header was read.
-    PortRingFull, "port_ring_full", Limit, "The port's receive ring was full, so the kernel or card dropped the frame.";
-    PortInvalidDescriptor, "port_invalid_descriptor", Fault, "The kernel refused or returned a descriptor that this port did not own.";
-    PortFrameDamaged, "port_frame_damaged", Fault, "The card found the frame damaged, cut short or otherwise wrong: look at the cable, the transceiver and the other end.";
-    FrameTooLong, "frame_too_long", Limit, "The frame is longer than the card or a buffer of the arena takes: lower the peer's MTU or turn off its segmentation offload.";
-    NoBuffer, "no_buffer", Limit, "No free frame was left in the arena.";
-    InputQueueFull, "input_queue_full", Limit, "The queue between receive work and protocol work was full: only modes `interrupt` and `moderated` have one.";
-    FaultInjected, "fault_injected", Normal, "The fault injection wrapper dropped the frame on purpose.";
-    NotSteered, "not_steered", Normal, "The frame was not for this host or for a port given to Tidegate.";
+    // Device: before any header was read.
+    DeviceRingFull, "device_ring_full", Limit, "The device's receive ring was full, so the kernel or the NIC dropped the frame.";
+    DeviceInvalidDescriptor, "device_invalid_descriptor", Fault, "The kernel rejected or returned a descriptor that the device did not own.";
+    DeviceFrameDamaged, "device_frame_damaged", Fault, "The NIC received a damaged, truncated or otherwise invalid frame: check the cable, the transceiver and the link partner.";
+    FrameTooLong, "frame_too_long", Limit, "The frame exceeds the limit of the NIC or the size of an arena buffer: lower the peer's MTU or turn off its segmentation offload.";
+    NoBuffer, "no_buffer", Limit, "The arena had no free frame.";
+    InputQueueFull, "input_queue_full", Limit, "The queue between receive processing and protocol processing was full: only modes `interrupt` and `moderated` have this queue.";
+    FaultInjected, "fault_injected", Normal, "The fault injector dropped the frame on purpose.";
+    NotSteered, "not_steered", Normal, "The frame was neither for this host nor for a UDP or TCP port served by Tidegate.";
 
-    // Admission: refused while not everything could be taken.
-    AdmissionClassClosed, "admission_class_closed", Limit, "Nothing of the packet's class is let in: classes of a better rank need all that can be served.";
-    AdmissionRate, "admission_rate", Limit, "The packet's class is at the rate that is left for it.";
-    AdmissionSourceShare, "admission_source_share", Limit, "The packet's source has had its fair share of its class.";
+    // Admission control: refused under overload.
+    AdmissionClassClosed, "admission_class_closed", Limit, "Admission control is closed for the packet's class: classes of better rank need the full capacity.";
+    AdmissionRate, "admission_rate", Limit, "The packet's class exceeds the rate that admission control leaves for the class.";
+    AdmissionSourceShare, "admission_source_share", Limit, "The packet's source exceeds its fair share of its class.";
 
     // Ethernet.
     EthernetTruncated, "ethernet_truncated", Peer, "The frame is shorter than an Ethernet header.";
-    EthernetNotForUs, "ethernet_not_for_us", Normal, "The destination hardware address is neither ours nor a group we listen to.";
+    EthernetNotForUs, "ethernet_not_for_us", Normal, "The destination hardware address is neither this interface's address nor a group that the interface has joined.";
     EthernetSourceInvalid, "ethernet_source_invalid", Peer, "The source hardware address is a group address.";
-    EtherTypeUnknown, "ethertype_unknown", Normal, "The EtherType is none that the stack speaks.";
+    EtherTypeUnknown, "ethertype_unknown", Normal, "The stack does not support the EtherType.";
     VlanTruncated, "vlan_truncated", Peer, "The frame ends inside its VLAN tag.";
-    VlanNotForUs, "vlan_not_for_us", Normal, "The VLAN tag is not the one this interface is in, or there is more than one tag.";
+    VlanNotForUs, "vlan_not_for_us", Normal, "The VLAN tag differs from the interface's VLAN, or the frame has more than one tag.";
 
     // ARP and neighbour discovery.
-    ArpMalformed, "arp_malformed", Peer, "The ARP packet is truncated or not Ethernet and IPv4 (RFC 826).";
-    ArpNotForUs, "arp_not_for_us", Normal, "The ARP packet asks for another host's address.";
-    ArpConflict, "arp_conflict", Fault, "Another host claims an address of ours (RFC 5227).";
-    ArpUnsolicited, "arp_unsolicited", Peer, "An ARP reply that nobody asked for was ignored.";
-    ArpSenderInvalid, "arp_sender_invalid", Peer, "The ARP sender's hardware or protocol address cannot be a host's.";
-    NdpMalformed, "ndp_malformed", Peer, "The neighbour discovery message breaks a rule of RFC 4861 section 7.1 or 6.1.";
-    NdpHopLimit, "ndp_hop_limit", Peer, "The neighbour discovery message has a hop limit under 255, so it may come from off link.";
-    NdpNotForUs, "ndp_not_for_us", Normal, "The neighbour discovery message asks for another host's address.";
-    NdpConflict, "ndp_conflict", Fault, "Another host claims an IPv6 address of ours (RFC 4862 section 5.4).";
-    NdpUnsolicited, "ndp_unsolicited", Peer, "A neighbour advertisement for an entry we never asked for was ignored.";
-    NdpIgnored, "ndp_ignored", Normal, "A router advertisement or redirect was ignored: routes are configured, not learnt.";
+    ArpMalformed, "arp_malformed", Peer, "The ARP packet is truncated or not for Ethernet and IPv4 (RFC 826).";
+    ArpNotForUs, "arp_not_for_us", Normal, "The ARP packet requests another host's address.";
+    ArpConflict, "arp_conflict", Fault, "Another host claims an IPv4 address of this host (RFC 5227).";
+    ArpUnsolicited, "arp_unsolicited", Peer, "An unsolicited ARP reply was ignored.";
+    ArpSenderInvalid, "arp_sender_invalid", Peer, "The ARP sender's hardware or protocol address is not a valid host address.";
+    NdpMalformed, "ndp_malformed", Peer, "The neighbour discovery message violates a rule of RFC 4861 section 7.1 or 6.1.";
+    NdpHopLimit, "ndp_hop_limit", Peer, "The neighbour discovery message has a hop limit under 255, so the sender may be off link.";
+    NdpNotForUs, "ndp_not_for_us", Normal, "The neighbour discovery message requests another host's address.";
+    NdpConflict, "ndp_conflict", Fault, "Another host claims an IPv6 address of this host (RFC 4862 section 5.4).";
+    NdpUnsolicited, "ndp_unsolicited", Peer, "A neighbour advertisement for an address that was never solicited was ignored.";
+    NdpIgnored, "ndp_ignored", Normal, "A router advertisement or redirect was ignored: routes are configured, not learned.";
     NeighbourTableFull, "neighbour_table_full", Limit, "The neighbour table is full of entries in use (RFC 6583).";
-    NeighbourQueueFull, "neighbour_queue_full", Limit, "Too many packets wait for this neighbour's hardware address.";
+    NeighbourQueueFull, "neighbour_queue_full", Limit, "The queue of packets waiting for this neighbour's hardware address was full.";
     NeighbourUnreachable, "neighbour_unreachable", Normal, "The next hop did not answer address resolution.";
 
     // IPv4.
     Ipv4Truncated, "ipv4_truncated", Peer, "The frame is shorter than an IPv4 header.";
     Ipv4Version, "ipv4_version", Peer, "The version field of an IPv4 packet is not 4.";
-    Ipv4HeaderLength, "ipv4_header_length", Peer, "The IPv4 header length is under 20 or past the packet.";
+    Ipv4HeaderLength, "ipv4_header_length", Peer, "The IPv4 header length is under 20 bytes or past the packet.";
     Ipv4TotalLength, "ipv4_total_length", Peer, "The IPv4 total length is past the frame or shorter than the header.";
     Ipv4Checksum, "ipv4_checksum", Peer, "The IPv4 header checksum is wrong.";
-    Ipv4Options, "ipv4_options", Peer, "An IPv4 option has an impossible length.";
-    Ipv4SourceRoute, "ipv4_source_route", Peer, "The packet carries a source route, which is never followed (RFC 7126).";
-    Ipv4SourceInvalid, "ipv4_source_invalid", Peer, "The IPv4 source address cannot be a host's: group, broadcast, loopback or our own.";
-    Ipv4NotForUs, "ipv4_not_for_us", Normal, "The IPv4 destination is not an address of ours.";
+    Ipv4Options, "ipv4_options", Peer, "An IPv4 option has an invalid length.";
+    Ipv4SourceRoute, "ipv4_source_route", Peer, "The packet has a source route option, which is never followed (RFC 7126).";
+    Ipv4SourceInvalid, "ipv4_source_invalid", Peer, "The IPv4 source address is not a valid remote host address: multicast, broadcast, loopback or this host's own.";
+    Ipv4NotForUs, "ipv4_not_for_us", Normal, "The IPv4 destination is not an address of this host.";
 
     // IPv6.
     Ipv6Truncated, "ipv6_truncated", Peer, "The frame is shorter than an IPv6 header.";
     Ipv6Version, "ipv6_version", Peer, "The version field of an IPv6 packet is not 6.";
     Ipv6PayloadLength, "ipv6_payload_length", Peer, "The IPv6 payload length is past the frame.";
-    Ipv6SourceInvalid, "ipv6_source_invalid", Peer, "The IPv6 source address cannot be a host's: group, loopback or our own.";
-    Ipv6NotForUs, "ipv6_not_for_us", Normal, "The IPv6 destination is neither an address of ours nor a group we joined.";
+    Ipv6SourceInvalid, "ipv6_source_invalid", Peer, "The IPv6 source address is not a valid remote host address: multicast, loopback or this host's own.";
+    Ipv6NotForUs, "ipv6_not_for_us", Normal, "The IPv6 destination is neither an address of this host nor a multicast group that this host has joined.";
     Ipv6ExtensionTruncated, "ipv6_extension_truncated", Peer, "An IPv6 extension header runs past the packet.";
-    Ipv6ExtensionOrder, "ipv6_extension_order", Peer, "A hop-by-hop header is not first or stands twice (RFC 8200 section 4.1).";
-    Ipv6ExtensionLimit, "ipv6_extension_limit", Peer, "The packet has more extension headers or options than any honest sender needs.";
-    Ipv6OptionUnknown, "ipv6_option_unknown", Peer, "An unknown option asks for the packet to be discarded (RFC 8200 section 4.2).";
-    Ipv6RoutingHeader, "ipv6_routing_header", Peer, "The packet carries a routing header with segments left (RFC 5095).";
-    Ipv6NextHeaderUnknown, "ipv6_next_header_unknown", Peer, "The next header is unknown; the sender was told (RFC 8200 section 4).";
+    Ipv6ExtensionOrder, "ipv6_extension_order", Peer, "A hop-by-hop header is not the first extension header or occurs twice (RFC 8200 section 4.1).";
+    Ipv6ExtensionLimit, "ipv6_extension_limit", Peer, "The packet exceeds the limits on extension headers, options or padding, which legitimate packets do not reach.";
+    Ipv6OptionUnknown, "ipv6_option_unknown", Peer, "An unknown option requires the packet to be discarded (RFC 8200 section 4.2).";
+    Ipv6RoutingHeader, "ipv6_routing_header", Peer, "The packet has a routing header with segments left (RFC 5095).";
+    Ipv6NextHeaderUnknown, "ipv6_next_header_unknown", Peer, "The next header type is unknown; an ICMP error was returned (RFC 8200 section 4).";
     Ipv6Jumbogram, "ipv6_jumbogram", Peer, "Jumbograms are not supported (RFC 2675).";
 
     // Forwarding.
-    ForwardLinkGroup, "forward_link_group", Peer, "The packet was sent to a group or everybody on its link, so it was not forwarded (RFC 1812 section 5.3.4).";
-    ForwardScope, "forward_scope", Peer, "An address of the packet has no meaning off its link, so it was not forwarded (RFC 1812 section 5.3.7, RFC 4291 section 2.5.6).";
-    ForwardBroadcast, "forward_broadcast", Peer, "A broadcast to a network behind this router was not forwarded (RFC 2644).";
-    HopLimitExceeded, "hop_limit_exceeded", Normal, "The time to live or hop limit ran out here; the sender was told.";
-    ForwardQueueFull, "forward_queue_full", Limit, "The queue of packets to be forwarded was full.";
-    ScreenQueueFull, "screen_queue_full", Limit, "The queue to the packet screen was full.";
-    ScreenRefused, "screen_refused", Normal, "A rule of the packet screen refused the packet.";
-    ScreenGone, "screen_gone", Fault, "The packet screen is not running or does not answer, and nothing passes without it: start `tidegate screen`.";
+    ForwardLinkGroup, "forward_link_group", Peer, "The packet was not forwarded because its link-layer destination was multicast or broadcast (RFC 1812 section 5.3.4).";
+    ForwardScope, "forward_scope", Peer, "The packet was not forwarded because the scope of an address does not extend beyond its link (RFC 1812 section 5.3.7, RFC 4291 section 2.5.6).";
+    ForwardBroadcast, "forward_broadcast", Peer, "A directed broadcast to a network behind this router was not forwarded (RFC 2644).";
+    HopLimitExceeded, "hop_limit_exceeded", Normal, "The time to live or hop limit was exceeded; an ICMP error was returned.";
+    ForwardQueueFull, "forward_queue_full", Limit, "The queue of packets to forward was full.";
+    FilterQueueFull, "filter_queue_full", Limit, "The queue to the packet filter was full.";
+    FilterRefused, "filter_refused", Normal, "A rule of the packet filter refused the packet.";
+    FilterGone, "filter_gone", Fault, "The packet filter is not running or does not respond, and no packet passes without a verdict: start `tidegate filter`.";
 
     // Fragments.
-    FragmentInvalid, "fragment_invalid", Peer, "The fragment's offset or length is impossible.";
-    FragmentTooBig, "fragment_too_big", Peer, "The fragments add up to more than 65,535 bytes.";
+    FragmentInvalid, "fragment_invalid", Peer, "The fragment's offset or length is invalid.";
+    FragmentTooBig, "fragment_too_big", Peer, "The reassembled packet would exceed 65,535 bytes.";
     FragmentOverlap, "fragment_overlap", Peer, "Fragments overlap, so the whole packet was dropped (RFC 5722).";
-    FragmentDuplicate, "fragment_duplicate", Normal, "The same fragment had arrived before.";
-    FragmentHeaderChain, "fragment_header_chain", Peer, "The first fragment does not hold the whole header chain (RFC 7112).";
-    FragmentMemory, "fragment_memory", Limit, "The memory set aside for fragments is used up.";
-    FragmentTimeout, "fragment_timeout", Normal, "The missing fragments did not arrive in time.";
+    FragmentDuplicate, "fragment_duplicate", Normal, "The fragment was received before.";
+    FragmentHeaderChain, "fragment_header_chain", Peer, "The first fragment does not contain the whole header chain (RFC 7112).";
+    FragmentMemory, "fragment_memory", Limit, "The memory limit for fragments was reached.";
+    FragmentTimeout, "fragment_timeout", Normal, "Reassembly timed out: fragments are missing.";
 
     // ICMP.
-    IcmpTruncated, "icmp_truncated", Peer, "The ICMP message is shorter than its type needs.";
+    IcmpTruncated, "icmp_truncated", Peer, "The ICMP message is shorter than its type requires.";
     IcmpChecksum, "icmp_checksum", Peer, "The ICMP checksum is wrong.";
-    IcmpIgnored, "icmp_ignored", Normal, "The ICMP message is of a type that hosts ignore.";
-    IcmpQuote, "icmp_quote", Peer, "The ICMP error quotes a packet that we did not send (RFC 5927).";
-    IcmpMtu, "icmp_mtu", Peer, "The ICMP error tells of a path MTU that is under the minimum or no smaller than the one in use (RFC 8201 section 4).";
-    IcmpBroadcast, "icmp_broadcast", Peer, "An echo request to a group or broadcast address was not answered.";
+    IcmpIgnored, "icmp_ignored", Normal, "The ICMP message has a type that hosts ignore.";
+    IcmpQuote, "icmp_quote", Peer, "The ICMP error quotes a packet that this host did not send (RFC 5927).";
+    IcmpMtu, "icmp_mtu", Peer, "The ICMP error reports a path MTU under the minimum or not below the current value (RFC 8201 section 4).";
+    IcmpBroadcast, "icmp_broadcast", Peer, "An echo request to a multicast or broadcast address was not answered.";
 
-    MldMalformed, "mld_malformed", Peer, "The multicast listener message is truncated or may come from off link (RFC 3810).";
+    MldMalformed, "mld_malformed", Peer, "The multicast listener discovery message is truncated or its sender may be off link (RFC 3810).";
 
     // Transport.
-    ProtocolUnknown, "protocol_unknown", Normal, "No protocol above IP takes this packet; the sender was told.";
+    ProtocolUnknown, "protocol_unknown", Normal, "The stack does not support the IP protocol; an ICMP error was returned.";
     UdpTruncated, "udp_truncated", Peer, "The packet is shorter than a UDP header.";
-    UdpLength, "udp_length", Peer, "The UDP length is under 8 or past the packet.";
+    UdpLength, "udp_length", Peer, "The UDP length is under 8 bytes or past the packet.";
     UdpChecksum, "udp_checksum", Peer, "The UDP checksum is wrong.";
-    UdpChecksumUnfilled, "udp_checksum_unfilled", Fault, "The UDP checksum was left unfilled by a sender on this machine: run `ethtool -K DEV tx off` on the peer's device.";
-    UdpChecksumMissing, "udp_checksum_missing", Peer, "UDP over IPv6 came without a checksum (RFC 8200 section 8.1).";
+    UdpChecksumUnfilled, "udp_checksum_unfilled", Fault, "A sender on this machine left the UDP checksum to checksum offload: run `ethtool -K DEV tx off` on the peer's device.";
+    UdpChecksumMissing, "udp_checksum_missing", Peer, "A UDP datagram over IPv6 has no checksum (RFC 8200 section 8.1).";
     UdpPortZero, "udp_port_zero", Peer, "The UDP destination port is zero.";
-    UdpNoSocket, "udp_no_socket", Normal, "No socket is bound to this UDP port; the sender was told.";
-    SocketQueueFull, "socket_queue_full", Limit, "The socket's receive queue is full: the application reads too slowly.";
-    SocketClosed, "socket_closed", Normal, "The socket was closed with this datagram unread.";
+    UdpNoSocket, "udp_no_socket", Normal, "No socket is bound to this UDP port; an ICMP error was returned.";
+    SocketQueueFull, "socket_queue_full", Limit, "The socket's receive queue was full: the application reads too slowly.";
+    SocketClosed, "socket_closed", Normal, "The socket was closed before this datagram was read.";
     TcpTruncated, "tcp_truncated", Peer, "The packet is shorter than a TCP header.";
     TcpHeaderLength, "tcp_header_length", Peer, "The TCP data offset is under 20 bytes or past the segment.";
-    TcpOptions, "tcp_options", Peer, "A TCP option has an impossible length.";
+    TcpOptions, "tcp_options", Peer, "A TCP option has an invalid length.";
     TcpChecksum, "tcp_checksum", Peer, "The TCP checksum is wrong.";
-    TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "The TCP checksum was left unfilled by a sender on this machine: run `ethtool -K DEV tx off` on the peer's device.";
+    TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "A sender on this machine left the TCP checksum to checksum offload: run `ethtool -K DEV tx off` on the peer's device.";
     TcpPortZero, "tcp_port_zero", Peer, "A TCP port is zero.";
-    TcpGroup, "tcp_group", Peer, "A TCP segment was sent to a group or to everybody on the link.";
-    TcpNoSocket, "tcp_no_socket", Normal, "No socket has this TCP connection or port; the sender was told by a reset.";
-    TcpFlags, "tcp_flags", Peer, "The flags of the TCP segment make no sense in the state of its connection.";
-    TcpSequence, "tcp_sequence", Peer, "The TCP segment lies outside the receive window.";
-    TcpDuplicate, "tcp_duplicate", Normal, "All of the TCP segment had arrived before.";
-    TcpAckInvalid, "tcp_ack_invalid", Peer, "The TCP segment acknowledges what was never sent, or is far too old (RFC 5961).";
-    TcpReset, "tcp_reset", Peer, "A TCP reset was ignored: its number is not exactly the next one (RFC 5961).";
-    TcpPaws, "tcp_paws", Peer, "The time stamp of the TCP segment is older than that of an earlier one (RFC 7323).";
-    TcpTimestampMissing, "tcp_timestamp_missing", Peer, "The TCP segment has no time stamp, though both sides agreed on them (RFC 7323).";
-    TcpAcceptQueueFull, "tcp_accept_queue_full", Limit, "The listener's accept queue is full: the application accepts too slowly.";
-    TcpTableFull, "tcp_table_full", Limit, "There are as many TCP connections as the limits allow.";
-    TcpMemory, "tcp_memory", Limit, "The memory set aside for TCP data is used up, or a connection has too many gaps.";
+    TcpGroup, "tcp_group", Peer, "A TCP segment was sent to a multicast or broadcast address.";
+    TcpNoSocket, "tcp_no_socket", Normal, "No TCP connection or listener matches the segment; a reset was returned.";
+    TcpFlags, "tcp_flags", Peer, "The flags of the TCP segment are invalid in the state of its connection.";
+    TcpSequence, "tcp_sequence", Peer, "The TCP segment is outside the receive window.";
+    TcpDuplicate, "tcp_duplicate", Normal, "All data of the TCP segment was received before.";
+    TcpAckInvalid, "tcp_ack_invalid", Peer, "The TCP segment acknowledges data that was never sent, or its acknowledgement is too old (RFC 5961).";
+    TcpReset, "tcp_reset", Peer, "A TCP reset was ignored: its sequence number is not exactly the next expected number (RFC 5961).";
+    TcpPaws, "tcp_paws", Peer, "The timestamp of the TCP segment is older than that of an earlier segment (RFC 7323).";
+    TcpTimestampMissing, "tcp_timestamp_missing", Peer, "The TCP segment has no timestamp, although the connection negotiated timestamps (RFC 7323).";
+    TcpAcceptQueueFull, "tcp_accept_queue_full", Limit, "The listener's accept queue was full: the application accepts too slowly.";
+    TcpTableFull, "tcp_table_full", Limit, "The limit on TCP connections was reached.";
+    TcpMemory, "tcp_memory", Limit, "The memory limit for TCP data was reached, or a connection has too many gaps in its receive data.";
 
     // Transmit.
-    NoRoute, "no_route", Fault, "No route leads to the destination.";
-    TransmitQueueFull, "transmit_queue_full", Limit, "The port did not take frames as fast as the stack made them.";
-    TransmitFailed, "transmit_failed", Fault, "The kernel or card refused the frame.";
-    PacketTooBig, "packet_too_big", Normal, "The packet is larger than the path's MTU and must not be fragmented.";
-    IcmpRateLimited, "icmp_rate_limited", Normal, "An ICMP error was not sent because of its rate limit (RFC 4443 section 2.4).";
+    NoRoute, "no_route", Fault, "There is no route to the destination.";
+    TransmitQueueFull, "transmit_queue_full", Limit, "The transmit queue was full: the stack produced frames faster than the device accepted them.";
+    TransmitFailed, "transmit_failed", Fault, "The kernel or the NIC rejected the frame.";
+    PacketTooBig, "packet_too_big", Normal, "The packet exceeds the path MTU and must not be fragmented.";
+    IcmpRateLimited, "icmp_rate_limited", Normal, "An ICMP error was not sent because ICMP errors are rate-limited (RFC 4443 section 2.4).";
 }
 
 impl DropReason {
-    /// The number of reasons in the table.
+    /// Number of reasons in the table.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// The reason with this counter name.
+    /// Returns the reason with the counter name `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.name() == name)
     }
@@ -210,52 +209,63 @@ impl fmt::Display for DropReason {
     }
 }
 
-/// A count of packets for every drop reason.
+/// Packet counter for every drop reason.
+///
+/// The counters wrap around on overflow.
+///
+/// # Examples
+/// ```
+/// use tidegate_wire::{DropCounters, DropReason};
+///
+/// let mut drops = DropCounters::new();
+/// drops.count(DropReason::UdpChecksum);
+/// assert_eq!((drops.get(DropReason::UdpChecksum), drops.total()), (1, 1));
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct DropCounters([u64; DropReason::COUNT]);
 
 impl DropCounters {
-    /// Counters that all stand at zero.
+    /// Creates counters that are all zero.
     pub const fn new() -> Self {
         Self([0; DropReason::COUNT])
     }
 
-    /// Counts one packet.
+    /// Counts one packet under `reason`.
     #[inline]
     pub fn count(&mut self, reason: DropReason) {
         self.add(reason, 1);
     }
 
-    /// Counts `packets` packets.
+    /// Counts `packets` packets under `reason`.
     #[inline]
     pub fn add(&mut self, reason: DropReason, packets: u64) {
         let counter = &mut self.0[reason as usize];
         *counter = counter.wrapping_add(packets);
     }
 
-    /// Adds every counter of `other`.
+    /// Adds every counter of `other` to the counter of the same reason.
     pub fn merge(&mut self, other: &DropCounters) {
         for (reason, packets) in other.iter() {
             self.add(reason, packets);
         }
     }
 
-    /// The packets dropped for this reason.
+    /// Returns the number of packets dropped for `reason`.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// The packets dropped for any reason.
+    /// Returns the number of packets dropped for any reason.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Every reason with its count, in the order of the table.
+    /// Iterates over all reasons with their counts, in the order of the table.
     pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL.iter().map(|&reason| (reason, self.get(reason)))
     }
 
-    /// The reasons that were seen at least once.
+    /// Iterates over the reasons with a count above zero.
     pub fn nonzero(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         self.iter().filter(|&(_, packets)| packets > 0)
     }
@@ -278,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_find_their_reason() {
+    fn names_are_unique_and_reversible() {
         for &reason in DropReason::ALL {
             assert_eq!(DropReason::from_name(reason.name()), Some(reason));
             assert!(reason.sentence().ends_with('.'), "{reason}");
@@ -286,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_add_up() {
+    fn merges_and_totals_counters() {
         let mut a = DropCounters::new();
         a.count(DropReason::UdpChecksum);
         let mut b = DropCounters::new();

@@ -3,26 +3,26 @@
 use crate::field::{mac_at, put, put_u16, u16_at};
 use crate::{DropReason, EtherType, MacAddr};
 
-/// The tag of a frame that belongs to a VLAN.
+/// VLAN tag control information (IEEE 802.1Q): priority and VLAN identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VlanTag(pub u16);
 
 impl VlanTag {
-    /// Bytes that a tag adds to a frame.
+    /// Number of bytes that a tag adds to a frame.
     pub const BYTES: usize = 4;
 
-    /// A tag for VLAN `id` with priority 0.
+    /// Creates a tag for VLAN `id` (0 to 4095; higher bits are cut off) with priority 0.
     pub const fn new(id: u16) -> Self {
         VlanTag(id & 0x0fff)
     }
 
-    /// The number of the VLAN; 0 means that the tag carries only a priority.
+    /// Returns the VLAN identifier; 0 means that the tag carries only a priority.
     #[inline]
     pub const fn id(self) -> u16 {
         self.0 & 0x0fff
     }
 
-    /// The priority code point, 0 to 7.
+    /// Returns the priority code point, 0 to 7.
     pub const fn priority(self) -> u8 {
         (self.0 >> 13) as u8
     }
@@ -31,21 +31,21 @@ impl VlanTag {
 /// An Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EthernetHeader {
-    /// Who shall receive the frame.
+    /// Destination hardware address.
     pub destination: MacAddr,
-    /// Who sent it.
+    /// Source hardware address.
     pub source: MacAddr,
-    /// The VLAN tag, if there is one.
+    /// VLAN tag; `None` for an untagged frame.
     pub vlan: Option<VlanTag>,
-    /// What the frame carries; never [`EtherType::VLAN`] in a parsed header.
+    /// Type of the payload; never [`EtherType::VLAN`] in a parsed header.
     pub ethertype: EtherType,
 }
 
 impl EthernetHeader {
-    /// The length of a header without a tag.
+    /// Length in bytes of a header without a tag.
     pub const BYTES: usize = 14;
 
-    /// The length of this header: 14 or 18.
+    /// Returns the length of this header in bytes: 14 or 18.
     #[inline]
     pub const fn header_bytes(&self) -> usize {
         match self.vlan {
@@ -54,11 +54,11 @@ impl EthernetHeader {
         }
     }
 
-    /// Reads a header. The rest is the payload, with the padding of a short
-    /// frame still behind it.
+    /// Parses a header and returns it with the payload, including the padding of a short frame.
     ///
     /// # Errors
-    /// When the frame ends inside the header, or has more than one VLAN tag.
+    /// [`DropReason::EthernetTruncated`] or [`DropReason::VlanTruncated`] when the frame ends
+    /// inside the header, [`DropReason::VlanNotForUs`] when it has more than one VLAN tag.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let (head, rest) = bytes.split_first_chunk::<14>().ok_or(DropReason::EthernetTruncated)?;
@@ -75,7 +75,7 @@ impl EthernetHeader {
         }
     }
 
-    /// Reads the tag behind an EtherType that announces one.
+    /// Parses the tag that follows a VLAN EtherType.
     fn parse_tag(self, bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let (tag, rest) = bytes.split_first_chunk::<4>().ok_or(DropReason::VlanTruncated)?;
         let ethertype = EtherType(u16_at(tag, 2));
@@ -85,10 +85,10 @@ impl EthernetHeader {
         Ok((Self { vlan: Some(VlanTag(u16_at(tag, 0))), ethertype, ..self }, rest))
     }
 
-    /// Writes the header to the front of `buf` and returns what is behind it;
-    /// `None`, with nothing written, when it does not fit.
+    /// Writes the header to the front of `buf` and returns the rest of `buf`; `None`, with nothing
+    /// written, when the header does not fit.
     #[inline]
-    #[must_use = "None says that nothing was written"]
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         if let Some(tag) = self.vlan {
             return self.emit_tagged(tag, buf);
@@ -119,7 +119,7 @@ mod tests {
         [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x81, 0x00, 0xa0, 0x07, 0x08, 0x00, 0xaa, 0xbb];
 
     #[test]
-    fn reads_and_writes_a_tag() {
+    fn round_trips_vlan_tag() {
         let (header, rest) = EthernetHeader::parse(&TAGGED).unwrap();
         let tag = header.vlan.unwrap();
         assert_eq!((tag.id(), tag.priority(), header.header_bytes()), (7, 5, 18));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_refused_by_name() {
+    fn rejects_truncation_with_specific_reason() {
         for cut in 0..14 {
             assert_eq!(EthernetHeader::parse(&TAGGED[..cut]), Err(DropReason::EthernetTruncated));
         }
@@ -141,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn a_second_tag_is_refused() {
+    fn rejects_second_vlan_tag() {
         let mut frame = TAGGED;
         frame[16..18].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
         assert_eq!(EthernetHeader::parse(&frame), Err(DropReason::VlanNotForUs));
     }
 
     #[test]
-    fn a_short_buffer_is_left_alone() {
+    fn emit_leaves_short_buffer_unchanged() {
         let (header, _) = EthernetHeader::parse(&TAGGED).unwrap();
         let mut short = [0; 17];
         assert!(header.emit(&mut short).is_none());

@@ -4,7 +4,7 @@ use core::net::Ipv6Addr;
 
 use crate::checksum::{Sum, pseudo_header_v6};
 use crate::field::{u16_at, u32_at};
-use crate::icmp::{IcmpHead, quote_of};
+use crate::icmp::{IcmpHeader, quote_without_extensions};
 use crate::mld::MldMessage;
 use crate::ndp::NdpMessage;
 use crate::{DropReason, Ipv6Header, Protocol};
@@ -13,107 +13,107 @@ use crate::{DropReason, Ipv6Header, Protocol};
 pub mod unreachable {
     /// No route to the destination.
     pub const NO_ROUTE: u8 = 0;
-    /// Forbidden by an administrator.
+    /// Administratively prohibited.
     pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
     /// The destination is beyond the scope of the source address.
     pub const BEYOND_SCOPE: u8 = 2;
-    /// No way to the address.
+    /// The address is unreachable.
     pub const ADDRESS: u8 = 3;
-    /// Nobody listens on the port.
+    /// No socket is bound to the port.
     pub const PORT: u8 = 4;
 }
 
 /// Codes of [`Icmpv6Message::TimeExceeded`].
 pub mod time_exceeded {
-    /// The hop limit ran out on the way.
+    /// The hop limit was exceeded in transit.
     pub const IN_TRANSIT: u8 = 0;
-    /// Fragments were missing when the time was up.
+    /// Fragment reassembly timed out.
     pub const REASSEMBLY: u8 = 1;
 }
 
 /// Codes of [`Icmpv6Message::ParameterProblem`].
 pub mod parameter_problem {
-    /// A field of a header has a wrong value.
+    /// A header field has an invalid value.
     pub const HEADER_FIELD: u8 = 0;
-    /// The next header is unknown.
+    /// The next header type is unknown.
     pub const NEXT_HEADER: u8 = 1;
-    /// An option is unknown and asks to be told.
+    /// The packet has an unknown option that requests an ICMP error.
     pub const OPTION: u8 = 2;
-    /// The first fragment does not hold the whole header chain (RFC 7112).
+    /// The first fragment does not contain the whole header chain (RFC 7112).
     pub const HEADER_CHAIN: u8 = 3;
 }
 
-/// An ICMPv6 message.
+/// ICMPv6 message.
 ///
-/// `quote` is the beginning of the packet that caused an error, from its IP
-/// header on; read it with [`Ipv6Header::parse_quoted`].
+/// `quote` is the beginning of the packet that caused an error, from its IP header on; parse it
+/// with [`Ipv6Header::parse_quoted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmpv6Message<'a> {
     /// The packet could not be delivered.
     DestinationUnreachable {
-        /// Why: see [`mod@unreachable`].
+        /// Cause: see [`mod@unreachable`].
         code: u8,
-        /// The packet.
+        /// Beginning of the packet.
         quote: &'a [u8],
     },
-    /// The packet is too large for a link on the way.
+    /// The packet is too large for a link on the path.
     PacketTooBig {
-        /// The MTU of that link in bytes.
+        /// MTU of that link in bytes.
         mtu: u32,
-        /// The packet.
+        /// Beginning of the packet.
         quote: &'a [u8],
     },
-    /// The packet was on its way for too long.
+    /// The packet's hop limit or reassembly time was exceeded.
     TimeExceeded {
-        /// Where: see [`mod@time_exceeded`].
+        /// Place of the expiry: see [`mod@time_exceeded`].
         code: u8,
-        /// The packet.
+        /// Beginning of the packet.
         quote: &'a [u8],
     },
-    /// The packet's header is wrong.
+    /// The packet's header has an invalid or unknown field.
     ParameterProblem {
-        /// What is wrong: see [`mod@parameter_problem`].
+        /// Cause: see [`mod@parameter_problem`].
         code: u8,
-        /// The place of the first wrong byte in the packet.
+        /// Offset of the first invalid byte in the packet.
         pointer: u32,
-        /// The packet.
+        /// Beginning of the packet.
         quote: &'a [u8],
     },
-    /// A request to send the same back.
+    /// Request to return the same data.
     EchoRequest {
-        /// Tells one sender's requests from another's.
+        /// Distinguishes the requests of different senders.
         identifier: u16,
-        /// Tells one request from the next.
+        /// Sequence number of the request at its sender.
         sequence: u16,
-        /// Anything.
+        /// Arbitrary data.
         data: &'a [u8],
     },
-    /// An answer to an echo request.
+    /// Reply to an echo request.
     EchoReply {
-        /// As in the request.
+        /// Identifier of the request.
         identifier: u16,
-        /// As in the request.
+        /// Sequence number of the request.
         sequence: u16,
-        /// As in the request.
+        /// Data of the request.
         data: &'a [u8],
     },
-    /// A neighbour discovery message.
+    /// Neighbour discovery message.
     Ndp(NdpMessage<'a>),
-    /// A multicast listener discovery message.
+    /// Multicast listener discovery message.
     Mld(MldMessage<'a>),
     /// Any other message.
     Other {
-        /// Its type; under 128 it is an error (RFC 4443 section 2.1).
+        /// ICMPv6 type; types under 128 are errors (RFC 4443 section 2.1).
         kind: u8,
-        /// Its code.
+        /// ICMPv6 code.
         code: u8,
-        /// What stands behind the checksum.
+        /// Bytes after the checksum.
         body: &'a [u8],
     },
 }
 
 impl<'a> Icmpv6Message<'a> {
-    /// The length of the header of errors and echoes.
+    /// Header length in bytes of error and echo messages.
     pub const BYTES: usize = 8;
 
     const DESTINATION_UNREACHABLE: u8 = 1;
@@ -123,12 +123,13 @@ impl<'a> Icmpv6Message<'a> {
     const ECHO_REQUEST: u8 = 128;
     const ECHO_REPLY: u8 = 129;
 
-    /// Reads a message, the whole payload of the packet with header `ip`, and
-    /// checks its checksum.
+    /// Parses a message, which is the whole payload of the packet with header `ip`, and verifies
+    /// its checksum.
     ///
     /// # Errors
-    /// When it is shorter than its type needs, the checksum is wrong, or it
-    /// breaks a rule of neighbour or listener discovery.
+    /// [`DropReason::IcmpTruncated`] when the message is shorter than its type requires,
+    /// [`DropReason::IcmpChecksum`] when its checksum is wrong, and the reasons of [`crate::ndp`]
+    /// and [`crate::mld`] when a discovery message violates a rule of its RFC.
     pub fn parse(ip: &Ipv6Header, bytes: &'a [u8]) -> Result<Self, DropReason> {
         let (head, body) = bytes.split_first_chunk::<4>().ok_or(DropReason::IcmpTruncated)?;
         if !pseudo_header(ip.source, ip.destination, bytes.len()).with(bytes).is_valid() {
@@ -138,25 +139,30 @@ impl<'a> Icmpv6Message<'a> {
         match kind {
             Self::DESTINATION_UNREACHABLE..=Self::PARAMETER_PROBLEM
             | Self::ECHO_REQUEST
-            | Self::ECHO_REPLY => Self::parse_word(kind, code, body),
-            _ if NdpMessage::has_type(kind) => {
+            | Self::ECHO_REPLY => Self::parse_rfc_4443(kind, code, body),
+            _ if NdpMessage::is_supported_type(kind) => {
                 NdpMessage::parse(ip, kind, code, body).map(Self::Ndp)
             }
-            _ if MldMessage::has_type(kind) => MldMessage::parse(ip, kind, body).map(Self::Mld),
+            _ if MldMessage::is_supported_type(kind) => {
+                MldMessage::parse(ip, kind, body).map(Self::Mld)
+            }
             _ => Ok(Self::Other { kind, code, body }),
         }
     }
 
-    /// Reads the messages of RFC 4443: one word, then data.
-    fn parse_word(kind: u8, code: u8, body: &'a [u8]) -> Result<Self, DropReason> {
+    /// Parses the messages of RFC 4443: one 32-bit word, then data.
+    fn parse_rfc_4443(kind: u8, code: u8, body: &'a [u8]) -> Result<Self, DropReason> {
         let (word, data) = body.split_first_chunk::<4>().ok_or(DropReason::IcmpTruncated)?;
         let (identifier, sequence) = (u16_at(word, 0), u16_at(word, 2));
         Ok(match kind {
-            Self::DESTINATION_UNREACHABLE => {
-                Self::DestinationUnreachable { code, quote: quote_of(data, word[0], 8) }
-            }
+            Self::DESTINATION_UNREACHABLE => Self::DestinationUnreachable {
+                code,
+                quote: quote_without_extensions(data, word[0], 8),
+            },
             Self::PACKET_TOO_BIG => Self::PacketTooBig { mtu: u32_at(word, 0), quote: data },
-            Self::TIME_EXCEEDED => Self::TimeExceeded { code, quote: quote_of(data, word[0], 8) },
+            Self::TIME_EXCEEDED => {
+                Self::TimeExceeded { code, quote: quote_without_extensions(data, word[0], 8) }
+            }
             Self::PARAMETER_PROBLEM => {
                 Self::ParameterProblem { code, pointer: u32_at(word, 0), quote: data }
             }
@@ -165,57 +171,58 @@ impl<'a> Icmpv6Message<'a> {
         })
     }
 
-    /// The length of the message in bytes.
+    /// Returns the length of the message in bytes.
     pub fn message_bytes(&self) -> usize {
-        let (head, body) = self.parts();
-        head.bytes().len() + body.len()
+        let (head, body) = self.header_and_body();
+        head.as_bytes().len() + body.len()
     }
 
-    /// Writes the message, to be sent between these addresses, with its
-    /// checksum to the front of `buf` and returns what is behind it; `None`,
-    /// with nothing written, when it does not fit.
-    #[must_use = "None says that nothing was written"]
+    /// Writes the message with its checksum to the front of `buf` and returns the rest of `buf`;
+    /// `None`, with nothing written, when the message does not fit.
+    ///
+    /// The checksum covers `source` and `destination`, the addresses of the IPv6 header.
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(
         &self,
         source: Ipv6Addr,
         destination: Ipv6Addr,
         buf: &'b mut [u8],
     ) -> Option<&'b mut [u8]> {
-        let (mut head, body) = self.parts();
-        let sum = pseudo_header(source, destination, head.bytes().len() + body.len());
-        head.set_checksum(sum.with(head.bytes()).with(body).checksum());
+        let (mut head, body) = self.header_and_body();
+        let sum = pseudo_header(source, destination, head.as_bytes().len() + body.len());
+        head.set_checksum(sum.with(head.as_bytes()).with(body).checksum());
         head.emit(body, buf)
     }
 
-    /// The header, checksum still zero, and what follows it.
-    fn parts(&self) -> (IcmpHead, &'a [u8]) {
+    /// Returns the header, with a zero checksum, and the body.
+    fn header_and_body(&self) -> (IcmpHeader, &'a [u8]) {
         match *self {
             Self::DestinationUnreachable { code, quote } => {
-                (IcmpHead::word(Self::DESTINATION_UNREACHABLE, code, 0), quote)
+                (IcmpHeader::with_u32(Self::DESTINATION_UNREACHABLE, code, 0), quote)
             }
             Self::PacketTooBig { mtu, quote } => {
-                (IcmpHead::word(Self::PACKET_TOO_BIG, 0, mtu), quote)
+                (IcmpHeader::with_u32(Self::PACKET_TOO_BIG, 0, mtu), quote)
             }
             Self::TimeExceeded { code, quote } => {
-                (IcmpHead::word(Self::TIME_EXCEEDED, code, 0), quote)
+                (IcmpHeader::with_u32(Self::TIME_EXCEEDED, code, 0), quote)
             }
             Self::ParameterProblem { code, pointer, quote } => {
-                (IcmpHead::word(Self::PARAMETER_PROBLEM, code, pointer), quote)
+                (IcmpHeader::with_u32(Self::PARAMETER_PROBLEM, code, pointer), quote)
             }
             Self::EchoRequest { identifier, sequence, data } => {
-                (IcmpHead::halves(Self::ECHO_REQUEST, 0, identifier, sequence), data)
+                (IcmpHeader::with_u16_pair(Self::ECHO_REQUEST, 0, identifier, sequence), data)
             }
             Self::EchoReply { identifier, sequence, data } => {
-                (IcmpHead::halves(Self::ECHO_REPLY, 0, identifier, sequence), data)
+                (IcmpHeader::with_u16_pair(Self::ECHO_REPLY, 0, identifier, sequence), data)
             }
-            Self::Ndp(message) => message.parts(),
-            Self::Mld(message) => message.parts(),
-            Self::Other { kind, code, body } => (IcmpHead::short(kind, code), body),
+            Self::Ndp(message) => message.header_and_body(),
+            Self::Mld(message) => message.header_and_body(),
+            Self::Other { kind, code, body } => (IcmpHeader::type_code_only(kind, code), body),
         }
     }
 }
 
-/// The sum of the pseudo-header of a message of `bytes` bytes.
+/// Returns the sum of the pseudo-header for a message of `bytes` bytes.
 fn pseudo_header(source: Ipv6Addr, destination: Ipv6Addr, bytes: usize) -> Sum {
     pseudo_header_v6(source, destination, Protocol::ICMPV6, bytes as u32)
 }
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_flipped_bit_is_refused() {
+    fn rejects_truncation_and_bit_flips() {
         let mut bytes = [0; 13];
         emit(ECHO, &mut bytes);
         assert_eq!(Icmpv6Message::parse(&ip(), &bytes), Ok(ECHO));
@@ -255,15 +262,15 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_covers_the_addresses() {
+    fn checksum_covers_addresses() {
         let mut bytes = [0; 13];
         emit(ECHO, &mut bytes);
-        let elsewhere = Ipv6Header { destination: Ipv6Addr::LOCALHOST, ..ip() };
-        assert_eq!(Icmpv6Message::parse(&elsewhere, &bytes), Err(DropReason::IcmpChecksum));
+        let other_destination = Ipv6Header { destination: Ipv6Addr::LOCALHOST, ..ip() };
+        assert_eq!(Icmpv6Message::parse(&other_destination, &bytes), Err(DropReason::IcmpChecksum));
     }
 
     #[test]
-    fn a_message_shorter_than_its_type_needs_is_refused() {
+    fn rejects_message_shorter_than_its_type_requires() {
         for kind in [1, 2, 3, 4, 128, 129] {
             let mut buf = [0; 7];
             emit(Icmpv6Message::Other { kind, code: 0, body: &[1, 2, 3] }, &mut buf);
@@ -278,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_buffer_is_left_alone() {
+    fn emit_leaves_short_buffer_unchanged() {
         let mut short = [0; 12];
         assert!(ECHO.emit(ip().source, ip().destination, &mut short).is_none());
         assert_eq!(short, [0; 12]);

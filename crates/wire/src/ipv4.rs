@@ -6,40 +6,40 @@ use crate::checksum::Sum;
 use crate::field::{ipv4_at, put, put_u16, u16_at};
 use crate::{DropReason, Protocol};
 
-/// An IPv4 header, without the bytes of its options.
+/// IPv4 header without the bytes of its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Header {
-    /// Who sent the packet.
+    /// Source address.
     pub source: Ipv4Addr,
-    /// Who shall receive it.
+    /// Destination address.
     pub destination: Ipv4Addr,
-    /// What it carries.
+    /// Protocol of the payload.
     pub protocol: Protocol,
-    /// How many more routers may pass it on.
+    /// Time to live: each router on the path decrements it.
     pub ttl: u8,
-    /// Differentiated services code point and congestion notification, the
-    /// byte that was once the type of service (RFC 2474, RFC 3168).
+    /// Differentiated services code point (6 bits) and congestion notification (2 bits), formerly
+    /// the type of service (RFC 2474, RFC 3168).
     pub dscp_ecn: u8,
-    /// The same in all fragments of a packet.
+    /// Identification: equal in all fragments of a packet.
     pub identification: u16,
-    /// Whether routers must not fragment it.
+    /// Forbids routers to fragment the packet.
     pub dont_fragment: bool,
-    /// Whether this is a fragment and not the last.
+    /// Set in every fragment but the last.
     pub more_fragments: bool,
-    /// Where the payload belongs in the whole packet; a multiple of 8.
+    /// Offset of the payload in the unfragmented packet, in bytes; a multiple of 8.
     pub fragment_offset_bytes: u16,
-    /// The length of the header with its options: 20 to 60, a multiple of 4.
+    /// Length of the header with its options, in bytes: 20 to 60, a multiple of 4.
     pub header_bytes: u8,
-    /// The length of the header and the payload.
+    /// Length of header and payload, in bytes.
     pub total_bytes: u16,
 }
 
 impl Ipv4Header {
-    /// The length of a header without options.
+    /// Length in bytes of a header without options.
     pub const BYTES: usize = 20;
 
-    /// A header for `payload_bytes` of payload: no options, TTL 64, not to be
-    /// fragmented. `None` when the packet would be longer than 65,535 bytes.
+    /// Creates a header for `payload_bytes` of payload: no options, TTL 64, don't-fragment set.
+    /// `None` when the packet would be longer than 65,535 bytes.
     #[inline]
     pub fn new(
         source: Ipv4Addr,
@@ -62,13 +62,13 @@ impl Ipv4Header {
         })
     }
 
-    /// Reads a header and checks its lengths and its checksum. The rest is the
-    /// payload, cut to the total length; the options are read by
-    /// [`Ipv4Header::options`].
+    /// Parses a header and verifies its lengths and its checksum. Returns the header and the
+    /// payload, cut to the total length; [`Ipv4Header::options`] returns the options.
     ///
     /// # Errors
-    /// When the header is truncated, of another version, has impossible
-    /// lengths or a wrong checksum.
+    /// [`DropReason::Ipv4Truncated`], [`DropReason::Ipv4Version`],
+    /// [`DropReason::Ipv4HeaderLength`], [`DropReason::Ipv4TotalLength`] or
+    /// [`DropReason::Ipv4Checksum`].
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let header = Self::parse_fields(bytes)?;
@@ -77,7 +77,7 @@ impl Ipv4Header {
         let payload = bytes
             .get(header_bytes..usize::from(header.total_bytes))
             .ok_or(DropReason::Ipv4TotalLength)?;
-        // Nearly every header has this length; knowing it makes the sum short.
+        // Nearly every header has no options; the constant length makes the sum fast.
         let sum = match <&[u8; Self::BYTES]>::try_from(head) {
             Ok(head) => Sum::of(head),
             Err(_) => Sum::of(head),
@@ -85,18 +85,20 @@ impl Ipv4Header {
         if sum.is_valid() { Ok((header, payload)) } else { Err(DropReason::Ipv4Checksum) }
     }
 
-    /// Reads the header of a packet that an ICMP error quotes: the payload may
-    /// be cut short, and a router on the way may have changed the checksum or
-    /// the total length.
+    /// Parses the header of a packet quoted by an ICMP error.
+    ///
+    /// The payload may be truncated, and a router on the path may have changed the checksum or the
+    /// total length.
     ///
     /// # Errors
-    /// As [`Ipv4Header::parse`], but for the total length and the checksum.
+    /// As [`Ipv4Header::parse`], except for the total length and the checksum.
     pub fn parse_quoted(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let header = Self::parse_fields(bytes)?;
         let payload =
             bytes.get(usize::from(header.header_bytes)..).ok_or(DropReason::Ipv4HeaderLength)?;
-        let told = usize::from(header.total_bytes).saturating_sub(header.header_bytes.into());
-        Ok((header, payload.get(..told).unwrap_or(payload)))
+        let payload_bytes =
+            usize::from(header.total_bytes).saturating_sub(header.header_bytes.into());
+        Ok((header, payload.get(..payload_bytes).unwrap_or(payload)))
     }
 
     #[inline(always)]
@@ -125,32 +127,33 @@ impl Ipv4Header {
         })
     }
 
-    /// Whether the packet is one fragment of a larger one.
+    /// Returns true if the packet is a fragment of a larger packet.
     #[inline]
     pub const fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset_bytes != 0
     }
 
-    /// The length of the payload.
+    /// Returns the length of the payload in bytes.
     #[inline]
     pub const fn payload_bytes(&self) -> usize {
         self.total_bytes.saturating_sub(self.header_bytes as u16) as usize
     }
 
-    /// The options of this header, which was parsed from `packet`.
+    /// Returns the options of this header, which was parsed from `packet`.
     #[inline]
     pub fn options<'a>(&self, packet: &'a [u8]) -> Ipv4Options<'a> {
         Ipv4Options::new(packet.get(Self::BYTES..self.header_bytes.into()).unwrap_or(&[]))
     }
 
-    /// Writes the header with its checksum to the front of `buf` and returns
-    /// what is behind it. When `header_bytes` is over 20, the options must
-    /// stand in `buf` already: they are left as they are and summed.
+    /// Writes the header with its checksum to the front of `buf` and returns the rest of `buf`.
     ///
-    /// `None`, with nothing written, when the header does not fit or
-    /// `header_bytes` is not a length that a header can have.
+    /// If `header_bytes` is over 20, the options must already be in `buf`: they are included in
+    /// the checksum and not changed.
+    ///
+    /// Returns `None`, with nothing written, when the header does not fit or `header_bytes` is not
+    /// a valid header length.
     #[inline]
-    #[must_use = "None says that nothing was written"]
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let header_bytes = usize::from(self.header_bytes);
         if !header_bytes.is_multiple_of(4) || header_bytes > 60 {
@@ -175,36 +178,36 @@ impl Ipv4Header {
     }
 }
 
-/// One option of an IPv4 header.
+/// Option of an IPv4 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv4Option<'a> {
-    /// Routers write their addresses from `pointer` on (RFC 791).
+    /// Record route: routers write their addresses from `pointer` on (RFC 791).
     RecordRoute(Ipv4Route<'a>),
-    /// Routers to pass on the way, others allowed between them (RFC 791).
+    /// Loose source route: routers to visit, with others allowed in between (RFC 791).
     LooseSourceRoute(Ipv4Route<'a>),
-    /// Routers to pass on the way, no others (RFC 791).
+    /// Strict source route: routers to visit, with no others in between (RFC 791).
     StrictSourceRoute(Ipv4Route<'a>),
-    /// Routers look at this packet even though it is for another host
-    /// (RFC 2113); the value is 0.
+    /// Router alert: requests routers to examine a packet that is not addressed to them (RFC 2113);
+    /// the value is 0.
     RouterAlert(u16),
-    /// Any other option: its type and the bytes behind its length.
+    /// Any other option: its type and the bytes after its length field.
     Other(u8, &'a [u8]),
 }
 
-/// The body of the route options.
+/// Body of the route options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Route<'a> {
-    /// Where the next address goes, counted from 1 at the option's type; at
-    /// least 4. Past the option's end when the route is full.
+    /// Position of the next address, counted from 1 at the option's type; at least 4. Past the
+    /// option's end when the route is full.
     pub pointer: u8,
-    /// The addresses, four bytes each.
+    /// Route addresses, four bytes each.
     pub addresses: &'a [[u8; 4]],
 }
 
-/// The options of an IPv4 header, one by one.
+/// Iterator over the options of an IPv4 header.
 ///
-/// Yields [`DropReason::Ipv4Options`] and ends at the first option whose
-/// length is impossible: under 2, past the header, or not what its type needs.
+/// Yields [`DropReason::Ipv4Options`] and ends at the first option with an invalid length: under
+/// 2, past the header, or not the length that its type requires.
 #[derive(Clone, Copy, Debug)]
 pub struct Ipv4Options<'a> {
     bytes: &'a [u8],
@@ -218,18 +221,17 @@ impl<'a> Ipv4Options<'a> {
     const STRICT_SOURCE_ROUTE: u8 = 137;
     const ROUTER_ALERT: u8 = 148;
 
-    /// The options in `bytes`, which stand behind the fixed header.
+    /// Creates an iterator over the options in `bytes`, which follow the fixed header.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// Reads every option.
+    /// Validates every option.
     ///
     /// # Errors
-    /// [`DropReason::Ipv4Options`] when one is malformed,
-    /// [`DropReason::Ipv4SourceRoute`] when one is a source route, complete or
-    /// not (RFC 7126 sections 4.3 and 4.4).
+    /// [`DropReason::Ipv4Options`] for a malformed option, [`DropReason::Ipv4SourceRoute`] for a
+    /// source route, complete or not (RFC 7126 sections 4.3 and 4.4).
     #[inline]
     pub fn check(self) -> Result<(), DropReason> {
         if self.bytes.is_empty() { Ok(()) } else { self.check_each() }
@@ -244,7 +246,7 @@ impl<'a> Ipv4Options<'a> {
         })
     }
 
-    /// Reads the option at the front, which is neither of the two of one byte.
+    /// Parses the first option, which must not be a one-byte option (end of list, no operation).
     fn parse_first(bytes: &'a [u8]) -> Option<(Ipv4Option<'a>, &'a [u8])> {
         let &[kind, length, ..] = bytes else { return None };
         let (option, rest) = bytes.split_at_checked(length.into())?;
@@ -263,12 +265,12 @@ impl<'a> Ipv4Options<'a> {
 }
 
 impl<'a> Ipv4Route<'a> {
-    /// Reads the pointer and the addresses behind an option's length.
+    /// Parses the pointer and the addresses, which follow the option's length field.
     fn parse(body: &'a [u8]) -> Option<Self> {
         let (&pointer, route) = body.split_first()?;
         let (addresses, rest) = route.as_chunks::<4>();
-        // RFC 791: the smallest legal pointer is 4, and it moves by 4. One past
-        // the end means a full route; more is a lie.
+        // RFC 791: the smallest legal pointer is 4, and the pointer advances by 4. A pointer just
+        // past the end means a full route; a larger pointer is invalid.
         let slot = pointer.checked_sub(4)?;
         let legal = slot.is_multiple_of(4) && usize::from(slot) <= route.len();
         (rest.is_empty() && legal).then_some(Self { pointer, addresses })
@@ -315,7 +317,7 @@ mod tests {
         total_bytes: 24,
     };
 
-    /// A packet with these options, whatever they are, and 4 bytes of payload.
+    /// Returns a packet with these option bytes, valid or not, and 4 bytes of payload.
     fn with_options(options: &[u8]) -> Vec<u8> {
         let header_bytes = 20 + options.len();
         let mut packet = vec![0xee; header_bytes + 4];
@@ -329,7 +331,7 @@ mod tests {
         packet
     }
 
-    /// A packet with one byte set and the checksum made right again.
+    /// Returns a packet with the byte at offset `at` set to `value` and the checksum recomputed.
     fn with_byte(at: usize, value: u8) -> Vec<u8> {
         let mut packet = with_options(&[]);
         packet[at] = value;
@@ -346,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_writes_and_cuts_the_padding() {
+    fn round_trips_and_strips_padding() {
         let mut packet = with_options(&[]);
         packet.extend([0; 22]);
         assert_eq!(Ipv4Header::parse(&packet), Ok((HEADER, &[0xee; 4][..])));
     }
 
     #[test]
-    fn impossible_lengths_are_refused_by_name() {
+    fn rejects_invalid_lengths_with_specific_reason() {
         for cut in 0..20 {
             assert_eq!(
                 Ipv4Header::parse(&with_options(&[])[..cut]),
@@ -365,7 +367,7 @@ mod tests {
             (0, 0x44, DropReason::Ipv4HeaderLength),
             (0, 0x40, DropReason::Ipv4HeaderLength),
             (0, 0x4f, DropReason::Ipv4HeaderLength), // 60 bytes, past the packet
-            (0, 0x46, DropReason::Ipv4Checksum),     // takes payload for options
+            (0, 0x46, DropReason::Ipv4Checksum),     // payload read as options
             (3, 25, DropReason::Ipv4TotalLength),    // past the packet
             (3, 19, DropReason::Ipv4TotalLength),    // shorter than the header
             (2, 0xff, DropReason::Ipv4TotalLength),
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_breaks_the_checksum() {
+    fn detects_every_bit_flip() {
         for bit in 0..160 {
             let mut packet = with_options(&[]);
             packet[bit / 8] ^= 1 << (bit % 8);
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fragment_offset_is_read_back() {
+    fn round_trips_every_fragment_offset() {
         for fragment_offset_bytes in (0..=u16::MAX).step_by(8) {
             let header = Ipv4Header { fragment_offset_bytes, ..HEADER };
             let mut packet = [0xee; 24];
@@ -398,12 +400,12 @@ mod tests {
     }
 
     #[test]
-    fn a_total_length_of_only_the_header_carries_nothing() {
+    fn total_length_of_header_means_empty_payload() {
         assert_eq!(Ipv4Header::parse(&with_byte(3, 20)).unwrap().1, &[] as &[u8]);
     }
 
     #[test]
-    fn a_quoted_packet_may_be_cut_and_changed() {
+    fn parse_quoted_accepts_truncated_and_modified_packets() {
         let mut packet = with_options(&[]);
         packet[10] ^= 1;
         packet[3] = 200;
@@ -416,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_in_order_up_to_the_end() {
+    fn yields_options_in_order_until_end_of_list() {
         let route = [0x01, 7, 7, 4, 0, 0, 0, 0, 148, 4, 0, 0, 68, 4, 5, 0, 0x01, 0, 0xff, 0xff];
         let packet = with_options(&route);
         let (header, _) = Ipv4Header::parse(&packet).unwrap();
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_options_are_refused() {
+    fn rejects_malformed_options() {
         for options in [
             [7, 0, 0, 0],     // length 0
             [7, 1, 0, 0],     // length 1
@@ -453,18 +455,18 @@ mod tests {
     }
 
     #[test]
-    fn source_routes_are_refused_also_when_complete() {
+    fn rejects_source_routes_even_if_complete() {
         for kind in [131, 137] {
             assert_eq!(check(&[kind, 7, 4, 198, 51, 100, 1, 0]), Err(DropReason::Ipv4SourceRoute));
             assert_eq!(check(&[1, kind, 7, 8, 198, 51, 100, 1]), Err(DropReason::Ipv4SourceRoute));
         }
-        // Behind the end of the list stands padding, whatever it looks like.
+        // Bytes after the end-of-list option are padding, whatever their values.
         assert_eq!(check(&[0, 131, 3, 4]), Ok(()));
         assert_eq!(check(&[]), Ok(()));
     }
 
     #[test]
-    fn a_header_that_cannot_be_is_not_written() {
+    fn does_not_emit_invalid_headers() {
         let mut buf = [0; 64];
         for header_bytes in [0, 16, 19, 21, 64] {
             assert!(Ipv4Header { header_bytes, ..HEADER }.emit(&mut buf).is_none());

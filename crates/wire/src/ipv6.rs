@@ -5,35 +5,35 @@ use core::net::Ipv6Addr;
 use crate::field::{ipv6_at, put, put_u16, put_u32, u16_at, u32_at};
 use crate::{DropReason, Protocol};
 
-/// An IPv6 header, without its extension headers.
+/// IPv6 header without its extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6Header {
-    /// Who sent the packet.
+    /// Source address.
     pub source: Ipv6Addr,
-    /// Who shall receive it.
+    /// Destination address.
     pub destination: Ipv6Addr,
-    /// What follows: the first extension header, or the protocol carried.
+    /// Type of the first extension header, or the protocol of the payload.
     pub next_header: Protocol,
-    /// How many more routers may pass it on.
+    /// Hop limit: each router on the path decrements it.
     pub hop_limit: u8,
-    /// Differentiated services code point and congestion notification
-    /// (RFC 2474, RFC 3168).
+    /// Differentiated services code point (6 bits) and congestion notification (2 bits) (RFC 2474,
+    /// RFC 3168).
     pub traffic_class: u8,
-    /// The same for all packets of a flow; 20 bits (RFC 6437).
+    /// Flow label: equal in all packets of a flow; 20 bits (RFC 6437).
     pub flow_label: u32,
-    /// The length of everything behind this header.
+    /// Length of everything after this header, in bytes.
     pub payload_bytes: u16,
 }
 
 impl Ipv6Header {
-    /// The length of the header.
+    /// Length of the header in bytes.
     pub const BYTES: usize = 40;
 
-    /// The place of the Next Header field.
+    /// Offset of the Next Header field in bytes.
     pub const NEXT_HEADER_OFFSET_BYTES: usize = 6;
 
-    /// A header for `payload_bytes` of extension headers and payload, with hop
-    /// limit 64. `None` for more than 65,535 bytes.
+    /// Creates a header for `payload_bytes` of extension headers and payload, with hop limit 64.
+    /// `None` for more than 65,535 bytes.
     #[inline]
     pub fn new(
         source: Ipv6Addr,
@@ -52,11 +52,11 @@ impl Ipv6Header {
         })
     }
 
-    /// Reads a header. The rest is what follows it, cut to the payload length.
+    /// Parses a header and returns it with the bytes after it, cut to the payload length.
     ///
     /// # Errors
-    /// When the header is truncated or of another version, or the payload
-    /// length is past the packet.
+    /// [`DropReason::Ipv6Truncated`], [`DropReason::Ipv6Version`] or
+    /// [`DropReason::Ipv6PayloadLength`].
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let (header, rest) = Self::parse_fields(bytes)?;
@@ -65,11 +65,10 @@ impl Ipv6Header {
         Ok((header, payload))
     }
 
-    /// Reads the header of a packet that an ICMP error quotes and may have cut
-    /// short.
+    /// Parses the header of a packet quoted by an ICMP error, whose payload may be truncated.
     ///
     /// # Errors
-    /// As [`Ipv6Header::parse`], but for the payload length.
+    /// As [`Ipv6Header::parse`], except for the payload length.
     pub fn parse_quoted(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let (header, rest) = Self::parse_fields(bytes)?;
         Ok((header, rest.get(..header.payload_bytes.into()).unwrap_or(rest)))
@@ -94,10 +93,10 @@ impl Ipv6Header {
         Ok((header, rest))
     }
 
-    /// Writes the header to the front of `buf` and returns what is behind it;
-    /// `None`, with nothing written, when it does not fit.
+    /// Writes the header to the front of `buf` and returns the rest of `buf`; `None`, with nothing
+    /// written, when the header does not fit.
     #[inline]
-    #[must_use = "None says that nothing was written"]
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let (head, rest) = buf.split_first_chunk_mut::<40>()?;
         let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_writes_and_cuts_the_padding() {
+    fn round_trips_and_strips_padding() {
         let (packet, header) = packet();
         let mut padded = [0; 64];
         padded[..44].copy_from_slice(&packet);
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lengths_are_refused_by_name() {
+    fn rejects_invalid_lengths_with_specific_reason() {
         let (good, header) = packet();
         for cut in 0..40 {
             assert_eq!(Ipv6Header::parse(&good[..cut]), Err(DropReason::Ipv6Truncated));

@@ -1,9 +1,9 @@
-//! The extension headers of IPv6 (RFC 8200 section 4).
+//! IPv6 extension headers (RFC 8200 section 4).
 //!
-//! [`ExtensionWalk`] reads the chain header by header and checks only its
-//! form. [`upper_layer`] does what a receiving host does with the chain: it
-//! obeys the options, refuses source routes, stops at a fragment, and says
-//! which ICMP error an offending packet deserves.
+//! [`ExtensionWalk`] parses the chain header by header and checks only its syntax.
+//! [`upper_layer`] processes the chain as the receiving host: it applies the option actions,
+//! rejects routing headers with segments left, and stops at a fragment. An invalid packet yields
+//! the drop reason and the ICMP error to send.
 
 use core::iter::FusedIterator;
 
@@ -11,89 +11,91 @@ use crate::field::{put_u16, put_u32, u16_at, u32_at};
 use crate::icmpv6::parameter_problem;
 use crate::{DropReason, Ipv6Header, Protocol};
 
-/// The most extension headers that a packet may have. RFC 8504 section 5.3
-/// lets a host set such limits; an honest packet has one or two.
+/// Maximum number of extension headers in a packet. RFC 8504 section 5.3 permits such a limit;
+/// legitimate packets have one or two extension headers.
 pub const MAX_HEADERS: usize = 8;
 
-/// The most options, padding not counted, that one header may have (RFC 8504
-/// section 5.3).
+/// Maximum number of options in one header, not counting padding (RFC 8504 section 5.3).
 pub const MAX_OPTIONS: usize = 8;
 
-/// The most bytes of padding in one place: enough to align what follows to 8
-/// bytes, as RFC 4942 section 2.1.9.5 advises.
+/// Maximum length in bytes of consecutive padding: enough to align the following data to 8
+/// bytes, as RFC 4942 section 2.1.9.5 recommends.
 pub const MAX_PADDING_BYTES: usize = 7;
 
-/// A packet whose extension headers are refused.
+/// Rejection of a packet because of its extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtensionFault {
-    /// Why.
+pub struct ExtensionError {
+    /// Reason under which the packet is dropped.
     pub reason: DropReason,
-    /// The ICMP error to send, if any.
-    pub answer: Option<ParameterProblem>,
+    /// ICMP error to send, if any.
+    pub icmp_error: Option<ParameterProblem>,
 }
 
-/// A Parameter Problem to send about a packet (RFC 4443 section 3.4).
+/// Contents of an ICMPv6 Parameter Problem to send (RFC 4443 section 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterProblem {
-    /// What is wrong: see [`parameter_problem`].
+    /// Cause: see [`parameter_problem`].
     pub code: u8,
-    /// The place of the wrong byte, from the start of the IPv6 header.
+    /// Offset of the invalid byte from the start of the IPv6 header.
     pub pointer: u32,
-    /// Whether to send it even when the packet was for a group.
-    pub even_for_group: bool,
+    /// True if the error is sent even when the packet's destination is a multicast group.
+    pub allowed_for_group: bool,
 }
 
-impl ExtensionFault {
-    const fn silent(reason: DropReason) -> Self {
-        Self { reason, answer: None }
+impl ExtensionError {
+    const fn without_icmp_error(reason: DropReason) -> Self {
+        Self { reason, icmp_error: None }
     }
 
-    const fn answered(reason: DropReason, code: u8, offset_bytes: usize) -> Self {
+    const fn with_icmp_error(reason: DropReason, code: u8, offset_bytes: usize) -> Self {
         let pointer = offset_bytes as u32;
-        Self { reason, answer: Some(ParameterProblem { code, pointer, even_for_group: false }) }
+        Self {
+            reason,
+            icmp_error: Some(ParameterProblem { code, pointer, allowed_for_group: false }),
+        }
     }
 }
 
-/// One extension header.
+/// Extension header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension<'a> {
-    /// Options for every router on the way.
+    /// Options for every router on the path.
     HopByHop(Ipv6Options<'a>),
     /// Options for the destination.
     Destination(Ipv6Options<'a>),
-    /// Routers to pass on the way.
+    /// Routers to visit.
     Routing(RoutingHeader<'a>),
-    /// The packet is a fragment.
+    /// Fragment header: the packet is a fragment.
     Fragment(FragmentHeader),
 }
 
-/// A routing header (RFC 8200 section 4.4).
+/// Routing header (RFC 8200 section 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutingHeader<'a> {
-    /// The type; 0 is the one that RFC 5095 forbids.
+    /// Routing type; RFC 5095 deprecates type 0.
     pub kind: u8,
-    /// How many routers are still to pass.
+    /// Number of listed routers still to be visited.
     pub segments_left: u8,
-    /// The rest of the header.
+    /// Bytes after the first four bytes of the header.
     pub data: &'a [u8],
 }
 
-/// A fragment header (RFC 8200 section 4.5).
+/// Fragment header (RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// Where the data belongs in the whole packet; a multiple of 8.
+    /// Offset of the data in the fragmentable part of the packet, in bytes; a multiple of 8.
     pub offset_bytes: u16,
-    /// Whether this is not the last fragment.
+    /// Set in every fragment but the last.
     pub more_fragments: bool,
-    /// The same in all fragments of a packet.
+    /// Identification: equal in all fragments of a packet.
     pub identification: u32,
 }
 
 impl FragmentHeader {
-    /// The length of the header.
+    /// Length of the header in bytes.
     pub const BYTES: usize = 8;
 
-    /// Whether the fragment is the whole packet (RFC 6946).
+    /// Returns true for an atomic fragment, which is a whole packet (RFC 6946).
     #[inline]
     pub const fn is_atomic(&self) -> bool {
         self.offset_bytes == 0 && !self.more_fragments
@@ -108,10 +110,9 @@ impl FragmentHeader {
         }
     }
 
-    /// Writes the header, with data of protocol `next_header` behind it, to the
-    /// front of `buf` and returns what is behind it; `None`, with nothing
-    /// written, when it does not fit.
-    #[must_use = "None says that nothing was written"]
+    /// Writes the header, followed by data of protocol `next_header`, to the front of `buf` and
+    /// returns the rest of `buf`; `None`, with nothing written, when the header does not fit.
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, next_header: Protocol, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let (head, rest) = buf.split_first_chunk_mut::<8>()?;
         (head[0], head[1]) = (next_header.0, 0);
@@ -121,77 +122,76 @@ impl FragmentHeader {
     }
 }
 
-/// A hop-by-hop header with a router alert for multicast listener discovery
-/// (RFC 2711, RFC 3810 section 5), before a payload of protocol `next_header`.
+/// Returns a hop-by-hop header with a router alert for multicast listener discovery (RFC 2711,
+/// RFC 3810 section 5), followed by a payload of protocol `next_header`.
 pub const fn router_alert_header(next_header: Protocol) -> [u8; 8] {
-    // Type 5 of length 2 with value 0, then two bytes of padding.
+    // Option type 5, length 2, value 0 (MLD), then two bytes of padding (PadN).
     [next_header.0, 0, 5, 2, 0, 0, 1, 0]
 }
 
-/// One option of a hop-by-hop or destination options header. Padding is never
-/// yielded.
+/// Option of a hop-by-hop or destination options header. Padding is never yielded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6Option<'a> {
-    /// The type. Its two high bits say what to do with the packet when it is
-    /// unknown.
+    /// Option type. Its two highest bits select the action of a host that does not know the option.
     pub kind: u8,
-    /// The option's data.
+    /// Option data.
     pub data: &'a [u8],
-    /// The place of the type, from the start of the IPv6 header.
+    /// Offset of the option type from the start of the IPv6 header, in bytes.
     pub offset_bytes: usize,
 }
 
 impl Ipv6Option<'_> {
-    /// The type of the router alert (RFC 2711).
+    /// Option type of the router alert (RFC 2711).
     pub const ROUTER_ALERT: u8 = 5;
-    /// The type of the jumbo payload length (RFC 2675).
+    /// Option type of the jumbo payload length (RFC 2675).
     pub const JUMBO_PAYLOAD: u8 = 0xc2;
 
-    /// What a host does that does not know the option (RFC 8200 section 4.2).
-    fn obey_unknown(&self) -> Result<(), ExtensionFault> {
+    /// Applies the action that the type of an unknown option selects (RFC 8200 section 4.2).
+    fn apply_unknown_option_action(&self) -> Result<(), ExtensionError> {
         let reason = match self.kind {
             Self::JUMBO_PAYLOAD => DropReason::Ipv6Jumbogram,
             _ => DropReason::Ipv6OptionUnknown,
         };
-        let mut fault =
-            ExtensionFault::answered(reason, parameter_problem::OPTION, self.offset_bytes);
+        let mut error =
+            ExtensionError::with_icmp_error(reason, parameter_problem::OPTION, self.offset_bytes);
         match self.kind >> 6 {
             0b00 => return Ok(()),
-            0b01 => fault.answer = None,
+            0b01 => error.icmp_error = None,
             0b10 => {
-                fault.answer =
-                    fault.answer.map(|it| ParameterProblem { even_for_group: true, ..it });
+                error.icmp_error = error
+                    .icmp_error
+                    .map(|problem| ParameterProblem { allowed_for_group: true, ..problem });
             }
             _ => {}
         }
-        Err(fault)
+        Err(error)
     }
 }
 
-/// The options of a header, one by one.
+/// Iterator over the options of a header.
 ///
 /// Yields an error and ends when an option runs past the header
-/// ([`DropReason::Ipv6ExtensionTruncated`]), or when there are more than
-/// [`MAX_OPTIONS`] or more padding than [`MAX_PADDING_BYTES`]
+/// ([`DropReason::Ipv6ExtensionTruncated`]). The same holds for more than [`MAX_OPTIONS`]
+/// options or more than [`MAX_PADDING_BYTES`] of consecutive padding
 /// ([`DropReason::Ipv6ExtensionLimit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6Options<'a> {
     bytes: &'a [u8],
     offset_bytes: usize,
-    seen: usize,
+    option_count: usize,
 }
 
 impl<'a> Ipv6Options<'a> {
     const PAD_1: u8 = 0;
     const PAD_N: u8 = 1;
 
-    /// The options in `bytes`, which stand at `offset_bytes` from the start of
-    /// the IPv6 header.
+    /// Creates an iterator over the options in `bytes`, which begin `offset_bytes` after the start
+    /// of the IPv6 header.
     pub fn new(bytes: &'a [u8], offset_bytes: usize) -> Self {
-        Self { bytes, offset_bytes, seen: 0 }
+        Self { bytes, offset_bytes, option_count: 0 }
     }
 
-    /// Skips the padding at the front.
+    /// Skips the padding before the next option.
     fn skip_padding(&mut self) -> Result<(), DropReason> {
         let mut padding_bytes = 0;
         loop {
@@ -213,8 +213,8 @@ impl<'a> Ipv6Options<'a> {
     fn parse_next(&mut self) -> Result<Option<Ipv6Option<'a>>, DropReason> {
         self.skip_padding()?;
         let [kind, rest @ ..] = self.bytes else { return Ok(None) };
-        self.seen += 1;
-        if self.seen > MAX_OPTIONS {
+        self.option_count += 1;
+        if self.option_count > MAX_OPTIONS {
             return Err(DropReason::Ipv6ExtensionLimit);
         }
         let (data, rest) = rest
@@ -242,84 +242,87 @@ impl<'a> Iterator for Ipv6Options<'a> {
 
 impl FusedIterator for Ipv6Options<'_> {}
 
-/// The extension headers of a packet, one by one, and what comes after them.
+/// Iterator over the extension headers of a packet.
 ///
-/// Yields an error and ends when a header runs past the packet, when a
-/// hop-by-hop header is not the first or a fragment header not the only one, and
-/// when there are more than [`MAX_HEADERS`]. Otherwise the walk ends at the
-/// first protocol that is none of the four extension headers; behind a fragment
-/// header it goes on inside the fragment, which makes sense for a first fragment
-/// only.
+/// Yields an error and ends when:
+/// * a header runs past the packet,
+/// * a hop-by-hop header is not the first header,
+/// * a second fragment header follows, or
+/// * there are more than [`MAX_HEADERS`] headers.
+///
+/// Otherwise the walk ends at the first protocol that is none of the four extension headers.
+/// After a fragment header the walk continues inside the fragment, which is meaningful only for
+/// a first fragment. [`ExtensionWalk::remainder`] returns the data after the headers.
 #[derive(Clone, Copy, Debug)]
 pub struct ExtensionWalk<'a> {
-    /// The protocol of what follows.
-    next: Protocol,
-    /// What follows.
+    /// Protocol of `rest`.
+    protocol: Protocol,
+    /// Bytes not walked yet.
     rest: &'a [u8],
-    /// The place of `rest` from the start of the IPv6 header.
+    /// Offset of `rest` from the start of the IPv6 header.
     offset_bytes: usize,
-    /// The place of the field that holds `next`.
-    field_offset_bytes: usize,
-    headers: usize,
+    /// Offset of the Next Header field that contains `protocol`.
+    next_header_offset_bytes: usize,
+    header_count: usize,
     fragment_seen: bool,
 }
 
 impl<'a> ExtensionWalk<'a> {
-    /// A walk through `payload`, which follows an IPv6 header that names
+    /// Creates a walk through `payload`, which follows an IPv6 header whose Next Header field is
     /// `next_header`.
     #[inline]
     pub fn new(next_header: Protocol, payload: &'a [u8]) -> Self {
         Self {
-            next: next_header,
+            protocol: next_header,
             rest: payload,
             offset_bytes: Ipv6Header::BYTES,
-            field_offset_bytes: Ipv6Header::NEXT_HEADER_OFFSET_BYTES,
-            headers: 0,
+            next_header_offset_bytes: Ipv6Header::NEXT_HEADER_OFFSET_BYTES,
+            header_count: 0,
             fragment_seen: false,
         }
     }
 
-    /// What stands behind the headers walked so far.
+    /// Returns the data after the headers walked so far.
     #[inline]
     pub fn remainder(&self) -> UpperLayer<'a> {
         UpperLayer {
-            protocol: self.next,
+            protocol: self.protocol,
             payload: self.rest,
             offset_bytes: self.offset_bytes,
-            next_header_offset_bytes: self.field_offset_bytes,
+            next_header_offset_bytes: self.next_header_offset_bytes,
             fragment: None,
             router_alert: false,
         }
     }
 
-    /// Whether one more header of this protocol may stand here.
-    fn admit(&mut self, protocol: Protocol) -> Result<(), ExtensionFault> {
-        if protocol == Protocol::HOP_BY_HOP && self.headers > 0 {
-            return Err(ExtensionFault::answered(
+    /// Checks that another header of `protocol` is allowed at this position, and counts it.
+    fn check_order_and_count(&mut self, protocol: Protocol) -> Result<(), ExtensionError> {
+        if protocol == Protocol::HOP_BY_HOP && self.header_count > 0 {
+            return Err(ExtensionError::with_icmp_error(
                 DropReason::Ipv6ExtensionOrder,
                 parameter_problem::NEXT_HEADER,
-                self.field_offset_bytes,
+                self.next_header_offset_bytes,
             ));
         }
         if protocol == Protocol::FRAGMENT && self.fragment_seen {
-            return Err(ExtensionFault::silent(DropReason::FragmentInvalid));
+            return Err(ExtensionError::without_icmp_error(DropReason::FragmentInvalid));
         }
-        self.headers += 1;
-        if self.headers > MAX_HEADERS {
-            return Err(ExtensionFault::silent(DropReason::Ipv6ExtensionLimit));
+        self.header_count += 1;
+        if self.header_count > MAX_HEADERS {
+            return Err(ExtensionError::without_icmp_error(DropReason::Ipv6ExtensionLimit));
         }
         Ok(())
     }
 
-    fn parse_next(&mut self) -> Result<Option<Extension<'a>>, ExtensionFault> {
-        let protocol = self.next;
+    fn parse_next(&mut self) -> Result<Option<Extension<'a>>, ExtensionError> {
+        let protocol = self.protocol;
         if !is_extension(protocol) {
             return Ok(None);
         }
-        self.admit(protocol)?;
-        let truncated = ExtensionFault::silent(DropReason::Ipv6ExtensionTruncated);
+        self.check_order_and_count(protocol)?;
+        let truncated = ExtensionError::without_icmp_error(DropReason::Ipv6ExtensionTruncated);
         let start = self.rest.first_chunk::<8>().ok_or(truncated)?;
-        // A fragment header has one length; the byte is reserved there.
+        // A fragment header has a fixed length; its second byte is reserved.
         let units = if protocol == Protocol::FRAGMENT { 0 } else { usize::from(start[1]) };
         let (header, rest) = self.rest.split_at_checked(8 * (units + 1)).ok_or(truncated)?;
         let (body, body_offset_bytes) = (header.get(2..).unwrap_or(&[]), self.offset_bytes + 2);
@@ -336,8 +339,8 @@ impl<'a> ExtensionWalk<'a> {
             }
             _ => Extension::Destination(Ipv6Options::new(body, body_offset_bytes)),
         };
-        self.next = Protocol(start[0]);
-        self.field_offset_bytes = self.offset_bytes;
+        self.protocol = Protocol(start[0]);
+        self.next_header_offset_bytes = self.offset_bytes;
         self.offset_bytes += header.len();
         self.rest = rest;
         Ok(Some(extension))
@@ -345,12 +348,12 @@ impl<'a> ExtensionWalk<'a> {
 }
 
 impl<'a> Iterator for ExtensionWalk<'a> {
-    type Item = Result<Extension<'a>, ExtensionFault>;
+    type Item = Result<Extension<'a>, ExtensionError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.parse_next();
         if next.is_err() {
-            (self.next, self.rest) = (Protocol::NO_NEXT_HEADER, &[]);
+            (self.protocol, self.rest) = (Protocol::NO_NEXT_HEADER, &[]);
         }
         next.transpose()
     }
@@ -369,59 +372,71 @@ const fn is_extension(protocol: Protocol) -> bool {
     )
 }
 
-/// What an IPv6 packet carries behind its extension headers.
+/// Upper-layer data of an IPv6 packet: the data after its extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpperLayer<'a> {
-    /// The protocol; for a fragment that of the fragmented part, which counts
-    /// only in the first fragment and may be an extension header.
+    /// Protocol of the payload. For a fragment, this is the protocol of the fragmented part: it may
+    /// be an extension header, and it is meaningful only in the first fragment.
     pub protocol: Protocol,
-    /// The protocol's bytes, or the fragment's.
+    /// Upper-layer header and data, or the data of the fragment.
     pub payload: &'a [u8],
-    /// The place of `payload` from the start of the IPv6 header.
+    /// Offset of `payload` from the start of the IPv6 header, in bytes.
     pub offset_bytes: usize,
-    /// The place of the field that holds `protocol`: what a Parameter Problem
-    /// about an unknown protocol points to.
+    /// Offset in bytes of the Next Header field that contains `protocol`. A Parameter Problem about
+    /// an unknown protocol points to this field.
     pub next_header_offset_bytes: usize,
-    /// Which part of a larger packet the payload is; `None` for a whole packet,
-    /// an atomic fragment among them.
+    /// Fragment header, if the payload is a part of a larger packet; `None` for a whole packet,
+    /// including an atomic fragment.
     pub fragment: Option<FragmentHeader>,
-    /// Whether routers were asked to look at the packet.
+    /// True if the packet has a router alert option.
     pub router_alert: bool,
 }
 
-/// Walks the extension headers in `payload`, which follows an IPv6 header that
-/// names `next_header`, as the destination of the packet.
+/// Processes the extension headers in `payload` as the packet's destination. `payload` follows
+/// an IPv6 header whose Next Header field is `next_header`.
 ///
 /// # Errors
-/// When the chain is malformed, longer than the limits, has an option that is
-/// unknown and may not be skipped, has a routing header with segments left, or
-/// is not whole in a first fragment (RFC 7112).
+/// An [`ExtensionError`] when the chain
+/// * is malformed or exceeds a limit,
+/// * has an unknown option that must not be skipped,
+/// * has a routing header with segments left, or
+/// * is incomplete in a first fragment (RFC 7112).
+///
+/// # Examples
+/// ```
+/// use tidegate_wire::{Protocol, upper_layer};
+///
+/// // Destination options with 4 bytes of padding data, then UDP.
+/// let payload = [17, 0, 1, 4, 0, 0, 0, 0, 0xaa, 0xbb];
+/// let upper = upper_layer(Protocol::DESTINATION_OPTIONS, &payload).unwrap();
+/// assert_eq!((upper.protocol, upper.payload), (Protocol::UDP, &[0xaa, 0xbb][..]));
+/// ```
 #[inline]
 pub fn upper_layer(
     next_header: Protocol,
     payload: &[u8],
-) -> Result<UpperLayer<'_>, ExtensionFault> {
+) -> Result<UpperLayer<'_>, ExtensionError> {
     let walk = ExtensionWalk::new(next_header, payload);
-    if is_extension(next_header) { walk_as_host(walk) } else { Ok(walk.remainder()) }
+    if is_extension(next_header) { walk_as_destination(walk) } else { Ok(walk.remainder()) }
 }
 
-fn walk_as_host(mut walk: ExtensionWalk<'_>) -> Result<UpperLayer<'_>, ExtensionFault> {
-    if walk.next == Protocol::HOP_BY_HOP && walk.rest.is_empty() {
-        // A payload length of zero is how a jumbogram begins (RFC 2675).
-        return Err(ExtensionFault::silent(DropReason::Ipv6Jumbogram));
+fn walk_as_destination(mut walk: ExtensionWalk<'_>) -> Result<UpperLayer<'_>, ExtensionError> {
+    if walk.protocol == Protocol::HOP_BY_HOP && walk.rest.is_empty() {
+        // A jumbogram begins with a payload length of zero (RFC 2675).
+        return Err(ExtensionError::without_icmp_error(DropReason::Ipv6Jumbogram));
     }
     let mut router_alert = false;
     loop {
         let offset_bytes = walk.offset_bytes;
         let Some(extension) = walk.next() else { break };
         match extension? {
-            Extension::HopByHop(options) => router_alert |= obey(options)?,
+            Extension::HopByHop(options) => router_alert |= process_options(options)?,
             Extension::Destination(options) => {
-                obey(options)?;
+                process_options(options)?;
             }
             Extension::Routing(RoutingHeader { segments_left: 0, .. }) => {}
             Extension::Routing(_) => {
-                return Err(ExtensionFault::answered(
+                return Err(ExtensionError::with_icmp_error(
                     DropReason::Ipv6RoutingHeader,
                     parameter_problem::HEADER_FIELD,
                     offset_bytes + 2,
@@ -430,7 +445,7 @@ fn walk_as_host(mut walk: ExtensionWalk<'_>) -> Result<UpperLayer<'_>, Extension
             Extension::Fragment(fragment) if fragment.is_atomic() => {}
             Extension::Fragment(fragment) => {
                 if fragment.offset_bytes == 0 {
-                    check_chain_is_whole(walk)?;
+                    check_header_chain_complete(walk)?;
                 }
                 let fragment = Some(fragment);
                 return Ok(UpperLayer { fragment, router_alert, ..walk.remainder() });
@@ -440,38 +455,38 @@ fn walk_as_host(mut walk: ExtensionWalk<'_>) -> Result<UpperLayer<'_>, Extension
     Ok(UpperLayer { router_alert, ..walk.remainder() })
 }
 
-/// Reads the options of a header and does what the unknown ones ask for.
-/// Returns whether there was a router alert.
-fn obey(options: Ipv6Options<'_>) -> Result<bool, ExtensionFault> {
+/// Applies the actions of the unknown options of a header. Returns true if the header has a
+/// router alert.
+fn process_options(options: Ipv6Options<'_>) -> Result<bool, ExtensionError> {
     let mut router_alert = false;
     for option in options {
-        let option = option.map_err(ExtensionFault::silent)?;
+        let option = option.map_err(ExtensionError::without_icmp_error)?;
         match option.kind {
             Ipv6Option::ROUTER_ALERT => router_alert = true,
-            _ => option.obey_unknown()?,
+            _ => option.apply_unknown_option_action()?,
         }
     }
     Ok(router_alert)
 }
 
-/// Checks that the rest of the chain, with the first bytes of the protocol
-/// behind it, stands in this first fragment (RFC 7112, RFC 8200 section 4.5).
-fn check_chain_is_whole(mut walk: ExtensionWalk<'_>) -> Result<(), ExtensionFault> {
-    let incomplete = ExtensionFault::answered(
+/// Checks that this first fragment contains the rest of the header chain and the upper-layer
+/// header's first bytes (RFC 7112, RFC 8200 section 4.5).
+fn check_header_chain_complete(mut walk: ExtensionWalk<'_>) -> Result<(), ExtensionError> {
+    let incomplete = ExtensionError::with_icmp_error(
         DropReason::FragmentHeaderChain,
         parameter_problem::HEADER_CHAIN,
         0,
     );
     for extension in &mut walk {
         match extension {
-            Err(fault) if fault.reason == DropReason::Ipv6ExtensionTruncated => {
+            Err(error) if error.reason == DropReason::Ipv6ExtensionTruncated => {
                 return Err(incomplete);
             }
-            Err(fault) => return Err(fault),
+            Err(error) => return Err(error),
             Ok(_) => {}
         }
     }
-    let needed_bytes = match walk.next {
+    let needed_bytes = match walk.protocol {
         Protocol::TCP => 20,
         Protocol::UDP => 8,
         Protocol::ICMPV6 => 4,
@@ -495,8 +510,8 @@ mod tests {
     const FRAGMENT: u8 = 44;
     const OPTIONS: u8 = 60;
 
-    /// Walks these bytes, `first` being the protocol of the first header.
-    fn walk(first: u8, bytes: &[u8]) -> Result<UpperLayer<'_>, ExtensionFault> {
+    /// Walks `bytes`; `first` is the protocol of the first header.
+    fn walk(first: u8, bytes: &[u8]) -> Result<UpperLayer<'_>, ExtensionError> {
         upper_layer(Protocol(first), bytes)
     }
 
@@ -504,7 +519,7 @@ mod tests {
         walk(first, bytes).unwrap_err().reason
     }
 
-    /// A header of one kind of options, padded to 8 bytes, then UDP.
+    /// Returns an options header, padded to a multiple of 8 bytes, followed by 8 bytes of UDP.
     fn options(options: &[u8]) -> Vec<u8> {
         let bytes = (2 + options.len()).next_multiple_of(8);
         let mut header = vec![UDP, (bytes / 8 - 1) as u8];
@@ -521,12 +536,12 @@ mod tests {
         header
     }
 
-    fn problem(code: u8, pointer: u32, even_for_group: bool) -> Option<ParameterProblem> {
-        Some(ParameterProblem { code, pointer, even_for_group })
+    fn problem(code: u8, pointer: u32, allowed_for_group: bool) -> Option<ParameterProblem> {
+        Some(ParameterProblem { code, pointer, allowed_for_group })
     }
 
     #[test]
-    fn no_extension_header_is_no_walk() {
+    fn returns_payload_without_extension_headers() {
         let upper = walk(UDP, &[1, 2, 3]).unwrap();
         assert_eq!((upper.protocol, upper.payload), (Protocol::UDP, &[1, 2, 3][..]));
         assert_eq!((upper.offset_bytes, upper.next_header_offset_bytes), (40, 6));
@@ -534,13 +549,13 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_chain_is_walked_and_its_places_told() {
+    fn walks_complete_chain_and_reports_offsets() {
         let mut bytes = router_alert_header(Protocol(OPTIONS)).to_vec();
         bytes.extend([ROUTING, 1, 0x1e, 2, 0xaa, 0xbb, 1, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend([FRAGMENT, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend([UDP, 0, 0, 0, 1, 2, 3, 4]);
         bytes.extend([0xee; 8]);
-        // The padding is longer than alignment needs.
+        // The padding is longer than alignment requires.
         assert_eq!(reason(HBH, &bytes), DropReason::Ipv6ExtensionLimit);
         bytes[14..16].copy_from_slice(&[0x1f, 6]);
         let upper = walk(HBH, &bytes).unwrap();
@@ -551,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_a_chain_is_refused() {
+    fn rejects_truncated_chain() {
         let mut bytes = options(&[5, 2, 0, 0, 0x1e, 3, 1, 2, 3]);
         bytes.truncate(16);
         for first in [HBH, OPTIONS] {
@@ -567,28 +582,28 @@ mod tests {
     }
 
     #[test]
-    fn a_length_past_the_packet_does_not_wrap() {
+    fn rejects_length_past_packet_without_wrapping() {
         for first in [HBH, OPTIONS, ROUTING] {
             assert_eq!(
                 reason(first, &[UDP, 255, 0, 0, 0, 0, 0, 0]),
                 DropReason::Ipv6ExtensionTruncated
             );
         }
-        // The same byte is reserved in a fragment header.
+        // In a fragment header, the same byte is reserved.
         assert!(walk(FRAGMENT, &[UDP, 255, 0, 0, 0, 0, 0, 0]).is_ok());
     }
 
     #[test]
-    fn hop_by_hop_stands_first_and_once() {
+    fn rejects_hop_by_hop_header_not_first_or_repeated() {
         let twice = [HBH, 0, 1, 4, 0, 0, 0, 0, UDP, 0, 1, 4, 0, 0, 0, 0];
-        let fault = walk(HBH, &twice).unwrap_err();
-        assert_eq!(fault.reason, DropReason::Ipv6ExtensionOrder);
-        assert_eq!(fault.answer, problem(parameter_problem::NEXT_HEADER, 40, false));
+        let error = walk(HBH, &twice).unwrap_err();
+        assert_eq!(error.reason, DropReason::Ipv6ExtensionOrder);
+        assert_eq!(error.icmp_error, problem(parameter_problem::NEXT_HEADER, 40, false));
         assert_eq!(reason(OPTIONS, &twice), DropReason::Ipv6ExtensionOrder);
     }
 
     #[test]
-    fn thousands_of_headers_end_at_the_limit() {
+    fn limits_number_of_extension_headers() {
         let chain = |headers: usize| {
             let mut bytes = [OPTIONS, 0, 1, 4, 0, 0, 0, 0].repeat(headers);
             bytes[8 * (headers - 1)] = UDP;
@@ -600,9 +615,9 @@ mod tests {
     }
 
     #[test]
-    fn options_and_padding_have_limits() {
-        let honest = [0x1e, 0].repeat(MAX_OPTIONS);
-        assert!(walk(HBH, &options(&honest)).is_ok());
+    fn limits_options_and_padding() {
+        let at_limit = [0x1e, 0].repeat(MAX_OPTIONS);
+        assert!(walk(HBH, &options(&at_limit)).is_ok());
         assert_eq!(reason(HBH, &options(&[0x1e, 0].repeat(9))), DropReason::Ipv6ExtensionLimit);
         assert_eq!(reason(HBH, &options(&[0; 2046])), DropReason::Ipv6ExtensionLimit);
         assert_eq!(
@@ -612,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_past_its_header_is_refused() {
+    fn rejects_option_past_its_header() {
         for bad in
             [[5, 200, 0, 0, 0, 0], [1, 5, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0x1e], [0, 0, 0, 0, 0, 1]]
         {
@@ -621,48 +636,48 @@ mod tests {
     }
 
     #[test]
-    fn the_four_actions_for_unknown_options() {
+    fn applies_four_actions_for_unknown_options() {
         use parameter_problem::OPTION;
         for first in [HBH, OPTIONS] {
-            // The option stands behind a router alert, at 40 + 2 + 4.
+            // The option follows a router alert, at offset 40 + 2 + 4.
             let with = |kind: u8| options(&[5, 2, 0, 0, kind, 1, 0xee]);
             assert!(walk(first, &with(0x1e)).is_ok());
-            for (kind, answer) in [
+            for (kind, icmp_error) in [
                 (0x5e, None),
                 (0x9e, problem(OPTION, 46, true)),
                 (0xde, problem(OPTION, 46, false)),
             ] {
                 let bytes = with(kind);
-                let fault = walk(first, &bytes).unwrap_err();
-                assert_eq!(fault.reason, DropReason::Ipv6OptionUnknown);
-                assert_eq!(fault.answer, answer, "{kind:#x}");
+                let error = walk(first, &bytes).unwrap_err();
+                assert_eq!(error.reason, DropReason::Ipv6OptionUnknown);
+                assert_eq!(error.icmp_error, icmp_error, "{kind:#x}");
             }
         }
     }
 
     #[test]
-    fn jumbograms_are_refused() {
+    fn rejects_jumbograms() {
         assert_eq!(reason(HBH, &[]), DropReason::Ipv6Jumbogram);
-        let fault = walk(HBH, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0]).unwrap_err();
-        assert_eq!(fault.reason, DropReason::Ipv6Jumbogram);
-        assert_eq!(fault.answer, problem(parameter_problem::OPTION, 42, false));
+        let error = walk(HBH, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0]).unwrap_err();
+        assert_eq!(error.reason, DropReason::Ipv6Jumbogram);
+        assert_eq!(error.icmp_error, problem(parameter_problem::OPTION, 42, false));
     }
 
     #[test]
-    fn routing_headers_with_segments_left_are_refused() {
+    fn rejects_routing_headers_with_segments_left() {
         for kind in [0, 2, 4, 253] {
             let mut bytes = vec![UDP, 2, kind, 1];
             bytes.resize(24, 0);
-            let fault = walk(ROUTING, &bytes).unwrap_err();
-            assert_eq!(fault.reason, DropReason::Ipv6RoutingHeader);
-            assert_eq!(fault.answer, problem(parameter_problem::HEADER_FIELD, 42, false));
+            let error = walk(ROUTING, &bytes).unwrap_err();
+            assert_eq!(error.reason, DropReason::Ipv6RoutingHeader);
+            assert_eq!(error.icmp_error, problem(parameter_problem::HEADER_FIELD, 42, false));
             bytes[3] = 0;
             assert_eq!(walk(ROUTING, &bytes).unwrap().protocol, Protocol::UDP);
         }
     }
 
     #[test]
-    fn a_fragment_ends_the_walk() {
+    fn stops_at_fragment() {
         let header = FragmentHeader {
             offset_bytes: 1448,
             more_fragments: true,
@@ -672,24 +687,24 @@ mod tests {
         header.emit(Protocol(OPTIONS), &mut bytes).unwrap();
         let upper = walk(FRAGMENT, &bytes).unwrap();
         assert_eq!(upper.fragment, Some(header));
-        // What stands in a later fragment is data, whatever its protocol.
+        // The content of a later fragment is data, whatever its protocol.
         assert_eq!((upper.protocol, upper.payload), (Protocol(OPTIONS), &[0xee; 16][..]));
         assert_eq!((upper.offset_bytes, upper.next_header_offset_bytes), (48, 40));
         assert!(header.emit(Protocol::UDP, &mut bytes[..7]).is_none());
     }
 
     #[test]
-    fn a_first_fragment_holds_the_whole_chain() {
+    fn requires_complete_header_chain_in_first_fragment() {
         let first = |next: u8, rest: &[u8]| [&[next, 0, 0, 1, 0, 0, 0, 9], rest].concat();
         let incomplete = |next: u8, rest: &[u8]| {
             let bytes = first(next, rest);
-            let fault = walk(FRAGMENT, &bytes).unwrap_err();
-            assert_eq!(fault.answer, problem(parameter_problem::HEADER_CHAIN, 0, false));
-            fault.reason == DropReason::FragmentHeaderChain
+            let error = walk(FRAGMENT, &bytes).unwrap_err();
+            assert_eq!(error.icmp_error, problem(parameter_problem::HEADER_CHAIN, 0, false));
+            error.reason == DropReason::FragmentHeaderChain
         };
         assert!(walk(FRAGMENT, &first(UDP, &[0; 8])).unwrap().fragment.is_some());
         assert!(incomplete(UDP, &[0; 7]));
-        assert!(incomplete(6, &[0; 16]), "half a TCP header");
+        assert!(incomplete(6, &[0; 16]), "truncated TCP header");
         assert!(incomplete(58, &[]));
         assert!(incomplete(OPTIONS, &[UDP, 2, 1, 4, 0, 0, 0, 0]));
         assert!(incomplete(OPTIONS, &[UDP, 0, 1, 4, 0, 0, 0, 0]));
@@ -698,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_of_a_fragment_is_refused() {
+    fn rejects_nested_fragment_headers() {
         for field in [0, 1] {
             let bytes = [
                 FRAGMENT, 0, 0, field, 0, 0, 0, 1, UDP, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0,

@@ -4,53 +4,51 @@ use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-/// An Ethernet hardware address (EUI-48).
+/// Ethernet hardware address (EUI-48).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// All zero: no address.
+    /// All zeros: no address.
     pub const UNSPECIFIED: MacAddr = MacAddr([0; 6]);
 
     /// All ones: every station on the link.
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
-    /// Whether this is a group address; the broadcast address is one.
+    /// Returns true for a group (multicast) address, including the broadcast address.
     #[inline]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether this is the broadcast address.
+    /// Returns true for the broadcast address.
     #[inline]
     pub const fn is_broadcast(self) -> bool {
         let [a, b, c, d, e, f] = self.0;
         a & b & c & d & e & f == 0xff
     }
 
-    /// Whether one station may own this address: neither a group nor zero.
+    /// Returns true if a station may own this address: neither a group address nor zero.
     #[inline]
-    pub const fn is_station(self) -> bool {
+    pub const fn is_valid_unicast(self) -> bool {
         let [a, b, c, d, e, f] = self.0;
         !self.is_group() && a | b | c | d | e | f != 0
     }
 
-    /// The group address that frames to an IPv4 group carry (RFC 1112
-    /// section 6.4).
-    pub const fn of_ipv4_group(group: Ipv4Addr) -> MacAddr {
+    /// Returns the destination address of frames to an IPv4 multicast group (RFC 1112 section 6.4).
+    pub const fn from_ipv4_group(group: Ipv4Addr) -> MacAddr {
         let [_, b, c, d] = group.octets();
         MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])
     }
 
-    /// The group address that frames to an IPv6 group carry (RFC 2464
-    /// section 7).
-    pub const fn of_ipv6_group(group: Ipv6Addr) -> MacAddr {
+    /// Returns the destination address of frames to an IPv6 multicast group (RFC 2464 section 7).
+    pub const fn from_ipv6_group(group: Ipv6Addr) -> MacAddr {
         let [.., a, b, c, d] = group.octets();
         MacAddr([0x33, 0x33, a, b, c, d])
     }
 
-    /// The link-local IPv6 address that a station makes from its hardware
-    /// address (RFC 4291 appendix A, RFC 2464 section 5).
+    /// Returns the link-local IPv6 address derived from this hardware address (RFC 4291 appendix A,
+    /// RFC 2464 section 5).
     pub const fn link_local(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;
         let octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
@@ -77,7 +75,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// A text that is no hardware address.
+/// Error of parsing a hardware address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseMacAddrError;
 
@@ -94,7 +92,7 @@ impl core::error::Error for ParseMacAddrError {}
 impl FromStr for MacAddr {
     type Err = ParseMacAddrError;
 
-    /// Reads six bytes of two hexadecimal digits, parted by `:` or by `-`.
+    /// Parses six bytes of two hexadecimal digits each, separated by `:` or by `-`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let separator = if text.contains('-') { '-' } else { ':' };
         let mut parts = text.split(separator);
@@ -122,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn parses_its_own_output() {
         let mac = MacAddr([0x02, 0, 0x5e, 0x10, 0xab, 0xff]);
         assert_eq!(mac.to_string(), "02:00:5e:10:ab:ff");
         assert_eq!("02:00:5e:10:ab:ff".parse(), Ok(mac));
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_address() {
+    fn rejects_invalid_text() {
         for text in [
             "",
             "02:00:5e:10:ab",
@@ -146,21 +144,21 @@ mod tests {
     }
 
     #[test]
-    fn tells_stations_from_groups() {
-        assert!(MacAddr([2, 0, 0, 0, 0, 1]).is_station());
+    fn distinguishes_unicast_from_group() {
+        assert!(MacAddr([2, 0, 0, 0, 0, 1]).is_valid_unicast());
         for mac in [MacAddr::BROADCAST, MacAddr::UNSPECIFIED, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
-            assert!(!mac.is_station(), "{mac}");
+            assert!(!mac.is_valid_unicast(), "{mac}");
         }
         assert!(MacAddr::BROADCAST.is_broadcast() && MacAddr::BROADCAST.is_group());
         assert!(!MacAddr([0xff, 0xff, 0xff, 0xff, 0xff, 0xfe]).is_broadcast());
     }
 
     #[test]
-    fn makes_the_addresses_of_groups_and_of_the_link() {
-        // RFC 1112 section 6.4: the high bit of the second byte is left out.
-        let group = MacAddr::of_ipv4_group(Ipv4Addr::new(224, 129, 2, 3));
+    fn maps_ip_groups_and_link_local_address() {
+        // RFC 1112 section 6.4: the highest bit of the second byte is dropped.
+        let group = MacAddr::from_ipv4_group(Ipv4Addr::new(224, 129, 2, 3));
         assert_eq!(group, MacAddr([0x01, 0x00, 0x5e, 0x01, 0x02, 0x03]));
-        let group = MacAddr::of_ipv6_group("ff02::1:ff01:203".parse().unwrap());
+        let group = MacAddr::from_ipv6_group("ff02::1:ff01:203".parse().unwrap());
         assert_eq!(group, MacAddr([0x33, 0x33, 0xff, 0x01, 0x02, 0x03]));
         // RFC 4291 appendix A.
         let mac = MacAddr([0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde]);

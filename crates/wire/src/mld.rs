@@ -1,31 +1,30 @@
-//! Multicast listener discovery for IPv6, version 2 (RFC 3810), carried in
-//! ICMPv6: how a host tells switches and routers which groups it listens to.
+//! Multicast listener discovery for IPv6, version 2 (RFC 3810), carried in ICMPv6: hosts report
+//! to switches and routers which multicast groups they have joined.
 
 use core::net::Ipv6Addr;
 
 use crate::field::{ipv6_at, put, put_u16, u16_at};
-use crate::icmp::IcmpHead;
+use crate::icmp::IcmpHeader;
 use crate::{DropReason, Ipv6Header};
 
-/// The group that reports are sent to (RFC 3810 section 5.2.14).
+/// Destination group of reports (RFC 3810 section 5.2.14).
 pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// The hop limit of every message.
+/// Hop limit of every MLD message.
 pub const HOP_LIMIT: u8 = 1;
 
-/// A multicast listener message. It travels behind
+/// Multicast listener discovery message, sent with the hop-by-hop header
 /// [`crate::ipv6_extension::router_alert_header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MldMessage<'a> {
-    /// A router asks who listens.
+    /// A router's request for the groups that hosts have joined.
     Query {
-        /// How long an answer may take, as coded in RFC 3810 section 5.1.3:
-        /// milliseconds when under 32,768.
+        /// Maximum response delay as coded in RFC 3810 section 5.1.3: milliseconds if under 32,768.
         maximum_response_code: u16,
-        /// The group asked about; unspecified for all.
+        /// Queried group; unspecified for all groups.
         group: Ipv6Addr,
     },
-    /// A host tells what it listens to.
+    /// A host's report of its groups.
     Report(MldRecords<'a>),
 }
 
@@ -33,17 +32,15 @@ impl<'a> MldMessage<'a> {
     const QUERY: u8 = 130;
     const REPORT_V2: u8 = 143;
 
-    /// Whether ICMPv6 messages of this type are multicast listener discovery
-    /// that is spoken here.
-    pub(crate) const fn has_type(kind: u8) -> bool {
+    /// Returns true if `kind` is the ICMPv6 type of a supported MLD message.
+    pub(crate) const fn is_supported_type(kind: u8) -> bool {
         matches!(kind, Self::QUERY | Self::REPORT_V2)
     }
 
-    /// Reads the message of type `kind`, of which `body` stands behind the
-    /// checksum.
+    /// Parses the message of ICMPv6 type `kind`; `body` is the part after the checksum.
     ///
     /// # Errors
-    /// When it breaks a rule of RFC 3810 section 5.
+    /// [`DropReason::MldMalformed`] when the message violates a rule of RFC 3810 section 5.
     pub(crate) fn parse(ip: &Ipv6Header, kind: u8, body: &'a [u8]) -> Result<Self, DropReason> {
         let on_link = ip.hop_limit == HOP_LIMIT
             && (ip.source.is_unicast_link_local()
@@ -68,36 +65,36 @@ impl<'a> MldMessage<'a> {
         Some(Self::Report(MldRecords::parse(u16_at(head, 2), records)?))
     }
 
-    /// The header, checksum still zero, and what follows it.
-    pub(crate) fn parts(&self) -> (IcmpHead, &'a [u8]) {
+    /// Returns the header, with a zero checksum, and the body.
+    pub(crate) fn header_and_body(&self) -> (IcmpHeader, &'a [u8]) {
         match *self {
             Self::Query { maximum_response_code, group } => {
-                let mut head = IcmpHead::halves(Self::QUERY, 0, maximum_response_code, 0);
+                let mut head = IcmpHeader::with_u16_pair(Self::QUERY, 0, maximum_response_code, 0);
                 head.push(&group.octets());
                 head.push(&[0; 4]);
                 (head, &[])
             }
             Self::Report(records) => {
-                (IcmpHead::halves(Self::REPORT_V2, 0, 0, records.count), records.bytes)
+                (IcmpHeader::with_u16_pair(Self::REPORT_V2, 0, 0, records.count), records.bytes)
             }
         }
     }
 }
 
-/// What a record says about its group (RFC 3810 section 5.2.12).
+/// Type of a multicast address record (RFC 3810 section 5.2.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MldRecordKind {
-    /// Answer: only these sources are wanted.
+    /// Current state: the host listens only to these sources.
     ModeIsInclude,
-    /// Answer: all but these sources are wanted.
+    /// Current state: the host listens to all sources but these.
     ModeIsExclude,
-    /// From now on only these sources are wanted; with none, the host left.
+    /// Change: the host now listens only to these sources; with no sources, the host left.
     ChangeToInclude,
-    /// From now on all but these sources are wanted; with none, the host joined.
+    /// Change: the host now listens to all sources but these; with no sources, the host joined.
     ChangeToExclude,
-    /// These sources are wanted too.
+    /// Change: the host now also listens to these sources.
     AllowNewSources,
-    /// These sources are no longer wanted.
+    /// Change: the host no longer listens to these sources.
     BlockOldSources,
 }
 
@@ -119,23 +116,23 @@ impl MldRecordKind {
     }
 }
 
-/// What a host says about one group.
+/// Multicast address record: a host's membership of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MldRecord {
-    /// What it says.
+    /// Type of the record.
     pub kind: MldRecordKind,
-    /// The group.
+    /// Multicast group.
     pub group: Ipv6Addr,
-    /// How many sources it names.
-    pub sources: u16,
+    /// Number of source addresses in the record.
+    pub source_count: u16,
 }
 
 impl MldRecord {
-    /// The length of a record without sources.
+    /// Length in bytes of a record without sources.
     pub const BYTES: usize = 20;
 
-    /// A record that names no sources.
-    pub fn of_group(kind: MldRecordKind, group: Ipv6Addr) -> [u8; Self::BYTES] {
+    /// Returns the bytes of a record without sources.
+    pub fn emit_without_sources(kind: MldRecordKind, group: Ipv6Addr) -> [u8; Self::BYTES] {
         let mut record = [0; Self::BYTES];
         record[0] = kind.number();
         put_u16(&mut record, 2, 0);
@@ -143,19 +140,19 @@ impl MldRecord {
         record
     }
 
-    /// Reads the record at the front; the kind is `None` when it is unknown and
-    /// the record to be skipped.
+    /// Parses the first record of `bytes`; the record is `None` if its type is unknown and it is to
+    /// be skipped.
     fn parse(bytes: &[u8]) -> Option<(Option<Self>, &[u8])> {
         let (head, rest) = bytes.split_first_chunk::<20>()?;
-        let (sources, group) = (u16_at(head, 2), ipv6_at(head, 4));
-        let rest = rest.get(usize::from(sources) * 16 + usize::from(head[1]) * 4..)?;
+        let (source_count, group) = (u16_at(head, 2), ipv6_at(head, 4));
+        let rest = rest.get(usize::from(source_count) * 16 + usize::from(head[1]) * 4..)?;
         let record = MldRecordKind::from_number(head[0]);
-        Some((record.map(|kind| Self { kind, group, sources }), rest))
+        Some((record.map(|kind| Self { kind, group, source_count }), rest))
     }
 }
 
-/// The records of a report, one by one; those of unknown kind are skipped.
-/// Their form was checked before.
+/// Iterator over the records of a report, validated by [`MldRecords::parse`]. Records of unknown
+/// type are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MldRecords<'a> {
     count: u16,
@@ -163,14 +160,13 @@ pub struct MldRecords<'a> {
 }
 
 impl<'a> MldRecords<'a> {
-    /// Checks that `bytes` holds `count` records. `None` when one runs past the
-    /// end.
+    /// Checks that `bytes` contains `count` records. `None` when a record runs past the end.
     pub fn parse(count: u16, bytes: &'a [u8]) -> Option<Self> {
         let mut rest = bytes;
         for _ in 0..count {
             (_, rest) = MldRecord::parse(rest)?;
         }
-        // Bytes behind the last record count only for the checksum (RFC 3810
+        // Bytes after the last record are covered by the checksum, but otherwise ignored (RFC 3810
         // section 5.2.11).
         let bytes = bytes.get(..bytes.len() - rest.len())?;
         Some(Self { count, bytes })
@@ -211,10 +207,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_from_off_link_are_refused() {
+    fn rejects_messages_from_off_link() {
         let parse = |ip, kind| MldMessage::parse(&ip, kind, &[0; 24]);
         assert!(parse(ip("fe80::1", 1), 130).is_ok() && parse(ip("fe80::1", 1), 143).is_ok());
-        assert!(parse(ip("::", 1), 143).is_ok(), "a host may have no address yet");
+        assert!(parse(ip("::", 1), 143).is_ok(), "a host may report before it has an address");
         for (source, hop_limit, kind) in [
             ("::", 1, 130),
             ("2001:db8::1", 1, 130),
@@ -226,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_asks_for_one_group_or_all() {
+    fn accepts_general_and_group_specific_queries() {
         let query = |group: Ipv6Addr, bytes: usize| {
             let mut body = [0; 24];
             body[..2].copy_from_slice(&[0x27, 0x10]);
@@ -235,7 +231,7 @@ mod tests {
                 MldMessage::Query { maximum_response_code, group } => {
                     Ok((maximum_response_code, group))
                 }
-                MldMessage::Report(_) => panic!("a report"),
+                MldMessage::Report(_) => panic!("unexpected report"),
             }
         };
         for group in [GROUP, Ipv6Addr::UNSPECIFIED] {
@@ -247,11 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_in_order_and_unknown_ones_skipped() {
-        let join = MldRecord::of_group(MldRecordKind::ChangeToExclude, GROUP);
+    fn yields_records_in_order_and_skips_unknown_types() {
+        let join = MldRecord::emit_without_sources(MldRecordKind::ChangeToExclude, GROUP);
         let mut unknown = join;
         unknown[0] = 99;
-        let mut with_sources = MldRecord::of_group(MldRecordKind::AllowNewSources, GROUP).to_vec();
+        let mut with_sources =
+            MldRecord::emit_without_sources(MldRecordKind::AllowNewSources, GROUP).to_vec();
         (with_sources[1], with_sources[3]) = (1, 2);
         with_sources.extend([0xaa; 36]);
         let bytes = [&join[..], &unknown, &with_sources, &[0xee; 3]].concat();
@@ -259,11 +256,11 @@ mod tests {
         assert_eq!(
             records.collect::<Vec<_>>(),
             [
-                MldRecord { kind: MldRecordKind::ChangeToExclude, group: GROUP, sources: 0 },
-                MldRecord { kind: MldRecordKind::AllowNewSources, group: GROUP, sources: 2 },
+                MldRecord { kind: MldRecordKind::ChangeToExclude, group: GROUP, source_count: 0 },
+                MldRecord { kind: MldRecordKind::AllowNewSources, group: GROUP, source_count: 2 },
             ]
         );
-        // One record more than there is, and a record that is cut.
+        // A count of one more record than present, and a truncated record.
         assert_eq!(MldRecords::parse(4, &bytes), None);
         for cut in 0..with_sources.len() {
             assert_eq!(MldRecords::parse(1, &with_sources[..cut]), None);

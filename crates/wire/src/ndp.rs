@@ -1,85 +1,84 @@
 //! Neighbour discovery for IPv6 (RFC 4861), carried in ICMPv6.
 //!
-//! Parsing applies the rules of sections 6.1, 7.1 and 8.1 whole, so a parsed
-//! message is one that a host may believe, as far as it believes the link.
+//! Parsing applies all validation rules of sections 6.1, 7.1 and 8.1. A parsed message is
+//! therefore as trustworthy as the link that delivered it.
 
 use core::net::Ipv6Addr;
 
 use crate::field::{ipv6_at, mac_at, u16_at, u32_at};
-use crate::icmp::IcmpHead;
+use crate::icmp::IcmpHeader;
 use crate::{DropReason, Ipv6Header, MacAddr};
 
-/// The hop limit of every message: one from off the link cannot have it.
+/// Hop limit of every NDP message: routers decrement it, so no off-link message can have it.
 pub const HOP_LIMIT: u8 = 255;
 
-/// The group that an address's owner listens to for solicitations (RFC 4291
-/// section 2.7.1).
+/// Returns the solicited-node multicast group of `address`, which the owner of the address joins
+/// (RFC 4291 section 2.7.1).
 pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let low = address.to_bits() & 0x00ff_ffff;
     Ipv6Addr::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | low)
 }
 
-/// A neighbour discovery message.
+/// Neighbour discovery message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NdpMessage<'a> {
-    /// A host asks routers to announce themselves.
+    /// A host's request for router advertisements.
     RouterSolicitation {
-        /// The sender's hardware address.
-        source_link: Option<MacAddr>,
+        /// Link-layer address of the sender.
+        source_mac: Option<MacAddr>,
     },
-    /// A router announces itself.
+    /// A router's announcement.
     RouterAdvertisement(RouterAdvertisement<'a>),
-    /// Who has this address, or is it still there?
+    /// Request for the link-layer address of `target`, or reachability probe.
     NeighbourSolicitation {
-        /// The address asked for.
+        /// Address to be resolved or probed.
         target: Ipv6Addr,
-        /// The sender's hardware address; none when it has no address yet.
-        source_link: Option<MacAddr>,
+        /// Link-layer address of the sender; `None` if the sender has no IP address yet.
+        source_mac: Option<MacAddr>,
     },
-    /// The sender has this address.
+    /// Announcement of the target's link-layer address.
     NeighbourAdvertisement(NeighbourAdvertisement),
-    /// A router knows a better first hop.
+    /// A router's notification of a better first hop.
     Redirect {
-        /// The better hop; the destination itself when it is on the link.
+        /// Better first hop; equal to `destination` if the destination is on the link.
         target: Ipv6Addr,
-        /// The destination that it is for.
+        /// Destination that is redirected.
         destination: Ipv6Addr,
-        /// The hardware address of the target and the packet that caused this.
+        /// Options: link-layer address of the target, and the packet that caused the redirect.
         options: NdpOptions<'a>,
     },
 }
 
-/// A router's announcement (RFC 4861 section 4.2).
+/// Router advertisement (RFC 4861 section 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouterAdvertisement<'a> {
-    /// The hop limit that hosts should use; 0 when not told.
+    /// Hop limit recommended to hosts; 0 if unspecified.
     pub hop_limit: u8,
-    /// The flags: 0x80 for addresses by DHCPv6, 0x40 for other configuration.
+    /// Flags: 0x80 for addresses by DHCPv6, 0x40 for other configuration by DHCPv6.
     pub flags: u8,
-    /// How long the sender is a default router, in seconds; 0 for not at all.
+    /// Lifetime of the sender as a default router, in seconds; 0 if it is no default router.
     pub lifetime_s: u16,
-    /// How long a neighbour counts as reachable, in milliseconds; 0 when not
-    /// told.
+    /// Time for which a neighbour counts as reachable, in milliseconds; 0 if unspecified.
     pub reachable_ms: u32,
-    /// The time between solicitations, in milliseconds; 0 when not told.
+    /// Interval between retransmitted solicitations, in milliseconds; 0 if unspecified.
     pub retransmit_ms: u32,
-    /// What else it tells.
+    /// Further options.
     pub options: NdpOptions<'a>,
 }
 
-/// A neighbour's answer or announcement (RFC 4861 section 4.4).
+/// Neighbour advertisement: reply to a solicitation, or unsolicited (RFC 4861 section 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighbourAdvertisement {
-    /// Whether the sender is a router.
+    /// Router flag: the sender is a router.
     pub router: bool,
-    /// Whether it answers a solicitation.
+    /// Solicited flag: the message replies to a solicitation.
     pub solicited: bool,
-    /// Whether it replaces a hardware address known before.
+    /// Override flag: the message replaces a cached link-layer address.
     pub overrides: bool,
-    /// The address that it is about.
+    /// Advertised address.
     pub target: Ipv6Addr,
-    /// The hardware address of the target.
-    pub target_link: Option<MacAddr>,
+    /// Link-layer address of the target.
+    pub target_mac: Option<MacAddr>,
 }
 
 impl<'a> NdpMessage<'a> {
@@ -89,16 +88,16 @@ impl<'a> NdpMessage<'a> {
     const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     const REDIRECT: u8 = 137;
 
-    /// Whether ICMPv6 messages of this type are neighbour discovery.
-    pub(crate) const fn has_type(kind: u8) -> bool {
+    /// Returns true if `kind` is the ICMPv6 type of an NDP message.
+    pub(crate) const fn is_supported_type(kind: u8) -> bool {
         kind >= Self::ROUTER_SOLICITATION && kind <= Self::REDIRECT
     }
 
-    /// Reads the message of type `kind`, of which `body` stands behind the
-    /// checksum.
+    /// Parses the message of ICMPv6 type `kind`; `body` is the part after the checksum.
     ///
     /// # Errors
-    /// When it breaks a rule of RFC 4861.
+    /// [`DropReason::NdpHopLimit`] for a hop limit other than 255, [`DropReason::NdpMalformed`] for
+    /// the violation of another rule of RFC 4861.
     pub(crate) fn parse(
         ip: &Ipv6Header,
         kind: u8,
@@ -124,9 +123,9 @@ impl<'a> NdpMessage<'a> {
     /// RFC 4861 section 6.1.1.
     fn parse_router_solicitation(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
         let (_reserved, options) = body.split_first_chunk::<4>()?;
-        let source_link = NdpOptions::parse(options)?.source_link();
-        let legal = !(ip.source.is_unspecified() && source_link.is_some());
-        legal.then_some(Self::RouterSolicitation { source_link })
+        let source_mac = NdpOptions::parse(options)?.source_mac();
+        let legal = !(ip.source.is_unspecified() && source_mac.is_some());
+        legal.then_some(Self::RouterSolicitation { source_mac })
     }
 
     /// RFC 4861 section 6.1.2.
@@ -147,11 +146,12 @@ impl<'a> NdpMessage<'a> {
     fn parse_neighbour_solicitation(ip: &Ipv6Header, body: &'a [u8]) -> Option<Self> {
         let (head, options) = body.split_first_chunk::<20>()?;
         let target = ipv6_at(head, 4);
-        let source_link = NdpOptions::parse(options)?.source_link();
-        // Without a source it is a probe for an address about to be used.
+        let source_mac = NdpOptions::parse(options)?.source_mac();
+        // Without a source address, the message is a probe of duplicate address detection.
         let legal = !ip.source.is_unspecified()
-            || (ip.destination == solicited_node(target) && source_link.is_none());
-        (legal && is_host(target)).then_some(Self::NeighbourSolicitation { target, source_link })
+            || (ip.destination == solicited_node(target) && source_mac.is_none());
+        (legal && is_valid_host(target))
+            .then_some(Self::NeighbourSolicitation { target, source_mac })
     }
 
     /// RFC 4861 section 7.1.2.
@@ -162,10 +162,10 @@ impl<'a> NdpMessage<'a> {
             solicited: head[0] & 0x40 != 0,
             overrides: head[0] & 0x20 != 0,
             target: ipv6_at(head, 4),
-            target_link: NdpOptions::parse(options)?.target_link(),
+            target_mac: NdpOptions::parse(options)?.target_mac(),
         };
         let legal = !(ip.destination.is_multicast() && advertisement.solicited)
-            && is_host(advertisement.target);
+            && is_valid_host(advertisement.target);
         legal.then_some(Self::NeighbourAdvertisement(advertisement))
     }
 
@@ -175,44 +175,57 @@ impl<'a> NdpMessage<'a> {
         let (target, destination) = (ipv6_at(head, 4), ipv6_at(head, 20));
         let options = NdpOptions::parse(options)?;
         let legal = ip.source.is_unicast_link_local()
-            && is_host(destination)
+            && is_valid_host(destination)
             && (target == destination || target.is_unicast_link_local());
         legal.then_some(Self::Redirect { target, destination, options })
     }
 
-    /// The header, checksum still zero, and what follows it.
-    pub(crate) fn parts(&self) -> (IcmpHead, &'a [u8]) {
+    /// Returns the header, with a zero checksum, and the body.
+    pub(crate) fn header_and_body(&self) -> (IcmpHeader, &'a [u8]) {
         match *self {
-            Self::RouterSolicitation { source_link } => {
-                let mut head = IcmpHead::word(Self::ROUTER_SOLICITATION, 0, 0);
-                push_link(&mut head, NdpOption::SOURCE_LINK, source_link);
+            Self::RouterSolicitation { source_mac } => {
+                let mut head = IcmpHeader::with_u32(Self::ROUTER_SOLICITATION, 0, 0);
+                push_link_layer_address(
+                    &mut head,
+                    NdpOption::SOURCE_LINK_LAYER_ADDRESS,
+                    source_mac,
+                );
                 (head, &[])
             }
-            Self::RouterAdvertisement(it) => {
-                let first = u32::from_be_bytes([it.hop_limit, it.flags, 0, 0]);
-                let word = first | u32::from(it.lifetime_s);
-                let mut head = IcmpHead::word(Self::ROUTER_ADVERTISEMENT, 0, word);
-                head.push(&it.reachable_ms.to_be_bytes());
-                head.push(&it.retransmit_ms.to_be_bytes());
-                (head, it.options.bytes)
+            Self::RouterAdvertisement(advertisement) => {
+                let first =
+                    u32::from_be_bytes([advertisement.hop_limit, advertisement.flags, 0, 0]);
+                let word = first | u32::from(advertisement.lifetime_s);
+                let mut head = IcmpHeader::with_u32(Self::ROUTER_ADVERTISEMENT, 0, word);
+                head.push(&advertisement.reachable_ms.to_be_bytes());
+                head.push(&advertisement.retransmit_ms.to_be_bytes());
+                (head, advertisement.options.bytes)
             }
-            Self::NeighbourSolicitation { target, source_link } => {
-                let mut head = IcmpHead::word(Self::NEIGHBOUR_SOLICITATION, 0, 0);
+            Self::NeighbourSolicitation { target, source_mac } => {
+                let mut head = IcmpHeader::with_u32(Self::NEIGHBOUR_SOLICITATION, 0, 0);
                 head.push(&target.octets());
-                push_link(&mut head, NdpOption::SOURCE_LINK, source_link);
+                push_link_layer_address(
+                    &mut head,
+                    NdpOption::SOURCE_LINK_LAYER_ADDRESS,
+                    source_mac,
+                );
                 (head, &[])
             }
-            Self::NeighbourAdvertisement(it) => {
-                let flags = u32::from(it.router) << 31
-                    | u32::from(it.solicited) << 30
-                    | u32::from(it.overrides) << 29;
-                let mut head = IcmpHead::word(Self::NEIGHBOUR_ADVERTISEMENT, 0, flags);
-                head.push(&it.target.octets());
-                push_link(&mut head, NdpOption::TARGET_LINK, it.target_link);
+            Self::NeighbourAdvertisement(advertisement) => {
+                let flags = u32::from(advertisement.router) << 31
+                    | u32::from(advertisement.solicited) << 30
+                    | u32::from(advertisement.overrides) << 29;
+                let mut head = IcmpHeader::with_u32(Self::NEIGHBOUR_ADVERTISEMENT, 0, flags);
+                head.push(&advertisement.target.octets());
+                push_link_layer_address(
+                    &mut head,
+                    NdpOption::TARGET_LINK_LAYER_ADDRESS,
+                    advertisement.target_mac,
+                );
                 (head, &[])
             }
             Self::Redirect { target, destination, options } => {
-                let mut head = IcmpHead::word(Self::REDIRECT, 0, 0);
+                let mut head = IcmpHeader::with_u32(Self::REDIRECT, 0, 0);
                 head.push(&target.octets());
                 head.push(&destination.octets());
                 (head, options.bytes)
@@ -221,69 +234,73 @@ impl<'a> NdpMessage<'a> {
     }
 }
 
-/// Whether one host may have this address.
-fn is_host(address: Ipv6Addr) -> bool {
+/// Returns true if a host may own `address`: not multicast, unspecified or loopback.
+fn is_valid_host(address: Ipv6Addr) -> bool {
     !address.is_multicast() && !address.is_unspecified() && !address.is_loopback()
 }
 
-fn push_link(head: &mut IcmpHead, kind: u8, link: Option<MacAddr>) {
-    if let Some(MacAddr(link)) = link {
+fn push_link_layer_address(head: &mut IcmpHeader, kind: u8, mac: Option<MacAddr>) {
+    if let Some(MacAddr(octets)) = mac {
         head.push(&[kind, 1]);
-        head.push(&link);
+        head.push(&octets);
     }
 }
 
-/// One option of a message (RFC 4861 section 4.6).
+/// NDP option (RFC 4861 section 4.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NdpOption<'a> {
-    /// The sender's hardware address.
-    SourceLink(MacAddr),
-    /// The target's hardware address.
-    TargetLink(MacAddr),
-    /// A prefix that is on the link or makes addresses.
+    /// Link-layer address of the sender.
+    SourceLinkLayerAddress(MacAddr),
+    /// Link-layer address of the target.
+    TargetLinkLayerAddress(MacAddr),
+    /// Prefix that is on the link or used for address autoconfiguration.
     Prefix(PrefixInformation),
-    /// The beginning of the packet that caused a redirect.
-    Redirected(&'a [u8]),
-    /// The MTU of the link in bytes.
+    /// Beginning of the packet that caused a redirect.
+    RedirectedHeader(&'a [u8]),
+    /// MTU of the link in bytes.
     Mtu(u32),
-    /// Any other option: its type and the bytes behind its length.
+    /// Any other option: its type and the bytes after its length field.
     Other(u8, &'a [u8]),
 }
 
-/// A prefix that a router announces (RFC 4861 section 4.6.2).
+/// Prefix information option of a router advertisement (RFC 4861 section 4.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixInformation {
-    /// The length of the prefix in bits, at most 128.
+    /// Prefix length in bits, at most 128.
     pub prefix_bits: u8,
-    /// The flags: 0x80 for on the link, 0x40 for making addresses.
+    /// Flags: 0x80 for on-link, 0x40 for address autoconfiguration.
     pub flags: u8,
-    /// How long it is valid, in seconds; all ones for ever.
+    /// Valid lifetime of the prefix in seconds; all ones for infinity.
     pub valid_s: u32,
-    /// How long addresses made from it are preferred, in seconds; all ones for
-    /// ever.
+    /// Preferred lifetime of addresses generated from the prefix, in seconds; all ones for
+    /// infinity.
     pub preferred_s: u32,
-    /// The prefix.
+    /// Prefix; the bits after `prefix_bits` are not significant.
     pub prefix: Ipv6Addr,
 }
 
 impl<'a> NdpOption<'a> {
-    const SOURCE_LINK: u8 = 1;
-    const TARGET_LINK: u8 = 2;
+    const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
+    const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
     const PREFIX: u8 = 3;
-    const REDIRECTED: u8 = 4;
+    const REDIRECTED_HEADER: u8 = 4;
     const MTU: u8 = 5;
 
-    /// Reads the option at the front.
+    /// Parses the first option of `bytes`.
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let &[kind, units, ..] = bytes else { return None };
         let (option, rest) = bytes.split_at_checked(usize::from(units) * 8)?;
-        // A length of zero ends here, or the walk would never end.
+        // An option length of zero fails here; otherwise iteration would not terminate.
         let body = option.get(2..)?;
         let option = match kind {
-            Self::SOURCE_LINK => Self::SourceLink(parse_link(body)?),
-            Self::TARGET_LINK => Self::TargetLink(parse_link(body)?),
+            Self::SOURCE_LINK_LAYER_ADDRESS => {
+                Self::SourceLinkLayerAddress(parse_link_layer_address(body)?)
+            }
+            Self::TARGET_LINK_LAYER_ADDRESS => {
+                Self::TargetLinkLayerAddress(parse_link_layer_address(body)?)
+            }
             Self::PREFIX => Self::Prefix(PrefixInformation::parse(body)?),
-            Self::REDIRECTED => Self::Redirected(body.get(6..)?),
+            Self::REDIRECTED_HEADER => Self::RedirectedHeader(body.get(6..)?),
             Self::MTU => Self::Mtu(u32_at(<&[u8; 6]>::try_from(body).ok()?, 2)),
             _ => Self::Other(kind, body),
         };
@@ -291,10 +308,10 @@ impl<'a> NdpOption<'a> {
     }
 }
 
-/// Reads a hardware address, which must be one that a station can have.
-fn parse_link(body: &[u8]) -> Option<MacAddr> {
-    let link = mac_at(<&[u8; 6]>::try_from(body).ok()?, 0);
-    link.is_station().then_some(link)
+/// Parses a link-layer address, which must be a valid unicast address.
+fn parse_link_layer_address(body: &[u8]) -> Option<MacAddr> {
+    let mac = mac_at(<&[u8; 6]>::try_from(body).ok()?, 0);
+    mac.is_valid_unicast().then_some(mac)
 }
 
 impl PrefixInformation {
@@ -310,15 +327,15 @@ impl PrefixInformation {
     }
 }
 
-/// The options of a message, one by one. Their form was checked before.
+/// Iterator over the options of a message, validated by [`NdpOptions::parse`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NdpOptions<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> NdpOptions<'a> {
-    /// Checks all options: no length is zero or past the end, and the known
-    /// ones have the length of their kind. `None` when one is wrong.
+    /// Validates all options: every length is above zero and inside `bytes`, and every known option
+    /// has the length of its type. `None` when an option is invalid.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -327,18 +344,18 @@ impl<'a> NdpOptions<'a> {
         Some(Self { bytes })
     }
 
-    /// The sender's hardware address.
-    pub fn source_link(mut self) -> Option<MacAddr> {
+    /// Returns the link-layer address of the sender from its option.
+    pub fn source_mac(mut self) -> Option<MacAddr> {
         self.find_map(|option| match option {
-            NdpOption::SourceLink(link) => Some(link),
+            NdpOption::SourceLinkLayerAddress(mac) => Some(mac),
             _ => None,
         })
     }
 
-    /// The target's hardware address.
-    pub fn target_link(mut self) -> Option<MacAddr> {
+    /// Returns the link-layer address of the target from its option.
+    pub fn target_mac(mut self) -> Option<MacAddr> {
         self.find_map(|option| match option {
-            NdpOption::TargetLink(link) => Some(link),
+            NdpOption::TargetLinkLayerAddress(mac) => Some(mac),
             _ => None,
         })
     }
@@ -365,8 +382,8 @@ mod tests {
 
     const HOST: &str = "fe80::1";
     const TARGET: &str = "2001:db8::2";
-    const LINK: [u8; 8] = [1, 1, 2, 0, 0, 0, 0, 1];
-    const TARGET_LINK: [u8; 8] = [2, 1, 2, 0, 0, 0, 0, 1];
+    const SOURCE_LINK_OPTION: [u8; 8] = [1, 1, 2, 0, 0, 0, 0, 1];
+    const TARGET_LINK_OPTION: [u8; 8] = [2, 1, 2, 0, 0, 0, 0, 1];
 
     fn ip(source: &str, destination: &str) -> Ipv6Header {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
@@ -380,12 +397,12 @@ mod tests {
         address.parse::<Ipv6Addr>().unwrap().octets()
     }
 
-    /// Whether this body makes a message of this type.
-    fn legal(ip: &Ipv6Header, kind: u8, body: &[&[u8]]) -> bool {
+    /// Returns true if this body is accepted as a message of this type.
+    fn is_accepted(ip: &Ipv6Header, kind: u8, body: &[&[u8]]) -> bool {
         let body: Vec<u8> = body.concat();
         match NdpMessage::parse(ip, kind, 0, &body) {
             Ok(message) => {
-                // Every legal message is written as it came.
+                // Every accepted message is emitted with the same content.
                 let mut buf = [0; 200];
                 let message = Icmpv6Message::Ndp(message);
                 let bytes = message.message_bytes();
@@ -401,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn makes_solicited_node_groups() {
+    fn computes_solicited_node_group() {
         let group = solicited_node("2001:db8::1234:5678".parse().unwrap());
         assert_eq!(group, "ff02::1:ff34:5678".parse::<Ipv6Addr>().unwrap());
     }
 
     #[test]
-    fn a_message_from_off_link_is_refused() {
+    fn rejects_messages_from_off_link() {
         for hop_limit in [0, 1, 64, 254] {
             let ip = Ipv6Header { hop_limit, ..ip(HOST, "ff02::1") };
             for kind in 133..=137 {
@@ -415,52 +432,68 @@ mod tests {
                 assert_eq!(refused, Err(DropReason::NdpHopLimit));
             }
         }
-        let coded = NdpMessage::parse(&ip(HOST, "ff02::2"), 133, 1, &[0; 4]);
-        assert_eq!(coded, Err(DropReason::NdpMalformed));
+        let with_nonzero_code = NdpMessage::parse(&ip(HOST, "ff02::2"), 133, 1, &[0; 4]);
+        assert_eq!(with_nonzero_code, Err(DropReason::NdpMalformed));
     }
 
     #[test]
-    fn neighbour_solicitations() {
+    fn validates_neighbour_solicitations() {
         let (target, group) = (octets(TARGET), "ff02::1:ff00:2");
-        assert!(legal(&ip(HOST, group), 135, &[&[0; 4], &target, &LINK]));
-        assert!(legal(&ip(HOST, TARGET), 135, &[&[0; 4], &target]));
-        assert!(legal(&ip("::", group), 135, &[&[0; 4], &target]));
-        assert!(!legal(&ip("::", group), 135, &[&[0; 4], &target, &LINK]));
-        assert!(!legal(&ip("::", TARGET), 135, &[&[0; 4], &target]));
-        assert!(!legal(&ip("::", "ff02::1:ff00:3"), 135, &[&[0; 4], &target]));
+        assert!(is_accepted(&ip(HOST, group), 135, &[&[0; 4], &target, &SOURCE_LINK_OPTION]));
+        assert!(is_accepted(&ip(HOST, TARGET), 135, &[&[0; 4], &target]));
+        assert!(is_accepted(&ip("::", group), 135, &[&[0; 4], &target]));
+        assert!(!is_accepted(&ip("::", group), 135, &[&[0; 4], &target, &SOURCE_LINK_OPTION]));
+        assert!(!is_accepted(&ip("::", TARGET), 135, &[&[0; 4], &target]));
+        assert!(!is_accepted(&ip("::", "ff02::1:ff00:3"), 135, &[&[0; 4], &target]));
         for target in ["ff02::1", "::", "::1"] {
-            assert!(!legal(&ip(HOST, group), 135, &[&[0; 4], &octets(target)]), "{target}");
+            assert!(!is_accepted(&ip(HOST, group), 135, &[&[0; 4], &octets(target)]), "{target}");
         }
-        assert!(!legal(&ip(HOST, group), 135, &[&[0; 4], &target[..15]]));
+        assert!(!is_accepted(&ip(HOST, group), 135, &[&[0; 4], &target[..15]]));
     }
 
     #[test]
-    fn neighbour_advertisements() {
+    fn validates_neighbour_advertisements() {
         let target = octets(TARGET);
-        assert!(legal(&ip(TARGET, HOST), 136, &[&[0xe0, 0, 0, 0], &target, &TARGET_LINK]));
-        assert!(legal(&ip(TARGET, "ff02::1"), 136, &[&[0x20, 0, 0, 0], &target, &TARGET_LINK]));
-        assert!(!legal(&ip(TARGET, "ff02::1"), 136, &[&[0x40, 0, 0, 0], &target, &TARGET_LINK]));
-        assert!(!legal(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &octets("ff02::1")]));
-        assert!(!legal(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &target[..15]]));
+        assert!(is_accepted(
+            &ip(TARGET, HOST),
+            136,
+            &[&[0xe0, 0, 0, 0], &target, &TARGET_LINK_OPTION]
+        ));
+        assert!(is_accepted(
+            &ip(TARGET, "ff02::1"),
+            136,
+            &[&[0x20, 0, 0, 0], &target, &TARGET_LINK_OPTION]
+        ));
+        assert!(!is_accepted(
+            &ip(TARGET, "ff02::1"),
+            136,
+            &[&[0x40, 0, 0, 0], &target, &TARGET_LINK_OPTION]
+        ));
+        assert!(!is_accepted(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &octets("ff02::1")]));
+        assert!(!is_accepted(&ip(TARGET, HOST), 136, &[&[0x40, 0, 0, 0], &target[..15]]));
     }
 
     #[test]
-    fn router_messages() {
-        assert!(legal(&ip(HOST, "ff02::2"), 133, &[&[0; 4], &LINK]));
-        assert!(legal(&ip("::", "ff02::2"), 133, &[&[0; 4]]));
-        assert!(!legal(&ip("::", "ff02::2"), 133, &[&[0; 4], &LINK]));
-        assert!(!legal(&ip(HOST, "ff02::2"), 133, &[&[0; 3]]));
+    fn validates_router_messages() {
+        assert!(is_accepted(&ip(HOST, "ff02::2"), 133, &[&[0; 4], &SOURCE_LINK_OPTION]));
+        assert!(is_accepted(&ip("::", "ff02::2"), 133, &[&[0; 4]]));
+        assert!(!is_accepted(&ip("::", "ff02::2"), 133, &[&[0; 4], &SOURCE_LINK_OPTION]));
+        assert!(!is_accepted(&ip(HOST, "ff02::2"), 133, &[&[0; 3]]));
         let head = [64, 0xc0, 7, 8, 0, 0, 0, 1, 0, 0, 0, 2];
-        assert!(legal(&ip(HOST, "ff02::1"), 134, &[&head, &LINK]));
-        assert!(!legal(&ip(TARGET, "ff02::1"), 134, &[&head]), "not link-local");
-        assert!(!legal(&ip(HOST, "ff02::1"), 134, &[&head[..11]]));
+        assert!(is_accepted(&ip(HOST, "ff02::1"), 134, &[&head, &SOURCE_LINK_OPTION]));
+        assert!(!is_accepted(&ip(TARGET, "ff02::1"), 134, &[&head]), "not link-local");
+        assert!(!is_accepted(&ip(HOST, "ff02::1"), 134, &[&head[..11]]));
     }
 
     #[test]
-    fn redirects() {
+    fn validates_redirects() {
         let (destination, hop) = (octets(TARGET), octets("fe80::9"));
         let redirect = |from, target: &[u8; 16], destination: &[u8; 16]| {
-            legal(&ip(from, TARGET), 137, &[&[0; 4], target, destination, &TARGET_LINK])
+            is_accepted(
+                &ip(from, TARGET),
+                137,
+                &[&[0; 4], target, destination, &TARGET_LINK_OPTION],
+            )
         };
         assert!(redirect(HOST, &hop, &destination));
         assert!(redirect(HOST, &destination, &destination));
@@ -470,33 +503,33 @@ mod tests {
     }
 
     #[test]
-    fn options_of_impossible_length_are_refused() {
+    fn rejects_options_of_invalid_length() {
         for option in [
-            &[1, 0, 2, 0, 0, 0, 0, 1][..], // length 0: a walk without end
+            &[1, 0, 2, 0, 0, 0, 0, 1][..], // length 0: would iterate forever
             &[1, 2, 2, 0, 0, 0, 0, 1],     // past the message
             &[1],                          // no length
-            &[1, 1, 2, 0],                 // cut
+            &[1, 1, 2, 0],                 // truncated
             &[200, 0],                     // length 0 of an unknown type
             &[5, 2, 0, 0, 0, 0, 5, 220, 0, 0, 0, 0, 0, 0, 0, 0], // an MTU of 16 bytes
             &[3, 1, 64, 0, 0, 0, 0, 0],    // a prefix of 8 bytes
         ] {
             assert_eq!(NdpOptions::parse(option), None, "{option:?}");
-            let behind: Vec<u8> = [&LINK, option].concat();
-            assert_eq!(NdpOptions::parse(&behind), None, "{option:?}");
+            let after_valid_option: Vec<u8> = [&SOURCE_LINK_OPTION, option].concat();
+            assert_eq!(NdpOptions::parse(&after_valid_option), None, "{option:?}");
         }
     }
 
     #[test]
-    fn a_prefix_is_no_longer_than_an_address() {
-        for (prefix_bits, legal) in [(0, true), (128, true), (129, false), (255, false)] {
+    fn rejects_prefix_longer_than_address() {
+        for (prefix_bits, is_valid) in [(0, true), (128, true), (129, false), (255, false)] {
             let mut option = [0; 32];
             option[..3].copy_from_slice(&[3, 4, prefix_bits]);
-            assert_eq!(NdpOptions::parse(&option).is_some(), legal, "/{prefix_bits}");
+            assert_eq!(NdpOptions::parse(&option).is_some(), is_valid, "/{prefix_bits}");
         }
     }
 
     #[test]
-    fn hardware_addresses_of_groups_are_refused() {
+    fn rejects_group_and_zero_mac_addresses() {
         for link in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
             for kind in [1, 2] {
                 let option: Vec<u8> = [&[kind, 1][..], &link].concat();
@@ -506,20 +539,25 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_in_order() {
-        let mut bytes =
-            [TARGET_LINK, LINK, [5, 1, 0, 0, 0, 0, 5, 220], [14, 1, 1, 2, 3, 4, 5, 6]].concat();
+    fn yields_options_in_order() {
+        let mut bytes = [
+            TARGET_LINK_OPTION,
+            SOURCE_LINK_OPTION,
+            [5, 1, 0, 0, 0, 0, 5, 220],
+            [14, 1, 1, 2, 3, 4, 5, 6],
+        ]
+        .concat();
         bytes.extend([3, 4, 64, 0xc0, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0, 0]);
         bytes.extend(octets("2001:db8::"));
         bytes.extend([4, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let options = NdpOptions::parse(&bytes).unwrap();
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
-        assert_eq!((options.source_link(), options.target_link()), (Some(mac), Some(mac)));
+        assert_eq!((options.source_mac(), options.target_mac()), (Some(mac), Some(mac)));
         assert_eq!(
             options.collect::<Vec<_>>(),
             [
-                NdpOption::TargetLink(mac),
-                NdpOption::SourceLink(mac),
+                NdpOption::TargetLinkLayerAddress(mac),
+                NdpOption::SourceLinkLayerAddress(mac),
                 NdpOption::Mtu(1500),
                 NdpOption::Other(14, &[1, 2, 3, 4, 5, 6]),
                 NdpOption::Prefix(PrefixInformation {
@@ -529,7 +567,7 @@ mod tests {
                     preferred_s: 8,
                     prefix: "2001:db8::".parse().unwrap(),
                 }),
-                NdpOption::Redirected(&[1, 2, 3, 4, 5, 6, 7, 8]),
+                NdpOption::RedirectedHeader(&[1, 2, 3, 4, 5, 6, 7, 8]),
             ]
         );
     }

@@ -1,8 +1,8 @@
-//! Numbers that say what comes next.
+//! Protocol numbers of Ethernet and IP.
 
 use core::fmt;
 
-/// What a frame carries (the EtherType field).
+/// EtherType: the protocol of an Ethernet frame's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EtherType(pub u16);
 
@@ -13,7 +13,7 @@ impl EtherType {
     pub const ARP: EtherType = EtherType(0x0806);
     /// A VLAN tag (IEEE 802.1Q).
     pub const VLAN: EtherType = EtherType(0x8100);
-    /// The outer of two VLAN tags (IEEE 802.1ad), which is not spoken here.
+    /// Outer tag of two VLAN tags (IEEE 802.1ad), not supported by the stack.
     pub const SERVICE_VLAN: EtherType = EtherType(0x88a8);
     /// Internet Protocol version 6 (RFC 2464).
     pub const IPV6: EtherType = EtherType(0x86dd);
@@ -32,8 +32,7 @@ impl fmt::Debug for EtherType {
     }
 }
 
-/// What an IP packet carries: the Protocol field of IPv4, the Next Header
-/// field of IPv6.
+/// IP protocol number: the Protocol field of IPv4, the Next Header field of IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Protocol(pub u8);
 
@@ -52,7 +51,7 @@ impl Protocol {
     pub const FRAGMENT: Protocol = Protocol(44);
     /// ICMP for IPv6 (RFC 4443).
     pub const ICMPV6: Protocol = Protocol(58);
-    /// Nothing follows (RFC 8200 section 4.7).
+    /// No next header (RFC 8200 section 4.7).
     pub const NO_NEXT_HEADER: Protocol = Protocol(59);
     /// IPv6 destination options (RFC 8200 section 4.6).
     pub const DESTINATION_OPTIONS: Protocol = Protocol(60);

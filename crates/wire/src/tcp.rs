@@ -1,4 +1,4 @@
-//! The header of the Transmission Control Protocol (RFC 9293) and its options.
+//! TCP header and its options (RFC 9293).
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -8,37 +8,37 @@ use crate::checksum::{Sum, pseudo_header_v4, pseudo_header_v6};
 use crate::field::{append, put_u16, put_u32, u16_at, u32_at};
 use crate::{DropReason, Protocol};
 
-/// The flags of a TCP header.
+/// Flags of a TCP header.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
     /// The sender has no more data.
     pub const FIN: TcpFlags = TcpFlags(0x01);
-    /// The connection begins; the sequence number is the first.
+    /// Synchronize: start of the connection; `sequence` is the initial sequence number.
     pub const SYN: TcpFlags = TcpFlags(0x02);
-    /// The connection is broken off.
+    /// Reset: the connection is aborted.
     pub const RST: TcpFlags = TcpFlags(0x04);
-    /// The receiver should hand the data on at once.
+    /// Push: the receiver should deliver the data to the application at once.
     pub const PSH: TcpFlags = TcpFlags(0x08);
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: TcpFlags = TcpFlags(0x10);
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: TcpFlags = TcpFlags(0x20);
-    /// Congestion was met on the way (RFC 3168).
+    /// ECN echo: congestion was experienced on the path (RFC 3168).
     pub const ECE: TcpFlags = TcpFlags(0x40);
-    /// The sender slowed down (RFC 3168).
+    /// Congestion window reduced by the sender (RFC 3168).
     pub const CWR: TcpFlags = TcpFlags(0x80);
 
     const NAMES: [&'static str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
 
-    /// Whether all of `flags` are set.
+    /// Returns true if all of `flags` are set.
     #[inline]
     pub const fn contains(self, flags: TcpFlags) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// Whether one of `flags` is set.
+    /// Returns true if at least one of `flags` is set.
     #[inline]
     pub const fn intersects(self, flags: TcpFlags) -> bool {
         self.0 & flags.0 != 0
@@ -66,43 +66,43 @@ impl fmt::Debug for TcpFlags {
     }
 }
 
-/// A TCP header, without the bytes of its options.
+/// TCP header without the bytes of its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpHeader {
-    /// The sender's port.
+    /// Source port.
     pub source_port: u16,
-    /// The receiver's port.
+    /// Destination port.
     pub destination_port: u16,
-    /// The number of the first byte of the payload, or of the SYN.
+    /// Sequence number of the first byte of the payload, or of the SYN.
     pub sequence: u32,
-    /// The number of the next byte expected, when [`TcpFlags::ACK`] is set.
+    /// Next sequence number expected by the sender; valid if [`TcpFlags::ACK`] is set.
     pub acknowledgement: u32,
-    /// The length of the header with its options: 20 to 60, a multiple of 4.
+    /// Length of the header with its options, in bytes: 20 to 60, a multiple of 4.
     pub header_bytes: u8,
-    /// The flags.
+    /// Flags.
     pub flags: TcpFlags,
-    /// How much the sender would take, before scaling.
+    /// Receive window of the sender, before scaling.
     pub window: u16,
-    /// The checksum field as it stands.
+    /// Checksum field as received or to be sent.
     pub checksum: u16,
-    /// Where urgent data ends, when [`TcpFlags::URG`] is set.
+    /// End of the urgent data, relative to `sequence`; valid if [`TcpFlags::URG`] is set.
     pub urgent_pointer: u16,
 }
 
 impl TcpHeader {
-    /// The length of a header without options.
+    /// Length in bytes of a header without options.
     pub const BYTES: usize = 20;
 
-    /// The most bytes of options that a header can have.
+    /// Maximum length of a header's options in bytes.
     pub const MAX_OPTION_BYTES: usize = 40;
 
-    /// Reads a header. The rest is the payload; the options are read by
-    /// [`TcpHeader::options`]. The checksum is a question of its own:
-    /// [`verify_v4`] and [`verify_v6`].
+    /// Parses a header and returns it with the payload; [`TcpHeader::options`] returns the options.
+    ///
+    /// The checksum is not verified: see [`verify_v4`] and [`verify_v6`].
     ///
     /// # Errors
-    /// When the segment ends inside the header, or the data offset is under 20
-    /// bytes or past the segment.
+    /// [`DropReason::TcpTruncated`] when the segment ends inside the fixed header,
+    /// [`DropReason::TcpHeaderLength`] when the data offset is under 20 bytes or past the segment.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let header = Self::parse_quoted(bytes)?;
@@ -110,11 +110,11 @@ impl TcpHeader {
         Ok((header, payload))
     }
 
-    /// Reads the fixed header of a segment that an ICMP error quotes and may
-    /// have cut short behind it.
+    /// Parses the fixed header of a segment quoted by an ICMP error, which may be truncated after
+    /// the fixed header.
     ///
     /// # Errors
-    /// As [`TcpHeader::parse`], but for a data offset past the segment.
+    /// As [`TcpHeader::parse`], except for a data offset past the segment.
     #[inline]
     pub fn parse_quoted(bytes: &[u8]) -> Result<Self, DropReason> {
         let head = bytes.first_chunk::<20>().ok_or(DropReason::TcpTruncated)?;
@@ -135,20 +135,21 @@ impl TcpHeader {
         })
     }
 
-    /// The options of this header, which was parsed from `segment`.
+    /// Returns the options of this header, which was parsed from `segment`.
     #[inline]
     pub fn options<'a>(&self, segment: &'a [u8]) -> TcpOptions<'a> {
         TcpOptions::new(segment.get(Self::BYTES..self.header_bytes.into()).unwrap_or(&[]))
     }
 
-    /// Writes the header to the front of `buf`, the checksum field as it stands
-    /// in the value, and returns what is behind it. When `header_bytes` is over
-    /// 20, the options must stand in `buf` already: they are left as they are.
+    /// Writes the header to the front of `buf` and returns the rest of `buf`. The checksum field is
+    /// written as it is in `self`.
     ///
-    /// `None`, with nothing written, when the header does not fit or
-    /// `header_bytes` is not a length that a header can have.
+    /// If `header_bytes` is over 20, the options must already be in `buf`: they are not changed.
+    ///
+    /// Returns `None`, with nothing written, when the header does not fit or `header_bytes` is not
+    /// a valid header length.
     #[inline]
-    #[must_use = "None says that nothing was written"]
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         if !self.header_bytes.is_multiple_of(4) || self.header_bytes > 60 {
             return None;
@@ -167,9 +168,10 @@ impl TcpHeader {
     }
 }
 
-/// Fills the checksum field of a segment, header and payload, whose other bytes
-/// are in place. `pseudo` is the sum of its pseudo-header. Does nothing to fewer
-/// bytes than a header.
+/// Computes and writes the checksum field of a segment (header and payload) whose other bytes
+/// are complete. `pseudo` is the sum of the pseudo-header.
+///
+/// A segment shorter than a TCP header is left unchanged.
 #[inline]
 pub fn fill_checksum(pseudo: Sum, segment: &mut [u8]) {
     let Some((head, rest)) = segment.split_first_chunk_mut::<20>() else { return };
@@ -178,12 +180,12 @@ pub fn fill_checksum(pseudo: Sum, segment: &mut [u8]) {
     put_u16(head, 16, checksum);
 }
 
-/// Checks the checksum of a segment that came over IPv4.
+/// Verifies the checksum of a segment received over IPv4.
 ///
 /// # Errors
-/// [`DropReason::TcpChecksum`] when it is wrong, and
-/// [`DropReason::TcpChecksumUnfilled`] when the sender left it to a card that
-/// never saw the packet.
+/// [`DropReason::TcpChecksum`] when the checksum is wrong, and
+/// [`DropReason::TcpChecksumUnfilled`] when the sender left it to checksum offload and the
+/// packet never passed the sender's NIC.
 #[inline]
 pub fn verify_v4(
     source: Ipv4Addr,
@@ -194,7 +196,7 @@ pub fn verify_v4(
     verify(pseudo_header_v4(source, destination, Protocol::TCP, bytes), segment)
 }
 
-/// Checks the checksum of a segment that came over IPv6.
+/// Verifies the checksum of a segment received over IPv6.
 ///
 /// # Errors
 /// As [`verify_v4`].
@@ -218,27 +220,26 @@ fn verify(pseudo: Sum, segment: &[u8]) -> Result<(), DropReason> {
     Err(if unfilled { DropReason::TcpChecksumUnfilled } else { DropReason::TcpChecksum })
 }
 
-/// One option of a TCP header. What a value means, a window scale over 14 for
-/// one, is for the connection to judge.
+/// Option of a TCP header. The connection validates the values, such as a window scale over 14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpOption<'a> {
-    /// The largest segment that the sender takes, in bytes of payload
+    /// Maximum segment size: the largest segment that the sender accepts, in bytes of payload
     /// (RFC 9293 section 3.7.1).
     MaximumSegmentSize(u16),
-    /// How many bits to shift the window field left (RFC 7323 section 2.2).
+    /// Window scale: bits to shift the window field left (RFC 7323 section 2.2).
     WindowScale(u8),
-    /// The sender understands selective acknowledgement (RFC 2018 section 2).
+    /// The sender supports selective acknowledgement (RFC 2018 section 2).
     SackPermitted,
-    /// What has arrived out of order (RFC 2018 section 3).
+    /// Selective acknowledgement: data received out of order (RFC 2018 section 3).
     Sack(SackBlocks<'a>),
-    /// Time stamps (RFC 7323 section 3.2).
+    /// Timestamps (RFC 7323 section 3.2).
     Timestamps {
-        /// The sender's clock.
+        /// Timestamp of the sender's clock (TSval).
         value: u32,
-        /// The last value that the sender got.
+        /// Echo of the latest timestamp that the sender received (TSecr).
         echo: u32,
     },
-    /// Any other option: its type and the bytes behind its length.
+    /// Any other option: its type and the bytes after its length field.
     Other(u8, &'a [u8]),
 }
 
@@ -251,11 +252,11 @@ impl<'a> TcpOption<'a> {
     const SACK: u8 = 5;
     const TIMESTAMPS: u8 = 8;
 
-    /// Reads the option at the front, which is neither of the two of one byte.
+    /// Parses the first option, which must not be a one-byte option (end of list, no operation).
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let &[kind, length, ..] = bytes else { return None };
         let (option, rest) = bytes.split_at_checked(length.into())?;
-        // A length of 0 or 1 ends here, or the walk would never end.
+        // An option length of 0 or 1 fails here; otherwise iteration would not terminate.
         let body = option.get(2..)?;
         let option = match (kind, body) {
             (Self::MAXIMUM_SEGMENT_SIZE, &[a, b]) => {
@@ -280,9 +281,9 @@ impl<'a> TcpOption<'a> {
         Some((option, rest))
     }
 
-    /// Writes the option to the front of `buf` and returns what is behind it;
-    /// `None` when it does not fit.
-    #[must_use = "None says that the option was not written"]
+    /// Writes the option to the front of `buf` and returns the rest of `buf`; `None` when the
+    /// option does not fit.
+    #[must_use = "None means that the option was not written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         match *self {
             Self::MaximumSegmentSize(size) => {
@@ -292,8 +293,8 @@ impl<'a> TcpOption<'a> {
             Self::SackPermitted => emit_option(buf, Self::SACK_PERMITTED, &[]),
             Self::Sack(blocks) => emit_option(buf, Self::SACK, blocks.blocks.as_flattened()),
             Self::Timestamps { value, echo } => {
-                let both = u64::from(value) << 32 | u64::from(echo);
-                emit_option(buf, Self::TIMESTAMPS, &both.to_be_bytes())
+                let value_and_echo = u64::from(value) << 32 | u64::from(echo);
+                emit_option(buf, Self::TIMESTAMPS, &value_and_echo.to_be_bytes())
             }
             Self::Other(kind, body) => emit_option(buf, kind, body),
         }
@@ -307,22 +308,23 @@ fn emit_option<'b>(buf: &'b mut [u8], kind: u8, body: &[u8]) -> Option<&'b mut [
     Some(rest)
 }
 
-/// Writes no-operation bytes over all of `buf`: what pads options to a multiple
-/// of 4 bytes.
+/// Fills `buf` with no-operation options, which pad the options to a multiple of 4 bytes.
 pub fn emit_padding(buf: &mut [u8]) {
     buf.fill(TcpOption::NO_OPERATION);
 }
 
-/// The blocks of a selective acknowledgement, one by one: where each begins and
-/// the number behind its end. The edges are as they came and may be reversed.
+/// Iterator over the blocks of a selective acknowledgement.
+///
+/// Yields each block's first sequence number and the sequence number after its last byte. The
+/// edges are as received and may be reversed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SackBlocks<'a> {
     blocks: &'a [[u8; 8]],
 }
 
 impl<'a> SackBlocks<'a> {
-    /// The blocks in `bytes`, eight bytes each; `None` when there is none or a
-    /// part of one.
+    /// Checks that `bytes` consists of blocks of eight bytes; `None` for no block or an incomplete
+    /// block.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (blocks, rest) = bytes.as_chunks::<8>();
         (rest.is_empty() && !blocks.is_empty()).then_some(Self { blocks })
@@ -339,23 +341,33 @@ impl Iterator for SackBlocks<'_> {
     }
 }
 
-/// The options of a TCP header, one by one.
+/// Iterator over the options of a TCP header.
 ///
-/// Yields [`DropReason::TcpOptions`] and ends at the first option whose length
-/// is impossible: under 2, past the header, or not what its type needs.
+/// Yields [`DropReason::TcpOptions`] and ends at the first option with an invalid length: under
+/// 2, past the header, or not the length that its type requires.
+///
+/// # Examples
+/// ```
+/// use tidegate_wire::{TcpOption, TcpOptions};
+///
+/// let mut options = TcpOptions::new(&[2, 4, 0x05, 0xb4, 1, 3, 3, 7]);
+/// assert_eq!(options.next(), Some(Ok(TcpOption::MaximumSegmentSize(1460))));
+/// assert_eq!(options.next(), Some(Ok(TcpOption::WindowScale(7))));
+/// assert_eq!(options.next(), None);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TcpOptions<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> TcpOptions<'a> {
-    /// The options in `bytes`, which stand behind the fixed header.
+    /// Creates an iterator over the options in `bytes`, which follow the fixed header.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// The bytes that were not read yet.
+    /// Returns the bytes not parsed yet.
     #[inline]
     pub fn as_bytes(&self) -> &'a [u8] {
         self.bytes
@@ -406,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lengths_are_refused_by_name() {
+    fn rejects_invalid_lengths_with_specific_reason() {
         let mut good = [0xee; 24];
         assert_eq!(HEADER.emit(&mut good).unwrap().len(), 4);
         assert_eq!(TcpHeader::parse(&good), Ok((HEADER, &[0xee; 4][..])));
@@ -426,22 +438,22 @@ mod tests {
     }
 
     #[test]
-    fn every_set_of_flags_is_read_as_it_is() {
-        // Null, SYN with FIN, all: what to do with them is not for the parser.
+    fn round_trips_every_flag_combination() {
+        // Null, SYN with FIN, all flags: their meaning is not the parser's concern.
         for flags in 0..=255 {
             let mut bytes = [0; 20];
             let header = TcpHeader { flags: TcpFlags(flags), ..HEADER };
             assert!(header.emit(&mut bytes).is_some());
             assert_eq!(TcpHeader::parse(&bytes).unwrap().0, header);
         }
-        let both = TcpFlags::SYN | TcpFlags::ACK;
-        assert!(both.contains(TcpFlags::SYN) && !TcpFlags::SYN.contains(both));
-        assert!(both.intersects(TcpFlags::ACK | TcpFlags::FIN));
-        assert_eq!(format!("{both:?} {:?}", TcpFlags(0)), "SYN|ACK none");
+        let syn_ack = TcpFlags::SYN | TcpFlags::ACK;
+        assert!(syn_ack.contains(TcpFlags::SYN) && !TcpFlags::SYN.contains(syn_ack));
+        assert!(syn_ack.intersects(TcpFlags::ACK | TcpFlags::FIN));
+        assert_eq!(format!("{syn_ack:?} {:?}", TcpFlags(0)), "SYN|ACK none");
     }
 
     #[test]
-    fn every_option_is_written_and_read() {
+    fn round_trips_every_option() {
         let edges = [0, 0, 0, 1, 0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
         let options = [
             TcpOption::MaximumSegmentSize(0),
@@ -460,15 +472,15 @@ mod tests {
         let expected: Vec<_> = options.into_iter().map(Ok).collect();
         assert_eq!(parse_options(&bytes), expected);
         let TcpOption::Sack(blocks) = options[4] else { unreachable!() };
-        assert_eq!(blocks.collect::<Vec<_>>(), [(1, 2), (u32::MAX, 0)], "reversed edges stay");
+        assert_eq!(blocks.collect::<Vec<_>>(), [(1, 2), (u32::MAX, 0)], "reversed edges are kept");
         assert!(TcpOption::SackPermitted.emit(&mut [0]).is_none());
         assert!(TcpOption::Other(9, &[0; 254]).emit(&mut [0; 300]).is_none());
     }
 
     #[test]
-    fn malformed_options_end_the_list() {
+    fn stops_at_malformed_option() {
         for bad in [
-            &[2, 0, 5, 0xb4][..],         // length 0: a walk without end
+            &[2, 0, 5, 0xb4][..],         // length 0: would iterate forever
             &[2, 1, 5, 0xb4],             // length 1
             &[2, 5, 5, 0xb4],             // past the header
             &[2],                         // no length
@@ -476,24 +488,28 @@ mod tests {
             &[3, 4, 1, 1],                // a window scale of two
             &[4, 3, 0],                   // SACK permitted with a body
             &[5, 2],                      // no SACK block
-            &[5, 9, 0, 0, 0, 0, 0, 0, 0], // a part of one
+            &[5, 9, 0, 0, 0, 0, 0, 0, 0], // incomplete SACK block
             &[5, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-            &[8, 9, 0, 0, 0, 0, 0, 0, 0], // time stamps one byte short
+            &[8, 9, 0, 0, 0, 0, 0, 0, 0], // timestamps one byte short
             &[254, 0],
             &[254, 255, 0, 0],
         ] {
             assert_eq!(parse_options(bad), [Err(DropReason::TcpOptions)], "{bad:?}");
-            let behind = [&[1, 4, 2, 1][..], bad].concat();
+            let after_valid_option = [&[1, 4, 2, 1][..], bad].concat();
             assert_eq!(
-                parse_options(&behind),
+                parse_options(&after_valid_option),
                 [Ok(TcpOption::SackPermitted), Err(DropReason::TcpOptions)]
             );
         }
-        assert_eq!(parse_options(&[1, 1, 0, 2, 0]), [], "behind the end stands padding");
+        assert_eq!(
+            parse_options(&[1, 1, 0, 2, 0]),
+            [],
+            "bytes after the end of the list are padding"
+        );
     }
 
     #[test]
-    fn checksums_over_both_families() {
+    fn fills_and_verifies_checksum_over_both_families() {
         let v4 = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
         let v6 = (Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED);
         let pseudo_v4 = pseudo_header_v4(v4.0, v4.1, Protocol::TCP, 23);

@@ -6,41 +6,41 @@ use crate::checksum::{Sum, pseudo_header_v4, pseudo_header_v6};
 use crate::field::{put_u16, u16_at};
 use crate::{DropReason, Protocol};
 
-/// A UDP header.
+/// UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpHeader {
-    /// The sender's port; 0 when no answer is wanted.
+    /// Source port; 0 if the sender expects no reply.
     pub source_port: u16,
-    /// The receiver's port.
+    /// Destination port.
     pub destination_port: u16,
-    /// The length of the header and the payload.
+    /// Length of header and payload, in bytes.
     pub length_bytes: u16,
-    /// The checksum field as it stands; 0 means that there is none.
+    /// Checksum field as received or to be sent; 0 means no checksum.
     pub checksum: u16,
 }
 
 impl UdpHeader {
-    /// The length of a header.
+    /// Length of the header in bytes.
     pub const BYTES: usize = 8;
 
-    /// The most payload that a datagram can have.
+    /// Maximum payload of a datagram in bytes.
     pub const MAX_PAYLOAD_BYTES: usize = u16::MAX as usize - Self::BYTES;
 
-    /// A header for `payload_bytes` of payload, its checksum not yet made;
-    /// `None` for more than a datagram can have.
+    /// Creates a header for `payload_bytes` of payload, with no checksum yet; `None` when the
+    /// payload exceeds [`UdpHeader::MAX_PAYLOAD_BYTES`].
     #[inline]
     pub fn new(source_port: u16, destination_port: u16, payload_bytes: usize) -> Option<Self> {
         let length_bytes = u16::try_from(payload_bytes.checked_add(Self::BYTES)?).ok()?;
         Some(Self { source_port, destination_port, length_bytes, checksum: 0 })
     }
 
-    /// Reads a header. The rest is the payload, cut to the length that the
-    /// header tells. The checksum is a question of its own: [`verify_v4`] and
-    /// [`verify_v6`].
+    /// Parses a header and returns it with the payload, cut to the length field.
+    ///
+    /// The checksum is not verified: see [`verify_v4`] and [`verify_v6`].
     ///
     /// # Errors
-    /// When the packet ends inside the header, or the length is under 8 or past
-    /// the packet.
+    /// [`DropReason::UdpTruncated`] when the packet ends inside the header,
+    /// [`DropReason::UdpLength`] when the length field is under 8 or past the packet.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), DropReason> {
         let header = Self::parse_quoted(bytes)?;
@@ -49,11 +49,10 @@ impl UdpHeader {
         Ok((header, payload))
     }
 
-    /// Reads the header of a datagram that an ICMP error quotes and may have
-    /// cut short.
+    /// Parses the header of a datagram quoted by an ICMP error, whose payload may be truncated.
     ///
     /// # Errors
-    /// When fewer than 8 bytes are there.
+    /// [`DropReason::UdpTruncated`] for fewer than 8 bytes.
     #[inline]
     pub fn parse_quoted(bytes: &[u8]) -> Result<Self, DropReason> {
         let head = bytes.first_chunk::<8>().ok_or(DropReason::UdpTruncated)?;
@@ -65,11 +64,10 @@ impl UdpHeader {
         })
     }
 
-    /// Writes the header to the front of `buf`, the checksum field as it
-    /// stands in the value, and returns what is behind it; `None`, with nothing
-    /// written, when it does not fit.
+    /// Writes the header to the front of `buf` and returns the rest of `buf`; `None`, with nothing
+    /// written, when the header does not fit. The checksum field is written as it is in `self`.
     #[inline]
-    #[must_use = "None says that nothing was written"]
+    #[must_use = "None means that nothing was written"]
     pub fn emit<'b>(&self, buf: &'b mut [u8]) -> Option<&'b mut [u8]> {
         let (head, rest) = buf.split_first_chunk_mut::<8>()?;
         put_u16(head, 0, self.source_port);
@@ -80,9 +78,10 @@ impl UdpHeader {
     }
 }
 
-/// Fills the checksum field of a datagram, header and payload, whose other
-/// bytes are in place. `pseudo` is the sum of its pseudo-header. Does nothing to
-/// fewer bytes than a header.
+/// Computes and writes the checksum field of a datagram (header and payload) whose other bytes
+/// are complete. `pseudo` is the sum of the pseudo-header.
+///
+/// A datagram shorter than a UDP header is left unchanged.
 #[inline]
 pub fn fill_checksum(pseudo: Sum, datagram: &mut [u8]) {
     let Some((head, payload)) = datagram.split_first_chunk_mut::<8>() else { return };
@@ -91,13 +90,13 @@ pub fn fill_checksum(pseudo: Sum, datagram: &mut [u8]) {
     put_u16(head, 6, checksum);
 }
 
-/// Checks the checksum of a datagram that came over IPv4. `datagram` is the
-/// header and the payload, cut to the length that the header tells.
+/// Verifies the checksum of a datagram received over IPv4. `datagram` is header and payload, cut
+/// to the length field. A checksum field of zero is valid: the sender computed no checksum.
 ///
 /// # Errors
-/// [`DropReason::UdpChecksum`] when it is wrong, and
-/// [`DropReason::UdpChecksumUnfilled`] when the sender left it to a card that
-/// never saw the packet. A field of zero is right: the sender made none.
+/// [`DropReason::UdpChecksum`] when the checksum is wrong, and
+/// [`DropReason::UdpChecksumUnfilled`] when the sender left it to checksum offload and the
+/// packet never passed the sender's NIC.
 #[inline]
 pub fn verify_v4(
     source: Ipv4Addr,
@@ -113,11 +112,11 @@ pub fn verify_v4(
     verify(pseudo, header.checksum, datagram)
 }
 
-/// Checks the checksum of a datagram that came over IPv6. `datagram` is the
-/// header and the payload, cut to the length that the header tells.
+/// Verifies the checksum of a datagram received over IPv6. `datagram` is header and payload, cut
+/// to the length field.
 ///
 /// # Errors
-/// As [`verify_v4`], and [`DropReason::UdpChecksumMissing`] when there is none
+/// As [`verify_v4`], and [`DropReason::UdpChecksumMissing`] when the datagram has no checksum
 /// (RFC 8200 section 8.1).
 #[inline]
 pub fn verify_v6(
@@ -139,8 +138,8 @@ fn verify(pseudo: Sum, field: u16, datagram: &[u8]) -> Result<(), DropReason> {
     if pseudo.with(datagram).is_valid() {
         return Ok(());
     }
-    // A sender that leaves the checksum to its card puts the sum of the
-    // pseudo-header there.
+    // With checksum offload, the sender writes the sum of the pseudo-header into the checksum
+    // field.
     let unfilled = pseudo.fold() == field;
     Err(if unfilled { DropReason::UdpChecksumUnfilled } else { DropReason::UdpChecksum })
 }
@@ -161,7 +160,7 @@ mod tests {
         pseudo_header_v6(V6.0, V6.1, Protocol::UDP, bytes as u32)
     }
 
-    /// A datagram with this payload and, as yet, no checksum.
+    /// Returns a datagram with this payload and no checksum yet.
     fn datagram<const N: usize>(payload: &[u8]) -> [u8; N] {
         let mut bytes = [0; N];
         let header = UdpHeader::new(4000, 53, payload.len()).unwrap();
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lengths_are_refused_by_name() {
+    fn rejects_invalid_lengths_with_specific_reason() {
         let good = datagram::<13>(b"hello");
         for cut in 0..8 {
             assert_eq!(UdpHeader::parse(&good[..cut]), Err(DropReason::UdpTruncated));
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filled_checksum_is_right_and_every_flipped_bit_wrong() {
+    fn accepts_filled_checksum_and_detects_every_bit_flip() {
         for payload in [&b"hi"[..], &[0xff, 0xfe]] {
             let (mut v4, mut v6) = (datagram::<10>(payload), datagram::<10>(payload));
             fill_checksum(pseudo_v4(10), &mut v4);
@@ -214,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_checksum_is_right_only_over_ipv4() {
+    fn accepts_missing_checksum_only_over_ipv4() {
         let bytes = datagram::<10>(b"hi");
         assert_eq!(verify_v4(V4.0, V4.1, &bytes), Ok(()));
         assert_eq!(verify_v6(V6.0, V6.1, &bytes), Err(DropReason::UdpChecksumMissing));
     }
 
     #[test]
-    fn an_unfilled_checksum_is_told_from_a_wrong_one() {
+    fn distinguishes_unfilled_from_wrong_checksum() {
         let bytes = datagram::<10>(b"hi");
         let v4 = with_field(bytes, pseudo_v4(10).fold());
         let v6 = with_field(bytes, pseudo_v6(10).fold());
@@ -233,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_of_zero_is_sent_as_all_ones() {
-        // With this payload everything but the field sums to all ones.
+    fn sends_zero_checksum_as_all_ones() {
+        // With this payload, everything but the checksum field sums to all ones.
         let payload =
             (!pseudo_v4(10).with(&datagram::<8>(&[])[..4]).with_u16(10).fold()).to_be_bytes();
         let mut bytes = datagram::<10>(&payload);

@@ -1,5 +1,5 @@
-//! The fuzz targets of this crate without a fuzzer: their corpus, and bytes by
-//! chance.
+//! Fuzz targets of this crate without a fuzzer: replays their corpus and runs them on random
+//! bytes.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ mod wire_parsers;
 fn replay(target: &str, check: fn(&[u8])) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut seeds = 0;
-    for entry in std::fs::read_dir(&corpus).expect("the corpus is in the repository") {
+    for entry in std::fs::read_dir(&corpus).expect("the fuzz corpus is part of the repository") {
         let path = entry.unwrap().path();
         println!("{}", path.display());
         check(&std::fs::read(path).unwrap());
@@ -23,18 +23,18 @@ fn replay(target: &str, check: fn(&[u8])) {
 }
 
 #[test]
-fn corpus_of_wire_parsers() {
+fn wire_parsers_accept_corpus() {
     replay("wire_parsers", wire_parsers::check);
 }
 
 #[test]
-fn corpus_of_checksum() {
+fn checksum_accepts_corpus() {
     replay("checksum", checksum::check);
 }
 
 proptest! {
     #[test]
-    fn any_bytes_to_any_parser(
+    fn parsers_accept_arbitrary_bytes(
         choice in prop::sample::select(b"e46tuos*".to_vec()),
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {
@@ -42,7 +42,7 @@ proptest! {
     }
 
     #[test]
-    fn any_payload_behind_good_headers(
+    fn parsers_accept_arbitrary_payload_after_valid_headers(
         (version, protocol) in prop::sample::select(vec![
             (4, 1), (4, 6), (4, 17), (6, 0), (6, 6), (6, 17), (6, 43), (6, 44), (6, 58), (6, 60),
         ]),
@@ -66,7 +66,7 @@ proptest! {
         };
         packet.extend(&payload);
         wire_parsers::check(&packet);
-        // Mostly small lengths and numbers, as real headers have.
+        // Mostly small lengths and numbers, as in real headers.
         let at = packet.len() - payload.len();
         packet[at..].iter_mut().for_each(|byte| *byte &= 0x0f);
         wire_parsers::check(&packet);

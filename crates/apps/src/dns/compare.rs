@@ -1,8 +1,7 @@
-//! Whether two servers say the same to the same question.
+//! Compares the replies of two servers to the same query.
 //!
-//! Messages may differ in ways that mean nothing: the order of records, where
-//! names are compressed, courtesies in the authority and additional sections.
-//! What a resolver would notice is a [`Difference`].
+//! Some differences have no meaning: the order of records, name compression, and optional records
+//! in the authority and additional sections. A [`Difference`] is one that a resolver would notice.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -14,28 +13,28 @@ use domain::base::rdata::ComposeRecordData;
 use domain::base::{Message, ParsedName, Ttl};
 use domain::rdata::AllRecordData;
 
-/// What a resolver would notice.
+/// Difference between two replies that a resolver would notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// One of the messages cannot be read.
+    /// One of the messages cannot be parsed.
     Unreadable {
-        /// Which: `expected` or `got`.
-        which: &'static str,
-        /// Why.
+        /// Side of the comparison: `expected` or `got`.
+        side: &'static str,
+        /// Reason of the failure.
         problem: String,
     },
-    /// A field of the header or the question.
+    /// A field of the header or the question differs.
     Field {
-        /// Its name.
+        /// Name of the field.
         field: &'static str,
-        /// What the reference says.
+        /// Value from the reference server.
         expected: String,
-        /// What the server says.
+        /// Value from the tested server.
         got: String,
     },
-    /// The records of a section.
+    /// The records of a section differ.
     Section {
-        /// The name of the section.
+        /// Name of the section.
         section: &'static str,
         /// Records that the server should have sent.
         missing: Vec<String>,
@@ -47,7 +46,7 @@ pub enum Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Unreadable { which, problem } => {
+            Difference::Unreadable { side: which, problem } => {
                 write!(f, "the {which} answer cannot be read: {problem}")
             }
             Difference::Field { field, expected, got } => {
@@ -62,20 +61,20 @@ impl fmt::Display for Difference {
 
 impl std::error::Error for Difference {}
 
-/// A record in a form where equal means the same: names in lower case and
-/// uncompressed.
+/// Record in canonical form: equal records compare equal. Names are uncompressed and in lower
+/// case.
 #[derive(Clone, Debug)]
-struct Canonical {
+struct CanonicalRecord {
     owner: Vec<u8>,
     rtype: Rtype,
     class: Class,
     ttl: Ttl,
     data: Vec<u8>,
-    /// For people, in the case of the message: not compared.
+    /// Presentation format for error messages, in the case of the message; not compared.
     text: String,
 }
 
-impl Ord for Canonical {
+impl Ord for CanonicalRecord {
     fn cmp(&self, other: &Self) -> Ordering {
         (&self.owner, self.rtype, self.class, self.ttl, &self.data).cmp(&(
             &other.owner,
@@ -87,23 +86,23 @@ impl Ord for Canonical {
     }
 }
 
-impl PartialOrd for Canonical {
+impl PartialOrd for CanonicalRecord {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Canonical {
+impl PartialEq for CanonicalRecord {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Canonical {}
+impl Eq for CanonicalRecord {}
 
-type Section = BTreeSet<Canonical>;
+type Section = BTreeSet<CanonicalRecord>;
 
-/// A response, as far as it matters.
+/// Parsed response, reduced to the compared parts.
 struct Response {
     id: u16,
     rcode: u16,
@@ -116,34 +115,32 @@ struct Response {
     has_opt: bool,
 }
 
-/// Compares an answer with that of a reference server to the same query.
+/// Compares a reply with the reply of a reference server to the same query.
 ///
-/// These differences are allowed, each because RFCs leave it to the server:
-/// * The question may be missing from errors about malformed queries.
-/// * Sections are not compared when both answers are truncated: how much of a
-///   truncated answer to send is up to the server (RFC 2181 section 9).
-/// * A positive answer needs no authority section: servers may send the zone's
-///   NS records or not.
-/// * Additional records are a courtesy (RFC 1034 section 4.3.2 step 6), so some
-///   or all may be missing, but none may be there that the reference would not
-///   send; only the glue of a referral that lies inside the delegated zone is
-///   needed (RFC 9471).
-/// * ANY may be answered with a part of what there is (RFC 8482), and not the
-///   same part; a type that both send must have the same records.
+/// The RFCs leave these differences to the server, so they are allowed:
+/// * Errors about malformed queries may lack the question.
+/// * Sections are not compared when both replies are truncated. The server decides how much of a
+///   truncated reply to send (RFC 2181 section 9).
+/// * A positive answer needs no authority section: a server may send the zone's NS records or not.
+/// * Additional records are optional (RFC 1034 section 4.3.2 step 6), so some or all may be
+///   missing. Records that the reference does not send are an error. In a referral, glue inside
+///   the delegated zone is required (RFC 9471).
+/// * ANY may be answered with part of the record sets (RFC 8482), and the parts may differ. A
+///   type that both servers send must have the same records.
 ///
 /// # Errors
-/// The first difference that a resolver would notice.
+/// Returns the first difference that a resolver would notice.
 pub fn compare(expected: &[u8], got: &[u8]) -> Result<(), Difference> {
-    let expected = read("expected", expected)?;
-    let got = read("got", got)?;
-    same("id", &expected.id, &got.id)?;
-    same("rcode", &expected.rcode, &got.rcode)?;
+    let expected = parse_side("expected", expected)?;
+    let got = parse_side("got", got)?;
+    compare_field("id", &expected.id, &got.id)?;
+    compare_field("rcode", &expected.rcode, &got.rcode)?;
     if let (Some(expected), Some(got)) = (&expected.question, &got.question) {
-        same("question", expected, got)?;
+        compare_field("question", expected, got)?;
     }
-    same("AA", &expected.authoritative, &got.authoritative)?;
-    same("TC", &expected.truncated, &got.truncated)?;
-    same("EDNS", &expected.has_opt, &got.has_opt)?;
+    compare_field("AA", &expected.authoritative, &got.authoritative)?;
+    compare_field("TC", &expected.truncated, &got.truncated)?;
+    compare_field("EDNS", &expected.has_opt, &got.has_opt)?;
     if expected.truncated {
         return Ok(());
     }
@@ -155,40 +152,40 @@ fn compare_sections(expected: &Response, got: &Response) -> Result<(), Differenc
     let is_any = matches!(expected.question, Some((_, Rtype::ANY, _)));
     if is_any && !got.answer.is_empty() && !expected.answer.is_empty() {
         let (expected_part, got_part) = shared_types(&expected.answer, &got.answer);
-        check("answer", &expected_part, &expected_part, &got_part)?;
+        compare_records("answer", &expected_part, &expected_part, &got_part)?;
         return Ok(());
     }
-    check("answer", &expected.answer, &expected.answer, &got.answer)?;
+    compare_records("answer", &expected.answer, &expected.answer, &got.answer)?;
     let is_positive = !expected.answer.is_empty();
     let needed_authority = if is_positive { &none } else { &expected.authority };
-    check("authority", needed_authority, &expected.authority, &got.authority)?;
-    check("additional", &needed_glue(expected), &expected.additional, &got.additional)
+    compare_records("authority", needed_authority, &expected.authority, &got.authority)?;
+    compare_records("additional", &needed_glue(expected), &expected.additional, &got.additional)
 }
 
-/// The records of both sections whose types are in both.
+/// Records of each section whose types are in both sections.
 fn shared_types(one: &Section, other: &Section) -> (Section, Section) {
     let only = |section: &Section, of: &Section| {
-        let is_shared = |record: &&Canonical| of.iter().any(|o| o.rtype == record.rtype);
+        let is_shared = |record: &&CanonicalRecord| of.iter().any(|o| o.rtype == record.rtype);
         section.iter().filter(is_shared).cloned().collect()
     };
     (only(one, other), only(other, one))
 }
 
-/// The additional records of a referral without which it leads nowhere.
+/// Glue without which a referral cannot be followed.
 fn needed_glue(response: &Response) -> Section {
     if response.authoritative || !response.answer.is_empty() {
         return Section::new();
     }
-    let cuts: Vec<&Canonical> =
+    let cuts: Vec<&CanonicalRecord> =
         response.authority.iter().filter(|record| record.rtype == Rtype::NS).collect();
-    let is_inside = |glue: &&Canonical| {
-        cuts.iter().any(|cut| cut.data == glue.owner && ends_with_name(&glue.owner, &cut.owner))
+    let is_inside = |glue: &&CanonicalRecord| {
+        cuts.iter().any(|cut| cut.data == glue.owner && is_at_or_below(&glue.owner, &cut.owner))
     };
     response.additional.iter().filter(is_inside).cloned().collect()
 }
 
-/// Whether `name` is `end` or under it.
-fn ends_with_name(name: &[u8], end: &[u8]) -> bool {
+/// True when `name` is `end` or a name below `end`.
+fn is_at_or_below(name: &[u8], end: &[u8]) -> bool {
     let mut rest = name;
     loop {
         if rest == end {
@@ -201,7 +198,7 @@ fn ends_with_name(name: &[u8], end: &[u8]) -> bool {
     }
 }
 
-fn same<T: PartialEq + fmt::Debug>(
+fn compare_field<T: PartialEq + fmt::Debug>(
     field: &'static str,
     expected: &T,
     got: &T,
@@ -212,14 +209,14 @@ fn same<T: PartialEq + fmt::Debug>(
     Err(Difference::Field { field, expected: format!("{expected:?}"), got: format!("{got:?}") })
 }
 
-/// All of `needed` must be there and nothing outside `allowed`.
-fn check(
+/// Checks that `got` has all records of `needed` and no record outside `allowed`.
+fn compare_records(
     section: &'static str,
     needed: &Section,
     allowed: &Section,
     got: &Section,
 ) -> Result<(), Difference> {
-    let texts = |records: &mut dyn Iterator<Item = &Canonical>| {
+    let texts = |records: &mut dyn Iterator<Item = &CanonicalRecord>| {
         records.map(|record| record.text.clone()).collect::<Vec<_>>()
     };
     let missing = texts(&mut needed.difference(got));
@@ -230,12 +227,12 @@ fn check(
     Err(Difference::Section { section, missing, extra })
 }
 
-fn read(which: &'static str, bytes: &[u8]) -> Result<Response, Difference> {
-    read_response(bytes)
-        .map_err(|problem| Difference::Unreadable { which, problem: problem.to_string() })
+fn parse_side(side: &'static str, bytes: &[u8]) -> Result<Response, Difference> {
+    parse_response(bytes)
+        .map_err(|problem| Difference::Unreadable { side, problem: problem.to_string() })
 }
 
-fn read_response(bytes: &[u8]) -> Result<Response, Box<dyn std::error::Error>> {
+fn parse_response(bytes: &[u8]) -> Result<Response, Box<dyn std::error::Error>> {
     let message = Message::from_octets(bytes).map_err(|_| "shorter than a header")?;
     let header = message.header();
     if !header.qr() {
@@ -244,7 +241,7 @@ fn read_response(bytes: &[u8]) -> Result<Response, Box<dyn std::error::Error>> {
     let question = match message.question().next() {
         Some(question) => {
             let question = question?;
-            let name: Vec<u8> = lower(question.qname());
+            let name: Vec<u8> = lowercase_wire(question.qname());
             Some((name, question.qtype(), question.qclass()))
         }
         None => None,
@@ -267,8 +264,8 @@ fn read_response(bytes: &[u8]) -> Result<Response, Box<dyn std::error::Error>> {
                 .map_err(|error| format!("record {count}: {error}"))?;
             let mut data = Vec::new();
             record.data().compose_canonical_rdata(&mut data)?;
-            into.insert(Canonical {
-                owner: lower(record.owner()),
+            into.insert(CanonicalRecord {
+                owner: lowercase_wire(record.owner()),
                 rtype: record.rtype(),
                 class: record.class(),
                 ttl: record.ttl(),
@@ -291,7 +288,7 @@ fn read_response(bytes: &[u8]) -> Result<Response, Box<dyn std::error::Error>> {
     })
 }
 
-fn lower(name: &impl ToName) -> Vec<u8> {
+fn lowercase_wire(name: &impl ToName) -> Vec<u8> {
     let mut wire = Vec::with_capacity(32);
     for label in name.iter_labels() {
         wire.push(label.len() as u8);

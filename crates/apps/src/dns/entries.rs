@@ -1,35 +1,35 @@
-//! Zone files to entries: a record or a directive each, over as many lines as
-//! its parentheses span (RFC 1035 section 5.1).
+//! Splits zone files into entries. An entry is one record or directive, over as many lines as its
+//! parentheses span (RFC 1035 section 5.1).
 //!
-//! The scanner of `domain` reads one entry at a time, so that every record and
-//! every error has a place in the file.
+//! The scanner of the crate `domain` gets one entry at a time, so that every record and every
+//! error has a location in the file.
 
 use std::borrow::Cow;
 
-/// One record or directive.
-pub(super) struct Entry<'a> {
-    /// From the start of its first line to the end of its last.
+/// Record or directive of a zone file.
+pub(super) struct FileEntry<'a> {
+    /// Text from the start of the first line to the end of the last line.
     text: &'a [u8],
-    /// Where its tokens begin and end in `text`; at least one.
+    /// Start and end of each token in `text`; at least one token.
     tokens: Vec<(usize, usize)>,
-    /// The line on which its text begins, from 1.
+    /// Line where the text begins, from 1.
     first_line: usize,
 }
 
-/// Why an entry has no end.
+/// Error: an entry has an unclosed quotation mark or parenthesis.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unfinished {
-    /// Where the quotation mark or parenthesis is that opens it.
+pub(super) struct UnclosedEntry {
+    /// Line of the opening quotation mark or parenthesis, from 1.
     pub line: usize,
     pub column: usize,
     pub expected: &'static str,
 }
 
-/// The entries of a zone file.
+/// Iterator over the entries of a zone file.
 pub(super) struct Entries<'a> {
     rest: &'a [u8],
     line: usize,
-    /// Handed from entry to entry, so that tokens need no new memory.
+    /// Token buffer reused from entry to entry, so that tokens need no new memory.
     tokens: Vec<(usize, usize)>,
 }
 
@@ -38,36 +38,39 @@ impl<'a> Entries<'a> {
         Entries { rest: text, line: 1, tokens: Vec::new() }
     }
 
-    /// The next entry that is not empty; `None` at the end of the file.
-    pub(super) fn next(&mut self) -> Result<Option<Entry<'a>>, Unfinished> {
+    /// Returns the next entry with at least one token; `None` at the end of the file.
+    pub(super) fn next(&mut self) -> Result<Option<FileEntry<'a>>, UnclosedEntry> {
         while !self.rest.is_empty() {
             let mut tokens = std::mem::take(&mut self.tokens);
             tokens.clear();
             let first_line = self.line;
-            let len = split(self.rest, &mut tokens).map_err(|(at, expected)| {
-                let (line, column) = place_in(self.rest, at);
-                Unfinished { line: line + first_line - 1, column, expected }
+            let len = split_tokens(self.rest, &mut tokens).map_err(|(at, expected)| {
+                let (line, column) = line_and_column(self.rest, at);
+                UnclosedEntry { line: line + first_line - 1, column, expected }
             })?;
             let (text, rest) = self.rest.split_at(len);
             self.rest = rest;
             self.line += text.iter().filter(|&&byte| byte == b'\n').count();
             if !tokens.is_empty() {
-                return Ok(Some(Entry { text, tokens, first_line }));
+                return Ok(Some(FileEntry { text, tokens, first_line }));
             }
             self.tokens = tokens;
         }
         Ok(None)
     }
 
-    /// Takes back the memory of an entry.
-    pub(super) fn recycle(&mut self, entry: Entry<'a>) {
+    /// Reuses the token buffer of an entry.
+    pub(super) fn recycle(&mut self, entry: FileEntry<'a>) {
         self.tokens = entry.tokens;
     }
 }
 
-/// Finds the end of the first entry and its tokens. Fails with the place of
-/// what is never closed.
-fn split(text: &[u8], tokens: &mut Vec<(usize, usize)>) -> Result<usize, (usize, &'static str)> {
+/// Finds the end and the tokens of the first entry. Fails with the offset of an unclosed
+/// quotation mark or parenthesis and the missing character.
+fn split_tokens(
+    text: &[u8],
+    tokens: &mut Vec<(usize, usize)>,
+) -> Result<usize, (usize, &'static str)> {
     let mut at = 0;
     let mut open = None;
     let mut depth = 0_usize;
@@ -91,18 +94,18 @@ fn split(text: &[u8], tokens: &mut Vec<(usize, usize)>) -> Result<usize, (usize,
                 tokens.push((start, at));
             }
             _ => {
-                at = end_of_plain(text, start);
+                at = end_of_unquoted(text, start);
                 tokens.push((start, at));
             }
         }
     }
     match open {
-        Some(place) => Err((place, "a closing parenthesis")),
+        Some(open_at) => Err((open_at, "a closing parenthesis")),
         None => Ok(at),
     }
 }
 
-/// The end of a quoted token whose content begins at `at`.
+/// End of a quoted token whose content begins at `at`; `None` when the token is not closed.
 fn end_of_quoted(text: &[u8], at: usize) -> Option<usize> {
     let mut at = at;
     loop {
@@ -114,7 +117,7 @@ fn end_of_quoted(text: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-fn end_of_plain(text: &[u8], start: usize) -> usize {
+fn end_of_unquoted(text: &[u8], start: usize) -> usize {
     let mut at = start;
     while let Some(&byte) = text.get(at) {
         match byte {
@@ -126,97 +129,103 @@ fn end_of_plain(text: &[u8], start: usize) -> usize {
     at.min(text.len())
 }
 
-/// Line and column, from 1, of a place in a text.
-fn place_in(text: &[u8], at: usize) -> (usize, usize) {
+/// Line and column of the offset `at` in a text, both from 1.
+fn line_and_column(text: &[u8], at: usize) -> (usize, usize) {
     let before = &text[..at.min(text.len())];
     let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
-    let start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |place| place + 1);
+    let start =
+        before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline_at| newline_at + 1);
     (line, before.len() - start + 1)
 }
 
-impl Entry<'_> {
-    /// The text of a token; empty when there are not so many.
+impl FileEntry<'_> {
+    /// Text of a token; empty when `index` is past the last token.
     pub(super) fn token(&self, index: usize) -> &[u8] {
         self.tokens.get(index).map_or(&[], |&(start, end)| &self.text[start..end])
     }
 
-    /// The line and column of a token, from 1.
-    pub(super) fn place(&self, index: usize) -> (usize, usize) {
+    /// Line and column of a token in the file, both from 1.
+    pub(super) fn position(&self, index: usize) -> (usize, usize) {
         let at = self.tokens.get(index).map_or(self.text.len(), |&(start, _)| start);
-        let (line, column) = place_in(self.text, at);
+        let (line, column) = line_and_column(self.text, at);
         (line + self.first_line - 1, column)
     }
 
-    /// The token that a scanner means which stopped at this line and column of
-    /// [`Entry::plain`]: the one that it is in, or has just read.
-    pub(super) fn token_before(plain: &[u8], line: usize, column: usize) -> usize {
+    /// Returns the index of the token at the line and column of [`FileEntry::normalized`] where the scanner
+    /// stopped: the token that the scanner is in, or has just read.
+    pub(super) fn token_at_scanner_position(
+        normalized: &[u8],
+        line: usize,
+        column: usize,
+    ) -> usize {
         let mut tokens = Vec::new();
-        let _ = split(plain, &mut tokens);
+        let _ = split_tokens(normalized, &mut tokens);
         let line_start = match line.checked_sub(2) {
             None => 0,
-            Some(skipped) => plain
+            Some(skipped) => normalized
                 .iter()
                 .enumerate()
                 .filter(|&(_, &byte)| byte == b'\n')
                 .nth(skipped)
-                .map_or(plain.len(), |(at, _)| at + 1),
+                .map_or(normalized.len(), |(at, _)| at + 1),
         };
         let at = line_start + column.saturating_sub(1);
         tokens.iter().take_while(|&&(start, _)| start < at).count().saturating_sub(1)
     }
 
-    /// The text of the entry as the scanner wants it: TTLs with units, which
-    /// other servers allow (`1h30m`), in seconds; a space behind a quoted token
-    /// that the next one follows at once, where the scanner may want a byte to
-    /// write to; and a line feed at the end.
-    pub(super) fn plain(&self) -> Cow<'_, [u8]> {
-        let times = self.times();
+    /// Text of the entry in the form that the scanner expects:
+    /// * TTLs with units, which other servers allow (`1h30m`), become seconds.
+    /// * A space separates a quoted token from a token directly after it. Without the space, the
+    ///   scanner may lack a byte to write to.
+    /// * The text ends with a line feed.
+    pub(super) fn normalized(&self) -> Cow<'_, [u8]> {
+        let times = self.times_with_units();
         let has_end = self.text.ends_with(b"\n");
-        if times.is_empty() && has_end && !self.touches() {
+        if times.is_empty() && has_end && !self.has_adjacent_tokens() {
             return Cow::Borrowed(self.text);
         }
-        let mut plain = Vec::with_capacity(self.text.len() + 16);
+        let mut normalized = Vec::with_capacity(self.text.len() + 16);
         let mut copied = 0;
         let mut times = times.into_iter().peekable();
         for (index, &(start, end)) in self.tokens.iter().enumerate() {
-            plain.extend_from_slice(&self.text[copied..start]);
-            if index > 0 && self.touches_before(index) {
-                plain.push(b' ');
+            normalized.extend_from_slice(&self.text[copied..start]);
+            if index > 0 && self.follows_quoted_token(index) {
+                normalized.push(b' ');
             }
             match times.next_if(|&(at, _)| at == index) {
-                Some((_, seconds)) => plain.extend_from_slice(seconds.to_string().as_bytes()),
-                None => plain.extend_from_slice(&self.text[start..end]),
+                Some((_, seconds)) => normalized.extend_from_slice(seconds.to_string().as_bytes()),
+                None => normalized.extend_from_slice(&self.text[start..end]),
             }
             copied = end;
         }
-        plain.extend_from_slice(&self.text[copied..]);
+        normalized.extend_from_slice(&self.text[copied..]);
         if !has_end {
-            plain.push(b'\n');
+            normalized.push(b'\n');
         }
-        Cow::Owned(plain)
+        Cow::Owned(normalized)
     }
 
-    /// Whether any token begins right behind a quoted one.
-    fn touches(&self) -> bool {
-        (1..self.tokens.len()).any(|index| self.touches_before(index))
+    /// True when any token begins directly after a quoted token.
+    fn has_adjacent_tokens(&self) -> bool {
+        (1..self.tokens.len()).any(|index| self.follows_quoted_token(index))
     }
 
-    /// Whether a token begins right behind a quoted one.
-    fn touches_before(&self, index: usize) -> bool {
+    /// True when the token `index` begins directly after a quoted token.
+    fn follows_quoted_token(&self, index: usize) -> bool {
         let ((before, end), (start, _)) = (self.tokens[index - 1], self.tokens[index]);
         end == start && self.text[before] == b'"'
     }
 
-    /// The tokens that are times with units, in seconds.
-    fn times(&self) -> Vec<(usize, u32)> {
+    /// Tokens that are times with units: token index and seconds.
+    fn times_with_units(&self) -> Vec<(usize, u32)> {
         let mut times = Vec::new();
-        let mut note = |index: usize| {
-            let seconds = seconds(self.token(index));
+        let mut add_if_time = |index: usize| {
+            let seconds = parse_seconds(self.token(index));
             times.extend(seconds.map(|seconds| (index, seconds)));
             seconds.is_some()
         };
         if self.token(0).eq_ignore_ascii_case(b"$TTL") {
-            note(1);
+            add_if_time(1);
             return times;
         }
         // [owner] [TTL] [class] type, or [owner] [class] [TTL] type.
@@ -225,22 +234,22 @@ impl Entry<'_> {
         for _ in 0..2 {
             let token = self.token(index);
             let is_number = token.first().is_some_and(u8::is_ascii_digit);
-            if note(index) || is_number || token.eq_ignore_ascii_case(b"IN") {
+            if add_if_time(index) || is_number || token.eq_ignore_ascii_case(b"IN") {
                 index += 1;
             }
         }
         if self.token(index).eq_ignore_ascii_case(b"SOA") {
-            // Behind the two names and the serial number.
+            // The four times of an SOA record follow two names and the serial number.
             (index + 4..index + 8).for_each(|index| {
-                note(index);
+                add_if_time(index);
             });
         }
         times
     }
 }
 
-/// The seconds of a time with units, like `2d12h`.
-fn seconds(token: &[u8]) -> Option<u32> {
+/// Converts a time with units, such as `2d12h`, to seconds; `None` for any other token.
+fn parse_seconds(token: &[u8]) -> Option<u32> {
     if !token.first()?.is_ascii_digit() || token.last()?.is_ascii_digit() {
         return None;
     }
@@ -268,56 +277,60 @@ fn seconds(token: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn only(text: &str) -> (Vec<String>, String) {
+    fn first_entry(text: &str) -> (Vec<String>, String) {
         let mut entries = Entries::new(text.as_bytes());
         let entry = entries.next().unwrap().unwrap();
         let tokens = (0..entry.tokens.len())
             .map(|index| String::from_utf8(entry.token(index).to_vec()).unwrap())
             .collect();
-        (tokens, String::from_utf8(entry.plain().into_owned()).unwrap())
+        (tokens, String::from_utf8(entry.normalized().into_owned()).unwrap())
     }
 
     #[test]
-    fn tokens_end_where_rfc_1035_says() {
-        let (tokens, plain) = only("a\\ b 60 TXT (\"x ; \\\" y\"; comment\n z)\t;end\nnext");
+    fn splits_tokens_as_in_rfc_1035() {
+        let (tokens, normalized) =
+            first_entry("a\\ b 60 TXT (\"x ; \\\" y\"; comment\n z)\t;end\nnext");
         assert_eq!(tokens, ["a\\ b", "60", "TXT", "\"x ; \\\" y\"", "z"]);
-        assert!(plain.ends_with(";end\n"));
+        assert!(normalized.ends_with(";end\n"));
     }
 
     #[test]
-    fn places_are_counted_over_all_lines() {
+    fn counts_positions_over_all_lines() {
         let mut entries = Entries::new(b"\n; c\na A (\n 1\n)\n\n b A 2\n");
         let first = entries.next().unwrap().unwrap();
-        assert_eq!((first.place(0), first.place(2)), ((3, 1), (4, 2)));
+        assert_eq!((first.position(0), first.position(2)), ((3, 1), (4, 2)));
         entries.recycle(first);
         let second = entries.next().unwrap().unwrap();
-        assert_eq!(second.place(0), (7, 2));
+        assert_eq!(second.position(0), (7, 2));
         assert!(entries.next().unwrap().is_none());
     }
 
     #[test]
-    fn what_is_not_closed_is_told_where_it_opens() {
+    fn reports_position_of_unclosed_delimiter() {
         let error = |text: &str| {
             let mut entries = Entries::new(text.as_bytes());
             while let Ok(Some(_)) = entries.next() {}
             entries.next().err().unwrap()
         };
         let expected = "a closing parenthesis";
-        assert_eq!(error("a A 1\nb A (1\nc"), Unfinished { line: 2, column: 5, expected });
+        assert_eq!(error("a A 1\nb A (1\nc"), UnclosedEntry { line: 2, column: 5, expected });
         let expected = "a closing quotation mark";
-        assert_eq!(error("a TXT \"x\n\\\""), Unfinished { line: 1, column: 7, expected });
+        assert_eq!(error("a TXT \"x\n\\\""), UnclosedEntry { line: 1, column: 7, expected });
     }
 
     #[test]
-    fn times_with_units_become_seconds() {
-        assert_eq!(only("$TTL 1d").1, "$TTL 86400\n");
-        assert_eq!(only("w 1h IN A 192.0.2.1").1, "w 3600 IN A 192.0.2.1\n");
-        assert_eq!(only("w IN 1W2D3H4M5S A 192.0.2.1").1, "w IN 788645 A 192.0.2.1\n");
-        assert_eq!(only(" 5m TXT 1h").1, " 300 TXT 1h\n");
-        assert_eq!(only("1h 5m A 1h").1, "1h 300 A 1h\n");
-        assert_eq!(only("@ SOA n h (7 2h 15m 2w 1h)").1, "@ SOA n h (7 7200 900 1209600 3600)\n");
+    fn converts_times_with_units_to_seconds() {
+        assert_eq!(first_entry("$TTL 1d").1, "$TTL 86400\n");
+        assert_eq!(first_entry("w 1h IN A 192.0.2.1").1, "w 3600 IN A 192.0.2.1\n");
+        assert_eq!(first_entry("w IN 1W2D3H4M5S A 192.0.2.1").1, "w IN 788645 A 192.0.2.1\n");
+        assert_eq!(first_entry(" 5m TXT 1h").1, " 300 TXT 1h\n");
+        assert_eq!(first_entry("1h 5m A 1h").1, "1h 300 A 1h\n");
+        assert_eq!(
+            first_entry("@ SOA n h (7 2h 15m 2w 1h)").1,
+            "@ SOA n h (7 7200 900 1209600 3600)\n"
+        );
         for token in ["1x", "h", "1h2", "12", "99999999999h", "4294967295w", "1hm"] {
-            assert_eq!(seconds(token.as_bytes()), None, "{token}");
+            assert_eq!(parse_seconds(token.as_bytes()), None, "{token}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a zone file, said so that it can be mended.
+//! Errors and warnings about zone files, with their locations.
 
 use std::fmt;
 use std::io;
@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A place in a zone file.
+/// Location in a zone file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
+pub struct ZoneFileLocation {
+    /// Path of the zone file.
     pub path: PathBuf,
-    /// The line, from 1; 0 when the whole file is meant.
+    /// Line, from 1; 0 for the whole file.
     pub line: usize,
-    /// The column, from 1; 0 when the whole line is meant.
+    /// Column, from 1; 0 for the whole line.
     pub column: usize,
 }
 
-impl Place {
-    pub(super) fn line(path: &Path, line: usize) -> Self {
-        Place { path: path.to_owned(), line, column: 0 }
+impl ZoneFileLocation {
+    pub(super) fn at_line(path: &Path, line: usize) -> Self {
+        ZoneFileLocation { path: path.to_owned(), line, column: 0 }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ZoneFileLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if self.line > 0 {
@@ -36,68 +36,68 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why the DNS server cannot start.
+/// Reason why the DNS server cannot start.
 #[derive(Debug, Error)]
 pub enum DnsError {
-    /// No zone was configured.
+    /// No zone is configured.
     #[error("no zone to serve: give at least one zone file")]
     NoZones,
-    /// The name of a zone cannot be a domain name.
+    /// The configured name of a zone is not a domain name.
     #[error("`{text}` is not a domain name: labels have 1 to 63 octets, names at most 255")]
-    Origin {
-        /// What was given.
+    InvalidOrigin {
+        /// Configured text.
         text: String,
     },
-    /// A zone file could not be read.
+    /// A zone file cannot be read.
     #[error("cannot read zone file {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the zone file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A zone file breaks the syntax of RFC 1035 section 5.
-    #[error("{place}: {problem}")]
+    /// A zone file violates the syntax of RFC 1035 section 5.
+    #[error("{location}: {problem}")]
     Syntax {
-        /// Where.
-        place: Place,
-        /// What was expected.
+        /// Location of the error.
+        location: ZoneFileLocation,
+        /// Description of the error: what was expected.
         problem: String,
     },
-    /// A zone file is well written, but what it says makes no zone.
-    #[error("{place}: {problem}")]
-    Zone {
-        /// Where.
-        place: Place,
-        /// What is wrong and what to do.
+    /// The syntax of a zone file is correct, but its records do not form a valid zone.
+    #[error("{location}: {problem}")]
+    InvalidZone {
+        /// Location of the error.
+        location: ZoneFileLocation,
+        /// Description of the error and what to do.
         problem: String,
     },
     /// Two files hold the same zone.
-    #[error("zone {origin} is given twice: {} and {}", first.display(), second.display())]
-    Twice {
-        /// The zone.
+    #[error("zone {origin} is given twice: {} and {}; remove one", first.display(), second.display())]
+    DuplicateZone {
+        /// Name of the zone.
         origin: String,
-        /// One file.
+        /// First file.
         first: PathBuf,
-        /// The other file.
+        /// Second file.
         second: PathBuf,
     },
-    /// The prepared answers do not fit the tables.
-    #[error("the zones are too large: more than 4 GiB of prepared answers")]
+    /// The prepared answers exceed the size of the tables.
+    #[error("the zones are too large: more than 4 GiB of prepared answers; serve fewer zones")]
     TooLarge,
 }
 
-/// Something odd in a zone file that does not stop the server.
+/// Irregularity in a zone file that does not stop the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// Where.
-    pub place: Place,
-    /// What is odd and what the server does about it.
+    /// Location of the irregularity.
+    pub location: ZoneFileLocation,
+    /// Description of the irregularity and how the server handles it.
     pub message: String,
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: warning: {}", self.place, self.message)
+        write!(f, "{}: warning: {}", self.location, self.message)
     }
 }

@@ -1,22 +1,23 @@
-//! Queries as they come from the wire, checked before anything looks at them.
+//! Parser of DNS queries. Every query is checked before use.
 //!
-//! No compression pointer is ever followed: the name of a question stands at
-//! the front of the message, where there is nothing to point back to, and the
-//! names of other records are only skipped. So no message can make a loop.
+//! The parser follows no compression pointer. The name of a question is at the front of the
+//! message, where nothing precedes it to point back to, and the names of other records are only
+//! skipped. So no message can cause an endless loop.
 
 use super::name::{self, MAX_NAME_BYTES};
 
-/// The length of a message header (RFC 1035 section 4.1.1).
+/// Length of a message header, in bytes (RFC 1035 section 4.1.1).
 pub(super) const HEADER_BYTES: usize = 12;
 
-/// What every peer can receive without EDNS (RFC 1035 section 4.2.1).
-pub const PLAIN_UDP_BYTES: usize = 512;
+/// Largest message that every client accepts over UDP without EDNS, in bytes (RFC 1035 section
+/// 4.2.1).
+pub const MAX_UDP_BYTES_WITHOUT_EDNS: usize = 512;
 
 /// Response codes (RFC 1035 section 4.1.1, RFC 2136, RFC 6891).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Rcode {
-    /// The question was answered, maybe with nothing.
+    /// The query succeeded; the answer may be empty.
     NoError = 0,
     /// The query was malformed.
     FormErr = 1,
@@ -26,16 +27,16 @@ pub enum Rcode {
     NxDomain = 3,
     /// The kind of query is not implemented.
     NotImp = 4,
-    /// The server is not for this name.
+    /// The server does not serve this name or class, or refuses zone transfers.
     Refused = 5,
-    /// A name made from a DNAME record would be too long.
+    /// A name made from a DNAME record is too long.
     YxDomain = 6,
     /// The EDNS version is not supported.
     BadVers = 16,
 }
 
 impl Rcode {
-    /// Every code that this server sends.
+    /// All response codes that this server sends.
     pub const ALL: [Rcode; 8] = [
         Rcode::NoError,
         Rcode::FormErr,
@@ -47,7 +48,7 @@ impl Rcode {
         Rcode::BadVers,
     ];
 
-    /// The name as tools print it.
+    /// Mnemonic, such as `NXDOMAIN`, as DNS tools print it.
     pub const fn name(self) -> &'static str {
         match self {
             Rcode::NoError => "NOERROR",
@@ -62,7 +63,7 @@ impl Rcode {
     }
 }
 
-/// Record types that the server treats in a way of their own.
+/// Record types with special treatment in the server.
 pub(super) mod rtype {
     pub const A: u16 = 1;
     pub const NS: u16 = 2;
@@ -89,63 +90,76 @@ pub(super) mod rtype {
     pub const ANY: u16 = 255;
 }
 
-/// The class of the Internet.
+/// Class IN, the Internet.
 pub(super) const CLASS_IN: u16 = 1;
 
-/// What the client says about EDNS (RFC 6891 section 6.1.2).
+/// EDNS parameters of the client (RFC 6891 section 6.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edns {
-    /// The largest UDP payload that the client takes, in bytes, as sent.
+    /// Largest UDP payload that the client accepts, in bytes, as sent.
     pub udp_payload_bytes: u16,
-    /// The version: only 0 exists.
+    /// EDNS version; only version 0 exists.
     pub version: u8,
-    /// The client understands DNSSEC (RFC 3225). Sent back as it came.
+    /// DO bit: the client understands DNSSEC (RFC 3225). Copied into the reply.
     pub dnssec_ok: bool,
 }
 
-/// A well-formed query for one question.
+/// Well-formed query with one question.
+///
+/// # Examples
+/// ```
+/// use tidegate_apps::dns::synthetic::Question;
+/// use tidegate_apps::dns::{Name, Query};
+///
+/// let question = Question { name: Name::from_text("www.example").unwrap(), rtype: 1 };
+/// let message = question.to_message(7, Some(1232));
+/// let query = Query::parse(&message).unwrap();
+/// assert_eq!(query.name(), b"\x03www\x07example\0");
+/// assert_eq!(query.rtype, 1);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// Header and question, as they came.
-    pub(super) front: &'a [u8],
-    /// The type that is asked for.
+    /// Header and question of the query, unchanged.
+    pub(super) header_and_question: &'a [u8],
+    /// Queried record type.
     pub rtype: u16,
-    /// The class that is asked for.
+    /// Queried class.
     pub class: u16,
-    /// The client's EDNS record, if it sent one.
+    /// EDNS parameters, if the client sent an OPT record.
     pub edns: Option<Edns>,
 }
 
-/// Why a message is not a query to be looked up.
+/// Reason why a message is not a query to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection<'a> {
-    /// Too short to have a header. Not answered.
-    Truncated,
-    /// A response. Not answered, or two servers could talk for ever.
+    /// Too short for a header. Gets no reply.
+    TooShort,
+    /// A response. Gets no reply, or two servers could exchange messages forever.
     Response,
-    /// Answered with an error and nothing else.
+    /// Malformed or not implemented. Gets an error reply without records.
     Error {
-        /// `FormErr` or `NotImp`.
+        /// Response code: `FormErr` or `NotImp`.
         rcode: Rcode,
-        /// The header, and the question too when it could be read.
-        front: &'a [u8],
+        /// Header, and the question when it could be parsed.
+        header_and_question: &'a [u8],
     },
 }
 
 impl<'a> Query<'a> {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
-    /// When it is not a well-formed query with one question.
+    /// When the message is not a well-formed query with one question.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<Self, Rejection<'a>> {
         let Some(header) = message.first_chunk::<HEADER_BYTES>() else {
-            return Err(Rejection::Truncated);
+            return Err(Rejection::TooShort);
         };
         if header[2] & 0x80 != 0 {
             return Err(Rejection::Response);
         }
-        let error = |rcode, front| Err(Rejection::Error { rcode, front });
+        let error =
+            |rcode, header_and_question| Err(Rejection::Error { rcode, header_and_question });
         let [questions, answers, authorities, additionals] =
             [4, 6, 8, 10].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
         let question = match questions {
@@ -164,60 +178,62 @@ impl<'a> Query<'a> {
         let Some((end, [type_high, type_low, class_high, class_low])) = question else {
             return error(Rcode::FormErr, header);
         };
-        let (front, rest) = message.split_at(end);
-        // A query carries no answers. The authority section is for updates and
-        // incremental transfers, neither of which is served.
+        let (header_and_question, rest) = message.split_at(end);
+        // A query carries no answers. The authority section is for dynamic updates and incremental
+        // transfers; the server supports neither.
         if answers != 0 || authorities != 0 {
-            return error(Rcode::FormErr, front);
+            return error(Rcode::FormErr, header_and_question);
         }
         let Some(edns) = read_additional(message, rest, additionals) else {
-            return error(Rcode::FormErr, front);
+            return error(Rcode::FormErr, header_and_question);
         };
         Ok(Query {
-            front,
+            header_and_question,
             rtype: u16::from_be_bytes([type_high, type_low]),
             class: u16::from_be_bytes([class_high, class_low]),
             edns,
         })
     }
 
-    /// The name that is asked for, in wire format and in the client's case.
+    /// Queried name, in wire format and in the client's case.
     pub fn name(&self) -> &'a [u8] {
-        &self.front[HEADER_BYTES..self.front.len() - 4]
+        &self.header_and_question[HEADER_BYTES..self.header_and_question.len() - 4]
     }
 
-    /// The largest answer for this client over UDP, if the server sends no
-    /// more than `server_max_bytes`: what EDNS says, but at least 512 (RFC
-    /// 6891 section 6.2.3), and 512 without EDNS.
+    /// Largest reply for this client over UDP, in bytes, when the server's own limit is
+    /// `server_max_bytes`: the client's EDNS payload size, but at least 512 (RFC 6891 section
+    /// 6.2.3), or 512 without EDNS.
     pub fn udp_limit_bytes(&self, server_max_bytes: usize) -> usize {
-        let client = self.edns.map_or(PLAIN_UDP_BYTES, |edns| usize::from(edns.udp_payload_bytes));
-        client.max(PLAIN_UDP_BYTES).min(server_max_bytes.max(PLAIN_UDP_BYTES))
+        let client = self
+            .edns
+            .map_or(MAX_UDP_BYTES_WITHOUT_EDNS, |edns| usize::from(edns.udp_payload_bytes));
+        client.max(MAX_UDP_BYTES_WITHOUT_EDNS).min(server_max_bytes.max(MAX_UDP_BYTES_WITHOUT_EDNS))
     }
 }
 
-/// The low octet of the type OPT; the high one is 0.
-const OPT_LOW: u8 = rtype::OPT as u8;
+/// Low octet of the type OPT; the high octet is 0.
+const OPT_LOW_OCTET: u8 = rtype::OPT as u8;
 
-/// Walks the `count` records in `rest`, the end of `message`, and returns the
-/// OPT record if there is one. `None` when the records are malformed, when
-/// there are two OPT records, or when bytes are left over.
+/// Parses the `count` records in `rest`, the end of `message`, and returns the EDNS parameters of
+/// the OPT record, if present. Returns `None` when the records are malformed, when there are two
+/// OPT records, or when bytes are left over.
 #[inline]
 fn read_additional(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
     if let (1, Ok(record)) = (count, <&[u8; 11]>::try_from(rest))
-        && let [0, 0, OPT_LOW, high, low, _, version, flags, _, 0, 0] = *record
+        && let [0, 0, OPT_LOW_OCTET, high, low, _, version, flags, _, 0, 0] = *record
     {
-        // What nearly every query ends with: an OPT record without options.
+        // The end of nearly every query: an OPT record without options.
         return Some(Some(Edns {
             udp_payload_bytes: u16::from_be_bytes([high, low]),
             version,
             dnssec_ok: flags & 0x80 != 0,
         }));
     }
-    read_records(message, rest, count)
+    read_additional_records(message, rest, count)
 }
 
-/// As [`read_additional`], for records of any kind.
-fn read_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
+/// As [`read_additional`], for records of any type.
+fn read_additional_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
     let mut edns = None;
     let mut rest = rest;
     for _ in 0..count {
@@ -229,8 +245,8 @@ fn read_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>>
         let data = rest.get(10..10 + data_len)?;
         rest = &rest[10 + data_len..];
         if u16::from_be_bytes([fixed[0], fixed[1]]) == rtype::OPT {
-            // RFC 6891 section 6.1.1: at most one, and owned by the root.
-            if edns.is_some() || !is_root || !options_are_whole(data) {
+            // RFC 6891 section 6.1.1: at most one OPT record, owned by the root.
+            if edns.is_some() || !is_root || !options_are_well_formed(data) {
                 return None;
             }
             edns = Some(Edns {
@@ -243,9 +259,9 @@ fn read_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>>
     rest.is_empty().then_some(edns)
 }
 
-/// The length of the name at the front of `rest`, which begins `at` bytes into
-/// the message. A pointer ends a name; it must point to something before the
-/// name and behind the header (RFC 9267 section 2).
+/// Returns the length of the name at the front of `rest`, which begins at offset `at` of the
+/// message. A pointer ends a name. The target of the pointer must be before the name and after
+/// the header (RFC 9267 section 2).
 fn skip_name(rest: &[u8], at: usize) -> Option<usize> {
     let mut len = 0;
     loop {
@@ -264,8 +280,8 @@ fn skip_name(rest: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// Whether the options of an OPT record fill its data exactly.
-fn options_are_whole(data: &[u8]) -> bool {
+/// True when the options of an OPT record fill its data exactly.
+fn options_are_well_formed(data: &[u8]) -> bool {
     let mut rest = data;
     while let Some(header) = rest.first_chunk::<4>() {
         let len = usize::from(u16::from_be_bytes([header[2], header[3]]));

@@ -1,27 +1,26 @@
-//! An authoritative DNS server.
+//! Authoritative DNS server.
 //!
-//! Zone files are read by the crate `domain`. All answers are prepared while
-//! the server starts: a query then costs one lookup in a hash table, a copy,
-//! and a few patched bytes. Nothing is allocated for a query.
+//! The crate `domain` parses the zone files. The server prepares all answers at startup. A query
+//! then costs one hash table lookup, one copy and a few patched bytes; nothing is allocated.
 //!
-//! What is served: every record type as data (unknown ones by RFC 3597),
-//! wildcards (RFC 4592), delegations with glue, aliases followed through all
-//! zones of the server, DNAME (RFC 6672), negative answers (RFC 2308), EDNS(0)
-//! (RFC 6891). What is not: zone transfers, updates, TCP, classes other than
-//! IN. Zones may be signed and their DNSSEC records can be asked for by type,
-//! but signatures are not added to other answers.
+//! Served over UDP and TCP: every record type as data (unknown types as in RFC 3597), wildcards
+//! (RFC 4592), delegations with glue, CNAME chains through all zones of the server, DNAME
+//! (RFC 6672), negative answers (RFC 2308), EDNS(0) (RFC 6891).
+//!
+//! Not served: zone transfers, dynamic updates, classes other than IN. Zones may be signed, and
+//! DNSSEC records are answered when queried by type. Signatures are not added to other answers.
 
-mod answer;
+mod answer_store;
 mod catalog;
 mod compare;
-mod compile;
 mod entries;
 mod error;
 mod lookup;
 mod message;
 mod name;
-mod random;
+mod reply;
 mod server;
+mod splitmix64;
 pub mod synthetic;
 mod table;
 mod zone;
@@ -30,35 +29,35 @@ mod zonefile;
 use std::path::PathBuf;
 
 pub use compare::{Difference, compare};
-pub use error::{DnsError, Place, Warning};
-pub use message::{Edns, PLAIN_UDP_BYTES, Query, Rcode, Rejection};
+pub use error::{DnsError, Warning, ZoneFileLocation};
+pub use message::{Edns, MAX_UDP_BYTES_WITHOUT_EDNS, Query, Rcode, Rejection};
 pub use name::{MAX_LABEL_BYTES, MAX_NAME_BYTES, Name};
-pub use server::{DnsCounters, Server};
+pub use server::{DnsCounters, DnsServer};
 
-/// The largest answer over UDP unless told otherwise: what passes nearly every
-/// path without fragments (the DNS flag day of 2020).
+/// Default largest reply over UDP, in bytes. Replies of this size pass nearly every path without
+/// fragmentation (DNS flag day 2020).
 pub const DEFAULT_MAX_UDP_BYTES: usize = 1232;
 
-/// One zone to serve.
+/// Zone to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneSource {
-    /// The name of the zone. When it is not given, it is the owner of the SOA
-    /// record, and the file must begin with `$ORIGIN` if it has relative names.
+    /// Name of the zone. When absent, the owner of the SOA record is the zone's name, and a file
+    /// with relative names must begin with `$ORIGIN`.
     pub origin: Option<String>,
-    /// The zone file.
+    /// Path of the zone file.
     pub path: PathBuf,
 }
 
-/// What to serve and how.
+/// Configuration of the DNS server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// The zones.
+    /// Zones to serve.
     pub zones: Vec<ZoneSource>,
-    /// The largest answer over UDP in bytes, also told to clients. Values
-    /// under 512 count as 512.
+    /// Largest reply over UDP in bytes, also advertised to clients (EDNS). Values below 512 count
+    /// as 512.
     pub max_udp_bytes: usize,
-    /// The secret of the hash function: random for every start, so that nobody
-    /// can choose names that collide.
+    /// Secret seed of the hash function: random at every start, so that no attacker can choose
+    /// names that collide.
     pub hash_seed: u64,
 }
 

@@ -1,35 +1,45 @@
-//! Domain names in wire format: labels with their lengths, ended by the root
-//! (RFC 1035 section 3.1).
+//! Domain names in wire format: labels with length octets, ended by the root label (RFC 1035
+//! section 3.1).
 //!
-//! A length octet is at most 63 and the upper-case letters begin at 65, so a
-//! whole name can be lower-cased without looking at where its labels begin.
+//! A length octet is at most 63 and upper-case letters begin at 65. So a whole name can be
+//! lower-cased without finding its label boundaries.
 
 use std::fmt;
 
-/// The longest name in octets, lengths and root included (RFC 1035 section
-/// 2.3.4).
+/// Longest name in octets, including length octets and the root (RFC 1035 section 2.3.4).
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// The longest label in octets.
+/// Longest label in octets, without the length octet (RFC 1035 section 2.3.4).
 pub const MAX_LABEL_BYTES: usize = 63;
 
-/// A domain name that is known to be well formed.
+/// Well-formed domain name in wire format.
+///
+/// # Examples
+/// ```
+/// use tidegate_apps::dns::Name;
+///
+/// let name = Name::from_text("www.Example.com").unwrap();
+/// assert_eq!(name.wire(), b"\x03www\x07Example\x03com\0");
+/// assert_eq!(name.to_lower().to_string(), "www.example.com.");
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name(Box<[u8]>);
 
 impl Name {
-    /// The name of the root.
+    /// Returns the name of the root.
     pub fn root() -> Self {
         Name([0].into())
     }
 
-    /// Takes a whole uncompressed name in wire format.
+    /// Copies an uncompressed name in wire format; `None` unless `wire` is exactly one well-formed
+    /// name.
     pub fn from_wire(wire: &[u8]) -> Option<Self> {
         (wire_len(wire)? == wire.len()).then(|| Name(wire.into()))
     }
 
-    /// Reads a name as people write it: `www.example.com`, with or without the
-    /// last dot, `\DDD` and `\X` escapes allowed (RFC 1035 section 5.1).
+    /// Parses a name in presentation format, such as `www.example.com`, with or without the final
+    /// dot. Escapes `\DDD` and `\X` are allowed (RFC 1035 section 5.1). Returns `None` for an
+    /// invalid name.
     pub fn from_text(text: &str) -> Option<Self> {
         let mut wire = Vec::with_capacity(text.len() + 2);
         let mut label = Vec::new();
@@ -58,18 +68,18 @@ impl Name {
         Name::from_wire(&wire)
     }
 
-    /// The octets of the name.
+    /// Octets of the name in wire format.
     pub fn wire(&self) -> &[u8] {
         &self.0
     }
 
-    /// The same name in lower case.
+    /// Returns the name in lower case.
     pub fn to_lower(&self) -> Name {
         Name(self.0.to_ascii_lowercase().into())
     }
 }
 
-/// What stands after a backslash: three digits, or the character itself.
+/// Decodes an escape after its backslash: three digits, or the character itself.
 fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Option<u8> {
     let first = bytes.next()?;
     if !first.is_ascii_digit() {
@@ -116,8 +126,8 @@ fn write_text(wire: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// The length of the uncompressed name at the front of `bytes`; `None` when it
-/// is cut short, too long, or holds anything but plain labels.
+/// Length of the uncompressed name at the front of `bytes`; `None` when the name is truncated, too
+/// long, or contains anything but plain labels.
 #[inline]
 pub(super) fn wire_len(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
@@ -135,8 +145,7 @@ pub(super) fn wire_len(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The first label of a well-formed name and the name that is left without it;
-/// `None` at the root.
+/// Splits a well-formed name into its first label and its parent; `None` at the root.
 pub(super) fn split_label(wire: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&len, rest) = wire.split_first()?;
     if len == 0 || usize::from(len) > rest.len() {
@@ -145,12 +154,12 @@ pub(super) fn split_label(wire: &[u8]) -> Option<(&[u8], &[u8])> {
     Some(rest.split_at(usize::from(len)))
 }
 
-/// The name without its first label; `None` at the root.
+/// Parent of a name: the name without its first label; `None` at the root.
 pub(super) fn parent(wire: &[u8]) -> Option<&[u8]> {
     split_label(wire).map(|(_, parent)| parent)
 }
 
-/// How many labels a well-formed name has, the root not counted.
+/// Number of labels of a well-formed name, without the root.
 pub(super) fn label_count(wire: &[u8]) -> usize {
     let mut rest = wire;
     let mut count = 0;
@@ -161,9 +170,9 @@ pub(super) fn label_count(wire: &[u8]) -> usize {
     count
 }
 
-/// A name from the root down, in lower case: `[3]com[7]example`. The key of a
-/// name is a prefix of the keys of all names under it, so in sorted order they
-/// stand together, right after it.
+/// Tree key of a name: its labels from the root down, in lower case: `[3]com[7]example`. The key
+/// of a name is a prefix of the keys of all names below it. So in sorted order these names follow
+/// directly after their ancestor.
 pub(super) fn tree_key(wire: &[u8]) -> Box<[u8]> {
     let mut key = vec![0; wire.len().saturating_sub(1)];
     let mut end = key.len();
@@ -185,7 +194,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn text_and_wire_agree() {
+    fn converts_between_text_and_wire_format() {
         let name = Name::from_text("www.Example.com").unwrap();
         assert_eq!(name.wire(), b"\x03www\x07Example\x03com\x00");
         assert_eq!(name.to_string(), "www.Example.com.");
@@ -197,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn rejects_malformed_names() {
         for text in ["a..b", ".a", "a\\", "a\\25", "a\\256", &"x".repeat(64)] {
             assert_eq!(Name::from_text(text), None, "{text}");
         }
@@ -210,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_has_255_octets() {
+    fn accepts_names_up_to_255_octets() {
         let mut wire = Vec::new();
         for _ in 0..127 {
             wire.extend_from_slice(b"\x01a");
@@ -224,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_keys_put_children_behind_their_parent() {
+    fn tree_keys_sort_children_after_their_parent() {
         let key = |text| tree_key(Name::from_text(text).unwrap().wire());
         assert_eq!(&*key("WWW.example"), b"\x07example\x03www");
         assert_eq!(&*key("."), b"");
@@ -234,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_measured_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn measures_any_bytes_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             if let Some(len) = wire_len(&bytes) {
                 let name = Name::from_wire(&bytes[..len]).unwrap();
                 prop_assert_eq!(Name::from_text(&name.to_string()).unwrap(), name);

@@ -1,65 +1,75 @@
-//! The server: prepared zones and a count of what was asked.
+//! DNS server: compiled zones and counters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::answer::{self, Written};
 use super::error::{DnsError, Warning};
-use super::lookup::Zones;
+use super::lookup::CompiledZones;
 use super::message::{Query, Rcode, Rejection};
-use super::{DnsConfig, PLAIN_UDP_BYTES};
+use super::reply::{self, WrittenReply};
+use super::{DnsConfig, MAX_UDP_BYTES_WITHOUT_EDNS};
 use crate::Responder;
 
-/// What a server answered. Each thread counts for itself.
+/// Counters of a DNS server. Each thread has its own counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DnsCounters {
-    /// Messages that arrived.
+    /// Messages received.
     pub queries: u64,
-    /// Answers that were cut to fit, with the TC bit set.
+    /// Replies truncated to fit, with the TC bit set.
     pub truncated: u64,
-    /// Messages too short for a header, not answered.
+    /// Messages too short for a header; not answered.
     pub too_short: u64,
-    /// Responses, not answered.
-    pub responses: u64,
-    /// Answers that the reply buffer could not hold, not sent.
-    pub no_room: u64,
-    /// Answers by response code; the index is the code.
+    /// Responses received; not answered.
+    pub responses_received: u64,
+    /// Replies that did not fit the reply buffer; not sent.
+    pub no_reply_space: u64,
+    /// Replies by response code; the code is the index.
     by_rcode: [u64; 17],
 }
 
 impl DnsCounters {
-    /// How many answers had this code.
-    pub fn answers_with(&self, rcode: Rcode) -> u64 {
+    /// Number of replies with this response code.
+    pub fn replies_with(&self, rcode: Rcode) -> u64 {
         self.by_rcode[rcode as usize]
     }
 
-    /// How many messages were answered.
-    pub fn answers(&self) -> u64 {
+    /// Number of messages answered.
+    pub fn replies(&self) -> u64 {
         self.by_rcode.iter().sum()
     }
 
-    /// Adds the counts of another thread.
+    /// Adds the counters of another thread.
     pub fn add(&mut self, other: &DnsCounters) {
         self.queries += other.queries;
         self.truncated += other.truncated;
         self.too_short += other.too_short;
-        self.responses += other.responses;
-        self.no_room += other.no_room;
+        self.responses_received += other.responses_received;
+        self.no_reply_space += other.no_reply_space;
         for (to, from) in self.by_rcode.iter_mut().zip(other.by_rcode) {
             *to += from;
         }
     }
 }
 
-/// An authoritative DNS server for the zones that it was loaded with.
-pub struct Server {
-    zones: Arc<Zones>,
+/// Authoritative DNS server for the zones that it was loaded with.
+///
+/// # Examples
+/// ```no_run
+/// use tidegate_apps::dns::{DnsConfig, DnsServer, ZoneSource};
+///
+/// let zones = vec![ZoneSource { origin: None, path: "example.org.zone".into() }];
+/// let server = DnsServer::load(&DnsConfig { zones, hash_seed: 0x5eed, ..DnsConfig::default() })?;
+/// println!("{} names", server.name_count());
+/// # Ok::<(), tidegate_apps::dns::DnsError>(())
+/// ```
+pub struct DnsServer {
+    zones: Arc<CompiledZones>,
     max_udp_bytes: usize,
     counters: DnsCounters,
 }
 
-/// A server for another thread: it shares the zones and counts for itself.
-impl Clone for Server {
+/// Creates a server for another thread, with the same zones and counters of its own.
+impl Clone for DnsServer {
     fn clone(&self) -> Self {
         Self {
             zones: Arc::clone(&self.zones),
@@ -69,68 +79,66 @@ impl Clone for Server {
     }
 }
 
-impl Server {
-    /// Reads the zone files and prepares all answers.
+impl DnsServer {
+    /// Loads the zone files and prepares all answers.
     ///
     /// # Errors
-    /// When a zone file cannot be read, or is broken: says file, line and what
-    /// was expected.
+    /// When a zone file cannot be read or is invalid. The error names file, line and what was
+    /// expected.
     pub fn load(config: &DnsConfig) -> Result<Self, DnsError> {
-        Ok(Server::new(Zones::load(config)?, config.max_udp_bytes))
+        Ok(DnsServer::new(CompiledZones::load(config)?, config.max_udp_bytes))
     }
 
-    pub(super) fn new(zones: Zones, max_udp_bytes: usize) -> Self {
-        Server {
+    pub(super) fn new(zones: CompiledZones, max_udp_bytes: usize) -> Self {
+        DnsServer {
             zones: Arc::new(zones),
-            max_udp_bytes: max_udp_bytes.clamp(PLAIN_UDP_BYTES, u16::MAX.into()),
+            max_udp_bytes: max_udp_bytes.clamp(MAX_UDP_BYTES_WITHOUT_EDNS, u16::MAX.into()),
             counters: DnsCounters::default(),
         }
     }
 
-    /// The same server for another thread: shares the zones, counts for
-    /// itself.
+    /// Creates a server for another thread: shares the zones, has counters of its own.
     pub fn share(&self) -> Self {
-        Server {
+        DnsServer {
             zones: Arc::clone(&self.zones),
             max_udp_bytes: self.max_udp_bytes,
             counters: DnsCounters::default(),
         }
     }
 
-    /// Answers a well-formed query with at most `max_len` bytes, whatever
-    /// transport it came by. Returns the length, or `None` when `reply` cannot
-    /// hold even an empty answer.
+    /// Answers a well-formed query with at most `max_len` bytes, over any transport. Returns the
+    /// length of the reply, or `None` when `reply` cannot hold even an empty answer.
     #[inline]
     pub fn answer(&mut self, query: &Query<'_>, max_len: usize, reply: &mut [u8]) -> Option<usize> {
-        let offered_bytes = self.max_udp_bytes as u16;
-        let written = answer::answer(&self.zones, query, offered_bytes, max_len, reply);
-        self.count(written)
+        let advertised_udp_bytes = self.max_udp_bytes as u16;
+        let written = reply::write_reply(&self.zones, query, advertised_udp_bytes, max_len, reply);
+        self.count_reply(written)
     }
 
-    /// Answers a message that is no well-formed query, if it is to be answered
-    /// at all.
+    /// Answers a message that is not a well-formed query. Returns the length of the reply, or
+    /// `None` when the message gets no reply.
     #[cold]
     pub fn reject(&mut self, rejection: Rejection<'_>, reply: &mut [u8]) -> Option<usize> {
         match rejection {
-            Rejection::Truncated => {
+            Rejection::TooShort => {
                 self.counters.too_short += 1;
                 None
             }
             Rejection::Response => {
-                self.counters.responses += 1;
+                self.counters.responses_received += 1;
                 None
             }
-            Rejection::Error { rcode, front } => {
-                let written = answer::error(front, rcode, reply);
-                self.count(written)
+            Rejection::Error { rcode, header_and_question } => {
+                let written = reply::write_error(header_and_question, rcode, reply);
+                self.count_reply(written)
             }
         }
     }
 
     #[inline]
-    fn count(&mut self, written: Option<Written>) -> Option<usize> {
+    fn count_reply(&mut self, written: Option<WrittenReply>) -> Option<usize> {
         let Some(written) = written else {
-            self.counters.no_room += 1;
+            self.counters.no_reply_space += 1;
             return None;
         };
         self.counters.by_rcode[written.rcode as usize] += 1;
@@ -138,33 +146,33 @@ impl Server {
         Some(written.len)
     }
 
-    /// What was asked of this share of the server.
+    /// Counters of this thread's server.
     pub fn counters(&self) -> &DnsCounters {
         &self.counters
     }
 
-    /// What is odd in the zone files.
+    /// Irregularities found in the zone files.
     pub fn warnings(&self) -> &[Warning] {
         &self.zones.warnings
     }
 
-    /// How many zones are served.
+    /// Number of zones served.
     pub fn zone_count(&self) -> usize {
         self.zones.zone_count
     }
 
-    /// How many names can be asked for, empty non-terminals counted.
+    /// Number of names that can be queried, including empty non-terminals.
     pub fn name_count(&self) -> usize {
         self.zones.name_count()
     }
 
-    /// How much memory the prepared answers and their tables take.
+    /// Memory used by the prepared answers and their tables, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.zones.memory_bytes()
     }
 }
 
-impl Responder for Server {
+impl Responder for DnsServer {
     #[inline]
     fn respond(&mut self, request: &[u8], _from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         self.counters.queries += 1;
@@ -177,7 +185,7 @@ impl Responder for Server {
         }
     }
 
-    /// Over TCP nothing need be cut (RFC 7766 section 8).
+    /// Answers over TCP, where no reply needs truncation (RFC 7766 section 8).
     fn respond_to_stream(
         &mut self,
         request: &[u8],

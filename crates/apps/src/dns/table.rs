@@ -1,76 +1,75 @@
-//! The table of names: a keyed hash over lower-cased names, open addressing.
+//! Name table: keyed hash over lower-cased names, open addressing.
 
 use super::name::MAX_NAME_BYTES;
-use super::random::Random;
+use super::splitmix64::SplitMix64;
 
-/// Words of eight octets that hold the longest name.
-const WORDS: usize = MAX_NAME_BYTES.div_ceil(8);
+/// Number of eight-octet words that hold the longest name.
+const MAX_NAME_WORDS: usize = MAX_NAME_BYTES.div_ceil(8);
 
-/// A name in lower case, padded with zeros to whole words, and its hash. A
-/// name ends at its root, so no name is another one with padding.
+/// Name in lower case, padded with zeros to whole words, with its hash. A name ends at its root
+/// label, so padding cannot make two names equal.
 pub(super) struct LowerName {
-    words: [u64; WORDS],
-    count: usize,
+    words: [u64; MAX_NAME_WORDS],
+    word_count: usize,
     hash: u32,
 }
 
 impl LowerName {
-    /// The words that hold the name.
+    /// Words that hold the name.
     #[inline]
-    fn used(&self) -> &[u64] {
-        &self.words[..self.count]
+    fn as_words(&self) -> &[u64] {
+        &self.words[..self.word_count]
     }
 }
 
-/// The last octets of a name that do not fill a word: fewer than eight, not
-/// none.
+/// Last one to seven octets of a name, which do not fill a word, as a zero-padded word.
 #[inline]
-fn last_word(wire: &[u8], rest: &[u8]) -> u64 {
+fn partial_word(wire: &[u8], rest: &[u8]) -> u64 {
     match wire.last_chunk::<8>() {
-        // One load, and the octets before the rest shifted out.
+        // One load; a shift drops the octets before `rest`.
         Some(chunk) => u64::from_le_bytes(*chunk) >> (64 - 8 * rest.len()),
         None => rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
     }
 }
 
-/// Lower-cases the ASCII letters among eight octets.
+/// Lower-cases the ASCII letters in eight octets.
 #[inline]
 fn to_lower(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x80 * ONES;
-    let low_bits = word & !HIGH;
+    const HIGH_BITS: u64 = 0x80 * ONES;
+    let low_bits = word & !HIGH_BITS;
     let from_a = low_bits + (0x80 - u64::from(b'A')) * ONES;
     let past_z = low_bits + (0x7f - u64::from(b'Z')) * ONES;
-    let is_upper = (from_a ^ past_z) & !word & HIGH;
+    let is_upper = (from_a ^ past_z) & !word & HIGH_BITS;
     word | is_upper >> 2
 }
 
-/// A secret hash function: a multilinear sum modulo 2^128 of which the top 32
-/// bits count. For any two names chosen without knowing the keys, they are the
-/// same with a chance of 2^-32 (Thorup, "High speed hashing for integers and
-/// strings", 2015: keys of at least 64 + 32 - 1 bits).
+/// Keyed hash function: a multilinear sum modulo 2^128, of which the top 32 bits are the hash.
+/// Two names chosen without knowledge of the keys collide with probability 2^-32. Source:
+/// Thorup, "High speed hashing for integers and strings", 2015; keys need at least 64 + 32 - 1
+/// bits.
 pub(super) struct NameHash {
-    keys: Box<[u128; WORDS]>,
-    last: u128,
+    keys: Box<[u128; MAX_NAME_WORDS]>,
+    addend: u128,
 }
 
 impl NameHash {
-    /// The function that belongs to a seed.
+    /// Derives the keys from a seed.
     pub(super) fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let mut next = || u128::from(random.next()) << 64 | u128::from(random.next());
-        let mut keys = Box::new([0; WORDS]);
+        let mut keys = Box::new([0; MAX_NAME_WORDS]);
         keys.fill_with(&mut next);
-        NameHash { keys, last: next() }
+        NameHash { keys, addend: next() }
     }
 
     /// Lower-cases and hashes a name in wire format of at most 255 octets.
     #[inline]
-    pub(super) fn lower(&self, wire: &[u8]) -> LowerName {
-        let mut words = [0; WORDS];
-        let mut sum = self.last;
+    pub(super) fn lower_and_hash(&self, wire: &[u8]) -> LowerName {
+        let mut words = [0; MAX_NAME_WORDS];
+        let mut sum = self.addend;
         let (whole, rest) = wire.as_chunks::<8>();
-        let mut count = whole.len().min(WORDS);
+        let mut count = whole.len().min(MAX_NAME_WORDS);
         for at in 0..count {
             words[at] = to_lower(u64::from_le_bytes(whole[at]));
             sum = sum.wrapping_add(self.keys[at].wrapping_mul(words[at].into()));
@@ -78,97 +77,97 @@ impl NameHash {
         if !rest.is_empty()
             && let (Some(word), Some(key)) = (words.get_mut(count), self.keys.get(count))
         {
-            *word = to_lower(last_word(wire, rest));
+            *word = to_lower(partial_word(wire, rest));
             sum = sum.wrapping_add(key.wrapping_mul((*word).into()));
             count += 1;
         }
-        LowerName { words, count, hash: (sum >> 96) as u32 }
+        LowerName { words, word_count: count, hash: (sum >> 96) as u32 }
     }
 }
 
-/// Compares names word by word: they are too short for a call to be worth it.
+/// Compares names word by word: names are too short to be worth a call.
 #[inline]
-fn is_same(one: &[u64], other: &[u64]) -> bool {
+fn eq_words(one: &[u64], other: &[u64]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one == other)
 }
 
-/// One place of the hash table.
+/// Slot of the hash table.
 #[derive(Clone, Copy)]
 struct Slot {
     hash: u32,
-    /// The index of the node plus one; 0 is an empty slot.
-    node: u32,
+    /// Index of the node plus one; 0 marks an empty slot.
+    node_plus_one: u32,
 }
 
-/// From names to the indices of nodes.
+/// Hash table from names to node indices.
 pub(super) struct NameTable {
     hash: NameHash,
     slots: Vec<Slot>,
     mask: usize,
-    /// Where the name of each node begins in `words`; one more at the end.
-    starts: Vec<u32>,
-    /// The words of all names, in the order of their nodes.
+    /// Start of each node's name in `words`, and one more entry at the end.
+    word_starts: Vec<u32>,
+    /// Words of all names, in the order of their nodes.
     words: Vec<u64>,
 }
 
 impl NameTable {
-    /// A table for `names` names. Nodes are numbered as they are added.
+    /// Creates a table for `names` names. Nodes are numbered in the order of insertion.
     pub(super) fn with_capacity(names: usize, seed: u64) -> Self {
         let slots = (names * 2).next_power_of_two().max(8);
         NameTable {
             hash: NameHash::new(seed),
-            slots: vec![Slot { hash: 0, node: 0 }; slots],
+            slots: vec![Slot { hash: 0, node_plus_one: 0 }; slots],
             mask: slots - 1,
-            starts: vec![0],
+            word_starts: vec![0],
             words: Vec::with_capacity(names * 4),
         }
     }
 
-    /// Adds a name that is not in the table yet and returns the index of its
-    /// node. `None` when the table holds all that it was made for.
+    /// Inserts a name that is not in the table yet and returns the index of its node; `None` when
+    /// the table is full.
     pub(super) fn insert(&mut self, wire: &[u8]) -> Option<u32> {
-        let name = self.hash.lower(wire);
-        let node = u32::try_from(self.starts.len() - 1).ok()?;
+        let name = self.hash.lower_and_hash(wire);
+        let node = u32::try_from(self.word_starts.len() - 1).ok()?;
         if node as usize >= self.slots.len() / 2 {
             return None;
         }
-        self.words.extend_from_slice(name.used());
-        self.starts.push(u32::try_from(self.words.len()).ok()?);
+        self.words.extend_from_slice(name.as_words());
+        self.word_starts.push(u32::try_from(self.words.len()).ok()?);
         let mut at = name.hash as usize & self.mask;
-        while self.slots[at].node != 0 {
+        while self.slots[at].node_plus_one != 0 {
             at = (at + 1) & self.mask;
         }
-        self.slots[at] = Slot { hash: name.hash, node: node + 1 };
+        self.slots[at] = Slot { hash: name.hash, node_plus_one: node + 1 };
         Some(node)
     }
 
-    /// The node with this name in wire format, of at most 255 octets.
+    /// Returns the node of a name in wire format of at most 255 octets.
     #[inline]
     pub(super) fn find(&self, wire: &[u8]) -> Option<u32> {
-        let name = self.hash.lower(wire);
+        let name = self.hash.lower_and_hash(wire);
         let mut at = name.hash as usize & self.mask;
-        // At most half of the slots are taken, so there is always an end.
+        // At most half of the slots are occupied, so the probe always ends.
         loop {
             let slot = self.slots[at];
-            let node = slot.node.checked_sub(1)?;
-            if slot.hash == name.hash && is_same(self.words_of(node), name.used()) {
+            let node = slot.node_plus_one.checked_sub(1)?;
+            if slot.hash == name.hash && eq_words(self.name_words(node), name.as_words()) {
                 return Some(node);
             }
             at = (at + 1) & self.mask;
         }
     }
 
-    /// How much memory the table takes.
+    /// Memory used by the table, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>()
-            + self.starts.capacity() * size_of::<u32>()
+            + self.word_starts.capacity() * size_of::<u32>()
             + self.words.capacity() * size_of::<u64>()
     }
 
     #[inline]
-    fn words_of(&self, node: u32) -> &[u64] {
+    fn name_words(&self, node: u32) -> &[u64] {
         let node = node as usize;
-        &self.words[self.starts[node] as usize..self.starts[node + 1] as usize]
+        &self.words[self.word_starts[node] as usize..self.word_starts[node + 1] as usize]
     }
 }
 
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_in_any_case_and_only_those() {
+    fn finds_inserted_names_in_any_case() {
         let mut table = NameTable::with_capacity(300, 7);
         for number in 0..300 {
             assert_eq!(table.insert(&wire(&format!("host{number}.example"))), Some(number));
@@ -197,30 +196,30 @@ mod tests {
     }
 
     #[test]
-    fn other_seeds_are_other_functions() {
+    fn different_seeds_give_different_hashes() {
         let name = wire("www.example");
         let hashes: std::collections::HashSet<u32> =
-            (0..100).map(|seed| NameHash::new(seed).lower(&name).hash).collect();
+            (0..100).map(|seed| NameHash::new(seed).lower_and_hash(&name).hash).collect();
         assert!(hashes.len() > 95, "{}", hashes.len());
     }
 
     #[test]
-    fn an_empty_table_finds_nothing() {
+    fn empty_table_finds_nothing() {
         assert_eq!(NameTable::with_capacity(0, 1).find(b"\0"), None);
     }
 
     proptest! {
         #[test]
-        fn lower_case_is_that_of_ascii(bytes: [u8; 8]) {
+        fn to_lower_matches_ascii_lowercase(bytes: [u8; 8]) {
             let lower = to_lower(u64::from_le_bytes(bytes)).to_le_bytes();
             prop_assert_eq!(lower.to_vec(), bytes.to_ascii_lowercase());
         }
 
         #[test]
-        fn the_longest_and_shortest_names_fit(len in 1_usize..=255, byte: u8) {
+        fn lowers_names_of_any_length(len in 1_usize..=255, byte: u8) {
             let bytes = vec![byte; len];
-            let name = NameHash::new(1).lower(&bytes);
-            let words: Vec<u8> = name.used().iter().flat_map(|word| word.to_le_bytes()).collect();
+            let name = NameHash::new(1).lower_and_hash(&bytes);
+            let words: Vec<u8> = name.as_words().iter().flat_map(|word| word.to_le_bytes()).collect();
             prop_assert_eq!(&words[..len], &bytes.to_ascii_lowercase()[..]);
             prop_assert!(words[len..].iter().all(|&pad| pad == 0));
         }

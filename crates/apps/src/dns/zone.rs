@@ -1,24 +1,23 @@
-//! Zones: what a zone file says, checked and sorted.
+//! Zones: the records of a zone file, checked and sorted.
 
 use std::path::{Path, PathBuf};
 
-use super::error::{DnsError, Place, Warning};
+use super::error::{DnsError, Warning, ZoneFileLocation};
 use super::message::rtype;
 use super::name::{self, Name};
 use super::zonefile::{self, FileRecord};
 
-/// All records of one owner and type.
+/// Records with the same owner and type (RRset).
 pub(super) struct RecordSet {
     pub rtype: u16,
     pub ttl: u32,
-    /// The record data in wire format, names not compressed.
+    /// Record data in wire format, with uncompressed names.
     pub data: Vec<Box<[u8]>>,
 }
 
-/// A name of a zone. Without sets it is an empty non-terminal (RFC 4592
-/// section 2.2.2).
+/// Name of a zone. A name without record sets is an empty non-terminal (RFC 4592 section 2.2.2).
 pub(super) struct ZoneNode {
-    /// `name` from the root down: see [`name::tree_key`].
+    /// Tree key of `name`: see [`name::tree_key`].
     pub key: Box<[u8]>,
     pub name: Name,
     pub sets: Vec<RecordSet>,
@@ -30,28 +29,27 @@ impl ZoneNode {
     }
 }
 
-/// One zone: its names in tree order, a name right before the names under it.
+/// Zone: its names in tree order, each name directly before the names below it.
 pub(super) struct Zone {
     pub path: PathBuf,
     pub apex: Name,
     pub apex_key: Box<[u8]>,
-    /// All names with records and the empty non-terminals between them.
-    /// The apex is the first.
+    /// All names with records, and the empty non-terminals between them. The apex is the first.
     pub nodes: Vec<ZoneNode>,
 }
 
 impl Zone {
-    /// Reads and checks a zone file. `origin` is the name of the zone; when it
-    /// is not given, it is the owner of the SOA record.
+    /// Loads and checks a zone file. `origin` is the name of the zone; when absent, the owner of
+    /// the SOA record is the zone's name.
     ///
     /// # Errors
-    /// When the file cannot be read or makes no zone.
+    /// When the file cannot be read or does not form a valid zone.
     pub(super) fn load(
         path: &Path,
         origin: Option<&Name>,
         warnings: &mut Vec<Warning>,
     ) -> Result<Self, DnsError> {
-        let records = zonefile::read(path, origin)?;
+        let records = zonefile::read_records(path, origin)?;
         Zone::build(path, origin, records, warnings)
     }
 
@@ -67,7 +65,7 @@ impl Zone {
         for record in records {
             let key = name::tree_key(record.owner.wire());
             if !key.starts_with(&apex_key) {
-                return Err(error_at(
+                return Err(zone_error(
                     path,
                     record.line,
                     format!(
@@ -78,7 +76,7 @@ impl Zone {
             }
             keyed.push((key, record));
         }
-        // Stable, so that records stay in the order of the file.
+        // Stable sort: records of a set stay in the order of the file.
         keyed.sort_by(|(key, record), (other_key, other)| {
             key.cmp(other_key).then(record.rtype.cmp(&other.rtype))
         });
@@ -86,72 +84,74 @@ impl Zone {
         let mut at = 0;
         while at < keyed.len() {
             let len = keyed[at..].iter().take_while(|(key, _)| *key == keyed[at].0).count();
-            let owned = &mut keyed[at..at + len];
-            add_missing_ancestors(&mut nodes, &apex_key, &owned[0].0, &owned[0].1.owner);
-            nodes.push(build_node(path, owned, &apex, warnings)?);
+            let same_owner = &mut keyed[at..at + len];
+            add_missing_ancestors(&mut nodes, &apex_key, &same_owner[0].0, &same_owner[0].1.owner);
+            nodes.push(build_node(path, same_owner, &apex, warnings)?);
             at += len;
         }
         Ok(Zone { path: path.to_owned(), apex, apex_key, nodes })
     }
 
-    /// The node with this key.
+    /// Returns the node with this tree key.
     pub(super) fn node(&self, key: &[u8]) -> Option<&ZoneNode> {
         let index = self.nodes.binary_search_by(|node| (*node.key).cmp(key)).ok()?;
         self.nodes.get(index)
     }
 
-    /// Whether a node is the top of the zone.
+    /// True when a node is the apex of the zone.
     pub(super) fn is_apex(&self, node: &ZoneNode) -> bool {
         node.key.len() == self.apex_key.len()
     }
 
-    /// Whether the zone ends at this node, because it is delegated.
-    pub(super) fn is_cut(&self, node: &ZoneNode) -> bool {
+    /// True when a node is a zone cut: the zone delegates the name.
+    pub(super) fn is_zone_cut(&self, node: &ZoneNode) -> bool {
         !self.is_apex(node) && node.set(rtype::NS).is_some()
     }
 
-    /// The SOA record set; every zone that was built has one.
+    /// SOA record set; every built zone has one.
     pub(super) fn soa(&self) -> Option<&RecordSet> {
         self.nodes.first()?.set(rtype::SOA)
     }
 }
 
-fn error_at(path: &Path, line: usize, problem: String) -> DnsError {
-    DnsError::Zone { place: Place::line(path, line), problem }
+fn zone_error(path: &Path, line: usize, problem: String) -> DnsError {
+    DnsError::InvalidZone { location: ZoneFileLocation::at_line(path, line), problem }
 }
 
-/// Finds the one SOA record and with it the name of the zone.
+/// Finds the only SOA record and returns its owner, the name of the zone.
 fn find_apex(path: &Path, origin: Option<&Name>, records: &[FileRecord]) -> Result<Name, DnsError> {
     let mut soas = records.iter().filter(|record| record.rtype == rtype::SOA);
     let Some(soa) = soas.next() else {
-        let problem = "the zone has no SOA record: every zone begins with one".to_owned();
-        return Err(error_at(path, 0, problem));
+        let problem = "the zone has no SOA record: add one".to_owned();
+        return Err(zone_error(path, 0, problem));
     };
     if let Some(second) = soas.next() {
-        let problem = format!("a second SOA record: the first stands on line {}", soa.line);
-        return Err(error_at(path, second.line, problem));
+        let problem = format!("a second SOA record: the first is on line {}", soa.line);
+        return Err(zone_error(path, second.line, problem));
     }
     if let Some(origin) = origin
         && origin.to_lower() != soa.owner.to_lower()
     {
-        let problem = format!("the SOA record belongs to {}, but the zone is {origin}", soa.owner);
-        return Err(error_at(path, soa.line, problem));
+        let problem = format!(
+            "the owner of the SOA record is {}, but the configured zone is {origin}",
+            soa.owner
+        );
+        return Err(zone_error(path, soa.line, problem));
     }
     let has_ns = |record: &FileRecord| {
         record.rtype == rtype::NS && record.owner.to_lower() == soa.owner.to_lower()
     };
     if !records.iter().any(has_ns) {
-        let problem = format!("{} has no NS record: name at least one server", soa.owner);
-        return Err(error_at(path, soa.line, problem));
+        let problem = format!("{} has no NS record: add at least one", soa.owner);
+        return Err(zone_error(path, soa.line, problem));
     }
     Ok(soa.owner.clone())
 }
 
 /// Adds the empty non-terminals between the zone's apex and a new name.
 fn add_missing_ancestors(nodes: &mut Vec<ZoneNode>, apex_key: &[u8], key: &[u8], owner: &Name) {
-    // Nodes are sorted, so an ancestor that exists is the last node or an
-    // ancestor of it.
-    let shared = nodes.last().map_or(apex_key.len(), |last| common_labels(&last.key, key));
+    // Nodes are sorted, so an existing ancestor is the last node or an ancestor of the last node.
+    let shared = nodes.last().map_or(apex_key.len(), |last| common_ancestor_len(&last.key, key));
     let mut ancestors = Vec::new();
     let mut wire = owner.wire();
     let mut len = key.len();
@@ -170,8 +170,8 @@ fn add_missing_ancestors(nodes: &mut Vec<ZoneNode>, apex_key: &[u8], key: &[u8],
     }
 }
 
-/// The length of the longest key that is a prefix of both keys.
-fn common_labels(one: &[u8], other: &[u8]) -> usize {
+/// Length of the longest tree key that is a prefix of both keys, in octets.
+fn common_ancestor_len(one: &[u8], other: &[u8]) -> usize {
     let mut at = 0;
     while let Some(&len) = one.get(at) {
         let end = at + 1 + usize::from(len);
@@ -183,7 +183,7 @@ fn common_labels(one: &[u8], other: &[u8]) -> usize {
     at
 }
 
-/// Makes a node of the records of one name, which are sorted by type.
+/// Builds a node from the records of one name, sorted by type.
 fn build_node(
     path: &Path,
     records: &mut [(Box<[u8]>, FileRecord)],
@@ -191,21 +191,21 @@ fn build_node(
     warnings: &mut Vec<Warning>,
 ) -> Result<ZoneNode, DnsError> {
     let (key, owner) = (records[0].0.clone(), records[0].1.owner.clone());
-    check_company(path, records, apex)?;
+    check_type_conflicts(path, records, apex)?;
     let mut sets: Vec<RecordSet> = Vec::new();
     for (_, record) in records {
         let data = std::mem::take(&mut record.data);
         match sets.last_mut().filter(|set| set.rtype == record.rtype) {
             None => sets.push(RecordSet { rtype: record.rtype, ttl: record.ttl, data: vec![data] }),
             Some(set) => {
-                // RFC 2181 section 5.2: the TTLs of a set must be the same.
-                // Signatures follow the sets that they cover.
+                // RFC 2181 section 5.2: all TTLs of a set must be equal. The TTLs of signatures
+                // follow the sets that they cover.
                 if set.ttl != record.ttl && record.rtype != rtype::RRSIG {
                     let ttl = set.ttl.min(record.ttl);
                     warnings.push(Warning {
-                        place: Place::line(path, record.line),
+                        location: ZoneFileLocation::at_line(path, record.line),
                         message: format!(
-                            "the records of {owner} have TTLs {} and {}; all get {ttl}",
+                            "the records of {owner} have TTLs {} and {}; using {ttl} for all",
                             set.ttl, record.ttl
                         ),
                     });
@@ -220,8 +220,9 @@ fn build_node(
     Ok(ZoneNode { key, name: owner, sets })
 }
 
-/// Checks which types stand together at one name.
-fn check_company(
+/// Rejects record types that may not exist together at one name, and duplicate CNAME or DNAME
+/// records.
+fn check_type_conflicts(
     path: &Path,
     records: &[(Box<[u8]>, FileRecord)],
     apex: &Name,
@@ -236,25 +237,25 @@ fn check_company(
                 "{owner} has a CNAME record (line {}) and other data: keep one of them",
                 cname.line
             );
-            return Err(error_at(path, other.line.max(cname.line), problem));
+            return Err(zone_error(path, other.line.max(cname.line), problem));
         }
         if let Some(second) = of_type(rtype::CNAME).find(|r| r.data != cname.data) {
             let problem = format!("{owner} has a second CNAME record: keep one");
-            return Err(error_at(path, second.line, problem));
+            return Err(zone_error(path, second.line, problem));
         }
     }
     if let Some(dname) = of_type(rtype::DNAME).next()
         && let Some(second) = of_type(rtype::DNAME).find(|r| r.data != dname.data)
     {
         let problem = format!("{owner} has a second DNAME record: keep one (RFC 6672)");
-        return Err(error_at(path, second.line, problem));
+        return Err(zone_error(path, second.line, problem));
     }
     if owner.wire().starts_with(b"\x01*") {
         for (kind, text) in [(rtype::NS, "NS"), (rtype::DNAME, "DNAME")] {
             if let Some(record) = of_type(kind).next() {
                 let problem =
                     format!("{text} at the wildcard {owner} has no meaning (RFC 4592 section 4)");
-                return Err(error_at(path, record.line, problem));
+                return Err(zone_error(path, record.line, problem));
             }
         }
     }
@@ -264,7 +265,7 @@ fn check_company(
         && let Some(ns) = of_type(rtype::NS).next()
     {
         let problem = format!("{owner} has both DNAME and NS records: keep one (RFC 6672)");
-        return Err(error_at(path, ns.line, problem));
+        return Err(zone_error(path, ns.line, problem));
     }
     Ok(())
 }

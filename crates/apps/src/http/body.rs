@@ -1,4 +1,4 @@
-//! What an answer carries.
+//! Response bodies.
 
 use std::fs::File;
 use std::io;
@@ -9,43 +9,47 @@ use std::task::{Context, Poll};
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 
-/// How much of a file is read at once.
-const PIECE_BYTES: u64 = 64 << 10;
+/// Bytes of a file read at a time; shorter ranges are read at once.
+const FILE_READ_BYTES: u64 = 64 << 10;
 
-/// The body of an answer.
+/// Body of a response.
 #[derive(Debug)]
 pub enum ResponseBody {
-    /// These bytes.
-    Whole(Option<Bytes>),
-    /// Part of a file, read as it is sent.
-    File(FilePart),
-    /// What the client sends.
+    /// Bytes in memory; `None` when empty or already sent.
+    Full(Option<Bytes>),
+    /// Range of a file, read while it is sent.
+    File(FileRange),
+    /// Request body, sent back.
     Echo(Incoming),
 }
 
-/// Part of a file that is still to be sent.
+/// Range of a file that is still to be sent.
 #[derive(Debug)]
-pub struct FilePart {
+pub struct FileRange {
     file: Arc<File>,
-    next: u64,
-    left: u64,
+    offset: u64,
+    remaining: u64,
 }
 
 impl ResponseBody {
-    /// No body.
+    /// Body without bytes.
     pub fn empty() -> Self {
-        Self::Whole(None)
+        Self::Full(None)
     }
 
-    /// These bytes.
+    /// Body of these bytes.
     pub fn bytes(bytes: impl Into<Bytes>) -> Self {
-        Self::Whole(Some(bytes.into()))
+        Self::Full(Some(bytes.into()))
     }
 
-    /// `len` bytes of the file from `start` on: read at once if it is little.
+    /// Body of `len` bytes of the file from offset `start` on; short ranges are read at once.
     pub(super) fn file(file: File, start: u64, len: u64) -> io::Result<Self> {
-        if len > PIECE_BYTES {
-            return Ok(Self::File(FilePart { file: Arc::new(file), next: start, left: len }));
+        if len > FILE_READ_BYTES {
+            return Ok(Self::File(FileRange {
+                file: Arc::new(file),
+                offset: start,
+                remaining: len,
+            }));
         }
         let mut bytes = vec![0; len as usize];
         file.read_exact_at(&mut bytes, start)?;
@@ -53,14 +57,14 @@ impl ResponseBody {
     }
 }
 
-impl FilePart {
-    /// The next piece. A file that has become shorter ends the connection: the
-    /// client was promised more.
+impl FileRange {
+    /// Reads the next piece. A file that was truncated meanwhile closes the connection, since the
+    /// response has announced more bytes.
     fn read(&mut self) -> io::Result<Bytes> {
-        let len = self.left.min(PIECE_BYTES);
+        let len = self.remaining.min(FILE_READ_BYTES);
         let mut bytes = vec![0; len as usize];
-        self.file.read_exact_at(&mut bytes, self.next)?;
-        (self.next, self.left) = (self.next + len, self.left - len);
+        self.file.read_exact_at(&mut bytes, self.offset)?;
+        (self.offset, self.remaining) = (self.offset + len, self.remaining - len);
         Ok(bytes.into())
     }
 }
@@ -74,8 +78,8 @@ impl Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::File(part) if part.left == 0 => Poll::Ready(None),
+            Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::File(part) if part.remaining == 0 => Poll::Ready(None),
             Self::File(part) => Poll::Ready(Some(part.read().map(Frame::data))),
             Self::Echo(incoming) => {
                 Pin::new(incoming).poll_frame(context).map_err(io::Error::other)
@@ -85,16 +89,16 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Whole(bytes) => bytes.is_none(),
-            Self::File(part) => part.left == 0,
+            Self::Full(bytes) => bytes.is_none(),
+            Self::File(part) => part.remaining == 0,
             Self::Echo(incoming) => incoming.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Self::File(part) => SizeHint::with_exact(part.left),
+            Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::File(part) => SizeHint::with_exact(part.remaining),
             Self::Echo(incoming) => incoming.size_hint(),
         }
     }

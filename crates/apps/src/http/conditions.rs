@@ -7,31 +7,31 @@ use hyper::header::{
     HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE,
 };
 
-/// Which state of a file an answer shows.
+/// Validators of one version of a file (RFC 9110 section 8.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Validators {
-    /// A strong entity tag, with its quotes.
+    /// Strong entity tag, with its quotes.
     pub(super) etag: String,
-    /// In whole seconds, as the header has it.
+    /// Modification time in whole seconds, as in the `Last-Modified` header.
     pub(super) modified: SystemTime,
 }
 
-/// What part of a file an answer shows.
+/// Outcome of the preconditions and the range of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    Whole,
-    /// From this byte to that one, both included.
+pub(super) enum ConditionalOutcome {
+    Full,
+    /// First and last byte, both included.
     Range(u64, u64),
-    /// The range begins behind the end.
+    /// The range begins past the end of the file.
     Unsatisfiable,
-    /// The client has it already.
+    /// The client's cached copy is current.
     NotModified,
-    /// The client wants another state of the file.
+    /// The client asked for another version of the file.
     PreconditionFailed,
 }
 
 impl Validators {
-    /// Of a file that was changed then (since the epoch) and is so long.
+    /// Validators of a file modified `modified` after the epoch and `len` bytes long.
     pub(super) fn new(modified: Duration, len: u64) -> Self {
         Self {
             etag: format!("\"{:x}-{len:x}\"", modified.as_nanos()),
@@ -39,42 +39,46 @@ impl Validators {
         }
     }
 
-    /// What to answer to a GET or HEAD with these headers, in the order of RFC
-    /// 9110 section 13.2.2.
-    pub(super) fn judge(&self, headers: &HeaderMap, len: u64) -> Part {
+    /// Evaluates the preconditions of a GET or HEAD request in the order of RFC 9110 section
+    /// 13.2.2, then its range.
+    pub(super) fn evaluate(&self, headers: &HeaderMap, len: u64) -> ConditionalOutcome {
         if headers.contains_key(IF_MATCH) {
-            if !self.is_listed(headers, IF_MATCH, false) {
-                return Part::PreconditionFailed;
+            if !self.lists_etag(headers, IF_MATCH, false) {
+                return ConditionalOutcome::PreconditionFailed;
             }
-        } else if date(headers, IF_UNMODIFIED_SINCE).is_some_and(|date| self.modified > date) {
-            return Part::PreconditionFailed;
+        } else if date_header(headers, IF_UNMODIFIED_SINCE).is_some_and(|date| self.modified > date)
+        {
+            return ConditionalOutcome::PreconditionFailed;
         }
         if headers.contains_key(IF_NONE_MATCH) {
-            if self.is_listed(headers, IF_NONE_MATCH, true) {
-                return Part::NotModified;
+            if self.lists_etag(headers, IF_NONE_MATCH, true) {
+                return ConditionalOutcome::NotModified;
             }
-        } else if date(headers, IF_MODIFIED_SINCE).is_some_and(|date| self.modified <= date) {
-            return Part::NotModified;
+        } else if date_header(headers, IF_MODIFIED_SINCE).is_some_and(|date| self.modified <= date)
+        {
+            return ConditionalOutcome::NotModified;
         }
         if !self.range_applies(headers) {
-            return Part::Whole;
+            return ConditionalOutcome::Full;
         }
         headers
             .get(RANGE)
             .and_then(|range| range.to_str().ok())
-            .map_or(Part::Whole, |range| range_of(range, len))
+            .map_or(ConditionalOutcome::Full, |range| parse_range(range, len))
     }
 
-    /// Whether the header lists our tag; `weak` tags are as good as strong ones
-    /// then (RFC 9110 section 8.8.3.2).
-    fn is_listed(&self, headers: &HeaderMap, name: HeaderName, weak: bool) -> bool {
+    /// True when the header lists this entity tag. With `weak_comparison` set, weak tags match
+    /// strong tags (RFC 9110 section 8.8.3.2).
+    fn lists_etag(&self, headers: &HeaderMap, name: HeaderName, weak_comparison: bool) -> bool {
         let lists = headers.get_all(name).into_iter().filter_map(|list| list.to_str().ok());
         lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| {
-            tag == "*" || tag == self.etag || weak && tag.strip_prefix("W/") == Some(&self.etag)
+            tag == "*"
+                || tag == self.etag
+                || weak_comparison && tag.strip_prefix("W/") == Some(&self.etag)
         })
     }
 
-    /// RFC 9110 section 13.1.5.
+    /// Evaluates `If-Range` (RFC 9110 section 13.1.5).
     fn range_applies(&self, headers: &HeaderMap) -> bool {
         let Some(condition) = headers.get(IF_RANGE).map(|value| value.to_str().unwrap_or(""))
         else {
@@ -85,34 +89,38 @@ impl Validators {
     }
 }
 
-fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
+fn date_header(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
     httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()
 }
 
-/// One range of bytes; several, and what cannot be understood, are as if there
-/// were none (RFC 9110 section 14.2).
-fn range_of(text: &str, len: u64) -> Part {
+/// Parses a single byte range. Several ranges, and ranges that cannot be parsed, are ignored
+/// (RFC 9110 section 14.2).
+fn parse_range(text: &str, len: u64) -> ConditionalOutcome {
     let spec = text.split_once('=').filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
     let Some((first, last)) = spec.and_then(|(_, spec)| spec.trim().split_once('-')) else {
-        return Part::Whole;
+        return ConditionalOutcome::Full;
     };
     let number = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_digit()).then(|| {
-            // More digits than a number has are behind every end.
+            // A number too large for 64 bits lies past the end of every file.
             text.parse().unwrap_or(u64::MAX)
         })
     };
     match (first.is_empty(), number(first), last.is_empty(), number(last)) {
-        (true, _, false, Some(0)) => Part::Unsatisfiable,
-        (true, _, false, Some(_)) if len == 0 => Part::Unsatisfiable,
-        (true, _, false, Some(count)) => Part::Range(len.saturating_sub(count), len - 1),
-        (false, Some(first), true, _) if first < len => Part::Range(first, len - 1),
-        (false, Some(first), false, Some(last)) if first > last => Part::Whole,
-        (false, Some(first), false, Some(last)) if first < len => {
-            Part::Range(first, last.min(len - 1))
+        (true, _, false, Some(0)) => ConditionalOutcome::Unsatisfiable,
+        (true, _, false, Some(_)) if len == 0 => ConditionalOutcome::Unsatisfiable,
+        (true, _, false, Some(count)) => {
+            ConditionalOutcome::Range(len.saturating_sub(count), len - 1)
         }
-        (false, Some(_), true, _) | (false, Some(_), false, Some(_)) => Part::Unsatisfiable,
-        _ => Part::Whole,
+        (false, Some(first), true, _) if first < len => ConditionalOutcome::Range(first, len - 1),
+        (false, Some(first), false, Some(last)) if first > last => ConditionalOutcome::Full,
+        (false, Some(first), false, Some(last)) if first < len => {
+            ConditionalOutcome::Range(first, last.min(len - 1))
+        }
+        (false, Some(_), true, _) | (false, Some(_), false, Some(_)) => {
+            ConditionalOutcome::Unsatisfiable
+        }
+        _ => ConditionalOutcome::Full,
     }
 }
 
@@ -129,40 +137,40 @@ mod tests {
         Validators::new(Duration::new(1_700_000_000, 5), LEN)
     }
 
-    fn judge(headers: &[(HeaderName, &str)]) -> Part {
+    fn evaluate(headers: &[(HeaderName, &str)]) -> ConditionalOutcome {
         let headers = headers.iter();
         let headers = headers.map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        file().judge(&headers, LEN)
+        file().evaluate(&headers, LEN)
     }
 
     #[test]
-    fn ranges() {
+    fn parses_byte_ranges() {
         let cases = [
-            ("bytes=0-0", Part::Range(0, 0)),
-            ("bytes=10-19", Part::Range(10, 19)),
-            ("Bytes=990-", Part::Range(990, 999)),
-            ("bytes=-10", Part::Range(990, 999)),
-            ("bytes=-5000", Part::Range(0, 999)),
-            ("bytes=500-99999999999999999999999", Part::Range(500, 999)),
-            ("bytes=1000-", Part::Unsatisfiable),
-            ("bytes=99999999999999999999999-", Part::Unsatisfiable),
-            ("bytes=-0", Part::Unsatisfiable),
-            ("bytes=20-10", Part::Whole),
-            ("bytes=0-1,5-6", Part::Whole),
-            ("bytes=-", Part::Whole),
-            ("bytes=+1-2", Part::Whole),
-            ("bytes", Part::Whole),
-            ("lines=0-1", Part::Whole),
+            ("bytes=0-0", ConditionalOutcome::Range(0, 0)),
+            ("bytes=10-19", ConditionalOutcome::Range(10, 19)),
+            ("Bytes=990-", ConditionalOutcome::Range(990, 999)),
+            ("bytes=-10", ConditionalOutcome::Range(990, 999)),
+            ("bytes=-5000", ConditionalOutcome::Range(0, 999)),
+            ("bytes=500-99999999999999999999999", ConditionalOutcome::Range(500, 999)),
+            ("bytes=1000-", ConditionalOutcome::Unsatisfiable),
+            ("bytes=99999999999999999999999-", ConditionalOutcome::Unsatisfiable),
+            ("bytes=-0", ConditionalOutcome::Unsatisfiable),
+            ("bytes=20-10", ConditionalOutcome::Full),
+            ("bytes=0-1,5-6", ConditionalOutcome::Full),
+            ("bytes=-", ConditionalOutcome::Full),
+            ("bytes=+1-2", ConditionalOutcome::Full),
+            ("bytes", ConditionalOutcome::Full),
+            ("lines=0-1", ConditionalOutcome::Full),
         ];
-        for (text, part) in cases {
-            assert_eq!(judge(&[(RANGE, text)]), part, "{text}");
+        for (text, outcome) in cases {
+            assert_eq!(evaluate(&[(RANGE, text)]), outcome, "{text}");
         }
-        assert_eq!(range_of("bytes=0-", 0), Part::Unsatisfiable);
-        assert_eq!(range_of("bytes=-1", 0), Part::Unsatisfiable);
+        assert_eq!(parse_range("bytes=0-", 0), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(parse_range("bytes=-1", 0), ConditionalOutcome::Unsatisfiable);
     }
 
     #[test]
-    fn conditions_in_their_order() {
+    fn evaluates_preconditions_in_rfc_order() {
         let etag = file().etag;
         let weak = format!("W/{etag}");
         let (before, same, after) = (
@@ -170,41 +178,53 @@ mod tests {
             "Tue, 14 Nov 2023 22:13:20 GMT",
             "Tue, 14 Nov 2023 22:13:21 GMT",
         );
-        assert_eq!(judge(&[(IF_NONE_MATCH, &etag)]), Part::NotModified);
-        assert_eq!(judge(&[(IF_NONE_MATCH, &format!("\"x\", {weak}"))]), Part::NotModified);
-        assert_eq!(judge(&[(IF_NONE_MATCH, "*")]), Part::NotModified);
-        assert_eq!(judge(&[(IF_NONE_MATCH, "\"x\"")]), Part::Whole);
-        assert_eq!(judge(&[(IF_MODIFIED_SINCE, before)]), Part::Whole);
-        assert_eq!(judge(&[(IF_MODIFIED_SINCE, same)]), Part::NotModified);
-        // The tag counts, not the date.
-        assert_eq!(judge(&[(IF_NONE_MATCH, "\"x\""), (IF_MODIFIED_SINCE, same)]), Part::Whole);
-        assert_eq!(judge(&[(IF_MATCH, "\"x\"")]), Part::PreconditionFailed);
-        assert_eq!(judge(&[(IF_MATCH, &weak)]), Part::PreconditionFailed);
-        assert_eq!(judge(&[(IF_MATCH, &etag), (IF_NONE_MATCH, &etag)]), Part::NotModified);
-        assert_eq!(judge(&[(IF_UNMODIFIED_SINCE, before)]), Part::PreconditionFailed);
-        assert_eq!(judge(&[(IF_UNMODIFIED_SINCE, after)]), Part::Whole);
+        assert_eq!(evaluate(&[(IF_NONE_MATCH, &etag)]), ConditionalOutcome::NotModified);
+        assert_eq!(
+            evaluate(&[(IF_NONE_MATCH, &format!("\"x\", {weak}"))]),
+            ConditionalOutcome::NotModified
+        );
+        assert_eq!(evaluate(&[(IF_NONE_MATCH, "*")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate(&[(IF_NONE_MATCH, "\"x\"")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate(&[(IF_MODIFIED_SINCE, before)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate(&[(IF_MODIFIED_SINCE, same)]), ConditionalOutcome::NotModified);
+        // The entity tag takes precedence over the date.
+        assert_eq!(
+            evaluate(&[(IF_NONE_MATCH, "\"x\""), (IF_MODIFIED_SINCE, same)]),
+            ConditionalOutcome::Full
+        );
+        assert_eq!(evaluate(&[(IF_MATCH, "\"x\"")]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(evaluate(&[(IF_MATCH, &weak)]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(
+            evaluate(&[(IF_MATCH, &etag), (IF_NONE_MATCH, &etag)]),
+            ConditionalOutcome::NotModified
+        );
+        assert_eq!(
+            evaluate(&[(IF_UNMODIFIED_SINCE, before)]),
+            ConditionalOutcome::PreconditionFailed
+        );
+        assert_eq!(evaluate(&[(IF_UNMODIFIED_SINCE, after)]), ConditionalOutcome::Full);
         let range = (RANGE, "bytes=1-2");
-        assert_eq!(judge(&[range.clone(), (IF_RANGE, &etag)]), Part::Range(1, 2));
-        assert_eq!(judge(&[range.clone(), (IF_RANGE, same)]), Part::Range(1, 2));
-        assert_eq!(judge(&[range.clone(), (IF_RANGE, &weak)]), Part::Whole);
-        assert_eq!(judge(&[range, (IF_RANGE, before)]), Part::Whole);
-        assert_eq!(judge(&[(IF_MODIFIED_SINCE, "yesterday")]), Part::Whole);
+        assert_eq!(evaluate(&[range.clone(), (IF_RANGE, &etag)]), ConditionalOutcome::Range(1, 2));
+        assert_eq!(evaluate(&[range.clone(), (IF_RANGE, same)]), ConditionalOutcome::Range(1, 2));
+        assert_eq!(evaluate(&[range.clone(), (IF_RANGE, &weak)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate(&[range, (IF_RANGE, before)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate(&[(IF_MODIFIED_SINCE, "yesterday")]), ConditionalOutcome::Full);
     }
 
     proptest! {
         #[test]
-        fn a_range_is_inside_the_file(text in "bytes=[0-9]{0,22}-[0-9]{0,22}", len in 0_u64..2000) {
-            if let Part::Range(first, last) = range_of(&text, len) {
+        fn range_stays_inside_the_file(text in "bytes=[0-9]{0,22}-[0-9]{0,22}", len in 0_u64..2000) {
+            if let ConditionalOutcome::Range(first, last) = parse_range(&text, len) {
                 prop_assert!(first <= last && last < len);
             }
         }
 
         #[test]
-        fn no_header_is_too_odd(bytes in prop::collection::vec(32_u8..=255, 0..60)) {
+        fn accepts_arbitrary_header_bytes(bytes in prop::collection::vec(32_u8..=255, 0..60)) {
             let Ok(value) = HeaderValue::from_bytes(&bytes) else { return Ok(()) };
             for name in [RANGE, IF_RANGE, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE] {
                 let headers = [(name, value.clone()), (RANGE, value.clone())];
-                file().judge(&headers.into_iter().collect(), LEN);
+                file().evaluate(&headers.into_iter().collect(), LEN);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Files below one folder.
+//! Files below the document root.
 
 use std::fs::File;
 use std::io;
@@ -11,83 +11,82 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, open, openat2};
 
 use super::conditions::Validators;
 
-/// A folder whose files are served. Nothing outside of it can be reached, by
-/// no name and by no link.
+/// Directory whose files are served. No path and no symbolic link leads out of it.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct DocumentRoot {
     fd: OwnedFd,
 }
 
-/// What a name stands for.
+/// Result of looking up a request path.
 #[derive(Debug)]
-pub(super) enum Found {
-    File(Entry),
-    /// A folder, and the name does not end as that of one.
-    FolderWithoutSlash,
-    Nothing,
-    /// There is something, but not for us.
+pub(super) enum FileLookup {
+    File(FileEntry),
+    /// A directory, but the path does not end in `/`.
+    DirectoryWithoutSlash,
+    NotFound,
+    /// The path exists but may not be served.
     Forbidden,
 }
 
-/// A file.
+/// Open file with its metadata.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct FileEntry {
     pub(super) file: File,
     pub(super) len: u64,
     pub(super) validators: Validators,
     pub(super) media_type: String,
 }
 
-impl Folder {
+impl DocumentRoot {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { fd: open(path, flags, Mode::empty())? })
     }
 
-    /// The file that the path of a request names. A name that ends in `/`
-    /// stands for the `index.html` there.
-    pub(super) fn find(&self, path: &str) -> io::Result<Found> {
-        let Some(name) = name_of(path) else { return Ok(Found::Nothing) };
+    /// Looks up the file that a request path names. A path that ends in `/` names the
+    /// `index.html` in that directory.
+    pub(super) fn find(&self, path: &str) -> io::Result<FileLookup> {
+        let Some(name) = decode_path(path) else { return Ok(FileLookup::NotFound) };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let file = match openat2(&self.fd, &name, flags, Mode::empty(), resolve) {
             Ok(file) => File::from(file),
-            Err(error) => return by_error(error),
+            Err(error) => return lookup_error(error),
         };
         let stat = fstat(&file)?;
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
             rustix::fs::FileType::RegularFile => {}
-            rustix::fs::FileType::Directory => return Ok(Found::FolderWithoutSlash),
-            _ => return Ok(Found::Forbidden),
+            rustix::fs::FileType::Directory => return Ok(FileLookup::DirectoryWithoutSlash),
+            _ => return Ok(FileLookup::Forbidden),
         }
         let len = u64::try_from(stat.st_size).unwrap_or(0);
         let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
         let modified = Duration::new(seconds, stat.st_mtime_nsec as u32);
         let validators = Validators::new(modified, len);
-        Ok(Found::File(Entry { file, len, validators, media_type: media_type(&name) }))
+        Ok(FileLookup::File(FileEntry { file, len, validators, media_type: media_type(&name) }))
     }
 }
 
-/// What an error of opening means to the client; one of ours is an error.
-fn by_error(error: rustix::io::Errno) -> io::Result<Found> {
+/// Maps an error of `openat2` to a lookup result; server-side failures stay errors.
+fn lookup_error(error: rustix::io::Errno) -> io::Result<FileLookup> {
     use rustix::io::Errno;
     match error {
         Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => {
-            Ok(Found::Nothing)
+            Ok(FileLookup::NotFound)
         }
-        // XDEV: the name leads out of the folder.
+        // XDEV: the path leads out of the document root.
         Errno::ACCESS | Errno::PERM | Errno::XDEV | Errno::LOOP | Errno::NXIO | Errno::ISDIR => {
-            Ok(Found::Forbidden)
+            Ok(FileLookup::Forbidden)
         }
         error => Err(error.into()),
     }
 }
 
-/// The name of a file, from the path of a request: decoded, without steps up.
-fn name_of(path: &str) -> Option<PathBuf> {
+/// Decodes a request path into a relative file path; `None` when a component is `.` or `..`.
+fn decode_path(path: &str) -> Option<PathBuf> {
     let decoded = percent_decode_str(path).decode_utf8().ok()?;
     let rest = decoded.strip_prefix('/')?;
-    let is_folder = rest.is_empty() || rest.ends_with('/');
+    let is_directory = rest.is_empty() || rest.ends_with('/');
     let mut name = PathBuf::from(".");
     for part in rest.split('/').filter(|part| !part.is_empty()) {
         if part == "." || part == ".." || part.contains('\0') {
@@ -95,7 +94,7 @@ fn name_of(path: &str) -> Option<PathBuf> {
         }
         name.push(part);
     }
-    if is_folder {
+    if is_directory {
         name.push("index.html");
     }
     Some(name)
@@ -114,8 +113,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
-        let name = |path| name_of(path).map(|name| name.to_str().unwrap().to_owned());
+    fn decodes_request_paths() {
+        let name = |path| decode_path(path).map(|name| name.to_str().unwrap().to_owned());
         assert_eq!(name("/").as_deref(), Some("./index.html"));
         assert_eq!(name("/a/b.txt").as_deref(), Some("./a/b.txt"));
         assert_eq!(name("//a///b").as_deref(), Some("./a/b"));
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_found() {
+    fn rejects_paths_outside_the_root() {
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("secret"), "x").unwrap();
         let root = outside.path().join("root");
@@ -140,20 +139,22 @@ mod tests {
         link(Path::new("page.html"), "inside");
         link(Path::new("loop"), "loop");
         rustix::fs::mkfifoat(rustix::fs::CWD, root.join("pipe"), Mode::RWXU).unwrap();
-        let folder = Folder::open(&root).unwrap();
-        let found = |path: &str| folder.find(path).unwrap();
+        let document_root = DocumentRoot::open(&root).unwrap();
+        let found = |path: &str| document_root.find(path).unwrap();
         for path in ["/up", "/absolute", "/loop", "/pipe"] {
-            assert!(matches!(found(path), Found::Forbidden), "{path}");
+            assert!(matches!(found(path), FileLookup::Forbidden), "{path}");
         }
         for path in ["/../secret", "/%2e%2e/secret", "/none", "/page.html/x", "/inner/"] {
-            assert!(matches!(found(path), Found::Nothing), "{path}");
+            assert!(matches!(found(path), FileLookup::NotFound), "{path}");
         }
-        assert!(matches!(found(&format!("/{}", "n".repeat(10_000))), Found::Nothing));
-        assert!(matches!(found("/inner"), Found::FolderWithoutSlash));
+        assert!(matches!(found(&format!("/{}", "n".repeat(10_000))), FileLookup::NotFound));
+        assert!(matches!(found("/inner"), FileLookup::DirectoryWithoutSlash));
         for path in ["/page.html", "/inside"] {
-            assert!(matches!(found(path), Found::File(entry) if entry.len == 5), "{path}");
+            assert!(matches!(found(path), FileLookup::File(entry) if entry.len == 5), "{path}");
         }
-        let Found::File(entry) = found("/page.html") else { panic!("it is there") };
+        let FileLookup::File(entry) = found("/page.html") else {
+            panic!("/page.html was not found")
+        };
         assert_eq!(entry.media_type, "text/html; charset=utf-8");
     }
 }

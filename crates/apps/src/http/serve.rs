@@ -1,4 +1,4 @@
-//! HTTP connections, on Tidegate and on kernel sockets by the same code.
+//! HTTP connections, with the same code on Tidegate and on kernel sockets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,45 +19,44 @@ use tokio::sync::Semaphore;
 use super::Service;
 use crate::kernel_listener::listen_on;
 
-/// How often an idle server looks at its stop flag.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which an idle server checks its stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long requests that are being answered may take when the server stops.
-const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// Time that requests in progress get to finish when the server stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait after a connection could not be accepted: most often the
-/// process has too many descriptors, and somebody has to close one.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// Delay after a failed accept: usually the process is out of file descriptors and has to close
+/// some first.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// What one server takes upon itself.
+/// Limits of one HTTP server.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
-    /// Connections at the same time; more wait to be accepted.
-    pub connections: usize,
-    /// How long a client may take for the head of a request, and be silent
-    /// between two.
+    /// Concurrent connections; further connections wait to be accepted.
+    pub max_connections: usize,
+    /// Time limit for receiving a request head, which is also the keep-alive idle time-out.
     pub header_timeout: Duration,
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { connections: 65_536, header_timeout: Duration::from_secs(30) }
+        Self { max_connections: 65_536, header_timeout: Duration::from_secs(30) }
     }
 }
 
-/// A listener that connections are taken from.
-pub trait HttpSocket: Send + Sync + 'static {
-    /// One connection.
+/// Listener that accepts connections.
+pub trait HttpListener: Send + Sync + 'static {
+    /// Accepted connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// A connection, when there is one.
+    /// Polls for the next connection.
     ///
     /// # Errors
-    /// When none can be had now.
+    /// When no connection can be accepted now.
     fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>>;
 }
 
-impl HttpSocket for tidegate::tokio::TcpListener {
+impl HttpListener for tidegate::tokio::TcpListener {
     type Stream = tidegate::tokio::TcpStream;
 
     fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>> {
@@ -65,7 +64,7 @@ impl HttpSocket for tidegate::tokio::TcpListener {
     }
 }
 
-impl HttpSocket for tokio::net::TcpListener {
+impl HttpListener for tokio::net::TcpListener {
     type Stream = tokio::net::TcpStream;
 
     fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>> {
@@ -77,11 +76,29 @@ impl HttpSocket for tokio::net::TcpListener {
     }
 }
 
-/// Serves on Tidegate until `stop` is set, which is noticed within a tenth of
-/// a second. One thread does everything.
+/// Serves HTTP on Tidegate until `stop` is set, which is noticed within 100 ms. Runs on the
+/// calling thread only.
 ///
 /// # Errors
-/// When the port is of no further use.
+/// When the device fails for good.
+///
+/// # Examples
+/// ```no_run
+/// use std::path::Path;
+/// use std::sync::Arc;
+/// use std::sync::atomic::AtomicBool;
+///
+/// use tidegate::{Net, NetConfig, TcpListener};
+/// use tidegate_apps::http::{HttpLimits, Service, serve_http};
+///
+/// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+/// let net = Net::open(NetConfig::new(device).address("192.0.2.1/24".parse()?))?;
+/// let listener = TcpListener::bind(&net, "192.0.2.1:80")?;
+/// let service = Arc::new(Service::new(Some(Path::new("/srv/www")), || serde_json::json!({}))?);
+/// let stop = AtomicBool::new(false);
+/// serve_http(&net, vec![listener], &service, HttpLimits::default(), &stop)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn serve_http(
     net: &Net,
     listeners: Vec<tidegate::TcpListener>,
@@ -94,7 +111,7 @@ pub fn serve_http(
     run(async { Ok(listeners.collect()) }, driver, service, limits, stop)
 }
 
-/// As [`serve_http`], on the kernel's sockets.
+/// As [`serve_http`], on kernel sockets. Calls `ready` once the server listens.
 ///
 /// # Errors
 /// When an address cannot be listened on.
@@ -117,7 +134,7 @@ pub fn serve_http_kernel(
     run(listeners, std::future::pending(), service, limits, stop)
 }
 
-fn run<L: HttpSocket>(
+fn run<L: HttpListener>(
     listeners: impl Future<Output = io::Result<Vec<L>>>,
     driver: impl Future<Output = io::Result<()>> + Send + 'static,
     service: &Arc<Service>,
@@ -128,47 +145,47 @@ fn run<L: HttpSocket>(
     runtime.block_on(async {
         let mut driver = tokio::spawn(driver);
         let graceful = Arc::new(GracefulShutdown::new());
-        let room = Arc::new(Semaphore::new(limits.connections));
+        let permits = Arc::new(Semaphore::new(limits.max_connections));
         let accepting = listeners.await?.into_iter().map(|listener| {
-            let (service, graceful, room) = (service.clone(), graceful.clone(), room.clone());
-            tokio::spawn(accept(listener, service, limits, graceful, room))
+            let (service, graceful, permits) = (service.clone(), graceful.clone(), permits.clone());
+            tokio::spawn(accept(listener, service, limits, graceful, permits))
         });
         let accepting: Vec<_> = accepting.collect();
         while !stop.load(Ordering::Relaxed) {
-            if let Ok(ended) = tokio::time::timeout(STOP_CHECK, &mut driver).await {
+            if let Ok(ended) = tokio::time::timeout(STOP_CHECK_INTERVAL, &mut driver).await {
                 return ended.unwrap_or_else(|error| Err(io::Error::other(error)));
             }
         }
         for task in accepting {
             task.abort();
-            // Its end is what was asked for.
+            // The task was aborted: its result does not matter.
             let _ = task.await;
         }
         if let Some(graceful) = Arc::into_inner(graceful) {
-            // What is not done by then is broken off.
-            let _ = tokio::time::timeout(STOP_LIMIT, graceful.shutdown()).await;
+            // Requests still in progress after the time-out are aborted.
+            let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, graceful.shutdown()).await;
         }
         Ok(())
     })
 }
 
-async fn accept<L: HttpSocket>(
+async fn accept<L: HttpListener>(
     listener: L,
     service: Arc<Service>,
     limits: HttpLimits,
     graceful: Arc<GracefulShutdown>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).pipeline_flush(true);
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let accepted = std::future::poll_fn(|context| listener.poll_accept(context)).await;
         let Ok(stream) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        let open = Open::new(Arc::clone(&service));
+        let open = OpenConnection::new(Arc::clone(&service));
         let respond = service_fn(move |request| {
             let service = Arc::clone(&open.0);
             async move { service.respond(request).await }
@@ -176,7 +193,7 @@ async fn accept<L: HttpSocket>(
         let connection = http.serve_connection(TokioIo::new(stream), respond);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A client that breaks off or sends nonsense harms only itself.
+            // A client that disconnects or sends garbage affects its own connection only.
             let _ = connection.await;
             drop(permit);
         });
@@ -184,9 +201,9 @@ async fn accept<L: HttpSocket>(
 }
 
 /// Counts a connection as open until it is dropped.
-struct Open(Arc<Service>);
+struct OpenConnection(Arc<Service>);
 
-impl Open {
+impl OpenConnection {
     fn new(service: Arc<Service>) -> Self {
         let counters = service.counters();
         counters.connections.fetch_add(1, Ordering::Relaxed);
@@ -194,13 +211,13 @@ impl Open {
         Self(service)
     }
 
-    fn open(&self) -> &AtomicU64 {
+    fn open_count(&self) -> &AtomicU64 {
         &self.0.counters().connections_open
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.open().fetch_sub(1, Ordering::Relaxed);
+        self.open_count().fetch_sub(1, Ordering::Relaxed);
     }
 }

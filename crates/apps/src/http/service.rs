@@ -1,4 +1,4 @@
-//! What is answered to one request.
+//! HTTP service: answers one request.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,67 +13,71 @@ use hyper::header::{
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::answer::{finish, not_allowed, plain};
 use super::api;
 use super::body::ResponseBody;
-use super::conditions::Part;
-use super::files::{Entry, Folder, Found};
+use super::conditions::ConditionalOutcome;
+use super::files::{DocumentRoot, FileEntry, FileLookup};
+use super::response::{build_response, method_not_allowed, status_response};
 
-/// What a server has done so far. May be read while it runs.
+/// Counters of an HTTP server. May be read while the server runs.
 #[derive(Debug, Default)]
 pub struct HttpCounters {
-    /// Connections that are open.
+    /// Connections currently open.
     pub connections_open: AtomicU64,
-    /// Connections that were accepted.
+    /// Connections accepted so far.
     pub connections: AtomicU64,
-    /// Answers by the first digit of their status, from 1 on.
-    pub answers: [AtomicU64; 5],
+    /// Responses by status class: index 0 is 1xx, index 4 is 5xx.
+    pub responses: [AtomicU64; 5],
 }
 
 impl HttpCounters {
-    /// All answers.
-    pub fn answered(&self) -> u64 {
-        self.answers.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    /// Number of responses of all classes.
+    pub fn total_responses(&self) -> u64 {
+        self.responses.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// What more `/api/status` tells.
-type MoreStatus = Box<dyn Fn() -> Value + Send + Sync>;
+/// Source of further fields of `/api/status`.
+type ExtraStatus = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// Answers requests: the files below a folder, and an API under `/api/`.
+/// HTTP service: static files below a document root, and an API below `/api/`.
 ///
-/// | path | methods | answer |
+/// | path | methods | response |
 /// |---|---|---|
-/// | `/api/status` | GET, HEAD | what the server has done so far, as JSON |
-/// | `/api/echo` | POST, PUT | the body that was sent |
-/// | anything else | GET, HEAD | a file; of a folder its `index.html` |
+/// | `/api/status` | GET, HEAD | the server's counters, as JSON |
+/// | `/api/echo` | POST, PUT | the request body |
+/// | any other | GET, HEAD | a file; for a directory its `index.html` |
 ///
-/// Files have entity tags, dates and single ranges (RFC 9110). No name and no
-/// link leads out of the folder.
+/// Files have entity tags, modification dates and single ranges (RFC 9110). No path and no
+/// symbolic link leads out of the document root.
 pub struct Service {
-    folder: Option<Folder>,
+    document_root: Option<DocumentRoot>,
     counters: HttpCounters,
-    more_status: MoreStatus,
+    extra_status: ExtraStatus,
 }
 
-/// Headers of every method that is meant for files.
-const READS: &str = "GET, HEAD";
+/// Value of the `Allow` header for files.
+const FILE_METHODS: &str = "GET, HEAD";
 
 impl Service {
-    /// Serves the files below `root`; without it only the API.
-    /// `more_status` is shown by `/api/status`.
+    /// Creates a service for the files below `root`; without `root` it serves the API only.
+    /// `/api/status` includes the fields of the object that `extra_status` returns.
     ///
     /// # Errors
-    /// When the folder cannot be opened.
+    /// When the document root cannot be opened.
     pub fn new(
         root: Option<&Path>,
-        more_status: impl Fn() -> Value + Send + Sync + 'static,
+        extra_status: impl Fn() -> Value + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let folder = root.map(Folder::open).transpose()?;
-        Ok(Self { folder, counters: HttpCounters::default(), more_status: Box::new(more_status) })
+        let document_root = root.map(DocumentRoot::open).transpose()?;
+        Ok(Self {
+            document_root,
+            counters: HttpCounters::default(),
+            extra_status: Box::new(extra_status),
+        })
     }
 
-    /// What was done so far.
+    /// Counters so far.
     pub fn counters(&self) -> &HttpCounters {
         &self.counters
     }
@@ -81,35 +85,36 @@ impl Service {
     /// Answers one request.
     ///
     /// # Errors
-    /// None: trouble is an answer too.
+    /// Never: failures become error responses.
     pub async fn respond(
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<ResponseBody>, Infallible> {
         let mut response = self.route(request);
         let class = usize::from(response.status().as_u16() / 100).clamp(1, 5);
-        self.counters.answers[class - 1].fetch_add(1, Ordering::Relaxed);
+        self.counters.responses[class - 1].fetch_add(1, Ordering::Relaxed);
         response.headers_mut().insert(SERVER, HeaderValue::from_static("tidegate"));
         Ok(response)
     }
 
-    /// What `/api/status` tells.
+    /// Object that `/api/status` returns.
     fn status(&self) -> Value {
         let counters = &self.counters;
-        let count = |class: usize| counters.answers[class].load(Ordering::Relaxed);
+        let count = |class: usize| counters.responses[class].load(Ordering::Relaxed);
         let mut status = json!({
             "server": "tidegate",
             "version": env!("CARGO_PKG_VERSION"),
             "connections": counters.connections.load(Ordering::Relaxed),
             "connections_open": counters.connections_open.load(Ordering::Relaxed),
-            "answers": counters.answered(),
+            "answers": counters.total_responses(),
             "answers_2xx": count(1),
             "answers_3xx": count(2),
             "answers_4xx": count(3),
             "answers_5xx": count(4),
         });
-        if let (Value::Object(status), Value::Object(more)) = (&mut status, (self.more_status)()) {
-            status.extend(more);
+        if let (Value::Object(status), Value::Object(extra)) = (&mut status, (self.extra_status)())
+        {
+            status.extend(extra);
         }
         status
     }
@@ -120,53 +125,61 @@ impl Service {
             return api::respond(request, || self.status());
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return not_allowed(READS);
+            return method_not_allowed(FILE_METHODS);
         }
-        let Some(folder) = &self.folder else { return plain(StatusCode::NOT_FOUND) };
-        match folder.find(path) {
-            Ok(Found::File(entry)) => file(&request, entry),
-            Ok(Found::FolderWithoutSlash) => with_slash(&request),
-            Ok(Found::Nothing) => plain(StatusCode::NOT_FOUND),
-            Ok(Found::Forbidden) => plain(StatusCode::FORBIDDEN),
-            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR),
+        let Some(document_root) = &self.document_root else {
+            return status_response(StatusCode::NOT_FOUND);
+        };
+        match document_root.find(path) {
+            Ok(FileLookup::File(entry)) => file_response(&request, entry),
+            Ok(FileLookup::DirectoryWithoutSlash) => redirect_with_slash(&request),
+            Ok(FileLookup::NotFound) => status_response(StatusCode::NOT_FOUND),
+            Ok(FileLookup::Forbidden) => status_response(StatusCode::FORBIDDEN),
+            Err(_) => status_response(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 }
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service").field("folder", &self.folder).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("document_root", &self.document_root)
+            .finish_non_exhaustive()
     }
 }
 
-/// Links of a page count from its name: a folder needs its slash.
-fn with_slash(request: &Request<Incoming>) -> Response<ResponseBody> {
-    // One slash at the front: two would be the name of another host.
+/// Redirects to the path with a trailing slash, so that relative links in the page resolve.
+fn redirect_with_slash(request: &Request<Incoming>) -> Response<ResponseBody> {
+    // Exactly one leading slash: a URL that starts with two names another host.
     let path = request.uri().path().trim_start_matches('/');
     let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
     let builder = Response::builder().status(StatusCode::MOVED_PERMANENTLY);
-    finish(builder.header(LOCATION, format!("/{path}/{query}")), ResponseBody::empty())
+    build_response(builder.header(LOCATION, format!("/{path}/{query}")), ResponseBody::empty())
 }
 
-fn file(request: &Request<Incoming>, entry: Entry) -> Response<ResponseBody> {
-    let Entry { file, len, validators, media_type } = entry;
-    let part = validators.judge(request.headers(), len);
+fn file_response(request: &Request<Incoming>, entry: FileEntry) -> Response<ResponseBody> {
+    let FileEntry { file, len, validators, media_type } = entry;
+    let outcome = validators.evaluate(request.headers(), len);
     let builder = Response::builder()
         .header(ETAG, &validators.etag)
         .header(LAST_MODIFIED, httpdate::fmt_http_date(validators.modified))
         .header(ACCEPT_RANGES, "bytes");
-    let (status, first, count) = match part {
-        Part::NotModified => {
-            return finish(builder.status(StatusCode::NOT_MODIFIED), ResponseBody::empty());
+    let (status, first, count) = match outcome {
+        ConditionalOutcome::NotModified => {
+            return build_response(builder.status(StatusCode::NOT_MODIFIED), ResponseBody::empty());
         }
-        Part::PreconditionFailed => return plain(StatusCode::PRECONDITION_FAILED),
-        Part::Unsatisfiable => {
+        ConditionalOutcome::PreconditionFailed => {
+            return status_response(StatusCode::PRECONDITION_FAILED);
+        }
+        ConditionalOutcome::Unsatisfiable => {
             let builder = builder.status(StatusCode::RANGE_NOT_SATISFIABLE);
             let builder = builder.header(CONTENT_RANGE, format!("bytes */{len}"));
-            return finish(builder, ResponseBody::empty());
+            return build_response(builder, ResponseBody::empty());
         }
-        Part::Whole => (StatusCode::OK, 0, len),
-        Part::Range(first, last) => (StatusCode::PARTIAL_CONTENT, first, last - first + 1),
+        ConditionalOutcome::Full => (StatusCode::OK, 0, len),
+        ConditionalOutcome::Range(first, last) => {
+            (StatusCode::PARTIAL_CONTENT, first, last - first + 1)
+        }
     };
     let mut builder = builder.status(status).header(CONTENT_TYPE, media_type);
     if status == StatusCode::PARTIAL_CONTENT {
@@ -174,10 +187,10 @@ fn file(request: &Request<Incoming>, entry: Entry) -> Response<ResponseBody> {
         builder = builder.header(CONTENT_RANGE, range);
     }
     if request.method() == Method::HEAD {
-        return finish(builder.header(CONTENT_LENGTH, count), ResponseBody::empty());
+        return build_response(builder.header(CONTENT_LENGTH, count), ResponseBody::empty());
     }
     match ResponseBody::file(file, first, count) {
-        Ok(body) => finish(builder, body),
-        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR),
+        Ok(body) => build_response(builder, body),
+        Err(_) => status_response(StatusCode::INTERNAL_SERVER_ERROR),
     }
 }

@@ -1,5 +1,5 @@
-//! The system calls that move a batch of datagrams: `recvmmsg`, `sendmmsg`
-//! and the control messages that carry the address a datagram was sent to.
+//! System calls for batches of datagrams: `recvmmsg`, `sendmmsg`, and the control messages that
+//! carry a datagram's destination address.
 
 use std::io;
 use std::mem;
@@ -7,16 +7,15 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use super::BATCH;
+use super::BATCH_DATAGRAMS;
 
-/// Room for one control message with a packet-info structure, aligned as the
-/// kernel wants control messages to be.
+/// Buffer for one control message with a packet-info structure, aligned as the kernel requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct ControlBuffer([u8; 64]);
 
-/// Asks the kernel to say which local address each datagram was sent to.
-pub(super) fn ask_for_destination(fd: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
+/// Makes the kernel report each datagram's destination address (`IP_PKTINFO`).
+pub(super) fn enable_packet_info(fd: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     let (level, option) = if ipv6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
     } else {
@@ -36,11 +35,11 @@ pub(super) fn ask_for_destination(fd: BorrowedFd<'_>, ipv6: bool) -> io::Result<
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What is known about one received datagram.
+/// Length and sender of one received datagram.
 #[derive(Clone, Copy)]
-struct Received {
+struct ReceivedDatagram {
     len: usize,
-    /// `None` when the datagram was cut or its sender cannot be read.
+    /// `None` when the datagram was truncated or its sender cannot be read.
     from: Option<SocketAddr>,
 }
 
@@ -50,51 +49,50 @@ pub(super) struct Batch {
     max_datagram_bytes: usize,
     requests: Box<[u8]>,
     replies: Box<[u8]>,
-    names: Box<[libc::sockaddr_storage; BATCH]>,
-    controls: Box<[Control; BATCH]>,
-    received: Box<[Received; BATCH]>,
-    /// Which replies are to be sent: the index and the length of each.
+    peers: Box<[libc::sockaddr_storage; BATCH_DATAGRAMS]>,
+    controls: Box<[ControlBuffer; BATCH_DATAGRAMS]>,
+    received: Box<[ReceivedDatagram; BATCH_DATAGRAMS]>,
+    /// Queued replies: index of the request and length in bytes.
     queued: Vec<(usize, usize)>,
 }
 
 impl Batch {
     pub(super) fn new(max_datagram_bytes: usize) -> Self {
-        // An odd number of cache lines, so that the first bytes of all buffers
-        // do not fall into the same sets of the cache.
+        // An odd number of cache lines, so that the first bytes of the buffers do not all map to
+        // the same cache sets.
         let stride = (max_datagram_bytes.div_ceil(64) | 1) * 64;
         // SAFETY: sockaddr_storage is plain old data, all zeros is a value of it.
-        let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        let zeroed: libc::sockaddr_storage = unsafe { mem::zeroed() };
         Batch {
             stride,
             max_datagram_bytes,
-            requests: vec![0; stride * BATCH].into_boxed_slice(),
-            replies: vec![0; stride * BATCH].into_boxed_slice(),
-            names: Box::new([name; BATCH]),
-            controls: Box::new([Control([0; 64]); BATCH]),
-            received: Box::new([Received { len: 0, from: None }; BATCH]),
-            queued: Vec::with_capacity(BATCH),
+            requests: vec![0; stride * BATCH_DATAGRAMS].into_boxed_slice(),
+            replies: vec![0; stride * BATCH_DATAGRAMS].into_boxed_slice(),
+            peers: Box::new([zeroed; BATCH_DATAGRAMS]),
+            controls: Box::new([ControlBuffer([0; 64]); BATCH_DATAGRAMS]),
+            received: Box::new([ReceivedDatagram { len: 0, from: None }; BATCH_DATAGRAMS]),
+            queued: Vec::with_capacity(BATCH_DATAGRAMS),
         }
     }
 
-    /// Takes what has arrived, at most a batch, without waiting. Returns how
-    /// many datagrams.
+    /// Receives waiting datagrams without blocking, at most a batch. Returns the number received.
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.queued.clear();
-        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH];
+        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_DATAGRAMS];
         // SAFETY: mmsghdr is plain old data, all zeros is a value of it.
-        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
-        for index in 0..BATCH {
+        let mut headers: [libc::mmsghdr; BATCH_DATAGRAMS] = unsafe { mem::zeroed() };
+        for index in 0..BATCH_DATAGRAMS {
             vectors[index] = libc::iovec {
                 iov_base: self.requests[index * self.stride..].as_mut_ptr().cast(),
                 iov_len: self.max_datagram_bytes,
             };
             let header = &mut headers[index].msg_hdr;
-            header.msg_name = ptr::from_mut(&mut self.names[index]).cast();
+            header.msg_name = ptr::from_mut(&mut self.peers[index]).cast();
             header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
             header.msg_iov = &raw mut vectors[index];
             header.msg_iovlen = 1;
             header.msg_control = self.controls[index].0.as_mut_ptr().cast();
-            header.msg_controllen = size_of::<Control>();
+            header.msg_controllen = size_of::<ControlBuffer>();
         }
         // SAFETY: every header points to a name, a control buffer and an iovec
         // that live through the call, with their true sizes; each iovec covers
@@ -104,7 +102,7 @@ impl Batch {
             libc::recvmmsg(
                 fd.as_raw_fd(),
                 headers.as_mut_ptr(),
-                BATCH as libc::c_uint,
+                BATCH_DATAGRAMS as libc::c_uint,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut(),
             )
@@ -112,8 +110,8 @@ impl Batch {
         if count < 0 {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
-                // ECONNREFUSED and its kin report an earlier reply that did
-                // not arrive: not this socket's trouble.
+                // ECONNREFUSED, EHOSTUNREACH and ENETUNREACH report an earlier reply that did not
+                // arrive: this socket is fine.
                 Some(
                     libc::EAGAIN
                     | libc::EINTR
@@ -126,42 +124,42 @@ impl Batch {
         }
         let count = count as usize;
         for (index, message) in headers.iter().enumerate().take(count) {
-            let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            let from = if cut { None } else { read_name(&self.names[index]) };
-            self.received[index] = Received { len: message.msg_len as usize, from };
+            let truncated = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let from = if truncated { None } else { read_address(&self.peers[index]) };
+            self.received[index] = ReceivedDatagram { len: message.msg_len as usize, from };
             self.controls[index] = reply_control(&message.msg_hdr);
         }
         Ok(count)
     }
 
-    /// The request with this index, its sender and the room for its reply;
-    /// `None` when the request was longer than the buffer.
+    /// Request with this index, its sender and the buffer for its reply; `None` when the request
+    /// was longer than the buffer.
     pub(super) fn exchange(&mut self, index: usize) -> Option<(&[u8], SocketAddr, &mut [u8])> {
-        let Received { len, from } = self.received[index];
+        let ReceivedDatagram { len, from } = self.received[index];
         let start = index * self.stride;
         let reply = &mut self.replies[start..start + self.max_datagram_bytes];
         Some((&self.requests[start..start + len], from?, reply))
     }
 
-    /// Notes that the reply to the request with this index is ready.
+    /// Queues the reply to the request with this index.
     pub(super) fn queue_reply(&mut self, index: usize, len: usize) {
         self.queued.push((index, len.min(self.max_datagram_bytes)));
     }
 
-    /// Sends the queued replies. Returns how many were sent and how many were
-    /// not: the kernel's send buffer was full, or there is no way back.
+    /// Sends the queued replies. Returns how many were sent and how many were not: the kernel's
+    /// send buffer was full, or there is no route.
     pub(super) fn send(&mut self, fd: BorrowedFd<'_>) -> (u64, u64) {
-        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH];
+        let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_DATAGRAMS];
         // SAFETY: mmsghdr is plain old data, all zeros is a value of it.
-        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        let mut headers: [libc::mmsghdr; BATCH_DATAGRAMS] = unsafe { mem::zeroed() };
         for (slot, &(index, len)) in self.queued.iter().enumerate() {
             vectors[slot] = libc::iovec {
                 iov_base: self.replies[index * self.stride..].as_mut_ptr().cast(),
                 iov_len: len,
             };
             let header = &mut headers[slot].msg_hdr;
-            header.msg_name = ptr::from_mut(&mut self.names[index]).cast();
-            header.msg_namelen = name_len(&self.names[index]);
+            header.msg_name = ptr::from_mut(&mut self.peers[index]).cast();
+            header.msg_namelen = address_len(&self.peers[index]);
             header.msg_iov = &raw mut vectors[slot];
             header.msg_iovlen = 1;
             let control_len = control_len(&self.controls[index]);
@@ -187,7 +185,7 @@ impl Batch {
                 sent += count as u64;
                 next += count as usize;
             } else if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                // The first of the rest cannot be sent: go on after it.
+                // The first remaining reply cannot be sent: skip it.
                 next += 1;
             }
         }
@@ -197,12 +195,12 @@ impl Batch {
     }
 }
 
-/// The sender of a datagram.
-fn read_name(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+/// Sender of a datagram.
+fn read_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
             // SAFETY: the family says that the kernel wrote a sockaddr_in, for
-            // which sockaddr_storage has the room and the alignment.
+            // which sockaddr_storage is large and aligned enough.
             let name = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
             let address = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
             Some(SocketAddr::from((address, u16::from_be(name.sin_port))))
@@ -221,8 +219,8 @@ fn read_name(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// The length of the address in `storage`.
-fn name_len(storage: &libc::sockaddr_storage) -> libc::socklen_t {
+/// Length in bytes of the socket address in `storage`.
+fn address_len(storage: &libc::sockaddr_storage) -> libc::socklen_t {
     let len = match i32::from(storage.ss_family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         _ => size_of::<libc::sockaddr_in6>(),
@@ -230,45 +228,45 @@ fn name_len(storage: &libc::sockaddr_storage) -> libc::socklen_t {
     len as libc::socklen_t
 }
 
-/// Turns the control message of a request into the one for its reply: the
-/// address that was asked becomes the source. Empty when there is none.
-fn reply_control(header: &libc::msghdr) -> Control {
+/// Turns the control message of a request into the control message of its reply: the request's
+/// destination becomes the reply's source. Empty when there is none.
+fn reply_control(header: &libc::msghdr) -> ControlBuffer {
     // SAFETY: the kernel filled the control buffer of this header and set its
     // length, so the first control message, if there is one, lies within it.
     let message = unsafe { libc::CMSG_FIRSTHDR(header).as_ref() };
-    let Some(message) = message else { return Control([0; 64]) };
+    let Some(message) = message else { return ControlBuffer([0; 64]) };
     // SAFETY: `message` is a whole control message header.
     let data = unsafe { libc::CMSG_DATA(message) };
     match (message.cmsg_level, message.cmsg_type) {
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             // SAFETY: the type says that an in_pktinfo follows; read_unaligned
-            // asks for no alignment.
+            // needs no alignment.
             let mut info = unsafe { data.cast::<libc::in_pktinfo>().read_unaligned() };
-            // The route back is chosen by the routing table, not by the way in.
+            // The routing table chooses the reply's interface, not the request's arrival.
             info.ipi_ifindex = 0;
             write_control(libc::IPPROTO_IP, libc::IP_PKTINFO, info)
         }
         (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
             // SAFETY: as above, for in6_pktinfo.
             let mut info = unsafe { data.cast::<libc::in6_pktinfo>().read_unaligned() };
-            let asked = Ipv6Addr::from(info.ipi6_addr.s6_addr);
-            if asked.is_multicast() {
-                return Control([0; 64]);
+            let destination = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+            if destination.is_multicast() {
+                return ControlBuffer([0; 64]);
             }
-            // Only a link-local source needs its interface.
-            if !asked.is_unicast_link_local() {
+            // Only a link-local source needs an interface index.
+            if !destination.is_unicast_link_local() {
                 info.ipi6_ifindex = 0;
             }
             write_control(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
         }
-        _ => Control([0; 64]),
+        _ => ControlBuffer([0; 64]),
     }
 }
 
-/// A control buffer with one message.
-fn write_control<T: Copy>(level: libc::c_int, kind: libc::c_int, value: T) -> Control {
+/// Control buffer with one message.
+fn write_control<T: Copy>(level: libc::c_int, kind: libc::c_int, value: T) -> ControlBuffer {
     const { assert!(size_of::<libc::cmsghdr>() + size_of::<T>() <= 64) };
-    let mut control = Control([0; 64]);
+    let mut control = ControlBuffer([0; 64]);
     let header = libc::cmsghdr {
         cmsg_len: size_of::<libc::cmsghdr>() + size_of::<T>(),
         cmsg_level: level,
@@ -277,7 +275,7 @@ fn write_control<T: Copy>(level: libc::c_int, kind: libc::c_int, value: T) -> Co
     let start = control.0.as_mut_ptr();
     // SAFETY: the header and the value fit into the 64 bytes (asserted above);
     // on 64-bit Linux CMSG_DATA follows the header without padding, and
-    // write_unaligned asks for no alignment.
+    // write_unaligned needs no alignment.
     unsafe {
         start.cast::<libc::cmsghdr>().write_unaligned(header);
         start.add(size_of::<libc::cmsghdr>()).cast::<T>().write_unaligned(value);
@@ -285,8 +283,8 @@ fn write_control<T: Copy>(level: libc::c_int, kind: libc::c_int, value: T) -> Co
     control
 }
 
-/// How much of a control buffer is in use: its first field is the length.
-fn control_len(control: &Control) -> usize {
+/// Used bytes of a control buffer: its first field is the length.
+fn control_len(control: &ControlBuffer) -> usize {
     let (len, _) = control.0.split_at(size_of::<usize>());
     usize::from_ne_bytes(len.try_into().unwrap_or_default())
 }

@@ -1,5 +1,4 @@
-//! An `io_uring` with the connections that it works on: it owns the buffers that
-//! the kernel reads and writes.
+//! An `io_uring` and its connections. It owns the buffers that the kernel reads and writes.
 
 use std::io;
 use std::mem;
@@ -11,21 +10,21 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::slots::Slots;
 
-/// What can be handed over at once.
-const ENTRIES: u32 = 4096;
-/// How much of a connection is read at once.
+/// Entries of the submission queue.
+const RING_ENTRIES: u32 = 4096;
+/// Bytes read from a connection at a time.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// What an entry is about: a listener, by its number.
-const ACCEPT: u64 = 1 << 62;
-/// An answer, of which only a failure is told: the read behind it fails then too.
-const SEND: u64 = 1 << 61;
+/// User-data flag of an accept entry; the other bits are the listener's index.
+const ACCEPT_TAG: u64 = 1 << 62;
+/// User-data flag of a send entry. Only failures are reported, and the linked read fails too then.
+const SEND_TAG: u64 = 1 << 61;
 
-/// What has happened.
-pub(super) enum Step {
-    /// Somebody has connected.
+/// Events of completed entries.
+pub(super) enum RingEvent {
+    /// New connection.
     Accepted(TcpStream),
-    /// So many bytes have come: they are to be sent back.
+    /// `len` bytes were received on connection `slot` and are to be sent back.
     Received { slot: usize, len: usize },
 }
 
@@ -34,22 +33,22 @@ struct Connection {
     buffer: Box<[u8]>,
 }
 
-/// Listeners and connections, and the ring that serves them.
-pub(super) struct Ring {
+/// Listeners, connections, and the ring that serves them.
+pub(super) struct ConnectionRing {
     ring: IoUring,
     listeners: Vec<TcpListener>,
-    /// A connection is there until the last entry about it has come back.
+    /// A connection stays until its last entry has completed.
     connections: Slots<Connection>,
 }
 
-impl Ring {
+impl ConnectionRing {
     pub(super) fn new(listeners: Vec<TcpListener>) -> io::Result<Self> {
-        // One thread uses it, and the kernel's part of the work is done when it asks.
+        // One thread uses the ring, and the kernel defers its work until that thread asks.
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            .setup_cqsize(4 * ENTRIES)
-            .build(ENTRIES)?;
+            .setup_cqsize(4 * RING_ENTRIES)
+            .build(RING_ENTRIES)?;
         let mut ring = Self { ring, listeners, connections: Slots::default() };
         (0..ring.listeners.len()).try_for_each(|index| ring.accept(index))?;
         Ok(ring)
@@ -58,46 +57,48 @@ impl Ring {
     fn accept(&mut self, index: usize) -> io::Result<()> {
         let fd = types::Fd(self.listeners[index].as_raw_fd());
         let entry = opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC).build();
-        // SAFETY: it has no buffers, and the listener is open as long as the ring.
-        unsafe { self.push(&entry.user_data(ACCEPT | index as u64)) }
+        // SAFETY: the entry has no buffers, and the listener stays open as long as the ring.
+        unsafe { self.push(&entry.user_data(ACCEPT_TAG | index as u64)) }
     }
 
-    /// Reads from a new connection.
-    pub(super) fn add(&mut self, stream: TcpStream) -> io::Result<()> {
-        let slot = self.connections.next();
+    /// Adds a connection and starts reading from it.
+    pub(super) fn add_connection(&mut self, stream: TcpStream) -> io::Result<()> {
+        let slot = self.connections.next_slot();
         self.connections.insert(Connection { stream, buffer: vec![0; BUFFER_BYTES].into() });
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         let entry = connection.receive(slot);
-        // SAFETY: the buffer is the connection's, which stays until this has come back.
+        // SAFETY: the buffer belongs to the connection, which stays until the entry completes.
         unsafe { self.push(&entry) }
     }
 
-    /// Sends back what was received, then reads on.
+    /// Sends `len` received bytes back, then reads on.
     pub(super) fn send_back(&mut self, slot: usize, len: usize) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         let (send, receive) = (connection.send(len), connection.receive(slot));
-        // Both fit, or the first would be linked to something else.
+        // Both entries must fit, or the send would be linked to some other entry.
         let queue = self.ring.submission();
-        let room = queue.capacity() - queue.len();
+        let free_entries = queue.capacity() - queue.len();
         drop(queue);
-        if room < 2 {
+        if free_entries < 2 {
             self.ring.submit()?;
         }
-        // SAFETY: the buffer is the connection's, which stays until the second has
-        // come back; it does so after the first, to which it is linked, and the kernel
-        // does not begin it before the first has ended.
+        // SAFETY: the buffer belongs to the connection, which stays until the receive entry
+        // completes. That entry is linked to the send entry: the kernel starts it only after the
+        // send has ended.
         unsafe {
             self.push(&send)?;
             self.push(&receive)
         }
     }
 
+    /// Pushes an entry to the submission queue, and submits the queue when it is full.
+    ///
     /// # Safety
-    /// What the entry points to stays until it has come back, and nobody else uses
-    /// it.
+    /// The memory that the entry points to must stay valid until the entry completes, and must
+    /// not be used otherwise meanwhile.
     unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: the caller says so.
+            // SAFETY: guaranteed by the caller.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -105,13 +106,17 @@ impl Ring {
         }
     }
 
-    /// Hands over what is to be done, and waits until something has happened.
-    pub(super) fn wait(&mut self, limit: Duration, steps: &mut Vec<Step>) -> io::Result<()> {
-        let limit = types::Timespec::from(limit);
-        let args = types::SubmitArgs::new().timespec(&limit);
+    /// Submits the queued entries and waits for completions, for at most `timeout`.
+    pub(super) fn wait(
+        &mut self,
+        timeout: Duration,
+        events: &mut Vec<RingEvent>,
+    ) -> io::Result<()> {
+        let timeout = types::Timespec::from(timeout);
+        let args = types::SubmitArgs::new().timespec(&timeout);
         match self.ring.submitter().submit_with_args(1, &args) {
             Ok(_) => {}
-            // Nothing happened; or so much that it has to be taken first.
+            // Time-out, signal, or so many completions that they must be collected first.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -119,28 +124,28 @@ impl Ring {
                 ) => {}
             Err(error) => return Err(error),
         }
-        let mut ended = Vec::new();
-        for done in self.ring.completion() {
-            let (about, result) = (done.user_data(), done.result());
-            if about & ACCEPT != 0 {
+        let mut stopped_accepts = Vec::new();
+        for completion in self.ring.completion() {
+            let (user_data, result) = (completion.user_data(), completion.result());
+            if user_data & ACCEPT_TAG != 0 {
                 if result >= 0 {
-                    // SAFETY: the kernel has just opened it for us.
+                    // SAFETY: the kernel has just opened this descriptor for this process.
                     let stream = unsafe { OwnedFd::from_raw_fd(result) };
-                    steps.push(Step::Accepted(stream.into()));
+                    events.push(RingEvent::Accepted(stream.into()));
                 }
-                if !cqueue::more(done.flags()) {
-                    ended.push((about & !ACCEPT) as usize);
+                if !cqueue::more(completion.flags()) {
+                    stopped_accepts.push((user_data & !ACCEPT_TAG) as usize);
                 }
-            } else if about & SEND == 0 {
-                let slot = about as usize;
+            } else if user_data & SEND_TAG == 0 {
+                let slot = user_data as usize;
                 match usize::try_from(result) {
-                    Ok(len @ 1..) => steps.push(Step::Received { slot, len }),
-                    // The end of this connection alone.
+                    Ok(len @ 1..) => events.push(RingEvent::Received { slot, len }),
+                    // The end or error of this connection only.
                     _ => self.connections.remove(slot),
                 }
             }
         }
-        ended.into_iter().try_for_each(|index| self.accept(index))
+        stopped_accepts.into_iter().try_for_each(|index| self.accept(index))
     }
 }
 
@@ -156,14 +161,14 @@ impl Connection {
         let len = len.min(self.buffer.len()) as u32;
         let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
         let entry = opcode::Send::new(fd, self.buffer.as_ptr(), len).flags(flags).build();
-        entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS).user_data(SEND)
+        entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS).user_data(SEND_TAG)
     }
 }
 
-impl Drop for Ring {
+impl Drop for ConnectionRing {
     fn drop(&mut self) {
-        // The kernel may still write to the buffers until it has called off all that
-        // is under way, some time after the ring is closed.
+        // The kernel may write to the buffers until it has cancelled all entries in flight, some
+        // time after the ring is closed.
         mem::forget(mem::take(&mut self.connections));
     }
 }

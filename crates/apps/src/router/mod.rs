@@ -1,20 +1,20 @@
-//! An IPv4 and IPv6 router over several ports, with the gate in front.
+//! An IPv4 and IPv6 router over several devices, behind the gate.
 //!
-//! [`Forwarder`] is the engine: ports, one arena, one [`tidegate_stack::Router`]
-//! and a [`Gate`](tidegate_gate::Gate). Packets run to completion: one burst is
-//! received, looked up, shown to the packet screen if there is one, and put
-//! into the transmit queue of the port that it leaves by. Frames are not
-//! copied: both ports use the same arena. [`run`] drives it in any mode of the
-//! gate; in `interrupt` and `moderated` receiving is a thread of its own.
+//! [`Forwarder`] is the engine: devices, one arena, one [`tidegate_stack::Router`] and a
+//! [`Gate`](tidegate_gate::Gate). Packets run to completion: a burst is received, its routes are
+//! looked up, the packet filter is asked if there is one, and each packet joins the transmit queue
+//! of its outgoing device. Frames are not copied: all devices use the same arena. [`run`] drives
+//! the engine in any mode of the gate; in `interrupt` and `moderated` a thread of its own
+//! receives.
 //!
-//! What this router does not do: routing protocols, router advertisements,
-//! multicast, redirects, source routes, NAT. It takes its interfaces whole.
+//! Not supported: routing protocols, router advertisements, multicast, redirects, source routes
+//! and NAT. The router takes its interfaces exclusively.
 
 mod forwarder;
 mod open;
 mod run;
 mod sys;
 
-pub use forwarder::{Forwarder, ForwarderCounters, PortReport, Step};
-pub use open::{PortSpec, PortSpecError, RouterConfig, RouterError, RouterPort, open};
+pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport};
+pub use open::{InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open};
 pub use run::{Priorities, run};

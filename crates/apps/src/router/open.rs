@@ -1,4 +1,4 @@
-//! From a configuration to a router.
+//! Opens a router from its configuration.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,59 +6,59 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use tidegate::{Arena, FrameSize, IpCidr, Limits, MacAddr, Route};
+use tidegate_device::Device;
+use tidegate_device::dpdk::{self, DpdkConfig, DpdkError};
+use tidegate_device::mem::MemDevice;
+use tidegate_device::netlink::{self, Interface, NetlinkError};
+use tidegate_device::packet::{PacketConfig, PacketDevice, PacketError};
+use tidegate_device::tap::{TapConfig, TapDevice, TapError};
+use tidegate_device::xdp::{BusyPoll, SteeringRule, XdpConfig, XdpDevice, XdpError};
 use tidegate_engine::Clock;
 use tidegate_gate::{Quota, Settings};
 use tidegate_memory::{ArenaConfig, ArenaError};
-use tidegate_port::Port;
-use tidegate_port::dpdk::{self, DpdkConfig, DpdkError};
-use tidegate_port::mem::MemPort;
-use tidegate_port::netlink::{self, Interface, NetlinkError};
-use tidegate_port::packet::{PacketConfig, PacketError, PacketPort};
-use tidegate_port::tap::{TapConfig, TapError, TapPort};
-use tidegate_port::xdp::{BusyPoll, Rule, XdpConfig, XdpError, XdpPort};
 use tidegate_stack::{Config, ConfigError, Router, Stack};
 
 use super::Forwarder;
-use crate::screen::{ScreenConfig, ScreenLink};
+use crate::filter::{FilterConfig, FilterLink};
 
-/// The most packets that one busy poll takes from a card.
-const POLL_BUDGET_MAX: u32 = 64;
+/// Most packets that one busy poll takes from a NIC.
+const MAX_POLL_BUDGET: u32 = 64;
 
-/// Where a router's packets come from and go to.
-pub enum RouterPort {
-    /// AF_XDP on an interface; everything that arrives is taken.
+/// Device of one router interface.
+pub enum RouterDevice {
+    /// AF_XDP on an interface; takes all arriving packets.
     Xdp(XdpConfig),
     /// AF_PACKET on an interface.
     Packet(PacketConfig),
     /// A TAP or TUN device.
     Tap(TapConfig),
-    /// A device of DPDK's; needs a program built with it.
+    /// DPDK device; needs a build with DPDK.
     Dpdk(DpdkConfig),
-    /// One end of a wire in memory.
-    Mem(Box<MemPort>),
+    /// One end of an in-memory link.
+    Mem(Box<MemDevice>),
 }
 
 /// One interface of a router.
-pub struct PortSpec {
-    /// Where packets come from.
-    pub port: RouterPort,
-    /// The router's addresses there, each with the network on the link.
+pub struct InterfaceSpec {
+    /// Device that receives and sends the packets.
+    pub device: RouterDevice,
+    /// The router's addresses on the interface, each with the network on the link.
     pub addresses: Vec<IpCidr>,
 }
 
-/// What a router is made of.
+/// Configuration of a router.
 pub struct RouterConfig {
-    /// Its interfaces.
-    pub ports: Vec<PortSpec>,
-    /// The ways beyond the links; each gateway is on one of them.
+    /// Interfaces of the router; at least two.
+    pub interfaces: Vec<InterfaceSpec>,
+    /// Routes beyond the links; each gateway is on one of the links.
     pub routes: Vec<Route>,
-    /// When to look for packets, and how many to take.
+    /// Settings of the gate: when to poll, and how many packets to take.
     pub gate: Settings,
-    /// The packet screen, if every packet is to be shown to one.
-    pub screen: Option<ScreenConfig>,
-    /// Packet buffers.
+    /// Packet filter, if every transit packet needs a verdict.
+    pub filter: Option<FilterConfig>,
+    /// Number of packet buffers.
     pub frames: u32,
-    /// Whether to try hugepages.
+    /// Tries hugepages for the packet buffers.
     pub hugepages: bool,
     /// Limits of each interface.
     pub limits: Limits,
@@ -67,10 +67,10 @@ pub struct RouterConfig {
 impl Default for RouterConfig {
     fn default() -> Self {
         Self {
-            ports: Vec::new(),
+            interfaces: Vec::new(),
             routes: Vec::new(),
             gate: Settings::default(),
-            screen: None,
+            filter: None,
             frames: 16_384,
             hugepages: true,
             limits: Limits::default(),
@@ -78,162 +78,186 @@ impl Default for RouterConfig {
     }
 }
 
-/// Why a port's description is refused.
+/// Errors in an interface description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PortSpecError {
-    /// It does not begin with a kind and an interface.
-    #[error("port {0:?}: expected KIND:INTERFACE,ADDRESS/BITS,..., as xdp:eth0,10.0.0.1/24")]
-    Form(String),
+pub enum InterfaceSpecError {
+    /// The description does not begin with a kind and an interface.
+    #[error("interface {0:?}: expected KIND:INTERFACE,ADDRESS/BITS,..., e.g. xdp:eth0,10.0.0.1/24")]
+    Syntax(String),
     /// The kind is unknown.
-    #[error("port {text:?}: {kind:?} is no kind of port; choose xdp, packet, tap or dpdk")]
-    Kind {
-        /// The description.
+    #[error("interface {text:?}: unknown device kind {kind:?}; choose xdp, packet, tap or dpdk")]
+    UnknownKind {
+        /// Interface description.
         text: String,
-        /// What stands for the kind.
+        /// Text in place of the kind.
         kind: String,
     },
-    /// An address is none.
-    #[error("port {text:?}: {address:?} is no address with a prefix, as 10.0.0.1/24")]
-    Address {
-        /// The description.
+    /// An address cannot be parsed or has no prefix.
+    #[error("interface {text:?}: {address:?} is no address with a prefix length, e.g. 10.0.0.1/24")]
+    InvalidAddress {
+        /// Interface description.
         text: String,
-        /// What stands for the address.
+        /// Text in place of the address.
         address: String,
     },
-    /// There is no address.
-    #[error("port {0:?} has no address: add one with its prefix, as ,10.0.0.1/24")]
+    /// The description has no address.
+    #[error("interface {0:?} has no address: append one with its prefix length, e.g. ,10.0.0.1/24")]
     NoAddress(String),
 }
 
-impl FromStr for PortSpec {
-    type Err = PortSpecError;
+impl FromStr for InterfaceSpec {
+    type Err = InterfaceSpecError;
 
-    /// Reads `KIND:INTERFACE,ADDRESS/BITS,...`. A device of DPDK's may have
-    /// arguments of its own: whatever has a `=`.
-    fn from_str(text: &str) -> Result<Self, PortSpecError> {
-        let form = || PortSpecError::Form(text.to_owned());
-        let (kind, rest) = text.split_once(':').ok_or_else(form)?;
+    /// Parses `KIND:INTERFACE,ADDRESS/BITS,...`. A DPDK device may have its own arguments: all
+    /// parts that contain a `=`.
+    fn from_str(text: &str) -> Result<Self, InterfaceSpecError> {
+        let syntax_error = || InterfaceSpecError::Syntax(text.to_owned());
+        let (kind, rest) = text.split_once(':').ok_or_else(syntax_error)?;
         let mut parts = rest.split(',').peekable();
-        let interface = parts.next().filter(|name| !name.is_empty()).ok_or_else(form)?;
-        let port = match kind {
+        let interface = parts.next().filter(|name| !name.is_empty()).ok_or_else(syntax_error)?;
+        let device = match kind {
             "xdp" => {
                 let mut config = XdpConfig::new(interface);
                 config.busy_poll = Some(BusyPoll::default());
-                RouterPort::Xdp(config)
+                RouterDevice::Xdp(config)
             }
-            "packet" => RouterPort::Packet(PacketConfig::new(interface)),
-            "tap" => RouterPort::Tap(TapConfig::new(interface)),
+            "packet" => RouterDevice::Packet(PacketConfig::new(interface)),
+            "tap" => RouterDevice::Tap(TapConfig::new(interface)),
             "dpdk" => {
                 let arguments = std::iter::from_fn(|| parts.next_if(|part| part.contains('=')));
                 let device: Vec<&str> = std::iter::once(interface).chain(arguments).collect();
                 let Ok(config) = device.join(",").parse();
-                RouterPort::Dpdk(config)
+                RouterDevice::Dpdk(config)
             }
             _ => {
-                return Err(PortSpecError::Kind { text: text.to_owned(), kind: kind.to_owned() });
+                return Err(InterfaceSpecError::UnknownKind {
+                    text: text.to_owned(),
+                    kind: kind.to_owned(),
+                });
             }
         };
         let address = |part: &str| {
-            // A router with no network on its link is a mistake.
+            // An interface address without its network is a mistake.
             let with_prefix = Some(part).filter(|part| part.contains('/'));
-            with_prefix.and_then(|part| part.parse().ok()).ok_or_else(|| PortSpecError::Address {
-                text: text.to_owned(),
-                address: part.to_owned(),
+            with_prefix.and_then(|part| part.parse().ok()).ok_or_else(|| {
+                InterfaceSpecError::InvalidAddress {
+                    text: text.to_owned(),
+                    address: part.to_owned(),
+                }
             })
         };
         let addresses = parts.map(address).collect::<Result<Vec<IpCidr>, _>>()?;
         if addresses.is_empty() {
-            return Err(PortSpecError::NoAddress(text.to_owned()));
+            return Err(InterfaceSpecError::NoAddress(text.to_owned()));
         }
-        Ok(Self { port, addresses })
+        Ok(Self { device, addresses })
     }
 }
 
-/// Why a router could not be opened.
+/// Errors when opening a router.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
-    /// There is nothing to route between.
-    #[error("a router needs two ports or more: give --port KIND:INTERFACE,ADDRESS/BITS for each")]
-    TooFewPorts,
-    /// Two ports have the same network.
-    #[error("{first} and {second} are in the same network, on two ports: give each link its own")]
+    /// Fewer than two interfaces.
+    #[error(
+        "a router needs two interfaces or more: give --io KIND:INTERFACE,ADDRESS/BITS for each"
+    )]
+    TooFewInterfaces,
+    /// Two interfaces have addresses in the same network.
+    #[error(
+        "{first} and {second} are in the same network: give each interface a network of its own"
+    )]
     SameNetwork {
-        /// An address.
+        /// Address on the first interface.
         first: IpCidr,
-        /// The other.
+        /// Address on the second interface.
         second: IpCidr,
     },
     /// A route's gateway is on no link.
-    #[error("the gateway {gateway} of {prefix} is in no network of this router's ports")]
-    Gateway {
-        /// Where the route leads.
+    #[error("the gateway {gateway} of {prefix} is in no network of this router's interfaces")]
+    UnreachableGateway {
+        /// Destination prefix of the route.
         prefix: IpCidr,
-        /// The gateway.
+        /// Gateway of the route.
         gateway: IpAddr,
     },
-    /// The kernel has the address that the router was to own.
+    /// An address of the router is also assigned to the kernel's interface.
     #[error(
-        "{address} is the kernel's address on {interface} too: take it off with \
-         `ip address del {address} dev {interface}`, or give the router another one"
+        "{address} is also assigned to the kernel's interface {interface}: remove it with \
+         `ip address del {address} dev {interface}`, or give the router another address"
     )]
     KernelHasAddress {
-        /// The address.
+        /// Address in conflict.
         address: IpCidr,
-        /// The interface.
+        /// Name of the interface.
         interface: String,
     },
-    /// No memory for packet buffers.
+    /// The packet buffers could not be allocated.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// An AF_XDP port.
+    /// An AF_XDP device could not be opened.
     #[error(transparent)]
     Xdp(#[from] XdpError),
-    /// An AF_PACKET port.
+    /// An AF_PACKET device could not be opened.
     #[error(transparent)]
     Packet(#[from] PacketError),
-    /// A TAP port.
+    /// A TAP device could not be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// A DPDK port.
+    /// A DPDK device could not be opened.
     #[error(transparent)]
     Dpdk(#[from] DpdkError),
-    /// The kernel did not tell about an interface.
+    /// The kernel's interface data could not be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// An interface does not take its configuration.
+    /// An interface rejected its configuration.
     #[error(transparent)]
     Stack(#[from] ConfigError),
-    /// The system refused something else.
+    /// Another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Opens the ports of a router and joins them.
+/// Opens the devices of a router and joins them.
 ///
 /// # Errors
-/// [`RouterError`] says what is wrong and what to do; nothing stays behind.
+/// [`RouterError`] says what is wrong and what to do; everything opened so far is closed again.
+///
+/// # Examples
+/// ```no_run
+/// use std::sync::atomic::AtomicBool;
+///
+/// use tidegate_apps::router::{self, Priorities, RouterConfig};
+///
+/// let config = RouterConfig {
+///     interfaces: vec!["xdp:eth0,10.0.0.1/24".parse()?, "xdp:eth1,10.0.1.1/24".parse()?],
+///     ..RouterConfig::default()
+/// };
+/// let mut forwarder = router::open(config)?;
+/// router::run(&mut forwarder, Priorities::default(), &AtomicBool::new(false))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
-    check(&config)?;
+    check_config(&config)?;
     let seed = random_seed()?;
     let clock = Clock::new();
-    let is_dpdk = |spec: &PortSpec| matches!(spec.port, RouterPort::Dpdk(_));
+    let is_dpdk = |spec: &InterfaceSpec| matches!(spec.device, RouterDevice::Dpdk(_));
     let mut arena = Arena::new(ArenaConfig {
         frames: config.frames,
-        frame_size: match config.ports.iter().any(is_dpdk) {
-            true => dpdk::FRAME_SIZE,
+        frame_size: match config.interfaces.iter().any(is_dpdk) {
+            true => dpdk::RECOMMENDED_FRAME_SIZE,
             false => FrameSize::K2,
         },
         hugepages: config.hugepages,
     })?;
-    let mut routes = vec![Vec::new(); config.ports.len()];
+    let mut routes = vec![Vec::new(); config.interfaces.len()];
     for route in config.routes {
-        let Some(at) = port_of(&config.ports, &route) else { continue };
-        routes[at].push(route);
+        let Some(index) = interface_for_route(&config.interfaces, &route) else { continue };
+        routes[index].push(route);
     }
-    let (mut ports, mut stacks) = (Vec::new(), Vec::new());
-    for (spec, routes) in config.ports.into_iter().zip(routes) {
-        let port = open_port(spec.port, &spec.addresses, &config.gate, &mut arena)?;
-        let capabilities = port.capabilities();
+    let (mut devices, mut stacks) = (Vec::new(), Vec::new());
+    for (spec, routes) in config.interfaces.into_iter().zip(routes) {
+        let device = open_device(spec.device, &spec.addresses, &config.gate, &mut arena)?;
+        let capabilities = device.capabilities();
         let stack = Config {
             medium: capabilities.medium,
             mtu: capabilities.mtu,
@@ -245,20 +269,20 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
             ..Config::ethernet(MacAddr(capabilities.mac), seed)
         };
         stacks.push(Stack::new(stack, clock.now_ns())?);
-        ports.push(port);
+        devices.push(device);
     }
     let router = Router::new(stacks, seed);
-    let screen = config.screen.map(ScreenLink::new);
-    Ok(Forwarder::new(ports, arena, router, screen, config.gate, clock))
+    let filter = config.filter.map(FilterLink::new);
+    Ok(Forwarder::new(devices, arena, router, filter, config.gate, clock))
 }
 
-fn check(config: &RouterConfig) -> Result<(), RouterError> {
-    if config.ports.len() < 2 {
-        return Err(RouterError::TooFewPorts);
+fn check_config(config: &RouterConfig) -> Result<(), RouterError> {
+    if config.interfaces.len() < 2 {
+        return Err(RouterError::TooFewInterfaces);
     }
-    for (at, port) in config.ports.iter().enumerate() {
-        for &first in &port.addresses {
-            let others = config.ports[at + 1..].iter().flat_map(|other| &other.addresses);
+    for (index, interface) in config.interfaces.iter().enumerate() {
+        for &first in &interface.addresses {
+            let others = config.interfaces[index + 1..].iter().flat_map(|other| &other.addresses);
             let same = |second: &&IpCidr| second.network() == first.network();
             if let Some(&second) = others.into_iter().find(same) {
                 return Err(RouterError::SameNetwork { first, second });
@@ -266,63 +290,65 @@ fn check(config: &RouterConfig) -> Result<(), RouterError> {
         }
     }
     for route in &config.routes {
-        if port_of(&config.ports, route).is_none() {
+        if interface_for_route(&config.interfaces, route).is_none() {
             let Some(gateway) = route.gateway else { continue };
-            return Err(RouterError::Gateway { prefix: route.prefix, gateway });
+            return Err(RouterError::UnreachableGateway { prefix: route.prefix, gateway });
         }
     }
     Ok(())
 }
 
-/// The port whose link a route's gateway is on.
-fn port_of(ports: &[PortSpec], route: &Route) -> Option<usize> {
+/// Index of the interface whose link the route's gateway is on.
+fn interface_for_route(interfaces: &[InterfaceSpec], route: &Route) -> Option<usize> {
     let gateway = route.gateway?;
-    ports.iter().position(|port| port.addresses.iter().any(|address| address.contains(gateway)))
+    interfaces
+        .iter()
+        .position(|interface| interface.addresses.iter().any(|address| address.contains(gateway)))
 }
 
-fn open_port(
-    port: RouterPort,
+fn open_device(
+    device: RouterDevice,
     addresses: &[IpCidr],
     settings: &Settings,
     arena: &mut Arena,
-) -> Result<Box<dyn Port>, RouterError> {
-    Ok(match port {
-        RouterPort::Xdp(mut xdp) => {
-            not_the_kernels(&xdp.interface, addresses)?;
-            xdp.steering.rules = vec![Rule::Everything];
+) -> Result<Box<dyn Device>, RouterError> {
+    Ok(match device {
+        RouterDevice::Xdp(mut xdp) => {
+            check_not_kernel_address(&xdp.interface, addresses)?;
+            xdp.steering.rules = vec![SteeringRule::Everything];
             xdp.busy_poll = busy_poll(xdp.busy_poll, settings);
-            Box::new(XdpPort::open(xdp, arena)?)
+            Box::new(XdpDevice::open(xdp, arena)?)
         }
-        RouterPort::Packet(packet) => {
-            not_the_kernels(&packet.interface, addresses)?;
-            Box::new(PacketPort::open(&packet, arena)?)
+        RouterDevice::Packet(packet) => {
+            check_not_kernel_address(&packet.interface, addresses)?;
+            Box::new(PacketDevice::open(&packet, arena)?)
         }
-        RouterPort::Tap(tap) => Box::new(TapPort::open(&tap, arena)?),
-        RouterPort::Dpdk(device) => dpdk::open(&device, arena)?,
-        RouterPort::Mem(port) => port,
+        RouterDevice::Tap(tap) => Box::new(TapDevice::open(&tap, arena)?),
+        RouterDevice::Dpdk(device) => dpdk::open(&device, arena)?,
+        RouterDevice::Mem(device) => device,
     })
 }
 
-/// Polls the card with the gate's quota. The old modes leave it to interrupts.
-fn busy_poll(asked: Option<BusyPoll>, settings: &Settings) -> Option<BusyPoll> {
+/// Busy-poll settings with the gate's quota. The modes with an input queue rely on interrupts.
+fn busy_poll(requested: Option<BusyPoll>, settings: &Settings) -> Option<BusyPoll> {
     let config = settings.config();
     if config.mode.has_input_queue() {
         return None;
     }
     let quota = match config.receive_quota {
-        Quota::Packets(packets) => packets.min(POLL_BUDGET_MAX),
-        Quota::Unlimited => POLL_BUDGET_MAX,
+        Quota::Packets(packets) => packets.min(MAX_POLL_BUDGET),
+        Quota::Unlimited => MAX_POLL_BUDGET,
     };
-    asked.map(|asked| BusyPoll { budget: quota as u16, ..asked })
+    requested.map(|asked| BusyPoll { budget: quota as u16, ..asked })
 }
 
-/// Refuses an address that the kernel answers for too.
-fn not_the_kernels(interface: &str, addresses: &[IpCidr]) -> Result<(), RouterError> {
+/// Rejects an address that is also assigned to the kernel's interface.
+fn check_not_kernel_address(interface: &str, addresses: &[IpCidr]) -> Result<(), RouterError> {
     let interface = Interface::by_name(interface)?;
-    for kernels in netlink::addresses(interface.index)? {
-        if addresses.iter().any(|own| own.address() == kernels.address()) {
+    for kernel_address in netlink::addresses(interface.index)? {
+        if addresses.iter().any(|own| own.address() == kernel_address.address()) {
             let interface = interface.name;
-            return Err(RouterError::KernelHasAddress { address: kernels, interface });
+            return Err(RouterError::KernelHasAddress { address: kernel_address, interface });
         }
     }
     Ok(())
@@ -339,13 +365,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_read_from_its_description() {
-        let spec: PortSpec = "xdp:eth0,10.0.0.1/24,fd00::1/64".parse().unwrap();
-        assert!(matches!(&spec.port, RouterPort::Xdp(xdp) if xdp.interface == "eth0"));
+    fn parses_interface_specs() {
+        let spec: InterfaceSpec = "xdp:eth0,10.0.0.1/24,fd00::1/64".parse().unwrap();
+        assert!(matches!(&spec.device, RouterDevice::Xdp(xdp) if xdp.interface == "eth0"));
         assert_eq!(spec.addresses.len(), 2);
         let memif = "net_memif0,role=client,socket=/run/memif,id=0";
-        let spec: PortSpec = format!("dpdk:{memif},10.0.0.1/24,fd00::1/64").parse().unwrap();
-        assert!(matches!(&spec.port, RouterPort::Dpdk(dpdk) if dpdk.device == memif));
+        let spec: InterfaceSpec = format!("dpdk:{memif},10.0.0.1/24,fd00::1/64").parse().unwrap();
+        assert!(matches!(&spec.device, RouterDevice::Dpdk(dpdk) if dpdk.device == memif));
         assert_eq!(spec.addresses.len(), 2);
         for (text, words) in [
             ("eth0", "KIND:INTERFACE"),
@@ -356,18 +382,18 @@ mod tests {
             ("xdp:eth0", "no address"),
             ("xdp:eth0,10.0.0.1", "10.0.0.1/24"),
         ] {
-            let error = text.parse::<PortSpec>().err().expect(text).to_string();
+            let error = text.parse::<InterfaceSpec>().err().expect(text).to_string();
             assert!(error.contains(words), "{words:?} is not in: {error}");
         }
     }
 
     #[test]
-    fn what_cannot_be_routed_is_refused() {
-        let ports = |texts: [&str; 2]| texts.map(|text| text.parse().unwrap()).into();
-        let refused = |config| check(&config).expect_err("must be refused").to_string();
-        assert!(refused(RouterConfig::default()).contains("two ports"));
+    fn rejects_configurations_that_cannot_route() {
+        let interfaces = |texts: [&str; 2]| texts.map(|text| text.parse().unwrap()).into();
+        let refused = |config| check_config(&config).expect_err("must be rejected").to_string();
+        assert!(refused(RouterConfig::default()).contains("two interfaces"));
         let same = RouterConfig {
-            ports: ports(["xdp:a,10.0.0.1/24", "xdp:b,10.0.0.2/24"]),
+            interfaces: interfaces(["xdp:a,10.0.0.1/24", "xdp:b,10.0.0.2/24"]),
             ..RouterConfig::default()
         };
         assert!(refused(same).contains("same network"));
@@ -375,11 +401,11 @@ mod tests {
             prefix: "0.0.0.0/0".parse().unwrap(),
             gateway: Some("192.0.2.1".parse().unwrap()),
         };
-        let nowhere = RouterConfig {
-            ports: ports(["xdp:a,10.0.0.1/24", "xdp:b,10.0.1.1/24"]),
+        let unreachable_gateway = RouterConfig {
+            interfaces: interfaces(["xdp:a,10.0.0.1/24", "xdp:b,10.0.1.1/24"]),
             routes: vec![route],
             ..RouterConfig::default()
         };
-        assert!(refused(nowhere).contains("no network of this router"));
+        assert!(refused(unreachable_gateway).contains("no network of this router"));
     }
 }

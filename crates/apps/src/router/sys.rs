@@ -1,20 +1,20 @@
-//! The scheduling class of a thread: `libc` has it, `rustix` has not.
+//! Scheduling class of a thread: `libc` wraps the system call, `rustix` does not.
 
 use std::io;
 
 /// Gives the calling thread a real-time priority (`SCHED_FIFO`, 1 to 99), so
 /// that it runs before every ordinary thread of its core.
-pub(super) fn run_at_real_time_priority(priority: i32) -> io::Result<()> {
-    set(libc::SCHED_FIFO, priority)
+pub(super) fn set_real_time_priority(priority: i32) -> io::Result<()> {
+    set_scheduler(libc::SCHED_FIFO, priority)
 }
 
-/// Lets the calling thread run only when nobody else wants its core
-/// (`SCHED_IDLE`).
-pub(super) fn run_when_idle() -> io::Result<()> {
-    set(libc::SCHED_IDLE, 0)
+/// Puts the calling thread into the `SCHED_IDLE` class: it runs only when no other thread wants
+/// its core.
+pub(super) fn set_idle_priority() -> io::Result<()> {
+    set_scheduler(libc::SCHED_IDLE, 0)
 }
 
-fn set(policy: i32, priority: i32) -> io::Result<()> {
+fn set_scheduler(policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the kernel only reads the parameters, which outlive the call; 0
     // is the calling thread.

@@ -1,55 +1,59 @@
-//! What there is for `--port dpdk:DEVICE`.
+//! Checks for `--io dpdk:DEVICE`.
 
 use std::fs;
 use std::path::Path;
 
-use tidegate::port::dpdk;
+use tidegate::device::dpdk;
 
 use super::{Finding, Verdict};
 
-/// Drivers of the kernel's that leave a card to programs.
-const DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// Kernel drivers that leave a device to user space.
+const USERSPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// DPDK itself, and each card that it can have.
+/// Reports the DPDK version, and each PCI device that DPDK can use.
 pub(super) fn findings() -> Vec<Finding> {
     let Some(version) = dpdk::version() else {
-        let what = "this program is built without it: no --port dpdk";
+        let what = "this program is built without DPDK: --io dpdk is not available";
         let build = "scripts/setup dpdk && cargo build --release -p tidegate-cli --features dpdk";
         return vec![Finding::new("dpdk", Verdict::Fair, what).remedy(build)];
     };
-    let mut all = vec![
+    let mut findings = vec![
         Finding::new("dpdk", Verdict::Good, version)
-            .remedy("tidegate serve --port dpdk:net_tap0,iface=tg0 --address ADDRESS/PREFIX"),
+            .remedy("tidegate daemon --io dpdk:net_tap0,iface=tg0 --address ADDRESS/PREFIX"),
     ];
-    let cards: Vec<_> = DRIVERS.into_iter().flat_map(cards_of).collect();
-    if cards.is_empty() {
-        all.push(
-            Finding::new("dpdk", Verdict::Fair, "no card is bound to it: virtual devices only")
-                .remedy("dpdk-devbind.py --status, then --bind=vfio-pci PCI-ADDRESS"),
+    let devices: Vec<_> = USERSPACE_DRIVERS.into_iter().flat_map(devices_of).collect();
+    if devices.is_empty() {
+        findings.push(
+            Finding::new(
+                "dpdk",
+                Verdict::Fair,
+                "no PCI device is bound to a user-space driver: virtual devices only",
+            )
+            .remedy("dpdk-devbind.py --status, then --bind=vfio-pci PCI-ADDRESS"),
         );
     }
-    all.extend(cards);
-    all
+    findings.extend(devices);
+    findings
 }
 
-/// Cards with this driver.
-fn cards_of(driver: &str) -> Vec<Finding> {
+/// Reports each PCI device bound to `driver`.
+fn devices_of(driver: &str) -> Vec<Finding> {
     let folder = Path::new("/sys/bus/pci/drivers").join(driver);
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
     let addresses = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    // Beside the devices there are files of the driver's own.
-    let cards = addresses.filter(|address| address.contains(':'));
-    cards.map(|address| card(driver, &folder.join(&address), &address)).collect()
+    // The folder also has files of the driver, without a colon in the name.
+    let devices = addresses.filter(|address| address.contains(':'));
+    devices.map(|address| device_finding(driver, &folder.join(&address), &address)).collect()
 }
 
-fn card(driver: &str, folder: &Path, address: &str) -> Finding {
+fn device_finding(driver: &str, folder: &Path, address: &str) -> Finding {
     let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
-    let (node, processors) = (read("numa_node"), read("local_cpulist"));
-    let near = match node.trim() {
-        // One node only.
+    let (node, cpus) = (read("numa_node"), read("local_cpulist"));
+    let numa_hint = match node.trim() {
+        // The machine has a single NUMA node.
         "" | "-1" => String::new(),
-        node => format!(", NUMA node {node}: --cpu one of {}", processors.trim()),
+        node => format!(", NUMA node {node}: give --cpu one of {}", cpus.trim()),
     };
-    Finding::new("dpdk", Verdict::Good, format!("{address} is bound to {driver}{near}"))
-        .remedy(format!("tidegate serve --port dpdk:{address} --address ADDRESS/PREFIX"))
+    Finding::new("dpdk", Verdict::Good, format!("{address} is bound to {driver}{numa_hint}"))
+        .remedy(format!("tidegate daemon --io dpdk:{address} --address ADDRESS/PREFIX"))
 }

@@ -13,10 +13,10 @@ pub(crate) struct DnsLab {
     output: Output,
     #[command(flatten)]
     measure: Measure,
-    /// Which servers [default: all]
+    /// DNS servers to measure [default: all]
     #[arg(long, value_name = "SERVER", value_delimiter = ',')]
     servers: Vec<dns::servers::ServerKind>,
-    /// Names in the zone
+    /// Number of names in the zone
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     names: u64,
     /// Do not compare every answer with NSD's

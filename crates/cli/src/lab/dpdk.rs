@@ -5,24 +5,24 @@ use std::io::Write;
 use clap::Args;
 use tidegate_lab::dpdk::{DpdkLabConfig, ForwardConfig, forward, run};
 
-use super::{DrawnOutput, Measure};
+use super::{Measure, PlotOutput};
 use crate::Failure;
 
 /// Flags of `lab dpdk`.
 #[derive(Args)]
 pub(crate) struct DpdkLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
     #[command(flatten)]
     measure: Measure,
-    /// Only send back every frame of this device of DPDK's as it came, for --seconds [default: 10],
-    /// and say how many
+    /// Only forward: send every frame of this DPDK device back unchanged for --seconds
+    /// [default: 10] and print the rate
     #[arg(long, value_name = "DEVICE")]
     forward: Option<String>,
-    /// Run on this processor only
+    /// Pin to this processor
     #[arg(long, value_name = "CPU", requires = "forward")]
     cpu: Option<usize>,
-    /// Put so many frames into the device first, if it returns what it is sent
+    /// Number of frames to transmit first, for a device that loops frames back
     #[arg(long, value_name = "COUNT", requires = "forward", default_value_t = 0)]
     frames: usize,
 }
@@ -35,7 +35,7 @@ impl DpdkLab {
             let config = ForwardConfig { device, core: self.cpu, seconds, frames: self.frames };
             let mut out = std::io::stdout().lock();
             let rate = forward(&config, || {
-                // Who listens waits for it; who does not needs no error.
+                // The reader of the ready line may have gone; that is no error.
                 let _ = writeln!(out, "ready: {} is open", config.device);
                 let _ = out.flush();
             })?;

@@ -11,10 +11,10 @@ use crate::Failure;
 pub(crate) struct EchoCostLab {
     #[command(flatten)]
     output: Output,
-    /// How many packets to echo
+    /// Number of packets to echo
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     packets: u64,
-    /// Over IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
     /// Count instructions with valgrind's callgrind

@@ -13,7 +13,7 @@ pub(crate) struct GuardLab {
     output: Output,
     #[command(flatten)]
     measure: Measure,
-    /// What the strangers send per second [default: 1488095, a full line of 1 Gb/s]
+    /// Flood rate of unknown sources, in packets per second [default: 1488095, 1 Gb/s line rate]
     #[arg(long, value_name = "RATE")]
     flood: Option<f64>,
 }

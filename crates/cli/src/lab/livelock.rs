@@ -3,29 +3,29 @@
 use clap::Args;
 use tidegate_lab::{dns, livelock};
 
-use super::{DrawnOutput, Measure};
+use super::{Measure, PlotOutput};
 use crate::Failure;
 
 /// Flags of `lab livelock`.
 #[derive(Args)]
 pub(crate) struct LivelockLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
     #[command(flatten)]
     measure: Measure,
-    /// Work for each packet [default: 0,500,2000,10000]
+    /// Work per packet, in nanoseconds [default: 0,500,2000,10000]
     #[arg(long, value_name = "NANOSECONDS", value_delimiter = ',')]
     work_ns: Vec<u64>,
-    /// What carries the service: kernel, or a mode of Tidegate [default: all]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    carriers: Vec<String>,
-    /// Which DNS servers [default: tidegate-xdp,nsd,knot,knot-xdp]
+    /// Transports of the service: kernel, or a mode of Tidegate [default: all]
+    #[arg(long, alias = "carriers", value_name = "NAME", value_delimiter = ',')]
+    transports: Vec<String>,
+    /// DNS servers to measure [default: tidegate-xdp,nsd,knot,knot-xdp]
     #[arg(long, value_name = "SERVER", value_delimiter = ',', conflicts_with = "no_dns")]
     dns: Vec<dns::servers::ServerKind>,
-    /// No DNS servers
+    /// Measure no DNS servers
     #[arg(long)]
     no_dns: bool,
-    /// Loads to offer besides the maximum, in packets per second
+    /// Offered loads besides the maximum, in packets per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     loads: Vec<f64>,
 }
@@ -37,7 +37,7 @@ impl LivelockLab {
             livelock::LivelockConfig::quick,
             |config| (&mut config.seconds, &mut config.repeats),
         );
-        config.carriers = self.carriers;
+        config.carriers = self.transports;
         if !self.work_ns.is_empty() {
             config.work_ns = self.work_ns;
         }

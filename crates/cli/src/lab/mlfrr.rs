@@ -11,36 +11,36 @@ use crate::Failure;
 pub(crate) struct MlfrrLab {
     #[command(flatten)]
     output: Output,
-    /// One short search each, for a first look
+    /// One short search for each server, for a first look
     #[arg(long)]
     quick: bool,
-    /// The server: a command line that prints a line when it is ready, with {iface}, {own} or
-    /// {kernel} (addresses), {core}, {port}, {counters} [default: `serve echo` as a sink, 500 ns
-    /// of work]
+    /// Server under test: a command line that prints a line when it is ready, with the variables
+    /// {iface}, {own} or {kernel} (addresses), {core}, {port}, {counters} [default: `serve echo`
+    /// as a sink, 500 ns of work per packet]
     #[arg(long, value_name = "COMMAND")]
     target: Option<String>,
-    /// What it is compared with [default: the same on kernel sockets]
+    /// Command line of the baseline server [default: the same server on kernel sockets]
     #[arg(long, value_name = "COMMAND")]
     baseline: Option<String>,
-    /// The share of packets that a good trial may lose [default: 0]
+    /// Maximum packet loss of a good trial, as a ratio from 0 to 1 [default: 0]
     #[arg(long, value_name = "SHARE")]
     loss_ratio: Option<f64>,
-    /// The share of the trials' time that may be bad [default: 0.5]
+    /// Maximum share of trial time at a load that may be bad, from 0 to 1 [default: 0.5]
     #[arg(long, value_name = "SHARE")]
     exceed_ratio: Option<f64>,
-    /// How long a trial lasts [default: 0.5]
+    /// Duration of a trial, in seconds [default: 0.5]
     #[arg(long, value_name = "SECONDS")]
     trial: Option<f64>,
-    /// How long all trials at a load last [default: 2.5]
+    /// Total duration of the trials at a load, in seconds [default: 2.5]
     #[arg(long, value_name = "SECONDS")]
     duration_sum: Option<f64>,
-    /// How close the bounds are at the end [default: 0.05]
+    /// Final distance of the bounds, relative to the upper bound [default: 0.05]
     #[arg(long, value_name = "SHARE")]
     width: Option<f64>,
-    /// The largest load [default: what the generator can send]
+    /// Maximum load, in packets per second [default: what the generator can send]
     #[arg(long, value_name = "RATE")]
     max: Option<f64>,
-    /// How often to search for both; the median of the ratios counts [default: 5]
+    /// Number of searches for each server; the median of the ratios is reported [default: 5]
     #[arg(long, value_name = "COUNT")]
     repeats: Option<usize>,
 }

@@ -1,25 +1,25 @@
-//! `tidegate lab`: experiments that write their figures.
+//! `tidegate lab`: experiments that measure and write their figures.
 
-mod attach;
+mod attach_latency;
 mod chaos;
+mod concurrent_reads;
+mod cpu_share;
 mod dns;
 mod dpdk;
 mod echo_cost;
 mod guard;
 mod livelock;
-mod locks;
+mod lock_contention;
 mod mlfrr;
 mod papers_livelock;
 mod protect;
-mod queues;
-mod readers;
-mod reads;
+mod reader_scaling;
+mod receive_queues;
+mod receive_trace;
 mod router;
-mod share;
 mod soak;
 mod sweep;
 mod tcp;
-mod trace;
 
 use std::path::PathBuf;
 
@@ -31,79 +31,86 @@ use crate::Failure;
 /// Experiments.
 #[derive(Subcommand)]
 pub(crate) enum Lab {
-    /// DNS servers on one core, each at its best: Tidegate, the same server on
+    /// DNS servers on one core, each in its best configuration: Tidegate, the same server on
     /// kernel sockets, Knot DNS with and without XDP, NSD
     Dns(dns::DnsLab),
-    /// What it costs to echo a packet through port, stack and socket
+    /// Cost of echoing a packet through device, stack and socket
     EchoCost(echo_cost::EchoCostLab),
     /// TCP echo over many connections, after Farias: requests per second
-    #[command(name = "echo-1")]
-    Echo1(tcp::TcpLab),
-    /// TCP echo of growing messages, after Farias: gigabits per second
-    #[command(name = "echo-2")]
-    Echo2(tcp::TcpLab),
-    /// TCP echo to few clients, after Farias: latency
-    #[command(name = "echo-3")]
-    Echo3(tcp::TcpLab),
-    /// TCP bytes one way, into a server and out of one
+    #[command(alias = "echo-1")]
+    EchoThroughput(tcp::TcpLab),
+    /// TCP echo over a range of message sizes, after Farias: gigabits per second
+    #[command(alias = "echo-2")]
+    EchoMessageSize(tcp::TcpLab),
+    /// TCP echo with few clients, after Farias: latency
+    #[command(alias = "echo-3")]
+    EchoLatency(tcp::TcpLab),
+    /// One-way TCP throughput, into a server and out of a server
     Bulk(tcp::TcpLab),
-    /// What idle TCP connections cost: memory, and time of a request
+    /// Cost of idle TCP connections: memory, and the latency of a request
     Connections(tcp::ConnectionsLab),
-    /// Whether one can still connect while strangers send SYN segments
+    /// TCP connection setup under a SYN flood
     SynFlood(tcp::TcpLab),
-    /// Requests per second of unmodified programs, calm and under a flood: redis,
-    /// memcached and nginx on the kernel, with Tidegate inside, and attached to the
+    /// Requests per second of unmodified applications, without load and under a flood: redis,
+    /// memcached and nginx on the kernel, with Tidegate embedded, and attached to the
     /// daemon
     Apps(tcp::TcpLab),
-    /// Context switches and interrupts of redis at the same throughput: the kernel
-    /// tuned by affinity, and a network core
-    Asymmetric(tcp::TcpLab),
-    /// UDP at the maximum with faults injected: does memory grow, is every
-    /// packet accounted for
+    /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
+    /// affinity against a network core
+    #[command(alias = "asymmetric")]
+    ContextSwitches(tcp::TcpLab),
+    /// UDP at the maximum rate with injected faults: checks that memory does not grow and that
+    /// every packet is accounted for
     Soak(soak::SoakLab),
-    /// Goodput against offered load, up to the most that can be offered: a
-    /// service on kernel sockets and on Tidegate in each mode, DNS servers
+    /// Goodput against offered load, up to the maximum of the generator: a service on kernel
+    /// sockets and on Tidegate in each mode, and DNS servers
     Livelock(livelock::LivelockLab),
-    /// Receive queues with several producers and several readers, after
-    /// Rivera's thesis: which structure scales
-    Queues(queues::QueuesLab),
-    /// Requests per second of a service with several reader threads: on one
-    /// kernel socket, with SO_REUSEPORT, on Tidegate
-    Readers(readers::ReadersLab),
-    /// How the locks of a receive queue are used, with and without memory
-    /// accounting, after Rivera's thesis
-    Locks(locks::LocksLab),
-    /// Packets forwarded against packets offered, with and without a packet
-    /// screen, in each shape and with each quota of Mogul and Ramakrishnan
+    /// Scaling of receive queue structures with several producers and several readers, after
+    /// Rivera's thesis
+    #[command(alias = "queues")]
+    ReceiveQueues(receive_queues::ReceiveQueuesLab),
+    /// Requests per second of a service with several reader threads: on one kernel socket, with
+    /// SO_REUSEPORT, and on Tidegate
+    #[command(alias = "readers")]
+    ReaderScaling(reader_scaling::ReaderScalingLab),
+    /// Contention of the locks of a receive queue, with and without memory accounting, after
+    /// Rivera's thesis
+    #[command(alias = "locks")]
+    LockContention(lock_contention::LockContentionLab),
+    /// Forwarding rate against offered load, with and without a packet filter, in each mode and
+    /// with each quota of Mogul and Ramakrishnan
     Router(router::RouterLab),
-    /// What a program beside the router gets of the processor
-    Share(share::ShareLab),
-    /// What a flood does to the rest of the machine: a steady flow out, ping,
-    /// system time at eight levels, and how soon a server recovers
+    /// CPU share left to a compute-bound process beside the router
+    #[command(alias = "share")]
+    CpuShare(cpu_share::CpuShareLab),
+    /// Effect of a flood on the rest of the machine: a steady outgoing flow, ping, system time
+    /// at eight levels, and the recovery time of a server
     Protect(protect::ProtectLab),
-    /// NSD under a flood of strangers, with `tidegate guard` in front of it and
-    /// without: how much a known peer is answered
+    /// NSD under a flood from unknown sources, with and without `tidegate guard`: answers to a
+    /// known source
     Guard(guard::GuardLab),
-    /// The maximum loss-free receive rate of a server, beside the kernel's
+    /// Maximum loss-free receive rate of a server, compared with the kernel's
     Mlfrr(mlfrr::MlfrrLab),
-    /// Concurrent reads of /dev/zero, a FIFO and a UDP socket, and null calls:
+    /// Concurrent reads of /dev/zero, a FIFO and a UDP socket, and null system calls:
     /// Rivera's Tables 2.1 to 2.4 on this kernel
-    Reads(reads::ReadsLab),
-    /// What it costs to hand a message to another process: a ring in shared
-    /// memory, a Unix socket, a pipe, the loopback
-    Attach(attach::AttachLab),
-    /// Tidegate on devices of DPDK's: frames sent back beside dpdk-testpmd, UDP echo, a flood,
+    #[command(alias = "reads")]
+    ConcurrentReads(concurrent_reads::ConcurrentReadsLab),
+    /// Latency and throughput of messages between two processes: shared-memory ring, Unix
+    /// socket, pipe, loopback TCP, and the daemon
+    #[command(alias = "attach")]
+    AttachLatency(attach_latency::AttachLatencyLab),
+    /// Tidegate on DPDK devices: forwarding compared with dpdk-testpmd, UDP echo, a flood,
     /// services over memif and as the host of a virtual machine
     Dpdk(dpdk::DpdkLab),
-    /// Applications of the daemon that are killed in any state, bad ones, and the
-    /// daemon killed: what the others lose, and whether all memory comes back
+    /// Applications of the daemon killed in any state, misbehaving applications, and the daemon
+    /// killed: checks the losses of the others and that all memory is freed
     Chaos(chaos::ChaosLab),
-    /// Where a packet's time goes on receive, in the kernel and in Tidegate
-    Trace(trace::TraceLab),
-    /// Every mode of the gate, simulated: 0.1 to 10 times the capacity, 1 to
-    /// 64 cores
+    /// Receive path trace: time per stage of a packet, in the kernel and in Tidegate
+    #[command(alias = "trace")]
+    ReceiveTrace(receive_trace::ReceiveTraceLab),
+    /// Simulation of every receive mode: 0.1 to 10 times the capacity, 1 to 64 cores
     Sweep(sweep::SweepLab),
-    /// The papers' own machines, simulated, beside their published numbers
+    /// Simulation of the machines of the papers, compared with their published numbers
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
@@ -112,52 +119,52 @@ impl Lab {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
-            Lab::Echo1(lab) => lab.run(tidegate_lab::tcp::echo::run_1),
-            Lab::Echo2(lab) => lab.run(tidegate_lab::tcp::echo::run_2),
-            Lab::Echo3(lab) => lab.run(tidegate_lab::tcp::echo::run_3),
+            Lab::EchoThroughput(lab) => lab.run(tidegate_lab::tcp::echo::run_throughput),
+            Lab::EchoMessageSize(lab) => lab.run(tidegate_lab::tcp::echo::run_message_size),
+            Lab::EchoLatency(lab) => lab.run(tidegate_lab::tcp::echo::run_latency),
             Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
             Lab::Connections(lab) => lab.run(),
             Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
-            Lab::Apps(lab) => lab.run(tidegate_lab::apps::speed::run),
-            Lab::Asymmetric(lab) => lab.run(tidegate_lab::apps::asymmetric::run),
+            Lab::Apps(lab) => lab.run(tidegate_lab::apps::throughput::run),
+            Lab::ContextSwitches(lab) => lab.run(tidegate_lab::apps::context_switches::run),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
-            Lab::Queues(lab) => lab.run(),
-            Lab::Readers(lab) => lab.run(),
-            Lab::Locks(lab) => lab.run(),
+            Lab::ReceiveQueues(lab) => lab.run(),
+            Lab::ReaderScaling(lab) => lab.run(),
+            Lab::LockContention(lab) => lab.run(),
             Lab::Router(lab) => lab.run(),
-            Lab::Share(lab) => lab.run(),
+            Lab::CpuShare(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
-            Lab::Reads(lab) => lab.run(),
-            Lab::Attach(lab) => lab.run(),
+            Lab::ConcurrentReads(lab) => lab.run(),
+            Lab::AttachLatency(lab) => lab.run(),
             Lab::Dpdk(lab) => lab.run(),
             Lab::Chaos(lab) => lab.run(),
-            Lab::Trace(lab) => lab.run(),
+            Lab::ReceiveTrace(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
             Lab::PapersLivelock(lab) => lab.run(),
         }
     }
 }
 
-/// How long to measure, for experiments that measure a live machine.
+/// Duration and repetitions, for experiments that measure a live machine.
 #[derive(Args)]
 pub(crate) struct Measure {
-    /// Measure shortly and not as often, for a first look
+    /// Shorter and fewer measurements, for a first look
     #[arg(long)]
     quick: bool,
-    /// How long each measurement lasts
+    /// Duration of each measurement, in seconds [default: depends on the experiment]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
-    /// How often to measure everything; the median counts
+    /// Number of repetitions of each measurement; the median is reported
     #[arg(long, value_name = "COUNT")]
     repeats: Option<usize>,
 }
 
 impl Measure {
-    /// The configuration asked for. `quick` makes one for a first look,
-    /// `fields` names where its seconds and its repeats stand.
+    /// Returns the configuration that the flags ask for. `quick` shortens a configuration for a
+    /// first look; `fields` returns its seconds and its repetitions.
     fn config<C>(
         &self,
         config: C,
@@ -172,18 +179,18 @@ impl Measure {
     }
 }
 
-/// Where a result with a picture goes.
+/// Destinations of a result with a plot.
 #[derive(Args)]
-pub(crate) struct DrawnOutput {
+pub(crate) struct PlotOutput {
     #[command(flatten)]
     output: Output,
-    /// Draw the result into this file, as SVG
+    /// Write a plot of the result to this file, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-impl DrawnOutput {
-    /// Draws and prints the result, and writes it as JSON when asked to.
+impl PlotOutput {
+    /// Writes the plot, prints the result, and writes the result as JSON when asked to.
     fn write(&self, result: &Experiment) -> Result<(), Failure> {
         if let (Some(path), Some(picture)) = (&self.svg, &result.picture) {
             picture.write(path)?;
@@ -192,7 +199,7 @@ impl DrawnOutput {
     }
 }
 
-/// Where a result goes.
+/// Destination of a result.
 #[derive(Args)]
 pub(crate) struct Output {
     /// Write the result to this file as JSON; - is standard output
@@ -201,7 +208,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Prints the result for people, and writes it as JSON when asked to.
+    /// Prints the result as text, and writes it as JSON when asked to.
     pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
         let Some(path) = &self.json else {
             print!("{result}");

@@ -3,14 +3,14 @@
 use clap::Args;
 use tidegate_lab::papers;
 
-use super::DrawnOutput;
+use super::PlotOutput;
 use crate::Failure;
 
 /// Flags of `lab papers-livelock`.
 #[derive(Args)]
 pub(crate) struct PapersLivelockLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
 }
 
 impl PapersLivelockLab {

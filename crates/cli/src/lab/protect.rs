@@ -3,45 +3,45 @@
 use clap::{Args, ValueEnum};
 use tidegate_lab::protect;
 
-use super::{DrawnOutput, Measure};
+use super::{Measure, PlotOutput};
 use crate::Failure;
 
 /// Flags of `lab protect`.
 #[derive(Args)]
 pub(crate) struct ProtectLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
     #[command(flatten)]
     measure: Measure,
-    /// What carries the flooded service: kernel, or a mode of Tidegate
+    /// Transports of the flooded service: kernel, or a mode of Tidegate
     /// [default: kernel,moderated,napi,polled+feedback]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    carriers: Vec<String>,
-    /// A third of the time line
+    #[arg(long, alias = "carriers", value_name = "NAME", value_delimiter = ',')]
+    transports: Vec<String>,
+    /// Duration of each third of the time line, in seconds
     #[arg(long, value_name = "SECONDS")]
     third: Option<f64>,
-    /// Measure only this part
+    /// Measure only this part of the experiment [default: all parts]
     #[arg(long, value_enum)]
-    only: Option<Part>,
+    only: Option<ProtectPart>,
 }
 
-/// A part of the experiment.
+/// Part of the experiment.
 #[derive(Clone, Copy, ValueEnum)]
-enum Part {
-    /// What the flood does to the rest of the machine at eight levels
+enum ProtectPart {
+    /// Effect of the flood on the rest of the machine, at eight levels
     Levels,
-    /// How soon a server recovers
+    /// Recovery time of a server
     TimeLine,
-    /// A known client among strangers
+    /// Service of a known client among unknown sources
     Admission,
 }
 
-impl From<Part> for protect::Part {
-    fn from(part: Part) -> Self {
+impl From<ProtectPart> for protect::ProtectPart {
+    fn from(part: ProtectPart) -> Self {
         match part {
-            Part::Levels => Self::Levels,
-            Part::TimeLine => Self::TimeLine,
-            Part::Admission => Self::Admission,
+            ProtectPart::Levels => Self::Levels,
+            ProtectPart::TimeLine => Self::TimeLine,
+            ProtectPart::Admission => Self::Admission,
         }
     }
 }
@@ -54,7 +54,7 @@ impl ProtectLab {
             |config| (&mut config.seconds, &mut config.repeats),
         );
         config.only = self.only.map(Into::into);
-        config.carriers = self.carriers;
+        config.carriers = self.transports;
         config.third_seconds = self.third.unwrap_or(config.third_seconds);
         let result = protect::run(&config)?;
         self.output.write(&result)

@@ -3,20 +3,20 @@
 use clap::Args;
 use tidegate_lab::router;
 
-use super::{DrawnOutput, Measure};
+use super::{Measure, PlotOutput};
 use crate::Failure;
 
 /// Flags of `lab router`.
 #[derive(Args)]
 pub(crate) struct RouterLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
     #[command(flatten)]
     measure: Measure,
-    /// Loads to offer besides the maximum, in packets per second
+    /// Offered loads besides the maximum, in packets per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     loads: Vec<f64>,
-    /// Measure only the lines whose names contain this, as `feedback`
+    /// Measure only the series whose names contain this text, as `feedback`
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }

@@ -11,17 +11,17 @@ use crate::Failure;
 pub(crate) struct SoakLab {
     #[command(flatten)]
     output: Output,
-    /// How long
+    /// Duration of the run, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
-    /// Over AF_XDP on a veth pair instead of a wire in memory; needs root
+    /// Use AF_XDP on a veth pair instead of an in-memory link; needs root
     #[arg(long)]
     xdp: bool,
-    /// Over IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// How often each fault happens to a packet: loss, duplication, reordering
-    /// and corruption alike
+    /// Probability of each fault per packet, from 0 to 1: loss, duplication, reordering and
+    /// corruption
     #[arg(long, value_name = "PROBABILITY", default_value_t = 0.01)]
     faults: f64,
 }
@@ -41,7 +41,7 @@ impl SoakLab {
         let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
         self.output.write(&(&report).into())?;
         if report.unaccounted != 0 || report.frames_missing != 0 {
-            return Err("packets or buffers were lost without a reason".into());
+            return Err("packets or buffers are unaccounted for".into());
         }
         Ok(())
     }

@@ -3,21 +3,21 @@
 use clap::Args;
 use tidegate_lab::sweep;
 
-use super::DrawnOutput;
+use super::PlotOutput;
 use crate::Failure;
 
 /// Flags of `lab sweep`.
 #[derive(Args)]
 pub(crate) struct SweepLab {
     #[command(flatten)]
-    output: DrawnOutput,
+    output: PlotOutput,
     /// Fewer cores and loads, for a first look
     #[arg(long)]
     quick: bool,
-    /// The numbers of cores [default: 1,2,4,8,16,32,64]
+    /// Numbers of cores to simulate [default: 1,2,4,8,16,32,64]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     cores: Vec<u32>,
-    /// What all chance comes from: the same seed gives the same bytes
+    /// Random seed; the same seed reproduces the result byte for byte
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 }

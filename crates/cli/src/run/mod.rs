@@ -1,6 +1,6 @@
-//! `tidegate run`: an unmodified program on Tidegate.
+//! `tidegate run`: an unmodified application on Tidegate.
 
-mod program;
+mod executable;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,81 +12,83 @@ use serde_json::{Value, json};
 
 use tidegate::gate::admission;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::Report;
+use tidegate_service::daemon::DaemonReport;
 
 use crate::Failure;
 use crate::config;
 use crate::gate::GateOptions;
-use crate::host::{HostOptions, PortKind};
+use crate::host::{HostOptions, IoKind};
 
-/// Where the library is, instead of beside this program.
+/// Environment variable with the path of the preload library, instead of the default paths.
 const LIBRARY_VARIABLE: &str = "TIDEGATE_PRELOAD_LIBRARY";
-const LIBRARY: &str = "libtidegate_preload.so";
+const LIBRARY_NAME: &str = "libtidegate_preload.so";
 
-/// Run an unmodified program on Tidegate.
+/// Run an unmodified application on Tidegate.
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Run the stack inside the program, on its own calls, instead of attaching it to the
-    /// daemon
+    /// Embed the stack: run it inside the application, during the application's own calls,
+    /// instead of attaching the application to the daemon
     #[arg(long)]
     embedded: bool,
-    /// The Unix socket of the daemon
+    /// Unix socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH, conflicts_with = "embedded")]
     socket: PathBuf,
-    /// When not everything can be taken, known sources go before strangers; with --embedded
+    /// Admission control: under overload, known sources take precedence; with --embedded
     #[arg(long, requires = "embedded")]
     admission: bool,
-    /// Which sockets move to Tidegate: a TOML file with `listen = ["6379", "80-90", "udp:53"]`
-    /// and `connect = ["192.0.2.0/24"]` [default: all but loopback]
+    /// Rules file (TOML): the sockets to move to Tidegate, with
+    /// `listen = ["6379", "80-90", "udp:53"]` and `connect = ["192.0.2.0/24"]`
+    /// [default: all but loopback]
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Refuse socket options that Tidegate does not have, instead of logging them
+    /// Refuse socket options that Tidegate does not support, instead of logging them
     #[arg(long)]
     strict: bool,
     /// Log to this file instead of standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Take what the flags leave open from this TOML file
+    /// Configuration file (TOML). Flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
     host: HostOptions,
     #[command(flatten)]
     gate: GateOptions,
-    /// The program, with its arguments, after `--`
+    /// Application and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
 impl Run {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        // What is wrong is said here, not in the middle of the program.
-        let stack = if self.embedded { self.embedded()? } else { self.attached()? };
-        let program = program::find(&self.program[0])?;
-        program::check(&program)?;
+        // Errors are reported here, before the application starts.
+        let stack =
+            if self.embedded { self.embedded_settings()? } else { self.attached_settings()? };
+        let program = executable::find(&self.program[0])?;
+        executable::check(&program)?;
         let library = library()?;
-        let mut told = stack;
-        told["strict"] = self.strict.into();
+        let mut run_settings = stack;
+        run_settings["strict"] = self.strict.into();
         for (name, path) in [("rules", self.rules), ("log", self.log)] {
             if let Some(path) = path {
-                // The program may change its folder before it opens the file.
-                told[name] = Value::String(absolute(&path)?);
+                // The application may change its working directory before it opens the file.
+                run_settings[name] = Value::String(absolute(&path)?);
             }
         }
         let mut command = Command::new(program);
         command.args(&self.program[1..]);
-        command.env("TIDEGATE_RUN", told.to_string());
-        command.env("LD_PRELOAD", with_others(&library));
+        command.env("TIDEGATE_RUN", run_settings.to_string());
+        command.env("LD_PRELOAD", preload_list(&library));
         let error = command.exec();
         Err(format!("{}: {error}", self.program[0].display()).into())
     }
 
-    /// The stack that runs inside the program.
-    fn embedded(&self) -> Result<Value, Failure> {
-        let host = config::over(self.host.clone(), self.config.as_deref())?;
-        let gate = config::over(self.gate.clone(), self.config.as_deref())?;
-        if host.port_kind() == PortKind::Kernel {
-            return Err("--port kernel: start the program without `tidegate run`".into());
+    /// Settings of the preload library for a stack embedded in the application.
+    fn embedded_settings(&self) -> Result<Value, Failure> {
+        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+        let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
+        if host.io_kind() == IoKind::Kernel {
+            return Err("--io kernel: start the application without `tidegate run`".into());
         }
         let settings = gate.settings()?;
         host.net_config(&settings)?;
@@ -98,15 +100,15 @@ impl Run {
         }))
     }
 
-    /// The daemon that the program attaches to.
-    fn attached(&self) -> Result<Value, Failure> {
-        let host = config::over(self.host.clone(), self.config.as_deref())?;
-        if !host.is_only_cpu()? {
-            return Err("the port and its addresses are the daemon's: give them to `tidegate \
-                        serve`, or add --embedded to run the stack inside the program"
+    /// Settings of the preload library for an application attached to the daemon.
+    fn attached_settings(&self) -> Result<Value, Failure> {
+        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+        if !host.is_unset_except_cpu()? {
+            return Err("the device and its addresses are the daemon's: give them to `tidegate \
+                        daemon`, or add --embedded to run the stack inside the application"
                 .into());
         }
-        let is_shared = Report::ask(&self.socket)?.is_shared;
+        let is_shared = DaemonReport::query(&self.socket)?.is_shared;
         host.pin()?;
         Ok(json!({ "socket": absolute(&self.socket)?, "shared": is_shared }))
     }
@@ -118,8 +120,8 @@ fn absolute(path: &Path) -> Result<String, Failure> {
     Ok(text.to_owned())
 }
 
-/// The library in front of what is loaded before C's already.
-fn with_others(library: &Path) -> OsString {
+/// Value of `LD_PRELOAD`: the library, then the libraries that were in it already.
+fn preload_list(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         all.push(":");
@@ -128,21 +130,21 @@ fn with_others(library: &Path) -> OsString {
     all
 }
 
-/// The library that is loaded into the program.
+/// Returns the path of the preload library, which is loaded into the application.
 pub(crate) fn library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from) {
         return match path.is_file() {
             true => Ok(std::path::absolute(path)?),
-            false => Err(format!("{LIBRARY_VARIABLE}: {} is no file", path.display()).into()),
+            false => Err(format!("{LIBRARY_VARIABLE}: {} is not a file", path.display()).into()),
         };
     }
-    let own = std::env::current_exe()?;
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("../lib/tidegate").join(LIBRARY)];
-    let found = places.iter().find(|place| place.is_file());
+    let executable_path = std::env::current_exe()?;
+    let folder = executable_path.parent().unwrap_or(Path::new("/"));
+    let candidates = [folder.join(LIBRARY_NAME), folder.join("../lib/tidegate").join(LIBRARY_NAME)];
+    let found = candidates.iter().find(|path| path.is_file());
     found.cloned().ok_or_else(|| {
         format!(
-            "{LIBRARY} is neither in {} nor in {}: `make build` builds it, or set \
+            "{LIBRARY_NAME} is neither in {} nor in {}: `make build` builds it, or set \
              {LIBRARY_VARIABLE} to its path",
             folder.display(),
             folder.join("../lib/tidegate").display()

@@ -1,5 +1,4 @@
-//! What all servers have in common: their flags, and how they are brought up on
-//! Tidegate or on kernel sockets.
+//! Common part of all servers: their flags, and their setup on Tidegate or on kernel sockets.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,74 +7,74 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 use tidegate::{Distribution, Net, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
-use tidegate_apps::embedded::serve_both;
+use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::{MessageLimits, Responder, ServeCounters};
 
 use crate::Failure;
 use crate::config;
-use crate::control::Control;
+use crate::control::ControlSocket;
 use crate::gate::GateOptions;
-use crate::host::{HostOptions, PortKind, pin_to};
-use crate::process::{be_urgent, ready, stop_flag};
+use crate::host::{HostOptions, IoKind, pin_to};
+use crate::process::{print_ready, raise_priority, stop_flag};
 use crate::report::ServeReport;
 
-/// The longest datagram on kernel sockets: an echo of a whole Ethernet frame.
+/// Maximum datagram size on kernel sockets, in bytes: an echo of a whole Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 2048;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const TCP_BACKLOG: usize = 4096;
 
 #[derive(Args)]
-pub(crate) struct Common {
+pub(crate) struct ServerOptions {
     #[command(flatten)]
     host: HostOptions,
     #[command(flatten)]
     gate: GateOptions,
-    /// When not everything can be taken, known sources go before strangers; section
-    /// [admission] of the configuration file says more
+    /// Admission control: under overload, known sources take precedence; section [admission] of
+    /// the configuration file defines the classes
     #[arg(long, help_heading = "Receive scheduling")]
     admission: bool,
-    /// Take what the flags leave open from this TOML file
+    /// Configuration file (TOML). Flags take precedence
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Threads that read and answer, each with a queue of its own; two and more
-    /// need a thread besides that runs the stack, and get it
+    /// Number of reader threads, each with its own receive queue; two or more add a thread that
+    /// runs the stack
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
     readers: usize,
-    /// Keep the readers on these processors, in turn; what runs the stack stays on --cpu
+    /// Pin the readers to these processors, round-robin; the stack stays on --cpu
     #[arg(long, value_name = "CPU", value_delimiter = ',', help_heading = "Readers")]
     reader_cpus: Vec<usize>,
-    /// Which reader gets a datagram [default: flow]
-    #[arg(long, value_enum, value_name = "HOW", help_heading = "Readers")]
+    /// Distribution of datagrams among the readers [default: flow]
+    #[arg(long, value_enum, value_name = "POLICY", help_heading = "Readers")]
     distribution: Option<DistributionName>,
-    /// Give each reader a kernel socket of its own on the same address
-    /// (SO_REUSEPORT); with --port kernel
+    /// Give each reader its own kernel socket on the same address (SO_REUSEPORT); with
+    /// --io kernel
     #[arg(long, help_heading = "Readers")]
     reuse_port: bool,
     /// Listen on this Unix socket for `tidegate ctl`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Stop after so many seconds; otherwise at SIGINT or SIGTERM
+    /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) duration: Option<f64>,
-    /// Print the counters at the end as JSON
+    /// Print the final counters as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Keep the counters in this file: requests, answers, oversized, unsent, 64 bits each
+    /// Keep the counters in this file, 64 bits each: requests, answers, oversized, unsent
     #[arg(long, value_name = "FILE")]
     counters: Option<PathBuf>,
 }
 
-/// Which reader gets a datagram.
+/// Distribution of datagrams among the readers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum DistributionName {
-    /// The same for all datagrams of one peer
+    /// All datagrams of one peer to the same reader
     Flow,
-    /// Each in turn
+    /// Round-robin
     RoundRobin,
-    /// The one with the fewest waiting
+    /// The reader with the fewest waiting datagrams
     LeastLoaded,
 }
 
@@ -89,80 +88,87 @@ impl From<DistributionName> for Distribution {
     }
 }
 
-/// The most threads that may read.
-const MOST_READERS: usize = 1024;
+/// Maximum number of reader threads.
+const MAX_READERS: usize = 1024;
 
-impl Common {
-    /// Section `[host]` and its flags.
-    pub(crate) fn host(&self) -> Result<HostOptions, Failure> {
-        config::over(self.host.clone(), self.config.as_deref())
+impl ServerOptions {
+    /// Returns section `[host]` of the file, overridden by its flags.
+    pub(crate) fn host_options(&self) -> Result<HostOptions, Failure> {
+        config::merge_file(self.host.clone(), self.config.as_deref())
     }
 
-    /// A stack and its listeners, for a server of streams that one thread runs.
-    pub(crate) fn open_streams(
+    /// Opens a stack and its listeners, for a stream server that runs on one thread.
+    pub(crate) fn open_stream_server(
         self,
-        what: &str,
+        service: &str,
         port: u16,
         options: TcpOptions,
     ) -> Result<StreamServer, Failure> {
-        let host = self.host()?;
-        let gate = config::over(self.gate, self.config.as_deref())?;
+        let host = self.host_options()?;
+        let gate = config::merge_file(self.gate, self.config.as_deref())?;
         let settings = gate.settings()?;
         if self.readers > 1 {
-            return Err(format!("--readers is for UDP: {what} is served by one thread").into());
+            return Err(format!("--readers is for UDP: {service} is served by one thread").into());
         }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
         let mut config = host.net_config(&settings)?;
         if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
-            be_urgent();
+            raise_priority();
             config = config.admission(classes);
         }
         let net = Net::open(config.own_thread(gate.network_thread()))?;
-        let addresses = host.wildcards(port);
+        let addresses = host.wildcard_addresses(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
         let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        let control = self.control.as_deref().map(|path| Control::listen(path, net.clone()));
+        let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let control = control.transpose()?;
         Ok(StreamServer { net, listeners, addresses, stop, _control: control })
     }
 
-    /// Serves datagrams, and streams of messages if they have limits, on
-    /// Tidegate or on kernel sockets.
+    /// Serves datagrams, and with `stream_limits` also streams of messages, on Tidegate or on
+    /// kernel sockets.
     pub(crate) fn serve(
         self,
         name: &str,
         port: u16,
         mut responder: impl Responder + Clone + Send,
-        streams: Option<MessageLimits>,
+        stream_limits: Option<MessageLimits>,
     ) -> Result<(), Failure> {
         self.check_readers()?;
         let has_reader_threads = self.has_reader_threads();
-        let begin = |number| pin_reader(&self.reader_cpus, number);
-        let host = config::over(self.host, self.config.as_deref())?;
-        let gate = config::over(self.gate, self.config.as_deref())?;
+        let on_thread_start = |number| pin_reader(&self.reader_cpus, number);
+        let host = config::merge_file(self.host, self.config.as_deref())?;
+        let gate = config::merge_file(self.gate, self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let own = ServeCounters::new();
+        let local_counters = ServeCounters::new();
         let served = match &self.counters {
-            Some(path) => ServeCounters::in_file(path)
+            Some(path) => ServeCounters::create_mapped(path)
                 .map_err(|error| format!("{}: {error}", path.display()))?,
-            None => &own,
+            None => &local_counters,
         };
-        let report = if host.port_kind() == PortKind::Kernel {
+        let report = if host.io_kind() == IoKind::Kernel {
             let addresses = host.kernel_addresses(port);
             let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
             let bind_all = || {
                 let bind = |&address| KernelSocket::bind(address, &options);
                 addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
             };
-            let sets = if self.reuse_port { self.readers } else { 1 };
-            let sets = (0..sets).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-            ready(name, &addresses, "kernel sockets")?;
+            let set_count = if self.reuse_port { self.readers } else { 1 };
+            let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
+            print_ready(name, &addresses, "kernel sockets")?;
             if has_reader_threads {
                 let responders = vec![responder; self.readers];
-                serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, begin, &stop, served)?;
+                serve_kernel_readers(
+                    &sets,
+                    responders,
+                    MAX_DATAGRAM_BYTES,
+                    on_thread_start,
+                    &stop,
+                    served,
+                )?;
             } else {
                 serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
             }
@@ -170,47 +176,51 @@ impl Common {
         } else {
             let mut config = host.net_config(&settings)?;
             if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
-                be_urgent();
+                raise_priority();
                 config = config.admission(classes);
             }
             let net = Net::open(config.own_thread(gate.network_thread() || has_reader_threads))?;
-            let addresses = host.wildcards(port);
+            let addresses = host.wildcard_addresses(port);
             let bind = |&address| UdpSocket::bind_one_family(&net, address);
             let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
             let listen = |&address| {
                 TcpListener::bind_with(&net, address, TCP_BACKLOG, TcpOptions::default())
             };
-            let of_streams = addresses.iter().filter(|_| streams.is_some());
-            let listeners = of_streams.map(listen).collect::<Result<Vec<_>, _>>()?;
-            let limits = streams.unwrap_or_default();
-            let control = self.control.as_deref().map(|path| Control::listen(path, net.clone()));
+            let stream_addresses = addresses.iter().filter(|_| stream_limits.is_some());
+            let listeners = stream_addresses.map(listen).collect::<Result<Vec<_>, _>>()?;
+            let limits = stream_limits.unwrap_or_default();
+            let control =
+                self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
             let _control = control.transpose()?;
             let capabilities = net.capabilities();
-            let path = format!("{} ({})", capabilities.kind, capabilities.detail);
-            ready(name, &addresses, &path)?;
+            let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
+            print_ready(name, &addresses, &backend)?;
             let stop = &*stop;
             if has_reader_threads {
                 let distribution = self.distribution.map(Into::into).unwrap_or_default();
                 let config = ReadersConfig { distribution, ..ReadersConfig::default() };
-                let mut for_streams = responder.clone();
+                let mut stream_responder = responder.clone();
                 let readers = vec![responder; self.readers];
                 std::thread::scope(|scope| {
                     let (net, listeners) = (&net, &listeners);
-                    let streams = (!listeners.is_empty()).then(|| {
+                    let stream_thread = (!listeners.is_empty()).then(|| {
                         scope.spawn(move || {
-                            let responder = &mut for_streams;
-                            serve_both(net, &[], listeners, limits, responder, stop, served)
+                            let responder = &mut stream_responder;
+                            serve_udp_and_tcp(net, &[], listeners, limits, responder, stop, served)
                         })
                     });
-                    let result = serve_readers(&sockets, readers, config, begin, stop, served);
-                    // They end together, also by an error.
+                    let result =
+                        serve_readers(&sockets, readers, config, on_thread_start, stop, served);
+                    // Both end together, also on an error.
                     stop.store(true, Ordering::Relaxed);
-                    let streams = streams.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
-                    result.and(streams.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                    let stream_result =
+                        stream_thread.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
+                    result
+                        .and(stream_result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 })?;
             } else {
                 let responder = &mut responder;
-                serve_both(&net, &sockets, &listeners, limits, responder, stop, served)?;
+                serve_udp_and_tcp(&net, &sockets, &listeners, limits, responder, stop, served)?;
             }
             ServeReport::tidegate(name, served, &net)
         };
@@ -218,27 +228,27 @@ impl Common {
     }
 }
 
-impl Common {
-    /// Whether readers have threads of their own, which a single one has if it
-    /// is told where to run.
+impl ServerOptions {
+    /// Returns true if readers run on their own threads: several readers, or one reader with a
+    /// processor of its own.
     fn has_reader_threads(&self) -> bool {
         self.readers > 1 || !self.reader_cpus.is_empty()
     }
 
     fn check_readers(&self) -> Result<(), Failure> {
-        if self.readers == 0 || self.readers > MOST_READERS {
-            return Err(format!("--readers {}: give 1 to {MOST_READERS}", self.readers).into());
+        if self.readers == 0 || self.readers > MAX_READERS {
+            return Err(format!("--readers {}: give 1 to {MAX_READERS}", self.readers).into());
         }
         for &cpu in &self.reader_cpus {
-            // On a thread of its own, which ends with it.
-            let tried = std::thread::spawn(move || {
+            // On a separate thread, so that the affinity of this thread does not change.
+            let result = std::thread::spawn(move || {
                 pin_to(cpu).map_err(|error| format!("--reader-cpus: {error}"))
             });
-            tried.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
-        let kernel = self.host.port_kind() == PortKind::Kernel;
+        let kernel = self.host.io_kind() == IoKind::Kernel;
         if self.reuse_port && !kernel && self.config.is_none() {
-            return Err("--reuse-port is for --port kernel: on Tidegate each reader has a queue \
+            return Err("--reuse-port is for --io kernel: on Tidegate each reader has a queue \
                         of its own without it"
                 .into());
         }
@@ -246,28 +256,28 @@ impl Common {
     }
 }
 
-/// Takes the calling reader to its processor, if there is a choice of those.
+/// Pins the calling reader to its processor, if `--reader-cpus` names any.
 fn pin_reader(cpus: &[usize], number: usize) {
-    // Each was tried when the command began.
+    // Each processor was tried when the command started.
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
         eprintln!("reader {number}: {error}");
     }
 }
 
-/// A stack that listens for connections.
+/// Stack with TCP listeners.
 pub(crate) struct StreamServer {
     pub(crate) net: Net,
     pub(crate) listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
     pub(crate) stop: Arc<AtomicBool>,
-    _control: Option<Control>,
+    _control: Option<ControlSocket>,
 }
 
 impl StreamServer {
-    /// Tells whoever started us that it is served from now on.
-    pub(crate) fn ready(&self, name: &str) -> std::io::Result<()> {
+    /// Prints the ready line, by which the parent process knows that the server is serving.
+    pub(crate) fn print_ready(&self, name: &str) -> std::io::Result<()> {
         let capabilities = self.net.capabilities();
-        let path = format!("{} ({})", capabilities.kind, capabilities.detail);
-        ready(name, &self.addresses, &path)
+        let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
+        print_ready(name, &self.addresses, &backend)
     }
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate_apps::MessageLimits;
-use tidegate_apps::dns::{DnsConfig, Server, ZoneSource};
+use tidegate_apps::dns::{DnsConfig, DnsServer, ZoneSource};
 
-use super::common::Common;
+use super::common::ServerOptions;
 use crate::Failure;
 use crate::config::{self, Section};
 
@@ -17,7 +17,7 @@ use crate::config::{self, Section};
 #[derive(Args)]
 pub(crate) struct DnsCommand {
     #[command(flatten)]
-    common: Common,
+    common: ServerOptions,
     #[command(flatten)]
     dns: DnsOptions,
 }
@@ -26,37 +26,38 @@ pub(crate) struct DnsCommand {
 #[derive(Args, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct DnsOptions {
-    /// A zone file, as FILE or as ORIGIN=FILE; may be given several times
+    /// Zone file, as FILE or ORIGIN=FILE; may be repeated
     #[arg(long, value_name = "[ORIGIN=]FILE")]
     zone: Vec<String>,
-    /// The UDP port to serve [default: 53]
+    /// UDP and TCP port to serve [default: 53]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
-    /// The largest answer in bytes, whatever the client offers [default: 1232]
+    /// Maximum UDP response size in bytes, whatever the client offers [default: 1232]
     #[arg(long, value_name = "BYTES")]
     max_udp_bytes: Option<u16>,
-    /// Serve no TCP
+    /// Do not serve TCP
     #[arg(long)]
     no_tcp: bool,
-    /// TCP connections at the same time; one more ends the longest idle [default: 1024]
+    /// Maximum number of concurrent TCP connections; a further connection closes the one idle
+    /// longest [default: 1024]
     #[arg(long, value_name = "COUNT")]
     tcp_connections: Option<usize>,
-    /// TCP connections of one address at the same time [default: 64]
+    /// Maximum number of concurrent TCP connections per client address [default: 64]
     #[arg(long, value_name = "COUNT")]
     tcp_per_address: Option<usize>,
-    /// How long a TCP connection may be idle [default: 10]
+    /// Idle timeout of a TCP connection, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
     tcp_idle_timeout: Option<u64>,
 }
 
 impl DnsOptions {
-    /// What TCP connections may cost; `None` when there are none.
-    fn streams(&self) -> Option<MessageLimits> {
+    /// Returns the limits for TCP connections; `None` with `--no-tcp`.
+    fn stream_limits(&self) -> Option<MessageLimits> {
         let defaults = MessageLimits::default();
         let seconds = |seconds: u64| Duration::from_secs(seconds.max(1));
         (!self.no_tcp).then(|| MessageLimits {
-            connections: self.tcp_connections.unwrap_or(defaults.connections).max(1),
-            per_address: self.tcp_per_address.unwrap_or(defaults.per_address).max(1),
+            max_connections: self.tcp_connections.unwrap_or(defaults.max_connections).max(1),
+            max_per_address: self.tcp_per_address.unwrap_or(defaults.max_per_address).max(1),
             idle_timeout: self.tcp_idle_timeout.map_or(defaults.idle_timeout, seconds),
         })
     }
@@ -69,14 +70,14 @@ impl Section for DnsOptions {
 impl DnsCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { common, dns } = self;
-        let options = config::over(dns, common.config.as_deref())?;
+        let options = config::merge_file(dns, common.config.as_deref())?;
         let server = load_zones(&options)?;
         let port = options.listen.unwrap_or(53);
-        common.serve("dns", port, server, options.streams())
+        common.serve("dns", port, server, options.stream_limits())
     }
 }
 
-fn load_zones(options: &DnsOptions) -> Result<Server, Failure> {
+fn load_zones(options: &DnsOptions) -> Result<DnsServer, Failure> {
     if options.zone.is_empty() {
         return Err("no zone to serve: give --zone ORIGIN=FILE".into());
     }
@@ -89,7 +90,7 @@ fn load_zones(options: &DnsOptions) -> Result<Server, Failure> {
         config.max_udp_bytes = bytes.into();
     }
     let began = Instant::now();
-    let server = Server::load(&config)?;
+    let server = DnsServer::load(&config)?;
     for warning in server.warnings() {
         eprintln!("{warning}");
     }
@@ -98,7 +99,7 @@ fn load_zones(options: &DnsOptions) -> Result<Server, Failure> {
     Ok(server)
 }
 
-/// `ORIGIN=FILE`, or `FILE` alone when the file says its origin itself.
+/// Parses `ORIGIN=FILE`, or `FILE` alone when the file sets its origin itself.
 fn zone_source(text: &str) -> ZoneSource {
     match text.split_once('=') {
         Some((origin, path)) => ZoneSource { origin: Some(origin.to_owned()), path: path.into() },

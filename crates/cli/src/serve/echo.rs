@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 use tidegate::TcpOptions;
 use tidegate_apps::ServeCounters;
 use tidegate_apps::kernel_streams::serve_kernel_streams;
-use tidegate_apps::kernel_uring::echo_by_uring;
+use tidegate_apps::kernel_uring::serve_uring_echo;
 use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
 
-use super::common::{Common, StreamServer};
+use super::common::{ServerOptions, StreamServer};
 use crate::Failure;
 use crate::config::{self, Section};
-use crate::host::PortKind;
-use crate::process::{ready, stop_flag};
+use crate::host::IoKind;
+use crate::process::{print_ready, stop_flag};
 use crate::report::ServeReport;
 
 /// Flags of `serve echo`.
 #[derive(Args)]
 pub(crate) struct EchoCommand {
     #[command(flatten)]
-    common: Common,
+    common: ServerOptions,
     #[command(flatten)]
     echo: EchoOptions,
 }
@@ -31,25 +31,25 @@ pub(crate) struct EchoCommand {
 #[derive(Args, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct EchoOptions {
-    /// The port to serve [default: 7]
+    /// UDP or TCP port to serve [default: 7]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
-    /// Work on each datagram for about so long; measured once at the start
+    /// Approximate work per datagram, in nanoseconds; calibrated once at the start [default: 0]
     #[arg(long, value_name = "NANOSECONDS")]
     work_ns: Option<u64>,
-    /// Answer nothing
+    /// Receive only, send no answers
     #[arg(long)]
     sink: bool,
     /// Serve TCP instead of UDP
     #[arg(long)]
     tcp: bool,
-    /// With --tcp: send bytes as fast as they are taken, and read none
+    /// With --tcp: send as fast as the peer receives, and read nothing
     #[arg(long, conflicts_with = "sink")]
     source: bool,
-    /// With --tcp and --port kernel: never sleep
+    /// With --tcp and --io kernel: busy-poll instead of sleeping
     #[arg(long)]
     spin: bool,
-    /// With --tcp and --port kernel: by io_uring instead of epoll
+    /// With --tcp and --io kernel: use io_uring instead of epoll
     #[arg(long, conflicts_with_all = ["spin", "sink", "source"])]
     io_uring: bool,
 }
@@ -61,25 +61,25 @@ impl Section for EchoOptions {
 impl EchoCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { common, echo } = self;
-        let options = config::over(echo, common.config.as_deref())?;
+        let options = config::merge_file(echo, common.config.as_deref())?;
         if options.source && !options.tcp {
             return Err("--source is for streams: give --tcp as well".into());
         }
         if options.tcp {
             return serve_streams_echo(common, &options);
         }
-        // On the processor that will do the work.
-        common.host()?.pin()?;
+        // Calibrated on the processor that will do the work.
+        common.host_options()?.pin()?;
         let began = Instant::now();
         let now_ns = || began.elapsed().as_nanos() as u64;
-        let turns = Work::turns_for(options.work_ns.unwrap_or(0), now_ns);
-        let work = Work::new(turns, options.sink);
+        let iterations = Work::iterations_for(options.work_ns.unwrap_or(0), now_ns);
+        let work = Work::new(iterations, options.sink);
         common.serve("echo", options.listen.unwrap_or(7), work, None)
     }
 }
 
-/// Streams on Tidegate, or on kernel sockets to compare.
-fn serve_streams_echo(common: Common, echo: &EchoOptions) -> Result<(), Failure> {
+/// Serves echo streams on Tidegate, or on kernel sockets for comparison.
+fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), Failure> {
     let port = echo.listen.unwrap_or(7);
     let service = match echo {
         EchoOptions { source: true, .. } => StreamService::Source,
@@ -88,28 +88,28 @@ fn serve_streams_echo(common: Common, echo: &EchoOptions) -> Result<(), Failure>
     };
     let json = common.json;
     let served = ServeCounters::new();
-    let host = common.host()?;
-    if host.port_kind() == PortKind::Kernel {
+    let host = common.host_options()?;
+    if host.io_kind() == IoKind::Kernel {
         host.pin()?;
         let stop = stop_flag(common.duration)?;
         let addresses = host.kernel_addresses(port);
-        let ready = || ready("echo", &addresses, "kernel sockets");
+        let ready = || print_ready("echo", &addresses, "kernel sockets");
         if echo.io_uring {
-            echo_by_uring(&addresses, &stop, &served, ready)?;
+            serve_uring_echo(&addresses, &stop, &served, ready)?;
         } else {
             serve_kernel_streams(&addresses, service, echo.spin, &stop, &served, ready)?;
         }
         return ServeReport::kernel("echo", &served).print(json);
     }
     if echo.io_uring {
-        return Err("--io-uring is for --port kernel".into());
+        return Err("--io-uring is for --io kernel".into());
     }
     if echo.spin {
-        return Err("--spin is for --port kernel: on Tidegate give --mode dedicated".into());
+        return Err("--spin is for --io kernel: on Tidegate give --mode dedicated".into());
     }
     let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
-    let server = common.open_streams("TCP echo", port, options)?;
-    server.ready("echo")?;
+    let server = common.open_stream_server("TCP echo", port, options)?;
+    server.print_ready("echo")?;
     let StreamServer { net, listeners, stop, .. } = &server;
     serve_streams(net, listeners, service, stop, &served)?;
     ServeReport::tidegate("echo", &served, net).print(json)

@@ -11,18 +11,18 @@ use tidegate::{Net, TcpOptions};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{HttpLimits, Service, serve_http, serve_http_kernel};
 
-use super::common::{Common, StreamServer};
+use super::common::{ServerOptions, StreamServer};
 use crate::Failure;
 use crate::config::{self, Section};
-use crate::host::PortKind;
-use crate::process::{ready, stop_flag};
+use crate::host::IoKind;
+use crate::process::{print_ready, stop_flag};
 use crate::report::ServeReport;
 
 /// Flags of `serve http`.
 #[derive(Args)]
 pub(crate) struct HttpCommand {
     #[command(flatten)]
-    common: Common,
+    common: ServerOptions,
     #[command(flatten)]
     http: HttpOptions,
 }
@@ -31,17 +31,18 @@ pub(crate) struct HttpCommand {
 #[derive(Args, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct HttpOptions {
-    /// Serve the files below this folder; without it only /api/status and /api/echo
+    /// Folder with the files to serve [default: none, only /api/status and /api/echo]
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// The port to serve [default: 80]
+    /// TCP port to serve [default: 80]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
-    /// Connections at the same time; more wait to be accepted [default: 65536]
+    /// Maximum number of concurrent connections; further ones wait to be accepted
+    /// [default: 65536]
     #[arg(long, value_name = "COUNT")]
     connections: Option<usize>,
-    /// How long a client may take for the head of a request, and be silent
-    /// between two [default: 30]
+    /// Timeout for the head of a request, and for silence between two requests, in seconds
+    /// [default: 30]
     #[arg(long, value_name = "SECONDS")]
     header_timeout: Option<u64>,
 }
@@ -53,13 +54,13 @@ impl Section for HttpOptions {
 impl HttpCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { common, http } = self;
-        let options = config::over(http, common.config.as_deref())?;
+        let options = config::merge_file(http, common.config.as_deref())?;
         let mut limits = HttpLimits::default();
         if let Some(connections) = options.connections {
             if connections == 0 {
-                return Err("--connections 0: nobody would be served; give 1 or more".into());
+                return Err("--connections 0: no client would be served; give 1 or more".into());
             }
-            limits.connections = connections;
+            limits.max_connections = connections;
         }
         if let Some(seconds) = options.header_timeout {
             limits.header_timeout = Duration::from_secs(seconds.max(1));
@@ -70,51 +71,51 @@ impl HttpCommand {
             Some(root) => format!("--root {}: {error}", root.display()),
             None => format!("{error}"),
         };
-        let host = common.host()?;
-        if host.port_kind() == PortKind::Kernel {
+        let host = common.host_options()?;
+        if host.io_kind() == IoKind::Kernel {
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
             let service = Arc::new(service);
             let stop = stop_flag(common.duration)?;
             let addresses = host.kernel_addresses(port);
-            let ready = || ready("http", &addresses, "kernel sockets");
+            let ready = || print_ready("http", &addresses, "kernel sockets");
             serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
             return ServeReport::kernel("http", &served(&service)).print(common.json);
         }
         let json = common.json;
-        // Said before the interface is touched.
+        // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
-        let server = common.open_streams(
+        let server = common.open_stream_server(
             "HTTP",
             port,
             TcpOptions { no_delay: true, ..TcpOptions::default() },
         )?;
         let net = server.net.clone();
         let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
-        server.ready("http")?;
+        server.print_ready("http")?;
         let StreamServer { net, listeners, stop, .. } = server;
         serve_http(&net, listeners, &service, limits, &stop)?;
         ServeReport::tidegate("http", &served(&service), &net).print(json)
     }
 }
 
-/// What `/api/status` tells of the stack.
+/// Stack section of `/api/status`.
 fn status(net: &Net) -> Value {
     let counters = net.counters();
     json!({
         "port": net.capabilities().kind,
-        "received_frames": counters.port.received,
-        "transmitted_frames": counters.port.transmitted,
+        "received_frames": counters.device.received,
+        "transmitted_frames": counters.device.transmitted,
         "dropped": counters.drops().total(),
         "sleeps": counters.engine.sleeps,
     })
 }
 
-/// As the other servers count.
+/// Converts the counters of the HTTP service to those of the other servers.
 fn served(service: &Service) -> ServeCounters {
     let served = ServeCounters::new();
-    let answers = service.counters().answered();
+    let answers = service.counters().total_responses();
     served.requests.store(answers, std::sync::atomic::Ordering::Relaxed);
-    served.answers.store(answers, std::sync::atomic::Ordering::Relaxed);
+    served.replies.store(answers, std::sync::atomic::Ordering::Relaxed);
     served
 }

@@ -1,5 +1,5 @@
-// A peer for the tests: `peer echo ADDRESS` sends back what it gets, `peer
-// fetch URL` asks for things one after the other and checks the answers.
+// Peer for the tests: `peer echo ADDRESS` is an echo server, `peer fetch URL` posts
+// bodies of growing size and checks the responses.
 package main
 
 import (
@@ -37,11 +37,11 @@ func fetch(url string) {
 	client := http.Client{Timeout: 20 * time.Second}
 	for size := 1; size <= 1<<20; size *= 4 {
 		sent := bytes.Repeat([]byte{byte(size % 251), 7}, size)
-		answer, err := client.Post(url, "application/octet-stream", bytes.NewReader(sent))
+		response, err := client.Post(url, "application/octet-stream", bytes.NewReader(sent))
 		check(err)
-		received, err := io.ReadAll(answer.Body)
+		received, err := io.ReadAll(response.Body)
 		check(err)
-		check(answer.Body.Close())
+		check(response.Body.Close())
 		if !bytes.Equal(sent, received) {
 			check(fmt.Errorf("%d bytes became %d others", len(sent), len(received)))
 		}

@@ -1,6 +1,6 @@
-/* Echoes what comes on a connection, while a handler of signals writes to the same
- * connection and sends datagrams, every 100 us. Allocates in between. At the end of the
- * connection it says how often the handler has written. */
+/* Echoes the data of a connection while a signal handler writes to the same connection and
+ * sends datagrams, every 100 us. Allocates memory in between. At the end of the connection,
+ * reports how often the handler has written. */
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -84,9 +84,9 @@ int main(int count, char **arguments) {
             free(copy);
         }
         tick(0);
-        char told[40];
-        snprintf(told, sizeof told, "\n%ld\n", written);
-        write_all(told, strlen(told));
+        char report[40];
+        snprintf(report, sizeof report, "\n%ld\n", written);
+        write_all(report, strlen(report));
         close(connection);
     }
 }

@@ -1,9 +1,9 @@
-"""Makes the calls on sockets that programs make, and prints what came of each.
+"""Makes the socket calls of typical applications and prints their results.
 
 The same must be printed on the kernel and on Tidegate. `calls.py peer ADDRESS`
-is the other side, on the kernel: a connection to its port 7000 gives it orders.
-`calls.py subject OWN PEER` makes the calls. Nothing waits by sleeping: what has
-to happen first is waited for by a call that ends when it has.
+is the peer, on the kernel: a connection to its port 7000 sends it orders.
+`calls.py subject OWN PEER` makes the calls. Nothing sleeps: each wait is a call that
+returns when the expected event has happened.
 """
 
 import array
@@ -27,11 +27,11 @@ def family(address):
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-# The other side.
+# The peer.
 
 
 def order(connection, address):
-    """Does what one line of the subject says, and then ends the connection."""
+    """Executes one order line of the subject, then closes the connection."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connection.recv(1)
@@ -46,13 +46,13 @@ def order(connection, address):
         connection.sendall(bytes(int(words[1])))
         connection.recv(1)
     elif words[0] == b"pieces":
-        # Each piece is asked for.
+        # The subject requests each piece.
         for piece in words[1:]:
             connection.recv(1)
             connection.sendall(piece)
         connection.recv(1)
     elif words[0] == b"hold":
-        # Reads nothing until the other side has closed.
+        # Reads nothing until the subject has closed.
         gone = select.poll()
         gone.register(connection, select.POLLRDHUP)
         gone.poll(LIMIT * 1000)
@@ -62,7 +62,7 @@ def order(connection, address):
             total += len(data)
         connection.sendall(b"%d" % total)
     elif words[0] == b"late":
-        # Reads only when it is told how much, elsewhere, and says there how much it got.
+        # Connects back, reads as many bytes as ordered there, and reports the count there.
         with socket.create_connection((address, int(words[1])), LIMIT) as back:
             wanted, total = int(back.recv(100)), 0
             connection.settimeout(LIMIT)
@@ -76,7 +76,7 @@ def order(connection, address):
         connection.recv(1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     elif words[0] == b"call":
-        # Connects back, says something and waits for the end.
+        # Connects back, sends each text and waits for the end of the connection.
         for text in words[2:]:
             with socket.create_connection((address, int(words[1])), LIMIT) as back:
                 back.sendall(text)
@@ -91,7 +91,7 @@ def order(connection, address):
             connection.sendall(b".")
             connection.recv(1)
     elif words[0] == b"flows":
-        # Datagrams that each come from another port.
+        # Datagrams, each from a source port of its own.
         for number in range(int(words[2])):
             with socket.socket(family(address), socket.SOCK_DGRAM) as back:
                 back.sendto(b"%d" % number, (address, int(words[1])))
@@ -123,7 +123,7 @@ def peer(own, subject):
         threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
-# The side that is looked at.
+# The subject: the side under test.
 
 
 class Subject:
@@ -131,8 +131,8 @@ class Subject:
         self.own, self.peer = own, peer
         self.family = family(own)
 
-    def told(self, text):
-        """A connection on which the peer does this."""
+    def order_peer(self, text):
+        """Returns a connection on which the peer executes this order."""
         connection = socket.create_connection((self.peer, CONTROL), LIMIT)
         connection.settimeout(None)
         connection.sendall(text.encode() + b"\n")
@@ -145,11 +145,11 @@ class Subject:
         listener.listen(16)
         return listener
 
-    def called(self, *texts):
-        """A listener that the peer calls, and where it says that it has."""
+    def called_listener(self, *texts):
+        """Returns a listener to which the peer connects, and the order's connection."""
         listener = self.listener()
         port = listener.getsockname()[1]
-        return listener, self.told(" ".join(["call", str(port), *texts]))
+        return listener, self.order_peer(" ".join(["call", str(port), *texts]))
 
 
 def names(events):
@@ -162,7 +162,7 @@ def error_name(number):
 
 
 def code(call, *arguments):
-    """The name of the error of a call, or what it gives."""
+    """Returns the result of a call, or the name of its error."""
     try:
         return call(*arguments)
     except OSError as error:
@@ -170,7 +170,7 @@ def code(call, *arguments):
 
 
 def blocking(subject):
-    with subject.told("echo") as connection:
+    with subject.order_peer("echo") as connection:
         connection.sendall(b"hello")
         yield connection.recv(100)
         yield connection.send(b"")
@@ -183,7 +183,7 @@ def blocking(subject):
 
 
 def whole_and_peeked(subject):
-    with subject.told("pieces abc defgh") as connection:
+    with subject.order_peer("pieces abc defgh") as connection:
         connection.sendall(b"1")
         yield connection.recv(2, socket.MSG_PEEK)
         yield connection.recv(2)
@@ -193,7 +193,7 @@ def whole_and_peeked(subject):
 
 
 def vectors(subject):
-    with subject.told("echo") as connection:
+    with subject.order_peer("echo") as connection:
         yield connection.sendmsg([b"one ", b"two ", b"three"])
         got = bytearray()
         while len(got) < 13:
@@ -232,14 +232,14 @@ def refused(subject):
 
 
 def reset(subject):
-    with subject.told("reset") as connection:
+    with subject.order_peer("reset") as connection:
         connection.sendall(b"1")
         yield code(connection.recv, 1)
         yield code(connection.send, b"x")
 
 
 def level_triggered(subject):
-    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+    with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN)
         yield poll.poll(0)
         connection.sendall(b"1")
@@ -258,7 +258,7 @@ def level_triggered(subject):
 
 
 def edge_triggered(subject):
-    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+    with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN | select.EPOLLET)
         connection.sendall(b"1")
         yield [names(events) for _, events in poll.poll(LIMIT)]
@@ -270,7 +270,7 @@ def edge_triggered(subject):
 
 
 def one_shot(subject):
-    with subject.told("pieces abc de") as connection, select.epoll() as poll:
+    with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN | select.EPOLLONESHOT)
         connection.sendall(b"1")
         yield [names(events) for _, events in poll.poll(LIMIT)]
@@ -281,7 +281,7 @@ def one_shot(subject):
 
 
 def ends(subject):
-    with subject.told("give 3") as connection, select.epoll() as poll:
+    with subject.order_peer("give 3") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
         connection.recv(3, socket.MSG_WAITALL)
         connection.sendall(b"1")
@@ -294,7 +294,7 @@ def ends(subject):
 def nested_and_mixed(subject):
     inner, outer = select.epoll(), select.epoll()
     reader, writer = os.pipe()
-    with subject.told("pieces abc") as connection:
+    with subject.order_peer("pieces abc") as connection:
         inner.register(connection, select.EPOLLIN)
         outer.register(inner.fileno(), select.EPOLLIN)
         outer.register(reader, select.EPOLLIN)
@@ -315,7 +315,7 @@ def nested_and_mixed(subject):
 
 
 def accepting(subject):
-    listener, orders = subject.called("first", "second")
+    listener, orders = subject.called_listener("first", "second")
     listener.setblocking(False)
     poll = select.epoll()
     poll.register(listener, select.EPOLLIN)
@@ -336,7 +336,7 @@ def accepting(subject):
 
 
 def duplicates(subject):
-    with subject.told("echo") as connection:
+    with subject.order_peer("echo") as connection:
         copy = os.dup(connection.fileno())
         other = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 100)
         connection.close()
@@ -352,7 +352,7 @@ def duplicates(subject):
 
 
 def files(subject):
-    with tempfile.TemporaryFile() as file, subject.told("count") as connection:
+    with tempfile.TemporaryFile() as file, subject.order_peer("count") as connection:
         file.write(bytes(300_000))
         file.flush()
         sent = 0
@@ -363,7 +363,7 @@ def files(subject):
 
 
 def corked(subject):
-    with subject.told("count") as connection:
+    with subject.order_peer("count") as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         connection.sendall(b"head")
         connection.sendall(bytes(5000))
@@ -375,7 +375,7 @@ def corked(subject):
 
 
 def full(subject):
-    with subject.told("hold") as connection:
+    with subject.order_peer("hold") as connection:
         connection.setblocking(False)
         sent = 0
         try:
@@ -390,7 +390,7 @@ def full(subject):
 
 def corked_and_full(subject):
     with subject.listener() as listener:
-        with subject.told(f"late {listener.getsockname()[1]}") as connection:
+        with subject.order_peer(f"late {listener.getsockname()[1]}") as connection:
             with listener.accept()[0] as back:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 connection.setblocking(False)
@@ -407,7 +407,7 @@ def corked_and_full(subject):
 
 
 def options(subject):
-    with subject.told("pieces abc") as connection:
+    with subject.order_peer("pieces abc") as connection:
         get, set_ = connection.getsockopt, connection.setsockopt
         yield get(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
         yield get(socket.SOL_SOCKET, socket.SO_DOMAIN) == subject.family
@@ -440,7 +440,7 @@ def options(subject):
 def interrupted(subject):
     heard = []
     signal.signal(signal.SIGALRM, lambda *_: heard.append(1) or heard[9])
-    with subject.told("pieces abc") as connection, select.epoll() as poll:
+    with subject.order_peer("pieces abc") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN)
         for wait in (
             lambda: connection.recv(1),
@@ -449,7 +449,7 @@ def interrupted(subject):
         ):
             connection.settimeout(None)
             signal.setitimer(signal.ITIMER_REAL, 0.02)
-            # The handler fails, so that the call is not made again.
+            # The handler raises an exception, so that Python does not retry the call.
             try:
                 yield wait()
             except IndexError:
@@ -483,7 +483,7 @@ def bound_datagrams(subject):
         udp.setsockopt(socket.IPPROTO_IP, getattr(socket, "IP_PKTINFO", 8), 1)
     poll = select.epoll()
     poll.register(udp, select.EPOLLIN)
-    with subject.told("datagrams 7001 one two") as orders:
+    with subject.order_peer("datagrams 7001 one two") as orders:
         yield orders.recv(1)
         for _ in range(2):
             yield len(poll.poll(LIMIT))
@@ -510,7 +510,7 @@ def shared_datagrams(subject):
     poll = select.epoll()
     for udp in sockets:
         poll.register(udp, select.EPOLLIN)
-    with subject.told("flows 7003 64") as orders:
+    with subject.order_peer("flows 7003 64") as orders:
         yield orders.recv(1)
         got = {udp.fileno(): [] for udp in sockets}
         while sum(map(len, got.values())) < 64:
@@ -534,7 +534,7 @@ def over_loopback(subject):
         connection, _ = listener.accept()
         inside.sendall(b"inside")
         yield connection.recv(100)
-    with subject.told("call 7002 outside") as orders:
+    with subject.order_peer("call 7002 outside") as orders:
         yield len(poll.poll(LIMIT))
         connection, _ = listener.accept()
         yield connection.recv(100)
@@ -543,7 +543,7 @@ def over_loopback(subject):
 
 
 def children(subject):
-    with subject.told("echo") as connection:
+    with subject.order_peer("echo") as connection:
         child = os.fork()
         if child == 0:
             connection.close()
@@ -554,7 +554,7 @@ def children(subject):
 
 
 def threads(subject):
-    with subject.told("pieces abc") as connection:
+    with subject.order_peer("pieces abc") as connection:
         got = []
         reader = threading.Thread(target=lambda: got.append(connection.recv(100)))
         reader.start()

@@ -1,6 +1,6 @@
-//! A site with a server under test on one side and the kernel on the other.
+//! Testbed: the server under test on one side, the kernel on the other.
 
-// Each test program uses a part of this.
+// Each test binary uses a part of this module.
 #![allow(dead_code)]
 
 pub mod run;
@@ -19,7 +19,7 @@ pub const CLIENT_V6: &str = "fd00:9::1";
 pub const SERVER_V4: &str = "10.9.0.2";
 pub const SERVER_V6: &str = "fd00:9::2";
 
-/// Whether this test can run; says so when it cannot.
+/// True if the test can run as root; prints a notice if it is skipped.
 pub fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -28,8 +28,8 @@ pub fn is_root(test: &str) -> bool {
     root
 }
 
-/// Whether all of these programs are installed; says which one is not.
-pub fn have(test: &str, programs: &[&str]) -> bool {
+/// True if all these programs are installed; prints the missing one if not.
+pub fn has_programs(test: &str, programs: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let missing = programs.iter().find(|program| {
         !path.split(':').any(|folder| std::path::Path::new(folder).join(program).exists())
@@ -40,21 +40,21 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     missing.is_none()
 }
 
-/// Whether a test can run that needs namespaces and these programs.
-pub fn can(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && have(test, programs)
+/// True if a test can run that needs network namespaces and these programs.
+pub fn can_run(test: &str, programs: &[&str]) -> bool {
+    is_root(test) && has_programs(test, programs)
 }
 
-/// Waits until this is so, for a minute at most.
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until the condition holds. Panics after one minute.
+pub fn wait_until(state: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it never comes to this: {what}");
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(60), "timed out waiting until: {state}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Addresses as URLs have them.
+/// URL of an address, with brackets around IPv6 addresses.
 pub fn url(address: &str, rest: &str) -> String {
     match address.contains(':') {
         true => format!("http://[{address}]{rest}"),
@@ -62,7 +62,7 @@ pub fn url(address: &str, rest: &str) -> String {
     }
 }
 
-/// A folder with a small and a large file, which everybody may read.
+/// World-readable folder with a small and a large file.
 pub fn files() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -72,9 +72,9 @@ pub fn files() -> tempfile::TempDir {
     folder
 }
 
-/// The port that a server is tested on.
+/// Device kind and mode of the server under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     Xdp,
     XdpGeneric,
     XdpInterrupts,
@@ -85,39 +85,45 @@ pub enum Kind {
     DpdkMemif,
 }
 
-impl Kind {
-    /// Every port of a program without DPDK.
+impl DeviceKind {
+    /// Every device kind of a build without DPDK.
     #[cfg(not(feature = "dpdk"))]
-    pub const ALL: [Kind; 5] =
-        [Kind::Xdp, Kind::XdpGeneric, Kind::XdpInterrupts, Kind::Packet, Kind::Tap];
+    pub const ALL: [DeviceKind; 5] = [
+        DeviceKind::Xdp,
+        DeviceKind::XdpGeneric,
+        DeviceKind::XdpInterrupts,
+        DeviceKind::Packet,
+        DeviceKind::Tap,
+    ];
 
-    /// Those that a program with DPDK has beyond them.
+    /// Device kinds that only a build with DPDK has.
     #[cfg(feature = "dpdk")]
-    pub const ALL: [Kind; 3] = [Kind::DpdkPacket, Kind::DpdkTap, Kind::DpdkMemif];
+    pub const ALL: [DeviceKind; 3] =
+        [DeviceKind::DpdkPacket, DeviceKind::DpdkTap, DeviceKind::DpdkMemif];
 
-    /// Whether the client's end of the wire is there only while a server runs.
-    pub fn makes_the_wire(self) -> bool {
-        matches!(self, Kind::Tap | Kind::DpdkTap | Kind::DpdkMemif)
+    /// True if the client's end of the link exists only while a server runs.
+    pub fn creates_link(self) -> bool {
+        matches!(self, DeviceKind::Tap | DeviceKind::DpdkTap | DeviceKind::DpdkMemif)
     }
 
-    /// The longest datagram on IPv4 that comes through. DPDK's driver has the
-    /// kernel put fragments together, for a buffer that is one frame long.
-    pub fn ipv4_bytes_max(self) -> usize {
-        if self == Kind::DpdkPacket { 1600 } else { usize::MAX }
+    /// Longest IPv4 datagram that gets through, in bytes. With DPDK's AF_PACKET driver the kernel
+    /// reassembles fragments, for a buffer one frame long.
+    pub fn max_ipv4_bytes(self) -> usize {
+        if self == DeviceKind::DpdkPacket { 1600 } else { usize::MAX }
     }
 
-    /// The flags of a server on a device.
+    /// Flags of a server on this kind of device.
     pub fn flags(self, device: &str) -> Vec<String> {
         let flags: &[&str] = match self {
-            Kind::Xdp => &["--port", "xdp", "--xdp-mode", "native"],
-            Kind::XdpGeneric => &["--port", "xdp", "--xdp-mode", "generic"],
-            Kind::XdpInterrupts => &["--port", "xdp", "--busy-poll", "0"],
-            Kind::Packet => &["--port", "packet"],
-            Kind::Tap => &["--port", "tap"],
-            Kind::DpdkPacket => return dpdk(&format!("net_af_packet0,iface={device}")),
-            Kind::DpdkTap => return dpdk(&format!("net_tap0,iface={device}")),
-            Kind::DpdkMemif => {
-                // Each server has the same, since the client remembers it.
+            DeviceKind::Xdp => &["--io", "xdp", "--xdp-mode", "native"],
+            DeviceKind::XdpGeneric => &["--io", "xdp", "--xdp-mode", "generic"],
+            DeviceKind::XdpInterrupts => &["--io", "xdp", "--busy-poll", "0"],
+            DeviceKind::Packet => &["--io", "packet"],
+            DeviceKind::Tap => &["--io", "tap"],
+            DeviceKind::DpdkPacket => return dpdk(&format!("net_af_packet0,iface={device}")),
+            DeviceKind::DpdkTap => return dpdk(&format!("net_tap0,iface={device}")),
+            DeviceKind::DpdkMemif => {
+                // Each server has the same address, since the client caches it.
                 let mac = "mac=02:00:00:00:00:02";
                 return dpdk(&format!("net_memif0,role=client,{mac},{MEMIF}"));
             }
@@ -128,26 +134,26 @@ impl Kind {
 }
 
 fn dpdk(device: &str) -> Vec<String> {
-    vec!["--port".into(), format!("dpdk:{device}")]
+    vec!["--io".into(), format!("dpdk:{device}")]
 }
 
-/// Two hosts: the kernel with its tools, and room for a server.
-pub enum Site {
+/// Two hosts: the client on the kernel, and a place for the server under test.
+pub enum Testbed {
     /// Joined by a veth pair.
     Veth(VethPair),
     /// The kernel on one side of a TAP device, the server on the other.
     Tap(Namespace),
-    /// The kernel on one side of a TAP device, whose other side DPDK's own
-    /// program joins to a memif.
+    /// The kernel on one side of a TAP device, whose other side `dpdk-testpmd` bridges to a
+    /// memif.
     Memif(Bridge, Namespace),
 }
 
 const TAP: &str = "tg0";
 
-/// The wire of [`Site::Memif`]: a socket that is known in its namespace only.
+/// Arguments of [`Testbed::Memif`]: an abstract socket, visible in its network namespace only.
 const MEMIF: &str = "id=0,socket=tidegate-test,socket-abstract=yes";
 
-/// `dpdk-testpmd` between a memif and a TAP device. It is killed on drop.
+/// `dpdk-testpmd` that forwards between a memif and a TAP device; killed on drop.
 pub struct Bridge(Child);
 
 impl Bridge {
@@ -155,13 +161,13 @@ impl Bridge {
         let memif = format!("net_memif0,role=server,{MEMIF}");
         let tap = format!("net_tap0,iface={TAP}");
         let eal = ["--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "--no-pci"];
-        // On which processors the two threads run is the scheduler's business.
+        // The scheduler chooses the processors of the two threads.
         let last = std::thread::available_parallelism().unwrap().get() - 1;
         let lcores = format!("--lcores=0@(0-{last}),1@(0-{last})");
         let mut command = host.command("dpdk-testpmd");
         command.args(eal).args([&lcores, "--vdev", &memif, "--vdev", &tap, "--"]);
         command.args(["--total-num-mbufs=4096", "--forward-mode=io"]);
-        // It ends when it is told something.
+        // testpmd exits when it reads from standard input.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
@@ -174,18 +180,18 @@ impl Drop for Bridge {
     }
 }
 
-impl Site {
-    /// The client has its addresses; the server's are nobody's yet.
-    pub fn new(kind: Kind) -> Self {
+impl Testbed {
+    /// Creates the testbed. The client has its addresses; the server's are still unassigned.
+    pub fn new(kind: DeviceKind) -> Self {
         match kind {
-            Kind::Tap => {
+            DeviceKind::Tap => {
                 let host = Namespace::new("tap").unwrap();
                 host.ip(&["tuntap", "add", TAP, "mode", "tap", "vnet_hdr"]).unwrap();
                 give_client_addresses(&host);
                 Self::Tap(host)
             }
-            Kind::DpdkTap => Self::without_device(),
-            Kind::DpdkMemif => {
+            DeviceKind::DpdkTap => Self::without_device(),
+            DeviceKind::DpdkMemif => {
                 let host = Namespace::new("memif").unwrap();
                 let bridge = Bridge::new(&host);
                 while host.ip(&["link", "show", TAP]).is_err() {}
@@ -200,13 +206,13 @@ impl Site {
         }
     }
 
-    /// The server makes the TAP device, whose other end gets the client's addresses
-    /// then.
+    /// Testbed without a device: the server creates the TAP device, and the client's addresses
+    /// are assigned afterwards.
     pub fn without_device() -> Self {
         Self::Tap(Namespace::new("tap").unwrap())
     }
 
-    /// As [`Site::new`], and the server's kernel has the server's addresses.
+    /// As [`Testbed::new`], but the server's kernel has the server's addresses.
     pub fn shared() -> Self {
         let config = VethConfig {
             a: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
@@ -229,7 +235,7 @@ impl Site {
         }
     }
 
-    /// The interface that the server is to use.
+    /// Interface for the server.
     pub fn device(&self) -> &str {
         match self {
             Self::Veth(pair) => &pair.b.device,
@@ -237,7 +243,7 @@ impl Site {
         }
     }
 
-    /// The client's side of the wire.
+    /// Interface of the client.
     pub fn client_device(&self) -> &str {
         match self {
             Self::Veth(pair) => &pair.a.device,
@@ -246,41 +252,41 @@ impl Site {
     }
 
     /// Starts a server with its own addresses and waits until it is ready.
-    pub fn serve(&self, kind: Kind, arguments: &[&str]) -> Server {
+    pub fn serve(&self, kind: DeviceKind, arguments: &[&str]) -> Server {
         let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
         let flags = kind.flags(self.device());
         let mut all = arguments.to_vec();
         all.extend(flags.iter().map(String::as_str));
         all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
         let server = self.start(&all);
-        if kind == Kind::DpdkTap {
+        if kind == DeviceKind::DpdkTap {
             self.give_client_addresses();
         }
-        if kind == Kind::DpdkMemif {
+        if kind == DeviceKind::DpdkMemif {
             self.wait_for_memif();
         }
         server
     }
 
-    /// Gives the client's end of a device that is there now its addresses.
+    /// Assigns the client's addresses to its end of a device that exists now.
     pub fn give_client_addresses(&self) {
         give_client_addresses(self.client());
     }
 
-    /// What is sent before both ends of the memif have found each other is lost.
+    /// Waits for the memif to connect: packets sent before that are lost.
     fn wait_for_memif(&self) {
         let ping = ["-c", "1", "-W", "1", SERVER_V4];
-        let is_there = || self.try_tool("ping", &ping).status.success();
-        assert!((0..20).any(|_| is_there()), "the memif does not connect");
+        let is_connected = || self.try_tool("ping", &ping).status.success();
+        assert!((0..20).any(|_| is_connected()), "the memif does not connect");
     }
 
-    /// Starts `tidegate serve` on the server's side with exactly these
-    /// arguments and waits until it is ready.
+    /// Starts `tidegate daemon` on the server's side with exactly these arguments and waits until
+    /// it is ready.
     pub fn start(&self, arguments: &[&str]) -> Server {
         self.start_command("serve", arguments)
     }
 
-    /// As [`Site::start`], with another command of the program.
+    /// As [`Testbed::start`], with another subcommand.
     pub fn start_command(&self, name: &str, arguments: &[&str]) -> Server {
         let mut command = self.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.arg(name).args(arguments).arg("--json").stdout(Stdio::piped());
@@ -288,12 +294,11 @@ impl Site {
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        assert!(line.starts_with("ready: "), "the server said {line:?}");
+        assert!(line.starts_with("ready: "), "the server printed {line:?}");
         Server { child, output }
     }
 
-    /// Runs one of the kernel's tools on the client's side and returns what it
-    /// printed.
+    /// Runs a tool on the client's side and returns its standard output. Panics if the tool fails.
     pub fn tool(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.try_tool(program, arguments);
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -307,20 +312,20 @@ impl Site {
         stdout
     }
 
-    /// As [`Site::tool`], however it ends.
+    /// As [`Testbed::tool`], whatever the exit status.
     pub fn try_tool(&self, program: &str, arguments: &[&str]) -> Output {
         self.client().command(program).args(arguments).output().unwrap()
     }
 }
 
-/// The client's end of a TAP device.
+/// Assigns the client's addresses to the TAP device.
 fn give_client_addresses(host: &Namespace) {
     host.ip(&["link", "set", TAP, "addrgenmode", "none", "up"]).unwrap();
     host.ip(&["addr", "add", &format!("{CLIENT_V4}/24"), "dev", TAP]).unwrap();
     host.ip(&["addr", "add", &format!("{CLIENT_V6}/64"), "dev", TAP, "nodad"]).unwrap();
 }
 
-/// A running `tidegate serve` or the like, killed on drop.
+/// A running server command, killed on drop.
 pub struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -331,27 +336,27 @@ impl Server {
         rustix::process::Pid::from_child(&self.child)
     }
 
-    /// Waits until all of its threads sleep.
+    /// Waits until all threads of the server sleep.
     pub fn wait_until_asleep(&self) {
         let begin = Instant::now();
         let tasks = format!("/proc/{}/task", self.child.id());
         let sleeps = |task: std::io::Result<DirEntry>| {
             let stat = fs::read_to_string(task.unwrap().path().join("stat"));
-            // A thread that is gone does nothing either.
+            // A thread that has exited does not run either.
             stat.map_or(true, |stat| stat.rsplit_once(')').unwrap().1.starts_with(" S"))
         };
         while !fs::read_dir(&tasks).unwrap().all(sleeps) {
-            assert!(begin.elapsed() < Duration::from_secs(30), "it does not sleep");
+            assert!(begin.elapsed() < Duration::from_secs(30), "the server does not sleep");
         }
     }
 
-    /// Ends it as an operator would and returns its counters.
+    /// Stops the server with SIGTERM and returns its report.
     pub fn stop(mut self) -> Value {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         self.wait()
     }
 
-    /// Waits until it ends by itself and returns its counters.
+    /// Waits until the server exits by itself and returns its report.
     pub fn wait(&mut self) -> Value {
         let mut text = String::new();
         self.output.read_to_string(&mut text).unwrap();
@@ -359,7 +364,7 @@ impl Server {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
     }
 
-    /// Ends it without a chance to clean up.
+    /// Kills the server, which cannot clean up.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -368,18 +373,18 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // After `stop` and `kill` it is gone already.
+        // `stop` and `kill` have ended the process already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The program, run to its end in this namespace.
+/// Runs `tidegate` to completion in the test's own namespace.
 pub fn tidegate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate")).args(arguments).output().unwrap()
 }
 
-/// The path of a zone file of the tests, as `--zone` wants it.
+/// Value of `--zone` for the tests' zone file.
 pub fn zone() -> String {
     format!("example.test={}/tests/zones/example.zone", env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,4 +1,4 @@
-//! Unmodified programs on Tidegate, in a site's server namespace.
+//! Unmodified applications on Tidegate, in the server's namespace of a testbed.
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::{Kind, SERVER_V4, SERVER_V6, Site};
+use super::{DeviceKind, SERVER_V4, SERVER_V6, Testbed};
 
-/// The library that is loaded into programs, built like this test.
+/// Path of the preload library, built with the profile of this test.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -22,34 +22,34 @@ pub fn library() -> &'static Path {
         }
         let build = build.arg("--target-dir").arg(folder.parent().unwrap());
         let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
-        assert!(built.success(), "the library cannot be built");
+        assert!(built.success(), "building the preload library failed");
         folder.join("libtidegate_preload.so")
     })
 }
 
-/// The flags that give a stack inside a program the server's addresses.
+/// Flags that give an embedded stack the server's addresses.
 const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
 
-/// How many network cores a daemon has if a test does not say: a program has a line to
-/// each of them.
+/// Number of network cores of a daemon unless the test sets it (`TIDEGATE_TEST_CORES`,
+/// default 1). An application has one attachment to each core.
 pub fn cores() -> usize {
-    let said = std::env::var("TIDEGATE_TEST_CORES").ok();
-    said.map_or(1, |cores| cores.parse().expect("TIDEGATE_TEST_CORES is a number"))
+    let value = std::env::var("TIDEGATE_TEST_CORES").ok();
+    value.map_or(1, |cores| cores.parse().expect("TIDEGATE_TEST_CORES must be a number"))
 }
 
-/// A program that runs, killed on drop.
-pub struct Program {
+/// A running child process, killed on drop.
+pub struct ChildProcess {
     child: Child,
 }
 
-impl Drop for Program {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Program {
+impl ChildProcess {
     pub fn new(command: &mut Command) -> Self {
         Self { child: command.stdin(Stdio::null()).spawn().unwrap() }
     }
@@ -59,44 +59,44 @@ impl Program {
     }
 }
 
-/// The daemon in a site's server namespace, and the programs that attach to it.
+/// A daemon in the server's namespace of a testbed, and the applications that attach to it.
 pub struct Daemon<'s> {
-    site: &'s Site,
+    testbed: &'s Testbed,
     folder: tempfile::TempDir,
-    process: Program,
+    process: ChildProcess,
 }
 
 impl<'s> Daemon<'s> {
-    /// Starts it with the server's addresses, and waits until programs can attach.
-    pub fn start(site: &'s Site, flags: &[&str]) -> Self {
+    /// Starts a daemon with the server's addresses and waits until applications can attach.
+    pub fn start(testbed: &'s Testbed, flags: &[&str]) -> Self {
         let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
         let own = ["--address", &addresses[0], "--address", &addresses[1]];
-        Self::start_with(site, &[&own, flags].concat())
+        Self::start_with(testbed, &[&own, flags].concat())
     }
 
-    /// As [`Daemon::start`], on a port of this kind.
-    pub fn start_on(site: &'s Site, kind: Kind, flags: &[&str]) -> Self {
-        let port = kind.flags(site.device());
-        let port: Vec<&str> = port.iter().map(String::as_str).collect();
-        Self::start(site, &[&port, flags].concat())
+    /// As [`Daemon::start`], on this kind of device.
+    pub fn start_on(testbed: &'s Testbed, kind: DeviceKind, flags: &[&str]) -> Self {
+        let device_flags = kind.flags(testbed.device());
+        let device_flags: Vec<&str> = device_flags.iter().map(String::as_str).collect();
+        Self::start(testbed, &[&device_flags, flags].concat())
     }
 
-    /// Starts it on the kernel's addresses.
-    pub fn start_shared(site: &'s Site, flags: &[&str]) -> Self {
-        Self::start_with(site, &[&["--shared"], flags].concat())
+    /// Starts a daemon on the host's own addresses.
+    pub fn start_shared(testbed: &'s Testbed, flags: &[&str]) -> Self {
+        Self::start_with(testbed, &[&["--shared"], flags].concat())
     }
 
-    fn start_with(site: &'s Site, flags: &[&str]) -> Self {
+    fn start_with(testbed: &'s Testbed, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // Who may come to its door is for the door to say.
+        // The daemon itself decides which users may attach.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let mut command = site.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve");
+        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("daemon");
         if !flags.contains(&"--iface") && !flags.iter().any(|flag| flag.starts_with("dpdk:")) {
-            command.args(["--iface", site.device()]);
+            command.args(["--iface", testbed.device()]);
         }
         if !flags.contains(&"--cores") {
-            // The kernel's addresses are for one core.
+            // Shared addresses support one core only.
             let cores = if flags.contains(&"--shared") { 1 } else { cores() };
             command.args(["--cores", &cores.to_string()]);
         }
@@ -104,9 +104,9 @@ impl<'s> Daemon<'s> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let process = Program { child };
+        let process = ChildProcess { child };
         assert!(line.starts_with("ready: "), "{line}");
-        Self { site, folder, process }
+        Self { testbed, folder, process }
     }
 
     pub fn pid(&self) -> u32 {
@@ -117,93 +117,92 @@ impl<'s> Daemon<'s> {
         self.folder.path().join("daemon.sock")
     }
 
-    /// `tidegate run` of this program, attached.
+    /// Command that runs this program attached to the daemon (`tidegate run`).
     pub fn run(&self, flags: &[&str], program: &[&str]) -> Command {
-        let mut command = self.site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        let mut command = self.testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.env("TIDEGATE_PRELOAD_LIBRARY", library());
         command.arg("run").arg("--socket").arg(self.socket());
         command.args(flags).arg("--").args(program);
         command
     }
 
-    /// Starts a server and waits until it answers on a port of both families.
-    pub fn run_server(&self, program: &[&str], port: u16) -> Program {
-        self.site.wait_for_server(&mut self.run(&[], program), port)
+    /// Starts a server and waits until it accepts connections on a port of both families.
+    pub fn run_server(&self, program: &[&str], port: u16) -> ChildProcess {
+        self.testbed.wait_for_server(&mut self.run(&[], program), port)
     }
 
-    /// What `tidegate ss` says, as JSON.
+    /// JSON report of `tidegate ss`.
     pub fn sockets(&self) -> serde_json::Value {
-        let mut ss = self.site.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        let mut ss = self.testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
         let output = ss.args(["ss", "--json", "--socket"]).arg(self.socket()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 }
 
-/// The server's side of a site, for tests that do the same wherever the stack is.
-pub enum Host<'s> {
-    /// In a daemon that programs are attached to.
+/// The server's side of a testbed, for tests that run with either backend.
+pub enum ServerHost<'s> {
+    /// A daemon to which the applications attach.
     Attached(Daemon<'s>),
-    /// Inside each program, opened with these flags.
-    Embedded(&'s Site, &'static [&'static str]),
+    /// An embedded stack in each application, opened with these flags.
+    Embedded(&'s Testbed, &'static [&'static str]),
 }
 
-impl<'s> Host<'s> {
-    pub fn site(&self) -> &'s Site {
+impl<'s> ServerHost<'s> {
+    pub fn testbed(&self) -> &'s Testbed {
         match self {
-            Self::Attached(daemon) => daemon.site,
-            Self::Embedded(site, _) => site,
+            Self::Attached(daemon) => daemon.testbed,
+            Self::Embedded(testbed, _) => testbed,
         }
     }
 
-    /// Does this with a daemon, and with a stack inside the program, on addresses of
-    /// Tidegate's own.
-    pub fn each(test: impl Fn(&Host<'_>)) {
+    /// Runs the test with a daemon and with an embedded stack, on addresses of Tidegate's own.
+    pub fn each(test: impl Fn(&ServerHost<'_>)) {
         Self::attached(&test);
-        let site = Site::new(Kind::Xdp);
-        test(&Host::Embedded(&site, &OWN_ADDRESSES));
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        test(&ServerHost::Embedded(&testbed, &OWN_ADDRESSES));
     }
 
-    /// As [`Host::each`], with a daemon only.
-    pub fn attached(test: impl Fn(&Host<'_>)) {
+    /// As [`ServerHost::each`], with a daemon only.
+    pub fn attached(test: impl Fn(&ServerHost<'_>)) {
         Self::attached_with(&[], test);
     }
 
-    /// As [`Host::attached`], with flags for the daemon.
-    pub fn attached_with(flags: &[&str], test: impl Fn(&Host<'_>)) {
-        let site = Site::new(Kind::Xdp);
-        test(&Host::Attached(Daemon::start(&site, flags)));
+    /// As [`ServerHost::attached`], with flags for the daemon.
+    pub fn attached_with(flags: &[&str], test: impl Fn(&ServerHost<'_>)) {
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        test(&ServerHost::Attached(Daemon::start(&testbed, flags)));
     }
 
-    /// As [`Host::each`], on the kernel's addresses.
-    pub fn each_shared(test: impl Fn(&Host<'_>)) {
+    /// As [`ServerHost::each`], on the host's own addresses.
+    pub fn each_shared(test: impl Fn(&ServerHost<'_>)) {
         Self::attached_shared(&test);
-        let site = Site::shared();
-        test(&Host::Embedded(&site, &["--shared"]));
+        let testbed = Testbed::shared();
+        test(&ServerHost::Embedded(&testbed, &["--shared"]));
     }
 
-    /// As [`Host::each_shared`], with a daemon only.
-    pub fn attached_shared(test: impl Fn(&Host<'_>)) {
-        let site = Site::shared();
-        test(&Host::Attached(Daemon::start_shared(&site, &[])));
+    /// As [`ServerHost::each_shared`], with a daemon only.
+    pub fn attached_shared(test: impl Fn(&ServerHost<'_>)) {
+        let testbed = Testbed::shared();
+        test(&ServerHost::Attached(Daemon::start_shared(&testbed, &[])));
     }
 
-    /// `tidegate run` of this program.
+    /// Command that runs this program on Tidegate (`tidegate run`).
     pub fn run(&self, program: &[&str]) -> Command {
         match self {
             Self::Attached(daemon) => daemon.run(&[], program),
-            Self::Embedded(site, flags) => site.run_with(flags, program),
+            Self::Embedded(testbed, flags) => testbed.run_with(flags, program),
         }
     }
 
-    /// Starts a server and waits until it answers on a port of both families.
-    pub fn run_server(&self, program: &[&str], port: u16) -> Program {
-        self.site().wait_for_server(&mut self.run(program), port)
+    /// Starts a server and waits until it accepts connections on a port of both families.
+    pub fn run_server(&self, program: &[&str], port: u16) -> ChildProcess {
+        self.testbed().wait_for_server(&mut self.run(program), port)
     }
 }
 
-impl Site {
-    /// `tidegate run` of this program on the server's side, with its addresses.
+impl Testbed {
+    /// Command that runs this program with an embedded stack that has the server's addresses.
     pub fn run(&self, flags: &[&str], program: &[&str]) -> Command {
         let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
         let mut all = vec!["--address", &addresses[0], "--address", &addresses[1]];
@@ -211,7 +210,7 @@ impl Site {
         self.run_with(&all, program)
     }
 
-    /// As [`Site::run`], with exactly these flags.
+    /// As [`Testbed::run`], with exactly these flags.
     pub fn run_with(&self, flags: &[&str], program: &[&str]) -> Command {
         let mut command = self.server().command(env!("CARGO_BIN_EXE_tidegate"));
         command.env("TIDEGATE_PRELOAD_LIBRARY", library());
@@ -220,28 +219,28 @@ impl Site {
         command
     }
 
-    /// Starts a server and waits until it answers on a port of both families.
-    pub fn run_server(&self, flags: &[&str], program: &[&str], port: u16) -> Program {
+    /// Starts a server and waits until it accepts connections on a port of both families.
+    pub fn run_server(&self, flags: &[&str], program: &[&str], port: u16) -> ChildProcess {
         self.wait_for_server(&mut self.run(flags, program), port)
     }
 
-    /// Starts this and waits until it answers on a port of both families.
-    pub fn wait_for_server(&self, command: &mut Command, port: u16) -> Program {
-        let server = Program::new(command);
+    /// Starts this command and waits until it accepts connections on a port of both families.
+    pub fn wait_for_server(&self, command: &mut Command, port: u16) -> ChildProcess {
+        let server = ChildProcess::new(command);
         for address in [SERVER_V4, SERVER_V6] {
             self.wait_for_port(address, port);
         }
         server
     }
 
-    /// Waits until somebody listens there.
+    /// Waits until a server listens on this address and port.
     pub fn wait_for_port(&self, address: &str, port: u16) {
         let began = Instant::now();
         let address = SocketAddr::new(address.parse().unwrap(), port);
-        // Nobody has the address before the program listens.
+        // The address does not exist before the server listens.
         let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
         while !self.client().enter(connect).unwrap() {
-            assert!(began.elapsed() < Duration::from_secs(30), "nobody listens on port {port}");
+            assert!(began.elapsed() < Duration::from_secs(30), "no listener on port {port}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -1,112 +1,116 @@
-//! A guard for servers on the kernel's own stack.
+//! Admission control for servers on the kernel's own stack.
 //!
-//! The server is not changed. A BPF program on the interface drops what is not
-//! admitted; what is admitted is set by how the kernel's own queues do
-//! ([`signals`]). This is the hybrid of Farias (2023): the kernel's TCP and
-//! UDP behind a gate of ours.
+//! The server needs no change. A BPF program on the interface drops frames that are not
+//! admitted. The admitted rates follow the load of the kernel's queues ([`load`]). This is the
+//! hybrid of Farias (2023): the kernel's TCP and UDP behind the gate of Tidegate.
 
+pub mod load;
 mod queues;
-pub mod signals;
 
 use std::io;
 
-use tidegate_gate::admission::{Admission, Class, Config, Match, ProtocolMatch, Range, Source};
-use tidegate_port::xdp::{Guard, Mode, XdpError};
+use tidegate_device::xdp::{AttachMode, XdpError, XdpGuard};
+use tidegate_gate::admission::{
+    Admission, Class, Config, Match, NumberRange, ProtocolMatch, SourceId,
+};
 use tidegate_wire::IpCidr;
 
-use crate::admission::{AdmissionError, install, update};
-pub use queues::Watch;
-use signals::Signals;
+use crate::admission::{AdmissionError, install_classes, update_limits};
+use load::KernelLoad;
+pub use queues::WatchedPort;
 
-/// Why a guard cannot be set up.
+/// Error of setting up a guard.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// The program cannot be loaded or attached.
+    /// The BPF program cannot be loaded or attached.
     #[error(transparent)]
     Xdp(#[from] XdpError),
-    /// The classes are wrong, or do not fit.
+    /// The admission classes are invalid or too many.
     #[error(transparent)]
     Admission(#[from] AdmissionError),
-    /// The kernel does not tell how its queues do.
-    #[error("cannot read how the kernel's queues do: {0}; is /proc mounted?")]
-    Signals(#[source] io::Error),
+    /// The load of the kernel's queues cannot be read.
+    #[error("cannot read the load of the kernel's queues: {0}; is /proc mounted?")]
+    Load(#[source] io::Error),
 }
 
-/// How often it is noted who sends, in calm time.
-const LEARN_EVERY_NS: u64 = 250_000_000;
+/// Interval of learning sources while nothing is refused.
+const LEARN_INTERVAL_NS: u64 = 250_000_000;
 
-/// A guard that is attached. Dropping it takes it off the interface; so does
-/// the end of the process, however it ends.
+/// Guard attached to an interface. It is detached on drop and when the process ends in any way.
 pub struct KernelGuard {
-    program: Guard,
+    program: XdpGuard,
     admission: Admission,
-    signals: Signals,
+    load: KernelLoad,
     native: bool,
-    learn_at_ns: u64,
+    next_learn_ns: u64,
 }
 
 impl KernelGuard {
-    /// Puts a guard in front of an interface of the calling thread's network
-    /// namespace. `watch` are the ports whose sockets tell when too much comes.
-    /// The seed should be secret.
+    /// Attaches a guard to an interface of the calling thread's network namespace.
+    ///
+    /// The sockets on the ports `watch` measure overload. The seed keys hash functions and should
+    /// be secret.
     ///
     /// # Errors
     /// See [`GuardError`]; nothing is left behind.
     pub fn attach(
         interface: &str,
-        mode: Mode,
+        mode: AttachMode,
         config: &Config,
-        watch: &[Watch],
+        watch: &[WatchedPort],
         seed: [u8; 16],
     ) -> Result<Self, GuardError> {
         let admission = Admission::new(config, seed).map_err(AdmissionError::from)?;
-        let signals = Signals::open(watch.to_vec()).map_err(GuardError::Signals)?;
-        let mut program = Guard::load()?;
-        install(&admission, &mut program).map_err(AdmissionError::from)?;
+        let load = KernelLoad::open(watch.to_vec()).map_err(GuardError::Load)?;
+        let mut program = XdpGuard::load()?;
+        install_classes(&admission, &mut program).map_err(AdmissionError::from)?;
         let native = program.attach(interface, mode)?;
-        Ok(Self { program, admission, signals, native, learn_at_ns: 0 })
+        Ok(Self { program, admission, load, native, next_learn_ns: 0 })
     }
 
-    /// Looks how things go and sets what is admitted. To be called about every
+    /// Measures the kernel's load and adjusts the admitted rates. To be called about every
     /// [`Config::PERIOD_NS`].
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel's counters cannot be read, or the kernel rejects the limits.
     pub fn step(&mut self, now_ns: u64) -> io::Result<()> {
-        let pressure = self.signals.read(self.admission.is_limiting())?;
-        let learn = now_ns >= self.learn_at_ns || self.learn_at_ns - now_ns > LEARN_EVERY_NS;
+        let pressure = self.load.read(self.admission.is_limiting())?;
+        let learn = now_ns >= self.next_learn_ns || self.next_learn_ns - now_ns > LEARN_INTERVAL_NS;
         if learn && !self.admission.is_limiting() {
-            self.learn_at_ns = now_ns.saturating_add(LEARN_EVERY_NS);
+            self.next_learn_ns = now_ns.saturating_add(LEARN_INTERVAL_NS);
             let admission = &mut self.admission;
-            self.program.take_seen(|source| admission.learn_source(Source::from_bits(source)))?;
+            self.program.take_seen(|source| admission.learn_source(SourceId::from_bits(source)))?;
         }
-        update(&mut self.admission, now_ns, &pressure, &mut self.program)
+        update_limits(&mut self.admission, now_ns, &pressure, &mut self.program)
     }
 
-    /// What decides, with its counters.
+    /// The admission controller, with its counters.
     pub fn admission(&self) -> &Admission {
         &self.admission
     }
 
-    /// Whether the program runs in the driver.
+    /// True if the BPF program runs in the driver (native mode).
     pub fn is_native(&self) -> bool {
         self.native
     }
 }
 
-/// Classes for a server on these ports: friends first, then who was seen
-/// before, strangers last. Everything else is left alone.
-pub fn policy(watch: &[Watch], friends: &[IpCidr]) -> Config {
+/// Admission classes for a server on the ports `watch`: trusted sources first, then known
+/// sources, unknown sources last. Other traffic is exempt.
+pub fn policy(watch: &[WatchedPort], trusted: &[IpCidr]) -> Config {
     let matches = |base: Match| -> Vec<Match> {
         let ports = watch.iter().map(|watch| {
             let port = u32::from(watch.port);
-            Match { port: Some(Range { low: port, high: port }), ..watch.protocol_match(base) }
+            Match {
+                port: Some(NumberRange { low: port, high: port }),
+                ..watch.protocol_match(base)
+            }
         });
-        // Behind a fragment there may be any port: one rule for each protocol.
+        // A fragment does not show its port: one rule per protocol.
         let first = |tcp| watch.iter().find(move |watch| watch.is_tcp() == tcp);
         let fragments = [false, true].into_iter().filter_map(first);
-        let fragments =
-            fragments.map(|watch| Match { port: Some(Range::NONE), ..watch.protocol_match(base) });
+        let fragments = fragments
+            .map(|watch| Match { port: Some(NumberRange::NONE), ..watch.protocol_match(base) });
         ports.chain(fragments).collect()
     };
     let class = |name: &str, rules, rank, guaranteed_pps| Class {
@@ -118,17 +122,17 @@ pub fn policy(watch: &[Watch], friends: &[IpCidr]) -> Config {
         exempt: false,
     };
     let mut classes = Vec::new();
-    if !friends.is_empty() {
-        let from = |&friend| matches(Match { source: Some(friend), ..Match::default() });
-        classes.push(class("friends", friends.iter().flat_map(from).collect(), 0, 0));
+    if !trusted.is_empty() {
+        let from = |&source| matches(Match { source: Some(source), ..Match::default() });
+        classes.push(class("trusted", trusted.iter().flat_map(from).collect(), 0, 0));
     }
     classes.push(class("known", matches(Match { known: Some(true), ..Match::default() }), 1, 0));
-    classes.push(class("strangers", matches(Match::default()), 2, 100));
+    classes.push(class("unknown", matches(Match::default()), 2, 100));
     classes.push(Class { exempt: true, ..class("rest", Vec::new(), 0, 0) });
     Config { classes, ..Config::default() }
 }
 
-impl Watch {
+impl WatchedPort {
     fn protocol_match(self, base: Match) -> Match {
         let protocol = if self.is_tcp() { ProtocolMatch::TCP } else { ProtocolMatch::UDP };
         Match { protocol: Some(protocol), ..base }
@@ -138,19 +142,19 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_gate::admission::{Facts, Kind};
+    use tidegate_gate::admission::{PacketKind, PacketMeta};
     use tidegate_wire::Protocol;
 
     #[test]
-    fn the_policy_covers_its_ports_and_their_fragments_and_nothing_else() {
-        let watch: Vec<Watch> =
+    fn policy_covers_only_watched_ports_and_their_fragments() {
+        let watch: Vec<WatchedPort> =
             ["udp/53", "tcp/53", "udp/54"].map(|text| text.parse().unwrap()).into();
-        let friends = ["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
-        let config = policy(&watch, &friends);
+        let trusted = ["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
+        let config = policy(&watch, &trusted);
         let mut admission = Admission::new(&config, [1; 16]).unwrap();
         let names: Vec<_> = admission.classes().names().map(str::to_owned).collect();
-        assert_eq!(names, ["friends", "known", "strangers", "rest"]);
-        admission.confirm(Source::of("198.51.100.1".parse().unwrap()));
+        assert_eq!(names, ["trusted", "known", "unknown", "rest"]);
+        admission.confirm(SourceId::from_address("198.51.100.1".parse().unwrap()));
         for (source, protocol, port, class) in [
             ("192.0.2.7", Protocol::UDP, Some(53), 0),
             ("2001:db8::7", Protocol::TCP, Some(53), 0),
@@ -162,8 +166,13 @@ mod tests {
             ("198.51.100.1", Protocol::UDP, Some(123), 3),
         ] {
             let source = source.parse().ok();
-            let facts = Facts { kind: Kind::Ip(protocol), source, port, packet_bytes: 60 };
-            assert_eq!(admission.classify(&facts), class, "{facts:?}");
+            let meta = PacketMeta {
+                kind: PacketKind::Ip(protocol),
+                source,
+                destination_port: port,
+                packet_bytes: 60,
+            };
+            assert_eq!(admission.classify(&meta), class, "{meta:?}");
         }
     }
 }

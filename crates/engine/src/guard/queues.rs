@@ -1,4 +1,4 @@
-//! The kernel's socket queues, by socket diagnostics (sock_diag(7)).
+//! State of the kernel's socket queues, from socket diagnostics (sock_diag(7)).
 
 use std::fmt;
 use std::io;
@@ -8,32 +8,32 @@ use std::str::FromStr;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
-/// A port whose sockets are watched: `udp/53`.
+/// Local port whose sockets measure overload, as `udp/53`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watch {
+pub struct WatchedPort {
     tcp: bool,
     /// The local port.
     pub port: u16,
 }
 
-impl Watch {
-    /// Whether it is a TCP port; a UDP port otherwise.
+impl WatchedPort {
+    /// True for a TCP port, false for a UDP port.
     pub fn is_tcp(self) -> bool {
         self.tcp
     }
 }
 
-impl fmt::Display for Watch {
+impl fmt::Display for WatchedPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", if self.tcp { "tcp" } else { "udp" }, self.port)
     }
 }
 
-impl FromStr for Watch {
+impl FromStr for WatchedPort {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no port: write udp/53 or tcp/443");
+        let wrong = || format!("{text:?} is not a port: write udp/53 or tcp/443");
         let (protocol, port) = text.split_once('/').ok_or_else(wrong)?;
         let tcp = match protocol {
             "udp" => false,
@@ -47,41 +47,40 @@ impl FromStr for Watch {
     }
 }
 
-/// How the sockets of some ports do.
+/// State of the sockets on the watched ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueueState {
-    /// How full the fullest receive queue is, in percent.
+    /// Fill of the fullest receive queue, in percent.
     pub(super) level_percent: u32,
-    /// Packets that sockets which are open now have dropped since they were
-    /// made.
+    /// Packets dropped by the currently open sockets since they were created.
     pub(super) dropped: u64,
 }
 
-const BUFFER_BYTES: usize = 64 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 
 /// `SOCK_DIAG_BY_FAMILY` of `linux/sock_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST | NLM_F_DUMP` of `linux/netlink.h`.
 const REQUEST_DUMP: u16 = 0x301;
 /// `NLMSG_ERROR` and `NLMSG_DONE`.
-const MESSAGE_ERROR: u16 = 2;
-const MESSAGE_DONE: u16 = 3;
+const MESSAGE_TYPE_ERROR: u16 = 2;
+const MESSAGE_TYPE_DONE: u16 = 3;
 /// `INET_DIAG_SKMEMINFO` of `linux/inet_diag.h`.
-const ATTRIBUTE_MEMORY: u16 = 7;
+const ATTRIBUTE_SKMEMINFO: u16 = 7;
 /// `TCP_LISTEN` of `net/tcp_states.h`.
-const STATE_LISTEN: u32 = 10;
+const TCP_STATE_LISTEN: u32 = 10;
 /// Bytes of `struct nlmsghdr` and `struct inet_diag_msg`.
-const HEADER_BYTES: usize = 16;
-const ANSWER_BYTES: usize = 72;
+const NETLINK_HEADER_BYTES: usize = 16;
+const DIAG_MESSAGE_BYTES: usize = 72;
 
-/// Asks the kernel about sockets.
+/// Netlink socket for socket diagnostics.
 pub(super) struct SocketQueues {
     fd: OwnedFd,
     buffer: Vec<u8>,
 }
 
 impl SocketQueues {
-    /// Sockets of the calling thread's network namespace.
+    /// Opens a netlink socket for the sockets of the calling thread's network namespace.
     pub(super) fn open() -> io::Result<Self> {
         let fd = rustix::net::socket_with(
             AddressFamily::NETLINK,
@@ -89,11 +88,11 @@ impl SocketQueues {
             SocketFlags::CLOEXEC,
             Some(netlink::SOCK_DIAG),
         )?;
-        Ok(Self { fd, buffer: vec![0; BUFFER_BYTES] })
+        Ok(Self { fd, buffer: vec![0; RECEIVE_BUFFER_BYTES] })
     }
 
-    /// How the sockets of these ports do, of both families.
-    pub(super) fn read(&mut self, watch: &[Watch]) -> io::Result<QueueState> {
+    /// Reads the state of the sockets on the ports `watch`, for IPv4 and IPv6.
+    pub(super) fn read(&mut self, watch: &[WatchedPort]) -> io::Result<QueueState> {
         let mut state = QueueState::default();
         for &watch in watch {
             for family in [AddressFamily::INET, AddressFamily::INET6] {
@@ -105,7 +104,7 @@ impl SocketQueues {
 
     fn dump(
         &mut self,
-        watch: Watch,
+        watch: WatchedPort,
         family: AddressFamily,
         state: &mut QueueState,
     ) -> io::Result<()> {
@@ -117,79 +116,79 @@ impl SocketQueues {
                 Err(error) => return Err(error.into()),
             };
             let bytes = self.buffer.get(..len).unwrap_or(&[]);
-            if read_answer(bytes, watch.tcp, state)? {
+            if parse_reply(bytes, watch.tcp, state)? {
                 return Ok(());
             }
         }
     }
 }
 
-/// A `struct nlmsghdr` with a `struct inet_diag_req_v2`.
-fn request(watch: Watch, family: AddressFamily) -> [u8; HEADER_BYTES + 56] {
-    let mut bytes = [0; HEADER_BYTES + 56];
-    bytes[..4].copy_from_slice(&((HEADER_BYTES + 56) as u32).to_ne_bytes());
+/// Builds a `struct nlmsghdr` with a `struct inet_diag_req_v2`.
+fn request(watch: WatchedPort, family: AddressFamily) -> [u8; NETLINK_HEADER_BYTES + 56] {
+    let mut bytes = [0; NETLINK_HEADER_BYTES + 56];
+    bytes[..4].copy_from_slice(&((NETLINK_HEADER_BYTES + 56) as u32).to_ne_bytes());
     bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
-    let body = &mut bytes[HEADER_BYTES..];
+    let body = &mut bytes[NETLINK_HEADER_BYTES..];
     body[0] = family.as_raw() as u8;
     body[1] = if watch.tcp { 6 } else { 17 };
-    body[2] = 1 << (ATTRIBUTE_MEMORY - 1);
-    let states: u32 = if watch.tcp { 1 << STATE_LISTEN } else { u32::MAX };
+    body[2] = 1 << (ATTRIBUTE_SKMEMINFO - 1);
+    let states: u32 = if watch.tcp { 1 << TCP_STATE_LISTEN } else { u32::MAX };
     body[4..8].copy_from_slice(&states.to_ne_bytes());
     body[8..10].copy_from_slice(&watch.port.to_be_bytes());
     bytes
 }
 
-/// Adds what one datagram of an answer says; true when it was the last one.
-fn read_answer(mut bytes: &[u8], tcp: bool, state: &mut QueueState) -> io::Result<bool> {
-    while let Some((length, kind)) = length_and_kind(bytes) {
+/// Adds the sockets of one reply datagram to `state`; returns true after the last message.
+fn parse_reply(mut bytes: &[u8], tcp: bool, state: &mut QueueState) -> io::Result<bool> {
+    while let Some((length, kind)) = parse_message_header(bytes) {
         // Messages begin on multiples of four bytes (NLMSG_ALIGN).
-        let message = bytes.get(HEADER_BYTES..length).unwrap_or(&[]);
+        let message = bytes.get(NETLINK_HEADER_BYTES..length).unwrap_or(&[]);
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
         match kind {
-            MESSAGE_DONE => return Ok(true),
-            MESSAGE_ERROR => {
+            MESSAGE_TYPE_DONE => return Ok(true),
+            MESSAGE_TYPE_ERROR => {
                 let code = u32_at(message, 0).unwrap_or(0).cast_signed();
                 return Err(io::Error::from_raw_os_error(code.wrapping_neg()));
             }
-            SOCK_DIAG_BY_FAMILY => read_socket(message, tcp, state),
+            SOCK_DIAG_BY_FAMILY => parse_socket(message, tcp, state),
             _ => {}
         }
     }
     Ok(false)
 }
 
-fn length_and_kind(bytes: &[u8]) -> Option<(usize, u16)> {
+fn parse_message_header(bytes: &[u8]) -> Option<(usize, u16)> {
     let length = u32_at(bytes, 0)? as usize;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
-    (HEADER_BYTES..=bytes.len()).contains(&length).then_some((length, kind))
+    (NETLINK_HEADER_BYTES..=bytes.len()).contains(&length).then_some((length, kind))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }
 
-fn read_socket(message: &[u8], tcp: bool, state: &mut QueueState) {
+fn parse_socket(message: &[u8], tcp: bool, state: &mut QueueState) {
     let percent = |part: u32, whole: u32| {
         u32::try_from(u64::from(part) * 100 / u64::from(whole.max(1))).unwrap_or(u32::MAX)
     };
     if tcp {
-        // Of a listener: connections that wait, and how many may.
-        if let (Some(waiting), Some(most)) = (u32_at(message, 56), u32_at(message, 60)) {
-            state.level_percent = state.level_percent.max(percent(waiting, most));
+        // Of a listener: length and limit of the accept queue.
+        if let (Some(waiting), Some(limit)) = (u32_at(message, 56), u32_at(message, 60)) {
+            state.level_percent = state.level_percent.max(percent(waiting, limit));
         }
         return;
     }
-    let mut rest = message.get(ANSWER_BYTES..).unwrap_or(&[]);
+    let mut rest = message.get(DIAG_MESSAGE_BYTES..).unwrap_or(&[]);
     while let Some(head) = rest.first_chunk::<4>() {
         let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
         let kind = u16::from_ne_bytes([head[2], head[3]]);
         let Some(value) = rest.get(4..length) else { return };
-        if kind == ATTRIBUTE_MEMORY {
+        if kind == ATTRIBUTE_SKMEMINFO {
             // SK_MEMINFO_RMEM_ALLOC, SK_MEMINFO_RCVBUF, SK_MEMINFO_DROPS.
             let word = |index: usize| u32_at(value, 4 * index);
-            if let (Some(used), Some(room)) = (word(0), word(1)) {
-                state.level_percent = state.level_percent.max(percent(used, room));
+            if let (Some(used), Some(limit)) = (word(0), word(1)) {
+                state.level_percent = state.level_percent.max(percent(used, limit));
             }
             state.dropped += u64::from(word(8).unwrap_or(0));
         }
@@ -203,41 +202,41 @@ mod tests {
     use std::net::UdpSocket;
 
     #[test]
-    fn watches_read_what_they_write() {
+    fn watched_port_display_parses_back() {
         for text in ["udp/53", "tcp/65535"] {
-            assert_eq!(text.parse::<Watch>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<WatchedPort>().unwrap().to_string(), text);
         }
         for text in ["", "53", "udp/0", "udp/65536", "sctp/5", "udp/"] {
-            assert!(text.parse::<Watch>().unwrap_err().contains("udp/53"), "{text}");
+            assert!(text.parse::<WatchedPort>().unwrap_err().contains("udp/53"), "{text}");
         }
     }
 
     #[test]
-    fn a_queue_that_fills_is_seen_and_so_is_what_it_drops() {
+    fn reports_fill_and_drops_of_udp_sockets() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let socket = UdpSocket::bind(address).unwrap();
             let target = socket.local_addr().unwrap();
-            let watch = [Watch { tcp: false, port: target.port() }];
+            let watch = [WatchedPort { tcp: false, port: target.port() }];
             let mut queues = SocketQueues::open().unwrap();
             assert_eq!(queues.read(&watch).unwrap(), QueueState::default());
             let sender = UdpSocket::bind(address).unwrap();
-            // More than any default of `net.core.rmem_default` holds.
+            // More than any default of `net.core.rmem_default`.
             for _ in 0..20_000 {
                 let _ = sender.send_to(&[0; 1000], target);
             }
             let state = queues.read(&watch).unwrap();
             assert!(state.level_percent >= 75 && state.dropped > 0, "{state:?}");
-            let other = Watch { tcp: false, port: 1 };
+            let other = WatchedPort { tcp: false, port: 1 };
             assert_eq!(queues.read(&[other]).unwrap(), QueueState::default());
         }
     }
 
     #[test]
-    fn a_listener_that_does_not_accept_is_seen() {
+    fn reports_fill_of_accept_queue() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut queues = SocketQueues::open().unwrap();
-        let watch = [Watch { tcp: true, port: address.port() }];
+        let watch = [WatchedPort { tcp: true, port: address.port() }];
         assert_eq!(queues.read(&watch).unwrap().level_percent, 0);
         let waiting: Vec<_> =
             (0..8).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_answers_do_no_harm() {
+    fn survives_damaged_replies() {
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {
             let mut bytes: Vec<u8> = (0..rng.usize(0..160)).map(|_| rng.u8(..)).collect();
@@ -256,7 +255,7 @@ mod tests {
                     .copy_from_slice(&[[20_u16, 2, 3][rng.usize(0..3)].to_ne_bytes()].concat());
             }
             let mut state = QueueState::default();
-            let _ = read_answer(&bytes, rng.bool(), &mut state);
+            let _ = parse_reply(&bytes, rng.bool(), &mut state);
         }
     }
 }

@@ -1,21 +1,31 @@
-//! A rate limit in one number.
+//! Rate limiter with a single number of state (GCRA).
 
-/// Holds something to a rate.
+/// Rate limiter: the generic cell rate algorithm (ITU-T I.371).
 ///
-/// This is the generic cell rate algorithm (ITU-T I.371): the one number is
-/// when the next packet is due. A packet may come before that by the burst
-/// tolerance. It is a token bucket without tokens to refill, and the BPF
-/// program does the same on the same number.
+/// The state is the time at which the next packet is due. A packet may arrive earlier than
+/// that by at most the burst tolerance. This is equivalent to a token bucket, without tokens
+/// to refill. The BPF program runs the same algorithm on the same state.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_gate::admission::Bucket;
+///
+/// let mut bucket = Bucket::default();
+/// // One packet per microsecond, with a tolerance of two microseconds.
+/// let allowed = (0..10).filter(|_| bucket.allow(1_000_000, 1_000, 2_000)).count();
+/// assert_eq!(allowed, 3);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
     due_ns: u64,
 }
 
 impl Bucket {
-    /// Whether a packet at `now_ns` is within the rate of one packet per
-    /// `interval_ns` with `burst_ns` of tolerance; it is counted if it is.
+    /// Returns true if a packet at `now_ns` is within the rate of one packet per `interval_ns`
+    /// with `burst_ns` of tolerance. Only packets within the rate are counted.
     #[inline(always)]
-    pub fn take(&mut self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> bool {
+    pub fn allow(&mut self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> bool {
         let due_ns = self.due_ns(now_ns, interval_ns, burst_ns);
         if due_ns > now_ns.saturating_add(burst_ns) {
             return false;
@@ -24,23 +34,22 @@ impl Bucket {
         true
     }
 
-    /// When the next packet is due. A time that no packet can have made comes
-    /// of a clock that jumped back or a rate that was raised: the bucket starts
-    /// anew.
+    /// Time at which the next packet is due. A stored time later than any packet can have set
+    /// means that the clock jumped back or the rate was raised: the bucket then starts from zero.
     #[inline(always)]
     fn due_ns(self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> u64 {
         let latest_ns = now_ns.saturating_add(burst_ns).saturating_add(interval_ns);
         if self.due_ns > latest_ns { 0 } else { self.due_ns }
     }
 
-    /// The one of two buckets whose next packet is due earlier.
+    /// Returns the bucket whose next packet is due earlier.
     #[inline(always)]
     pub(super) fn earlier(self, other: Self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> Self {
         let due_ns = |bucket: Self| bucket.due_ns(now_ns, interval_ns, burst_ns);
         Self { due_ns: due_ns(self).min(due_ns(other)) }
     }
 
-    /// The one of two buckets whose next packet is due later.
+    /// Returns the bucket whose next packet is due later.
     #[inline(always)]
     pub(super) fn later(self, other: Self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> Self {
         let due_ns = |bucket: Self| bucket.due_ns(now_ns, interval_ns, burst_ns);
@@ -56,24 +65,24 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn a_burst_passes_and_then_the_rate() {
+    fn allows_a_burst_then_the_rate() {
         let mut bucket = Bucket::default();
-        let taken = (0..100).filter(|_| bucket.take(S, 1000, 10_000)).count();
-        assert_eq!(taken, 11);
-        let taken = (0..100).filter(|n| bucket.take(S + n * 500, 1000, 10_000)).count();
-        assert_eq!(taken, 49, "half of the packets come in time, less the one taken before");
+        let allowed = (0..100).filter(|_| bucket.allow(S, 1000, 10_000)).count();
+        assert_eq!(allowed, 11);
+        let allowed = (0..100).filter(|n| bucket.allow(S + n * 500, 1000, 10_000)).count();
+        assert_eq!(allowed, 49, "half of the packets come in time, less the one taken before");
     }
 
     #[test]
-    fn a_clock_that_jumps_does_not_close_it() {
+    fn recovers_from_clock_jumps() {
         let mut bucket = Bucket::default();
-        assert!(bucket.take(5000 * S, 1000, 0));
-        assert!(!bucket.take(5000 * S, 1000, 0));
-        assert!(bucket.take(S, 1000, 0), "hours back");
-        assert!(!bucket.take(S, 1000, 0));
-        assert!(bucket.take(9000 * S, 1000, 0), "hours forth");
-        assert!(!bucket.take(9000 * S, 1000, 0), "no more than one was saved up");
-        assert!(bucket.take(u64::MAX, u64::MAX, u64::MAX));
+        assert!(bucket.allow(5000 * S, 1000, 0));
+        assert!(!bucket.allow(5000 * S, 1000, 0));
+        assert!(bucket.allow(S, 1000, 0), "hours back");
+        assert!(!bucket.allow(S, 1000, 0));
+        assert!(bucket.allow(9000 * S, 1000, 0), "hours forward");
+        assert!(!bucket.allow(9000 * S, 1000, 0), "no burst accumulates");
+        assert!(bucket.allow(u64::MAX, u64::MAX, u64::MAX));
     }
 
     proptest! {
@@ -86,7 +95,7 @@ mod tests {
             let (mut bucket, mut now_ns, mut taken) = (Bucket::default(), S, 0);
             for step in steps {
                 now_ns += step;
-                taken += u64::from(bucket.take(now_ns, interval_ns, burst_ns));
+                taken += u64::from(bucket.allow(now_ns, interval_ns, burst_ns));
             }
             prop_assert!(taken >= 1);
             prop_assert!((taken - 1) * interval_ns <= now_ns - S + burst_ns);

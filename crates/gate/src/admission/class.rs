@@ -1,15 +1,15 @@
-//! Classes as they are used: checked, and in arrays.
+//! Validated classes, in the form that classification uses.
 
-use super::facts::{Facts, Kind};
-use super::matching::{Match, Rule};
+use super::matching::{CompiledRule, Match};
+use super::packet_meta::{PacketKind, PacketMeta};
 
-/// The most classes, the one for the rest included.
-pub const CLASSES_MAX: usize = 16;
+/// Maximum number of classes, the default class included.
+pub const MAX_CLASSES: usize = 16;
 
-/// The name of the class that takes what no other takes.
-pub(super) const OTHERS: &str = "others";
+/// Name of the default class, for packets that match no configured class.
+pub(super) const DEFAULT_CLASS_NAME: &str = "others";
 
-/// The name of a class.
+/// Class name: 1 to 31 bytes without control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassName(String);
 
@@ -19,15 +19,15 @@ impl ClassName {
         fits.then(|| Self(name.to_owned()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// What the owner said about a class, as numbers.
+/// Configured rank and rates of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct ClassPolicy {
     pub(super) name: ClassName,
     pub(super) rank: u8,
     pub(super) guaranteed_pps: u64,
@@ -35,134 +35,133 @@ pub(super) struct Terms {
     pub(super) exempt: bool,
 }
 
-/// Classes in the order in which they are tried.
+/// Classes in matching order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classes {
-    terms: Vec<Terms>,
-    rules: Vec<Rule>,
-    asks_known: bool,
+    policies: Vec<ClassPolicy>,
+    rules: Vec<CompiledRule>,
+    uses_known_sources: bool,
 }
 
 impl Classes {
-    pub(super) fn push(&mut self, terms: Terms, rules: &[Match]) {
-        let class = self.terms.len();
-        self.terms.push(terms);
+    pub(super) fn push(&mut self, policy: ClassPolicy, rules: &[Match]) {
+        let class = self.policies.len();
+        self.policies.push(policy);
         self.rules.extend(rules.iter().map(|rule| rule.compile(class)));
-        self.asks_known = self.rules.iter().any(Rule::asks_known);
+        self.uses_known_sources = self.rules.iter().any(CompiledRule::uses_known_sources);
     }
 
-    pub(super) fn push_others(&mut self) {
-        let last = self.terms.iter().map(|terms| terms.rank).max().unwrap_or(0);
-        let name = ClassName(OTHERS.to_owned());
-        let rank = last.saturating_add(1);
-        let terms = Terms { name, rank, guaranteed_pps: 0, ceiling_pps: u64::MAX, exempt: false };
-        self.push(terms, &[Match::default()]);
+    pub(super) fn push_default_class(&mut self) {
+        let last_rank = self.policies.iter().map(|policy| policy.rank).max().unwrap_or(0);
+        let name = ClassName(DEFAULT_CLASS_NAME.to_owned());
+        let rank = last_rank.saturating_add(1);
+        let policy =
+            ClassPolicy { name, rank, guaranteed_pps: 0, ceiling_pps: u64::MAX, exempt: false };
+        self.push(policy, &[Match::default()]);
     }
 
-    /// How many classes there are.
-    #[expect(clippy::len_without_is_empty, reason = "there is always a class for the rest")]
+    /// Number of classes.
+    #[expect(clippy::len_without_is_empty, reason = "there is always a default class")]
     pub fn len(&self) -> usize {
-        self.terms.len()
+        self.policies.len()
     }
 
-    /// The names, in the order in which classes are tried.
+    /// Returns the class names, in matching order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.terms.iter().map(|terms| terms.name.as_str())
+        self.policies.iter().map(|policy| policy.name.as_str())
     }
 
-    pub(super) fn terms(&self) -> &[Terms] {
-        &self.terms
+    pub(super) fn policies(&self) -> &[ClassPolicy] {
+        &self.policies
     }
 
-    /// The rules in the order in which they are tried. The last one matches
-    /// everything.
-    pub fn rules(&self) -> &[Rule] {
+    /// Returns the rules in matching order. The last rule matches every packet.
+    pub fn rules(&self) -> &[CompiledRule] {
         &self.rules
     }
 
-    /// The class of what cannot be read: that of the rule which matches
-    /// everything.
-    pub fn rest(&self) -> usize {
+    /// Class of malformed packets: the class of the rule that matches every packet.
+    pub fn default_class(&self) -> usize {
         self.rules.last().map_or(0, |rule| rule.class.into())
     }
 
-    /// The class of a packet. `known` tells whether its source is, and is only
-    /// asked if a rule wants to know.
+    /// Returns the class of a packet. `known` returns true if the packet's source is known;
+    /// the closure is called only if a rule depends on that.
     #[inline]
-    pub(super) fn classify(&self, facts: &Facts, known: impl FnOnce() -> bool) -> usize {
-        if facts.kind == Kind::Malformed {
-            return self.rest();
+    pub(super) fn classify(&self, meta: &PacketMeta, known: impl FnOnce() -> bool) -> usize {
+        if meta.kind == PacketKind::Malformed {
+            return self.default_class();
         }
-        let known = self.asks_known && known();
-        let rule = self.rules.iter().find(|rule| rule.matches(facts, known));
-        rule.map_or_else(|| self.rest(), |rule| rule.class.into())
+        let known = self.uses_known_sources && known();
+        let rule = self.rules.iter().find(|rule| rule.matches(meta, known));
+        rule.map_or_else(|| self.default_class(), |rule| rule.class.into())
     }
 }
 
-/// How much is let in.
+/// Rate limit of a class or a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
-    /// Everything.
-    Open,
-    /// So much.
-    Limited(Pace),
-    /// Nothing.
+pub enum RateLimit {
+    /// No limit.
+    Unlimited,
+    /// At most this rate.
+    Limited(PacketRate),
+    /// No packet is admitted.
     Closed,
 }
 
-/// What holds for a class right now.
+/// Limits in force for a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimit {
-    /// How much of the class is let in.
-    pub class: Rate,
-    /// How much of each source in it; never [`Rate::Closed`], and of no effect
-    /// unless the class is limited.
-    pub source: Rate,
+    /// Limit of the class as a whole.
+    pub class: RateLimit,
+    /// Limit of each source in the class. Never [`RateLimit::Closed`]; without effect unless
+    /// the class itself is limited.
+    pub source: RateLimit,
 }
 
 impl ClassLimit {
-    /// Everything is let in.
-    pub const OPEN: Self = Self { class: Rate::Open, source: Rate::Open };
+    /// No limits.
+    pub const UNLIMITED: Self = Self { class: RateLimit::Unlimited, source: RateLimit::Unlimited };
 }
 
-/// A rate as a [`Bucket`](super::Bucket) takes it.
+/// Packet rate as the two parameters of a [`Bucket`](super::Bucket).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pace {
-    /// The time that one packet takes.
+pub struct PacketRate {
+    /// Time between two packets at the rate.
     pub interval_ns: u64,
-    /// How far packets may come before their time.
+    /// Burst tolerance: maximum time by which a packet may be early.
     pub burst_ns: u64,
 }
 
-/// Who gets less than it asks for may come so far before its time...
-const BURST_NS: u64 = 2_000_000;
-/// ... and who gets all that it asks for, so far: packets come in clumps when
-/// the receiving side is busy.
-const PATIENT_BURST_NS: u64 = 50_000_000;
-/// And so many packets at once, where that is longer.
-const BURST_PACKETS: u64 = 4;
+/// Burst tolerance of a class or source that gets less than its demand.
+const SHORT_BURST_NS: u64 = 2_000_000;
+/// Burst tolerance of a class that gets its full demand. Packets arrive in bursts when the
+/// receiver is busy.
+const LONG_BURST_NS: u64 = 50_000_000;
+/// Minimum burst tolerance, in packets.
+const MIN_BURST_PACKETS: u64 = 4;
 
-impl Pace {
-    /// The pace of a rate above zero.
-    pub fn of(rate_pps: u64) -> Self {
-        Self::with_burst(rate_pps, BURST_NS)
+impl PacketRate {
+    /// Returns the parameters of a rate above zero, with the short burst tolerance.
+    pub fn from_pps(rate_pps: u64) -> Self {
+        Self::with_burst(rate_pps, SHORT_BURST_NS)
     }
 
-    /// The pace of a rate that is more than what is asked for.
-    pub(super) fn patient(rate_pps: u64) -> Self {
-        Self::with_burst(rate_pps, PATIENT_BURST_NS)
+    /// Returns the parameters of a rate above the demand, with the long burst tolerance.
+    pub(super) fn with_long_burst(rate_pps: u64) -> Self {
+        Self::with_burst(rate_pps, LONG_BURST_NS)
     }
 
     fn with_burst(rate_pps: u64, burst_ns: u64) -> Self {
         let interval_ns = 1_000_000_000_u64.div_ceil(rate_pps.max(1));
-        Self { interval_ns, burst_ns: burst_ns.max(interval_ns * BURST_PACKETS) }
+        Self { interval_ns, burst_ns: burst_ns.max(interval_ns * MIN_BURST_PACKETS) }
     }
 
-    /// The rate in packets per second.
+    /// Returns the rate in packets per second.
     pub fn rate_pps(self) -> u64 {
         1_000_000_000 / self.interval_ns.max(1)
     }
 }
 
-/// One value for each class.
-pub(super) type PerClass<T> = [T; CLASSES_MAX];
+/// Array with one value per class.
+pub(super) type PerClass<T> = [T; MAX_CLASSES];

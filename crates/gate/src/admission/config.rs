@@ -1,72 +1,70 @@
-//! The settings of admission: as people write them, and checked.
+//! Admission settings: the configuration file format and its validation.
 
 use serde::{Deserialize, Serialize};
 
-use super::class::{CLASSES_MAX, ClassName, Classes, OTHERS, Terms};
+use super::class::{ClassName, ClassPolicy, Classes, DEFAULT_CLASS_NAME, MAX_CLASSES};
 use super::matching::{Match, ProtocolMatch};
 
-/// The most rules of all classes together.
-pub const RULES_MAX: usize = 32;
+/// Maximum number of rules, summed over all classes.
+pub const MAX_RULES: usize = 32;
 
-/// A class as it stands in a configuration file.
+/// Traffic class, as written in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Class {
-    /// Its name, up to 31 bytes.
+    /// Class name, 1 to 31 bytes.
     pub name: String,
-    /// Which packets are in it; one rule that matches is enough. Every packet,
-    /// when there is no rule.
+    /// Rules of the class. A packet belongs to the class if at least one rule matches; without
+    /// rules every packet matches.
     #[serde(rename = "match", default)]
     pub rules: Vec<Match>,
-    /// Who goes first: 0 before 1. Classes of one rank share fairly.
+    /// Precedence: rank 0 before rank 1. Classes of equal rank share fairly.
     #[serde(default)]
     pub rank: u8,
-    /// So many packets per second are admitted whatever the rank. What the
-    /// class does not ask for is lent to the others.
+    /// Packets per second that are admitted regardless of rank. The part that the class does
+    /// not use is lent to other classes.
     #[serde(default)]
     pub guaranteed_pps: u64,
-    /// No more packets per second than this are admitted while not everything
-    /// can be.
+    /// Maximum packets per second while limits are in force; `None` is unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_pps: Option<u64>,
-    /// Is left alone: always let in, and no part of what is shared out.
+    /// Exempts the class from admission control: always admitted, outside the shared rate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exempt: bool,
 }
 
-/// The settings of admission as they stand in a configuration file, section
-/// `[admission]`. [`super::Admission::new`] checks them.
+/// Admission settings: section `[admission]` of a configuration file.
+/// [`super::Admission::new`] validates them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// The classes, in the order in which they are tried. What none of them
-    /// takes is in a class of its own, `others`, behind all ranks.
+    /// Classes in matching order. Packets that match none of them are in the additional
+    /// class `others`, whose rank is last.
     #[serde(rename = "class")]
     pub classes: Vec<Class>,
-    /// How many sources are remembered; at most 32,768.
+    /// Number of sources that are remembered; at most 32,768.
     pub known_sources: u32,
-    /// A source is known when it was seen in two of these periods in a row.
+    /// Length of a learning period. A source seen in two consecutive periods becomes known.
     pub learning_period_ms: u64,
-    /// A source is forgotten when it was not seen for twice as long.
+    /// Lifetime of a known source. A source is forgotten when unseen for two lifetimes.
     pub known_lifetime_s: u64,
-    /// Packets are refused once a queue is so full, in percent, or a packet was
-    /// lost late.
+    /// Queue fill level at which packets are refused, in percent. A late drop has the same
+    /// effect.
     pub high_mark_percent: u32,
-    /// More is admitted while queues are no fuller than this, in percent.
+    /// Queue fill level up to which the admitted rate is raised, in percent.
     pub low_mark_percent: u32,
-    /// Everything is admitted again when nothing was refused for so long.
+    /// Time without refused packets after which all limits are lifted.
     pub calm_after_ms: u64,
 }
 
 impl Config {
-    /// How often [`super::Admission::on_period`] should be called.
+    /// Recommended interval between two calls of [`super::Admission::on_period`].
     pub const PERIOD_NS: u64 = 5_000_000;
 }
 
 impl Default for Config {
-    /// Neighbour and control traffic first, then those who were seen before,
-    /// strangers last. A trickle of strangers is always let in: some of them
-    /// are the known ones of tomorrow.
+    /// Neighbour and control traffic first, then known sources, then unknown sources. A small
+    /// rate of unknown sources is always admitted, because some of them become known sources.
     fn default() -> Self {
         let protocol = |protocol| vec![Match { protocol: Some(protocol), ..Match::default() }];
         let class = |name: &str, rules, rank, guaranteed_pps, ceiling_pps| Class {
@@ -83,7 +81,7 @@ impl Default for Config {
                 class("neighbour", protocol(ProtocolMatch::NEIGHBOUR), 0, 1000, Some(10_000)),
                 class("icmp", protocol(ProtocolMatch::ICMP), 0, 100, Some(1000)),
                 class("known", known, 1, 0, None),
-                class("strangers", vec![], 2, 100, None),
+                class("unknown", vec![], 2, 100, None),
             ],
             known_sources: 16_384,
             learning_period_ms: 1000,
@@ -95,31 +93,31 @@ impl Default for Config {
     }
 }
 
-/// Why settings are refused. Names are those of the configuration file.
+/// Error in the admission settings. Names are the configuration file's keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A class without a name, or with one that is too long.
-    #[error("class {number} has the name {name:?}: give it one of 1 to 31 bytes")]
-    Name {
-        /// Which class, counted from 1.
+    /// The class name is empty, too long or contains control characters.
+    #[error("class {number} has the invalid name {name:?}: use 1 to 31 bytes")]
+    InvalidName {
+        /// Position of the class in the file, counted from 1.
         number: usize,
-        /// What it is called.
+        /// Rejected name.
         name: String,
     },
-    /// Two classes of one name.
-    #[error("two classes are called `{0}`: give one of them another name")]
-    Doubled(String),
-    /// The name of the class for the rest.
+    /// Two classes have the same name.
+    #[error("two classes have the name `{0}`: rename one of them")]
+    DuplicateName(String),
+    /// The name is reserved for the default class.
     #[error(
-        "`{OTHERS}` is the class of what no other class takes: give the class another name, or \
+        "`{DEFAULT_CLASS_NAME}` is reserved for packets that match no other class: rename the class, or \
          leave out its rules"
     )]
-    Reserved,
-    /// Too many classes.
-    #[error("{0} classes are too many: at most {CLASSES_MAX}, with the one for the rest")]
+    ReservedName,
+    /// More than [`MAX_CLASSES`] classes, the default class included.
+    #[error("too many classes: {0}; at most {MAX_CLASSES}, including the default class")]
     TooManyClasses(usize),
-    /// Too many rules.
-    #[error("{0} rules are too many: at most {RULES_MAX} in all classes together")]
+    /// More than [`MAX_RULES`] rules.
+    #[error("too many rules: {0}; at most {MAX_RULES} in all classes together")]
     TooManyRules(usize),
     /// The guaranteed rate is above the ceiling.
     #[error(
@@ -127,91 +125,96 @@ pub enum ConfigError {
          raise the ceiling"
     )]
     GuaranteedAboveCeiling {
-        /// The class.
+        /// Class name.
         class: String,
-        /// What it is to get at least.
+        /// Guaranteed rate, in packets per second.
         guaranteed_pps: u64,
-        /// What it is to get at most.
+        /// Ceiling, in packets per second.
         ceiling_pps: u64,
     },
-    /// A ceiling of nothing.
-    #[error("class `{0}`: ceiling-pps 0 would never let anything in: give at least 1")]
+    /// The ceiling is zero.
+    #[error("class `{0}`: ceiling-pps 0 would admit no packet: give at least 1")]
     ZeroCeiling(String),
-    /// A class that is left alone and yet has rates.
+    /// An exempt class has a rank or rates.
     #[error(
-        "class `{0}` is exempt, so rank, guaranteed-pps and ceiling-pps have no meaning: leave \
+        "class `{0}` is exempt, so rank, guaranteed-pps and ceiling-pps have no effect: leave \
          them out"
     )]
     ExemptWithRates(String),
-    /// A class that says the same as another, or can never match.
+    /// An earlier class matches every packet of a rule of this class.
     #[error(
-        "class `{class}` can never match: `{covered_by}` before it takes all of it; put \
+        "class `{class}` can never match: `{covered_by}` before it matches all its packets; put \
              `{class}` first, or make `{covered_by}` narrower"
     )]
-    Overlap {
-        /// The class.
+    UnreachableClass {
+        /// Class that can never match.
         class: String,
-        /// The class that takes its packets.
+        /// Earlier class that matches the same packets.
         covered_by: String,
     },
-    /// A rule that makes no sense.
+    /// A rule is invalid.
     #[error("class `{class}`: {fault}")]
-    Rule {
-        /// The class.
+    InvalidRule {
+        /// Class of the rule.
         class: String,
-        /// What is wrong with it.
+        /// Description of the mistake.
         fault: String,
     },
-    /// A setting is zero.
+    /// The setting with this key is zero.
     #[error("{0} is 0: give at least 1")]
     Zero(&'static str),
-    /// The marks are the wrong way round.
+    /// The low mark is not below the high mark, or the high mark is above 100.
     #[error(
         "low-mark-percent {low} and high-mark-percent {high}: the low mark must be under the \
          high one, and the high one at most 100"
     )]
-    Marks {
-        /// The low mark.
+    InvalidMarks {
+        /// Low mark, in percent.
         low: u32,
-        /// The high mark.
+        /// High mark, in percent.
         high: u32,
     },
 }
 
 impl Config {
-    /// Checks everything and makes classes of it.
-    pub(super) fn check(&self) -> Result<Classes, ConfigError> {
+    /// Validates the settings and compiles the classes.
+    pub(super) fn compile(&self) -> Result<Classes, ConfigError> {
         self.check_numbers()?;
         let mut classes = Classes::default();
         let mut seen: Vec<(&str, &Match)> = Vec::new();
-        for (at, class) in self.classes.iter().enumerate() {
-            let name = ClassName::new(&class.name)
-                .ok_or_else(|| ConfigError::Name { number: at + 1, name: class.name.clone() })?;
-            if self.classes[..at].iter().any(|other| other.name == class.name) {
-                return Err(ConfigError::Doubled(class.name.clone()));
+        for (index, class) in self.classes.iter().enumerate() {
+            let name = ClassName::new(&class.name).ok_or_else(|| ConfigError::InvalidName {
+                number: index + 1,
+                name: class.name.clone(),
+            })?;
+            if self.classes[..index].iter().any(|other| other.name == class.name) {
+                return Err(ConfigError::DuplicateName(class.name.clone()));
             }
             class.check_rates()?;
             for rule in class.all_rules() {
                 if let Some(fault) = rule.fault() {
-                    return Err(ConfigError::Rule { class: class.name.clone(), fault });
+                    return Err(ConfigError::InvalidRule { class: class.name.clone(), fault });
                 }
                 if let Some((other, _)) = seen.iter().find(|(_, earlier)| earlier.covers(rule)) {
                     let covered_by = (*other).to_owned();
-                    return Err(ConfigError::Overlap { class: class.name.clone(), covered_by });
+                    return Err(ConfigError::UnreachableClass {
+                        class: class.name.clone(),
+                        covered_by,
+                    });
                 }
                 seen.push((&class.name, rule));
             }
-            classes.push(class.terms(name), class.all_rules());
+            classes.push(class.policy(name), class.all_rules());
         }
         if !seen.iter().any(|(_, rule)| **rule == Match::default()) {
-            if self.classes.iter().any(|class| class.name == OTHERS) {
-                return Err(ConfigError::Reserved);
+            if self.classes.iter().any(|class| class.name == DEFAULT_CLASS_NAME) {
+                return Err(ConfigError::ReservedName);
             }
-            classes.push_others();
+            classes.push_default_class();
         }
         match (classes.len(), classes.rules().len()) {
-            (classes, _) if classes > CLASSES_MAX => Err(ConfigError::TooManyClasses(classes)),
-            (_, rules) if rules > RULES_MAX => Err(ConfigError::TooManyRules(rules)),
+            (classes, _) if classes > MAX_CLASSES => Err(ConfigError::TooManyClasses(classes)),
+            (_, rules) if rules > MAX_RULES => Err(ConfigError::TooManyRules(rules)),
             _ => Ok(classes),
         }
     }
@@ -219,7 +222,7 @@ impl Config {
     fn check_numbers(&self) -> Result<(), ConfigError> {
         let (low, high) = (self.low_mark_percent, self.high_mark_percent);
         if low >= high || high > 100 {
-            return Err(ConfigError::Marks { low, high });
+            return Err(ConfigError::InvalidMarks { low, high });
         }
         for (name, value) in [
             ("known-sources", u64::from(self.known_sources)),
@@ -235,13 +238,13 @@ impl Config {
     }
 }
 
-/// What a class without rules matches.
-static EVERYTHING: [Match; 1] =
+/// Rule of a class without rules.
+static MATCH_ALL: [Match; 1] =
     [Match { protocol: None, port: None, source: None, known: None, size: None }];
 
 impl Class {
-    fn terms(&self, name: ClassName) -> Terms {
-        Terms {
+    fn policy(&self, name: ClassName) -> ClassPolicy {
+        ClassPolicy {
             name,
             rank: self.rank,
             guaranteed_pps: self.guaranteed_pps,
@@ -250,9 +253,9 @@ impl Class {
         }
     }
 
-    /// The rules; the one that matches everything, when there are none.
+    /// Returns the rules of the class, or the rule that matches every packet if there are none.
     fn all_rules(&self) -> &[Match] {
-        if self.rules.is_empty() { &EVERYTHING } else { &self.rules }
+        if self.rules.is_empty() { &MATCH_ALL } else { &self.rules }
     }
 
     fn check_rates(&self) -> Result<(), ConfigError> {

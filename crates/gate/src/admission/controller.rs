@@ -1,73 +1,73 @@
-//! How much is let in, and of what.
+//! Rate controller: the total admitted rate and its allocation to classes.
 
-use super::class::{PerClass, Terms};
+use super::class::{ClassPolicy, PerClass};
 
-/// How things went since the last call of
+/// Load measurements since the last call of
 /// [`Admission::on_period`](super::Admission::on_period).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// Packets that were served: that an application took, that were forwarded
-    /// or answered.
+    /// Packets served: read by an application, forwarded or replied to.
     pub served: u64,
-    /// Packets that were dropped after work was spent on them because something
-    /// was full: the port's ring, a socket's queue.
-    pub lost_late: u64,
-    /// How full the fullest queue in front of an application is, in percent.
+    /// Packets dropped after work was spent on them, because a device ring or a socket queue
+    /// was full.
+    pub late_drops: u64,
+    /// Fill level of the fullest queue to an application, in percent.
     pub level_percent: u32,
-    /// Of the packets that came, how many were lost before anybody looked at
-    /// them, in parts of a thousand, whoever sent them: less work on those that
-    /// are let in would leave more time to look.
-    pub unseen_permille: u32,
+    /// Arriving packets that were lost unexamined, from any source, per thousand. Admitting
+    /// fewer packets leaves more time to empty the receive ring.
+    pub rx_missed_permille: u32,
 }
 
 impl Pressure {
-    fn is_crowded(&self) -> bool {
-        self.unseen_permille >= CROWDED_PERMILLE
+    fn is_missing_packets(&self) -> bool {
+        self.rx_missed_permille >= MISSING_PERMILLE
     }
 
     fn is_overrun(&self) -> bool {
-        self.unseen_permille >= OVERRUN_PERMILLE
+        self.rx_missed_permille >= OVERRUN_PERMILLE
     }
 
-    /// Whether packets were lost for which there was no room or no time.
-    pub(super) fn has_lost(&self) -> bool {
-        self.lost_late > 0 || self.is_overrun()
+    /// True if packets were lost for lack of space or time.
+    pub(super) fn has_losses(&self) -> bool {
+        self.late_drops > 0 || self.is_overrun()
     }
 }
 
-/// So many of a thousand packets unseen are too many: those who do not come last
-/// lose as much.
-const CROWDED_PERMILLE: u32 = 3;
-/// So many, and it has to get better at once.
+/// Share of packets lost unexamined at which the total is reduced. Ranks above the last
+/// lose the same share.
+const MISSING_PERMILLE: u32 = 3;
+/// Share of packets lost unexamined that requires an immediate reduction.
 const OVERRUN_PERMILLE: u32 = 100;
 
-/// The least that is ever tried, so that it can be seen when things are better.
-pub(super) const TOTAL_MIN_PPS: u64 = 100;
+/// Minimum total rate. Some packets must be admitted to detect that the load has fallen.
+pub(super) const MIN_TOTAL_PPS: u64 = 100;
 
-/// The total rate that is let in.
+/// Controller of the total admitted rate.
 ///
-/// What is served while queues are not empty is what can be served, as far as is
-/// known. The total is set to nine tenths of that when packets are lost late, and
-/// a little below it when queues are above the high mark and do not drain: where
-/// feedback stops receiving there, they are so at every peak. Between the marks
-/// it is kept to just that while queues fill, and rises slowly while they do not.
-/// It rises when queues are short: slowly when it is near what could be served
-/// before, fast when it is far below.
+/// The rate served while queues are not empty is the estimate of the capacity.
+///
+/// * Late drops: the total is set to nine tenths of the capacity.
+/// * Queues above the high mark that do not drain: the total is set slightly below the
+///   capacity. Where feedback pauses receiving at that mark, queues reach it at every peak.
+/// * Queues between the marks: the total is capped at the capacity while they fill, and
+///   rises slowly while they do not.
+/// * Queues below the low mark: the total rises slowly near the best capacity seen, and fast
+///   far below it.
 #[derive(Clone, Debug)]
-pub(super) struct Total {
+pub(super) struct TotalRate {
     high_mark_percent: u32,
     low_mark_percent: u32,
     pub(super) pps: u64,
-    /// What can be served, as seen lately.
+    /// Recent estimate of the rate that can be served.
     capacity_pps: u64,
-    /// The best capacity that was seen, slowly forgotten.
+    /// Best capacity seen, decaying slowly.
     best_pps: u64,
     last_level_percent: u32,
-    /// Room had to be made since the last calm time.
-    made_room: bool,
+    /// The total was reduced for lost receive packets since limits were last off.
+    was_reduced: bool,
 }
 
-impl Total {
+impl TotalRate {
     pub(super) fn new(low_mark_percent: u32, high_mark_percent: u32) -> Self {
         Self {
             high_mark_percent,
@@ -76,97 +76,97 @@ impl Total {
             capacity_pps: 0,
             best_pps: 0,
             last_level_percent: 0,
-            made_room: false,
+            was_reduced: false,
         }
     }
 
-    pub(super) fn is_pressed(&self, pressure: &Pressure) -> bool {
-        pressure.lost_late > 0 || pressure.level_percent >= self.high_mark_percent
+    pub(super) fn is_overloaded(&self, pressure: &Pressure) -> bool {
+        pressure.late_drops > 0 || pressure.level_percent >= self.high_mark_percent
     }
 
-    /// All that came was served.
+    /// Updates the best capacity in a period without limits or overload.
     pub(super) fn on_calm(&mut self, pressure: &Pressure, elapsed_ns: u64) {
-        self.made_room = false;
+        self.was_reduced = false;
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         self.best_pps = (self.best_pps - self.best_pps / 128).max(served_pps);
     }
 
-    /// More came than can be served. What is served now may be less than could
-    /// be: a flood takes the processor away from those who serve.
+    /// Sets the first total when overload begins. The rate served now may be below the
+    /// capacity, because a flood takes CPU time from the applications.
     pub(super) fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         let served_pps = rate_pps(pressure.served, elapsed_ns).max(self.best_pps);
         self.capacity_pps = served_pps;
         self.best_pps = served_pps;
         self.last_level_percent = pressure.level_percent;
-        // Who asks for what is not known yet. In an overrun a little has to do
-        // until it is.
-        self.made_room = pressure.is_overrun();
-        let pps = if self.made_room { served_pps / 8 } else { served_pps / 10 * 9 };
-        self.pps = pps.max(TOTAL_MIN_PPS);
+        // The demand of each class is not known yet. In an overrun the total is one eighth of the
+        // capacity until it is.
+        self.was_reduced = pressure.is_overrun();
+        let pps = if self.was_reduced { served_pps / 8 } else { served_pps / 10 * 9 };
+        self.pps = pps.max(MIN_TOTAL_PPS);
     }
 
-    /// More classes share the total from now on: it is as much as can be served.
-    pub(super) fn share_anew(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+    /// Sets the total to the capacity when one more rank shares it.
+    pub(super) fn reset_to_capacity(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         let served_pps = rate_pps(pressure.served, elapsed_ns).max(self.capacity_pps);
-        self.pps = (served_pps - served_pps / 10).max(TOTAL_MIN_PPS);
+        self.pps = (served_pps - served_pps / 10).max(MIN_TOTAL_PPS);
     }
 
-    /// Sets the total by how things went. `refused_beyond_pps` is what was let
-    /// in, if more would have come; `preferred_pps` is what [`preferred`] says.
+    /// Adjusts the total to the measurements of a period. `limited_pps` is the admitted rate if
+    /// packets were refused; `preferred_pps` is the result of [`preferred_demand`].
     pub(super) fn adjust(
         &mut self,
         pressure: &Pressure,
         elapsed_ns: u64,
-        refused_beyond_pps: Option<u64>,
+        limited_pps: Option<u64>,
         preferred_pps: Option<u64>,
     ) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
-        let pressed = self.is_pressed(pressure);
-        let crowded = pressure.is_crowded();
-        let room_for_pps = preferred_pps.filter(|&pps| crowded && (!pressed || self.pps > pps));
-        let short =
-            !pressed && room_for_pps.is_none() && pressure.level_percent <= self.low_mark_percent;
-        if short {
-            // What waited from before room was made is no measure.
-            let most_pps = if self.made_room { self.pps } else { u64::MAX };
-            self.capacity_pps = self.capacity_pps.max(served_pps.min(most_pps));
+        let overloaded = self.is_overloaded(pressure);
+        let missing = pressure.is_missing_packets();
+        let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
+        let queues_short = !overloaded
+            && reduce_to_pps.is_none()
+            && pressure.level_percent <= self.low_mark_percent;
+        if queues_short {
+            // Packets queued before the reduction distort the measurement.
+            let max_pps = if self.was_reduced { self.pps } else { u64::MAX };
+            self.capacity_pps = self.capacity_pps.max(served_pps.min(max_pps));
         } else {
             self.capacity_pps = (self.capacity_pps * 3 + served_pps) / 4;
         }
         self.best_pps = (self.best_pps - self.best_pps / 128).max(self.capacity_pps);
-        let draining = pressure.lost_late == 0 && pressure.level_percent < self.last_level_percent;
+        let draining = pressure.late_drops == 0 && pressure.level_percent < self.last_level_percent;
         let filling = pressure.level_percent > self.last_level_percent;
         self.last_level_percent = pressure.level_percent;
-        if let Some(preferred_pps) = room_for_pps {
-            self.make_room(preferred_pps, pressure.is_overrun());
-        } else if pressed && !draining {
-            let served_pps = self.pps.min(self.capacity_pps);
-            let part = if pressure.lost_late > 0 { 10 } else { 32 };
-            self.pps = served_pps - served_pps / part;
-        } else if short && refused_beyond_pps.is_some_and(|pps| pps >= self.pps / 3) {
-            // More is tried only while some of it is used: sources that are
-            // held to their shares leave something over.
-            let far = self.pps < self.best_pps / 10 * 9;
-            let step_pps = if far { self.pps / 4 } else { self.pps / 50 };
-            // A large step could crowd out those who do not come last.
-            let careful = self.made_room && preferred_pps.is_some();
-            let least_pps = if careful { 0 } else { self.best_pps / 2 };
-            self.pps = self.pps.max(least_pps).saturating_add(step_pps + 1);
-        } else if !short && filling {
+        if let Some(preferred_pps) = reduce_to_pps {
+            self.reduce_for_receive(preferred_pps, pressure.is_overrun());
+        } else if overloaded && !draining {
+            let base_pps = self.pps.min(self.capacity_pps);
+            let divisor = if pressure.late_drops > 0 { 10 } else { 32 };
+            self.pps = base_pps - base_pps / divisor;
+        } else if queues_short && limited_pps.is_some_and(|pps| pps >= self.pps / 3) {
+            // The total rises only while part of the last increase is used: sources limited to
+            // their shares leave some of it unused.
+            let far_below = self.pps < self.best_pps / 10 * 9;
+            let step_pps = if far_below { self.pps / 4 } else { self.pps / 50 };
+            // A large step could displace ranks above the last.
+            let careful = self.was_reduced && preferred_pps.is_some();
+            let min_pps = if careful { 0 } else { self.best_pps / 2 };
+            self.pps = self.pps.max(min_pps).saturating_add(step_pps + 1);
+        } else if !queues_short && filling {
             self.pps = self.pps.min(self.capacity_pps);
-        } else if !short && refused_beyond_pps.is_some() {
-            // What is served may be no more than what is let in: work that does
-            // not come in batches costs more. So it is never taken for all that
-            // can be served while queues do not fill.
+        } else if !queues_short && limited_pps.is_some() {
+            // The served rate may equal the admitted rate, because work that does not come in
+            // batches costs more. So it is not taken for the capacity while queues do not fill.
             self.pps = self.pps.saturating_add(self.pps / 50 + 1);
         }
-        self.pps = self.pps.max(TOTAL_MIN_PPS);
+        self.pps = self.pps.max(MIN_TOTAL_PPS);
     }
 
-    /// Lets in less, so that there is time to look at all that comes; not less
-    /// than those ask for who do not come last. From there it rises slowly: what
-    /// was served without a look at the rest is no measure.
-    fn make_room(&mut self, preferred_pps: u64, overrun: bool) {
+    /// Lowers the total, so that all arriving packets can be examined, but never below the
+    /// demand of the ranks above the last. The total then rises slowly, because the rate served
+    /// while packets were lost unexamined does not measure the capacity.
+    fn reduce_for_receive(&mut self, preferred_pps: u64, overrun: bool) {
         self.pps = if self.pps <= preferred_pps {
             (self.pps + self.pps / 2).min(preferred_pps)
         } else if overrun {
@@ -176,88 +176,93 @@ impl Total {
         };
         self.capacity_pps = self.pps;
         self.best_pps = self.pps;
-        self.made_room = true;
+        self.was_reduced = true;
     }
 }
 
-/// Packets in a time as packets per second.
+/// Converts packets in a time to packets per second, saturating.
 pub(super) fn rate_pps(packets: u64, elapsed_ns: u64) -> u64 {
     let pps = u128::from(packets) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
     u64::try_from(pps).unwrap_or(u64::MAX)
 }
 
-/// What those ask for who do not come last, in packets per second, with what the
-/// others are guaranteed; nothing when they hardly ask. There is no use in
-/// refusing it to look at more. Half more, since they do not come evenly.
-pub(super) fn preferred(terms: &[Terms], demand_pps: &PerClass<u64>) -> Option<u64> {
-    let judged = || terms.iter().zip(demand_pps).filter(|(terms, _)| !terms.exempt);
-    let last = judged().map(|(terms, _)| terms.rank).max()?;
+/// Demand of the ranks above the last plus the guarantees of the last rank, in packets per
+/// second, times 1.5 because packets arrive unevenly.
+///
+/// Returns `None` if the ranks above the last have hardly any demand. Refusing packets below
+/// this rate to examine more of the others gains nothing.
+pub(super) fn preferred_demand(
+    policies: &[ClassPolicy],
+    demand_pps: &PerClass<u64>,
+) -> Option<u64> {
+    let limited = || policies.iter().zip(demand_pps).filter(|(policy, _)| !policy.exempt);
+    let last_rank = limited().map(|(policy, _)| policy.rank).max()?;
     let (mut asked_pps, mut guaranteed_pps) = (0_u64, 0_u64);
-    for (terms, &demand_pps) in judged() {
-        if terms.rank == last {
-            guaranteed_pps = guaranteed_pps.saturating_add(demand_pps.min(terms.guaranteed_pps));
+    for (policy, &demand_pps) in limited() {
+        if policy.rank == last_rank {
+            guaranteed_pps = guaranteed_pps.saturating_add(demand_pps.min(policy.guaranteed_pps));
         } else {
-            asked_pps = asked_pps.saturating_add(demand_pps.min(terms.ceiling_pps));
+            asked_pps = asked_pps.saturating_add(demand_pps.min(policy.ceiling_pps));
         }
     }
     let sum_pps = asked_pps.saturating_add(guaranteed_pps);
-    (asked_pps >= TOTAL_MIN_PPS).then(|| sum_pps.saturating_add(sum_pps / 2))
+    (asked_pps >= MIN_TOTAL_PPS).then(|| sum_pps.saturating_add(sum_pps / 2))
 }
 
-/// Shares a total rate out between classes and returns the rate of each.
+/// Allocates a total rate to classes and returns the rate of each class, in packets per
+/// second.
 ///
-/// Guaranteed rates come first, as far as they are used. What is left goes to
-/// the classes by rank; inside a rank everyone gets what it asks for, or an
-/// equal part. A class that gets all it asks for may have more, up to what is
-/// left for those behind it: what it does not use is lent to them, and it takes
-/// it back as soon as it asks for it. Exempt classes have no part in it.
-pub(super) fn share_out(
+/// Guaranteed rates come first, as far as they are used. The remainder is allocated by rank;
+/// within a rank each class gets its demand or an equal share. A class whose demand is met
+/// may also have the remainder for later ranks. The unused part is lent to the later ranks
+/// until the class demands it. Exempt classes take no part.
+pub(super) fn allocate_rates(
     total_pps: u64,
-    terms: &[Terms],
+    policies: &[ClassPolicy],
     demand_pps: &PerClass<u64>,
 ) -> PerClass<u64> {
-    let mut limits = [0; super::CLASSES_MAX];
-    let mut wanted = [0; super::CLASSES_MAX];
-    let mut left = total_pps;
-    for (class, terms) in terms.iter().enumerate().filter(|(_, terms)| !terms.exempt) {
-        limits[class] = demand_pps[class].min(terms.guaranteed_pps);
-        wanted[class] = demand_pps[class].min(terms.ceiling_pps) - limits[class];
-        left = left.saturating_sub(limits[class]);
+    let mut limits = [0; super::MAX_CLASSES];
+    let mut unmet = [0; super::MAX_CLASSES];
+    let mut remaining = total_pps;
+    for (class, policy) in policies.iter().enumerate().filter(|(_, policy)| !policy.exempt) {
+        limits[class] = demand_pps[class].min(policy.guaranteed_pps);
+        unmet[class] = demand_pps[class].min(policy.ceiling_pps) - limits[class];
+        remaining = remaining.saturating_sub(limits[class]);
     }
-    let mut next = terms.iter().map(|terms| terms.rank).min();
+    let mut next = policies.iter().map(|policy| policy.rank).min();
     while let Some(rank) = next {
-        let members = || (0..terms.len()).filter(|&class| terms[class].rank == rank);
-        left = fill(left, members, &mut wanted, &mut limits);
-        for class in members().filter(|&class| wanted[class] == 0) {
-            limits[class] = limits[class].saturating_add(left);
+        let members = || (0..policies.len()).filter(|&class| policies[class].rank == rank);
+        remaining = fill_rank(remaining, members, &mut unmet, &mut limits);
+        for class in members().filter(|&class| unmet[class] == 0) {
+            limits[class] = limits[class].saturating_add(remaining);
         }
-        next = terms.iter().map(|terms| terms.rank).filter(|&other| other > rank).min();
+        next = policies.iter().map(|policy| policy.rank).filter(|&other| other > rank).min();
     }
-    for (limit, terms) in limits.iter_mut().zip(terms) {
-        *limit = (*limit).clamp(terms.guaranteed_pps, terms.ceiling_pps);
+    for (limit, policy) in limits.iter_mut().zip(policies) {
+        *limit = (*limit).clamp(policy.guaranteed_pps, policy.ceiling_pps);
     }
     limits
 }
 
-/// Gives the members what they want or an equal part of what there is; returns
-/// what is left.
-fn fill<I: Iterator<Item = usize>>(
-    mut left: u64,
+/// Grants each member its unmet demand or an equal share of `remaining`; returns the rate
+/// that is left.
+fn fill_rank<I: Iterator<Item = usize>>(
+    mut remaining: u64,
     members: impl Fn() -> I,
-    wanted: &mut PerClass<u64>,
-    given: &mut PerClass<u64>,
+    unmet: &mut PerClass<u64>,
+    granted: &mut PerClass<u64>,
 ) -> u64 {
     loop {
-        let hungry = members().filter(|&class| wanted[class] > 0).count() as u64;
-        if hungry == 0 || left < hungry {
-            return if hungry == 0 { left } else { 0 };
+        let unsatisfied = members().filter(|&class| unmet[class] > 0).count() as u64;
+        if unsatisfied == 0 || remaining < unsatisfied {
+            return if unsatisfied == 0 { remaining } else { 0 };
         }
-        let part = left / hungry;
+        let share = remaining / unsatisfied;
         for class in members() {
-            let more = wanted[class].min(part);
-            wanted[class] -= more;
-            given[class] += more;
-            left -= more;
+            let more = unmet[class].min(share);
+            unmet[class] -= more;
+            granted[class] += more;
+            remaining -= more;
         }
     }
 }
@@ -268,92 +273,97 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn terms(rank: u8, guaranteed_pps: u64, ceiling_pps: u64) -> Terms {
+    fn policy(rank: u8, guaranteed_pps: u64, ceiling_pps: u64) -> ClassPolicy {
         let name = ClassName::new("x").unwrap();
-        Terms { name, rank, guaranteed_pps, ceiling_pps, exempt: false }
+        ClassPolicy { name, rank, guaranteed_pps, ceiling_pps, exempt: false }
     }
 
-    fn share(total_pps: u64, terms: &[Terms], demands: &[u64]) -> Vec<u64> {
-        let mut demand_pps = [0; super::super::CLASSES_MAX];
+    fn share(total_pps: u64, policies: &[ClassPolicy], demands: &[u64]) -> Vec<u64> {
+        let mut demand_pps = [0; super::super::MAX_CLASSES];
         demand_pps[..demands.len()].copy_from_slice(demands);
-        share_out(total_pps, terms, &demand_pps)[..terms.len()].to_vec()
+        allocate_rates(total_pps, policies, &demand_pps)[..policies.len()].to_vec()
     }
 
     #[test]
-    fn the_last_rank_gets_what_is_left() {
-        let classes = [terms(0, 0, u64::MAX), terms(1, 0, u64::MAX)];
+    fn last_rank_gets_the_remainder() {
+        let classes = [policy(0, 0, u64::MAX), policy(1, 0, u64::MAX)];
         assert_eq!(share(1000, &classes, &[300, 5000]), [1000, 700]);
         assert_eq!(share(1000, &classes, &[3000, 5000]), [1000, 0]);
     }
 
     #[test]
-    fn a_guaranteed_rate_goes_first_and_is_lent_when_nobody_asks() {
-        let classes = [terms(0, 0, u64::MAX), terms(1, 400, u64::MAX)];
+    fn guaranteed_rate_takes_precedence_and_is_lent_while_unused() {
+        let classes = [policy(0, 0, u64::MAX), policy(1, 400, u64::MAX)];
         assert_eq!(share(1000, &classes, &[3000, 5000]), [600, 400]);
         assert_eq!(share(1000, &classes, &[3000, 100]), [900, 400]);
-        assert_eq!(share(1000, &classes, &[3000, 0]), [1000, 400], "lent, not given away");
+        assert_eq!(
+            share(1000, &classes, &[3000, 0]),
+            [1000, 400],
+            "the unused guarantee is only lent"
+        );
     }
 
     #[test]
-    fn equal_ranks_share_fairly_and_ceilings_hold() {
-        let classes = [terms(3, 0, u64::MAX), terms(3, 0, u64::MAX), terms(3, 0, 200)];
+    fn equal_ranks_share_fairly_within_ceilings() {
+        let classes = [policy(3, 0, u64::MAX), policy(3, 0, u64::MAX), policy(3, 0, 200)];
         assert_eq!(share(900, &classes, &[100, 5000, 5000]), [100, 600, 200]);
         assert_eq!(share(900, &classes, &[5000, 5000, 0]), [450, 450, 0]);
         assert_eq!(share(900, &classes, &[100, 100, 100]), [700, 700, 200]);
     }
 
     #[test]
-    fn strangers_make_room_to_look_and_others_do_not() {
-        let classes = [terms(0, 0, 100), terms(1, 0, u64::MAX), terms(2, 50, u64::MAX)];
-        let asked = |icmp, known, strangers| {
-            let mut demand_pps = [0; super::super::CLASSES_MAX];
-            demand_pps[..3].copy_from_slice(&[icmp, known, strangers]);
-            preferred(&classes, &demand_pps)
+    fn reduces_the_total_to_the_preferred_demand_when_packets_are_missed() {
+        let classes = [policy(0, 0, 100), policy(1, 0, u64::MAX), policy(2, 50, u64::MAX)];
+        let preferred_for = |icmp, known, unknown| {
+            let mut demand_pps = [0; super::super::MAX_CLASSES];
+            demand_pps[..3].copy_from_slice(&[icmp, known, unknown]);
+            preferred_demand(&classes, &demand_pps)
         };
-        let preferred_pps = asked(400, 7_150, 1_000_000);
+        let preferred_pps = preferred_for(400, 7_150, 1_000_000);
         assert_eq!(preferred_pps, Some(7_300 + 7_300 / 2));
-        assert_eq!(asked(1, 2, 1_000_000), None, "nobody to make room for");
-        let mut total = Total::new(25, 75);
+        assert_eq!(preferred_for(1, 2, 1_000_000), None, "no demand above the last rank");
+        let mut total = TotalRate::new(25, 75);
         let served = |served| Pressure { served, ..Pressure::default() };
-        let unseen = |unseen_permille| Pressure { unseen_permille, ..served(1_000) };
+        let missed =
+            |unseen_permille| Pressure { rx_missed_permille: unseen_permille, ..served(1_000) };
         total.start(&served(1_000), 5_000_000);
-        total.adjust(&unseen(0), 5_000_000, None, None);
+        total.adjust(&missed(0), 5_000_000, None, None);
         assert_eq!(total.pps, 180_000);
-        total.adjust(&unseen(3), 5_000_000, Some(100_000), preferred_pps);
-        assert_eq!(total.pps, 90_000, "a few are lost: half");
-        total.adjust(&unseen(600), 5_000_000, Some(100_000), preferred_pps);
-        assert_eq!(Some(total.pps), preferred_pps, "an overrun: at once");
+        total.adjust(&missed(3), 5_000_000, Some(100_000), preferred_pps);
+        assert_eq!(total.pps, 90_000, "few packets are missed: half");
+        total.adjust(&missed(600), 5_000_000, Some(100_000), preferred_pps);
+        assert_eq!(Some(total.pps), preferred_pps, "an overrun: the preferred demand at once");
         for _ in 0..100 {
-            total.adjust(&unseen(600), 5_000_000, Some(100_000), Some(50_000));
+            total.adjust(&missed(600), 5_000_000, Some(100_000), Some(50_000));
         }
-        assert_eq!(total.pps, 50_000, "more is asked for");
-        let served = Pressure { unseen_permille: 0, served: 250, ..Pressure::default() };
+        assert_eq!(total.pps, 50_000, "the preferred demand is higher");
+        let served = Pressure { rx_missed_permille: 0, served: 250, ..Pressure::default() };
         total.adjust(&served, 5_000_000, Some(50_000), Some(50_000));
-        assert_eq!(total.pps, 51_001, "slowly up again");
-        total.start(&unseen(600), 5_000_000);
+        assert_eq!(total.pps, 51_001, "rises slowly");
+        total.start(&missed(600), 5_000_000);
         assert_eq!(total.pps, 25_000, "an overrun from the start");
     }
 
     proptest! {
         #[test]
-        fn what_is_used_never_exceeds_the_total_and_the_guarantees(
+        fn used_rates_stay_within_the_total_and_the_guarantees(
             total_pps in 0_u64..10_000,
             classes in proptest::collection::vec((0_u8..4, 0_u64..2000, 0_u64..5000, 0_u64..9000), 1..16),
         ) {
-            let terms: Vec<_> = classes.iter()
-                .map(|&(rank, guaranteed, above, _)| terms(rank, guaranteed, guaranteed + above + 1))
+            let policies: Vec<_> = classes.iter()
+                .map(|&(rank, guaranteed, above, _)| policy(rank, guaranteed, guaranteed + above + 1))
                 .collect();
             let demands: Vec<_> = classes.iter().map(|class| class.3).collect();
-            let limits = share(total_pps, &terms, &demands);
+            let limits = share(total_pps, &policies, &demands);
             let used: Vec<_> = limits.iter().zip(&demands).map(|(l, d)| *l.min(d)).collect();
             let guaranteed: u64 =
-                terms.iter().zip(&demands).map(|(t, d)| t.guaranteed_pps.min(*d)).sum();
+                policies.iter().zip(&demands).map(|(t, d)| t.guaranteed_pps.min(*d)).sum();
             prop_assert!(used.iter().sum::<u64>() <= total_pps.max(guaranteed));
-            for (i, one) in terms.iter().enumerate() {
+            for (i, one) in policies.iter().enumerate() {
                 prop_assert!(limits[i] >= one.guaranteed_pps && limits[i] <= one.ceiling_pps);
-                // Nobody is refused what a later rank gets beyond its guarantee.
-                let starved = used[i] + terms.len() as u64 <= demands[i].min(one.ceiling_pps);
-                for (j, other) in terms.iter().enumerate() {
+                // No class is refused a rate that a later rank gets beyond its guarantee.
+                let starved = used[i] + policies.len() as u64 <= demands[i].min(one.ceiling_pps);
+                for (j, other) in policies.iter().enumerate() {
                     let extra = used[j] > other.guaranteed_pps.min(demands[j]);
                     prop_assert!(!(starved && other.rank > one.rank && extra), "{i} {j}");
                 }

@@ -1,4 +1,4 @@
-//! Rules: which packets belong to a class.
+//! Rules that assign packets to classes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,28 +7,27 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tidegate_wire::{IpCidr, Protocol};
 
-use super::facts::{Facts, Kind};
+use super::packet_meta::{PacketKind, PacketMeta};
 
-/// Numbers from one to another, both included: `53` or `1024-65535`; for ports
-/// also `none`.
+/// Inclusive range of numbers: `53` or `1024-65535`; for ports also `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// The first.
+pub struct NumberRange {
+    /// First number of the range.
     pub low: u32,
-    /// The last.
+    /// Last number of the range.
     pub high: u32,
 }
 
-impl Range {
-    /// No port at all: fragments, and protocols without ports.
-    pub const NONE: Self = Self { low: Rule::NO_PORT, high: Rule::NO_PORT };
+impl NumberRange {
+    /// No port: fragments, and protocols without ports.
+    pub const NONE: Self = Self { low: CompiledRule::NO_PORT, high: CompiledRule::NO_PORT };
 
     fn covers(self, other: Self) -> bool {
         self.low <= other.low && other.high <= self.high
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for NumberRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::NONE => f.write_str("none"),
@@ -38,11 +37,13 @@ impl fmt::Display for Range {
     }
 }
 
-impl FromStr for Range {
+impl FromStr for NumberRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no range of numbers: write 53 or 1024-65535");
+        let wrong = || {
+            format!("invalid range {text:?}: write a number or a range, such as 53 or 1024-65535")
+        };
         if text == "none" {
             return Ok(Self::NONE);
         }
@@ -58,20 +59,19 @@ impl FromStr for Range {
     }
 }
 
-/// Which protocol: by name (`neighbour`, `icmp`, `udp`, `tcp`) or by its number
-/// above IP.
+/// Protocol condition: a name (`neighbour`, `icmp`, `udp`, `tcp`) or an IP protocol number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProtocolMatch(Kind);
+pub struct ProtocolMatch(PacketKind);
 
 impl ProtocolMatch {
-    /// ARP, neighbour and router discovery.
-    pub const NEIGHBOUR: Self = Self(Kind::Neighbour);
-    /// ICMP of both families, but for neighbour discovery.
-    pub const ICMP: Self = Self(Kind::Icmp);
+    /// ARP, neighbour discovery and router discovery.
+    pub const NEIGHBOUR: Self = Self(PacketKind::Neighbour);
+    /// ICMP of both families, except neighbour discovery.
+    pub const ICMP: Self = Self(PacketKind::Icmp);
     /// UDP.
-    pub const UDP: Self = Self(Kind::Ip(Protocol::UDP));
+    pub const UDP: Self = Self(PacketKind::Ip(Protocol::UDP));
     /// TCP.
-    pub const TCP: Self = Self(Kind::Ip(Protocol::TCP));
+    pub const TCP: Self = Self(PacketKind::Ip(Protocol::TCP));
 
     fn has_ports(self) -> bool {
         self == Self::UDP || self == Self::TCP
@@ -99,9 +99,9 @@ impl FromStr for ProtocolMatch {
             "icmp" | "1" | "58" => Self::ICMP,
             "udp" => Self::UDP,
             "tcp" => Self::TCP,
-            _ => Self(Kind::Ip(Protocol(text.parse().map_err(|_| {
+            _ => Self(PacketKind::Ip(Protocol(text.parse().map_err(|_| {
                 format!(
-                    "{text:?} is no protocol: write neighbour, icmp, udp, tcp, or the number of \
+                    "unknown protocol {text:?}: write neighbour, icmp, udp, tcp, or the number of \
                      a protocol above IP"
                 )
             })?))),
@@ -109,7 +109,7 @@ impl FromStr for ProtocolMatch {
     }
 }
 
-/// Values that are written as text or as a number.
+/// Implements serde for a type that is written as text or as a number.
 macro_rules! written_as_text {
     ($type:ty, $expecting:literal) => {
         impl Serialize for $type {
@@ -136,10 +136,10 @@ macro_rules! written_as_text {
     };
 }
 
-written_as_text!(Range, "a number, or a range like \"1024-65535\"");
+written_as_text!(NumberRange, "a number, or a range like \"1024-65535\"");
 written_as_text!(ProtocolMatch, "the name or number of a protocol");
 
-/// Prefixes are written as text.
+/// Serde functions for prefixes, which are written as text.
 mod cidr {
     use serde::{Deserialize, Deserializer, Serializer};
     use tidegate_wire::IpCidr;
@@ -163,68 +163,70 @@ mod cidr {
     }
 }
 
-/// Packets that are alike. What is left out does not matter; all that is there
-/// has to hold.
+/// Match conditions of a rule. All conditions that are present must hold; absent conditions
+/// match every packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Match {
-    /// Of this protocol.
+    /// Protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<ProtocolMatch>,
-    /// UDP or TCP to one of these ports; or `none`, for packets without one:
-    /// fragments have none.
+    /// Destination port range of UDP or TCP; `none` matches packets without a port, such as
+    /// fragments.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<Range>,
-    /// From this network.
+    pub port: Option<NumberRange>,
+    /// Source network.
     #[serde(with = "cidr", skip_serializing_if = "Option::is_none")]
     pub source: Option<IpCidr>,
-    /// From a source that was seen before, or from one that was not.
+    /// `true` matches known sources only, `false` unknown sources only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub known: Option<bool>,
-    /// With so many bytes, IP header included.
+    /// Packet length in bytes, IP header included.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub size: Option<Range>,
+    pub size: Option<NumberRange>,
 }
 
 impl Match {
-    /// Whether every packet of `other` is one of these.
+    /// Returns true if `self` matches every packet that `other` matches.
     pub(super) fn covers(&self, other: &Self) -> bool {
-        fn field<T: Copy>(ours: Option<T>, other: Option<T>, holds: fn(T, T) -> bool) -> bool {
-            match (ours, other) {
+        fn field<T: Copy>(own: Option<T>, other: Option<T>, holds: fn(T, T) -> bool) -> bool {
+            match (own, other) {
                 (None, _) => true,
                 (Some(ours), Some(other)) => holds(ours, other),
                 (Some(_), None) => false,
             }
         }
         field(self.protocol, other.protocol, |a, b| a == b)
-            && field(self.port, other.port, Range::covers)
+            && field(self.port, other.port, NumberRange::covers)
             && field(self.known, other.known, |a, b| a == b)
-            && field(self.size, other.size, Range::covers)
+            && field(self.size, other.size, NumberRange::covers)
             && field(self.source, other.source, |a, b| {
                 a.prefix_bits() <= b.prefix_bits() && a.contains(b.address())
             })
     }
 
-    /// What is wrong with it, if anything is.
+    /// Describes a mistake in the conditions; `None` if there is none.
     pub(super) fn fault(&self) -> Option<String> {
         if let Some(port) = self.port {
-            if port.high > 65_535 && port != Range::NONE {
-                return Some(format!("there is no port {}: the last is 65535", port.high));
+            if port.high > 65_535 && port != NumberRange::NONE {
+                return Some(format!("port {} is out of range: at most 65535", port.high));
             }
             if let Some(protocol) = self.protocol
                 && !protocol.has_ports()
-                && port != Range::NONE
+                && port != NumberRange::NONE
             {
-                return Some(format!("{protocol} has no ports: leave out port, or say udp or tcp"));
+                return Some(format!(
+                    "{protocol} has no ports: leave out port, or use protocol udp or tcp"
+                ));
             }
         }
-        if self.size == Some(Range::NONE) {
-            return Some("size none is no size: leave it out, or write a range of bytes".into());
+        if self.size == Some(NumberRange::NONE) {
+            return Some("size none is invalid: leave size out, or write a range of bytes".into());
         }
         None
     }
 
-    pub(super) fn compile(&self, class: usize) -> Rule {
+    pub(super) fn compile(&self, class: usize) -> CompiledRule {
         let (family, value, mask) = match self.source.map(|cidr| (cidr.address(), cidr)) {
             None => (0, 0, 0),
             Some((IpAddr::V4(address), cidr)) => {
@@ -236,13 +238,15 @@ impl Match {
                 (6, address.to_bits() & mask, mask)
             }
         };
-        let ports = self.port.unwrap_or(Range { low: 0, high: Rule::NO_PORT });
-        let size = self.size.unwrap_or(Range { low: 0, high: u32::MAX });
-        Rule {
+        let ports = self.port.unwrap_or(NumberRange { low: 0, high: CompiledRule::NO_PORT });
+        let size = self.size.unwrap_or(NumberRange { low: 0, high: u32::MAX });
+        CompiledRule {
             class: class as u8,
             family,
             known: self.known.map_or(0, |known| if known { 1 } else { 2 }),
-            protocol: self.protocol.map_or(Rule::ANY_PROTOCOL, |protocol| protocol.0.number()),
+            protocol: self
+                .protocol
+                .map_or(CompiledRule::ANY_PROTOCOL, |protocol| protocol.0.number()),
             port_low: ports.low,
             port_high: ports.high,
             size_low: size.low,
@@ -253,52 +257,52 @@ impl Match {
     }
 }
 
-/// A [`Match`] as numbers to compare with: the form that the BPF program reads.
+/// Compiled form of a [`Match`]: numbers to compare with, as the BPF program reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// The class of packets that match.
+pub struct CompiledRule {
+    /// Class of packets that match.
     pub class: u8,
-    /// 4 or 6; 0 when the source does not matter.
+    /// Address family of the source: 4 or 6; 0 matches any source.
     pub family: u8,
-    /// 1 for known sources, 2 for strangers; 0 when that does not matter.
+    /// 1 matches known sources, 2 unknown sources, 0 both.
     pub known: u8,
-    /// [`Kind::number`], or [`Rule::ANY_PROTOCOL`].
+    /// [`PacketKind::number`], or [`CompiledRule::ANY_PROTOCOL`].
     pub protocol: u16,
-    /// The first port.
+    /// First port of the range.
     pub port_low: u32,
-    /// The last port.
+    /// Last port of the range.
     pub port_high: u32,
-    /// The fewest bytes.
+    /// Minimum packet length in bytes.
     pub size_low: u32,
-    /// The most bytes.
+    /// Maximum packet length in bytes.
     pub size_high: u32,
-    /// The network's address as a number; IPv4 in the lowest 32 bits.
+    /// Source network address as a number; IPv4 in the lowest 32 bits.
     pub source: u128,
-    /// The bits of it that count.
+    /// Mask of the bits of `source` that are compared.
     pub source_mask: u128,
 }
 
-impl Rule {
-    /// The number of no protocol.
+impl CompiledRule {
+    /// Protocol number that matches every protocol.
     pub const ANY_PROTOCOL: u16 = u16::MAX;
-    /// The port of packets without one: no range of ports reaches it.
+    /// Port number of packets without a port, above every valid port.
     pub const NO_PORT: u32 = 1 << 16;
 
-    /// Whether the rule asks who was seen before.
+    /// True if the rule depends on known sources.
     #[inline]
-    pub(super) fn asks_known(&self) -> bool {
+    pub(super) fn uses_known_sources(&self) -> bool {
         self.known != 0
     }
 
-    /// Whether a packet matches; `known` says whether its source is.
+    /// Returns true if a packet matches. `known` is true if the packet's source is known.
     #[inline]
-    pub fn matches(&self, facts: &Facts, known: bool) -> bool {
-        let port = facts.port.map_or(Self::NO_PORT, u32::from);
-        (self.protocol == Self::ANY_PROTOCOL || self.protocol == facts.kind.number())
+    pub fn matches(&self, meta: &PacketMeta, known: bool) -> bool {
+        let port = meta.destination_port.map_or(Self::NO_PORT, u32::from);
+        (self.protocol == Self::ANY_PROTOCOL || self.protocol == meta.kind.number())
             && (self.port_low..=self.port_high).contains(&port)
-            && (self.size_low..=self.size_high).contains(&facts.packet_bytes)
+            && (self.size_low..=self.size_high).contains(&meta.packet_bytes)
             && (self.known == 0 || (self.known == 1) == known)
-            && self.is_from(facts.source)
+            && self.is_from(meta.source)
     }
 
     #[inline]
@@ -318,14 +322,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_and_protocols_read_what_they_write() {
+    fn ranges_and_protocols_round_trip_as_text() {
         for text in ["53", "1024-65535", "0-0", "none"] {
-            let range: Range = text.parse().unwrap();
+            let range: NumberRange = text.parse().unwrap();
             assert!(range.low <= range.high);
             assert_eq!(range.to_string().parse(), Ok(range));
         }
         for text in ["", "-", "5-4", "a", "1-2-3", "99999999999"] {
-            assert!(text.parse::<Range>().is_err(), "{text}");
+            assert!(text.parse::<NumberRange>().is_err(), "{text}");
         }
         for text in ["neighbour", "icmp", "udp", "tcp", "132"] {
             assert_eq!(text.parse::<ProtocolMatch>().unwrap().to_string(), text);
@@ -337,15 +341,15 @@ mod tests {
     }
 
     #[test]
-    fn every_condition_of_a_rule_has_to_hold() {
+    fn rule_matches_only_if_every_condition_holds() {
         let rule = |text: &str| toml::from_str::<Match>(text).unwrap().compile(0);
-        let facts = Facts {
-            kind: Kind::Ip(Protocol::UDP),
+        let meta = PacketMeta {
+            kind: PacketKind::Ip(Protocol::UDP),
             source: "192.0.2.77".parse().ok(),
-            port: Some(53),
+            destination_port: Some(53),
             packet_bytes: 60,
         };
-        let v6 = Facts { source: "2001:db8::1".parse().ok(), ..facts };
+        let v6 = PacketMeta { source: "2001:db8::1".parse().ok(), ..meta };
         for (text, v4_matches, v6_matches) in [
             ("", true, true),
             ("protocol = 'udp'", true, true),
@@ -364,16 +368,16 @@ mod tests {
             ("known = false", false, false),
             ("known = true\nport = 54", false, false),
         ] {
-            assert_eq!(rule(text).matches(&facts, true), v4_matches, "{text}");
+            assert_eq!(rule(text).matches(&meta, true), v4_matches, "{text}");
             assert_eq!(rule(text).matches(&v6, true), v6_matches, "{text}");
         }
-        assert!(rule("known = false").matches(&facts, false));
-        let fragment = Facts { port: None, ..facts };
+        assert!(rule("known = false").matches(&meta, false));
+        let fragment = PacketMeta { destination_port: None, ..meta };
         assert!(!rule("port = '0-65535'").matches(&fragment, true), "no port at all");
         assert!(rule("protocol = 'udp'").matches(&fragment, true));
         assert!(rule("protocol = 'udp'\nport = 'none'").matches(&fragment, true));
-        assert!(!rule("port = 'none'").matches(&facts, true));
-        let nobody = Facts { source: None, ..facts };
-        assert!(!rule("source = '0.0.0.0/0'").matches(&nobody, true));
+        assert!(!rule("port = 'none'").matches(&meta, true));
+        let no_source = PacketMeta { source: None, ..meta };
+        assert!(!rule("source = '0.0.0.0/0'").matches(&no_source, true));
     }
 }

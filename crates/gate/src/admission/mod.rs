@@ -1,45 +1,43 @@
-//! What is taken when not everything can be.
+//! Admission control: selects the packets to serve under overload.
 //!
-//! Packets are sorted into classes by rules ([`Config`]). While everything can
-//! be taken, nothing is refused and packets are hardly looked at: a few of them
-//! are sampled, so that it is known who usually talks to us ([`Known`]). When
-//! queues fill or packets are lost late, each class gets a rate: the guaranteed
-//! rates first, then what classes ask for in the order of their ranks, so the
-//! last rank gets what is left. The total follows what is really served: it
-//! falls at once when queues fill and rises slowly when they are short, so that
-//! higher ranks do not wait behind lower ones. Only the last rank is held to its
-//! rate at first, the one before it only when packets are lost all the same.
-//! Inside a class no source may take more than its fair share.
+//! Rules ([`Config`]) sort packets into classes. While all packets can be served, none is
+//! refused and only a sample is examined, to learn the usual sources ([`KnownSources`]).
 //!
-//! Mogul and Ramakrishnan (1996) drop whatever comes last, and so do Jonack and
-//! Murta (2006); both leave open which packets to drop. This is our answer.
+//! When queues fill or packets are dropped late, each class gets a rate. Guaranteed rates come
+//! first; the demand of each class follows in the order of ranks, so the last rank gets the
+//! remainder. The total follows the rate that is actually served. It falls at once when queues
+//! fill and rises slowly when queues are short, so that higher ranks do not wait behind lower
+//! ranks. At first only the last rank is limited; the rank before it is limited only if packets
+//! are still lost. Within a class no source gets more than its fair share.
 //!
-//! A source address is all that a datagram says about its sender, and it may be
-//! forged. A forger who knows whom we know can take that peer's share, and no
-//! more than that.
+//! Mogul and Ramakrishnan (1996) drop the packets that arrive last, and so do Jonack and Murta
+//! (2006). Both leave open the choice of packets to drop; this module makes that choice.
+//!
+//! The source address is all that a datagram says about its sender, and may be spoofed. An
+//! attacker who knows a known source can take that source's share, and no more.
 
 mod bucket;
 mod class;
 mod config;
 mod controller;
-mod facts;
 mod hash;
-mod known;
+mod known_sources;
+mod limited_ranks;
 mod matching;
+mod packet_meta;
 mod policy;
-mod reach;
 mod source_share;
 
 pub use bucket::Bucket;
-pub use class::{CLASSES_MAX, ClassLimit, ClassName, Classes, Pace, Rate};
-pub use config::{Class, Config, ConfigError, RULES_MAX};
+pub use class::{ClassLimit, ClassName, Classes, MAX_CLASSES, PacketRate, RateLimit};
+pub use config::{Class, Config, ConfigError, MAX_RULES};
 pub use controller::Pressure;
-pub use facts::{Facts, Kind};
-pub use hash::{Source, SourceKey};
-pub use known::{KNOWN_BITS_MAX, Known};
-pub use matching::{Match, ProtocolMatch, Range, Rule};
-pub use policy::{Admission, ClassCounters, Refusal, Verdict};
-pub use source_share::{SOURCE_CELLS, SourceShare};
+pub use hash::{SourceId, SourceKey};
+pub use known_sources::{KnownSources, MAX_KNOWN_BITS};
+pub use matching::{CompiledRule, Match, NumberRange, ProtocolMatch};
+pub use packet_meta::{PacketKind, PacketMeta};
+pub use policy::{Admission, AdmissionVerdict, ClassCounters, RefusalReason};
+pub use source_share::{SOURCE_BUCKETS_PER_ROW, SourceShare};
 
 #[cfg(test)]
 mod tests;

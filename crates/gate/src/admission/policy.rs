@@ -1,66 +1,68 @@
-//! Admission as a whole: classes, rates, shares, and who is known.
+//! Admission controller: classes, rates, source shares and known sources.
 
 use tidegate_wire::DropReason;
 
 use super::bucket::Bucket;
-use super::class::{CLASSES_MAX, ClassLimit, Classes, Pace, PerClass, Rate};
+use super::class::{ClassLimit, Classes, MAX_CLASSES, PacketRate, PerClass, RateLimit};
 use super::config::{Config, ConfigError};
-use super::controller::{Pressure, TOTAL_MIN_PPS, Total, preferred, rate_pps, share_out};
-use super::facts::Facts;
-use super::hash::{Source, SourceKey};
-use super::known::Known;
-use super::reach::Reach;
-use super::source_share::{SOURCE_CELLS, SourceShare};
+use super::controller::{
+    MIN_TOTAL_PPS, Pressure, TotalRate, allocate_rates, preferred_demand, rate_pps,
+};
+use super::hash::{SourceId, SourceKey};
+use super::known_sources::KnownSources;
+use super::limited_ranks::LimitedRanks;
+use super::packet_meta::PacketMeta;
+use super::source_share::{SOURCE_BUCKETS_PER_ROW, SourceShare};
 
-/// Why a packet was refused.
+/// Reason for which a packet was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refusal {
-    /// Nothing of its class is let in.
-    Closed,
-    /// Its class is at its rate.
-    Rate,
-    /// Its source has had its share of the class.
+pub enum RefusalReason {
+    /// The rate of the packet's class is zero.
+    ClassClosed,
+    /// The packet's class has reached its rate.
+    ClassRate,
+    /// The packet's source has reached its share of the class.
     SourceShare,
 }
 
-impl Refusal {
-    /// The reason in the table of drops.
+impl RefusalReason {
+    /// Returns the reason in the drop table.
     pub const fn drop_reason(self) -> DropReason {
         match self {
-            Refusal::Closed => DropReason::AdmissionClassClosed,
-            Refusal::Rate => DropReason::AdmissionRate,
-            Refusal::SourceShare => DropReason::AdmissionSourceShare,
+            RefusalReason::ClassClosed => DropReason::AdmissionClassClosed,
+            RefusalReason::ClassRate => DropReason::AdmissionRate,
+            RefusalReason::SourceShare => DropReason::AdmissionSourceShare,
         }
     }
 }
 
-/// What to do with a packet.
+/// Admission decision for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Let it in.
+pub enum AdmissionVerdict {
+    /// Admit the packet.
     Admit {
-        /// Its class.
+        /// Class index of the packet.
         class: usize,
     },
-    /// Drop it.
+    /// Drop the packet.
     Refuse {
-        /// Its class.
+        /// Class index of the packet.
         class: usize,
-        /// Why.
-        reason: Refusal,
+        /// Reason of the refusal.
+        reason: RefusalReason,
     },
 }
 
-/// What was done with the packets of a class.
+/// Packet counters of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassCounters {
-    /// Let in.
+    /// Packets admitted.
     pub admitted: u64,
-    /// Refused: nothing of the class was let in.
+    /// Packets refused because the rate of the class was zero.
     pub refused_closed: u64,
-    /// Refused: the class was at its rate.
+    /// Packets refused because the class had reached its rate.
     pub refused_rate: u64,
-    /// Refused: the source had had its share.
+    /// Packets refused because the source had reached its share.
     pub refused_source_share: u64,
 }
 
@@ -70,7 +72,7 @@ impl ClassCounters {
         self.refused_closed + self.refused_rate + self.refused_source_share
     }
 
-    /// Packets that came.
+    /// Packets that arrived: admitted or refused.
     pub fn arrived(&self) -> u64 {
         self.admitted + self.refused()
     }
@@ -94,308 +96,335 @@ impl ClassCounters {
     }
 }
 
-/// Measurements over less than this are put off to the next call.
-const PERIOD_MIN_NS: u64 = 1_000_000;
-/// A longer time than this was spent doing something else, or the clock jumped:
-/// nothing is measured over it.
-const PERIOD_MAX_NS: u64 = 1_000_000_000;
-/// The limit of a class's sources is set when so many packets could pass, or
-/// so much time has passed: fewer say little.
-const SHARE_PACKETS: u64 = 200;
-const SHARE_PERIOD_NS: u64 = 100_000_000;
+/// Minimum measurement period; a shorter one is merged into the next.
+const MIN_PERIOD_NS: u64 = 1_000_000;
+/// Maximum measurement period. A longer one means that the thread was busy elsewhere or the
+/// clock jumped; nothing is measured over it.
+const MAX_PERIOD_NS: u64 = 1_000_000_000;
+/// Packets at the class's rate after which the source limit of the class is updated. With
+/// fewer packets the update waits for [`MAX_SHARE_PERIOD_NS`].
+const MIN_SHARE_PACKETS: u64 = 200;
+const MAX_SHARE_PERIOD_NS: u64 = 100_000_000;
 
-/// Decides which packets are let in.
+/// Admission controller: decides which packets are admitted.
 ///
-/// Whoever owns it calls [`Admission::on_period`] about every
-/// [`Config::PERIOD_NS`]. While [`Admission::is_limiting`] says no, packets
-/// need not be shown, but for a sample to [`Admission::learn`] from. While it
-/// says yes, every packet goes through [`Admission::decide`]; or the port does
-/// the same by [`Admission::limits`], and what it counted goes to
-/// [`Admission::on_port_counters`].
+/// The owner calls [`Admission::on_period`] about every [`Config::PERIOD_NS`]. While
+/// [`Admission::is_limiting`] returns false, all packets are admitted, and only a sample of
+/// them is passed to [`Admission::learn`]. While it returns true, every packet is passed to
+/// [`Admission::decide`]. Alternatively the device enforces [`Admission::limits`] itself, and
+/// its counters are passed to [`Admission::on_device_counters`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_gate::admission::{Admission, AdmissionVerdict, Config, PacketMeta, Pressure};
+/// use tidegate_wire::Medium;
+///
+/// let mut admission = Admission::new(&Config::default(), [7; 16])?;
+/// let meta = PacketMeta::parse(Medium::Ethernet, &[0; 60]);
+/// assert!(matches!(admission.decide(0, &meta), AdmissionVerdict::Admit { .. }));
+/// // A late drop means overload: limits are in force from now on.
+/// admission.on_period(0, &Pressure::default());
+/// admission.on_period(Config::PERIOD_NS, &Pressure { late_drops: 1, ..Pressure::default() });
+/// assert!(admission.is_limiting());
+/// # Ok::<(), tidegate_gate::admission::ConfigError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Admission {
     classes: Classes,
-    key: SourceKey,
-    known: Known,
-    shares: SourceShare,
+    source_key: SourceKey,
+    known_sources: KnownSources,
+    source_shares: SourceShare,
     buckets: PerClass<Bucket>,
     limits: PerClass<ClassLimit>,
-    /// What a source may have, of classes that get less than they ask for.
+    /// Rate of each source, for classes that get less than their demand.
     source_pps: PerClass<Option<u64>>,
     counters: PerClass<ClassCounters>,
-    port_counters: PerClass<ClassCounters>,
-    total: Total,
-    reach: Reach,
+    device_counters: PerClass<ClassCounters>,
+    total_rate: TotalRate,
+    limited_ranks: LimitedRanks,
     limiting: bool,
-    /// Somebody has become known by a proof that was not told yet.
-    confirmed: bool,
+    /// A source was newly confirmed, and [`Self::take_confirmed`] has not reported that yet.
+    has_newly_confirmed: bool,
     calm_after_ns: u64,
-    /// What was counted when the period, and the period of shares, began.
-    period_start: PerClass<ClassCounters>,
-    share_start: PerClass<ClassCounters>,
-    /// How long that is ago, and how many packets the rate let in since.
+    /// Counters at the start of the period, and of the source share period.
+    period_start_counters: PerClass<ClassCounters>,
+    share_start_counters: PerClass<ClassCounters>,
+    /// Time since the start of the share period, and packets that the class's rate allowed in it.
     share_elapsed_ns: PerClass<u64>,
-    share_target: PerClass<u64>,
+    share_target_packets: PerClass<u64>,
     demand_pps: PerClass<u64>,
-    /// Whether [`Self::demand_pps`] was measured since limits began.
+    /// True once [`Self::demand_pps`] was measured after limits came into force.
     demand_is_known: bool,
     period_start_ns: Option<u64>,
     served: u64,
-    lost_late: u64,
+    late_drops: u64,
     quiet_ns: u64,
 }
 
 impl Admission {
-    /// Checks the settings. Everything is admitted at first. The seed should be
-    /// secret: who knows it can choose sources that are counted as one.
+    /// Validates the settings. Every packet is admitted at first. The seed should be secret:
+    /// with it a sender can choose sources whose hashes collide.
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting and what to do.
+    /// Returns [`ConfigError`], which names the setting and the correction.
     pub fn new(config: &Config, seed: [u8; 16]) -> Result<Self, ConfigError> {
-        let classes = config.check()?;
+        let classes = config.compile()?;
         let key = SourceKey::new(seed);
-        let ranks = classes.terms().iter().filter(|terms| !terms.exempt).map(|terms| terms.rank);
+        let ranks =
+            classes.policies().iter().filter(|policy| !policy.exempt).map(|policy| policy.rank);
         let last_rank = ranks.max().unwrap_or(0);
         let ms = |ms: u64| ms.saturating_mul(1_000_000);
         let lifetime_ns = ms(config.known_lifetime_s.saturating_mul(1000));
         let period_ns = ms(config.learning_period_ms);
         Ok(Self {
             classes,
-            key,
-            known: Known::new(key, config.known_sources, period_ns, lifetime_ns),
-            shares: SourceShare::new(key),
-            buckets: [Bucket::default(); CLASSES_MAX],
-            limits: [ClassLimit::OPEN; CLASSES_MAX],
-            source_pps: [None; CLASSES_MAX],
-            counters: [ClassCounters::default(); CLASSES_MAX],
-            port_counters: [ClassCounters::default(); CLASSES_MAX],
-            total: Total::new(config.low_mark_percent, config.high_mark_percent),
-            reach: Reach::new(last_rank),
+            source_key: key,
+            known_sources: KnownSources::new(key, config.known_sources, period_ns, lifetime_ns),
+            source_shares: SourceShare::new(key),
+            buckets: [Bucket::default(); MAX_CLASSES],
+            limits: [ClassLimit::UNLIMITED; MAX_CLASSES],
+            source_pps: [None; MAX_CLASSES],
+            counters: [ClassCounters::default(); MAX_CLASSES],
+            device_counters: [ClassCounters::default(); MAX_CLASSES],
+            total_rate: TotalRate::new(config.low_mark_percent, config.high_mark_percent),
+            limited_ranks: LimitedRanks::new(last_rank),
             limiting: false,
-            confirmed: false,
+            has_newly_confirmed: false,
             calm_after_ns: ms(config.calm_after_ms),
-            period_start: [ClassCounters::default(); CLASSES_MAX],
-            share_start: [ClassCounters::default(); CLASSES_MAX],
-            share_elapsed_ns: [0; CLASSES_MAX],
-            share_target: [0; CLASSES_MAX],
-            demand_pps: [0; CLASSES_MAX],
+            period_start_counters: [ClassCounters::default(); MAX_CLASSES],
+            share_start_counters: [ClassCounters::default(); MAX_CLASSES],
+            share_elapsed_ns: [0; MAX_CLASSES],
+            share_target_packets: [0; MAX_CLASSES],
+            demand_pps: [0; MAX_CLASSES],
             demand_is_known: false,
             period_start_ns: None,
             served: 0,
-            lost_late: 0,
+            late_drops: 0,
             quiet_ns: 0,
         })
     }
 
-    /// The classes.
+    /// Returns the classes.
     pub fn classes(&self) -> &Classes {
         &self.classes
     }
 
-    /// The key of the hashes of sources.
-    pub fn key(&self) -> SourceKey {
-        self.key
+    /// Returns the key of the source hashes.
+    pub fn source_key(&self) -> SourceKey {
+        self.source_key
     }
 
-    /// Who is known.
-    pub fn known(&self) -> &Known {
-        &self.known
+    /// Returns the set of known sources.
+    pub fn known_sources(&self) -> &KnownSources {
+        &self.known_sources
     }
 
-    /// Whether anything may be refused right now.
+    /// True while limits are in force, so that packets may be refused.
     #[inline]
     pub fn is_limiting(&self) -> bool {
         self.limiting
     }
 
-    /// What holds for each class right now.
+    /// Returns the limits in force for each class.
     pub fn limits(&self) -> &[ClassLimit] {
         &self.limits[..self.classes.len()]
     }
 
-    /// The rate that is let in, of all classes together; `None` while there is
-    /// no limit.
+    /// Total admitted rate of all classes in packets per second; `None` while no limits are in
+    /// force.
     pub fn total_pps(&self) -> Option<u64> {
-        self.limiting.then_some(self.total.pps)
+        self.limiting.then_some(self.total_rate.pps)
     }
 
-    /// What was done with the packets of each class.
+    /// Returns the packet counters of each class.
     pub fn counters(&self) -> &[ClassCounters] {
         &self.counters[..self.classes.len()]
     }
 
-    /// Learns from a packet who talks to us. Does nothing while packets are
-    /// refused: those who come then are not who usually comes.
+    /// Records the source of a packet as a usual one. Does nothing while limits are in force,
+    /// because the sources of a flood are not the usual ones.
     #[inline]
-    pub fn learn(&mut self, facts: &Facts) {
-        self.learn_source(facts.source_id());
+    pub fn learn(&mut self, meta: &PacketMeta) {
+        self.learn_source(meta.source_id());
     }
 
-    /// Learns that a source talks to us, as [`Admission::learn`] does.
+    /// Records a source, like [`Admission::learn`].
     #[inline]
-    pub fn learn_source(&mut self, source: Source) {
-        if !self.limiting && source != Source::NONE {
-            self.known.learn(source);
+    pub fn learn_source(&mut self, source: SourceId) {
+        if !self.limiting && source != SourceId::NONE {
+            self.known_sources.learn(source);
         }
     }
 
-    /// A source has proven that it gets what is sent to its address, for
-    /// example by completing a handshake: it is known from now on.
-    pub fn confirm(&mut self, source: Source) {
-        self.confirmed |= self.known.confirm(source);
+    /// Adds a source that has proven to own its address, for example by completing a handshake,
+    /// to the known sources.
+    pub fn confirm(&mut self, source: SourceId) {
+        self.has_newly_confirmed |= self.known_sources.confirm(source);
     }
 
-    /// Whether somebody became known by [`Admission::confirm`] since the last
-    /// call: whoever else decides has to be told.
+    /// Returns true if [`Admission::confirm`] added a source since the last call. A device that
+    /// drops packets itself then needs the new set of known sources.
     pub fn take_confirmed(&mut self) -> bool {
-        std::mem::take(&mut self.confirmed)
+        std::mem::take(&mut self.has_newly_confirmed)
     }
 
-    /// The class of a packet.
+    /// Returns the class index of a packet.
     #[inline]
-    pub fn classify(&self, facts: &Facts) -> usize {
-        self.classes.classify(facts, || self.known.contains(facts.source_id()))
+    pub fn classify(&self, meta: &PacketMeta) -> usize {
+        self.classes.classify(meta, || self.known_sources.contains(meta.source_id()))
     }
 
-    /// Says whether a packet is let in, and counts it.
+    /// Decides about a packet and counts it.
     #[inline]
-    pub fn decide(&mut self, now_ns: u64, facts: &Facts) -> Verdict {
-        let class = self.classify(facts);
-        let refusal = self.refusal(now_ns, class, facts.source_id());
+    pub fn decide(&mut self, now_ns: u64, meta: &PacketMeta) -> AdmissionVerdict {
+        let class = self.classify(meta);
+        let refusal = self.check_limits(now_ns, class, meta.source_id());
         let counters = &mut self.counters[class];
         let Some(reason) = refusal else {
             counters.admitted += 1;
-            return Verdict::Admit { class };
+            return AdmissionVerdict::Admit { class };
         };
         match reason {
-            Refusal::Closed => counters.refused_closed += 1,
-            Refusal::Rate => counters.refused_rate += 1,
-            Refusal::SourceShare => counters.refused_source_share += 1,
+            RefusalReason::ClassClosed => counters.refused_closed += 1,
+            RefusalReason::ClassRate => counters.refused_rate += 1,
+            RefusalReason::SourceShare => counters.refused_source_share += 1,
         }
-        Verdict::Refuse { class, reason }
+        AdmissionVerdict::Refuse { class, reason }
     }
 
     #[inline]
-    fn refusal(&mut self, now_ns: u64, class: usize, source: Source) -> Option<Refusal> {
+    fn check_limits(
+        &mut self,
+        now_ns: u64,
+        class: usize,
+        source: SourceId,
+    ) -> Option<RefusalReason> {
         let limit = self.limits[class];
-        let class_pace = match limit.class {
-            Rate::Open => return None,
-            Rate::Closed => return Some(Refusal::Closed),
-            Rate::Limited(pace) => pace,
+        let class_rate = match limit.class {
+            RateLimit::Unlimited => return None,
+            RateLimit::Closed => return Some(RefusalReason::ClassClosed),
+            RateLimit::Limited(rate) => rate,
         };
-        if let Rate::Limited(Pace { interval_ns, burst_ns }) = limit.source
-            && !self.shares.take(now_ns, source, class, interval_ns, burst_ns)
+        if let RateLimit::Limited(PacketRate { interval_ns, burst_ns }) = limit.source
+            && !self.source_shares.allow(now_ns, source, class, interval_ns, burst_ns)
         {
-            return Some(Refusal::SourceShare);
+            return Some(RefusalReason::SourceShare);
         }
-        let Pace { interval_ns, burst_ns } = class_pace;
-        let taken = self.buckets[class].take(now_ns, interval_ns, burst_ns);
-        (!taken).then_some(Refusal::Rate)
+        let PacketRate { interval_ns, burst_ns } = class_rate;
+        let within_rate = self.buckets[class].allow(now_ns, interval_ns, burst_ns);
+        (!within_rate).then_some(RefusalReason::ClassRate)
     }
 
-    /// Takes over what a port that decides by itself has counted since it was
-    /// opened, class by class.
-    pub fn on_port_counters(&mut self, totals: &[ClassCounters]) {
+    /// Adds the counters of a device that drops packets itself. `totals` holds the counts of each
+    /// class since the device was opened.
+    pub fn on_device_counters(&mut self, totals: &[ClassCounters]) {
         for (class, now) in totals.iter().enumerate().take(self.classes.len()) {
-            self.counters[class].add(&now.since(&self.port_counters[class]));
-            self.port_counters[class] = *now;
+            self.counters[class].add(&now.since(&self.device_counters[class]));
+            self.device_counters[class] = *now;
         }
     }
 
-    /// Sets the limits by how things went since the last call. Returns whether
-    /// they changed.
+    /// Updates the limits from the measurements since the last call. Returns true if the limits
+    /// changed.
     ///
-    /// The time may jump: over a time that cannot be, nothing is measured.
+    /// The clock may jump: nothing is measured over an implausible period.
     pub fn on_period(&mut self, now_ns: u64, pressure: &Pressure) -> bool {
         self.served += pressure.served;
-        self.lost_late += pressure.lost_late;
+        self.late_drops += pressure.late_drops;
         let elapsed_ns = match self.period_start_ns {
             Some(start_ns) if now_ns >= start_ns => now_ns - start_ns,
             _ => u64::MAX,
         };
-        if elapsed_ns < PERIOD_MIN_NS {
+        if elapsed_ns < MIN_PERIOD_NS {
             return false;
         }
         self.period_start_ns = Some(now_ns);
         let pressure = Pressure {
             served: std::mem::take(&mut self.served),
-            lost_late: std::mem::take(&mut self.lost_late),
+            late_drops: std::mem::take(&mut self.late_drops),
             ..*pressure
         };
-        let before = std::mem::replace(&mut self.period_start, self.counters);
-        if elapsed_ns > PERIOD_MAX_NS {
+        let before = std::mem::replace(&mut self.period_start_counters, self.counters);
+        if elapsed_ns > MAX_PERIOD_NS {
             self.restart_shares();
             return false;
         }
         let old_limits = self.limits;
         if self.limiting {
-            self.go_on(&pressure, elapsed_ns, &before);
-        } else if self.total.is_pressed(&pressure) {
-            self.start(&pressure, elapsed_ns);
+            self.update_limits(&pressure, elapsed_ns, &before);
+        } else if self.total_rate.is_overloaded(&pressure) {
+            self.begin_limiting(&pressure, elapsed_ns);
         } else {
-            self.total.on_calm(&pressure, elapsed_ns);
-            self.known.on_calm(elapsed_ns);
+            self.total_rate.on_calm(&pressure, elapsed_ns);
+            self.known_sources.on_calm(elapsed_ns);
         }
         self.limits != old_limits
     }
 
-    /// From calm to limits.
-    fn start(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+    /// Puts limits into force.
+    fn begin_limiting(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         self.limiting = true;
         self.quiet_ns = 0;
-        self.reach.restart();
-        self.total.start(pressure, elapsed_ns);
-        // Nothing was counted yet: every class may come for what it was promised.
-        for (demand_pps, terms) in self.demand_pps.iter_mut().zip(self.classes.terms()) {
-            *demand_pps = terms.guaranteed_pps;
+        self.limited_ranks.restart();
+        self.total_rate.start(pressure, elapsed_ns);
+        // Nothing is counted yet: every class may demand its guaranteed rate.
+        for (demand_pps, policy) in self.demand_pps.iter_mut().zip(self.classes.policies()) {
+            *demand_pps = policy.guaranteed_pps;
         }
         self.demand_is_known = false;
         self.restart_shares();
         self.set_class_limits();
     }
 
-    fn go_on(&mut self, pressure: &Pressure, elapsed_ns: u64, before: &PerClass<ClassCounters>) {
-        let (mut refused, mut admitted, mut admitted_in_reach) = (0, 0, 0);
-        // Those that nobody saw are of every class alike.
-        let seen_permille = 1000 - u64::from(pressure.unseen_permille.min(950));
+    fn update_limits(
+        &mut self,
+        pressure: &Pressure,
+        elapsed_ns: u64,
+        before: &PerClass<ClassCounters>,
+    ) {
+        let (mut refused, mut admitted, mut admitted_limited) = (0, 0, 0);
+        // Packets lost unexamined are spread evenly over all classes.
+        let received_permille = 1000 - u64::from(pressure.rx_missed_permille.min(950));
         for (class, before) in before.iter().enumerate() {
             let period = self.counters[class].since(before);
             refused += period.refused();
-            if let Some(terms) = self.classes.terms().get(class).filter(|terms| !terms.exempt) {
+            if let Some(policy) = self.classes.policies().get(class).filter(|policy| !policy.exempt)
+            {
                 admitted += period.admitted;
-                if self.reach.contains(terms.rank) {
-                    admitted_in_reach += period.admitted;
+                if self.limited_ranks.contains(policy.rank) {
+                    admitted_limited += period.admitted;
                 }
             }
-            // More demand is believed sooner than less. Packets come in clumps,
-            // so a single period says little.
-            let seen_pps = rate_pps(period.arrived(), elapsed_ns);
-            let now_pps = scale(seen_pps, 1000, seen_permille);
+            // Rising demand has more weight than falling demand. Packets arrive in bursts, so a
+            // single period says little.
+            let received_pps = rate_pps(period.arrived(), elapsed_ns);
+            let now_pps = scale(received_pps, 1000, received_permille);
             let demand_pps = &mut self.demand_pps[class];
-            let parts = match now_pps > *demand_pps {
+            let old_weight = match now_pps > *demand_pps {
                 true if !self.demand_is_known => 0,
                 true => 3,
                 false => 15,
             };
-            *demand_pps = (*demand_pps * parts + now_pps) / (parts + 1);
+            *demand_pps = (*demand_pps * old_weight + now_pps) / (old_weight + 1);
         }
         self.demand_is_known = true;
-        let quiet = refused == 0 && !self.total.is_pressed(pressure);
+        let quiet = refused == 0 && !self.total_rate.is_overloaded(pressure);
         self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
         if self.quiet_ns >= self.calm_after_ns {
             self.limiting = false;
-            self.limits = [ClassLimit::OPEN; CLASSES_MAX];
+            self.limits = [ClassLimit::UNLIMITED; MAX_CLASSES];
             return;
         }
         let admitted_pps = rate_pps(admitted, elapsed_ns);
-        let preferred_pps = preferred(self.classes.terms(), &self.demand_pps);
-        let beyond_pps = (refused > 0).then_some(admitted_pps);
-        self.total.adjust(pressure, elapsed_ns, beyond_pps, preferred_pps);
-        let exhausted = admitted_in_reach <= admitted / 8;
-        let ranks = self.classes.terms().iter().filter(|terms| !terms.exempt);
-        let ranks = ranks.map(|terms| terms.rank);
-        if self.reach.on_period(pressure.has_lost(), exhausted, elapsed_ns, ranks) {
-            self.total.share_anew(pressure, elapsed_ns);
+        let preferred_pps = preferred_demand(self.classes.policies(), &self.demand_pps);
+        let limited_pps = (refused > 0).then_some(admitted_pps);
+        self.total_rate.adjust(pressure, elapsed_ns, limited_pps, preferred_pps);
+        let exhausted = admitted_limited <= admitted / 8;
+        let ranks = self.classes.policies().iter().filter(|policy| !policy.exempt);
+        let ranks = ranks.map(|policy| policy.rank);
+        if self.limited_ranks.on_period(pressure.has_losses(), exhausted, elapsed_ns, ranks) {
+            self.total_rate.reset_to_capacity(pressure, elapsed_ns);
         }
         for class in 0..self.classes.len() {
             self.update_source_limit(class, elapsed_ns);
@@ -404,67 +433,69 @@ impl Admission {
     }
 
     fn restart_shares(&mut self) {
-        self.share_start = self.counters;
-        self.share_elapsed_ns = [0; CLASSES_MAX];
-        self.share_target = [0; CLASSES_MAX];
+        self.share_start_counters = self.counters;
+        self.share_elapsed_ns = [0; MAX_CLASSES];
+        self.share_target_packets = [0; MAX_CLASSES];
     }
 
     fn set_class_limits(&mut self) {
-        // However little can be served: guarantees do not take what others need
-        // to be seen again.
-        let used = self.classes.terms().iter().zip(&self.demand_pps);
+        // Guarantees leave a minimum rate to the other classes, however little can be served.
+        // Without it a recovery could not be detected.
+        let used = self.classes.policies().iter().zip(&self.demand_pps);
         let guaranteed_pps: u64 = used
-            .filter(|(terms, _)| !terms.exempt)
-            .map(|(terms, &demand_pps)| demand_pps.min(terms.guaranteed_pps))
+            .filter(|(policy, _)| !policy.exempt)
+            .map(|(policy, &demand_pps)| demand_pps.min(policy.guaranteed_pps))
             .fold(0, u64::saturating_add);
-        let total_pps = self.total.pps.max(guaranteed_pps.saturating_add(TOTAL_MIN_PPS));
-        let rates = share_out(total_pps, self.classes.terms(), &self.demand_pps);
-        for (class, terms) in self.classes.terms().iter().enumerate() {
+        let total_pps = self.total_rate.pps.max(guaranteed_pps.saturating_add(MIN_TOTAL_PPS));
+        let rates = allocate_rates(total_pps, self.classes.policies(), &self.demand_pps);
+        for (class, policy) in self.classes.policies().iter().enumerate() {
             let rate_pps = rates[class];
             let satisfied = self.demand_pps[class] <= rate_pps / 8 * 7;
             let limit = &mut self.limits[class];
             limit.class = match rate_pps {
-                _ if terms.exempt => Rate::Open,
-                _ if !self.reach.contains(terms.rank) => match terms.ceiling_pps {
-                    u64::MAX => Rate::Open,
-                    ceiling_pps => Rate::Limited(Pace::patient(ceiling_pps)),
+                _ if policy.exempt => RateLimit::Unlimited,
+                _ if !self.limited_ranks.contains(policy.rank) => match policy.ceiling_pps {
+                    u64::MAX => RateLimit::Unlimited,
+                    ceiling_pps => RateLimit::Limited(PacketRate::with_long_burst(ceiling_pps)),
                 },
-                0 => Rate::Closed,
-                rate_pps if satisfied => Rate::Limited(Pace::patient(rate_pps)),
-                rate_pps => Rate::Limited(Pace::of(rate_pps)),
+                0 => RateLimit::Closed,
+                rate_pps if satisfied => RateLimit::Limited(PacketRate::with_long_burst(rate_pps)),
+                rate_pps => RateLimit::Limited(PacketRate::from_pps(rate_pps)),
             };
             limit.source = match self.source_pps[class] {
-                Some(source_pps) if !satisfied => Rate::Limited(Pace::of(source_pps)),
-                _ => Rate::Open,
+                Some(source_pps) if !satisfied => {
+                    RateLimit::Limited(PacketRate::from_pps(source_pps))
+                }
+                _ => RateLimit::Unlimited,
             };
         }
     }
 
-    /// Moves the limit of sources when enough was seen to tell how.
+    /// Updates the source limit of a class once enough packets were measured.
     fn update_source_limit(&mut self, class: usize, elapsed_ns: u64) {
-        let Rate::Limited(pace) = self.limits[class].class else { return };
-        let class_pps = pace.rate_pps();
+        let RateLimit::Limited(rate) = self.limits[class].class else { return };
+        let class_pps = rate.rate_pps();
         self.share_elapsed_ns[class] += elapsed_ns;
-        self.share_target[class] += packets_in(class_pps, elapsed_ns);
-        let target = self.share_target[class];
-        if target < SHARE_PACKETS && self.share_elapsed_ns[class] < SHARE_PERIOD_NS {
+        self.share_target_packets[class] += packets_in(class_pps, elapsed_ns);
+        let target = self.share_target_packets[class];
+        if target < MIN_SHARE_PACKETS && self.share_elapsed_ns[class] < MAX_SHARE_PERIOD_NS {
             return;
         }
-        let period = self.counters[class].since(&self.share_start[class]);
-        self.share_start[class] = self.counters[class];
-        (self.share_elapsed_ns[class], self.share_target[class]) = (0, 0);
+        let period = self.counters[class].since(&self.share_start_counters[class]);
+        self.share_start_counters[class] = self.counters[class];
+        (self.share_elapsed_ns[class], self.share_target_packets[class]) = (0, 0);
         let now_pps = self.source_pps[class].unwrap_or(class_pps);
         self.source_pps[class] = next_source_rate(class_pps, now_pps, target.max(1), &period);
     }
 }
 
-/// The limit of sources with which what passes it comes to about what the class
-/// may have, which was `target` packets in the period.
+/// Returns the source limit at which the admitted packets reach the rate of the class, which
+/// allowed `target` packets in the period. `None` is no limit.
 ///
-/// When all who are limited send more than they may, what passes is in
-/// proportion to the limit, so one step hits it. There is no use in a limit at
-/// which all buckets together let through less than the class may have: then
-/// there are more sources than buckets, and the class's rate has to do.
+/// If all limited sources send more than their share, the admitted packets are proportional
+/// to the limit, so one step reaches the target. The limit has a minimum: below it all buckets
+/// together would admit less than the rate of the class. With more sources than buckets, the
+/// class's rate is the only limit.
 fn next_source_rate(
     class_pps: u64,
     now_pps: u64,
@@ -476,15 +507,15 @@ fn next_source_rate(
     let scaled_pps = if period.refused() == 0 {
         return None;
     } else if period.refused_source_share > 0 && short {
-        let most_pps = now_pps.saturating_mul(2);
-        (scale(now_pps, target, period.admitted) + 1).min(most_pps)
+        let max_pps = now_pps.saturating_mul(2);
+        (scale(now_pps, target, period.admitted) + 1).min(max_pps)
     } else if period.refused_rate > target / 32 {
         scale(now_pps, target, passed)
     } else {
         now_pps
     };
-    let least_pps = class_pps.div_ceil(SOURCE_CELLS as u64 / 2);
-    Some(scaled_pps.clamp(least_pps, class_pps.max(least_pps)))
+    let min_pps = class_pps.div_ceil(SOURCE_BUCKETS_PER_ROW as u64 / 2);
+    Some(scaled_pps.clamp(min_pps, class_pps.max(min_pps)))
 }
 
 fn scale(pps: u64, to: u64, from: u64) -> u64 {

@@ -1,5 +1,4 @@
-//! Admission as a whole, on a virtual clock: a server with a queue, and crowds
-//! that send to it.
+//! Admission controller on a virtual clock: a server with a queue, and groups of senders.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,11 +12,11 @@ const S: u64 = 1_000 * MS;
 const SEED: [u8; 16] = [5; 16];
 const QUEUE: u64 = 1024;
 
-fn udp_from(source: u32) -> Facts {
-    Facts {
-        kind: Kind::Ip(Protocol::UDP),
+fn udp_from(source: u32) -> PacketMeta {
+    PacketMeta {
+        kind: PacketKind::Ip(Protocol::UDP),
         source: Some(IpAddr::V4(Ipv4Addr::from_bits(source))),
-        port: Some(53),
+        destination_port: Some(53),
         packet_bytes: 60,
     }
 }
@@ -30,10 +29,10 @@ fn admission(config: &Config) -> Admission {
     Admission::new(config, SEED).unwrap()
 }
 
-/// Senders of one kind.
-struct Crowd {
-    facts: Facts,
-    /// Sources follow each other from the one in `facts`.
+/// Group of senders with equal packets.
+struct SenderGroup {
+    meta: PacketMeta,
+    /// Number of sources, with consecutive addresses from the one in `meta`.
     sources: u32,
     rate_pps: u64,
     sent: u64,
@@ -41,30 +40,30 @@ struct Crowd {
     due: u64,
 }
 
-impl Crowd {
+impl SenderGroup {
     fn new(source: u32, sources: u32, rate_pps: u64) -> Self {
-        Self { facts: udp_from(source), sources, rate_pps, sent: 0, queued: 0, due: 0 }
+        Self { meta: udp_from(source), sources, rate_pps, sent: 0, queued: 0, due: 0 }
     }
 
-    fn next(&mut self) -> Facts {
-        let Some(IpAddr::V4(first)) = self.facts.source else { panic!("an IPv4 crowd") };
-        // A step that is odd goes through all of a power of two.
-        let turn = (self.sent as u32).wrapping_mul(0x9e37_79b1) % self.sources;
-        let source = Some(IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() + turn)));
-        Facts { source, ..self.facts }
+    fn next(&mut self) -> PacketMeta {
+        let Some(IpAddr::V4(first)) = self.meta.source else { panic!("an IPv4 source") };
+        // An odd step visits all residues of a power of two.
+        let offset = (self.sent as u32).wrapping_mul(0x9e37_79b1) % self.sources;
+        let source = Some(IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() + offset)));
+        PacketMeta { source, ..self.meta }
     }
 }
 
-/// A server that takes `capacity_pps` from a queue.
+/// Server that serves `capacity_pps` from a queue.
 struct Server {
     admission: Admission,
     capacity_pps: u64,
     now_ns: u64,
     queue: u64,
     served: u64,
-    lost_late: u64,
+    late_drops: u64,
     due: u64,
-    /// What was served since the last period, for `on_period`.
+    /// Measurements since the last period, for `on_period`.
     period: Pressure,
 }
 
@@ -78,37 +77,37 @@ impl Server {
             now_ns: S,
             queue: 0,
             served: 0,
-            lost_late: 0,
+            late_drops: 0,
             due: 0,
             period: Pressure::default(),
         }
     }
 
-    fn run(&mut self, for_ns: u64, crowds: &mut [Crowd]) {
-        for crowd in &mut *crowds {
-            (crowd.sent, crowd.queued) = (0, 0);
+    fn run(&mut self, for_ns: u64, groups: &mut [SenderGroup]) {
+        for group in &mut *groups {
+            (group.sent, group.queued) = (0, 0);
         }
-        (self.served, self.lost_late) = (0, 0);
+        (self.served, self.late_drops) = (0, 0);
         for _ in 0..for_ns / STEP_NS {
-            self.step(crowds);
+            self.step(groups);
         }
     }
 
-    fn step(&mut self, crowds: &mut [Crowd]) {
+    fn step(&mut self, groups: &mut [SenderGroup]) {
         self.now_ns += STEP_NS;
-        // Nobody is always the first to find room.
-        let first = self.now_ns as usize / 1000 % crowds.len();
-        crowds.rotate_left(first);
-        for crowd in &mut *crowds {
-            crowd.due += crowd.rate_pps * STEP_NS;
-            while crowd.due >= S {
-                crowd.due -= S;
-                let facts = crowd.next();
-                crowd.sent += 1;
-                crowd.queued += u64::from(self.arrive(&facts));
+        // Rotates the groups, so that no group is always first to find space.
+        let first = self.now_ns as usize / 1000 % groups.len();
+        groups.rotate_left(first);
+        for group in &mut *groups {
+            group.due += group.rate_pps * STEP_NS;
+            while group.due >= S {
+                group.due -= S;
+                let meta = group.next();
+                group.sent += 1;
+                group.queued += u64::from(self.arrive(&meta));
             }
         }
-        crowds.rotate_right(first);
+        groups.rotate_right(first);
         self.due += self.capacity_pps * STEP_NS;
         while self.due >= S {
             self.due -= S;
@@ -124,17 +123,17 @@ impl Server {
         }
     }
 
-    fn arrive(&mut self, facts: &Facts) -> bool {
+    fn arrive(&mut self, meta: &PacketMeta) -> bool {
         if self.admission.is_limiting() {
-            let Verdict::Admit { .. } = self.admission.decide(self.now_ns, facts) else {
+            let AdmissionVerdict::Admit { .. } = self.admission.decide(self.now_ns, meta) else {
                 return false;
             };
         } else {
-            self.admission.learn(facts);
+            self.admission.learn(meta);
         }
         if self.queue == QUEUE {
-            self.lost_late += 1;
-            self.period.lost_late += 1;
+            self.late_drops += 1;
+            self.period.late_drops += 1;
             return false;
         }
         self.queue += 1;
@@ -142,39 +141,40 @@ impl Server {
     }
 }
 
-/// The part of its packets that a crowd got into the queue.
-fn kept(crowd: &Crowd) -> f64 {
-    crowd.queued as f64 / crowd.sent as f64
+/// Share of a group's packets that were queued.
+fn queued_share(group: &SenderGroup) -> f64 {
+    group.queued as f64 / group.sent as f64
 }
 
 #[test]
-fn the_default_policy_is_valid_and_reads_what_it_writes() {
+fn default_config_is_valid_and_round_trips_as_toml() {
     let config = Config::default();
     let admission = admission(&config);
     let names: Vec<_> = admission.classes().names().collect();
-    assert_eq!(names, ["neighbour", "icmp", "known", "strangers"]);
+    assert_eq!(names, ["neighbour", "icmp", "known", "unknown"]);
     let text = toml::to_string(&config).unwrap();
     assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
-    let neighbour = Facts { kind: Kind::Neighbour, port: None, ..udp_from(1) };
-    let malformed = Facts { kind: Kind::Malformed, source: None, ..neighbour };
-    let classes = [neighbour, malformed, udp_from(1)].map(|facts| admission.classify(&facts));
+    let neighbour =
+        PacketMeta { kind: PacketKind::Neighbour, destination_port: None, ..udp_from(1) };
+    let malformed = PacketMeta { kind: PacketKind::Malformed, source: None, ..neighbour };
+    let classes = [neighbour, malformed, udp_from(1)].map(|meta| admission.classify(&meta));
     assert_eq!(classes, [0, 3, 3]);
 }
 
 #[test]
-fn wrong_settings_are_refused_with_the_reason() {
+fn rejects_invalid_settings_with_the_reason() {
     let class = |name: &str, more: &str| format!("[[class]]\nname = '{name}'\n{more}\n");
     let everything = || class("all", "");
     let cases = [
-        (class("", ""), "class 1 has the name \"\""),
-        (class(&"x".repeat(32), ""), "give it one of 1 to 31 bytes"),
-        (class("a", "match = [{port = 1}]") + &class("a", ""), "two classes are called `a`"),
-        (class("others", "match = [{port = 1}]"), "`others` is the class of"),
+        (class("", ""), "class 1 has the invalid name \"\""),
+        (class(&"x".repeat(32), ""), "use 1 to 31 bytes"),
+        (class("a", "match = [{port = 1}]") + &class("a", ""), "two classes have the name `a`"),
+        (class("others", "match = [{port = 1}]"), "`others` is reserved"),
         (
             (0..16)
                 .map(|n| class(&format!("c{n}"), &format!("match = [{{port = {n}}}]")))
                 .collect(),
-            "17 classes are too many",
+            "too many classes: 17",
         ),
         (
             class(
@@ -184,13 +184,13 @@ fn wrong_settings_are_refused_with_the_reason() {
                     (0..32).map(|n| format!("{{port={n}}},")).collect::<String>()
                 ),
             ),
-            "33 rules are too many",
+            "too many rules: 33",
         ),
         (
             class("a", "guaranteed-pps = 5\nceiling-pps = 4"),
             "guaranteed-pps 5 is above ceiling-pps 4",
         ),
-        (class("a", "ceiling-pps = 0"), "ceiling-pps 0 would never"),
+        (class("a", "ceiling-pps = 0"), "ceiling-pps 0 would admit no packet"),
         (class("a", "exempt = true\nrank = 1"), "class `a` is exempt"),
         (everything() + &class("b", ""), "class `b` can never match: `all`"),
         (everything() + &class("b", "match = [{known = true}]"), "put `b` first"),
@@ -205,8 +205,8 @@ fn wrong_settings_are_refused_with_the_reason() {
             "class `b` can never match",
         ),
         (class("a", "match = [{protocol = 'icmp', port = 53}]"), "icmp has no ports"),
-        (class("a", "match = [{size = 'none'}]"), "size none is no size"),
-        (class("a", "match = [{port = 70000}]"), "there is no port 70000"),
+        (class("a", "match = [{size = 'none'}]"), "size none is invalid"),
+        (class("a", "match = [{port = 70000}]"), "port 70000 is out of range"),
         ("low-mark-percent = 80".into(), "the low mark must be under"),
         ("high-mark-percent = 101".into(), "at most 100"),
         ("calm-after-ms = 0".into(), "calm-after-ms is 0"),
@@ -216,11 +216,11 @@ fn wrong_settings_are_refused_with_the_reason() {
         let error = Admission::new(&config(&text), SEED).unwrap_err().to_string();
         assert!(error.contains(reason), "{text}: {error}");
     }
-    // What cannot even be read.
+    // Text that cannot be parsed.
     for (text, reason) in [
         ("colour = 1".to_owned(), "unknown field"),
         (class("a", "match = [{port = '9-1'}]"), "is empty"),
-        (class("a", "match = [{protocol = 'dns'}]"), "is no protocol"),
+        (class("a", "match = [{protocol = 'dns'}]"), "unknown protocol"),
         (class("a", "match = [{source = '10.0.0.0/33'}]"), "longer than the address"),
         (class("a", "match = [{size = true}]"), "a number, or a range"),
     ] {
@@ -230,7 +230,7 @@ fn wrong_settings_are_refused_with_the_reason() {
 }
 
 #[test]
-fn classes_that_only_touch_are_fine() {
+fn accepts_disjoint_classes() {
     let text = "
         [[class]]
         name = 'dns'
@@ -242,55 +242,56 @@ fn classes_that_only_touch_are_fine() {
     let admission = admission(&config(text));
     let names: Vec<_> = admission.classes().names().collect();
     assert_eq!(names, ["dns", "near", "others"]);
-    let near = Facts { port: Some(80), ..udp_from(0x0a01_0203) };
-    let far = Facts { port: Some(80), ..udp_from(0x0b01_0203) };
-    let classes = [udp_from(1), near, far].map(|facts| admission.classify(&facts));
+    let near = PacketMeta { destination_port: Some(80), ..udp_from(0x0a01_0203) };
+    let far = PacketMeta { destination_port: Some(80), ..udp_from(0x0b01_0203) };
+    let classes = [udp_from(1), near, far].map(|meta| admission.classify(&meta));
     assert_eq!(classes, [0, 1, 2]);
 }
 
-/// The scene of the issue: a known peer, and a flood of strangers.
-fn flooded(strangers: u32) -> (Server, [Crowd; 2]) {
+/// Server with a known peer, and a flood from unknown sources (the scenario of the issue).
+fn server_under_flood(unknown: u32) -> (Server, [SenderGroup; 2]) {
     let mut server = Server::new(&Config::default(), 400_000);
-    let mut peer = [Crowd::new(0x0a00_0001, 1, 5_000)];
+    let mut peer = [SenderGroup::new(0x0a00_0001, 1, 5_000)];
     server.run(3 * S, &mut peer);
     assert!(!server.admission.is_limiting());
-    assert_eq!(kept(&peer[0]), 1.0);
+    assert_eq!(queued_share(&peer[0]), 1.0);
     let [peer] = peer;
-    (server, [peer, Crowd::new(0x5000_0000, strangers, 1_000_000)])
+    (server, [peer, SenderGroup::new(0x5000_0000, unknown, 1_000_000)])
 }
 
 #[test]
-fn a_known_peer_is_answered_through_a_flood_and_the_peak_is_kept() {
-    for strangers in [1, 50, 1 << 24] {
-        let (mut server, mut crowds) = flooded(strangers);
+fn known_peer_is_served_through_a_flood_at_peak_throughput() {
+    for unknown in [1, 50, 1 << 24] {
+        let (mut server, mut groups) = server_under_flood(unknown);
         // From the first packet of the flood on.
-        server.run(S, &mut crowds);
-        assert!(kept(&crowds[0]) >= 0.985, "{strangers}: {}", kept(&crowds[0]));
-        // And when it has settled.
-        server.run(2 * S, &mut crowds);
+        server.run(S, &mut groups);
+        assert!(queued_share(&groups[0]) >= 0.985, "{unknown}: {}", queued_share(&groups[0]));
+        // After the rates have settled.
+        server.run(2 * S, &mut groups);
         assert!(server.admission.is_limiting());
-        assert!(kept(&crowds[0]) >= 0.999, "{strangers}: {}", kept(&crowds[0]));
-        assert!(server.served >= 2 * 400_000 * 95 / 100, "{strangers}: {}", server.served);
-        // It ends: nothing is refused any more, and soon all is open.
-        crowds[1].rate_pps = 10_000;
-        server.run(100 * MS, &mut crowds);
-        server.run(S, &mut crowds);
-        assert_eq!(kept(&crowds[1]), 1.0, "{strangers}");
-        server.run(S, &mut crowds);
+        assert!(queued_share(&groups[0]) >= 0.999, "{unknown}: {}", queued_share(&groups[0]));
+        assert!(server.served >= 2 * 400_000 * 95 / 100, "{unknown}: {}", server.served);
+        // The flood ends: no packet is refused, and soon the limits are lifted.
+        groups[1].rate_pps = 10_000;
+        server.run(100 * MS, &mut groups);
+        server.run(S, &mut groups);
+        assert_eq!(queued_share(&groups[1]), 1.0, "{unknown}");
+        server.run(S, &mut groups);
         assert!(!server.admission.is_limiting());
     }
 }
 
 #[test]
-fn known_peers_that_ask_for_more_than_ever_are_not_held_to_what_they_had() {
+fn known_peers_with_rising_demand_are_not_refused() {
     let mut admission = admission(&Config::default());
     let mut now_ns = S;
-    // Strangers who ask nobody are not served, only in the way.
-    let mut period = |admission: &mut Admission, asked: u32, strangers: u32| {
-        let mut let_in = |facts| matches!(admission.decide(now_ns, &facts), Verdict::Admit { .. });
-        let served = (0..asked).filter(|_| let_in(udp_from(1))).count() as u64;
-        let in_the_way = (0..strangers).filter(|&n| let_in(udp_from(0x5000_0000 + n))).count();
-        let level_percent = if in_the_way > 500 { 100 } else { 0 };
+    // Packets of unknown sources fill the queue but are not served.
+    let mut period = |admission: &mut Admission, asked: u32, unknown: u32| {
+        let mut admits =
+            |meta| matches!(admission.decide(now_ns, &meta), AdmissionVerdict::Admit { .. });
+        let served = (0..asked).filter(|_| admits(udp_from(1))).count() as u64;
+        let unserved = (0..unknown).filter(|&n| admits(udp_from(0x5000_0000 + n))).count();
+        let level_percent = if unserved > 500 { 100 } else { 0 };
         now_ns += Config::PERIOD_NS;
         admission.on_period(now_ns, &Pressure { served, level_percent, ..Pressure::default() });
         u64::from(asked) - served
@@ -299,8 +300,8 @@ fn known_peers_that_ask_for_more_than_ever_are_not_held_to_what_they_had() {
         admission.learn(&udp_from(1));
         assert_eq!(period(&mut admission, 50, 0), 0);
     }
-    // They make up for lost time, all at once: there is room for it, and each
-    // packet that was refused would be a connection that waits.
+    // The peers catch up in bursts. There is capacity for them, and each refused packet would
+    // stall a connection.
     for asked in [50, 0, 400, 0, 50, 400] {
         for _ in 0..40 {
             let refused = period(&mut admission, asked, 5000);
@@ -312,46 +313,47 @@ fn known_peers_that_ask_for_more_than_ever_are_not_held_to_what_they_had() {
 }
 
 #[test]
-fn known_peers_that_ask_for_too_much_share_what_there_is() {
-    let (mut server, mut crowds) = flooded(1 << 24);
-    crowds[0].rate_pps = 800_000;
-    server.run(S, &mut crowds);
-    server.run(S, &mut crowds);
+fn known_peers_share_the_capacity_when_demand_exceeds_it() {
+    let (mut server, mut groups) = server_under_flood(1 << 24);
+    groups[0].rate_pps = 800_000;
+    server.run(S, &mut groups);
+    server.run(S, &mut groups);
     assert!(server.admission.counters()[2].refused() > 0);
-    assert!(server.lost_late < 800_000 / 20, "{}", server.lost_late);
+    assert!(server.late_drops < 800_000 / 20, "{}", server.late_drops);
     assert!(server.served >= 400_000 * 95 / 100, "{}", server.served);
 }
 
 #[test]
-fn without_admission_the_same_peer_is_lost() {
-    // Drop-tail, for comparison: one class.
+fn known_peer_loses_packets_without_separate_classes() {
+    // Drop-tail, for comparison: a single class.
     let text = "[[class]]\nname = 'all'\nguaranteed-pps = 100000000";
     let mut server = Server::new(&config(text), 400_000);
-    let mut crowds = [Crowd::new(1, 1, 5_000), Crowd::new(0x5000_0000, 1 << 24, 1_000_000)];
-    server.run(2 * S, &mut crowds);
-    assert!(kept(&crowds[0]) < 0.6, "{}", kept(&crowds[0]));
+    let mut groups =
+        [SenderGroup::new(1, 1, 5_000), SenderGroup::new(0x5000_0000, 1 << 24, 1_000_000)];
+    server.run(2 * S, &mut groups);
+    assert!(queued_share(&groups[0]) < 0.6, "{}", queued_share(&groups[0]));
 }
 
 #[test]
 fn sources_of_one_class_share_fairly() {
     let text = "[[class]]\nname = 'all'";
     let mut server = Server::new(&config(text), 100_000);
-    let mut crowds = [
-        Crowd::new(0x0a00_0001, 20, 20_000),
-        Crowd::new(0x5000_0000, 1, 500_000),
-        Crowd::new(0x6000_0000, 1, 100_000),
+    let mut groups = [
+        SenderGroup::new(0x0a00_0001, 20, 20_000),
+        SenderGroup::new(0x5000_0000, 1, 500_000),
+        SenderGroup::new(0x6000_0000, 1, 100_000),
     ];
-    server.run(2 * S, &mut crowds);
-    server.run(2 * S, &mut crowds);
-    // 100,000 for 22 sources, of which 20 ask for 1,000 each.
-    assert!(kept(&crowds[0]) > 0.95, "the quiet: {}", kept(&crowds[0]));
-    let loud = crowds[1].queued.max(crowds[2].queued) as f64;
-    let other = crowds[1].queued.min(crowds[2].queued) as f64;
-    assert!(loud / other < 1.2, "the loud: {loud} and {other}");
+    server.run(2 * S, &mut groups);
+    server.run(2 * S, &mut groups);
+    // 100,000 for 22 sources, of which 20 send 1,000 each.
+    assert!(queued_share(&groups[0]) > 0.95, "quiet sources: {}", queued_share(&groups[0]));
+    let loud = groups[1].queued.max(groups[2].queued) as f64;
+    let other = groups[1].queued.min(groups[2].queued) as f64;
+    assert!(loud / other < 1.2, "loud sources: {loud} and {other}");
 }
 
 #[test]
-fn a_class_that_nobody_matches_costs_the_others_nothing() {
+fn unmatched_class_costs_other_classes_nothing() {
     let text = "
         [[class]]
         name = 'nobody'
@@ -361,20 +363,20 @@ fn a_class_that_nobody_matches_costs_the_others_nothing() {
         name = 'all'
         rank = 1";
     let mut server = Server::new(&config(text), 100_000);
-    let mut crowd = [Crowd::new(1, 1 << 20, 300_000)];
-    server.run(S, &mut crowd);
-    server.run(S, &mut crowd);
+    let mut group = [SenderGroup::new(1, 1 << 20, 300_000)];
+    server.run(S, &mut group);
+    server.run(S, &mut group);
     assert!(server.served > 90_000, "{}", server.served);
     assert_eq!(server.admission.counters()[0].arrived(), 0);
 }
 
 #[test]
-fn a_guarantee_does_not_shut_out_those_who_go_first() {
-    // Nothing is served at all, so the total is as small as it gets, and the
-    // strangers' guarantee as large as that.
+fn guarantee_does_not_shut_out_higher_ranks() {
+    // Nothing is served at all, so the total is at its minimum, which equals the guarantee of
+    // the unknown sources.
     let mut admission = admission(&Config::default());
     admission.confirm(udp_from(1).source_id());
-    let stuck = Pressure { lost_late: 1, level_percent: 100, ..Pressure::default() };
+    let stuck = Pressure { late_drops: 1, level_percent: 100, ..Pressure::default() };
     for period in 0..400 {
         let now_ns = period * Config::PERIOD_NS;
         admission.on_period(now_ns, &stuck);
@@ -383,11 +385,11 @@ fn a_guarantee_does_not_shut_out_those_who_go_first() {
         }
     }
     let known = admission.decide(400 * Config::PERIOD_NS, &udp_from(1));
-    assert!(matches!(known, Verdict::Admit { .. }), "{known:?}");
+    assert!(matches!(known, AdmissionVerdict::Admit { .. }), "{known:?}");
 }
 
 #[test]
-fn a_guaranteed_rate_is_there_when_it_is_asked_for() {
+fn guaranteed_rate_is_available_on_demand() {
     let text = "
         [[class]]
         name = 'dns'
@@ -398,17 +400,20 @@ fn a_guaranteed_rate_is_there_when_it_is_asked_for() {
         guaranteed-pps = 10000
         rank = 1";
     let mut server = Server::new(&config(text), 100_000);
-    let late = Crowd { facts: Facts { port: Some(54), ..udp_from(7) }, ..Crowd::new(7, 1, 0) };
-    let mut crowds = [Crowd::new(1, 1 << 20, 500_000), late];
-    server.run(S, &mut crowds);
-    crowds[1].rate_pps = 9_000;
-    server.run(S, &mut crowds);
-    assert!(kept(&crowds[1]) > 0.97, "{}", kept(&crowds[1]));
+    let late = SenderGroup {
+        meta: PacketMeta { destination_port: Some(54), ..udp_from(7) },
+        ..SenderGroup::new(7, 1, 0)
+    };
+    let mut groups = [SenderGroup::new(1, 1 << 20, 500_000), late];
+    server.run(S, &mut groups);
+    groups[1].rate_pps = 9_000;
+    server.run(S, &mut groups);
+    assert!(queued_share(&groups[1]) > 0.97, "{}", queued_share(&groups[1]));
     assert!(server.served > 90_000, "{}", server.served);
 }
 
 #[test]
-fn an_exempt_class_is_left_alone_and_takes_nothing_from_the_others() {
+fn exempt_class_is_unlimited_and_takes_no_share() {
     let text = "
         [[class]]
         name = 'dns'
@@ -417,95 +422,98 @@ fn an_exempt_class_is_left_alone_and_takes_nothing_from_the_others() {
         name = 'rest'
         exempt = true";
     let mut server = Server::new(&config(text), 100_000);
-    let mut crowd = [Crowd::new(1, 1 << 20, 500_000)];
-    server.run(S, &mut crowd);
-    // Five times what can be served, of something that is not served here.
-    let rest = Facts { port: Some(22), ..udp_from(7) };
-    server.run(0, &mut crowd);
+    let mut group = [SenderGroup::new(1, 1 << 20, 500_000)];
+    server.run(S, &mut group);
+    // Five times the capacity, in packets of a class that this server does not serve.
+    let rest = PacketMeta { destination_port: Some(22), ..udp_from(7) };
+    server.run(0, &mut group);
     for _ in 0..1_000_000 {
-        assert_eq!(server.admission.decide(server.now_ns, &rest), Verdict::Admit { class: 1 });
-        server.step(&mut crowd);
+        assert_eq!(
+            server.admission.decide(server.now_ns, &rest),
+            AdmissionVerdict::Admit { class: 1 }
+        );
+        server.step(&mut group);
     }
     assert!(server.served > 95_000, "{}", server.served);
 }
 
 #[test]
-fn a_reader_that_stops_is_not_drowned_and_is_found_again() {
-    let (mut server, mut crowds) = flooded(1 << 24);
-    server.run(S, &mut crowds);
+fn recovers_after_the_reader_stalls() {
+    let (mut server, mut groups) = server_under_flood(1 << 24);
+    server.run(S, &mut groups);
     server.capacity_pps = 0;
-    server.run(S, &mut crowds);
+    server.run(S, &mut groups);
     server.capacity_pps = 400_000;
-    server.run(100 * MS, &mut crowds);
-    server.run(S, &mut crowds);
-    assert!(kept(&crowds[0]) > 0.999, "{}", kept(&crowds[0]));
+    server.run(100 * MS, &mut groups);
+    server.run(S, &mut groups);
+    assert!(queued_share(&groups[0]) > 0.999, "{}", queued_share(&groups[0]));
     assert!(server.served > 400_000 * 9 / 10, "{}", server.served);
 }
 
 #[test]
-fn a_server_that_gets_slower_is_followed() {
-    let (mut server, mut crowds) = flooded(1 << 24);
-    server.run(S, &mut crowds);
+fn follows_a_server_that_slows_down() {
+    let (mut server, mut groups) = server_under_flood(1 << 24);
+    server.run(S, &mut groups);
     server.capacity_pps = 50_000;
-    server.run(200 * MS, &mut crowds);
-    server.run(S, &mut crowds);
-    assert!(kept(&crowds[0]) > 0.999, "{}", kept(&crowds[0]));
+    server.run(200 * MS, &mut groups);
+    server.run(S, &mut groups);
+    assert!(queued_share(&groups[0]) > 0.999, "{}", queued_share(&groups[0]));
     assert!(server.served > 45_000, "{}", server.served);
 }
 
 #[test]
-fn a_clock_that_jumps_does_no_harm() {
+fn tolerates_clock_jumps() {
     for jump_ns in [-3600 * S as i64, 7200 * S as i64, -5 * MS as i64] {
-        let (mut server, mut crowds) = flooded(1 << 24);
+        let (mut server, mut groups) = server_under_flood(1 << 24);
         server.now_ns += 7200 * S;
-        server.run(S, &mut crowds);
+        server.run(S, &mut groups);
         server.now_ns = server.now_ns.strict_add_signed(jump_ns);
-        server.run(S, &mut crowds);
-        assert!(kept(&crowds[0]) > 0.99, "{jump_ns}: {}", kept(&crowds[0]));
+        server.run(S, &mut groups);
+        assert!(queued_share(&groups[0]) > 0.99, "{jump_ns}: {}", queued_share(&groups[0]));
         assert!(server.served > 400_000 * 8 / 10, "{jump_ns}: {}", server.served);
         assert!(server.admission.is_limiting());
     }
 }
 
 #[test]
-fn hours_that_passed_at_once_do_not_make_forget() {
-    let (mut server, mut crowds) = flooded(1);
+fn forward_clock_jump_does_not_expire_known_sources() {
+    let (mut server, mut groups) = server_under_flood(1);
     server.now_ns += 100 * 3600 * S;
-    server.run(10 * MS, &mut crowds[..1]);
-    assert!(server.admission.known().contains(udp_from(0x0a00_0001).source_id()));
+    server.run(10 * MS, &mut groups[..1]);
+    assert!(server.admission.known_sources().contains(udp_from(0x0a00_0001).source_id()));
 }
 
 #[test]
-fn a_flood_teaches_nothing() {
-    let (mut server, mut crowds) = flooded(50);
-    server.run(5 * S, &mut crowds);
+fn learns_no_source_during_a_flood() {
+    let (mut server, mut groups) = server_under_flood(50);
+    server.run(5 * S, &mut groups);
     let stranger = udp_from(0x5000_0003);
-    assert!(!server.admission.known().contains(stranger.source_id()));
+    assert!(!server.admission.known_sources().contains(stranger.source_id()));
     server.admission.learn(&stranger);
-    assert!(!server.admission.known().contains(stranger.source_id()));
+    assert!(!server.admission.known_sources().contains(stranger.source_id()));
 }
 
 #[test]
-fn a_port_that_decides_by_itself_is_believed() {
+fn applies_counters_of_a_device_that_drops_early() {
     let mut admission = admission(&Config::default());
     admission.on_period(S, &Pressure::default());
-    let full = Pressure { served: 1000, lost_late: 50, level_percent: 100, unseen_permille: 0 };
+    let full = Pressure { served: 1000, late_drops: 50, level_percent: 100, rx_missed_permille: 0 };
     assert!(admission.on_period(S + 5 * MS, &full));
     let mut totals = [ClassCounters::default(); 4];
     for period in 1..200 {
         totals[2].admitted += 25;
         totals[3].admitted += 900;
         totals[3].refused_rate += 4000;
-        admission.on_port_counters(&totals);
+        admission.on_device_counters(&totals);
         let pressure =
-            Pressure { served: 925, lost_late: 0, level_percent: 10, unseen_permille: 0 };
+            Pressure { served: 925, late_drops: 0, level_percent: 10, rx_missed_permille: 0 };
         admission.on_period(S + (1 + period) * 5 * MS, &pressure);
     }
     assert_eq!(admission.counters(), totals);
-    let Rate::Limited(pace) = admission.limits()[3].class else { panic!("not limited") };
-    let strangers = pace.rate_pps();
-    assert!(strangers > 185_000, "queues are short, so more is tried: {strangers}");
-    assert_eq!(admission.limits()[2].source, Rate::Open, "nobody known was refused");
+    let RateLimit::Limited(rate) = admission.limits()[3].class else { panic!("not limited") };
+    let unknown = rate.rate_pps();
+    assert!(unknown > 185_000, "queues are short, so the rate rises: {unknown}");
+    assert_eq!(admission.limits()[2].source, RateLimit::Unlimited, "no known source was refused");
 }
 
 proptest! {
@@ -521,18 +529,18 @@ proptest! {
         if let Some(field) = frame.get_mut(12..14) {
             field.copy_from_slice(&ethertype.to_be_bytes());
         }
-        let facts = Facts::of_frame(medium, &frame);
-        prop_assert!(facts.packet_bytes as usize <= frame.len());
+        let meta = PacketMeta::parse(medium, &frame);
+        prop_assert!(meta.packet_bytes as usize <= frame.len());
         let mut admission = admission(&Config::default());
-        admission.learn(&facts);
-        let Verdict::Admit { class } = admission.decide(0, &facts) else {
-            panic!("refused in calm time")
+        admission.learn(&meta);
+        let AdmissionVerdict::Admit { class } = admission.decide(0, &meta) else {
+            panic!("refused without limits")
         };
         prop_assert!(class < admission.classes().len());
     }
 
     #[test]
-    fn whatever_happens_every_packet_is_counted_and_limits_stay_sane(
+    fn counts_every_packet_and_keeps_limits_consistent(
         events in proptest::collection::vec((any::<u16>(), 0_u64..20_000_000, 0_u32..=120, 0_u64..5000), 1..300),
         jump: u64,
     ) {
@@ -544,9 +552,9 @@ proptest! {
                 admission.decide(now_ns, &udp_from(source.into()));
                 shown += 1;
             }
-            let lost_late = u64::from(level_percent > 100);
-            admission.on_period(now_ns, &Pressure { served, lost_late, level_percent, unseen_permille: 0 });
-            let calm = admission.limits().iter().all(|limit| *limit == ClassLimit::OPEN);
+            let late_drops = u64::from(level_percent > 100);
+            admission.on_period(now_ns, &Pressure { served, late_drops, level_percent, rx_missed_permille: 0 });
+            let calm = admission.limits().iter().all(|limit| *limit == ClassLimit::UNLIMITED);
             prop_assert_eq!(calm, !admission.is_limiting());
         }
         let counted: u64 = admission.counters().iter().map(ClassCounters::arrived).sum();
@@ -555,10 +563,10 @@ proptest! {
 }
 
 #[test]
-fn the_seed_decides_everything() {
+fn same_seed_gives_same_results() {
     let run = || {
-        let (mut server, mut crowds) = flooded(1 << 24);
-        server.run(S, &mut crowds);
+        let (mut server, mut groups) = server_under_flood(1 << 24);
+        server.run(S, &mut groups);
         (server.served, server.admission.counters().to_vec(), server.admission.total_pps())
     };
     assert_eq!(run(), run());

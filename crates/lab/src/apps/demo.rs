@@ -1,44 +1,45 @@
-//! The end of the demonstration: redis, memcached and nginx, unmodified, on one
-//! daemon, while strangers flood it.
+//! Last part of the demonstration: unmodified redis, memcached and nginx on one daemon, while
+//! unknown sources flood it.
 
 use serde_json::json;
 
-use super::program::Program;
-use super::site::{Daemon, Way, attach, check};
-use super::speed::{UNDER_FLOOD_RPS, flood};
+use super::application::Application;
+use super::testbed::{DaemonProcess, StackKind, check_installed, start_attached};
+use super::throughput::{UNDER_FLOOD_RPS, measure_flood};
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
-use crate::livelock::bench::{Bench, Receiver};
-use crate::tcp::cores;
+use crate::experiment::{Experiment, format_number};
+use crate::livelock::testbed::{FloodTestbed, Receiver};
+use crate::tcp::choose_cores;
 
-/// Serves the programs and floods their daemon. `None`, with a sentence, when one
-/// of them is not there.
+/// Runs the applications and floods their daemon. Returns `None`, after printing the reason, if
+/// one of the applications is not installed.
 ///
 /// # Errors
-/// When namespaces cannot be made or a program does not start.
+/// If namespaces cannot be created or an application does not start.
 pub fn run(seconds: f64) -> Result<Option<Experiment>, LabError> {
-    if let Err(missing) = check(&Program::ALL) {
-        println!("\nUnmodified programs are left out: {missing}");
+    if let Err(missing) = check_installed(&Application::ALL) {
+        println!("\nUnmodified applications are skipped: {missing}");
         return Ok(None);
     }
-    let (server_core, load_core) = cores()?;
-    println!("\nNow redis, memcached and nginx, as they are installed, attached to one daemon.");
-    let bench = Bench::new(server_core, load_core)?;
-    bench.prepare(Receiver::Server)?;
-    let daemon = Daemon::start(&bench, server_core, &["--admission"])?;
-    let mut all = Vec::new();
-    for program in Program::ALL {
-        all.push((program, attach(&bench, program, server_core, &daemon)?));
+    let (server_core, load_core) = choose_cores()?;
+    println!("\nNow redis, memcached and nginx, unmodified, attached to one daemon.");
+    let testbed = FloodTestbed::new(server_core, load_core)?;
+    testbed.prepare(Receiver::Server)?;
+    let daemon = DaemonProcess::start(&testbed, server_core, &["--admission"])?;
+    let mut services = Vec::new();
+    for application in Application::ALL {
+        services.push((application, start_attached(&testbed, application, server_core, &daemon)?));
     }
     let mut result = Experiment::new("demo-programs");
-    for (program, served) in &all {
-        let ((calm, flooded), offered_pps) = flood(&bench, served, Way::Attached, seconds)?;
-        let name = program.name();
+    for (application, service) in &services {
+        let ((calm, flooded), offered_pps) =
+            measure_flood(&testbed, service, StackKind::Attached, seconds)?;
+        let name = application.name();
         println!(
-            "  {name:<9} {} requests/s calm, {} while strangers send {} packets/s",
-            number((calm * UNDER_FLOOD_RPS).round()),
-            number((flooded * UNDER_FLOOD_RPS).round()),
-            number(offered_pps.round())
+            "  {name:<9} {} requests/s without a flood, {} while unknown sources send {} packets/s",
+            format_number((calm * UNDER_FLOOD_RPS).round()),
+            format_number((flooded * UNDER_FLOOD_RPS).round()),
+            format_number(offered_pps.round())
         );
         result.figure(&format!("{name}_under_flood"), flooded / calm);
         result.rows.push(json!({
@@ -48,7 +49,7 @@ pub fn run(seconds: f64) -> Result<Option<Experiment>, LabError> {
             "flood_pps": offered_pps,
         }));
     }
-    all.into_iter().for_each(|(_, served)| served.stop());
+    services.into_iter().for_each(|(_, service)| service.stop());
     daemon.stop();
     Ok(Some(result))
 }

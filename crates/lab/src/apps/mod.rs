@@ -1,10 +1,10 @@
-//! Unmodified programs on the kernel and on Tidegate.
+//! Unmodified applications on the kernel's stack and on Tidegate.
 //!
-//! Core 1 serves, with all receive work of the server's device; core 0 makes
-//! the load.
+//! Core 1 runs the server and all receive work of the server's device; core 0 generates the
+//! load.
 
-pub mod asymmetric;
+mod application;
+pub mod context_switches;
 pub mod demo;
-mod program;
-mod site;
-pub mod speed;
+mod testbed;
+pub mod throughput;

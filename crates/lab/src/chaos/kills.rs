@@ -1,4 +1,5 @@
-//! Applications that are killed in any state, beside others that lose nothing.
+//! Applications that are killed in any state, next to well-behaved applications that must lose
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,49 +8,48 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::child::Victim;
-use super::honest::{Honest, beside};
-use super::peers::visit;
-use super::site::{Rest, Site, own};
-use super::victim::State;
+use super::peers::connect_repeatedly;
+use super::target::Behaviour;
+use super::target_process::TargetProcess;
+use super::testbed::{ChaosTestbed, DaemonUsage, daemon_address};
+use super::well_behaved::{WellBehaved, with_well_behaved};
 use super::{ChaosConfig, RESIDENT_SLACK_BYTES};
 use crate::LabError;
-use crate::stop::StopAtEnd;
+use crate::stop::StopOnDrop;
 
-/// Victims that live at once.
-const AT_ONCE: u64 = 4;
+/// Number of targets that run at the same time.
+const CONCURRENT_TARGETS: u64 = 4;
 
-/// The first port that victims listen on.
-const PORTS: u16 = 9000;
+/// First port that targets listen on.
+const FIRST_TARGET_PORT: u16 = 9000;
 
-/// The longest life of a victim that does what it is to do.
-const LONGEST_LIFE: Duration = Duration::from_millis(30);
+/// Maximum lifetime of a target after it reported that it has started.
+const MAX_LIFETIME: Duration = Duration::from_millis(30);
 
-/// One in so many is killed at a time that knows nothing of what it does: while
-/// it starts, or attaches.
-const UNSEEN: u64 = 8;
+/// One target in this many is killed at a random time, without waiting until it has started its
+/// behaviour: it may still be starting or attaching.
+const UNTIMED_KILL_ONE_IN: u64 = 8;
 
-/// Bytes of a frame in the daemon, of a connection in the stack, and of a place
-/// for a socket that is taken for ever.
+/// Sizes in bytes of a frame in the daemon and of a connection in the stack.
 const FRAME_BYTES: u64 = 2048;
 const CONNECTION_BYTES: u64 = 416;
 
-/// What came of it.
-pub(super) struct Killed {
-    pub(super) honest: Honest,
-    /// By what they did.
-    pub(super) states: BTreeMap<&'static str, u64>,
-    pub(super) before: Rest,
-    pub(super) after: Rest,
+/// Result of the kills.
+pub(super) struct KillResults {
+    pub(super) well_behaved: WellBehaved,
+    /// Number of kills by behaviour of the target.
+    pub(super) kills_by_behaviour: BTreeMap<&'static str, u64>,
+    pub(super) before: DaemonUsage,
+    pub(super) after: DaemonUsage,
 }
 
-impl Killed {
+impl KillResults {
     pub(super) fn kills(&self) -> u64 {
-        self.states.values().sum()
+        self.kills_by_behaviour.values().sum()
     }
 
-    /// Memory that did not come back. What the daemon has of its own may grow by
-    /// a slack: what is in use does not lie as close as it did.
+    /// Memory in bytes that was not released. The daemon's resident memory may grow by a slack
+    /// first, because memory in use is packed less densely than before.
     pub(super) fn leaked_bytes(&self) -> u64 {
         let Self { before, after, .. } = self;
         let frames = before.frames_available.saturating_sub(after.frames_available) as u64;
@@ -62,46 +62,51 @@ impl Killed {
             + resident.saturating_sub(RESIDENT_SLACK_BYTES)
     }
 
-    /// Descriptors and applications that did not go away.
-    pub(super) fn left(&self) -> [usize; 2] {
+    /// Numbers of descriptors and of applications that were not released.
+    pub(super) fn not_released(&self) -> [usize; 2] {
         let Self { before, after, .. } = self;
         [after.descriptors.saturating_sub(before.descriptors), after.applications]
     }
 }
 
-/// Kills a few to warm up, then as many as were asked for.
-pub(super) fn run(site: &Site, config: &ChaosConfig) -> Result<Killed, LabError> {
-    let warm_up = (config.kills / 5).clamp(AT_ONCE, 200);
-    let honest = Honest::default();
-    kill(site, &honest, warm_up, config.seed ^ u64::MAX)?;
-    let before = site.rest(0)?;
+/// Kills some targets to warm up, then the configured number.
+pub(super) fn run(testbed: &ChaosTestbed, config: &ChaosConfig) -> Result<KillResults, LabError> {
+    let warm_up = (config.kills / 5).clamp(CONCURRENT_TARGETS, 200);
+    let well_behaved = WellBehaved::default();
+    kill_targets(testbed, &well_behaved, warm_up, config.seed ^ u64::MAX)?;
+    let before = testbed.wait_until_idle(0)?;
     eprintln!("warm: {before:?}");
-    let states = kill(site, &honest, config.kills, config.seed)?;
-    let after = site.rest(before.frames_available)?;
+    let kills_by_behaviour = kill_targets(testbed, &well_behaved, config.kills, config.seed)?;
+    let after = testbed.wait_until_idle(before.frames_available)?;
     eprintln!("after {} kills: {after:?}", config.kills);
-    Ok(Killed { honest, states, before, after })
+    Ok(KillResults { well_behaved, kills_by_behaviour, before, after })
 }
 
-fn kill(
-    site: &Site,
-    honest: &Honest,
+fn kill_targets(
+    testbed: &ChaosTestbed,
+    well_behaved: &WellBehaved,
     kills: u64,
     seed: u64,
 ) -> Result<BTreeMap<&'static str, u64>, LabError> {
-    let states = Mutex::new(BTreeMap::new());
-    let begun = AtomicU64::new(0);
+    let kills_by_behaviour = Mutex::new(BTreeMap::new());
+    let started = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
-    let listeners: Vec<SocketAddr> = (0..AT_ONCE)
-        .flat_map(|place| [0, 1].map(|family| SocketAddr::new(own(family), port(place))))
+    let listeners: Vec<SocketAddr> = (0..CONCURRENT_TARGETS)
+        .flat_map(|index| {
+            [0, 1].map(|family| SocketAddr::new(daemon_address(family), target_port(index)))
+        })
         .collect();
-    beside(site, honest, || {
+    with_well_behaved(testbed, well_behaved, || {
         thread::scope(|scope| {
-            let _stop_visits = StopAtEnd(&stop);
-            scope.spawn(|| site.pair.a.namespace.enter(|| visit(&listeners, &stop)));
-            let killers: Vec<_> = (0..AT_ONCE)
-                .map(|place| {
-                    let (begun, states) = (&begun, &states);
-                    scope.spawn(move || kill_one_by_one(site, place, kills, seed, begun, states))
+            let _stop_visits = StopOnDrop(&stop);
+            scope
+                .spawn(|| testbed.pair.a.namespace.enter(|| connect_repeatedly(&listeners, &stop)));
+            let killers: Vec<_> = (0..CONCURRENT_TARGETS)
+                .map(|index| {
+                    let (started, kills_by_behaviour) = (&started, &kills_by_behaviour);
+                    scope.spawn(move || {
+                        kill_sequentially(testbed, index, kills, seed, started, kills_by_behaviour)
+                    })
                 })
                 .collect();
             killers.into_iter().try_for_each(|killer| {
@@ -109,44 +114,44 @@ fn kill(
             })
         })
     })?;
-    Ok(states.into_inner().unwrap_or_default())
+    Ok(kills_by_behaviour.into_inner().unwrap_or_default())
 }
 
-fn port(place: u64) -> u16 {
-    PORTS + place as u16
+fn target_port(index: u64) -> u16 {
+    FIRST_TARGET_PORT + index as u16
 }
 
-fn kill_one_by_one(
-    site: &Site,
-    place: u64,
+fn kill_sequentially(
+    testbed: &ChaosTestbed,
+    index: u64,
     kills: u64,
     seed: u64,
-    begun: &AtomicU64,
-    states: &Mutex<BTreeMap<&'static str, u64>>,
+    started: &AtomicU64,
+    kills_by_behaviour: &Mutex<BTreeMap<&'static str, u64>>,
 ) -> Result<(), LabError> {
-    let socket = site.socket();
+    let socket = testbed.socket();
     loop {
-        let number = begun.fetch_add(1, Ordering::Relaxed);
+        let number = started.fetch_add(1, Ordering::Relaxed);
         if number >= kills {
             return Ok(());
         }
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
-        let mut chance = fastrand::Rng::with_seed(seed);
-        let state = State::VICTIMS[chance.usize(..State::VICTIMS.len())];
-        let mut victim = Victim::start(state, &socket, port(place), seed)?;
-        let is_unseen = chance.u64(..UNSEEN) == 0;
-        if !is_unseen {
-            victim.wait_until_begun(state)?;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let behaviour = Behaviour::KILLED[rng.usize(..Behaviour::KILLED.len())];
+        let mut target = TargetProcess::start(behaviour, &socket, target_port(index), seed)?;
+        let is_untimed = rng.u64(..UNTIMED_KILL_ONE_IN) == 0;
+        if !is_untimed {
+            target.wait_until_started(behaviour)?;
         }
-        thread::sleep(LONGEST_LIFE.mul_f64(chance.f64()));
-        drop(victim);
-        let name = if is_unseen { "any" } else { state.name() };
-        if let Ok(mut states) = states.lock() {
-            *states.entry(name).or_default() += 1;
+        thread::sleep(MAX_LIFETIME.mul_f64(rng.f64()));
+        drop(target);
+        let name = if is_untimed { "any" } else { behaviour.name() };
+        if let Ok(mut kills_by_behaviour) = kills_by_behaviour.lock() {
+            *kills_by_behaviour.entry(name).or_default() += 1;
         }
         if number % 100 == 99 {
-            // A daemon that has ended ends this.
-            let report = site.report()?;
+            // If the daemon has ended, the report fails and ends the experiment.
+            let report = testbed.report()?;
             eprintln!("{} killed, {} attached", number + 1, report.applications.len());
         }
     }
@@ -157,8 +162,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_come_back_is_counted() {
-        let before = Rest {
+    fn counts_memory_and_descriptors_that_were_not_released() {
+        let before = DaemonUsage {
             applications: 0,
             connections: 0,
             frames_available: 100,
@@ -166,16 +171,16 @@ mod tests {
             resident_bytes: 1 << 20,
             descriptors: 10,
         };
-        let of = |after| Killed {
-            honest: Honest::default(),
-            states: BTreeMap::from([("idle", 2), ("any", 1)]),
+        let of = |after| KillResults {
+            well_behaved: WellBehaved::default(),
+            kills_by_behaviour: BTreeMap::from([("idle", 2), ("any", 1)]),
             before,
             after,
         };
         let grown = before.resident_bytes + RESIDENT_SLACK_BYTES;
-        let same = of(Rest { frames_available: 101, resident_bytes: grown, ..before });
-        assert_eq!((same.leaked_bytes(), same.left(), same.kills()), (0, [0, 0], 3));
-        let leaky = of(Rest {
+        let same = of(DaemonUsage { frames_available: 101, resident_bytes: grown, ..before });
+        assert_eq!((same.leaked_bytes(), same.not_released(), same.kills()), (0, [0, 0], 3));
+        let leaky = of(DaemonUsage {
             applications: 1,
             connections: 2,
             frames_available: 99,
@@ -184,6 +189,6 @@ mod tests {
             descriptors: 13,
         });
         assert_eq!(leaky.leaked_bytes(), FRAME_BYTES + 5 + 2 * CONNECTION_BYTES + 7);
-        assert_eq!(leaky.left(), [3, 1]);
+        assert_eq!(leaky.not_released(), [3, 1]);
     }
 }

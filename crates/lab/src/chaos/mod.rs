@@ -1,51 +1,50 @@
-//! `tidegate lab chaos`: what applications that die, and bad ones, do to the
-//! daemon and to the others: nothing. And what a new daemon does to them.
+//! `tidegate lab chaos`: effect of killed and misbehaving applications on the daemon and on other
+//! applications, which must be none. Also the effect of a daemon upgrade on applications.
 //!
-//! The daemon is a process of its own, on one end of a veth pair; the kernel's
-//! servers are on the other. Those who are killed are this program again, told
-//! what to do by a hidden flag.
+//! The daemon is a separate process on one end of a veth pair; the kernel's servers are on the
+//! other end. The targets that are killed are this executable again, controlled by a hidden flag.
 
-mod child;
-mod data;
-mod honest;
+mod echo_checker;
 mod kills;
 mod peers;
 mod restart;
-mod site;
-mod slow;
+mod slowdown;
+mod target;
+mod target_process;
+mod testbed;
 mod upgrade;
-mod victim;
+mod well_behaved;
 
 use std::sync::atomic::Ordering;
 
 use serde_json::json;
 
-pub use victim::{State, VictimConfig, victim};
+pub use target::{Behaviour, TargetConfig, run_target};
 
-use self::kills::Killed;
-use self::restart::Restarted;
-use self::site::Site;
-use self::slow::Slowed;
-use self::upgrade::Upgraded;
+use self::kills::KillResults;
+use self::restart::RestartResults;
+use self::slowdown::Slowdown;
+use self::testbed::ChaosTestbed;
+use self::upgrade::UpgradeResults;
 use crate::{Experiment, LabError};
 
-/// What the daemon's own resident memory may grow by, after it was warm, and not
-/// be called a leak: pages that are kept by the little in them that is in use.
+/// Growth of the daemon's own resident memory in bytes, after warm-up, that does not count as a
+/// leak: pages that stay allocated because a small part of each is in use.
 const RESIDENT_SLACK_BYTES: u64 = 2 << 20;
 
-/// Errors of honest applications whose words go with the result.
-const ERRORS_SAID: usize = 8;
+/// Maximum number of errors of well-behaved applications that are quoted in the result.
+const MAX_ERRORS_REPORTED: usize = 8;
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct ChaosConfig {
-    /// Applications that are killed.
+    /// Number of applications to kill.
     pub kills: u64,
-    /// The same seed kills the same applications, after the same times.
+    /// Seed: the same seed kills the same applications after the same times.
     pub seed: u64,
-    /// How long each measurement beside a bad application lasts.
+    /// Duration in seconds of each measurement next to a misbehaving application.
     pub seconds: f64,
-    /// How often to measure that; the median counts.
+    /// Number of repetitions of that measurement; the result is their median.
     pub repeats: usize,
 }
 
@@ -55,21 +54,21 @@ impl Default for ChaosConfig {
     }
 }
 
-/// Runs all of it.
+/// Runs all parts of the experiment.
 ///
 /// # Errors
-/// When namespaces cannot be made, or the daemon has ended.
+/// If namespaces cannot be created, or the daemon has ended.
 pub fn run(config: &ChaosConfig) -> Result<Experiment, LabError> {
     std::thread::scope(|scope| {
-        // Of this thread alone: who called keeps its cores.
+        // A new thread is pinned, so that the caller's thread keeps its cores.
         let running = scope.spawn(|| {
-            site::leave_daemons_core()?;
-            let site = Site::new()?;
-            let killed = kills::run(&site, config)?;
-            let slowed = slow::run(&site, config)?;
-            let restarted = restart::run(&site)?;
-            let upgraded = upgrade::run(&site)?;
-            Ok(report(config, &killed, &slowed, &restarted, &upgraded))
+            testbed::leave_daemon_core()?;
+            let testbed = ChaosTestbed::new()?;
+            let kill_results = kills::run(&testbed, config)?;
+            let slowdowns = slowdown::run(&testbed, config)?;
+            let restart_results = restart::run(&testbed)?;
+            let upgrade_results = upgrade::run(&testbed)?;
+            Ok(report(config, &kill_results, &slowdowns, &restart_results, &upgrade_results))
         });
         running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -77,76 +76,77 @@ pub fn run(config: &ChaosConfig) -> Result<Experiment, LabError> {
 
 fn report(
     config: &ChaosConfig,
-    killed: &Killed,
-    slowed: &[Slowed],
-    restarted: &Restarted,
-    upgraded: &Upgraded,
+    kill_results: &KillResults,
+    slowdowns: &[Slowdown],
+    restart_results: &RestartResults,
+    upgrade_results: &UpgradeResults,
 ) -> Experiment {
     let mut result = Experiment::new("chaos");
-    result.figure("kills", killed.kills() as f64);
-    result.figure("leaked_bytes", killed.leaked_bytes() as f64);
-    let [descriptors, applications] = killed.left();
+    result.figure("kills", kill_results.kills() as f64);
+    result.figure("leaked_bytes", kill_results.leaked_bytes() as f64);
+    let [descriptors, applications] = kill_results.not_released();
     result.figure("leaked_descriptors", descriptors as f64);
     result.figure("applications_left", applications as f64);
-    let grown = killed.after.resident_bytes as f64 - killed.before.resident_bytes as f64;
+    let grown =
+        kill_results.after.resident_bytes as f64 - kill_results.before.resident_bytes as f64;
     result.figure("resident_growth_bytes", grown);
-    let honest = &killed.honest;
-    let errors = honest.errors();
+    let well_behaved = &kill_results.well_behaved;
+    let errors = well_behaved.errors();
     result.figure("honest_errors", errors.len() as f64);
-    result.figure("honest_bytes", honest.bytes.load(Ordering::Relaxed) as f64);
-    result.figure("honest_datagrams", honest.datagrams.load(Ordering::Relaxed) as f64);
-    result.figure("honest_resent", honest.resent.load(Ordering::Relaxed) as f64);
-    result.figure("honest_connections", honest.connections.load(Ordering::Relaxed) as f64);
-    let worst = slowed.iter().map(Slowed::loss_percent).fold(f64::MIN, f64::max);
+    result.figure("honest_bytes", well_behaved.checked_bytes.load(Ordering::Relaxed) as f64);
+    result.figure("honest_datagrams", well_behaved.datagrams.load(Ordering::Relaxed) as f64);
+    result.figure("honest_resent", well_behaved.retransmitted.load(Ordering::Relaxed) as f64);
+    result.figure("honest_connections", well_behaved.connections.load(Ordering::Relaxed) as f64);
+    let worst = slowdowns.iter().map(Slowdown::loss_percent).fold(f64::MIN, f64::max);
     result.figure("bad_slows_percent", (worst * 100.0).round() / 100.0);
-    result.figure("daemon_death_noticed_ms", restarted.noticed.as_secs_f64() * 1e3);
-    result.figure("daemon_restart_ms", restarted.restarted.as_secs_f64() * 1e3);
-    result.figure("hung_applications", restarted.hung as f64);
-    result.figure("upgrades", upgraded.upgrades as f64);
-    result.figure("upgrade_lost_connections", upgraded.lost as f64);
-    result.figure("upgrade_pause_ms", upgraded.pause.as_secs_f64() * 1e3);
-    for (state, kills) in &killed.states {
+    result.figure("daemon_death_noticed_ms", restart_results.noticed.as_secs_f64() * 1e3);
+    result.figure("daemon_restart_ms", restart_results.restarted.as_secs_f64() * 1e3);
+    result.figure("hung_applications", restart_results.hung as f64);
+    result.figure("upgrades", upgrade_results.upgrades as f64);
+    result.figure("upgrade_lost_connections", upgrade_results.lost as f64);
+    result.figure("upgrade_pause_ms", upgrade_results.pause.as_secs_f64() * 1e3);
+    for (state, kills) in &kill_results.kills_by_behaviour {
         result.rows.push(json!({"application": state, "kills": kills}));
     }
-    for bad in slowed {
+    for slowdown in slowdowns {
         result.rows.push(json!({
-            "application": bad.bad.name(),
-            "requests_per_s": bad.median(|[_, with]| *with).round(),
-            "without_per_s": bad.median(|[without, _]| *without).round(),
-            "slows_percent": (bad.loss_percent() * 100.0).round() / 100.0,
+            "application": slowdown.bad.name(),
+            "requests_per_s": slowdown.median(|[_, with]| *with).round(),
+            "without_per_s": slowdown.median(|[without, _]| *without).round(),
+            "slows_percent": (slowdown.loss_percent() * 100.0).round() / 100.0,
         }));
     }
     result.columns =
         vec!["application", "kills", "requests_per_s", "without_per_s", "slows_percent"];
     result.note(format!(
         "the daemon on core 0, everything else on core 1, AF_XDP over a veth pair; seed {}; \
-         honest applications exchange numbered bytes over TCP and UDP while others are killed; \
-         `any` were killed without a look at what they did",
+         well-behaved (honest) applications exchange checked data by TCP and UDP while others are \
+         killed; `any` were killed at a random time, even before they started their behaviour",
         config.seed
     ));
-    for error in errors.iter().take(ERRORS_SAID) {
+    for error in errors.iter().take(MAX_ERRORS_REPORTED) {
         result.note(format!("honest_errors: {error}"));
     }
     result.note(format!(
-        "leaked_bytes: packet buffers, data and places of connections that did not come back \
-         within 90 s, and what the daemon's resident memory (its own and what it shares) grew by \
-         beyond {RESIDENT_SLACK_BYTES} bytes since it was warm"
+        "leaked_bytes: packet buffers, data and state of connections that were not released \
+         within 90 s, and the growth of the daemon's resident memory (private and shared) \
+         beyond {RESIDENT_SLACK_BYTES} bytes since the end of the warm-up"
     ));
     result.note(
         "honest_resent: datagrams that were sent again, because the ring of the veth pair was full \
          (the kernel counts them as discarded)",
     );
     result.note(
-        "upgrade_pause_ms: the longest that a client of the kernel's waited for 64 bytes to come \
-         back while the daemon was replaced again and again; upgrade_lost_connections: of it and of \
-         the honest applications beside it",
+        "upgrade_pause_ms: longest round trip of 64 bytes, seen by a client on the kernel's stack, \
+         while the daemon was upgraded repeatedly; upgrade_lost_connections: of this client and of \
+         the well-behaved applications",
     );
     result.note(
-        "slows_percent: requests/s that 23 applications lose to a 24th, beside one that uses the \
-         processor as much in the same way but does nothing bad: flooding (its command ring is \
-         always full) beside churning (system calls of its own), scribbling (over the memory \
-         that it shares, then it is let go and comes again) beside passing (writes to its own), \
-         deaf (asks and never reads) beside hearing; interleaved, medians",
+        "slows_percent: requests/s that 23 applications lose to a 24th, versus one that uses the \
+         processor in the same way but does no harm: flooding (its command ring is \
+         always full) versus churning (only system calls), scribbling (overwrites the memory \
+         that it shares, is evicted and attaches again) versus passing (writes to private memory), \
+         deaf (requests data and never reads it) versus hearing (reads it); interleaved, medians",
     );
     result
 }

@@ -1,4 +1,4 @@
-//! The daemon itself is killed.
+//! Kill and restart of the daemon.
 
 use std::io;
 use std::path::Path;
@@ -8,99 +8,99 @@ use std::time::{Duration, Instant};
 
 use tidegate::{Net, TcpStream, UdpSocket};
 
-use super::data::Numbers;
-use super::peers::PATIENCE;
-use super::site::{Site, datagrams_at, own, streams_at};
+use super::echo_checker::EchoChecker;
+use super::peers::REPLY_TIMEOUT;
+use super::testbed::{ChaosTestbed, daemon_address, datagram_server, stream_server};
 use crate::LabError;
 
-/// One that has heard nothing after so long hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(20);
+/// Time after which an application that has not noticed the daemon's end counts as hung.
+const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An application that says when it waits for what will never come, and what
-/// ended that.
+/// Application that signals when it starts to wait for data that never arrives, and returns the
+/// result of that call.
 type Waiter = fn(&Path, &mpsc::Sender<()>) -> io::Result<()>;
 
-/// What came of it.
-pub(super) struct Restarted {
-    /// When the last application knew that the daemon had ended.
+/// Result of the restart.
+pub(super) struct RestartResults {
+    /// Time from the kill until the last application noticed that the daemon had ended.
     pub(super) noticed: Duration,
-    /// When an application of the new daemon had an answer.
+    /// Time from the start of the new daemon until an application received a reply through it.
     pub(super) restarted: Duration,
-    /// Applications that never heard of it.
+    /// Number of applications that never noticed that the daemon had ended.
     pub(super) hung: usize,
 }
 
-/// Kills the daemon under applications that wait, and starts it again.
-pub(super) fn run(site: &Site) -> Result<Restarted, LabError> {
-    let (waits, waiting) = mpsc::channel();
-    let (knows, known) = mpsc::channel();
+/// Kills the daemon while applications are blocked, and starts it again.
+pub(super) fn run(testbed: &ChaosTestbed) -> Result<RestartResults, LabError> {
+    let (blocks, blocking) = mpsc::channel();
+    let (reports, reported) = mpsc::channel();
     let waiters: [Waiter; 3] = [wait_for_datagram, wait_for_bytes, write_bytes];
-    for wait in waiters {
-        let (path, waits, knows) = (site.socket(), waits.clone(), knows.clone());
-        // Not joined: one that hangs would hang us.
+    for waiter in waiters {
+        let (path, blocks, reports) = (testbed.socket(), blocks.clone(), reports.clone());
+        // The thread is not joined: a hung application would block the experiment.
         thread::spawn(move || {
-            let ended = wait(&path, &waits);
-            drop(waits);
-            // Nobody listens any more when it took too long.
-            let _ = knows.send(ended);
+            let result = waiter(&path, &blocks);
+            drop(blocks);
+            // The receiver may be gone if the application took too long.
+            let _ = reports.send(result);
         });
     }
     for _ in waiters {
-        waiting
-            .recv_timeout(HANGS_AFTER)
-            .map_err(|_| LabError::Config("applications cannot attach".to_owned()))?;
+        blocking.recv_timeout(HANG_TIMEOUT).map_err(|_| {
+            LabError::Config("the applications could not attach to the daemon".to_owned())
+        })?;
     }
     let began = Instant::now();
-    site.kill_daemon()?;
+    testbed.kill_daemon()?;
     let mut noticed = Duration::ZERO;
     let mut hung = 0;
     for _ in waiters {
-        match known.recv_timeout(HANGS_AFTER.saturating_sub(began.elapsed())) {
+        match reported.recv_timeout(HANG_TIMEOUT.saturating_sub(began.elapsed())) {
             Ok(Err(_)) => noticed = began.elapsed(),
             Ok(Ok(())) => {
                 return Err(LabError::Config(
-                    "an application took a dead daemon's end for good".into(),
+                    "an application received no error although the daemon was killed".into(),
                 ));
             }
             Err(_) => hung += 1,
         }
     }
     let began = Instant::now();
-    site.start_daemon()?;
-    let answered = || {
-        let net = Net::attach(site.socket(), "after")?;
-        let socket = UdpSocket::bind(&net, (own(0), 0))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let mut numbers = Numbers::new(1);
-        socket.send_to(numbers.next(100), datagrams_at(0))?;
-        let mut came = [0; 2048];
-        let (len, _) = socket.recv_from(&mut came)?;
-        numbers.check(&came[..len])
+    testbed.start_daemon()?;
+    let check_reply = || {
+        let net = Net::attach(testbed.socket(), "after")?;
+        let socket = UdpSocket::bind(&net, (daemon_address(0), 0))?;
+        socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        let mut checker = EchoChecker::new(1);
+        socket.send_to(checker.next_piece(100), datagram_server(0))?;
+        let mut received = [0; 2048];
+        let (len, _) = socket.recv_from(&mut received)?;
+        checker.check(&received[..len])
     };
-    answered().map_err(LabError::io("the daemon that was started again does not serve"))?;
-    Ok(Restarted { noticed, restarted: began.elapsed(), hung })
+    check_reply().map_err(LabError::io("the restarted daemon does not serve"))?;
+    Ok(RestartResults { noticed, restarted: began.elapsed(), hung })
 }
 
-fn wait_for_datagram(path: &Path, waits: &mpsc::Sender<()>) -> io::Result<()> {
+fn wait_for_datagram(path: &Path, blocks: &mpsc::Sender<()>) -> io::Result<()> {
     let net = Net::attach(path, "waiter")?;
-    let socket = UdpSocket::bind(&net, (own(0), 0))?;
-    // Who asked has a limit of its own.
-    let _ = waits.send(());
+    let socket = UdpSocket::bind(&net, (daemon_address(0), 0))?;
+    // The receiver waits for this signal with a time limit.
+    let _ = blocks.send(());
     socket.recv_from(&mut [0; 64]).map(|_| ())
 }
 
-fn wait_for_bytes(path: &Path, waits: &mpsc::Sender<()>) -> io::Result<()> {
+fn wait_for_bytes(path: &Path, blocks: &mpsc::Sender<()>) -> io::Result<()> {
     let net = Net::attach(path, "waiter")?;
-    let stream = TcpStream::connect_timeout(&net, streams_at(1), PATIENCE)?;
-    let _ = waits.send(());
+    let stream = TcpStream::connect_timeout(&net, stream_server(1), REPLY_TIMEOUT)?;
+    let _ = blocks.send(());
     stream.recv(&mut [0; 64]).map(|_| ())
 }
 
-fn write_bytes(path: &Path, waits: &mpsc::Sender<()>) -> io::Result<()> {
+fn write_bytes(path: &Path, blocks: &mpsc::Sender<()>) -> io::Result<()> {
     let net = Net::attach(path, "waiter")?;
-    let stream = TcpStream::connect_timeout(&net, streams_at(0), PATIENCE)?;
-    let _ = waits.send(());
-    // Until nothing takes it any more, and then until there is an error.
+    let stream = TcpStream::connect_timeout(&net, stream_server(0), REPLY_TIMEOUT)?;
+    let _ = blocks.send(());
+    // Sends until the buffers are full and the call blocks, and then until it fails.
     loop {
         stream.send(&[7; 1024])?;
     }

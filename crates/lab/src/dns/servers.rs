@@ -1,4 +1,4 @@
-//! The servers that are compared, each as a child process on one core.
+//! DNS servers that are compared, each as a child process on one core.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::LabError;
-use crate::netns::End;
-use crate::process::Process;
+use crate::netns::VethEnd;
+use crate::process::ServerProcess;
 
-/// A server to measure.
+/// DNS server to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerKind {
     /// Tidegate's DNS server on AF_XDP.
     TidegateXdp,
-    /// Tidegate's DNS server on AF_PACKET, where AF_XDP may not be used.
+    /// Tidegate's DNS server on AF_PACKET, for users without the rights for AF_XDP.
     TidegatePacket,
     /// The same server on kernel sockets.
     TidegateKernel,
@@ -43,7 +43,7 @@ impl ServerKind {
         ServerKind::Nsd,
     ];
 
-    /// The name in tables and flags.
+    /// Name in tables and flags.
     pub fn name(self) -> &'static str {
         match self {
             ServerKind::TidegateXdp => "tidegate-xdp",
@@ -55,7 +55,7 @@ impl ServerKind {
         }
     }
 
-    /// Whether the kernel receives for it in its own stack.
+    /// True if the server receives through the kernel's network stack.
     pub fn is_on_kernel_sockets(self) -> bool {
         matches!(self, ServerKind::TidegateKernel | ServerKind::Knot | ServerKind::Nsd)
     }
@@ -80,77 +80,76 @@ impl FromStr for ServerKind {
             }
             let _ = write!(names, " {}", kind.name());
         }
-        Err(LabError::Config(format!("{text:?} is no server; there are:{names}")))
+        Err(LabError::Config(format!("unknown server {text:?}; known servers:{names}")))
     }
 }
 
-/// What every server is given.
+/// Setup common to all servers.
 #[derive(Debug)]
 pub struct Setup {
-    /// Where configuration files go.
+    /// Folder for configuration files.
     pub folder: PathBuf,
-    /// The origin of the zone, without a dot at its end.
+    /// Origin of the zone, without a trailing dot.
     pub origin: String,
-    /// The zone file.
+    /// Path of the zone file.
     pub zone_file: PathBuf,
-    /// The address that the kernel has.
+    /// Address of the kernel's stack.
     pub kernel_address: IpAddr,
-    /// The address that Tidegate has of its own, on the same link.
+    /// Address of Tidegate's stack, on the same link.
     pub own_address: IpAddr,
-    /// More addresses of Tidegate's own, with their prefixes.
-    pub more_own: Vec<String>,
-    /// Bits of the link's prefix.
+    /// Further addresses of Tidegate's stack, each with its prefix length.
+    pub extra_own_addresses: Vec<String>,
+    /// Length of the link's prefix in bits.
     pub prefix: u8,
-    /// The core that serves.
+    /// Core of the server.
     pub core: usize,
 }
 
 const PORT: u16 = 53;
 
-/// A server that runs. It is ended on drop.
+/// Running server process; terminated on drop.
 pub struct Server {
-    process: Process,
-    /// Where it answers.
+    process: ServerProcess,
+    /// Address and port that the server answers on.
     pub target: SocketAddr,
-    /// What it said when it was ready.
+    /// First line that Tidegate's server printed when it was ready; empty for other servers.
     pub detail: String,
 }
 
 impl Server {
-    /// Starts a server in the namespace of `end` and waits until it answers.
+    /// Starts a server in the namespace of `end` and waits until the server answers.
     ///
     /// # Errors
-    /// [`LabError::Missing`] when it is not installed, [`LabError::Server`]
-    /// when it ends or does not answer in time.
-    pub fn start(kind: ServerKind, setup: &Setup, end: &End) -> Result<Self, LabError> {
-        let own = matches!(kind, ServerKind::TidegateXdp | ServerKind::TidegatePacket);
-        let address = if own { setup.own_address } else { setup.kernel_address };
+    /// [`LabError::Missing`] when the server is not installed, [`LabError::Server`] when it exits
+    /// or does not answer in time.
+    pub fn start(kind: ServerKind, setup: &Setup, end: &VethEnd) -> Result<Self, LabError> {
+        let has_own_address = matches!(kind, ServerKind::TidegateXdp | ServerKind::TidegatePacket);
+        let address = if has_own_address { setup.own_address } else { setup.kernel_address };
         let target = SocketAddr::new(address, PORT);
         let mut command = match kind {
             ServerKind::Knot | ServerKind::KnotXdp => knot(kind, setup, end)?,
             ServerKind::Nsd => nsd(setup, end)?,
             _ => tidegate(kind, setup, end, address)?,
         };
-        let process = Process::start(kind.name(), &mut command)?;
+        let process = ServerProcess::start(kind.name(), &mut command)?;
         let mut server = Self { process, target, detail: String::new() };
         if kind.is_tidegate() {
-            server.detail = server.process.wait_for_line()?;
+            server.detail = server.process.wait_for_first_line()?;
         } else {
             server.wait_for_answer(setup, end)?;
-            // Knot DNS puts its first worker on core 0, wherever it was
-            // started.
+            // Knot DNS pins its first worker to core 0, whatever core it was started on.
             crate::cpu::pin_threads(server.pid(), setup.core)?;
         }
         Ok(server)
     }
 
-    /// The process id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Asks from inside the server's namespace until there is a good answer.
-    fn wait_for_answer(&mut self, setup: &Setup, end: &End) -> Result<(), LabError> {
+    /// Sends SOA queries from inside the server's namespace until a reply without error arrives.
+    fn wait_for_answer(&mut self, setup: &Setup, end: &VethEnd) -> Result<(), LabError> {
         let mut queries = crate::load::QuerySet::default();
         queries.push(&wire_name(&setup.origin), 6, false);
         let query = queries.get(0).0.to_vec();
@@ -159,19 +158,18 @@ impl Server {
         let socket = socket.map_err(LabError::io("cannot open a socket to the server"))?;
         socket
             .set_read_timeout(Some(Duration::from_millis(100)))
-            .map_err(LabError::io("cannot wait on a socket"))?;
+            .map_err(LabError::io("cannot set the socket's read timeout"))?;
         let target = self.target;
         self.process.wait_until(|| {
             let mut answer = [0; 2048];
             let sent = socket.send_to(&query, target);
             let received = sent.and_then(|_| socket.recv(&mut answer));
-            // An answer, and no error.
+            // A response, with response code 0.
             received.is_ok_and(|len| len > 12 && answer[2] & 0x80 != 0 && answer[3] & 0xf == 0)
         })
     }
 
-    /// Ends the server and returns the counters that Tidegate's server prints
-    /// at its end.
+    /// Stops the server and returns the counters that Tidegate's server prints on exit.
     pub fn stop(self) -> Option<Value> {
         self.process.stop()
     }
@@ -180,12 +178,12 @@ impl Server {
 fn tidegate(
     kind: ServerKind,
     setup: &Setup,
-    end: &End,
+    end: &VethEnd,
     address: IpAddr,
 ) -> Result<Command, LabError> {
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this program"))?;
+    let program = std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
     let mut command = end.namespace.command_on_core(setup.core, program);
-    let port = match kind {
+    let io = match kind {
         ServerKind::TidegateKernel => "kernel",
         ServerKind::TidegatePacket => "packet",
         _ => "xdp",
@@ -193,26 +191,26 @@ fn tidegate(
     let zone = format!("{}={}", setup.origin, setup.zone_file.display());
     let address = format!("{address}/{}", setup.prefix);
     let core = setup.core.to_string();
-    command.args(["serve", "dns", "--port", port, "--iface", &end.device]);
+    command.args(["serve", "dns", "--io", io, "--iface", &end.device]);
     command.args(["--address", &address, "--zone", &zone, "--cpu", &core, "--json"]);
     if kind != ServerKind::TidegateKernel {
-        command.args(setup.more_own.iter().flat_map(|address| ["--address", address]));
+        command.args(setup.extra_own_addresses.iter().flat_map(|address| ["--address", address]));
     }
     Ok(command)
 }
 
-fn knot(kind: ServerKind, setup: &Setup, end: &End) -> Result<Command, LabError> {
-    installed("knotd", "knot")?;
+fn knot(kind: ServerKind, setup: &Setup, end: &VethEnd) -> Result<Command, LabError> {
+    check_installed("knotd", "knot")?;
     let folder = setup.folder.join("knot");
     fs::create_dir_all(&folder).map_err(LabError::file(&folder))?;
-    let here = folder.display();
+    let folder_text = folder.display();
     let xdp = match kind {
         ServerKind::KnotXdp => format!("xdp:\n    listen: {}@{PORT}\n", end.device),
         _ => String::new(),
     };
     let text = format!(
-        "server:\n    rundir: \"{here}\"\n    udp-workers: 1\n    tcp-workers: 1\n    \
-         background-workers: 1\n    listen: {}@{PORT}\n{xdp}database:\n    storage: \"{here}\"\n\
+        "server:\n    rundir: \"{folder_text}\"\n    udp-workers: 1\n    tcp-workers: 1\n    \
+         background-workers: 1\n    listen: {}@{PORT}\n{xdp}database:\n    storage: \"{folder_text}\"\n\
          log:\n  - target: stderr\n    any: error\n\
          template:\n  - id: default\n    zonefile-load: whole\n    zonefile-sync: -1\n    \
          journal-content: none\n\
@@ -228,16 +226,16 @@ fn knot(kind: ServerKind, setup: &Setup, end: &End) -> Result<Command, LabError>
     Ok(command)
 }
 
-fn nsd(setup: &Setup, end: &End) -> Result<Command, LabError> {
-    installed("nsd", "nsd")?;
+fn nsd(setup: &Setup, end: &VethEnd) -> Result<Command, LabError> {
+    check_installed("nsd", "nsd")?;
     let folder = setup.folder.join("nsd");
     fs::create_dir_all(&folder).map_err(LabError::file(&folder))?;
-    let here = folder.display();
+    let folder_text = folder.display();
     let text = format!(
         "server:\n  server-count: 1\n  ip-address: {}\n  port: {PORT}\n  username: \"\"\n  \
-         zonesdir: \"{here}\"\n  database: \"\"\n  pidfile: \"{here}/nsd.pid\"\n  \
-         xfrdfile: \"{here}/xfrd.state\"\n  zonelistfile: \"{here}/zone.list\"\n  \
-         xfrdir: \"{here}\"\n  receive-buffer-size: 8388608\n  rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
+         zonesdir: \"{folder_text}\"\n  database: \"\"\n  pidfile: \"{folder_text}/nsd.pid\"\n  \
+         xfrdfile: \"{folder_text}/xfrd.state\"\n  zonelistfile: \"{folder_text}/zone.list\"\n  \
+         xfrdir: \"{folder_text}\"\n  receive-buffer-size: 8388608\n  rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
          remote-control:\n  control-enable: no\n\
          zone:\n  name: {}\n  zonefile: \"{}\"\n",
         setup.kernel_address,
@@ -251,8 +249,11 @@ fn nsd(setup: &Setup, end: &End) -> Result<Command, LabError> {
     Ok(command)
 }
 
-/// Whether a program is there, with the package that has it when not.
-pub fn installed(program: &str, package: &'static str) -> Result<(), LabError> {
+/// Checks that a program is installed.
+///
+/// # Errors
+/// [`LabError::Missing`], with the package to install, when the program is not found.
+pub fn check_installed(program: &str, package: &'static str) -> Result<(), LabError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(Into::into));
     if folders.map(|folder: PathBuf| folder.join(program)).any(|file| Path::is_file(&file)) {
@@ -261,7 +262,7 @@ pub fn installed(program: &str, package: &'static str) -> Result<(), LabError> {
     Err(LabError::Missing { program: program.to_owned(), package })
 }
 
-/// A name without escapes, as on the wire.
+/// Domain name in wire format; escapes are not supported.
 fn wire_name(text: &str) -> Vec<u8> {
     let mut wire = Vec::new();
     for label in text.split('.').filter(|label| !label.is_empty()) {
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_server_is_found_by_its_name() {
+    fn parses_every_server_name() {
         for kind in ServerKind::COMPARED {
             assert_eq!(kind.name().parse::<ServerKind>().unwrap(), kind);
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
@@ -287,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
-        assert!(installed("sh", "dash").is_ok());
-        let error = installed("tg-no-such-server", "some-package").unwrap_err();
+    fn missing_program_names_its_package() {
+        assert!(check_installed("sh", "dash").is_ok());
+        let error = check_installed("tg-no-such-server", "some-package").unwrap_err();
         assert!(error.to_string().contains("some-package"));
     }
 
     #[test]
-    fn names_end_with_the_root() {
+    fn wire_name_ends_with_the_root() {
         assert_eq!(wire_name("bench.example"), b"\x05bench\x07example\0");
         assert_eq!(wire_name("bench.example."), wire_name("bench.example"));
     }

@@ -1,35 +1,35 @@
-//! Whether a server gives the answers that another gives.
+//! Comparison of one server's answers with those of a reference server.
 
 use serde::Serialize;
 use tidegate_apps::dns::compare;
 
-use super::bench::Bench;
 use super::servers::Server;
+use super::testbed::DnsTestbed;
 use crate::error::LabError;
 use crate::load::{LoadConfig, QuerySet, load_dns};
 
-/// Slow enough that no server loses a question.
+/// Query rate per second, low enough that no server loses a query.
 const RATE_PPS: f64 = 30_000.0;
-/// Rounds of asking again for what was lost on the way.
-const ROUNDS: usize = 5;
+/// Rounds of queries; each round repeats the queries that were lost in the round before.
+const MAX_ROUNDS: usize = 5;
 
-/// The answer to each question, if there was one.
+/// Reply to each query; `None` where there was none.
 pub type Answers = Vec<Option<Box<[u8]>>>;
 
-/// Asks every question of the bench and keeps the answers, ids set to 0.
+/// Sends every query of the testbed and returns the replies with their ids set to 0.
 ///
 /// # Errors
 /// When the load cannot be sent.
-pub fn collect(bench: &Bench, server: &Server) -> Result<Answers, LabError> {
-    let queries = &bench.queries;
+pub fn collect(testbed: &DnsTestbed, server: &Server) -> Result<Answers, LabError> {
+    let queries = &testbed.queries;
     let mut answers: Answers = vec![None; queries.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let missing: Vec<usize> = (0..queries.len()).filter(|at| answers[*at].is_none()).collect();
         if missing.is_empty() {
             break;
         }
-        let again = queries.select(&missing);
-        ask(bench, server, &again, |index, answer| {
+        let retry_queries = queries.select(&missing);
+        send_queries(testbed, server, &retry_queries, |index, answer| {
             let mut answer: Box<[u8]> = answer.into();
             answer[..2].fill(0);
             answers[missing[index]] = Some(answer);
@@ -38,8 +38,8 @@ pub fn collect(bench: &Bench, server: &Server) -> Result<Answers, LabError> {
     Ok(answers)
 }
 
-fn ask(
-    bench: &Bench,
+fn send_queries(
+    testbed: &DnsTestbed,
     server: &Server,
     queries: &QuerySet,
     mut keep: impl FnMut(usize, &[u8]) + Send,
@@ -49,9 +49,9 @@ fn ask(
         requests: Some(queries.len() as u64),
         seconds: 60.0,
         drain_seconds: 1.0,
-        ..bench.load_config(server)
+        ..testbed.load_config(server)
     };
-    bench
+    testbed
         .pair
         .a
         .namespace
@@ -59,28 +59,27 @@ fn ask(
         .map(drop)
 }
 
-/// How two servers' answers compare.
+/// Result of comparing two servers' answers.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Comparison {
-    /// Questions that both answered.
+    /// Queries that both servers answered.
     pub compared: usize,
-    /// Questions that were not answered by one of them, in spite of asking
-    /// again.
+    /// Queries that at least one server left unanswered, in spite of repeated queries.
     pub unanswered: usize,
-    /// Answers that a resolver would find different.
+    /// Answers that a resolver would treat as different.
     pub different: usize,
-    /// The first of them, in words.
+    /// Descriptions of the first differences, at most five.
     pub examples: Vec<String>,
 }
 
 impl Comparison {
-    /// Everything that is not as it should be.
-    pub fn wrong(&self) -> usize {
+    /// Number of unanswered queries and different answers.
+    pub fn wrong_count(&self) -> usize {
         self.unanswered + self.different
     }
 }
 
-/// Compares answers with those of a reference, question by question.
+/// Compares answers with those of a reference, query by query.
 pub fn compare_all(expected: &Answers, got: &Answers) -> Comparison {
     let mut comparison = Comparison::default();
     for (index, pair) in expected.iter().zip(got).enumerate() {
@@ -112,12 +111,12 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_different_answers_are_wrong() {
+    fn counts_missing_and_different_answers_as_wrong() {
         let expected = vec![answer(1), answer(2), answer(3), None];
         let got = vec![answer(1), answer(9), None, answer(4)];
         let comparison = compare_all(&expected, &got);
         assert_eq!((comparison.compared, comparison.different, comparison.unanswered), (2, 1, 2));
-        assert_eq!(comparison.wrong(), 3);
+        assert_eq!(comparison.wrong_count(), 3);
         assert!(comparison.examples[0].starts_with("question 1: answer"), "{comparison:?}");
     }
 }

@@ -1,42 +1,41 @@
-//! The experiment `dpdk`: Tidegate on devices of DPDK's, beside DPDK's own
-//! program.
+//! The experiment `dpdk`: Tidegate on DPDK devices, compared with `dpdk-testpmd`.
 //!
-//! Everything that makes load on DPDK runs on the calling thread, which is the
-//! one that DPDK knows: only that one has caches of its buffers.
+//! All DPDK load generators run on the calling thread, the only thread that DPDK knows: only
+//! that thread has a cache of DPDK's buffers.
 
-mod bench;
 mod flood;
-mod forward;
-mod raw;
+mod forward_device;
+mod forwarding;
 mod scenarios;
 mod services;
+mod testbed;
 mod testpmd;
 
-use tidegate_port::dpdk::{BUILT, DpdkError};
+use tidegate_device::dpdk::{DpdkError, IS_BUILT};
 
-pub use forward::{ForwardConfig, forward};
+pub use forward_device::{ForwardConfig, forward};
 
-use crate::cpu::{self, Pinned};
-use crate::dns::servers::installed;
+use crate::cpu::{self, PinGuard};
+use crate::dns::servers::check_installed;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::netns;
-use bench::Bench;
+use testbed::DpdkTestbed;
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug)]
 pub struct DpdkLabConfig {
-    /// How long each measurement lasts, in seconds.
+    /// Duration of each measurement in seconds.
     pub seconds: f64,
-    /// How often to measure everything; the median counts.
+    /// Number of measurements of each point; the median counts.
     pub repeats: usize,
-    /// Work of the flooded service for each packet, in nanoseconds.
+    /// Work times of the flooded service per packet, in nanoseconds.
     pub work_ns: Vec<u64>,
-    /// Only some points of the echo scenarios, and nothing beside them.
+    /// Measure only some points of the echo scenarios, without the comparison over veth.
     pub is_quick: bool,
-    /// The core that has what is measured.
+    /// Core of the server or forwarder under test.
     pub server_core: usize,
-    /// The core that makes load.
+    /// Core of the load generator.
     pub load_core: usize,
 }
 
@@ -54,21 +53,21 @@ impl Default for DpdkLabConfig {
 }
 
 impl DpdkLabConfig {
-    /// Everything once and shortly, for a first look.
+    /// One short measurement of each point, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
         Self { seconds: 0.3, repeats: 1, work_ns: vec![2_000], is_quick: true, ..self }
     }
 
     fn check(&self) -> Result<(), LabError> {
-        if !BUILT {
-            return Err(refused(DpdkError::NotBuilt));
+        if !IS_BUILT {
+            return Err(device_error(DpdkError::NotBuilt));
         }
-        installed(testpmd::PROGRAM, testpmd::PACKAGE)?;
-        let cores = cpu::cores();
+        check_installed(testpmd::PROGRAM, testpmd::PACKAGE)?;
+        let cores = cpu::available_cores();
         if cores < 2 || self.server_core == self.load_core {
             return Err(LabError::Config(format!(
-                "one core must be measured and another make load; there are {cores} to choose from"
+                "one core must run the server, another the generator; {cores} available"
             )));
         }
         if !(self.seconds > 0.0 && self.seconds < 60.0) || self.repeats == 0 {
@@ -80,48 +79,48 @@ impl DpdkLabConfig {
     }
 }
 
-/// Runs the experiment. Says on standard error what it is at.
+/// Runs the experiment. Reports progress on standard error.
 ///
 /// # Errors
-/// When this program was built without DPDK, `dpdk-testpmd` is not installed,
-/// there is only one core, or something does not start.
+/// When Tidegate was built without DPDK, `dpdk-testpmd` is not installed, there is only one
+/// core, or a process does not start.
 pub fn run(config: &DpdkLabConfig) -> Result<Experiment, LabError> {
     config.check()?;
     for name in netns::remove_stale()? {
-        eprintln!("removed namespace {name}, left behind by a process that is gone");
+        eprintln!("removed namespace {name} of a process that no longer exists");
     }
-    let pinned = Pinned::to(config.load_core)?;
-    let bench = Bench::new(config.server_core, config.load_core)?;
+    let pinned = PinGuard::to(config.load_core)?;
+    let testbed = DpdkTestbed::new(config.server_core, config.load_core)?;
     let mut result = Experiment::new("dpdk");
     result.columns = COLUMNS.to_vec();
     describe(config, &mut result);
-    raw::run(config, &bench, &mut result)?;
-    flood::run(config, &bench, &mut result)?;
-    services::run(config, &bench, &mut result)?;
-    scenarios::run(config, &bench, &mut result)?;
+    forwarding::run(config, &testbed, &mut result)?;
+    flood::run(config, &testbed, &mut result)?;
+    services::run(config, &testbed, &mut result)?;
+    scenarios::run(config, &testbed, &mut result)?;
     drop(pinned);
-    scenarios::run_beside(config, &mut result)?;
+    scenarios::run_without_dpdk(config, &mut result)?;
     Ok(result)
 }
 
-/// What people see; the JSON has more.
+/// Columns of the printed table; the JSON has more.
 const COLUMNS: [&str; 8] =
     ["part", "wire", "subject", "load", "per_second", "p50_us", "p99_us", "remark"];
 
 fn describe(config: &DpdkLabConfig, result: &mut Experiment) {
     let (server, load) = (config.server_core, config.load_core);
-    let version = tidegate_port::dpdk::version().unwrap_or_default();
+    let version = tidegate_device::dpdk::version().unwrap_or_default();
     result.note(format!(
-        "core {server} has what is measured, core {load} makes the load; {version} in ordinary \
-         memory ({}) on either side; {} measurements of {} s, taking turns, medians",
-        bench::MEMORY,
+        "core {server} runs the server, core {load} the load generator; {version} in ordinary \
+         memory ({}) on either side; medians of {} measurements of {} s, taking turns",
+        testbed::EAL_MEMORY_FLAG,
         config.repeats,
         config.seconds
     ));
 }
 
-/// What a port says is told as it is: it names the next step.
-fn refused(error: DpdkError) -> LabError {
+/// Passes on a device's error message unchanged: it says what to do next.
+fn device_error(error: DpdkError) -> LabError {
     LabError::Config(error.to_string())
 }
 
@@ -130,16 +129,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_measured_is_refused() {
-        let refused = |config: DpdkLabConfig| config.check().unwrap_err().to_string();
-        if !BUILT {
-            let error = refused(DpdkLabConfig::default());
+    fn rejects_invalid_configuration() {
+        let check_error = |config: DpdkLabConfig| config.check().unwrap_err().to_string();
+        if !IS_BUILT {
+            let error = check_error(DpdkLabConfig::default());
             assert!(error.contains("libdpdk-dev") && error.contains("--features dpdk"), "{error}");
-        } else if installed(testpmd::PROGRAM, testpmd::PACKAGE).is_ok() {
+        } else if check_installed(testpmd::PROGRAM, testpmd::PACKAGE).is_ok() {
             let same = DpdkLabConfig { load_core: 1, ..DpdkLabConfig::default() };
-            assert!(refused(same).contains("another"));
+            assert!(check_error(same).contains("another"));
             let never = DpdkLabConfig { repeats: 0, ..DpdkLabConfig::default() };
-            assert!(refused(never).contains("repeats"));
+            assert!(check_error(never).contains("repeats"));
         }
     }
 }

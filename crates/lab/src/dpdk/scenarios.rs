@@ -1,81 +1,89 @@
-//! The echo scenarios of Farias (2023) over memif, beside Tidegate on AF_XDP and
+//! The echo scenarios of Farias (2023) over memif, compared with Tidegate on AF_XDP and with
 //! the kernel.
 
 use serde_json::{Value, json};
 
 use super::DpdkLabConfig;
-use super::bench::{Bench, Wire};
-use crate::dns::sweep::median;
+use super::testbed::{DpdkTestbed, WireKind};
+use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
+use crate::experiment::{Experiment, format_number};
 use crate::load::{TcpLoadReport, load_tcp};
-use crate::tcp::echo::{self, Point, Scenario};
+use crate::tcp::echo::{self, EchoPoint, Scenario};
 
 const ECHO_PORT: u16 = 7;
 
-struct Found {
+struct ScenarioResults {
     scenario: Scenario,
-    point: Point,
+    point: EchoPoint,
     runs: Vec<TcpLoadReport>,
 }
 
 /// Measures every point of every scenario, and adds rows.
 pub(super) fn run(
     config: &DpdkLabConfig,
-    bench: &Bench,
+    testbed: &DpdkTestbed,
     result: &mut Experiment,
 ) -> Result<(), LabError> {
-    let mut found: Vec<Found> = Vec::new();
+    let mut results: Vec<ScenarioResults> = Vec::new();
     for scenario in Scenario::ALL {
         let points = scenario.points(false);
-        // One is enough for a first look.
+        // One point is enough for a quick run.
         let some = if config.is_quick { &points[..1] } else { &points[..] };
-        found.extend(some.iter().map(|&point| Found { scenario, point, runs: Vec::new() }));
+        results.extend(some.iter().map(|&point| ScenarioResults {
+            scenario,
+            point,
+            runs: Vec::new(),
+        }));
     }
     for repeat in 1..=config.repeats {
-        for one in &mut found {
-            measure(config, bench, one)?;
-            if let Some(run) = one.runs.last() {
+        for point_results in &mut results {
+            measure(config, testbed, point_results)?;
+            if let Some(run) = point_results.runs.last() {
                 eprintln!(
                     "{repeat} {:<7} {:>6} x {:>5} B: {:>9}/s, p50 {:.1} us, p95 {:.1} us",
-                    one.scenario.name(),
-                    one.point.connections,
-                    one.point.bytes,
-                    number(run.requests_per_second.round()),
+                    point_results.scenario.name(),
+                    point_results.point.connections,
+                    point_results.point.bytes,
+                    format_number(run.requests_per_second.round()),
                     run.latency.p50_us,
                     run.latency.p95_us
                 );
             }
         }
     }
-    result.rows.extend(found.iter().map(row));
+    result.rows.extend(results.iter().map(row));
     result.note(
-        "echo-1 to echo-3: the points of those experiments; over memif the load is on Tidegate \
-         too, also in echo-3, where theirs is on kernel sockets",
+        "echo-throughput, echo-message-size, echo-latency: the points of these; over memif \
+         the load always runs on Tidegate, while echo-latency itself puts it on kernel sockets",
     );
     Ok(())
 }
 
-fn measure(config: &DpdkLabConfig, bench: &Bench, one: &mut Found) -> Result<(), LabError> {
-    let ends = bench.wire(Wire::Memif);
-    let _server = bench.serve(&["echo", "--tcp"], &ends.server)?;
-    let mut load = bench.tcp_load_config(&ends.load, ECHO_PORT, config.seconds);
-    load.connections = one.point.connections;
-    load.message_bytes = one.point.bytes;
-    one.runs.push(load_tcp(&load)?);
+fn measure(
+    config: &DpdkLabConfig,
+    testbed: &DpdkTestbed,
+    point_results: &mut ScenarioResults,
+) -> Result<(), LabError> {
+    let devices = testbed.new_wire(WireKind::Memif);
+    let _server = testbed.start_service(&["echo", "--tcp"], &devices.server)?;
+    let mut load = testbed.tcp_load_config(&devices.load, ECHO_PORT, config.seconds);
+    load.connections = point_results.point.connections;
+    load.message_bytes = point_results.point.bytes;
+    point_results.runs.push(load_tcp(&load)?);
     Ok(())
 }
 
-fn row(one: &Found) -> Value {
+fn row(point_results: &ScenarioResults) -> Value {
     let of = |figure: fn(&TcpLoadReport) -> f64| {
-        median(&one.runs.iter().map(figure).collect::<Vec<_>>())
+        median(&point_results.runs.iter().map(figure).collect::<Vec<_>>())
     };
-    let rates = one.runs.iter().map(|run| run.requests_per_second);
+    let rates = point_results.runs.iter().map(|run| run.requests_per_second);
     json!({
-        "part": one.scenario.name(),
-        "wire": Wire::Memif.name(),
+        "part": point_results.scenario.name(),
+        "wire": WireKind::Memif.name(),
         "subject": "tidegate",
-        "load": one.point.to_string(),
+        "load": point_results.point.to_string(),
         "per_second": of(|run| run.requests_per_second).round(),
         "lowest": rates.clone().fold(f64::INFINITY, f64::min).round(),
         "highest": rates.fold(0.0, f64::max).round(),
@@ -84,34 +92,37 @@ fn row(one: &Found) -> Value {
     })
 }
 
-/// Measures the same without DPDK, but not for a first look, and adds rows.
-pub(super) fn run_beside(config: &DpdkLabConfig, result: &mut Experiment) -> Result<(), LabError> {
+/// Measures the scenarios without DPDK and adds rows; skipped in a quick run.
+pub(super) fn run_without_dpdk(
+    config: &DpdkLabConfig,
+    result: &mut Experiment,
+) -> Result<(), LabError> {
     if config.is_quick {
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
-        result.note("nothing stands beside echo-1 to echo-3: namespaces need root");
+        result.note("no comparison of the echo scenarios over veth: namespaces need root");
         return Ok(());
     }
     for scenario in Scenario::ALL {
-        result.rows.extend(beside(config, scenario)?);
+        result.rows.extend(measure_over_veth(config, scenario)?);
     }
     Ok(())
 }
 
-/// The points of a scenario over a veth pair.
-fn beside(config: &DpdkLabConfig, scenario: Scenario) -> Result<Vec<Value>, LabError> {
-    let found = echo::beside(scenario, config.seconds, config.repeats)?;
-    let row = |one: &echo::Beside| {
+/// Measures the points of a scenario over a veth pair and returns their rows.
+fn measure_over_veth(config: &DpdkLabConfig, scenario: Scenario) -> Result<Vec<Value>, LabError> {
+    let results = echo::measure_over_veth(scenario, config.seconds, config.repeats)?;
+    let row = |point_results: &echo::ReferenceRow| {
         json!({
             "part": scenario.name(),
             "wire": "veth",
-            "subject": one.server,
-            "load": one.point.to_string(),
-            "per_second": one.requests_per_second.round(),
-            "p50_us": one.p50_us,
-            "p99_us": one.p99_us,
+            "subject": point_results.server,
+            "load": point_results.point.to_string(),
+            "per_second": point_results.requests_per_second.round(),
+            "p50_us": point_results.p50_us,
+            "p99_us": point_results.p99_us,
         })
     };
-    Ok(found.iter().map(row).collect())
+    Ok(results.iter().map(row).collect())
 }

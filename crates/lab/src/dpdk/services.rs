@@ -1,17 +1,17 @@
-//! DNS, and echoes of UDP and TCP, over memif and as the host of a virtual
-//! machine: requests per second, and latency.
+//! DNS, UDP echo and TCP echo over memif and over vhost-user (as the host of a virtual
+//! machine): requests per second, and latency.
 
 use serde_json::json;
 
 use super::DpdkLabConfig;
-use super::bench::{Bench, Wire};
-use crate::dns::bench::ZoneOnDisk;
-use crate::dns::sweep::median;
+use super::testbed::{DpdkTestbed, WireKind};
+use crate::dns::peak_search::median;
+use crate::dns::testbed::ZoneFile;
 use crate::error::LabError;
-use crate::experiment::{Experiment, number};
+use crate::experiment::{Experiment, format_number};
 use crate::load::{
-    ClosedReport, LatencySummary, LoadConfig, LoadResult, Progress, QuerySet, load_dns, load_tcp,
-    load_udp, load_udp_closed,
+    ClosedLoopReport, LatencySummary, LoadConfig, LoadProgress, LoadResult, QuerySet, load_dns,
+    load_tcp, load_udp, load_udp_closed_loop,
 };
 
 const ECHO_PORT: u16 = 7;
@@ -19,10 +19,10 @@ const DNS_PORT: u16 = 53;
 const MESSAGE_BYTES: usize = 64;
 const IN_FLIGHT: usize = 512;
 const CONNECTIONS: usize = 100;
-/// Names of the zone.
+/// Names in the zone.
 const NAMES: u64 = 1000;
-/// Latency is measured at this part of what a server can do.
-const EASY: f64 = 0.5;
+/// Load at which latency is measured, as a share of the server's capacity.
+const LATENCY_LOAD_SHARE: f64 = 0.5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
@@ -44,124 +44,128 @@ impl Service {
 
     fn load(self) -> String {
         match self {
-            Self::Dns => "as fast as it goes".to_owned(),
-            Self::UdpEcho => format!("{IN_FLIGHT} on their way, {MESSAGE_BYTES} B"),
+            Self::Dns => "highest rate".to_owned(),
+            Self::UdpEcho => format!("{IN_FLIGHT} in flight, {MESSAGE_BYTES} B"),
             Self::TcpEcho => format!("{CONNECTIONS} connections, {MESSAGE_BYTES} B"),
         }
     }
 }
 
-/// What one service did on one wire.
+/// One measurement of a service on a wire.
 #[derive(Clone, Copy, Debug, Default)]
-struct Run {
+struct ServiceRun {
     requests_per_second: f64,
     latency: LatencySummary,
 }
 
-struct Found {
-    wire: Wire,
+struct ServiceResults {
+    wire: WireKind,
     service: Service,
-    runs: Vec<Run>,
+    runs: Vec<ServiceRun>,
 }
 
-/// Zone and questions for the DNS server.
-struct Zone {
-    on_disk: ZoneOnDisk,
+/// Zone and queries for the DNS server.
+struct TestZone {
+    zone_file: ZoneFile,
     queries: QuerySet,
 }
 
 /// Measures every service on every wire, in turns, and adds rows.
 pub(super) fn run(
     config: &DpdkLabConfig,
-    bench: &Bench,
+    testbed: &DpdkTestbed,
     result: &mut Experiment,
 ) -> Result<(), LabError> {
-    let on_disk = ZoneOnDisk::write(NAMES)?;
-    let zone = Zone { queries: on_disk.queries(), on_disk };
-    let wires = [Wire::Memif, Wire::VirtioUser];
+    let zone_file = ZoneFile::write(NAMES)?;
+    let zone = TestZone { queries: zone_file.queries(), zone_file };
+    let wires = [WireKind::Memif, WireKind::VirtioUser];
     let all = wires.iter().flat_map(|&wire| Service::ALL.map(|service| (wire, service)));
-    let mut found: Vec<Found> =
-        all.map(|(wire, service)| Found { wire, service, runs: Vec::new() }).collect();
+    let mut results: Vec<ServiceResults> =
+        all.map(|(wire, service)| ServiceResults { wire, service, runs: Vec::new() }).collect();
     for repeat in 1..=config.repeats {
-        for one in &mut found {
-            let run = measure(config, bench, &zone, one)?;
+        for service_results in &mut results {
+            let run = measure(config, testbed, &zone, service_results)?;
             eprintln!(
                 "{repeat} {:<12} {:<17} {:>10}/s, p50 {:.1} us, p99 {:.1} us",
-                one.wire.name(),
-                one.service.name(),
-                number(run.requests_per_second.round()),
+                service_results.wire.name(),
+                service_results.service.name(),
+                format_number(run.requests_per_second.round()),
                 run.latency.p50_us,
                 run.latency.p99_us
             );
-            one.runs.push(run);
+            service_results.runs.push(run);
         }
     }
-    conclude(&found, result);
+    conclude(&results, result);
     Ok(())
 }
 
-/// Every load has a server and a wire of its own: DPDK's memif may end the
-/// process of one whose client goes.
+/// Measures a service on a wire. Every load has a server and a wire of its own: DPDK's memif
+/// may terminate a process when its peer disconnects.
 fn measure(
     config: &DpdkLabConfig,
-    bench: &Bench,
-    zone: &Zone,
-    one: &Found,
-) -> Result<Run, LabError> {
+    testbed: &DpdkTestbed,
+    zone: &TestZone,
+    service_results: &ServiceResults,
+) -> Result<ServiceRun, LabError> {
     let start = |arguments: &[&str]| {
-        let ends = bench.wire(one.wire);
-        bench.serve(arguments, &ends.server).map(|server| (server, ends.load))
+        let devices = testbed.new_wire(service_results.wire);
+        testbed.start_service(arguments, &devices.server).map(|server| (server, devices.load))
     };
-    let quiet = &mut |_: &Progress| {};
-    let (most_pps, latency) = match one.service {
+    let ignore_progress = &mut |_: &LoadProgress| {};
+    let (max_pps, latency) = match service_results.service {
         Service::Dns => {
-            let zone_file = format!("{}={}", zone.on_disk.origin(), zone.on_disk.file().display());
-            let mut ask = |rate_pps| -> Result<LoadResult, LabError> {
-                let (_server, device) = start(&["dns", "--zone", &zone_file])?;
-                let load = bench.load_config(&device, DNS_PORT, config.seconds);
+            let zone_flag =
+                format!("{}={}", zone.zone_file.origin(), zone.zone_file.path().display());
+            let mut send_queries = |rate_pps| -> Result<LoadResult, LabError> {
+                let (_server, device) = start(&["dns", "--zone", &zone_flag])?;
+                let load = testbed.load_config(&device, DNS_PORT, config.seconds);
                 let load = LoadConfig { rate_pps, ..load };
-                Ok(load_dns(&load, &zone.queries, None, quiet)?.result)
+                Ok(load_dns(&load, &zone.queries, None, ignore_progress)?.result)
             };
-            let most_pps = ask(None)?.answered_pps;
-            (most_pps, ask(Some(easy(most_pps)))?.latency)
+            let max_pps = send_queries(None)?.answered_pps;
+            (max_pps, send_queries(Some(moderate_pps(max_pps)))?.latency)
         }
         Service::UdpEcho => {
-            let load = |device: &str| bench.load_config(device, ECHO_PORT, config.seconds);
-            let most = || -> Result<ClosedReport, LabError> {
+            let load = |device: &str| testbed.load_config(device, ECHO_PORT, config.seconds);
+            let measure_max = || -> Result<ClosedLoopReport, LabError> {
                 let (_server, device) = start(&["echo"])?;
-                load_udp_closed(&load(&device), MESSAGE_BYTES, IN_FLIGHT)
+                load_udp_closed_loop(&load(&device), MESSAGE_BYTES, IN_FLIGHT)
             };
-            let most_pps = most()?.answered_pps;
+            let max_pps = measure_max()?.answered_pps;
             let (_server, device) = start(&["echo"])?;
-            let easy = LoadConfig { rate_pps: Some(easy(most_pps)), ..load(&device) };
-            (most_pps, load_udp(&easy, MESSAGE_BYTES, quiet)?.result.latency)
+            let moderate_load =
+                LoadConfig { rate_pps: Some(moderate_pps(max_pps)), ..load(&device) };
+            (max_pps, load_udp(&moderate_load, MESSAGE_BYTES, ignore_progress)?.result.latency)
         }
         Service::TcpEcho => {
             let (_server, device) = start(&["echo", "--tcp"])?;
-            let mut load = bench.tcp_load_config(&device, ECHO_PORT, config.seconds);
+            let mut load = testbed.tcp_load_config(&device, ECHO_PORT, config.seconds);
             load.connections = CONNECTIONS;
             load.message_bytes = MESSAGE_BYTES;
             let report = load_tcp(&load)?;
             (report.requests_per_second, report.latency)
         }
     };
-    Ok(Run { requests_per_second: most_pps, latency })
+    Ok(ServiceRun { requests_per_second: max_pps, latency })
 }
 
-/// A rate that a server has time for.
-fn easy(most_pps: f64) -> f64 {
-    (EASY * most_pps).max(1.0)
+/// Load for measuring latency, in requests per second.
+fn moderate_pps(max_pps: f64) -> f64 {
+    (LATENCY_LOAD_SHARE * max_pps).max(1.0)
 }
 
-fn conclude(found: &[Found], result: &mut Experiment) {
-    for one in found {
-        let of = |figure: fn(&Run) -> f64| median(&one.runs.iter().map(figure).collect::<Vec<_>>());
-        let rates = one.runs.iter().map(|run| run.requests_per_second);
+fn conclude(results: &[ServiceResults], result: &mut Experiment) {
+    for service_results in results {
+        let of = |figure: fn(&ServiceRun) -> f64| {
+            median(&service_results.runs.iter().map(figure).collect::<Vec<_>>())
+        };
+        let rates = service_results.runs.iter().map(|run| run.requests_per_second);
         result.rows.push(json!({
             "part": "services",
-            "wire": one.wire.name(),
-            "subject": one.service.name(),
-            "load": one.service.load(),
+            "wire": service_results.wire.name(),
+            "subject": service_results.service.name(),
+            "load": service_results.service.load(),
             "per_second": of(|run| run.requests_per_second).round(),
             "lowest": rates.clone().fold(f64::INFINITY, f64::min).round(),
             "highest": rates.fold(0.0, f64::max).round(),
@@ -170,9 +174,9 @@ fn conclude(found: &[Found], result: &mut Experiment) {
         }));
     }
     result.note(format!(
-        "services: latency of DNS and of the echo of UDP at {:.0} % of their requests per second, \
-         of TCP with every connection asking again at once; as the host of a virtual machine \
-         Tidegate has the side of vhost-user, the load that of the guest (virtio-user)",
-        100.0 * EASY
+        "services: latency of DNS and UDP echo at {:.0} % of their peak request rate, \
+         of TCP with every connection sending again at once; as the host of a virtual machine \
+         Tidegate is the vhost-user side, the load generator the guest (virtio-user)",
+        100.0 * LATENCY_LOAD_SHARE
     ));
 }

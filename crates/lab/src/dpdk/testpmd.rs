@@ -1,4 +1,4 @@
-//! `dpdk-testpmd`: DPDK's own program to make, forward and count frames.
+//! `dpdk-testpmd`: DPDK's own application that generates, forwards and counts frames.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,33 +9,36 @@ use std::time::{Duration, Instant};
 
 use crate::error::LabError;
 
-/// The program, and the package that has it.
+/// The executable, and the Debian package that contains it.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
 pub(super) const PACKAGE: &str = "dpdk-dev";
-/// What starts it: into a pipe it would answer only by the page.
-pub(super) const STARTER: &str = "stdbuf";
+/// Starts `dpdk-testpmd` with line buffering: into a pipe it would flush its output only by the
+/// page.
+pub(super) const STDBUF: &str = "stdbuf";
 
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// How often to look whether a link is up.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How many of the last lines an error tells.
-const TOLD_LINES: usize = 4;
-/// Frames of a burst of its own.
-pub(super) const BURST: usize = 32;
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval between two queries of the link status.
+const LINK_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Number of recent output lines that an error message quotes.
+const MAX_REPORTED_LINES: usize = 4;
+/// Frames in one burst that `dpdk-testpmd` generates itself.
+pub(super) const BURST_FRAMES: usize = 32;
 
-/// One that forwards every frame of a device as it came. It is ended on drop.
+/// A `dpdk-testpmd` process that forwards every frame of a device unchanged. Stopped on drop.
 pub(super) struct Testpmd {
     child: Child,
-    orders: ChildStdin,
+    stdin: ChildStdin,
     lines: mpsc::Receiver<String>,
-    last: VecDeque<String>,
+    recent_lines: VecDeque<String>,
 }
 
 impl Testpmd {
-    /// Starts it on one device, and waits until it takes orders. `command` runs
-    /// [`STARTER`] and has no arguments yet. Its two threads are where the command is: the one that forwards
-    /// never sleeps, the one that takes orders always does.
+    /// Starts `dpdk-testpmd` on one device and waits until it accepts commands. `command` runs
+    /// [`STDBUF`] and has no arguments yet.
+    ///
+    /// Both threads run on `core`: the forwarding thread never sleeps, the command thread sleeps
+    /// except while it executes a command.
     pub(super) fn start(mut command: Command, core: usize, device: &str) -> Result<Self, LabError> {
         let lcores = format!("--lcores=0@{core},1@{core}");
         command.args(["-oL", PROGRAM]);
@@ -45,7 +48,7 @@ impl Testpmd {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = || LabError::io(format!("cannot start {PROGRAM}"));
         let mut child = command.spawn().map_err(failed())?;
-        let (Some(orders), Some(out), Some(err)) =
+        let (Some(stdin), Some(out), Some(err)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             unreachable!("all three are pipes");
@@ -53,81 +56,83 @@ impl Testpmd {
         let (sender, lines) = mpsc::channel();
         read_lines(out, sender.clone());
         read_lines(err, sender);
-        let mut testpmd = Self { child, orders, lines, last: VecDeque::new() };
-        testpmd.link()?;
+        let mut testpmd = Self { child, stdin, lines, recent_lines: VecDeque::new() };
+        testpmd.link_status()?;
         Ok(testpmd)
     }
 
-    /// Waits until the other side of its device is there.
+    /// Waits until the link of the device is up, which needs the other end of the wire.
     pub(super) fn wait_for_link(&mut self) -> Result<(), LabError> {
         let began = Instant::now();
-        while self.link()? != "up" {
-            if began.elapsed() > ANSWER_LIMIT {
-                return Err(self.failed("its device has no link"));
+        while self.link_status()? != "up" {
+            if began.elapsed() > REPLY_TIMEOUT {
+                return Err(self.failed("the link of its device did not come up"));
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(LINK_POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// `up` or `down`.
-    fn link(&mut self) -> Result<String, LabError> {
-        self.ask("show port info 0", "Link status:")
+    /// Link status: `up` or `down`.
+    fn link_status(&mut self) -> Result<String, LabError> {
+        self.query("show port info 0", "Link status:")
     }
 
-    /// Forwards from now on, and sends so many bursts of its own first.
+    /// Starts forwarding; first sends `bursts` bursts of generated frames.
     pub(super) fn forward(&mut self, bursts: usize) -> Result<(), LabError> {
         match bursts {
-            0 => self.order("start"),
-            bursts => self.order(&format!("start tx_first {bursts}")),
+            0 => self.send_command("start"),
+            bursts => self.send_command(&format!("start tx_first {bursts}")),
         }
     }
 
-    /// Frames that it receives in a second, by its own clock.
+    /// Frames received per second, measured by `dpdk-testpmd` over `time`.
     pub(super) fn received_pps(&mut self, time: Duration) -> Result<f64, LabError> {
-        // It counts from the last time that it was asked.
-        self.ask("show port stats 0", "Rx-pps:")?;
+        // The counter restarts with each query.
+        self.query("show port stats 0", "Rx-pps:")?;
         thread::sleep(time);
-        let rate = self.ask("show port stats 0", "Rx-pps:")?;
-        rate.parse().map_err(|_| self.failed(&format!("{rate:?} is no rate")))
+        let rate = self.query("show port stats 0", "Rx-pps:")?;
+        rate.parse().map_err(|_| self.failed(&format!("{rate:?} is not a rate")))
     }
 
-    fn order(&mut self, order: &str) -> Result<(), LabError> {
-        writeln!(self.orders, "{order}").map_err(|_| self.failed("it takes no orders"))
+    fn send_command(&mut self, order: &str) -> Result<(), LabError> {
+        writeln!(self.stdin, "{order}").map_err(|_| self.failed("it accepts no commands"))
     }
 
-    /// Gives an order, and returns the word behind `name` in what it prints.
-    fn ask(&mut self, order: &str, name: &str) -> Result<String, LabError> {
-        self.order(order)?;
+    /// Sends a command and returns the word after `name` in its output.
+    fn query(&mut self, command: &str, name: &str) -> Result<String, LabError> {
+        self.send_command(command)?;
         loop {
-            let line = match self.lines.recv_timeout(ANSWER_LIMIT) {
+            let line = match self.lines.recv_timeout(REPLY_TIMEOUT) {
                 Ok(line) => line,
-                Err(mpsc::RecvTimeoutError::Timeout) => return Err(self.failed("it is silent")),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(self.failed("it ended")),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    return Err(self.failed("no reply within 30 s"));
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(self.failed("it exited")),
             };
-            if let Some(word) = word_behind(&line, name) {
+            if let Some(word) = word_after(&line, name) {
                 return Ok(word.to_owned());
             }
-            self.last.truncate(TOLD_LINES - 1);
-            self.last.push_front(line);
+            self.recent_lines.truncate(MAX_REPORTED_LINES - 1);
+            self.recent_lines.push_front(line);
         }
     }
 
     fn failed(&self, detail: &str) -> LabError {
-        let said: Vec<&str> = self.last.iter().rev().map(String::as_str).collect();
+        let output: Vec<&str> = self.recent_lines.iter().rev().map(String::as_str).collect();
         LabError::Server {
             name: PROGRAM.to_owned(),
-            detail: format!("{detail}; it said: {}", said.join(" / ")),
+            detail: format!("{detail}; last output: {}", output.join(" / ")),
         }
     }
 }
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.order("quit");
+        // The process may have exited already.
+        let _ = self.send_command("quit");
         let began = Instant::now();
-        while began.elapsed() < STOP_LIMIT {
+        while began.elapsed() < STOP_TIMEOUT {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
@@ -138,7 +143,8 @@ impl Drop for Testpmd {
     }
 }
 
-/// Hands on every line until there is no more, or nobody listens.
+/// Forwards every non-empty line to `to`, until the end of the input or until the receiver is
+/// dropped.
 fn read_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     thread::spawn(move || {
         let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
@@ -147,8 +153,8 @@ fn read_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     });
 }
 
-/// The word behind `name` in a line: `up` behind `Link status:`.
-fn word_behind<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+/// The word after `name` in a line: `up` after `Link status:`.
+fn word_after<'l>(line: &'l str, name: &str) -> Option<&'l str> {
     line.split_once(name)?.1.split_whitespace().next()
 }
 
@@ -157,17 +163,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_found_in_what_it_prints() {
+    fn finds_the_word_after_a_label() {
         let line = "  Rx-pps:      5947550          Rx-bps:   3045141552";
-        assert_eq!(word_behind(line, "Rx-pps:"), Some("5947550"));
-        assert_eq!(word_behind("testpmd> Link status: up", "Link status:"), Some("up"));
-        assert_eq!(word_behind("Link speed: 10 Gbps", "Link status:"), None);
+        assert_eq!(word_after(line, "Rx-pps:"), Some("5947550"));
+        assert_eq!(word_after("testpmd> Link status: up", "Link status:"), Some("up"));
+        assert_eq!(word_after("Link speed: 10 Gbps", "Link status:"), None);
     }
 
     #[test]
-    fn one_that_ends_is_an_error_that_tells_what_it_said() {
+    fn early_exit_is_an_error_with_its_output() {
         let mut command = Command::new("sh");
-        // What else it is given are arguments that the script does not look at.
+        // The script ignores the further arguments.
         command.args(["-c", "echo no such device; exit 1", "sh"]);
         let error = Testpmd::start(command, 0, "net_null0").err().unwrap().to_string();
         assert!(error.contains(PROGRAM), "{error}");

@@ -1,14 +1,13 @@
-//! The experiment `livelock`: goodput against offered load, up to the most that
-//! can be offered.
+//! The experiment `livelock`: goodput against offered load, up to the generator's maximum.
 //!
-//! A service with tunable work per packet on the kernel's sockets and on
-//! Tidegate in each of its modes, and real DNS servers. Each is offered the
-//! same loads, from well below its peak to the generator's maximum. Who
-//! livelocks falls behind its own peak as the load grows.
+//! The test cases are a service with tunable work per packet, on the kernel's sockets and on
+//! each of Tidegate's modes, and real DNS servers. Each test case is offered the same loads,
+//! from well below its peak to the maximum. A server that livelocks falls below its own peak as
+//! the load grows.
 
-pub(crate) mod bench;
 pub mod curve;
-pub mod subject;
+pub mod test_case;
+pub(crate) mod testbed;
 
 use std::time::Duration;
 
@@ -22,37 +21,36 @@ use crate::experiment::Experiment;
 use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
-use bench::Bench;
-pub use bench::Measured;
-use curve::Curve;
-use subject::{Carrier, DEFAULT_MODE, MODES, Running, Subject, Zone};
+use curve::GoodputCurve;
+use test_case::{DEFAULT_MODE, FloodedServer, MODES, TestCase, Transport, Zone};
+pub use testbed::FloodMeasurement;
+use testbed::FloodTestbed;
 
-/// The loads of a subject take turns of this length, in seconds: a machine that
-/// is slow for a second is slow for all of them.
+/// Length of a slice, in seconds. The loads of a test case take turns of this length: a machine
+/// that is slow for a second is slow for all loads.
 const SLICE_S: f64 = 0.05;
-/// Time to settle at a load before each slice: what waits is worked on in less.
+/// Settling time at a load before each slice: long enough to work off the queues.
 const WARM_UP: Duration = Duration::from_millis(25);
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LivelockConfig {
-    /// Work for each packet, in nanoseconds.
+    /// Work per packet, in nanoseconds.
     pub work_ns: Vec<u64>,
-    /// What carries the service, by name: `kernel` and Tidegate's modes; all
-    /// that there are when empty.
+    /// Transports of the service, by name: `kernel` and Tidegate's modes. Empty selects all.
     pub carriers: Vec<String>,
-    /// Which DNS servers.
+    /// DNS servers to measure.
     pub dns: Vec<ServerKind>,
-    /// Loads to offer, in packets per second, besides the maximum.
+    /// Offered loads in packets per second; the maximum is always added.
     pub loads_pps: Vec<f64>,
-    /// How long to measure at each load, in seconds.
+    /// Measuring time at each load, in seconds.
     pub seconds: f64,
-    /// How often to measure everything; the median counts.
+    /// Number of repeats; the median counts.
     pub repeats: usize,
-    /// The core that serves.
+    /// The core that runs the server.
     pub server_core: usize,
-    /// The core that sends.
+    /// The core that generates the load.
     pub load_core: usize,
 }
 
@@ -78,7 +76,7 @@ impl Default for LivelockConfig {
 }
 
 impl LivelockConfig {
-    /// Everything once and shortly, for a first look.
+    /// Everything once and briefly, for a first impression.
     #[must_use]
     pub fn quick(self) -> Self {
         let kpps = [50, 100, 200, 400, 800];
@@ -87,139 +85,145 @@ impl LivelockConfig {
     }
 
     fn check(&self) -> Result<(), LabError> {
-        let cores = cpu::cores();
+        let cores = cpu::available_cores();
         if cores < 2 || self.server_core == self.load_core {
             return Err(LabError::Config(format!(
-                "one core must serve and another send; there are {cores} to choose from"
+                "one core must run the server, another the generator; {cores} available"
             )));
         }
-        let sane = self.seconds > 0.0 && self.seconds < 60.0 && self.repeats > 0;
-        if !sane || self.loads_pps.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
+        let is_valid = self.seconds > 0.0 && self.seconds < 60.0 && self.repeats > 0;
+        if !is_valid || self.loads_pps.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
             return Err(LabError::Config(
                 "seconds (below 60), repeats and loads must all be above zero".into(),
             ));
         }
-        subject::check_installed(&self.dns)
+        test_case::check_installed(&self.dns)
     }
 
-    /// Every subject, in the order of the table.
-    fn subjects(&self) -> Result<Vec<Subject>, LabError> {
-        let carriers: Vec<Carrier> = if self.carriers.is_empty() {
-            Carrier::all().collect()
+    /// All test cases, in the order of the table.
+    fn test_cases(&self) -> Result<Vec<TestCase>, LabError> {
+        let transports: Vec<Transport> = if self.carriers.is_empty() {
+            Transport::all().collect()
         } else {
             self.carriers.iter().map(|name| name.parse()).collect::<Result<_, _>>()?
         };
         let services = self.work_ns.iter().flat_map(|&work_ns| {
-            carriers.iter().map(move |&carrier| Subject::Service { carrier, work_ns })
+            transports.iter().map(move |&transport| TestCase::Service { transport, work_ns })
         });
-        Ok(services.chain(self.dns.iter().copied().map(Subject::Dns)).collect())
+        Ok(services.chain(self.dns.iter().copied().map(TestCase::Dns)).collect())
     }
 
-    /// How often each load is measured in a turn of a subject.
+    /// Number of slices per load in one turn of a test case.
     fn slices(&self) -> usize {
         (self.seconds / SLICE_S).round().max(1.0) as usize
     }
 }
 
-/// A subject and what was measured of it.
-struct Found {
-    subject: Subject,
-    curve: Curve,
+/// A test case and its measurements.
+struct CaseResult {
+    test_case: TestCase,
+    curve: GoodputCurve,
 }
 
-/// Runs the experiment. Says on standard error what it is at.
+/// Runs the experiment. Prints its progress on standard error.
 ///
 /// # Errors
-/// When there is only one core, namespaces cannot be made, a server is not
-/// installed or does not start, or the flood cannot be sent.
+/// If there is only one core, namespaces cannot be created, a server is not installed or does
+/// not start, or the flood cannot be sent.
 pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
     config.check()?;
     for name in netns::remove_stale()? {
-        eprintln!("removed namespace {name}, left behind by a process that is gone");
+        eprintln!("removed namespace {name} of a process that no longer exists");
     }
-    let subjects = config.subjects()?;
+    let test_cases = config.test_cases()?;
     let zone = if config.dns.is_empty() { None } else { Some(Zone::write()?) };
-    let bench = Bench::new(config.server_core, config.load_core)?;
+    let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
     let loads = || config.loads_pps.iter().copied().map(Some).chain([None]);
-    let mut found: Vec<Found> =
-        subjects.into_iter().map(|subject| Found { subject, curve: Curve::at(loads()) }).collect();
+    let mut results: Vec<CaseResult> = test_cases
+        .into_iter()
+        .map(|test_case| CaseResult { test_case, curve: GoodputCurve::with_loads(loads()) })
+        .collect();
     for repeat in 1..=config.repeats {
-        for one in &mut found {
-            sweep(config, &bench, zone.as_ref(), one)?;
-            tell(repeat, one);
+        for case_result in &mut results {
+            sweep_loads(config, &testbed, zone.as_ref(), case_result)?;
+            print_progress(repeat, case_result);
         }
     }
     let mut result = Experiment::new("livelock");
     describe(config, &mut result);
-    conclude(&found, &mut result);
+    conclude(&results, &mut result);
     Ok(result)
 }
 
-/// Starts one subject and offers it every load once.
-fn sweep(
+/// Starts the server of one test case and offers every load once.
+fn sweep_loads(
     config: &LivelockConfig,
-    bench: &Bench,
+    testbed: &FloodTestbed,
     zone: Option<&Zone>,
-    one: &mut Found,
+    case_result: &mut CaseResult,
 ) -> Result<(), LabError> {
     let slices = config.slices();
     let slice = Duration::from_secs_f64(config.seconds / slices as f64);
-    // Twice what it should take, and time to start.
-    let measuring = (slice + WARM_UP) * (one.curve.steps.len() * slices) as u32;
+    // Twice the expected time, plus time to start.
+    let measuring = (slice + WARM_UP) * (case_result.curve.steps.len() * slices) as u32;
     let limit = measuring * 2 + Duration::from_secs(20);
-    let mut running = Running::start(one.subject, bench, zone, limit)?;
-    running.flood.lose_as_a_card();
-    let mut runs = vec![Vec::new(); one.curve.steps.len()];
+    let mut server = FloodedServer::start(case_result.test_case, testbed, zone, limit)?;
+    server.flood.drop_like_nic();
+    let mut runs = vec![Vec::new(); case_result.curve.steps.len()];
     for _ in 0..slices {
-        for (step, runs) in one.curve.steps.iter().zip(&mut runs) {
-            let Running { flood, meter, .. } = &mut running;
-            runs.push(bench.measure(flood, meter, step.asked_pps, WARM_UP, slice)?);
+        for (step, runs) in case_result.curve.steps.iter().zip(&mut runs) {
+            let FloodedServer { flood, meter, .. } = &mut server;
+            runs.push(testbed.measure(flood, meter, step.requested_pps, WARM_UP, slice)?);
         }
     }
-    for (step, runs) in one.curve.steps.iter_mut().zip(&runs) {
-        step.runs.push(Measured::mean(runs));
+    for (step, runs) in case_result.curve.steps.iter_mut().zip(&runs) {
+        step.runs.push(FloodMeasurement::mean(runs));
     }
     Ok(())
 }
 
-fn tell(repeat: usize, one: &Found) {
-    let work = one.subject.work_us().map_or(String::new(), |us| format!("{us} us"));
-    eprintln!("{repeat} {:<16} {work:>7}  {} k/s", one.subject.name(), one.curve.last_runs());
+fn print_progress(repeat: usize, case_result: &CaseResult) {
+    let work = case_result.test_case.work_us().map_or(String::new(), |us| format!("{us} us"));
+    eprintln!(
+        "{repeat} {:<16} {work:>7}  {} k/s",
+        case_result.test_case.name(),
+        case_result.curve.format_last_runs()
+    );
 }
 
 fn describe(config: &LivelockConfig, result: &mut Experiment) {
     let (server, load) = (config.server_core, config.load_core);
     result.note(format!(
-        "core {load} sends, by an XDP program that the kernel runs, and drops the answers; core \
-         {server} does all the rest: receive work, softirqs, service"
+        "core {load} sends, by an XDP program that the kernel runs, and drops the replies; core \
+         {server} does all other work: receive work, softirqs, service"
     ));
     result.note(format!(
         "kernel, the DNS servers on kernel sockets, knot-xdp and modes moderated and napi: a timer \
-         on core {server} polls the veth's NAPI every 20 us while it is idle, as a card with \
-         coalescing would; in mode interrupt each arrival wakes a thread of real-time priority; \
-         the other modes poll it themselves"
+         on core {server} polls the veth's NAPI every 20 us while it is idle, like a NIC with \
+         coalescing; in mode interrupt each arrival wakes a thread of real-time priority; \
+         the other modes poll the device themselves"
     ));
     result.note(format!(
         "kernel-thread: the NAPI context has a thread on core {server}, of ordinary priority; \
          kernel-rps: core {load} receives up to where RPS hands a packet to core {server}, so two \
-         cores work for it, and the flood slows down"
+         cores do its work, and the flood slows down"
     ));
     result.note(
-        "goodput: packets that the service has worked on, read from its counters; of DNS servers, \
-         answers counted at their device",
+        "goodput: packets that the service has processed, read from its counters; of DNS servers, \
+         replies counted at their device",
     );
     result.note(format!(
-        "{} turns of each subject; in a turn {} slices of {:.0} ms at each load, the loads taking \
-         turns; medians of the turns count; a floor is the median of what each turn kept of its \
+        "{} turns of each test case; in a turn {} slices of {:.0} ms at each load, the loads taking \
+         turns; medians of the turns count; a floor is the median share that each turn kept of its \
          own goodput at the load of the peak",
         config.repeats,
         config.slices(),
         1e3 * config.seconds / config.slices() as f64
     ));
-    result.note(flood::CARD);
+    result.note(flood::NIC_OVERFLOW_NOTE);
 }
 
-/// What people see; the JSON has more.
+/// Columns of the printed table; the JSON has more.
 const COLUMNS: [&str; 7] = [
     "subject",
     "work_us",
@@ -230,9 +234,9 @@ const COLUMNS: [&str; 7] = [
     "server_core_busy_percent",
 ];
 
-fn conclude(found: &[Found], result: &mut Experiment) {
+fn conclude(results: &[CaseResult], result: &mut Experiment) {
     let floor = |wanted: &str| {
-        let of = found.iter().filter(|one| one.subject.name() == wanted);
+        let of = results.iter().filter(|one| one.test_case.name() == wanted);
         of.map(|one| one.curve.floor()).reduce(f64::min)
     };
     let mut figure = |name: &str, value: Option<f64>| {
@@ -247,54 +251,61 @@ fn conclude(found: &[Found], result: &mut Experiment) {
     for mode in MODES.iter().filter(|mode| mode.name != DEFAULT_MODE) {
         figure(&format!("{}_floor", mode.name.replace('+', "_")), floor(mode.name));
     }
-    for kernel in Carrier::all().filter(|carrier| matches!(carrier, Carrier::Kernel(_))) {
+    for kernel in Transport::all().filter(|transport| matches!(transport, Transport::Kernel(_))) {
         let name = kernel.name().replace('-', "_");
         for (work_ns, suffix) in [(500, ""), (2_000, "_2us")] {
-            let ratio = over_kernel_at_maximum(found, kernel, work_ns);
+            let ratio = ratio_to_kernel_at_max_load(results, kernel, work_ns);
             figure(&format!("tidegate_over_{name}_at_max{suffix}"), ratio);
         }
     }
-    let tidegate_dns = dns(found, ServerKind::TidegateXdp);
-    figure("dns_floor", tidegate_dns.and_then(|curve| curve.kept_near(1e6)));
+    let tidegate_dns = dns(results, ServerKind::TidegateXdp);
+    figure("dns_floor", tidegate_dns.and_then(|curve| curve.kept_share_near(1e6)));
     for (name, kind) in [
         ("nsd_floor", ServerKind::Nsd),
         ("knot_floor", ServerKind::Knot),
         ("knot_xdp_floor", ServerKind::KnotXdp),
     ] {
-        figure(name, dns(found, kind).map(Curve::floor));
+        figure(name, dns(results, kind).map(GoodputCurve::floor));
     }
-    result.rows = found.iter().flat_map(rows).collect();
+    result.rows = results.iter().flat_map(rows).collect();
     result.columns = COLUMNS.to_vec();
-    result.picture = Some(picture(found));
+    result.picture = Some(picture(results));
 }
 
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Tidegate's goodput at the most load over the kernel's, with so much work. A
-/// kernel that delivers nothing counts as one that delivers a packet a second.
-fn over_kernel_at_maximum(found: &[Found], kernel: Carrier, work_ns: u64) -> Option<f64> {
-    let of = |carrier: Carrier| {
-        let subject = Subject::Service { carrier, work_ns };
-        found.iter().find(|one| one.subject == subject).map(|one| one.curve.at_maximum_pps())
+/// Tidegate's goodput at the highest load relative to the kernel's, for this work per packet. A
+/// kernel that delivers nothing counts as one packet per second.
+fn ratio_to_kernel_at_max_load(
+    results: &[CaseResult],
+    kernel: Transport,
+    work_ns: u64,
+) -> Option<f64> {
+    let of = |transport: Transport| {
+        let test_case = TestCase::Service { transport, work_ns };
+        results
+            .iter()
+            .find(|one| one.test_case == test_case)
+            .map(|one| one.curve.goodput_at_max_load_pps())
     };
-    Some(of(Carrier::tidegate())? / of(kernel)?.max(1.0))
+    Some(of(Transport::tidegate())? / of(kernel)?.max(1.0))
 }
 
-fn dns(found: &[Found], kind: ServerKind) -> Option<&Curve> {
-    found.iter().find(|one| one.subject == Subject::Dns(kind)).map(|one| &one.curve)
+fn dns(results: &[CaseResult], kind: ServerKind) -> Option<&GoodputCurve> {
+    results.iter().find(|one| one.test_case == TestCase::Dns(kind)).map(|one| &one.curve)
 }
 
-fn rows(one: &Found) -> Vec<Value> {
-    let row = |step: &curve::Step| {
+fn rows(case_result: &CaseResult) -> Vec<Value> {
+    let row = |step: &curve::LoadStep| {
         let each = |figure: fn(f64, f64) -> f64, start: f64| {
             step.runs.iter().map(|run| run.goodput_pps).fold(start, figure).round()
         };
         json!({
-            "subject": one.subject.name(),
-            "work_us": one.subject.work_us(),
-            "asked_per_s": step.asked_pps,
+            "subject": case_result.test_case.name(),
+            "work_us": case_result.test_case.work_us(),
+            "asked_per_s": step.requested_pps,
             "offered_per_s": step.offered_pps().round(),
             "goodput_per_s": step.goodput_pps().round(),
             "lowest": each(f64::min, f64::INFINITY),
@@ -304,13 +315,13 @@ fn rows(one: &Found) -> Vec<Value> {
             "load_core_busy_percent": step.median(|run| run.load_core.busy_percent).round(),
         })
     };
-    one.curve.steps.iter().filter(|step| !step.runs.is_empty()).map(row).collect()
+    case_result.curve.steps.iter().filter(|step| !step.runs.is_empty()).map(row).collect()
 }
 
-/// One panel for each amount of work, and one for the DNS servers.
-fn picture(found: &[Found]) -> Picture {
-    let mut works: Vec<Option<f64>> = found.iter().map(|one| one.subject.work_us()).collect();
-    works.dedup();
+/// One panel per amount of work, and one for the DNS servers.
+fn picture(results: &[CaseResult]) -> Picture {
+    let mut work_us: Vec<Option<f64>> = results.iter().map(|one| one.test_case.work_us()).collect();
+    work_us.dedup();
     let panel = |work: &Option<f64>| Panel {
         title: match work {
             Some(us) => format!("{us} us of work per packet"),
@@ -318,35 +329,39 @@ fn picture(found: &[Found]) -> Picture {
         },
         x: Axis::new("offered", "packets/s"),
         y: Axis::new("goodput", "packets/s"),
-        series: found
+        series: results
             .iter()
-            .filter(|one| one.subject.work_us() == *work)
-            .map(|one| Series::new(one.subject.name(), one.curve.points()))
+            .filter(|one| one.test_case.work_us() == *work)
+            .map(|one| Series::new(one.test_case.name(), one.curve.points()))
             .collect(),
         spans: Vec::new(),
     };
     let title = "Goodput against offered load".into();
-    Picture { title, panels: works.iter().map(panel).collect() }
+    Picture { title, panels: work_us.iter().map(panel).collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use curve::Step;
+    use curve::LoadStep;
 
-    fn found(subject: Subject, points: &[(f64, f64)]) -> Found {
-        let step = |&(offered_pps, goodput_pps): &(f64, f64)| Step {
-            asked_pps: Some(offered_pps),
-            runs: vec![Measured { offered_pps, goodput_pps, ..Measured::default() }],
+    fn case_result(test_case: TestCase, points: &[(f64, f64)]) -> CaseResult {
+        let step = |&(offered_pps, goodput_pps): &(f64, f64)| LoadStep {
+            requested_pps: Some(offered_pps),
+            runs: vec![FloodMeasurement {
+                offered_pps,
+                goodput_pps,
+                ..FloodMeasurement::default()
+            }],
         };
-        Found { subject, curve: Curve { steps: points.iter().map(step).collect() } }
+        CaseResult { test_case, curve: GoodputCurve { steps: points.iter().map(step).collect() } }
     }
 
     #[test]
-    fn figures_are_of_the_worst_work_and_of_the_default_mode() {
+    fn figures_use_the_worst_work_and_the_default_mode() {
         let service = |name: &str, work_ns, points: &[(f64, f64)]| {
-            let carrier = name.parse().unwrap();
-            found(Subject::Service { carrier, work_ns }, points)
+            let transport = name.parse().unwrap();
+            case_result(TestCase::Service { transport, work_ns }, points)
         };
         let all = [
             service("kernel", 500, &[(400.0, 400.0), (1000.0, 200.0)]),
@@ -354,8 +369,8 @@ mod tests {
             service("interrupt", 500, &[(300.0, 300.0), (1000.0, 30.0)]),
             service("kernel", 2000, &[(300.0, 300.0), (1000.0, 240.0)]),
             service("polled+feedback", 2000, &[(400.0, 400.0), (1000.0, 384.0)]),
-            found(Subject::Dns(ServerKind::TidegateXdp), &[(4e5, 4e5), (1e6, 3.9e5)]),
-            found(Subject::Dns(ServerKind::Nsd), &[(2e5, 2e5), (1e6, 1e4)]),
+            case_result(TestCase::Dns(ServerKind::TidegateXdp), &[(4e5, 4e5), (1e6, 3.9e5)]),
+            case_result(TestCase::Dns(ServerKind::Nsd), &[(2e5, 2e5), (1e6, 1e4)]),
         ];
         let mut result = Experiment::new("livelock");
         conclude(&all, &mut result);
@@ -375,32 +390,34 @@ mod tests {
     }
 
     #[test]
-    fn a_measurement_is_cut_into_slices() {
+    fn splits_a_measurement_into_slices() {
         let slices = |seconds| LivelockConfig { seconds, ..Default::default() }.slices();
         assert_eq!([slices(0.01), slices(0.05), slices(0.2), slices(0.5)], [1, 1, 4, 10]);
     }
 
     #[test]
-    fn the_slices_of_a_turn_are_one_measurement() {
-        let slice = |goodput_pps, busy_percent| Measured {
+    fn averages_the_slices_of_a_turn() {
+        let slice = |goodput_pps, busy_percent| FloodMeasurement {
             goodput_pps,
-            server_core: cpu::CoreUse { busy_percent, ..Default::default() },
-            ..Measured::default()
+            server_core: cpu::CoreUsage { busy_percent, ..Default::default() },
+            ..FloodMeasurement::default()
         };
-        let mean = Measured::mean(&[slice(100.0, 50.0), slice(300.0, 100.0)]);
+        let mean = FloodMeasurement::mean(&[slice(100.0, 50.0), slice(300.0, 100.0)]);
         assert_eq!((mean.goodput_pps, mean.server_core.busy_percent), (200.0, 75.0));
         assert_eq!((mean.offered_pps, mean.load_core.busy_percent), (0.0, 0.0));
     }
 
     #[test]
-    fn a_configuration_that_cannot_be_run_is_refused() {
+    fn rejects_invalid_configuration() {
         let config = LivelockConfig { dns: Vec::new(), ..LivelockConfig::default() };
-        let refused = |config: &LivelockConfig| config.check().unwrap_err().to_string();
-        assert!(refused(&LivelockConfig { load_core: 1, ..config.clone() }).contains("another"));
-        assert!(refused(&LivelockConfig { repeats: 0, ..config.clone() }).contains("repeats"));
+        let check_error = |config: &LivelockConfig| config.check().unwrap_err().to_string();
+        assert!(
+            check_error(&LivelockConfig { load_core: 1, ..config.clone() }).contains("another")
+        );
+        assert!(check_error(&LivelockConfig { repeats: 0, ..config.clone() }).contains("repeats"));
         let loads_pps = vec![0.0];
-        assert!(refused(&LivelockConfig { loads_pps, ..config.clone() }).contains("loads"));
+        assert!(check_error(&LivelockConfig { loads_pps, ..config.clone() }).contains("loads"));
         let unknown = LivelockConfig { carriers: vec!["pulled".into()], ..config };
-        assert!(unknown.subjects().unwrap_err().to_string().contains("pulled"));
+        assert!(unknown.test_cases().unwrap_err().to_string().contains("pulled"));
     }
 }

@@ -1,59 +1,59 @@
-//! Latencies, kept as a high dynamic range histogram.
+//! Latencies in a high dynamic range histogram.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// One minute: longer answers count as this.
-const HIGHEST_NS: u64 = 60_000_000_000;
+/// Largest value of the histogram: one minute. Longer latencies count as one minute.
+const MAX_LATENCY_NS: u64 = 60_000_000_000;
 
-/// A histogram of latencies from 1 ns to one minute, to three digits.
+/// Histogram of latencies from 1 ns to one minute, with three significant digits.
 #[derive(Clone)]
-pub struct Latencies {
+pub struct LatencyHistogram {
     histogram: Histogram<u64>,
 }
 
-impl Default for Latencies {
+impl Default for LatencyHistogram {
     fn default() -> Self {
-        let histogram = Histogram::new_with_bounds(1, HIGHEST_NS, 3);
+        let histogram = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3);
         Self { histogram: histogram.expect("1 to a minute with three digits is within bounds") }
     }
 }
 
-impl Latencies {
+impl LatencyHistogram {
     /// Adds one latency.
     #[inline]
     pub fn record(&mut self, latency_ns: u64) {
         self.histogram.saturating_record(latency_ns.max(1));
     }
 
-    /// Adds so many that are the same.
+    /// Adds the same latency `count` times.
     pub fn record_many(&mut self, latency_ns: u64, count: u64) {
         self.histogram.saturating_record_n(latency_ns.max(1), count);
     }
 
-    /// Adds all of another histogram.
+    /// Adds all latencies of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        // Both have the same bounds, so there is no value that does not fit.
+        // Both have the same bounds, so every value fits.
         let merged = self.histogram.add(&other.histogram);
         debug_assert!(merged.is_ok());
     }
 
-    /// Forgets everything.
+    /// Removes all latencies.
     pub fn clear(&mut self) {
         self.histogram.reset();
     }
 
-    /// How many were added.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The latency that `percentile` percent do not exceed, in microseconds.
+    /// Returns the latency that `percentile` percent do not exceed, in microseconds.
     pub fn percentile_us(&self, percentile: f64) -> f64 {
         self.histogram.value_at_percentile(percentile) as f64 / 1e3
     }
 
-    /// The figures that are printed.
+    /// Returns the summary for reports.
     pub fn summary(&self) -> LatencySummary {
         LatencySummary {
             count: self.count(),
@@ -68,24 +68,24 @@ impl Latencies {
     }
 }
 
-/// Percentiles of latency in microseconds.
+/// Percentiles of latency, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct LatencySummary {
-    /// How many answers.
+    /// Number of latencies.
     pub count: u64,
-    /// The mean.
+    /// Mean.
     pub mean_us: f64,
-    /// The median.
+    /// Median.
     pub p50_us: f64,
-    /// The 90th percentile.
+    /// 90th percentile.
     pub p90_us: f64,
-    /// The 95th percentile.
+    /// 95th percentile.
     pub p95_us: f64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// The 99.9th percentile.
+    /// 99.9th percentile.
     pub p999_us: f64,
-    /// The longest.
+    /// Maximum.
     pub max_us: f64,
 }
 
@@ -94,9 +94,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merging_is_the_same_as_recording_in_one() {
+    fn merging_equals_recording_in_one_histogram() {
         let (mut one, mut two, mut all) =
-            (Latencies::default(), Latencies::default(), Latencies::default());
+            (LatencyHistogram::default(), LatencyHistogram::default(), LatencyHistogram::default());
         for i in 1..=1000u64 {
             if i % 3 == 0 {
                 one.record(i * 1000);
@@ -115,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_are_kept_within_bounds() {
-        let mut latencies = Latencies::default();
+    fn clamps_latencies_to_the_bounds() {
+        let mut latencies = LatencyHistogram::default();
         latencies.record(0);
         latencies.record(u64::MAX);
         assert_eq!(latencies.count(), 2);

@@ -1,48 +1,52 @@
-//! Load generators: DNS queries and UDP echoes in an open loop, at a rate or as
-//! fast as it goes, over a port or over kernel sockets; UDP echoes in a closed
-//! loop over a port in `closed`; TCP in `tcp`.
+//! Load generators.
 //!
-//! One thread sends by the clock and reads what comes back, so that sending
-//! and receiving are paid by one core. Latency is measured from the time a
-//! request was *meant* to leave: a stall of the server or of the generator
-//! itself counts for every request that it delays.
+//! DNS queries and UDP echoes run in an open loop, at a fixed rate or the maximum rate, over a
+//! device or kernel sockets. UDP echoes also run in a closed loop over a device (module
+//! `closed_loop`). TCP load is in module `tcp`.
+//!
+//! One thread sends by the clock and receives the responses, so one core pays for sending and
+//! receiving. Latency counts from the *intended* send time of a request: a stall of the server
+//! or of the generator counts for every request that it delays (no coordinated omission).
 
-mod asker;
+pub mod arp_responder;
 mod bpf;
-mod closed;
-mod drive;
+mod bpf_client;
+mod closed_loop;
+mod device_flood;
+mod device_link;
 pub mod flood;
-mod kernel;
+mod kernel_link;
 mod latency;
-mod line;
+mod link;
 pub(crate) mod neighbour;
-mod open;
-mod pace;
-mod port_flood;
+mod open_loop;
+mod pacer;
+mod pending;
 mod query_file;
-mod raw;
-pub mod responder;
 pub(crate) mod segment;
-mod slots;
 mod tcp;
 pub(crate) mod template;
+mod udp_load;
 mod workload;
 
-pub use asker::{AskerConfig, load_tcp_at_device};
-pub use closed::{ClosedReport, load_udp_closed};
-pub use drive::{LoadResult, Progress, Schedule, drive};
-pub use kernel::KernelLine;
-pub use latency::{Latencies, LatencySummary};
-pub use line::Line;
-pub use open::{LinkKind, LoadConfig, LoadReport, OnProgress, load_dns, load_udp, over_port};
-pub use pace::Pacer;
-pub use port_flood::PortFlood;
+pub use bpf_client::{BpfClientConfig, load_tcp_with_bpf};
+pub use closed_loop::{ClosedLoopReport, load_udp_closed_loop};
+pub use device_flood::DeviceFlood;
+pub use device_link::DeviceLink;
+pub use kernel_link::KernelLink;
+pub use latency::{LatencyHistogram, LatencySummary};
+pub use link::Link;
+pub use open_loop::{LoadProgress, LoadResult, Schedule, run_open_loop};
+pub use pacer::Pacer;
 pub use query_file::QuerySet;
-pub use raw::RawLine;
 pub use tcp::{
-    Answer, Exchange, Question, TcpLoadConfig, TcpLoadReport, load_tcp, load_tcp_watched,
+    Exchange, ExpectedResponse, TcpLoadConfig, TcpLoadReport, Transaction, load_tcp,
+    load_tcp_with_hook,
 };
 pub use template::Addressing;
+pub use udp_load::{
+    LinkKind, LoadConfig, LoadReport, ProgressCallback, load_dns, load_over_device, load_udp,
+};
 pub use workload::{
-    AnswerHook, DnsWorkload, EchoWorkload, Payload, Verdict, Workload, WorkloadSummary,
+    DnsWorkload, EchoWorkload, MatchResult, ResponseHook, Workload, WorkloadSummary, WrittenPayload,
 };

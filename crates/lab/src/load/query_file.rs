@@ -1,4 +1,4 @@
-//! Query files as dnsperf reads them: one `name type` on each line.
+//! Query files in dnsperf's format: one `name type` per line.
 
 use std::fs;
 use std::path::Path;
@@ -10,44 +10,43 @@ use domain::base::name::Name;
 use super::template::sum;
 use crate::error::LabError;
 
-/// Queries, ready to send but for their id.
+/// DNS queries, ready to send except for their id.
 #[derive(Clone, Debug, Default)]
 pub struct QuerySet {
     bytes: Vec<u8>,
-    queries: Vec<Entry>,
+    queries: Vec<QuerySpan>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct QuerySpan {
     start: u32,
     len: u16,
     sum: u32,
 }
 
-/// The EDNS option record of a query: root name, type OPT, 1232 bytes
-/// (RFC 6891, 6.1.2).
+/// OPT record of a query with EDNS: root name, type OPT, UDP payload size 1232 (RFC 6891,
+/// section 6.1.2).
 const OPT: [u8; 11] = [0, 0, 41, 0x04, 0xd0, 0, 0, 0, 0, 0, 0];
 
-/// A query is a header, a name of at most 255 bytes, type, class and OPT.
+/// Maximum length of a query: header, name of up to 255 bytes, type, class and OPT record.
 pub const MAX_QUERY_BYTES: usize = 12 + 255 + 4 + OPT.len();
 
 impl QuerySet {
-    /// Reads a query file. With `edns` each query has an OPT record that
-    /// allows answers of 1232 bytes.
+    /// Reads a query file. With `edns` each query has an OPT record that allows responses of 1232
+    /// bytes.
     ///
     /// # Errors
-    /// [`LabError::File`] when it cannot be read, [`LabError::Query`] with the
-    /// number of the first line that is not a query.
+    /// [`LabError::File`] when the file cannot be read; [`LabError::Query`] with the number of the
+    /// first line that is not a query, or when the file has no query.
     pub fn read(path: &Path, edns: bool) -> Result<Self, LabError> {
         let text = fs::read_to_string(path).map_err(LabError::file(path))?;
         Self::parse(&text, path, edns)
     }
 
-    /// As [`QuerySet::read`], of a text; `path` is for errors.
+    /// Parses the text of a query file; `path` is used in errors only.
     ///
     /// # Errors
-    /// [`LabError::Query`] for a line that is not a query, or when there is
-    /// none.
+    /// [`LabError::Query`] for a line that is not a query, or when the text has no query.
     pub fn parse(text: &str, path: &Path, edns: bool) -> Result<Self, LabError> {
         let mut set = Self::default();
         let mut lines = 0;
@@ -76,7 +75,7 @@ impl QuerySet {
             return Err(format!("{line:?} has no type"));
         };
         if let Some(extra) = words.next() {
-            return Err(format!("{extra:?} stands behind the type"));
+            return Err(format!("{extra:?} follows the type"));
         }
         let name = Name::<Vec<u8>>::from_str(name)
             .map_err(|error| format!("{name:?} is not a name ({error})"))?;
@@ -85,57 +84,57 @@ impl QuerySet {
         Ok(())
     }
 
-    /// Adds a query for `name` (as on the wire, uncompressed) and `kind`, class
-    /// IN, id 0, recursion not desired.
-    pub fn push(&mut self, name: &[u8], kind: u16, edns: bool) {
+    /// Adds a query for `name` (wire format, uncompressed) and a record type: class IN, id 0,
+    /// recursion not desired.
+    pub fn push(&mut self, name: &[u8], record_type: u16, edns: bool) {
         let start = self.bytes.len();
         self.bytes.extend([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(edns)]);
         self.bytes.extend(name);
-        self.bytes.extend(kind.to_be_bytes());
+        self.bytes.extend(record_type.to_be_bytes());
         self.bytes.extend([0, 1]);
         if edns {
             self.bytes.extend(OPT);
         }
         let query = &self.bytes[start..];
         let (len, sum) = (query.len() as u16, sum(query));
-        self.queries.push(Entry { start: start as u32, len, sum });
+        self.queries.push(QuerySpan { start: start as u32, len, sum });
     }
 
-    /// A set of some of these queries.
+    /// Returns a set of the queries with these indices.
     ///
     /// # Panics
-    /// When there is no query with one of the numbers.
+    /// When an index is out of range.
     #[must_use]
-    pub fn select(&self, numbers: &[usize]) -> Self {
+    pub fn select(&self, indices: &[usize]) -> Self {
         let mut set = Self::default();
-        for &number in numbers {
-            let (query, sum) = self.get(number);
+        for &index in indices {
+            let (query, sum) = self.get(index);
             let (start, len) = (set.bytes.len() as u32, query.len() as u16);
             set.bytes.extend(query);
-            set.queries.push(Entry { start, len, sum });
+            set.queries.push(QuerySpan { start, len, sum });
         }
         set
     }
 
-    /// How many queries there are.
+    /// Returns the number of queries.
     pub fn len(&self) -> usize {
         self.queries.len()
     }
 
-    /// Whether there is none.
+    /// True when the set has no query.
     pub fn is_empty(&self) -> bool {
         self.queries.is_empty()
     }
 
-    /// The query with number `index` and the sum of its 16-bit words.
+    /// Returns the query at `index` and the sum of its 16-bit words.
     ///
     /// # Panics
-    /// When there is no such query.
+    /// When the index is out of range.
     #[inline]
     pub fn get(&self, index: usize) -> (&[u8], u32) {
-        let entry = self.queries[index];
-        let start = entry.start as usize;
-        (&self.bytes[start..start + usize::from(entry.len)], entry.sum)
+        let span = self.queries[index];
+        let start = span.start as usize;
+        (&self.bytes[start..start + usize::from(span.len)], span.sum)
     }
 }
 
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_becomes_a_query() {
+    fn parses_each_line_into_a_query() {
         let set = parse("; a comment\n\nexample.org A\nwww.Example.org. TYPE65\n").unwrap();
         assert_eq!(set.len(), 2);
         let (first, first_sum) = set.get(0);
@@ -181,7 +180,7 @@ mod tests {
             ("a. A\nb.\n", 2, "has no type"),
             ("a. A\n\nb. NOPE\n", 3, "\"NOPE\" is not a record type"),
             ("a..b A", 1, "is not a name"),
-            ("a. A IN", 1, "\"IN\" stands behind"),
+            ("a. A IN", 1, "\"IN\" follows"),
             ("# nothing\n", 1, "no query"),
         ];
         for (text, line, part) in cases {
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn error_names_the_missing_file() {
         let error = QuerySet::read(Path::new("no/such/file"), false).unwrap_err();
         assert!(error.to_string().starts_with("no/such/file:"), "{error}");
     }

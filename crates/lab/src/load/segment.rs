@@ -1,4 +1,4 @@
-//! Single TCP segments, as frames made ahead.
+//! Prebuilt TCP segments.
 
 use std::net::SocketAddrV4;
 
@@ -8,15 +8,15 @@ use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, MacAddr, Protocol, TcpFlags, TcpHeader, TcpOption,
 };
 
-/// A SYN says which maximum segment size it is for; no other segment has options.
+/// Length of the maximum segment size option in a SYN; other segments have no options.
 const SYN_OPTION_BYTES: usize = 4;
 
-/// A segment over IPv4 and Ethernet.
+/// TCP segment over IPv4 and Ethernet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment<'p> {
-    /// Who sends it.
+    /// Sender: hardware address, address and port.
     pub(crate) source: (MacAddr, SocketAddrV4),
-    /// Who gets it.
+    /// Receiver: hardware address, address and port.
     pub(crate) target: (MacAddr, SocketAddrV4),
     pub(crate) sequence: u32,
     pub(crate) acknowledgement: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Segment<'p> {
 }
 
 impl Segment<'_> {
-    /// The whole frame; `None` when it is too long for IPv4.
+    /// Builds the Ethernet frame; `None` when the segment is too long for IPv4.
     pub(crate) fn frame(&self) -> Option<Vec<u8>> {
         let ((source_mac, source), (target_mac, target)) = (self.source, self.target);
         let is_syn = self.flags.contains(TcpFlags::SYN);

@@ -1,61 +1,63 @@
-//! Frames made ahead: Ethernet, IP and UDP headers that only need patching.
+//! Prebuilt Ethernet, IP and UDP headers: a send only patches lengths and checksums.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The longest payload that a template takes: what fits in 1500 bytes of IPv6.
+/// Maximum payload of a UDP datagram: fits in an IPv6 packet of 1500 bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1500 - 40 - 8;
 
-const ETHERNET_BYTES: usize = 14;
-const UDP_BYTES: usize = 8;
+const ETHERNET_HEADER_BYTES: usize = 14;
+const UDP_HEADER_BYTES: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 
-/// Who sends to whom. Flow `n` is one source address and port.
+/// Addresses of a load. Each flow is one pair of source address and source port.
 #[derive(Clone, Debug)]
 pub struct Addressing {
-    /// Our hardware address.
+    /// The generator's hardware address.
     pub source_mac: [u8; 6],
-    /// The target's, or its router's.
+    /// Hardware address of the target, or of the router to the target.
     pub target_mac: [u8; 6],
-    /// The first source address; the others follow it.
+    /// First source address; the others follow it.
     pub source: IpAddr,
-    /// How many source addresses, at least one.
-    pub sources: u32,
-    /// The first source port; the others follow it.
+    /// Number of source addresses, at least one.
+    pub source_count: u32,
+    /// First source port; the others follow it.
     pub first_port: u16,
-    /// How many source ports, at least one.
-    pub ports: u16,
-    /// Where to.
+    /// Number of source ports, at least one.
+    pub port_count: u16,
+    /// Address and port of the target.
     pub target: SocketAddr,
 }
 
 impl Addressing {
-    /// How many flows there are.
-    pub fn flows(&self) -> u32 {
-        self.sources * u32::from(self.ports)
+    /// Returns the number of flows.
+    pub fn flow_count(&self) -> u32 {
+        self.source_count * u32::from(self.port_count)
     }
 
-    /// The flow that a packet to `address` and `port` belongs to.
+    /// Returns the flow of a packet to `address` and `port`.
     #[inline]
-    pub fn flow_of(&self, address: IpAddr, port: u16) -> Option<u32> {
+    pub fn flow_index(&self, address: IpAddr, port: u16) -> Option<u32> {
         let source = self.source_index(address)?;
-        let port = port.checked_sub(self.first_port).filter(|port| *port < self.ports)?;
-        Some(u32::from(port) * self.sources + source)
+        let port = port.checked_sub(self.first_port).filter(|port| *port < self.port_count)?;
+        Some(u32::from(port) * self.source_count + source)
     }
 
-    /// The number of a source address of ours.
+    /// Returns the index of a source address of the generator.
     #[inline]
     pub fn source_index(&self, address: IpAddr) -> Option<u32> {
         let index = match (self.source, address) {
-            (IpAddr::V4(first), IpAddr::V4(it)) => u32::from(it).checked_sub(u32::from(first))?,
-            (IpAddr::V6(first), IpAddr::V6(it)) => {
-                u32::try_from(u128::from(it).checked_sub(u128::from(first))?).ok()?
+            (IpAddr::V4(first), IpAddr::V4(candidate)) => {
+                u32::from(candidate).checked_sub(u32::from(first))?
+            }
+            (IpAddr::V6(first), IpAddr::V6(candidate)) => {
+                u32::try_from(u128::from(candidate).checked_sub(u128::from(first))?).ok()?
             }
             _ => return None,
         };
-        (index < self.sources).then_some(index)
+        (index < self.source_count).then_some(index)
     }
 
-    /// The source address with number `index`, which is below `sources`.
+    /// Returns the source address at `index`, which is below the number of source addresses.
     pub fn source_at(&self, index: u32) -> IpAddr {
         match self.source {
             IpAddr::V4(first) => Ipv4Addr::from(u32::from(first).wrapping_add(index)).into(),
@@ -66,49 +68,52 @@ impl Addressing {
     }
 }
 
-/// Headers of one flow, complete but for lengths and checksums.
+/// Headers of one flow, complete except for lengths and checksums.
 #[derive(Clone)]
-struct Headers {
+struct FlowHeaders {
     bytes: [u8; 62],
-    /// Of the IPv4 header without its length; 0 on IPv6.
+    /// Sum of the IPv4 header without its length; 0 for IPv6.
     ip_sum: u32,
-    /// Of the pseudo-header and the ports, without the lengths.
+    /// Sum of the pseudo-header and the ports, without the lengths.
     udp_sum: u32,
 }
 
-/// The headers of every flow.
-pub struct Template {
-    flows: Vec<Headers>,
-    v6: bool,
+/// Prebuilt headers of all flows.
+pub struct FrameTemplate {
+    flow_headers: Vec<FlowHeaders>,
+    is_v6: bool,
 }
 
-impl Template {
-    /// Makes the headers of every flow of `addressing`.
+impl FrameTemplate {
+    /// Builds the headers of every flow of `addressing`.
     pub fn new(addressing: &Addressing) -> Self {
-        let flow = |flow: u32| {
-            let source = addressing.source_at(flow % addressing.sources);
-            let port = addressing.first_port.wrapping_add((flow / addressing.sources) as u16);
-            Headers::new(addressing, source, port)
+        let headers_of_flow = |flow: u32| {
+            let source = addressing.source_at(flow % addressing.source_count);
+            let port = addressing.first_port.wrapping_add((flow / addressing.source_count) as u16);
+            FlowHeaders::new(addressing, source, port)
         };
-        Self { flows: (0..addressing.flows()).map(flow).collect(), v6: addressing.target.is_ipv6() }
+        Self {
+            flow_headers: (0..addressing.flow_count()).map(headers_of_flow).collect(),
+            is_v6: addressing.target.is_ipv6(),
+        }
     }
 
-    /// How many bytes of headers stand in front of the payload.
+    /// Returns the number of header bytes in front of the payload.
     #[inline]
     pub fn header_bytes(&self) -> usize {
-        ETHERNET_BYTES + if self.v6 { 40 } else { 20 } + UDP_BYTES
+        ETHERNET_HEADER_BYTES + if self.is_v6 { 40 } else { 20 } + UDP_HEADER_BYTES
     }
 
-    /// Writes the headers of `flow` in front of a payload that lies in `frame`
-    /// behind them already. `payload_sum` is [`sum`] of the payload.
+    /// Writes the headers of `flow` to the front of `frame`, which already holds the payload.
+    /// `payload_sum` is [`sum`] of the payload.
     #[inline]
-    pub fn write(&self, flow: u32, frame: &mut [u8], payload_sum: u32) {
-        let headers = &self.flows[flow as usize];
+    pub fn write_headers(&self, flow: u32, frame: &mut [u8], payload_sum: u32) {
+        let headers = &self.flow_headers[flow as usize];
         let header_bytes = self.header_bytes();
-        let udp_bytes = (frame.len() - header_bytes + UDP_BYTES) as u16;
+        let udp_bytes = (frame.len() - header_bytes + UDP_HEADER_BYTES) as u16;
         frame[..header_bytes].copy_from_slice(&headers.bytes[..header_bytes]);
-        let udp = header_bytes - UDP_BYTES;
-        if self.v6 {
+        let udp_offset = header_bytes - UDP_HEADER_BYTES;
+        if self.is_v6 {
             frame[18..20].copy_from_slice(&udp_bytes.to_be_bytes());
         } else {
             let total = udp_bytes + 20;
@@ -116,25 +121,25 @@ impl Template {
             let checksum = !fold(headers.ip_sum + u32::from(total));
             frame[24..26].copy_from_slice(&checksum.to_be_bytes());
         }
-        frame[udp + 4..udp + 6].copy_from_slice(&udp_bytes.to_be_bytes());
+        frame[udp_offset + 4..udp_offset + 6].copy_from_slice(&udp_bytes.to_be_bytes());
         // The length counts twice: in the UDP header and in the pseudo-header.
         let checksum = !fold(headers.udp_sum + 2 * u32::from(udp_bytes) + payload_sum);
-        // RFC 768: zero means no checksum, so a sum of zero is sent as ones.
+        // RFC 768: zero means no checksum, so a checksum of zero is sent as all ones.
         let checksum = if checksum == 0 { 0xffff } else { checksum };
-        frame[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+        frame[udp_offset + 6..udp_offset + 8].copy_from_slice(&checksum.to_be_bytes());
     }
 }
 
-impl Headers {
+impl FlowHeaders {
     fn new(addressing: &Addressing, source: IpAddr, port: u16) -> Self {
         let mut bytes = [0; 62];
         bytes[..6].copy_from_slice(&addressing.target_mac);
         bytes[6..12].copy_from_slice(&addressing.source_mac);
         let mut udp_sum = u32::from(PROTOCOL_UDP);
-        let (udp, ip_sum) = match (source, addressing.target.ip()) {
+        let (udp_offset, ip_sum) = match (source, addressing.target.ip()) {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
                 bytes[12..14].copy_from_slice(&[0x08, 0x00]);
-                // Version and length, no fragments, hop limit 64.
+                // Version and header length, don't fragment, TTL 64.
                 bytes[14] = 0x45;
                 bytes[20] = 0x40;
                 bytes[22] = 64;
@@ -159,15 +164,16 @@ impl Headers {
                 (54, 0)
             }
         };
-        bytes[udp..udp + 2].copy_from_slice(&port.to_be_bytes());
-        bytes[udp + 2..udp + 4].copy_from_slice(&addressing.target.port().to_be_bytes());
-        udp_sum += sum(&bytes[udp..udp + 4]);
+        bytes[udp_offset..udp_offset + 2].copy_from_slice(&port.to_be_bytes());
+        bytes[udp_offset + 2..udp_offset + 4]
+            .copy_from_slice(&addressing.target.port().to_be_bytes());
+        udp_sum += sum(&bytes[udp_offset..udp_offset + 4]);
         Self { bytes, ip_sum, udp_sum }
     }
 }
 
-/// The sum of big-endian 16-bit words, not folded; an odd last byte counts as
-/// the upper half of a word. `bytes` may be up to 128 KiB long.
+/// Returns the unfolded sum of big-endian 16-bit words. An odd last byte counts as the upper half
+/// of a word. `bytes` may have up to 128 KiB.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u32 {
     let (words, last) = bytes.as_chunks::<2>();
@@ -191,19 +197,19 @@ mod tests {
             source_mac: [2, 0, 0, 0, 0, 1],
             target_mac: [2, 0, 0, 0, 0, 2],
             source: source.parse().unwrap(),
-            sources: 3,
+            source_count: 3,
             first_port: 10_000,
-            ports: 5,
+            port_count: 5,
             target: target.parse().unwrap(),
         }
     }
 
-    fn both() -> [Addressing; 2] {
+    fn example_addressings() -> [Addressing; 2] {
         [addressing("10.1.0.254", "10.2.0.1:53"), addressing("fd00::ffff", "[fd00:1::2]:53")]
     }
 
-    /// The naive way: the whole pseudo-header and datagram in one buffer.
-    fn udp_checksum_is_right(frame: &[u8], v6: bool) -> bool {
+    /// Reference check: sums the whole pseudo-header and datagram in one buffer.
+    fn is_udp_checksum_valid(frame: &[u8], v6: bool) -> bool {
         let (addresses, udp) = if v6 { (22..54, 54) } else { (26..34, 34) };
         let mut all = frame[addresses].to_vec();
         all.extend(((frame.len() - udp) as u32).to_be_bytes());
@@ -214,16 +220,16 @@ mod tests {
 
     #[test]
     fn every_flow_has_right_lengths_and_checksums() {
-        for addressing in both() {
-            let template = Template::new(&addressing);
+        for addressing in example_addressings() {
+            let template = FrameTemplate::new(&addressing);
             let v6 = addressing.target.is_ipv6();
             for payload_bytes in [0, 1, 2, 33, 64, MAX_PAYLOAD_BYTES] {
                 let payload: Vec<u8> = (0..payload_bytes).map(|i| (i * 7) as u8).collect();
-                for flow in 0..addressing.flows() {
+                for flow in 0..addressing.flow_count() {
                     let mut frame = vec![0xee; template.header_bytes()];
                     frame.extend(&payload);
-                    template.write(flow, &mut frame, sum(&payload));
-                    assert!(udp_checksum_is_right(&frame, v6), "flow {flow}, {payload_bytes}");
+                    template.write_headers(flow, &mut frame, sum(&payload));
+                    assert!(is_udp_checksum_valid(&frame, v6), "flow {flow}, {payload_bytes}");
                     let ip_bytes = frame.len() - 14;
                     if v6 {
                         let length = u16::from_be_bytes([frame[18], frame[19]]);
@@ -240,36 +246,36 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_found_again_by_its_address_and_port() {
-        for addressing in both() {
-            let template = Template::new(&addressing);
-            for flow in 0..addressing.flows() {
-                let source = addressing.source_at(flow % addressing.sources);
-                let headers = &template.flows[flow as usize].bytes;
-                let udp = template.header_bytes() - UDP_BYTES;
+    fn finds_flow_by_address_and_port() {
+        for addressing in example_addressings() {
+            let template = FrameTemplate::new(&addressing);
+            for flow in 0..addressing.flow_count() {
+                let source = addressing.source_at(flow % addressing.source_count);
+                let headers = &template.flow_headers[flow as usize].bytes;
+                let udp = template.header_bytes() - UDP_HEADER_BYTES;
                 let port = u16::from_be_bytes([headers[udp], headers[udp + 1]]);
-                assert_eq!(addressing.flow_of(source, port), Some(flow));
+                assert_eq!(addressing.flow_index(source, port), Some(flow));
             }
             let outside = addressing.source_at(3);
-            assert_eq!(addressing.flow_of(outside, 10_000), None);
-            assert_eq!(addressing.flow_of(addressing.source, 9_999), None);
-            assert_eq!(addressing.flow_of(addressing.source, 10_005), None);
+            assert_eq!(addressing.flow_index(outside, 10_000), None);
+            assert_eq!(addressing.flow_index(addressing.source, 9_999), None);
+            assert_eq!(addressing.flow_index(addressing.source, 10_005), None);
         }
-        let [v4, v6] = both();
-        assert_eq!(v4.flow_of(v6.source, 10_000), None);
+        let [v4, v6] = example_addressings();
+        assert_eq!(v4.flow_index(v6.source, 10_000), None);
     }
 
     #[test]
     fn a_checksum_of_zero_is_sent_as_ones() {
-        let [v4, _] = both();
-        let template = Template::new(&v4);
-        // Choose the payload so that the sum comes out as 0xffff.
+        let [v4, _] = example_addressings();
+        let template = FrameTemplate::new(&v4);
+        // The payload makes the sum 0xffff.
         let mut frame = vec![0; template.header_bytes() + 2];
-        template.write(0, &mut frame, 0);
+        template.write_headers(0, &mut frame, 0);
         let checksum = [frame[40], frame[41]];
         frame[42..].copy_from_slice(&checksum);
-        template.write(0, &mut frame, sum(&checksum));
+        template.write_headers(0, &mut frame, sum(&checksum));
         assert_eq!(&frame[40..42], [0xff, 0xff]);
-        assert!(udp_checksum_is_right(&frame, false));
+        assert!(is_udp_checksum_valid(&frame, false));
     }
 }

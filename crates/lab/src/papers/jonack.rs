@@ -1,35 +1,36 @@
 //! Jonack and Murta's servers SS1 to SS3: interrupt moderation against NAPI.
 //!
-//! One set of costs, those of SS1, and one number for each other server: how
-//! much slower or faster it is. The speeds are fitted twice, so that every
-//! judged number comes from a fit that did not see it: what is judged under
-//! NAPI comes from speeds fitted under moderation, and the other way round.
+//! The model has one set of costs, those of SS1, and one speed factor for each other server. The
+//! speeds are fitted twice, so that every judged number comes from a fit without it. Numbers
+//! under NAPI are judged with speeds fitted under moderation, and the other way round.
 
 use serde_json::{Value, json};
 use tidegate_gate::{Config, Mode};
-use tidegate_sim::{Beside, Costs, Family, Link, Load, Machine, Report, Role, Setup};
+use tidegate_sim::{
+    BackgroundTask, Costs, HostRole, IpFamily, Link, Machine, OfferedLoad, Setup, SimReport,
+};
 
-use super::tables::{Jonack, LoadLevel, Server};
-use super::{Judged, least_that};
+use super::tables::{JonackTables, LoadLevel, PublishedServer};
+use super::{Comparison, min_where};
 use crate::plot::{Axis, Panel, Series, Span};
-use crate::sweep::{hundredths, settings};
+use crate::sweep::{gate_settings, round_to_hundredths};
 use crate::{Experiment, LabError};
 
-const MS: u64 = 1_000_000;
-/// Virtual time of each measurement.
+const NS_PER_MS: u64 = 1_000_000;
+/// Virtual time of each measurement, in milliseconds.
 const WINDOW_MS: u64 = 400;
 /// The outgoing flow: 10 Mb/s in packets of 1470 bytes (section 3.2).
 const FLOW_PPS: f64 = 10e6 / (1470.0 * 8.0);
 const FLOW_MBPS: f64 = 10.0;
-/// A little beyond the highest level.
+/// End of the load axis, a little beyond the highest level.
 const AXIS_END_PPS: f64 = 950_000.0;
-/// No table says what a packet of the outgoing flow costs. It is copied from
-/// a program, so it is taken to cost as much as five received ones.
-const FLOW_COST: u64 = 5;
-/// Less of the flow than this share is livelock.
+/// Cost of a packet of the outgoing flow, in received packets. No table gives it. The packet is
+/// copied from an application, so the assumed cost is that of five received packets.
+const FLOW_COST_FACTOR: u64 = 5;
+/// Share of the flow below which the server is in livelock.
 const LIVELOCK_SHARE: f64 = 0.01;
 
-/// How a server takes packets.
+/// Receive mechanism of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
     Moderated,
@@ -45,14 +46,14 @@ impl Mechanism {
     }
 }
 
-/// What a packet costs, in nanoseconds.
+/// Costs of a packet, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct PacketCosts {
     /// In the interrupt handler.
     receive_ns: f64,
-    /// In the protocols.
+    /// In protocol processing.
     protocol_ns: f64,
-    /// All of it, under NAPI.
+    /// Total cost under NAPI.
     napi_ns: f64,
 }
 
@@ -66,82 +67,86 @@ impl PacketCosts {
     }
 }
 
-/// The middle of a bracket of rates, by ratio.
-fn middle(bracket: (u64, u64)) -> f64 {
+/// Geometric mean of a bracket of rates.
+fn geometric_mean(bracket: (u64, u64)) -> f64 {
     (bracket.0 as f64 * bracket.1 as f64).sqrt()
 }
 
-/// One server under one mechanism at one load.
-fn measure(costs: PacketCosts, mechanism: Mechanism, pps: u64) -> Result<Report, LabError> {
-    let whole = |ns: f64| ns.round().max(1.0) as u64;
-    let receive_ns = whole(costs.receive_ns);
-    let protocol_ns = whole(costs.protocol_ns);
+/// Simulates one server with one mechanism at one load.
+fn measure(costs: PacketCosts, mechanism: Mechanism, pps: u64) -> Result<SimReport, LabError> {
+    let to_ns = |ns: f64| ns.round().max(1.0) as u64;
+    let receive_ns = to_ns(costs.receive_ns);
+    let protocol_ns = to_ns(costs.protocol_ns);
     let mode = match mechanism {
         Mechanism::Moderated => Mode::Moderated,
         Mechanism::Napi => Mode::Napi,
     };
-    // The numbers of section 3 are the gate's defaults; the queue and the
-    // round are those of Linux 2.6.11.
+    // The numbers of section 3 are the gate's defaults. The input queue and the round length are
+    // those of Linux 2.6.11.
     let config = Config { mode, input_queue: 300, round_us: 1000, ..Config::default() };
     let period_ns = (1e9 / FLOW_PPS).round() as u64;
     let setup = Setup {
-        gate: settings(config)?,
+        gate: gate_settings(config)?,
         costs: Costs {
             interrupt_ns: receive_ns,
             receive_ns,
             software_ns: receive_ns / 4,
             protocol_ns,
             poll_ns: receive_ns / 4,
-            poll_receive_ns: whole(costs.napi_ns).saturating_sub(protocol_ns).max(1),
+            poll_receive_ns: to_ns(costs.napi_ns).saturating_sub(protocol_ns).max(1),
             switch_ns: receive_ns / 2,
             ..Costs::default()
         },
         link: Link { bits_per_second: 1_000_000_000 },
         receive_ring: 256,
         transmit_ring: 256,
-        // The card's throttle is on whatever the driver does (section 3).
+        // The NIC's interrupt throttle is on in every driver mode (section 3).
         interrupt_gap_ns: 125_000,
-        role: Role::Closed { family: Family::V4 },
-        beside: vec![Beside::Send { period_ns, cost_ns: receive_ns * FLOW_COST }],
-        load: Load { pps, ..Load::default() },
+        role: HostRole::Closed { family: IpFamily::V4 },
+        background: vec![BackgroundTask::Send {
+            period_ns,
+            cost_ns: receive_ns * FLOW_COST_FACTOR,
+        }],
+        load: OfferedLoad { pps, ..OfferedLoad::default() },
         ..Setup::default()
     };
     let mut machine = Machine::new(&setup).map_err(|error| LabError::Config(error.to_string()))?;
-    machine.run(50 * MS);
-    Ok(machine.run(WINDOW_MS * MS))
+    machine.run(50 * NS_PER_MS);
+    Ok(machine.run(WINDOW_MS * NS_PER_MS))
 }
 
-/// Packets that the card did not lose.
-fn received_pps(report: &Report) -> f64 {
-    let lost = report.dropped(tidegate_sim::Place::Card);
+/// Packets per second that the NIC did not drop.
+fn received_pps(report: &SimReport) -> f64 {
+    let lost = report.dropped(tidegate_sim::DropPoint::NicRing);
     report.per_second(report.offered - lost)
 }
 
-fn flow_share(report: &Report) -> f64 {
-    let sent = report.beside.first().map_or(0, |beside| beside.sent);
+fn flow_share(report: &SimReport) -> f64 {
+    let sent = report.background.first().map_or(0, |beside| beside.sent);
     report.per_second(sent) / FLOW_PPS
 }
 
-/// SS1's costs: from its livelock under moderation and its rate under NAPI.
-fn fit(jonack: &Jonack, server: &Server) -> Result<PacketCosts, LabError> {
-    // Livelock comes when the handler alone takes everything; losses too, so
-    // the bracket of one is that of the other (section 4.1).
-    let receive_ns = 1e9 / middle(server.moderated_pps);
-    // At the last load without losses the protocols still had their part.
-    let whole_ns = (receive_ns * 1e9 / server.moderated_pps.0 as f64).sqrt();
-    let most_pps = jonack.levels.last().map_or(0, |level| level.pps);
-    let with = |napi_ns| PacketCosts { receive_ns, protocol_ns: whole_ns - receive_ns, napi_ns };
-    let napi_ns = least_that(receive_ns, 4.0 * receive_ns, |napi_ns| {
-        let report = measure(with(napi_ns), Mechanism::Napi, most_pps)?;
+/// Fits SS1's costs: to its livelock under moderation, and its rate under NAPI.
+fn fit(jonack: &JonackTables, server: &PublishedServer) -> Result<PacketCosts, LabError> {
+    // Livelock occurs when the handler alone takes all CPU time. Losses begin there too, so the
+    // bracket of the losses is that of livelock (section 4.1).
+    let receive_ns = 1e9 / geometric_mean(server.moderated_pps);
+    // At the last level without losses, protocol processing still had its share.
+    let total_ns = (receive_ns * 1e9 / server.moderated_pps.0 as f64).sqrt();
+    let max_pps = jonack.levels.last().map_or(0, |level| level.pps);
+    let costs_with =
+        |napi_ns| PacketCosts { receive_ns, protocol_ns: total_ns - receive_ns, napi_ns };
+    let napi_ns = min_where(receive_ns, 4.0 * receive_ns, |napi_ns| {
+        let report = measure(costs_with(napi_ns), Mechanism::Napi, max_pps)?;
         Ok(received_pps(&report) <= server.napi_mlfrr_pps as f64)
     })?;
-    Ok(with(napi_ns))
+    Ok(costs_with(napi_ns))
 }
 
-/// What became of a server under a mechanism at every level.
+/// Results of one server with one mechanism at every level.
 #[derive(Default)]
-struct Course {
-    /// The first level of livelock.
+struct LevelSeries {
+    /// The first level with livelock.
     livelock: Option<String>,
     /// The last level before any losses.
     last_lossless_pps: u64,
@@ -153,54 +158,55 @@ struct Course {
     flow: Vec<(f64, f64)>,
 }
 
-fn course(
-    jonack: &Jonack,
-    server: &Server,
+fn measure_levels(
+    jonack: &JonackTables,
+    server: &PublishedServer,
     costs: PacketCosts,
     mechanism: Mechanism,
     rows: &mut Vec<Value>,
-) -> Result<Course, LabError> {
-    let mut course = Course::default();
+) -> Result<LevelSeries, LabError> {
+    let mut series = LevelSeries::default();
     let mut lossless = true;
     for level in &jonack.levels {
         let report = measure(costs, mechanism, level.pps)?;
         let (received, flow) = (received_pps(&report), flow_share(&report));
-        if flow < LIVELOCK_SHARE && course.livelock.is_none() {
-            course.livelock = Some(level.name.clone());
+        if flow < LIVELOCK_SHARE && series.livelock.is_none() {
+            series.livelock = Some(level.name.clone());
         }
-        // A packet in a thousand is still none: the counters of the paper were
-        // read before and after.
+        // A loss of one packet in a thousand still counts as none: the paper's counters were read
+        // before and after the run.
         lossless &= received >= 0.999 * report.offered_pps();
         if lossless {
-            course.last_lossless_pps = level.pps;
+            series.last_lossless_pps = level.pps;
         }
-        course.plateau_pps = received;
-        course.received.push((level.pps as f64, received));
-        course.flow.push((level.pps as f64, flow * FLOW_MBPS));
+        series.plateau_pps = received;
+        series.received.push((level.pps as f64, received));
+        series.flow.push((level.pps as f64, flow * FLOW_MBPS));
         rows.push(json!({
             "machine": server.name,
             "case": mechanism.name(),
             "level": level.name,
             "offered_pps": level.pps,
             "received_pps": received.round(),
-            "flow_mbps": hundredths(flow * FLOW_MBPS),
-            "system_percent": hundredths(100.0 - report.idle_percent()
-                - report.percent(report.beside.iter().map(|beside| beside.spent_ns).sum())),
+            "flow_mbps": round_to_hundredths(flow * FLOW_MBPS),
+            "system_percent": round_to_hundredths(100.0 - report.idle_percent()
+                - report.percent(report.background.iter().map(|beside| beside.spent_ns).sum())),
         }));
     }
-    Ok(course)
+    Ok(series)
 }
 
-/// Runs the servers at every level, and judges what was not fitted.
-pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), LabError> {
-    let jonack = Jonack::read()?;
+/// Simulates the servers at every level, and compares the numbers that were not fitted.
+pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Comparison>, Vec<Panel>), LabError> {
+    let jonack = JonackTables::read()?;
     let Some(reference) = jonack.servers.first() else { return Ok(Default::default()) };
     let base = fit(&jonack, reference)?;
-    let mut judged = Vec::new();
+    let mut comparisons = Vec::new();
     let mut panels = Vec::new();
     for server in &jonack.servers {
-        // How much slower than the reference, by each half of the numbers.
-        let by_moderation = middle(reference.moderated_pps) / middle(server.moderated_pps);
+        // Cost factors relative to the reference server, from each half of the numbers.
+        let by_moderation =
+            geometric_mean(reference.moderated_pps) / geometric_mean(server.moderated_pps);
         let by_napi = reference.napi_mlfrr_pps as f64 / server.napi_mlfrr_pps as f64;
         let half = if server == reference { "fitted" } else { "judged" };
         let (mut received, mut flow) = (Vec::new(), Vec::new());
@@ -208,13 +214,13 @@ pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), 
             [(Mechanism::Moderated, by_napi), (Mechanism::Napi, by_moderation)]
         {
             let rows = &mut result.rows;
-            let course = course(&jonack, server, base.scaled(factor), mechanism, rows)?;
-            judge(&mut judged, server, mechanism, half, &course);
-            received.push(Series::new(mechanism.name(), course.received));
-            flow.push(Series::new(mechanism.name(), course.flow));
+            let series = measure_levels(&jonack, server, base.scaled(factor), mechanism, rows)?;
+            compare(&mut comparisons, server, mechanism, half, &series);
+            received.push(Series::new(mechanism.name(), series.received));
+            flow.push(Series::new(mechanism.name(), series.flow));
         }
-        let most_pps = jonack.levels.last().map_or(0.0, |level| level.pps as f64);
-        received.push(published_napi(server, most_pps));
+        let max_pps = jonack.levels.last().map_or(0.0, |level| level.pps as f64);
+        received.push(published_napi(server, max_pps));
         panels.push(Panel {
             title: format!("{} of Jonack and Murta: the flood", server.name),
             x: Axis::new("offered", "packets/s"),
@@ -222,17 +228,17 @@ pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), 
             series: received,
             ..Panel::default()
         });
-        let begins = jonack.levels.iter().find(|level| level.name == server.livelock_level);
+        let first_livelock = jonack.levels.iter().find(|level| level.name == server.livelock_level);
         let livelock = |level: &LoadLevel| Span {
             range: (level.pps as f64, AXIS_END_PPS),
             label: String::new(),
         };
         panels.push(Panel {
-            title: format!("{}: the flow out; livelock published where grey", server.name),
+            title: format!("{}: outgoing flow; published livelock in grey", server.name),
             x: Axis::new("offered", "packets/s").up_to(AXIS_END_PPS),
             y: Axis::new("sent", "Mb/s").up_to(12.0),
             series: flow,
-            spans: begins.map(livelock).into_iter().collect(),
+            spans: first_livelock.map(livelock).into_iter().collect(),
         });
     }
     result.note(
@@ -241,57 +247,63 @@ pub(super) fn run(result: &mut Experiment) -> Result<(Vec<Judged>, Vec<Panel>), 
          where moderation is judged, and on the moderation half where NAPI is judged",
     );
     result.note(format!(
-        "assumed, since no table says: a packet of the outgoing flow costs as much as {FLOW_COST} \
+        "assumed, since no table gives it: a packet of the outgoing flow costs as much as {FLOW_COST_FACTOR} \
          received ones, an interrupt as much as one; livelock is less than 1 % of the flow"
     ));
     result.note(
         "known difference: SS3's last level without losses under NAPI is N6, of 498,000 packets/s, \
-         and its published MLFRR is 3 % above that. A speed that is read from losses under \
-         moderation is as fine as the two levels around them, which are 34 to 37 % apart; it gives \
+         and its published MLFRR is 3 % above that. A speed fitted to the losses under \
+         moderation is as precise as the two levels around them, which are 34 to 37 % apart; it gives \
          the MLFRR 9 % too low, so N6 has losses. Every reading of the brackets (lower ends, upper ends, \
          middles) gives SS3 2.7 times SS1's speed; NAPI's own numbers give 3.0: the paper's \
          servers have no single speed, the model's do",
     );
     result.note(
-        "known difference: in the paper the outgoing flow is much degraded one level before \
-         livelock already; here it is whole until then",
+        "known difference: in the paper the outgoing flow is already much degraded one level \
+         before livelock; here it is complete until then",
     );
-    Ok((judged, panels))
+    Ok((comparisons, panels))
 }
 
-/// Section 4.1: all that comes up to the MLFRR, and no more than that.
-fn published_napi(server: &Server, most_pps: f64) -> Series {
+/// Published rate under NAPI (section 4.1): all packets up to the MLFRR, and no more beyond.
+fn published_napi(server: &PublishedServer, max_pps: f64) -> Series {
     let mlfrr = server.napi_mlfrr_pps as f64;
-    let points = [(0.0, 0.0), (mlfrr, mlfrr), (most_pps, mlfrr)];
+    let points = [(0.0, 0.0), (mlfrr, mlfrr), (max_pps, mlfrr)];
     Series::new("napi, published", points).dashed()
 }
 
-fn judge(
-    judged: &mut Vec<Judged>,
-    server: &Server,
+fn compare(
+    comparisons: &mut Vec<Comparison>,
+    server: &PublishedServer,
     mechanism: Mechanism,
     half: &'static str,
-    course: &Course,
+    series: &LevelSeries,
 ) {
-    let of = |what: &str| format!("{} {what}", mechanism.name());
+    let case_name = |what: &str| format!("{} {what}", mechanism.name());
     let published = match mechanism {
         Mechanism::Moderated => server.livelock_level.as_str(),
         Mechanism::Napi => "never",
     };
-    let simulated = course.livelock.as_deref().unwrap_or("never");
-    // That NAPI never livelocks was fitted nowhere, not even on SS1.
+    let simulated = series.livelock.as_deref().unwrap_or("never");
+    // The absence of livelock under NAPI was never fitted, not even on SS1.
     let livelock_half = if mechanism == Mechanism::Napi { "judged" } else { half };
-    judged.push(Judged::same(&server.name, of("livelock"), livelock_half, published, simulated));
+    comparisons.push(Comparison::equal_text(
+        &server.name,
+        case_name("livelock"),
+        livelock_half,
+        published,
+        simulated,
+    ));
     let lossless_pps = match mechanism {
         Mechanism::Moderated => server.moderated_pps.0,
         Mechanism::Napi => server.napi_pps.0,
     };
-    let (published, simulated) = (lossless_pps.to_string(), course.last_lossless_pps.to_string());
-    let case = of("last lossless level");
-    judged.push(Judged::same(&server.name, case, half, &published, &simulated));
+    let (published, simulated) = (lossless_pps.to_string(), series.last_lossless_pps.to_string());
+    let case = case_name("last lossless level");
+    comparisons.push(Comparison::equal_text(&server.name, case, half, &published, &simulated));
     if mechanism == Mechanism::Napi {
         let published = server.napi_mlfrr_pps as f64;
-        let case = of("MLFRR");
-        judged.push(Judged::rate(&server.name, case, half, published, course.plateau_pps));
+        let case = case_name("MLFRR");
+        comparisons.push(Comparison::rate(&server.name, case, half, published, series.plateau_pps));
     }
 }

@@ -1,7 +1,7 @@
-//! `tidegate lab papers-livelock`: the papers' own machines in the simulator.
+//! `tidegate lab papers-livelock`: the machines of two papers in the simulator.
 //!
-//! What their steps cost is fitted on one half of the published numbers, and
-//! judged on the other half.
+//! The costs of the processing steps are fitted to one half of the published numbers, and judged
+//! by the other half.
 
 mod jonack;
 mod mogul;
@@ -10,43 +10,55 @@ mod tables;
 use serde_json::json;
 
 use crate::plot::Picture;
-use crate::sweep::hundredths;
+use crate::sweep::round_to_hundredths;
 use crate::{Experiment, LabError};
 
-/// A published number beside the simulated one.
-struct Judged {
+/// A published number beside the simulated number.
+struct Comparison {
     machine: String,
     case: String,
-    /// `fitted`, or `judged`.
+    /// `fitted` or `judged`: the half of the published numbers.
     half: &'static str,
     published: String,
     simulated: String,
-    verdict: Verdict,
+    agreement: Agreement,
 }
 
-/// How well they agree.
-enum Verdict {
-    /// Two rates: their difference in percent of the published one.
+/// Agreement of the published and the simulated value.
+enum Agreement {
+    /// For two rates: the difference in percent of the published rate.
     Rate { error_percent: f64 },
-    /// Two statements: the same, or not.
+    /// For two statements: true if they agree.
     Statement { holds: bool },
 }
 
-impl Judged {
-    fn rate(machine: &str, case: String, half: &'static str, published: f64, got: f64) -> Self {
+impl Comparison {
+    fn rate(
+        machine: &str,
+        case: String,
+        half: &'static str,
+        published: f64,
+        simulated: f64,
+    ) -> Self {
         Self {
             machine: machine.to_owned(),
             case,
             half,
             published: format!("{published:.0}"),
-            simulated: format!("{got:.0}"),
-            verdict: Verdict::Rate { error_percent: (got / published - 1.0) * 100.0 },
+            simulated: format!("{simulated:.0}"),
+            agreement: Agreement::Rate { error_percent: (simulated / published - 1.0) * 100.0 },
         }
     }
 
-    fn same(machine: &str, case: String, half: &'static str, published: &str, got: &str) -> Self {
-        let holds = published == got;
-        Self::statement(machine, case, half, published.to_owned(), got.to_owned(), holds)
+    fn equal_text(
+        machine: &str,
+        case: String,
+        half: &'static str,
+        published: &str,
+        simulated: &str,
+    ) -> Self {
+        let holds = published == simulated;
+        Self::statement(machine, case, half, published.to_owned(), simulated.to_owned(), holds)
     }
 
     fn statement(
@@ -58,13 +70,20 @@ impl Judged {
         holds: bool,
     ) -> Self {
         let machine = machine.to_owned();
-        Self { machine, case, half, published, simulated, verdict: Verdict::Statement { holds } }
+        Self {
+            machine,
+            case,
+            half,
+            published,
+            simulated,
+            agreement: Agreement::Statement { holds },
+        }
     }
 }
 
-/// The least value in a range that a rising condition holds for, to a
-/// thousandth of the range; the upper end if it never holds.
-fn least_that(
+/// Smallest value in a range for which a monotonic condition holds, to a thousandth of the range;
+/// the upper end if it never holds.
+fn min_where(
     mut low: f64,
     mut high: f64,
     mut holds: impl FnMut(f64) -> Result<bool, LabError>,
@@ -80,37 +99,37 @@ fn least_that(
     Ok(high)
 }
 
-/// Runs both papers' machines.
+/// Simulates the machines of both papers.
 ///
 /// # Errors
-/// When a table of published numbers is damaged.
+/// If a table of published numbers is damaged.
 pub fn run() -> Result<Experiment, LabError> {
     let mut result = Experiment::new("papers-livelock");
-    let (mut judged, mut panels) = mogul::run(&mut result)?;
-    let (of_jonack, more) = jonack::run(&mut result)?;
-    judged.extend(of_jonack);
-    panels.extend(more);
-    let rows: Vec<_> = judged
+    let (mut comparisons, mut panels) = mogul::run(&mut result)?;
+    let (jonack_comparisons, jonack_panels) = jonack::run(&mut result)?;
+    comparisons.extend(jonack_comparisons);
+    panels.extend(jonack_panels);
+    let rows: Vec<_> = comparisons
         .iter()
-        .map(|judged| {
+        .map(|comparison| {
             let mut row = json!({
-                "machine": judged.machine,
-                "case": judged.case,
-                "half": judged.half,
-                "published": judged.published,
-                "simulated": judged.simulated,
+                "machine": comparison.machine,
+                "case": comparison.case,
+                "half": comparison.half,
+                "published": comparison.published,
+                "simulated": comparison.simulated,
             });
-            match judged.verdict {
-                Verdict::Rate { error_percent } => {
-                    row["error_percent"] = json!(hundredths(error_percent));
+            match comparison.agreement {
+                Agreement::Rate { error_percent } => {
+                    row["error_percent"] = json!(round_to_hundredths(error_percent));
                 }
-                Verdict::Statement { holds } => row["holds"] = json!(holds),
+                Agreement::Statement { holds } => row["holds"] = json!(holds),
             }
             row
         })
         .collect();
     result.rows.splice(0..0, rows);
-    figures(&mut result, &judged);
+    figures(&mut result, &comparisons);
     result.columns =
         vec!["machine", "case", "half", "published", "simulated", "error_percent", "holds"];
     result.columns.extend(["level", "offered_pps", "received_pps", "flow_mbps", "system_percent"]);
@@ -118,23 +137,25 @@ pub fn run() -> Result<Experiment, LabError> {
     Ok(result)
 }
 
-fn figures(result: &mut Experiment, judged: &[Judged]) {
-    let unseen = || judged.iter().filter(|judged| judged.half == "judged");
-    let errors = unseen().filter_map(|judged| match judged.verdict {
-        Verdict::Rate { error_percent } if judged.case.contains("MLFRR") => {
+fn figures(result: &mut Experiment, comparisons: &[Comparison]) {
+    let held_out = || comparisons.iter().filter(|judged| judged.half == "judged");
+    let errors = held_out().filter_map(|judged| match judged.agreement {
+        Agreement::Rate { error_percent } if judged.case.contains("MLFRR") => {
             Some(error_percent.abs())
         }
         _ => None,
     });
-    result.figure("mlfrr_error_max_percent", hundredths(errors.fold(0.0, f64::max)));
-    let wrong = |words: &str, all: bool| {
-        let fits = |judged: &&Judged| all || judged.half == "judged";
-        let cases = judged.iter().filter(fits).filter(|judged| judged.case.contains(words));
-        cases.filter(|judged| matches!(judged.verdict, Verdict::Statement { holds: false })).count()
+    result.figure("mlfrr_error_max_percent", round_to_hundredths(errors.fold(0.0, f64::max)));
+    let count_wrong = |words: &str, all: bool| {
+        let fits = |judged: &&Comparison| all || judged.half == "judged";
+        let cases = comparisons.iter().filter(fits).filter(|judged| judged.case.contains(words));
+        cases
+            .filter(|judged| matches!(judged.agreement, Agreement::Statement { holds: false }))
+            .count()
     };
-    result.figure("livelock_levels_wrong", wrong("livelock", true) as f64);
-    result.figure("loss_levels_wrong", wrong("lossless level", false) as f64);
-    result.figure("shapes_wrong", wrong("shape", false) as f64);
+    result.figure("livelock_levels_wrong", count_wrong("livelock", true) as f64);
+    result.figure("loss_levels_wrong", count_wrong("lossless level", false) as f64);
+    result.figure("shapes_wrong", count_wrong("shape", false) as f64);
 }
 
 #[cfg(test)]
@@ -142,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_papers_are_met_on_the_half_that_was_not_fitted() {
+    fn simulation_matches_the_published_numbers_not_fitted() {
         let result = run().unwrap();
         assert!(result.figures["mlfrr_error_max_percent"] <= 10.0, "{result}");
         assert_eq!(result.figures["livelock_levels_wrong"], 0.0, "{result}");
@@ -152,8 +173,8 @@ mod tests {
     }
 
     #[test]
-    fn the_search_finds_where_a_condition_begins_to_hold() {
-        let found = least_that(0.0, 10.0, |x| Ok(x >= 3.3)).unwrap();
+    fn min_where_finds_the_threshold() {
+        let found = min_where(0.0, 10.0, |x| Ok(x >= 3.3)).unwrap();
         assert!((3.3..3.303).contains(&found), "{found}");
     }
 }

@@ -1,4 +1,4 @@
-//! The published numbers, from the tables in `data/papers`.
+//! Published numbers, from the tables in `data/papers`.
 
 use crate::LabError;
 
@@ -7,75 +7,74 @@ const LOSSES: &str = include_str!("../../data/papers/jonack_losses.csv");
 const MLFRR: &str = include_str!("../../data/papers/jonack_mlfrr.csv");
 const ROUTER: &str = include_str!("../../data/papers/mogul_router.csv");
 
-/// A level of load.
+/// A load level.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoadLevel {
     pub(crate) name: String,
     pub(crate) pps: u64,
 }
 
-/// What was published about a server.
+/// Published results of a server.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Server {
+pub(crate) struct PublishedServer {
     pub(crate) name: String,
-    /// The highest load without losses and the lowest with losses, under
-    /// interrupt moderation.
+    /// Highest load without losses and lowest load with losses, under interrupt moderation.
     pub(crate) moderated_pps: (u64, u64),
-    /// The same under NAPI.
+    /// The same two loads under NAPI.
     pub(crate) napi_pps: (u64, u64),
-    /// The maximum loss-free receive rate under NAPI.
+    /// Maximum loss-free receive rate under NAPI.
     pub(crate) napi_mlfrr_pps: u64,
-    /// The level of livelock under interrupt moderation.
+    /// Livelock level under interrupt moderation.
     pub(crate) livelock_level: String,
 }
 
 /// Jonack and Murta's load levels and servers.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Jonack {
+pub(crate) struct JonackTables {
     pub(crate) levels: Vec<LoadLevel>,
-    pub(crate) servers: Vec<Server>,
+    pub(crate) servers: Vec<PublishedServer>,
 }
 
 /// Mogul and Ramakrishnan's router.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Mogul {
-    /// The peak of the unmodified kernel.
+pub(crate) struct MogulTable {
+    /// Peak of the unmodified kernel.
     pub(crate) peak_pps: f64,
-    /// The same with the screen.
-    pub(crate) screen_peak_pps: f64,
-    /// Where the unmodified kernel with the screen delivers nothing.
-    pub(crate) screen_livelock_pps: u64,
-    /// The most that the network carries.
+    /// Peak of the unmodified kernel with the filter.
+    pub(crate) filter_peak_pps: f64,
+    /// Load at which the unmodified kernel with the filter delivers nothing.
+    pub(crate) filter_livelock_pps: u64,
+    /// Maximum packet rate of the network.
     pub(crate) ethernet_pps: u64,
-    /// What a program gets of the processor when no packets come.
+    /// CPU share of an application while no packets arrive, in percent.
     pub(crate) idle_user_percent: f64,
     /// The modified kernel's rate at saturation.
     pub(crate) polled_pps: f64,
-    /// How far small quotas are below the best, with the screen.
+    /// Loss of small quotas compared with the best, with the filter, in percent.
     pub(crate) small_quota_loss_percent: f64,
 }
 
-/// The cells of a table, without comments and headings.
+/// Cells of a table, without comments and heading.
 fn cells(text: &'static str) -> impl Iterator<Item = Vec<&'static str>> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines.skip(1).map(|line| line.split(',').collect())
 }
 
-fn wrong(table: &str) -> LabError {
-    LabError::Config(format!("crates/lab/data/papers/{table}.csv is not the table that it was"))
+fn changed_table_error(table: &str) -> LabError {
+    LabError::Config(format!("crates/lab/data/papers/{table}.csv is damaged: a number is missing"))
 }
 
 fn kpps(cell: &str) -> Option<u64> {
     cell.parse::<u64>().ok().map(|kpps| kpps * 1000)
 }
 
-impl Jonack {
+impl JonackTables {
     /// Reads the tables.
     ///
     /// # Errors
-    /// When a table was changed so that a number is missing.
+    /// If a change of a table made a number unreadable.
     pub(crate) fn read() -> Result<Self, LabError> {
-        Self::parse().ok_or_else(|| wrong("jonack_*"))
+        Self::parse().ok_or_else(|| changed_table_error("jonack_*"))
     }
 
     fn parse() -> Option<Self> {
@@ -89,7 +88,7 @@ impl Jonack {
             Some((kpps(row.get(2)?)?, kpps(row.get(3)?)?))
         };
         let servers = cells(MLFRR).map(|row| match row[..] {
-            [name, mlfrr, livelock] => Some(Server {
+            [name, mlfrr, livelock] => Some(PublishedServer {
                 name: name.to_owned(),
                 moderated_pps: losses(name, "moderated")?,
                 napi_pps: losses(name, "napi")?,
@@ -103,13 +102,13 @@ impl Jonack {
     }
 }
 
-impl Mogul {
+impl MogulTable {
     /// Reads the table.
     ///
     /// # Errors
-    /// When the table was changed so that a number is missing.
+    /// If a change of the table made a number unreadable.
     pub(crate) fn read() -> Result<Self, LabError> {
-        Self::parse().ok_or_else(|| wrong("mogul_router"))
+        Self::parse().ok_or_else(|| changed_table_error("mogul_router"))
     }
 
     fn parse() -> Option<Self> {
@@ -119,8 +118,8 @@ impl Mogul {
         };
         Some(Self {
             peak_pps: value("unmodified_peak_pps")?,
-            screen_peak_pps: value("unmodified_screen_peak_pps")?,
-            screen_livelock_pps: value("unmodified_screen_livelock_pps")? as u64,
+            filter_peak_pps: value("unmodified_screen_peak_pps")?,
+            filter_livelock_pps: value("unmodified_screen_livelock_pps")? as u64,
             ethernet_pps: value("ethernet_max_pps")? as u64,
             idle_user_percent: value("idle_user_percent")?,
             polled_pps: value("polled_mlfrr_pps")?,
@@ -134,8 +133,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_are_whole() {
-        let jonack = Jonack::read().unwrap();
+    fn reads_all_published_tables() {
+        let jonack = JonackTables::read().unwrap();
         assert_eq!((jonack.levels.len(), jonack.servers.len()), (8, 3));
         assert_eq!(jonack.levels[7], LoadLevel { name: "N8".into(), pps: 875_000 });
         assert_eq!(jonack.servers[2].moderated_pps, (639_000, 875_000));
@@ -143,6 +142,6 @@ mod tests {
             let (lossless, lossy) = server.napi_pps;
             assert!((lossless..lossy).contains(&server.napi_mlfrr_pps), "section 4.1 says so");
         }
-        assert_eq!(Mogul::read().unwrap().ethernet_pps, 14_880);
+        assert_eq!(MogulTable::read().unwrap().ethernet_pps, 14_880);
     }
 }

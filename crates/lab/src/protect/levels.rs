@@ -1,115 +1,130 @@
-//! Eight levels of flood, and what they do to the rest of the machine.
+//! Eight flood levels, and their effect on the rest of the machine.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::ProtectConfig;
-use super::side::{Ping, Side};
-use crate::dns::sweep::median;
+use super::second_interface::{PingResult, SecondInterface};
+use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::livelock::bench::{Bench, Measured, Source};
-use crate::livelock::subject::{Carrier, Service};
+use crate::livelock::test_case::{EchoService, Transport};
+use crate::livelock::testbed::{FloodMeasurement, FloodSource, FloodTestbed};
 use crate::plot::{Axis, Panel, Series};
 
-/// The paper's levels N1 to N8, in thousand packets/s (jonack_load_levels.csv);
-/// here they are shares of the most that this machine's generator sends.
+/// The paper's levels N1 to N8, in thousand packets/s (jonack_load_levels.csv). The experiment
+/// scales them to the maximum of this machine's generator.
 const LEVELS_KPPS: [f64; 8] = [127.0, 189.0, 236.0, 324.0, 371.0, 498.0, 639.0, 875.0];
 
-/// What was seen at one level.
+/// Measurement at one level.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct LevelMeasurement {
     pub(super) flow_mbps: f64,
-    pub(super) ping: Ping,
-    pub(super) load: Measured,
+    pub(super) ping: PingResult,
+    pub(super) load: FloodMeasurement,
 }
 
-/// Everything of one carrier: without a flood, then at each level.
-pub(super) struct Levels {
-    pub(super) carrier: Carrier,
-    /// By level, 0 is unloaded; a measurement for each repeat.
-    pub(super) seen: Vec<Vec<Seen>>,
+/// Measurements of one transport: without a flood, then at each level.
+pub(super) struct LevelResults {
+    pub(super) transport: Transport,
+    /// By level, 0 is unloaded; one measurement per repeat.
+    pub(super) measurements: Vec<Vec<LevelMeasurement>>,
 }
 
-/// Measures every carrier at every level, in turn.
-pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<Levels>, LabError> {
-    let names = config.carriers()?;
-    let mut all: Vec<Levels> = names
+/// Measures every transport at every level, in turn.
+pub(super) fn run(
+    config: &ProtectConfig,
+    testbed: &FloodTestbed,
+) -> Result<Vec<LevelResults>, LabError> {
+    let transports = config.transports()?;
+    let mut results: Vec<LevelResults> = transports
         .into_iter()
-        .map(|carrier| Levels { carrier, seen: vec![Vec::new(); LEVELS_KPPS.len() + 1] })
+        .map(|transport| LevelResults {
+            transport,
+            measurements: vec![Vec::new(); LEVELS_KPPS.len() + 1],
+        })
         .collect();
-    let namespace = &bench.pair.b.namespace;
-    let side = Side::new(namespace, config.server_core, config.load_core)?;
+    let namespace = &testbed.pair.b.namespace;
+    let second_interface = SecondInterface::new(namespace, config.server_core, config.load_core)?;
     for repeat in 1..=config.repeats {
-        for one in &mut all {
-            measure(config, bench, &side, one)?;
-            let told: Vec<String> =
-                one.seen.iter().filter_map(|seen| seen.last()).map(tell).collect();
-            eprintln!("{repeat} {:<16} {}", one.carrier.name(), told.join("  "));
+        for level_results in &mut results {
+            measure(config, testbed, &second_interface, level_results)?;
+            let summaries: Vec<String> = level_results
+                .measurements
+                .iter()
+                .filter_map(|seen| seen.last())
+                .map(summarize)
+                .collect();
+            eprintln!("{repeat} {:<16} {}", level_results.transport.name(), summaries.join("  "));
         }
     }
-    Ok(all)
+    Ok(results)
 }
 
-fn tell(seen: &Seen) -> String {
-    let kpps = seen.load.offered_pps / 1e3;
-    format!("{kpps:.0} k/s: {:.1} Mb/s, {:.2} ms", seen.flow_mbps, seen.ping.median_ms)
+fn summarize(measurement: &LevelMeasurement) -> String {
+    let kpps = measurement.load.offered_pps / 1e3;
+    format!(
+        "{kpps:.0} k/s: {:.1} Mb/s, {:.2} ms",
+        measurement.flow_mbps, measurement.ping.median_ms
+    )
 }
 
 fn measure(
     config: &ProtectConfig,
-    bench: &Bench,
-    side: &Side,
-    one: &mut Levels,
+    testbed: &FloodTestbed,
+    second_interface: &SecondInterface,
+    level_results: &mut LevelResults,
 ) -> Result<(), LabError> {
     let time = Duration::from_secs_f64(config.seconds);
-    let settle = Duration::from_secs_f64((config.seconds / 4.0).min(0.2));
-    let limit = 3 * (time + settle) * one.seen.len() as u32 + Duration::from_secs(30);
-    let service = Service {
-        carrier: one.carrier,
+    let settle_time = Duration::from_secs_f64((config.seconds / 4.0).min(0.2));
+    let limit = 3 * (time + settle_time) * level_results.measurements.len() as u32
+        + Duration::from_secs(30);
+    let service = EchoService {
+        transport: level_results.transport,
         work_ns: 0,
         sink: true,
         flags: &[],
-        flooded_by: Source::OneHost,
+        flood_source: FloodSource::OneHost,
     };
-    let mut running = service.start(bench, limit)?;
-    // The machine's own maximum, with this server at the other end.
-    let flood = &mut running.flood;
-    let most = bench.measure(flood, &running.meter, None, settle, settle)?.offered_pps;
+    let mut server = service.start(testbed, limit)?;
+    // The generator's maximum on this machine, with this server at the other end.
+    let flood = &mut server.flood;
+    let max_pps =
+        testbed.measure(flood, &server.meter, None, settle_time, settle_time)?.offered_pps;
     flood.set_rate(Some(0.0))?;
-    std::thread::sleep(settle);
-    for (level, seen) in one.seen.iter_mut().enumerate() {
+    std::thread::sleep(settle_time);
+    for (level, measurements) in level_results.measurements.iter_mut().enumerate() {
         let rate_pps = match level {
             0 => Some(0.0),
             level if level == LEVELS_KPPS.len() => None,
-            level => Some(most * LEVELS_KPPS[level - 1] / LEVELS_KPPS[LEVELS_KPPS.len() - 1]),
+            level => Some(max_pps * LEVELS_KPPS[level - 1] / LEVELS_KPPS[LEVELS_KPPS.len() - 1]),
         };
         flood.set_rate(rate_pps)?;
-        std::thread::sleep(settle);
-        let watch = side.watch();
-        let load = bench.measure(flood, &running.meter, rate_pps, Duration::ZERO, time)?;
-        let flow_mbps = watch.mbps();
-        seen.push(Seen { flow_mbps, ping: side.ping(time)?, load });
+        std::thread::sleep(settle_time);
+        let flow_meter = second_interface.measure_flow();
+        let load = testbed.measure(flood, &server.meter, rate_pps, Duration::ZERO, time)?;
+        let flow_mbps = flow_meter.mbps();
+        measurements.push(LevelMeasurement { flow_mbps, ping: second_interface.ping(time)?, load });
     }
     Ok(())
 }
 
-impl Levels {
-    fn median_at(&self, level: usize, figure: impl Fn(&Seen) -> f64) -> f64 {
-        median(&self.seen[level].iter().map(figure).collect::<Vec<_>>())
+impl LevelResults {
+    fn median_at(&self, level: usize, figure: impl Fn(&LevelMeasurement) -> f64) -> f64 {
+        median(&self.measurements[level].iter().map(figure).collect::<Vec<_>>())
     }
 
     fn levels(&self) -> std::ops::Range<usize> {
-        1..self.seen.len()
+        1..self.measurements.len()
     }
 
-    /// The least of the flow at any level, over what it is unloaded.
+    /// Lowest rate of the flow at any level, relative to the unloaded rate.
     pub(super) fn flow_kept_min(&self) -> f64 {
         let flow = |level| self.median_at(level, |seen| seen.flow_mbps);
         self.levels().map(flow).fold(f64::INFINITY, f64::min) / flow(0).max(1e-9)
     }
 
-    /// The longest ping at any level, over what it is unloaded.
+    /// Longest ping time at any level, relative to the unloaded time.
     pub(super) fn ping_ratio_max(&self) -> f64 {
         let ping = |level| self.median_at(level, |seen| seen.ping.median_ms);
         self.levels().map(ping).fold(0.0, f64::max) / ping(0).max(1e-9)
@@ -117,13 +132,13 @@ impl Levels {
 
     pub(super) fn rows(&self) -> Vec<Value> {
         let row = |level: usize| {
-            let of = |figure: fn(&Seen) -> f64| {
+            let of = |figure: fn(&LevelMeasurement) -> f64| {
                 let value = self.median_at(level, figure);
                 value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
             };
             json!({
                 "test": "levels",
-                "carrier": self.carrier.name(),
+                "carrier": self.transport.name(),
                 "level": if level == 0 { "none".to_owned() } else { format!("N{level}") },
                 "offered_per_s": of(|seen| seen.load.offered_pps.round()),
                 "flow_mbps": of(|seen| seen.flow_mbps),
@@ -133,15 +148,15 @@ impl Levels {
                 "flood_loss_percent": of(|seen| loss_percent(&seen.load)),
             })
         };
-        (0..self.seen.len()).map(row).collect()
+        (0..self.measurements.len()).map(row).collect()
     }
 }
 
-fn system_percent(load: &Measured) -> f64 {
+fn system_percent(load: &FloodMeasurement) -> f64 {
     load.server_core.system_percent + load.server_core.softirq_percent
 }
 
-fn loss_percent(load: &Measured) -> f64 {
+fn loss_percent(load: &FloodMeasurement) -> f64 {
     if load.offered_pps <= 0.0 {
         return 0.0;
     }
@@ -149,27 +164,27 @@ fn loss_percent(load: &Measured) -> f64 {
 }
 
 /// The paper's pictures: flow, ping, system time and losses against the flood.
-pub(super) fn panels(all: &[Levels]) -> Vec<Panel> {
-    let panel = |title: &str, y: Axis, figure: fn(&Seen) -> f64| Panel {
+pub(super) fn panels(results: &[LevelResults]) -> Vec<Panel> {
+    let panel = |title: &str, y: Axis, figure: fn(&LevelMeasurement) -> f64| Panel {
         title: title.into(),
         x: Axis::new("flood", "packets/s"),
         y,
-        series: all
+        series: results
             .iter()
             .map(|one| {
                 let point = |level| {
                     let x = one.median_at(level, |seen| seen.load.offered_pps);
                     (x, one.median_at(level, figure))
                 };
-                Series::new(one.carrier.name(), (0..one.seen.len()).map(point))
+                Series::new(one.transport.name(), (0..one.measurements.len()).map(point))
             })
             .collect(),
         spans: Vec::new(),
     };
     vec![
-        panel("a steady flow out", Axis::new("rate", "Mb/s"), |seen| seen.flow_mbps),
+        panel("steady outgoing flow", Axis::new("rate", "Mb/s"), |seen| seen.flow_mbps),
         panel("ping", Axis::new("median time", "ms").log(), |seen| seen.ping.median_ms),
-        panel("the kernel's time", Axis::new("of the core", "%").up_to(100.0), |seen| {
+        panel("CPU time of the kernel", Axis::new("of the core", "%").up_to(100.0), |seen| {
             system_percent(&seen.load)
         }),
         panel("losses of the flood", Axis::new("lost", "%").up_to(100.0), |seen| {
@@ -183,23 +198,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_to_the_unloaded_machine_and_of_the_worst_level() {
-        let seen = |flow_mbps, median_ms| {
-            vec![Seen { flow_mbps, ping: Ping { median_ms, loss: 0.0 }, ..Seen::default() }]
+    fn ratios_compare_the_worst_level_with_the_unloaded_machine() {
+        let measurements = |flow_mbps, median_ms| {
+            vec![LevelMeasurement {
+                flow_mbps,
+                ping: PingResult { median_ms, loss: 0.0 },
+                ..LevelMeasurement::default()
+            }]
         };
-        let one = Levels {
-            carrier: Carrier::kernel(),
-            seen: vec![seen(10.0, 0.1), seen(9.9, 0.15), seen(9.5, 0.12)],
+        let results = LevelResults {
+            transport: Transport::kernel(),
+            measurements: vec![
+                measurements(10.0, 0.1),
+                measurements(9.9, 0.15),
+                measurements(9.5, 0.12),
+            ],
         };
-        assert_eq!(one.flow_kept_min(), 0.95);
-        assert!((one.ping_ratio_max() - 1.5).abs() < 1e-9);
-        assert_eq!(one.rows()[1]["level"], "N1");
-        let dead = Levels {
-            carrier: Carrier::kernel(),
-            seen: vec![seen(10.0, 0.1), seen(0.0, f64::INFINITY)],
+        assert_eq!(results.flow_kept_min(), 0.95);
+        assert!((results.ping_ratio_max() - 1.5).abs() < 1e-9);
+        assert_eq!(results.rows()[1]["level"], "N1");
+        let unresponsive = LevelResults {
+            transport: Transport::kernel(),
+            measurements: vec![measurements(10.0, 0.1), measurements(0.0, f64::INFINITY)],
         };
-        assert_eq!(dead.flow_kept_min(), 0.0);
-        assert!(dead.ping_ratio_max().is_infinite());
-        assert!(dead.rows()[1]["ping_ms"].is_null());
+        assert_eq!(unresponsive.flow_kept_min(), 0.0);
+        assert!(unresponsive.ping_ratio_max().is_infinite());
+        assert!(unresponsive.rows()[1]["ping_ms"].is_null());
     }
 }

@@ -1,13 +1,13 @@
-//! The experiment `protect`: what a flood does to everything else.
+//! The experiment `protect`: effect of a flood on everything else.
 //!
-//! Jonack and Murta's tests on the live machine: a steady flow out, system
-//! time, ping and the flood's losses at eight levels; a server with the flood
-//! on in the middle third of the time. And the question that they left open,
-//! which packets to drop: a known client among strangers.
+//! Jonack and Murta's tests on the live machine: a steady outgoing flow, system time, ping times
+//! and the flood's losses at eight levels; a server with the flood on in the middle third of the
+//! time. The paper leaves open which packets to drop: a further test has a known client among
+//! unknown sources.
 
 mod admission;
 mod levels;
-mod side;
+mod second_interface;
 mod timeline;
 
 use serde::{Deserialize, Serialize};
@@ -15,44 +15,44 @@ use serde::{Deserialize, Serialize};
 use crate::cpu;
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::livelock::bench::Bench;
-use crate::livelock::subject::{Carrier, DEFAULT_MODE};
+use crate::livelock::test_case::{DEFAULT_MODE, Transport};
+use crate::livelock::testbed::FloodTestbed;
 use crate::netns;
 use crate::plot::Picture;
-use admission::Policy;
-use levels::Levels;
-use timeline::TimeLine;
+use admission::PolicyResults;
+use levels::LevelResults;
+use timeline::TimelineResults;
 
 /// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
-    /// What the flood does to the rest of the machine at eight levels.
+pub enum ProtectPart {
+    /// Effect of the flood on the rest of the machine at eight levels.
     Levels,
-    /// How soon a server recovers.
+    /// Recovery time of a server.
     TimeLine,
-    /// A known client among strangers.
+    /// A known client among unknown sources.
     Admission,
 }
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProtectConfig {
     /// The only part to run; all when absent.
-    pub only: Option<Part>,
-    /// What carries the flooded service, by name: `kernel` and Tidegate's
-    /// modes; those of the paper when empty.
+    pub only: Option<ProtectPart>,
+    /// Transports of the flooded service, by name: `kernel` and Tidegate's modes. Empty selects
+    /// `kernel`, `moderated`, `napi` and the default mode.
     pub carriers: Vec<String>,
-    /// How long to measure the flow, and ping, at each level, in seconds.
+    /// Duration of the flow and ping measurements at each level, in seconds.
     pub seconds: f64,
-    /// A third of the time line, in seconds.
+    /// Length of a third of the time line, in seconds.
     pub third_seconds: f64,
-    /// How often to measure everything; the median counts.
+    /// Number of repeats; the median counts.
     pub repeats: usize,
-    /// The core that serves.
+    /// The core that runs the server.
     pub server_core: usize,
-    /// The core that sends.
+    /// The core that generates the load.
     pub load_core: usize,
 }
 
@@ -70,104 +70,106 @@ impl Default for ProtectConfig {
     }
 }
 
-/// The mechanisms of the paper, Linux as it is, and ours.
-const COMPARED: [&str; 4] = ["kernel", "moderated", "napi", DEFAULT_MODE];
+/// Default transports: the mechanisms of the paper, current Linux, and Tidegate's default mode.
+const DEFAULT_TRANSPORTS: [&str; 4] = ["kernel", "moderated", "napi", DEFAULT_MODE];
 
 impl ProtectConfig {
-    /// Everything once and shortly, for a first look.
+    /// Everything once and briefly, for a first impression.
     #[must_use]
     pub fn quick(self) -> Self {
         Self { seconds: 0.25, third_seconds: 0.5, repeats: 1, ..self }
     }
 
     fn check(&self) -> Result<(), LabError> {
-        let cores = cpu::cores();
+        let cores = cpu::available_cores();
         if cores < 2 || self.server_core == self.load_core {
             return Err(LabError::Config(format!(
-                "one core must serve and another send; there are {cores} to choose from"
+                "one core must run the server, another the generator; {cores} available"
             )));
         }
-        let sane = |seconds: f64| seconds > 0.0 && seconds <= 60.0;
-        if !sane(self.seconds) || !sane(self.third_seconds) || self.repeats == 0 {
+        let is_valid = |seconds: f64| seconds > 0.0 && seconds <= 60.0;
+        if !is_valid(self.seconds) || !is_valid(self.third_seconds) || self.repeats == 0 {
             return Err(LabError::Config(
-                "times are above zero and up to 60 seconds, repeats above zero".into(),
+                "times must be above zero and at most 60 seconds, repeats above zero".into(),
             ));
         }
-        self.carriers().map(drop)
+        self.transports().map(drop)
     }
 
-    fn carriers(&self) -> Result<Vec<Carrier>, LabError> {
+    fn transports(&self) -> Result<Vec<Transport>, LabError> {
         if !self.carriers.is_empty() {
             return self.carriers.iter().map(|name| name.parse()).collect();
         }
-        Ok(Carrier::all().filter(|carrier| COMPARED.contains(&carrier.name())).collect())
+        Ok(Transport::all()
+            .filter(|transport| DEFAULT_TRANSPORTS.contains(&transport.name()))
+            .collect())
     }
 }
 
-/// Runs the experiment. Says on standard error what it is at.
+/// Runs the experiment. Prints its progress on standard error.
 ///
 /// # Errors
-/// When there is only one core, namespaces cannot be made, a server does not
-/// start, or the flood cannot be sent.
+/// If there is only one core, namespaces cannot be created, a server does not start, or the flood
+/// cannot be sent.
 pub fn run(config: &ProtectConfig) -> Result<Experiment, LabError> {
     config.check()?;
     for name in netns::remove_stale()? {
-        eprintln!("removed namespace {name}, left behind by a process that is gone");
+        eprintln!("removed namespace {name} of a process that no longer exists");
     }
-    let bench = Bench::new(config.server_core, config.load_core)?;
-    let wanted = |part| config.only.is_none_or(|only| only == part);
+    let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
+    let is_selected = |part| config.only.is_none_or(|only| only == part);
     let mut levels = Vec::new();
-    if wanted(Part::Levels) {
-        levels = levels::run(config, &bench)?;
+    if is_selected(ProtectPart::Levels) {
+        levels = levels::run(config, &testbed)?;
     }
-    let mut lines = Vec::new();
-    if wanted(Part::TimeLine) {
-        lines = timeline::run(config, &bench)?;
+    let mut timelines = Vec::new();
+    if is_selected(ProtectPart::TimeLine) {
+        timelines = timeline::run(config, &testbed)?;
     }
     let mut policies = Vec::new();
-    if wanted(Part::Admission) {
-        policies = admission::run(config, &bench)?;
+    if is_selected(ProtectPart::Admission) {
+        policies = admission::run(config, &testbed)?;
     }
     let mut result = Experiment::new("protect");
     describe(config, &mut result);
-    conclude(&levels, &lines, &policies, &mut result);
+    conclude(&levels, &timelines, &policies, &mut result);
     Ok(result)
 }
 
 fn describe(config: &ProtectConfig, result: &mut Experiment) {
     let (server, load) = (config.server_core, config.load_core);
     result.note(format!(
-        "core {load} floods a sink with 64-byte packets by one interface; core {server} runs the \
-         sink, all receive work, and what goes by the second interface: a flow of 10 Mb/s out \
-         (1470-byte datagrams) and the answers to ping"
+        "core {load} floods a sink with 64-byte packets through one interface; core {server} runs the \
+         sink, all receive work, and the second interface's traffic: an outgoing flow of 10 Mb/s \
+         (1470-byte datagrams) and the ping replies"
     ));
     result.note(
-        "levels N1 to N8 are the paper's shares of the most that the generator sends; losses of \
-         the flood are what the sink did not work on",
+        "levels N1 to N8 are the paper's shares of the generator's maximum; losses of \
+         the flood are packets that the sink did not process",
     );
     result.note(
-        "time line: a client asks 1,000 times a second by the flooded interface, with drop-tail \
-         there; the flood is on in the middle third, at the maximum; recovered is who answers 95 % \
-         of 100 questions within 5 ms (or ten times what it took before)",
+        "time line: a client sends 1,000 requests/s through the flooded interface, with drop-tail \
+         there; the flood is on in the middle third, at the maximum; a server has recovered when it answers 95 % \
+         of 100 requests within 5 ms (or ten times the latency before)",
     );
     result.note(
-        "admission: a client that has been seen for 3.5 s asks 5,000 times a second while 8,192 \
-         strangers flood the service with what fills a line of 1 Gb/s, 1.488 million frames/s; \
+        "admission: a client that has been seen for 3.5 s sends 5,000 requests/s while 8,192 \
+         unknown sources flood the service at the rate of a 1 Gb/s line, 1.488 million frames/s; \
          drop-tail is the same without admission",
     );
     result.note(
-        "overrun: the strangers send as fast as one core can. The ring of a veth holds 256 frames \
-         and cannot be made longer (cards have 1,024 and more): more comes than one core can even \
-         look at, and the ring loses frames whoever sent them; `unseen` is the share of the \
-         client's that it lost",
+        "overrun: the unknown sources send as fast as one core can. The ring of a veth holds 256 frames \
+         and cannot be made longer (NICs have 1,024 and more): the flood exceeds what one core can \
+         examine, and the ring drops frames of all sources; `unseen` is the share of the \
+         client's frames among them",
     );
     result.note(format!(
-        "{} repeats of {} s at each level, carriers taking turns; medians count",
+        "{} repeats of {} s at each level, transports taking turns; medians count",
         config.repeats, config.seconds
     ));
 }
 
-/// What people see; the JSON has more.
+/// Columns of the printed table; the JSON has more.
 const COLUMNS: [&str; 9] = [
     "carrier",
     "level",
@@ -180,37 +182,45 @@ const COLUMNS: [&str; 9] = [
     "recovery_ms",
 ];
 
-fn conclude(levels: &[Levels], lines: &[TimeLine], policies: &[Policy], result: &mut Experiment) {
+fn conclude(
+    levels: &[LevelResults],
+    timelines: &[TimelineResults],
+    policies: &[PolicyResults],
+    result: &mut Experiment,
+) {
     let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
-    for one in levels {
-        let prefix = prefix(one.carrier);
-        result.figure(&format!("{prefix}flow_kept_min"), rounded(one.flow_kept_min()));
-        // JSON has no infinity: a ping that never came is left out, and the
-        // row shows it.
-        if one.ping_ratio_max().is_finite() {
-            result.figure(&format!("{prefix}ping_ratio_max"), rounded(one.ping_ratio_max()));
+    for results in levels {
+        let prefix = figure_prefix(results.transport);
+        result.figure(&format!("{prefix}flow_kept_min"), rounded(results.flow_kept_min()));
+        // JSON has no infinity: a ping ratio without replies is left out here, and visible in the
+        // row.
+        if results.ping_ratio_max().is_finite() {
+            result.figure(&format!("{prefix}ping_ratio_max"), rounded(results.ping_ratio_max()));
         }
     }
-    for one in lines {
-        result.figure(&format!("{}recovery_ms", prefix(one.carrier)), rounded(one.recovery_ms()));
+    for results in timelines {
+        result.figure(
+            &format!("{}recovery_ms", figure_prefix(results.transport)),
+            rounded(results.recovery_ms()),
+        );
     }
     for policy in policies {
         for (name, value) in policy.figures() {
             result.figure(&name, (value * 1e4).round() / 1e4);
         }
     }
-    result.rows = levels.iter().flat_map(Levels::rows).collect();
-    result.rows.extend(lines.iter().map(TimeLine::row));
-    result.rows.extend(policies.iter().map(Policy::row));
+    result.rows = levels.iter().flat_map(LevelResults::rows).collect();
+    result.rows.extend(timelines.iter().map(TimelineResults::row));
+    result.rows.extend(policies.iter().map(PolicyResults::row));
     result.columns = COLUMNS.to_vec();
     let mut panels = levels::panels(levels);
-    panels.push(timeline::panel(lines));
-    result.picture = Some(Picture { title: "What a flood does to the rest".into(), panels });
+    panels.push(timeline::panel(timelines));
+    result.picture = Some(Picture { title: "Effect of a flood on other traffic".into(), panels });
 }
 
-/// The figures without a prefix are those of the default mode.
-fn prefix(carrier: Carrier) -> String {
-    match carrier.name() {
+/// Prefix of a transport's figures; figures without a prefix are those of the default mode.
+fn figure_prefix(transport: Transport) -> String {
+    match transport.name() {
         DEFAULT_MODE => String::new(),
         name => format!("{}_", name.replace('+', "_")),
     }
@@ -221,13 +231,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_that_cannot_be_run_is_refused() {
+    fn rejects_invalid_configuration() {
         let config = ProtectConfig { carriers: vec!["kernel".into()], ..ProtectConfig::default() };
-        let refused = |config: ProtectConfig| config.check().unwrap_err().to_string();
-        assert!(refused(ProtectConfig { load_core: 1, ..config.clone() }).contains("another"));
-        assert!(refused(ProtectConfig { seconds: f64::NAN, ..config.clone() }).contains("times"));
-        assert!(refused(ProtectConfig { repeats: 0, ..config.clone() }).contains("repeats"));
+        let check_error = |config: ProtectConfig| config.check().unwrap_err().to_string();
+        assert!(check_error(ProtectConfig { load_core: 1, ..config.clone() }).contains("another"));
+        assert!(
+            check_error(ProtectConfig { seconds: f64::NAN, ..config.clone() }).contains("times")
+        );
+        assert!(check_error(ProtectConfig { repeats: 0, ..config.clone() }).contains("repeats"));
         let unknown = ProtectConfig { carriers: vec!["pulled".into()], ..config };
-        assert!(refused(unknown).contains("pulled"));
+        assert!(check_error(unknown).contains("pulled"));
     }
 }

@@ -1,5 +1,4 @@
-//! A server under a flood that comes and goes: the time line, and how soon it
-//! is over.
+//! A server under a flood in the middle third of the time: time line and recovery time.
 
 use std::thread;
 use std::time::Duration;
@@ -7,134 +6,148 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::ProtectConfig;
-use crate::client::{Asked, Client, Questions, answered_share, median_latency_s, recovery_s};
-use crate::dns::sweep::median;
+use crate::client::{
+    Client, RequestKind, RequestRecord, answered_share, median_latency_s, recovery_s,
+};
+use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::livelock::bench::{Bench, Source};
-use crate::livelock::subject::{Carrier, Service};
+use crate::livelock::test_case::{EchoService, Transport};
+use crate::livelock::testbed::{FloodSource, FloodTestbed};
 use crate::plot::{Axis, Panel, Series, Span};
 
-/// Questions per second; a millisecond is as finely as recovery is seen.
-const CLIENT_PPS: f64 = 1000.0;
-/// Work for each question: a server that does something.
-const WORK_NS: u64 = 2_000;
-/// A bar of the picture.
+/// Requests per second: recovery is measured with a resolution of one millisecond.
+const CLIENT_REQUESTS_PER_S: f64 = 1000.0;
+/// Work per request, in nanoseconds.
+const WORK_PER_REQUEST_NS: u64 = 2_000;
+/// Width of a bin in the picture, in seconds.
 const BIN_S: f64 = 0.1;
-/// An answer is in time when it takes no longer than this, or ten times what
-/// it takes without a flood.
-const IN_TIME_S: f64 = 0.005;
+/// Lower bound of the latency limit, in seconds. A reply is in time within ten times the latency
+/// before the flood, and at least within this time.
+const MIN_LATENCY_LIMIT_S: f64 = 0.005;
 
-/// One run: what became of each question, and when the flood was.
-struct Line {
-    asked: Vec<Asked>,
+/// One run: the record of each request, and the start and end of the flood.
+struct TimelineRun {
+    records: Vec<RequestRecord>,
     flood_s: (f64, f64),
 }
 
-/// The runs of one carrier.
-pub(super) struct TimeLine {
-    pub(super) carrier: Carrier,
-    lines: Vec<Line>,
+/// The runs of one transport.
+pub(super) struct TimelineResults {
+    pub(super) transport: Transport,
+    runs: Vec<TimelineRun>,
     third_s: f64,
 }
 
-pub(super) fn run(config: &ProtectConfig, bench: &Bench) -> Result<Vec<TimeLine>, LabError> {
+pub(super) fn run(
+    config: &ProtectConfig,
+    testbed: &FloodTestbed,
+) -> Result<Vec<TimelineResults>, LabError> {
     let third_s = config.third_seconds;
-    let mut all: Vec<TimeLine> = config
-        .carriers()?
+    let mut results: Vec<TimelineResults> = config
+        .transports()?
         .into_iter()
-        .map(|carrier| TimeLine { carrier, lines: Vec::new(), third_s })
+        .map(|transport| TimelineResults { transport, runs: Vec::new(), third_s })
         .collect();
     for repeat in 1..=config.repeats {
-        for one in &mut all {
-            one.lines.push(line(config, bench, one.carrier)?);
-            let recovery = one.lines.last().and_then(Line::recovery_ms);
+        for timeline in &mut results {
+            timeline.runs.push(measure_run(config, testbed, timeline.transport)?);
+            let recovery = timeline.runs.last().and_then(TimelineRun::recovery_ms);
             let recovery = recovery.map_or("never".into(), |ms| format!("{ms:.1} ms"));
-            eprintln!("{repeat} {:<16} recovered after {recovery}", one.carrier.name());
+            eprintln!("{repeat} {:<16} recovered after {recovery}", timeline.transport.name());
         }
     }
-    Ok(all)
+    Ok(results)
 }
 
-fn line(config: &ProtectConfig, bench: &Bench, carrier: Carrier) -> Result<Line, LabError> {
+fn measure_run(
+    config: &ProtectConfig,
+    testbed: &FloodTestbed,
+    transport: Transport,
+) -> Result<TimelineRun, LabError> {
     let third = Duration::from_secs_f64(config.third_seconds);
     let limit = 3 * third + Duration::from_secs(30);
-    let service =
-        Service { carrier, work_ns: WORK_NS, sink: false, flags: &[], flooded_by: Source::OneHost };
-    let mut running = service.start(bench, limit)?;
-    let namespace = &bench.pair.a.namespace;
+    let service = EchoService {
+        transport,
+        work_ns: WORK_PER_REQUEST_NS,
+        sink: false,
+        flags: &[],
+        flood_source: FloodSource::OneHost,
+    };
+    let mut server = service.start(testbed, limit)?;
+    let namespace = &testbed.pair.a.namespace;
     let client = Client::start(
         namespace,
-        running.target,
-        Questions::Numbered,
-        CLIENT_PPS,
+        server.target,
+        RequestKind::Numbered,
+        CLIENT_REQUESTS_PER_S,
         config.load_core,
     )?;
     thread::sleep(third);
     let from_s = client.now_s();
-    running.flood.set_rate(None)?;
+    server.flood.set_rate(None)?;
     thread::sleep(third);
-    running.flood.set_rate(Some(0.0))?;
+    server.flood.set_rate(Some(0.0))?;
     let to_s = client.now_s();
     thread::sleep(third);
-    Ok(Line { asked: client.stop()?, flood_s: (from_s, to_s) })
+    Ok(TimelineRun { records: client.stop()?, flood_s: (from_s, to_s) })
 }
 
-impl Line {
-    /// Milliseconds from the flood's end until the server was as before.
+impl TimelineRun {
+    /// Milliseconds from the end of the flood until the server has recovered.
     fn recovery_ms(&self) -> Option<f64> {
-        let calm_s = median_latency_s(&self.asked, 0.0, self.flood_s.0);
-        let limit_s = (10.0 * calm_s).max(IN_TIME_S);
-        recovery_s(&self.asked, self.flood_s.1, limit_s).map(|seconds| seconds * 1e3)
+        let baseline_s = median_latency_s(&self.records, 0.0, self.flood_s.0);
+        let limit_s = (10.0 * baseline_s).max(MIN_LATENCY_LIMIT_S);
+        recovery_s(&self.records, self.flood_s.1, limit_s).map(|seconds| seconds * 1e3)
     }
 }
 
-impl TimeLine {
-    /// The median time to recover, in milliseconds. A run that never did counts
-    /// as long as it was watched.
+impl TimelineResults {
+    /// Median recovery time, in milliseconds. A run without recovery counts with the time that it
+    /// was observed.
     pub(super) fn recovery_ms(&self) -> f64 {
-        let of = |line: &Line| line.recovery_ms().unwrap_or(self.third_s * 1e3);
-        median(&self.lines.iter().map(of).collect::<Vec<_>>())
+        let of = |run: &TimelineRun| run.recovery_ms().unwrap_or(self.third_s * 1e3);
+        median(&self.runs.iter().map(of).collect::<Vec<_>>())
     }
 
     pub(super) fn row(&self) -> Value {
-        let each = |figure: &dyn Fn(&Line) -> f64| {
-            let value = median(&self.lines.iter().map(figure).collect::<Vec<_>>());
+        let each = |figure: &dyn Fn(&TimelineRun) -> f64| {
+            let value = median(&self.runs.iter().map(figure).collect::<Vec<_>>());
             value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
         };
-        let during = |line: &Line, figure: fn(&[Asked], f64, f64) -> f64| {
-            figure(&line.asked, line.flood_s.0, line.flood_s.1)
+        let during = |run: &TimelineRun, figure: fn(&[RequestRecord], f64, f64) -> f64| {
+            figure(&run.records, run.flood_s.0, run.flood_s.1)
         };
         json!({
             "test": "time line",
-            "carrier": self.carrier.name(),
-            "answered_before": each(&|line| answered_share(&line.asked, 0.0, line.flood_s.0)),
+            "carrier": self.transport.name(),
+            "answered_before": each(&|line| answered_share(&line.records, 0.0, line.flood_s.0)),
             "answered_during": each(&|line| during(line, answered_share)),
             "latency_before_ms":
-                each(&|line| 1e3 * median_latency_s(&line.asked, 0.0, line.flood_s.0)),
+                each(&|line| 1e3 * median_latency_s(&line.records, 0.0, line.flood_s.0)),
             "latency_during_ms": each(&|line| 1e3 * during(line, median_latency_s)),
             "recovery_ms": each(&|line| line.recovery_ms().unwrap_or(f64::INFINITY)),
         })
     }
 }
 
-/// Answers per second over time; the first run of each.
-pub(super) fn panel(all: &[TimeLine]) -> Panel {
-    let series = |one: &TimeLine| {
-        let line = one.lines.first()?;
+/// Share of requests answered over time, in percent; the first run of each transport.
+pub(super) fn panel(results: &[TimelineResults]) -> Panel {
+    let series = |one: &TimelineResults| {
+        let run = one.runs.first()?;
         let bins = (3.0 * one.third_s / BIN_S).floor() as u32;
         let point = |bin: u32| {
             let from_s = f64::from(bin) * BIN_S;
-            let share = answered_share(&line.asked, from_s, from_s + BIN_S);
+            let share = answered_share(&run.records, from_s, from_s + BIN_S);
             (from_s, 100.0 * share)
         };
-        Some(Series::new(one.carrier.name(), (0..bins).map(point)))
+        Some(Series::new(one.transport.name(), (0..bins).map(point)))
     };
-    let flood = all.first().and_then(|one| one.lines.first()).map(|line| line.flood_s);
+    let flood = results.first().and_then(|one| one.runs.first()).map(|line| line.flood_s);
     Panel {
         title: "a client of the flooded service".into(),
         x: Axis::new("time", "s"),
         y: Axis::new("answered", "%").up_to(100.0),
-        series: all.iter().filter_map(series).collect(),
+        series: results.iter().filter_map(series).collect(),
         spans: flood.into_iter().map(|range| Span { range, label: "flood".into() }).collect(),
     }
 }

@@ -1,45 +1,46 @@
-//! The experiment `router`: packets forwarded against packets offered, with and
-//! without a packet screen.
+//! Experiment router: packets forwarded against packets offered, with and without a packet filter.
 //!
-//! Figures 6-1, 6-3, 6-4, 6-5 and 6-6 of Mogul and Ramakrishnan, "Eliminating
-//! receive livelock in an interrupt-driven kernel" (1996), on this machine. The
-//! unmodified kernel is mode `interrupt`: receiving in a thread at the highest
-//! priority, protocol work below it, the screen as an ordinary process. The
-//! modified one is mode `polled`, above the screen too.
+//! Reproduces Figures 6-1, 6-3, 6-4, 6-5 and 6-6 of Mogul and Ramakrishnan, "Eliminating receive
+//! livelock in an interrupt-driven kernel" (1996), on this machine. Mode `interrupt` stands for the
+//! unmodified kernel: a receive thread at the highest priority, protocol work below it, and the
+//! packet filter as an ordinary process. Mode `polled` stands for the modified kernel, which also
+//! has priority over the packet filter.
 
-mod bench;
-pub mod share;
-mod site;
+pub mod cpu_share;
+mod flood_testbed;
+mod testbed;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::bench::{Bench, Running, Shape};
-pub use self::site::{LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_RIGHT, RouterSite};
+use self::flood_testbed::{FloodTestbed, RouterSetup, RunningRouter};
+pub use self::testbed::{
+    LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_RIGHT, RouterTestbed,
+};
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::livelock::curve::Curve;
+use crate::livelock::curve::GoodputCurve;
 use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
 
-/// How to run the experiment.
+/// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterLabConfig {
     /// Loads to offer, in packets per second, besides the maximum.
     pub loads_pps: Vec<f64>,
-    /// Measure only the lines whose names contain this.
+    /// Measure only the lines whose names contain this text.
     pub only: Option<String>,
-    /// How long to measure at each load, in seconds.
+    /// Duration of the measurement at each load, in seconds.
     pub seconds: f64,
-    /// How often to measure everything; the median counts.
+    /// Number of repetitions of all measurements; the median counts.
     pub repeats: usize,
-    /// The core that routes.
+    /// Core that routes.
     pub server_core: usize,
-    /// The core that sends.
+    /// Core that sends.
     pub load_core: usize,
 }
 
@@ -58,7 +59,7 @@ impl Default for RouterLabConfig {
 }
 
 impl RouterLabConfig {
-    /// Everything once and shortly, for a first look.
+    /// Reduces loads, times and repetitions for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
         let kpps = [50, 100, 200, 400, 800];
@@ -67,49 +68,50 @@ impl RouterLabConfig {
     }
 
     fn check(&self) -> Result<(), LabError> {
-        let sane = self.seconds > 0.0 && self.seconds < 60.0 && self.repeats > 0;
-        if !sane || self.loads_pps.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
+        let is_valid = self.seconds > 0.0 && self.seconds < 60.0 && self.repeats > 0;
+        if !is_valid || self.loads_pps.iter().any(|load| !(load.is_finite() && *load > 0.0)) {
             return Err(LabError::Config(
                 "seconds (below 60), repeats and loads must all be above zero".into(),
             ));
         }
         if self.lines().is_empty() {
-            let names: Vec<String> = Line::all().into_iter().map(Line::name).collect();
+            let names: Vec<String> = FigureLine::all().into_iter().map(FigureLine::name).collect();
             return Err(LabError::Config(format!(
-                "no line contains {:?}; there are: {}",
+                "no line contains {:?}; known lines: {}",
                 self.only.as_deref().unwrap_or_default(),
                 names.join("; ")
             )));
         }
-        bench::check_cores(self.server_core, self.load_core)
+        flood_testbed::check_cores(self.server_core, self.load_core)
     }
 
-    fn lines(&self) -> Vec<Line> {
-        let wanted =
-            |line: &Line| self.only.as_ref().is_none_or(|text| line.name().contains(text.as_str()));
-        Line::all().into_iter().filter(wanted).collect()
+    fn lines(&self) -> Vec<FigureLine> {
+        let is_selected = |line: &FigureLine| {
+            self.only.as_ref().is_none_or(|text| line.name().contains(text.as_str()))
+        };
+        FigureLine::all().into_iter().filter(is_selected).collect()
     }
 }
 
 /// One line of the paper's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Line {
-    /// How packets are looked for.
-    mode: Mode,
-    /// The quota of a callback; `None` has no limit.
+struct FigureLine {
+    /// Receive mode.
+    mode: RouterMode,
+    /// Quota of a callback, in packets; `None` means no limit.
     quota: Option<u32>,
-    /// Whether each packet is shown to the screen.
-    screen: bool,
+    /// True when each packet is checked by the packet filter.
+    with_filter: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum RouterMode {
     Interrupt,
     Polled,
     Feedback,
 }
 
-impl Mode {
+impl RouterMode {
     fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "interrupt",
@@ -121,26 +123,29 @@ impl Mode {
 
 const QUOTAS: [Option<u32>; 5] = [Some(5), Some(10), Some(20), Some(100), None];
 
-impl Line {
+impl FigureLine {
     /// Every line, in the order of the figures.
     fn all() -> Vec<Self> {
-        let interrupt = |screen| Self { mode: Mode::Interrupt, quota: None, screen };
-        let polled = QUOTAS.map(|quota| Self { mode: Mode::Polled, quota, screen: false });
-        let blind = Self { mode: Mode::Polled, quota: Some(10), screen: true };
-        let feedback = |quota, screen| Self { mode: Mode::Feedback, quota, screen };
+        let interrupt =
+            |with_filter| Self { mode: RouterMode::Interrupt, quota: None, with_filter };
+        let polled =
+            QUOTAS.map(|quota| Self { mode: RouterMode::Polled, quota, with_filter: false });
+        let without_feedback =
+            Self { mode: RouterMode::Polled, quota: Some(10), with_filter: true };
+        let feedback = |quota, with_filter| Self { mode: RouterMode::Feedback, quota, with_filter };
         let mut all = vec![interrupt(false), interrupt(true)];
         all.extend(polled);
         all.push(feedback(Some(10), false));
-        all.push(blind);
+        all.push(without_feedback);
         all.extend(QUOTAS.map(|quota| feedback(quota, true)));
         all
     }
 
     fn name(self) -> String {
-        let screen = if self.screen { ", screen" } else { "" };
+        let filter_suffix = if self.with_filter { ", screen" } else { "" };
         match self.mode {
-            Mode::Interrupt => format!("interrupt{screen}"),
-            mode => format!("{}, quota {}{screen}", mode.name(), self.quota_name()),
+            RouterMode::Interrupt => format!("interrupt{filter_suffix}"),
+            mode => format!("{}, quota {}{filter_suffix}", mode.name(), self.quota_name()),
         }
     }
 
@@ -148,139 +153,159 @@ impl Line {
         self.quota.map_or("unlimited".into(), |quota| quota.to_string())
     }
 
-    fn shape(self) -> Shape {
+    fn setup(self) -> RouterSetup {
         let mut flags = vec!["--mode".to_owned()];
-        flags.push(if self.mode == Mode::Interrupt { "interrupt" } else { "polled" }.into());
-        if self.mode != Mode::Interrupt {
+        flags.push(if self.mode == RouterMode::Interrupt { "interrupt" } else { "polled" }.into());
+        if self.mode != RouterMode::Interrupt {
             flags.extend(["--quota".into(), self.quota_name()]);
         }
-        if self.mode == Mode::Polled {
+        if self.mode == RouterMode::Polled {
             flags.push("--no-feedback".into());
         }
-        Shape { flags, interrupts: self.mode == Mode::Interrupt, screen: self.screen }
+        RouterSetup {
+            flags,
+            uses_interrupts: self.mode == RouterMode::Interrupt,
+            uses_filter: self.with_filter,
+        }
     }
 
-    /// The figures of the paper that it is in.
+    /// Figures of the paper that show this line.
     fn figures(self) -> &'static str {
-        match (self.mode, self.screen) {
-            (Mode::Interrupt, false) => "6-1, 6-3",
-            (Mode::Interrupt, true) => "6-1, 6-4",
-            (Mode::Polled, false) if matches!(self.quota, Some(5 | 20) | None) => "6-3, 6-5",
-            (Mode::Polled, false) => "6-5",
-            (Mode::Polled, true) => "6-4",
-            (Mode::Feedback, true) if self.quota == Some(10) => "6-4, 6-6",
-            (Mode::Feedback, true) => "6-6",
-            (Mode::Feedback, false) => "none",
+        match (self.mode, self.with_filter) {
+            (RouterMode::Interrupt, false) => "6-1, 6-3",
+            (RouterMode::Interrupt, true) => "6-1, 6-4",
+            (RouterMode::Polled, false) if matches!(self.quota, Some(5 | 20) | None) => "6-3, 6-5",
+            (RouterMode::Polled, false) => "6-5",
+            (RouterMode::Polled, true) => "6-4",
+            (RouterMode::Feedback, true) if self.quota == Some(10) => "6-4, 6-6",
+            (RouterMode::Feedback, true) => "6-6",
+            (RouterMode::Feedback, false) => "none",
         }
     }
 
-    /// Whether it is drawn with this figure of the paper.
+    /// True when this line is drawn with this figure of the paper.
     fn is_drawn_in(self, figure: &str) -> bool {
-        let beside = self.mode == Mode::Feedback && !self.screen && figure == "6-3";
-        beside || self.figures().split(", ").any(|part| part == figure)
+        let is_comparison =
+            self.mode == RouterMode::Feedback && !self.with_filter && figure == "6-3";
+        is_comparison || self.figures().split(", ").any(|part| part == figure)
     }
 
-    /// What the paper says of it (`mogul_router.csv`).
+    /// Result in the paper (`mogul_router.csv`).
     fn paper(self) -> &'static str {
-        match (self.mode, self.screen, self.quota) {
-            (Mode::Interrupt, false, _) => "peak 4,700/s, falls above it",
-            (Mode::Interrupt, true, _) => "peak 2,000/s, 0 at 6,000/s offered: livelock",
-            (Mode::Polled, false, None) => "near 0 above the MLFRR: livelock at the output queue",
-            (Mode::Polled, false, Some(100)) => "falls as the quota grows",
-            (Mode::Polled, false, Some(10 | 20)) => "stable, near the best",
-            (Mode::Polled, false, _) => "at the MLFRR's plateau up to 12,000/s offered",
-            (Mode::Polled, true, _) => "like the unmodified kernel: the screen's queue overflows",
-            (Mode::Feedback, false, _) => "not in it: feedback from the output queue",
-            (Mode::Feedback, _, Some(10)) => "flat plateau, no livelock, much higher peak",
-            (Mode::Feedback, _, Some(5)) => "no livelock, about 5 % below the best",
-            (Mode::Feedback, _, _) => "no livelock",
+        match (self.mode, self.with_filter, self.quota) {
+            (RouterMode::Interrupt, false, _) => "peak 4,700/s, falls above it",
+            (RouterMode::Interrupt, true, _) => "peak 2,000/s, 0 at 6,000/s offered: livelock",
+            (RouterMode::Polled, false, None) => {
+                "near 0 above the MLFRR: livelock at the output queue"
+            }
+            (RouterMode::Polled, false, Some(100)) => "falls as the quota grows",
+            (RouterMode::Polled, false, Some(10 | 20)) => "stable, near the best",
+            (RouterMode::Polled, false, _) => "at the MLFRR's plateau up to 12,000/s offered",
+            (RouterMode::Polled, true, _) => {
+                "like the unmodified kernel: the filter's queue overflows"
+            }
+            (RouterMode::Feedback, false, _) => "not in the paper: feedback from the output queue",
+            (RouterMode::Feedback, _, Some(10)) => "flat plateau, no livelock, much higher peak",
+            (RouterMode::Feedback, _, Some(5)) => "no livelock, about 5 % below the best",
+            (RouterMode::Feedback, _, _) => "no livelock",
         }
     }
 }
 
-/// A line and what was measured of it.
-struct Found {
-    line: Line,
-    curve: Curve,
+/// A line and its measured curve.
+struct LineResults {
+    line: FigureLine,
+    curve: GoodputCurve,
 }
 
-/// Runs the experiment. Says on standard error what it is at.
+/// Runs the experiment; prints progress on standard error.
 ///
 /// # Errors
-/// When there is only one core, namespaces cannot be made, a router does not
-/// start, or the flood cannot be sent.
+/// With only one core; when namespaces cannot be created, a router does not start, or the flood
+/// cannot be sent.
 pub fn run(config: &RouterLabConfig) -> Result<Experiment, LabError> {
     config.check()?;
     for name in netns::remove_stale()? {
-        eprintln!("removed namespace {name}, left behind by a process that is gone");
+        eprintln!("removed namespace {name}, left behind by a process that has exited");
     }
-    let bench = Bench::new(config.server_core, config.load_core)?;
+    let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
     let loads = || config.loads_pps.iter().copied().map(Some).chain([None]);
-    let mut found: Vec<Found> =
-        config.lines().into_iter().map(|line| Found { line, curve: Curve::at(loads()) }).collect();
+    let mut results: Vec<LineResults> = config
+        .lines()
+        .into_iter()
+        .map(|line| LineResults { line, curve: GoodputCurve::with_loads(loads()) })
+        .collect();
     for repeat in 1..=config.repeats {
-        for one in &mut found {
-            sweep(config, &bench, one)?;
-            tell(repeat, one);
+        for line_results in &mut results {
+            sweep(config, &testbed, line_results)?;
+            print_progress(repeat, line_results);
         }
     }
     let mut result = Experiment::new("router");
     describe(config, &mut result);
-    conclude(&found, &mut result);
+    conclude(&results, &mut result);
     Ok(result)
 }
 
-/// Starts one router and offers it every load once.
-fn sweep(config: &RouterLabConfig, bench: &Bench, one: &mut Found) -> Result<(), LabError> {
+/// Starts one router and offers each load once.
+fn sweep(
+    config: &RouterLabConfig,
+    testbed: &FloodTestbed,
+    line_results: &mut LineResults,
+) -> Result<(), LabError> {
     let time = Duration::from_secs_f64(config.seconds);
     let warm_up = Duration::from_secs_f64((config.seconds / 2.0).min(0.2));
-    let limit = (time + warm_up) * one.curve.steps.len() as u32 + Duration::from_secs(20);
-    let mut running = Running::start(&one.line.shape(), bench, limit)?;
-    for step in &mut one.curve.steps {
-        step.runs.push(running.measure(step.asked_pps, warm_up, time, || Ok(()))?);
+    let limit = (time + warm_up) * line_results.curve.steps.len() as u32 + Duration::from_secs(20);
+    let mut running = RunningRouter::start(&line_results.line.setup(), testbed, limit)?;
+    for step in &mut line_results.curve.steps {
+        step.runs.push(running.measure(step.requested_pps, warm_up, time, || Ok(()))?);
     }
     Ok(())
 }
 
-fn tell(repeat: usize, one: &Found) {
-    eprintln!("{repeat} {:<38} {} k/s", one.line.name(), one.curve.last_runs());
+fn print_progress(repeat: usize, line_results: &LineResults) {
+    eprintln!(
+        "{repeat} {:<38} {} k/s",
+        line_results.line.name(),
+        line_results.curve.format_last_runs()
+    );
 }
 
 fn describe(config: &RouterLabConfig, result: &mut Experiment) {
     let (server, load) = (config.server_core, config.load_core);
     result.note(format!(
         "core {load} sends UDP packets of 4 bytes, by an XDP program that the kernel runs; core \
-         {server} does all the rest: receive work, router, screen, and dropping what was forwarded \
+         {server} does all other work: receive work, router, packet filter, and dropping forwarded packets \
          at the far end; forwarded packets are counted at the far device"
     ));
-    result.note(flood::CARD);
+    result.note(flood::NIC_OVERFLOW_NOTE);
     result.note(
-        "the router has real-time priority, as a kernel's network code comes before programs; the \
-         screen is an ordinary process. Linux keeps 5 % of a core for such processes, so a \
+        "the router has real-time priority, as a kernel's network code has priority over processes; the \
+         packet filter is an ordinary process. Linux reserves 5 % of a core for such processes, so a \
          livelock is a few percent of the peak and not 0",
     );
     result.note(
-        "a floor is the least that is forwarded at any load above that of the peak, over the peak; \
+        "a floor is the lowest forwarded rate at any load above that of the peak, over the peak; \
          feedback_worst_floor is the worst of all lines with feedback, whatever their quota",
     );
     result.note(
-        "the screen's queue is 32 packets, input stops at 75 % and starts again at 25 % or after 1 \
-         ms; the screen makes a system call for each packet, and one for every 8 verdicts",
+        "the filter's queue holds 32 packets, input stops at 75 % and starts again at 25 % or after 1 \
+         ms; the filter makes a system call for each packet, and one for every 8 verdicts",
     );
     result.note(format!(
-        "{} measurements of {} s at each load, lines taking turns; medians count",
+        "{} measurements of {} s at each load, interleaved lines; medians",
         config.repeats, config.seconds
     ));
 }
 
-/// What people see; the JSON has more.
+/// Columns of the printed table; the JSON rows have more keys.
 const COLUMNS: [&str; 7] =
     ["line", "paper_figures", "peak_per_s", "peak_at_per_s", "at_maximum_per_s", "floor", "paper"];
 
-fn conclude(found: &[Found], result: &mut Experiment) {
-    let curve = |mode, quota, screen| {
-        let wanted = Line { mode, quota, screen };
-        found.iter().find(|one| one.line == wanted).map(|one| &one.curve)
+fn conclude(results: &[LineResults], result: &mut Experiment) {
+    let curve = |mode, quota, with_filter| {
+        let line = FigureLine { mode, quota, with_filter };
+        results.iter().find(|line_results| line_results.line == line).map(|one| &one.curve)
     };
     let mut figure = |name: &str, value: Option<f64>| {
         if let Some(value) = value {
@@ -288,35 +313,47 @@ fn conclude(found: &[Found], result: &mut Experiment) {
         }
     };
     let ten = Some(10);
-    let (plain, screened) =
-        (curve(Mode::Interrupt, None, false), curve(Mode::Interrupt, None, true));
-    let fed = curve(Mode::Feedback, ten, true);
-    figure("unmodified_floor", plain.map(Curve::floor));
-    figure("unmodified_screen_floor", screened.map(Curve::floor));
-    figure("polled_floor", curve(Mode::Polled, ten, false).map(Curve::floor));
-    figure("polled_unlimited_floor", curve(Mode::Polled, None, false).map(Curve::floor));
-    figure("polled_screen_floor", curve(Mode::Polled, ten, true).map(Curve::floor));
-    figure("feedback_floor", curve(Mode::Feedback, ten, false).map(Curve::floor));
-    figure("feedback_screen_floor", fed.map(Curve::floor));
-    let every = found.iter().filter(|one| one.line.mode == Mode::Feedback);
-    figure("feedback_worst_floor", every.map(|one| one.curve.floor()).reduce(f64::min));
-    let over = |above: Option<&Curve>, below: Option<&Curve>| {
-        let below = below.map(Curve::peak_pps).filter(|peak| *peak > 0.0)?;
+    let (unmodified, unmodified_with_filter) =
+        (curve(RouterMode::Interrupt, None, false), curve(RouterMode::Interrupt, None, true));
+    let with_feedback = curve(RouterMode::Feedback, ten, true);
+    figure("unmodified_floor", unmodified.map(GoodputCurve::floor));
+    figure("unmodified_screen_floor", unmodified_with_filter.map(GoodputCurve::floor));
+    figure("polled_floor", curve(RouterMode::Polled, ten, false).map(GoodputCurve::floor));
+    figure(
+        "polled_unlimited_floor",
+        curve(RouterMode::Polled, None, false).map(GoodputCurve::floor),
+    );
+    figure("polled_screen_floor", curve(RouterMode::Polled, ten, true).map(GoodputCurve::floor));
+    figure("feedback_floor", curve(RouterMode::Feedback, ten, false).map(GoodputCurve::floor));
+    figure("feedback_screen_floor", with_feedback.map(GoodputCurve::floor));
+    let feedback_lines = results.iter().filter(|one| one.line.mode == RouterMode::Feedback);
+    figure(
+        "feedback_worst_floor",
+        feedback_lines.map(|line_results| line_results.curve.floor()).reduce(f64::min),
+    );
+    let peak_ratio = |above: Option<&GoodputCurve>, below: Option<&GoodputCurve>| {
+        let below = below.map(GoodputCurve::peak_pps).filter(|peak| *peak > 0.0)?;
         Some(above?.peak_pps() / below)
     };
-    figure("feedback_screen_peak_over_unmodified", over(fed, screened));
-    figure("polled_peak_over_unmodified", over(curve(Mode::Polled, ten, false), plain));
-    result.rows = found.iter().map(row).collect();
+    figure(
+        "feedback_screen_peak_over_unmodified",
+        peak_ratio(with_feedback, unmodified_with_filter),
+    );
+    figure(
+        "polled_peak_over_unmodified",
+        peak_ratio(curve(RouterMode::Polled, ten, false), unmodified),
+    );
+    result.rows = results.iter().map(row).collect();
     result.columns = COLUMNS.to_vec();
-    result.picture = Some(picture(found));
+    result.picture = Some(picture(results));
 }
 
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-fn row(one: &Found) -> Value {
-    let points = one.curve.points();
+fn row(line_results: &LineResults) -> Value {
+    let points = line_results.curve.points();
     let peak = points.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
     let steps: Vec<Value> = points
         .iter()
@@ -325,39 +362,39 @@ fn row(one: &Found) -> Value {
         })
         .collect();
     json!({
-        "line": one.line.name(),
-        "mode": one.line.mode.name(),
-        "quota": one.line.quota,
-        "screen": one.line.screen,
-        "paper_figures": one.line.figures(),
-        "paper": one.line.paper(),
+        "line": line_results.line.name(),
+        "mode": line_results.line.mode.name(),
+        "quota": line_results.line.quota,
+        "screen": line_results.line.with_filter,
+        "paper_figures": line_results.line.figures(),
+        "paper": line_results.line.paper(),
         "peak_per_s": peak.1.round(),
         "peak_at_per_s": peak.0.round(),
-        "at_maximum_per_s": one.curve.at_maximum_pps().round(),
-        "floor": rounded(one.curve.floor()),
+        "at_maximum_per_s": line_results.curve.goodput_at_max_load_pps().round(),
+        "floor": rounded(line_results.curve.floor()),
         "steps": steps,
     })
 }
 
-/// One panel for each of the paper's figures.
-fn picture(found: &[Found]) -> Picture {
+/// Draws one panel for each of the paper's figures.
+fn picture(results: &[LineResults]) -> Picture {
     let panel = |(figure, title): &(&str, &str)| Panel {
         title: format!("{figure}: {title}"),
         x: Axis::new("offered", "packets/s"),
         y: Axis::new("forwarded", "packets/s"),
-        series: found
+        series: results
             .iter()
-            .filter(|one| one.line.is_drawn_in(figure))
-            .map(|one| Series::new(one.line.name(), one.curve.points()))
+            .filter(|line_results| line_results.line.is_drawn_in(figure))
+            .map(|line_results| Series::new(line_results.line.name(), line_results.curve.points()))
             .collect(),
         spans: Vec::new(),
     };
     let panels = [
         ("6-1", "unmodified"),
-        ("6-3", "polled, without screen"),
-        ("6-4", "with screen"),
-        ("6-5", "quotas, without screen"),
-        ("6-6", "quotas, screen and feedback"),
+        ("6-3", "polled, without filter"),
+        ("6-4", "with filter"),
+        ("6-5", "quotas, without filter"),
+        ("6-6", "quotas, filter and feedback"),
     ];
     Picture {
         title: "Forwarded against offered, after Mogul and Ramakrishnan".into(),
@@ -368,38 +405,44 @@ fn picture(found: &[Found]) -> Picture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::livelock::Measured;
-    use crate::livelock::curve::Step;
+    use crate::livelock::FloodMeasurement;
+    use crate::livelock::curve::LoadStep;
 
     #[test]
-    fn every_line_is_in_a_figure_and_its_flags_differ() {
-        let all = Line::all();
+    fn every_line_has_distinct_flags_and_is_drawn() {
+        let all = FigureLine::all();
         assert_eq!(all.len(), 14);
         for (at, line) in all.iter().enumerate() {
-            assert!(all[at + 1..].iter().all(|other| other.shape() != line.shape()), "{line:?}");
+            assert!(all[at + 1..].iter().all(|other| other.setup() != line.setup()), "{line:?}");
         }
-        let found: Vec<Found> =
-            all.into_iter().map(|line| Found { line, curve: Curve::default() }).collect();
-        let counts: Vec<usize> = picture(&found).panels.iter().map(|p| p.series.len()).collect();
+        let results: Vec<LineResults> = all
+            .into_iter()
+            .map(|line| LineResults { line, curve: GoodputCurve::default() })
+            .collect();
+        let counts: Vec<usize> = picture(&results).panels.iter().map(|p| p.series.len()).collect();
         assert_eq!(counts, [2, 5, 3, 5, 5]);
     }
 
     #[test]
-    fn figures_are_of_the_lines_that_they_name() {
-        let found = |mode, quota, screen, points: [(f64, f64); 2]| {
-            let step = |(offered_pps, goodput_pps)| Step {
-                asked_pps: Some(offered_pps),
-                runs: vec![Measured { offered_pps, goodput_pps, ..Measured::default() }],
+    fn figures_are_of_the_named_lines() {
+        let line_results = |mode, quota, with_filter, points: [(f64, f64); 2]| {
+            let step = |(offered_pps, goodput_pps)| LoadStep {
+                requested_pps: Some(offered_pps),
+                runs: vec![FloodMeasurement {
+                    offered_pps,
+                    goodput_pps,
+                    ..FloodMeasurement::default()
+                }],
             };
-            Found {
-                line: Line { mode, quota, screen },
-                curve: Curve { steps: points.map(step).into() },
+            LineResults {
+                line: FigureLine { mode, quota, with_filter },
+                curve: GoodputCurve { steps: points.map(step).into() },
             }
         };
         let all = [
-            found(Mode::Interrupt, None, true, [(50.0, 50.0), (500.0, 0.0)]),
-            found(Mode::Feedback, Some(10), true, [(100.0, 100.0), (500.0, 99.0)]),
-            found(Mode::Feedback, None, true, [(100.0, 100.0), (500.0, 90.0)]),
+            line_results(RouterMode::Interrupt, None, true, [(50.0, 50.0), (500.0, 0.0)]),
+            line_results(RouterMode::Feedback, Some(10), true, [(100.0, 100.0), (500.0, 99.0)]),
+            line_results(RouterMode::Feedback, None, true, [(100.0, 100.0), (500.0, 90.0)]),
         ];
         let mut result = Experiment::new("router");
         conclude(&all, &mut result);

@@ -1,21 +1,23 @@
-//! `lab connections`: what idle connections cost.
+//! Experiment connections: memory and request cost of idle connections.
 
 use serde_json::json;
 
-use super::{Bench, KernelReceive, Measured, Subject, TcpConfig, cores, median};
+use super::{
+    KernelReceive, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores, median,
+};
 use crate::cpu;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::load::{LinkKind, TcpLoadConfig};
 
-/// Connections that ask, whatever the number of idle ones.
-const ACTIVE: usize = 500;
-const PER_SOURCE: usize = 16_000;
+/// Connections that send requests, whatever the number of idle connections.
+const ACTIVE_CONNECTIONS: usize = 500;
+const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
 struct Row {
     connections: usize,
     resident_bytes: Vec<u64>,
-    runs: Vec<Measured>,
+    runs: Vec<TcpMeasurement>,
 }
 
 impl Row {
@@ -28,31 +30,32 @@ impl Row {
     }
 }
 
-/// Memory for each idle connection, and the cost of a request on some others,
-/// at more and more connections.
+/// Measures the memory of each idle connection, and the cost of a request on some active
+/// connections, at growing numbers of connections up to `max_connections`.
 ///
 /// # Errors
-/// When namespaces cannot be made or the server does not start.
-pub fn run(config: &TcpConfig, most: usize) -> Result<Experiment, LabError> {
-    let (server_core, load_core) = cores()?;
-    let bench = Bench::new(server_core, load_core)?;
-    let counts = [1_000, 10_000, 100_000, 1_000_000].into_iter().filter(|&count| count <= most);
+/// When namespaces cannot be created or the server does not start.
+pub fn run(config: &TcpLabConfig, max_connections: usize) -> Result<Experiment, LabError> {
+    let (server_core, load_core) = choose_cores()?;
+    let testbed = TcpTestbed::new(server_core, load_core)?;
+    let counts =
+        [1_000, 10_000, 100_000, 1_000_000].into_iter().filter(|&count| count <= max_connections);
     let row = |connections| Row { connections, resident_bytes: Vec::new(), runs: Vec::new() };
     let mut rows: Vec<Row> = counts.map(row).collect();
     for repeat in 1..=config.repeats {
         for row in &mut rows {
-            let server = bench.start(Subject::TidegateXdp, KernelReceive::Steering, &[])?;
+            let server = testbed.start(ServerKind::TidegateXdp, KernelReceive::Steering, &[])?;
             let pid = server.process.pid();
             let load = TcpLoadConfig {
                 connections: row.connections,
-                active: Some(ACTIVE),
-                sources: row.connections.div_ceil(PER_SOURCE) as u32,
+                active_connections: Some(ACTIVE_CONNECTIONS),
+                source_count: row.connections.div_ceil(CONNECTIONS_PER_SOURCE) as u32,
                 seconds: config.seconds,
                 warm_up_seconds: config.seconds / 4.0,
-                ..bench.load_config(&server, LinkKind::Xdp)
+                ..testbed.load_config(&server, LinkKind::Xdp)
             };
             let mut resident = 0;
-            let run = bench.measure_watched(&load, || {
+            let run = testbed.measure_with(&load, || {
                 resident = cpu::resident_bytes(pid)?;
                 Ok(())
             })?;
@@ -74,8 +77,8 @@ pub fn run(config: &TcpConfig, most: usize) -> Result<Experiment, LabError> {
     if let (Some(first), Some(last)) = (rows.first(), rows.last())
         && last.connections > first.connections
     {
-        let more = (last.connections - first.connections) as f64;
-        let bytes = (last.resident() - first.resident()) / more;
+        let added_connections = (last.connections - first.connections) as f64;
+        let bytes = (last.resident() - first.resident()) / added_connections;
         result.figure("bytes_per_idle_connection", bytes);
         result.figure("cost_growth", first.rps() / last.rps());
         result.figure("most_connections", last.connections as f64);
@@ -90,10 +93,10 @@ pub fn run(config: &TcpConfig, most: usize) -> Result<Experiment, LabError> {
     };
     result.rows = rows.iter().map(row).collect();
     result.note(format!(
-        "bytes: how much the whole server process grows from the first row to the last, for each \
-         connection more, sockets and the program's own tables included; cost: requests/s of \
-         {ACTIVE} connections among the idle ones, both ends on Tidegate with as many connections \
-         each, so it counts what grows at the client too"
+        "bytes: growth of the whole server process from the first row to the last, for each \
+         additional connection, including sockets and the application's own tables; cost: requests/s of \
+         {ACTIVE_CONNECTIONS} connections among the idle connections, both ends on Tidegate with as many connections \
+         each, so the cost includes growth at the client"
     ));
     Ok(result)
 }

@@ -1,87 +1,90 @@
-//! `lab echo-1`, `echo-2`, `echo-3`: the scenarios of Farias (2023).
+//! Experiments echo-throughput, echo-message-size and echo-latency: the scenarios of Farias (2023).
 
 use std::fmt;
 
 use serde_json::json;
 
-use super::{Bench, KernelReceive, Measured, Subject, TcpConfig, cores, median};
+use super::{
+    KernelReceive, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores, median,
+};
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::load::{LinkKind, TcpLoadConfig};
 
-/// Ports of one source address that a load uses, at most.
+/// Maximum number of ports of one source address that a load uses.
 const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
 /// One point of a scenario.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Point {
+pub(crate) struct EchoPoint {
     pub(crate) connections: usize,
     pub(crate) bytes: usize,
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for EchoPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {} B", self.connections, self.bytes)
     }
 }
 
-/// A scenario of the paper's.
+/// Scenario of the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    /// Many connections that stay open, small messages.
-    Many,
-    /// Growing messages.
-    Growing,
-    /// Few clients.
-    Few,
+    /// Many persistent connections with small messages.
+    ManyConnections,
+    /// Messages of growing size.
+    GrowingMessages,
+    /// A few clients.
+    FewClients,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 3] = [Self::Many, Self::Growing, Self::Few];
+    pub(crate) const ALL: [Self; 3] =
+        [Self::ManyConnections, Self::GrowingMessages, Self::FewClients];
 
-    /// The name of its experiment.
+    /// Name of the experiment.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Many => "echo-1",
-            Self::Growing => "echo-2",
-            Self::Few => "echo-3",
+            Self::ManyConnections => "echo-throughput",
+            Self::GrowingMessages => "echo-message-size",
+            Self::FewClients => "echo-latency",
         }
     }
 
-    /// Its points; `full` with the paper's numbers of connections.
-    pub(crate) fn points(self, full: bool) -> Vec<Point> {
+    /// Points of the scenario; `full` uses the paper's numbers of connections.
+    pub(crate) fn points(self, full: bool) -> Vec<EchoPoint> {
         match self {
-            Self::Many => {
-                let most = if full { 16_000 } else { 4_000 };
-                let points = [(100, 64), (most, 64), (most, 128)];
-                points.map(|(connections, bytes)| Point { connections, bytes }).to_vec()
+            Self::ManyConnections => {
+                let many = if full { 16_000 } else { 4_000 };
+                let points = [(100, 64), (many, 64), (many, 128)];
+                points.map(|(connections, bytes)| EchoPoint { connections, bytes }).to_vec()
             }
-            Self::Growing => {
+            Self::GrowingMessages => {
                 let connections = if full { 12_000 } else { 1_000 };
                 let sizes = [64, 256, 1024, 4096, 8192, 16_384];
-                sizes.map(|bytes| Point { connections, bytes }).to_vec()
+                sizes.map(|bytes| EchoPoint { connections, bytes }).to_vec()
             }
-            Self::Few => {
-                [1, 2, 4, 8, 16].map(|connections| Point { connections, bytes: 2048 }).to_vec()
+            Self::FewClients => {
+                [1, 2, 4, 8, 16].map(|connections| EchoPoint { connections, bytes: 2048 }).to_vec()
             }
         }
     }
 
-    /// What the clients connect through.
+    /// Link of the clients.
     fn link(self) -> LinkKind {
-        if self == Self::Few { LinkKind::Kernel } else { LinkKind::Xdp }
+        if self == Self::FewClients { LinkKind::Kernel } else { LinkKind::Xdp }
     }
 }
 
-/// What one server did at one point, in every repeat.
+/// Measurements of one server at one point, one for each repetition.
 struct Row {
-    subject: Subject,
-    point: Point,
-    runs: Vec<Measured>,
+    server_kind: ServerKind,
+    point: EchoPoint,
+    runs: Vec<TcpMeasurement>,
 }
 
 impl Row {
-    fn median(&self, of: impl Fn(&Measured) -> f64) -> f64 {
+    fn median(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
         median(self.runs.iter().map(of))
     }
 
@@ -90,65 +93,72 @@ impl Row {
     }
 }
 
-/// Many connections that stay open, small messages: requests per second.
+/// Measures requests per second on many persistent connections with small messages.
 ///
 /// # Errors
-/// When namespaces cannot be made or a server does not start.
-pub fn run_1(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let scenario = Scenario::Many;
+/// When namespaces cannot be created or a server does not start.
+pub fn run_throughput(config: &TcpLabConfig) -> Result<Experiment, LabError> {
+    let scenario = Scenario::ManyConnections;
     let points = scenario.points(config.full);
-    let rows = measure(config, &Subject::ALL, &points, scenario.link())?;
+    let rows = measure(config, &ServerKind::ALL, &points, scenario.link())?;
     let mut result = experiment(scenario.name(), &rows);
     for (name, point) in [("rps_ratio_100", points[0]), ("rps_ratio", points[1])] {
-        result.figure(name, ratio(&rows, point, Subject::TidegateXdp));
+        result.figure(name, ratio(&rows, point, ServerKind::TidegateXdp));
     }
-    result.figure("rps_ratio_128", ratio(&rows, points[2], Subject::TidegateXdp));
-    result.figure("rps_ratio_packet", ratio(&rows, points[1], Subject::TidegatePacket));
+    result.figure("rps_ratio_128", ratio(&rows, points[2], ServerKind::TidegateXdp));
+    result.figure("rps_ratio_packet", ratio(&rows, points[1], ServerKind::TidegatePacket));
     result.note("scenario 1 of Farias (8 x 2000 connections, 64 and 128 B; bypass 3.65 to 5.58)");
     note_cores(&mut result, "the load runs on Tidegate over AF_XDP");
     Ok(result)
 }
 
-/// Growing messages: gigabits per second.
+/// Measures gigabits per second with messages of growing size.
 ///
 /// # Errors
-/// As [`run_1`].
-pub fn run_2(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let scenario = Scenario::Growing;
+/// As [`run_throughput`].
+pub fn run_message_size(config: &TcpLabConfig) -> Result<Experiment, LabError> {
+    let scenario = Scenario::GrowingMessages;
     let points = scenario.points(config.full);
-    let subjects =
-        [Subject::KernelEpoll, Subject::KernelSpin, Subject::KernelUring, Subject::TidegateXdp];
-    let rows = measure(config, &subjects, &points, scenario.link())?;
+    let server_kinds = [
+        ServerKind::KernelEpoll,
+        ServerKind::KernelSpin,
+        ServerKind::KernelUring,
+        ServerKind::TidegateXdp,
+    ];
+    let rows = measure(config, &server_kinds, &points, scenario.link())?;
     let mut result = experiment(scenario.name(), &rows);
     for point in points {
         let name = format!("gbps_ratio_{}", point.bytes);
-        result.figure(&name, ratio(&rows, point, Subject::TidegateXdp));
+        result.figure(&name, ratio(&rows, point, ServerKind::TidegateXdp));
     }
     result.note("scenario 2 of Farias (4 x 3000 connections; the paper's servers have 2 and 4 threads, here one core serves)");
     note_cores(&mut result, "the load runs on Tidegate over AF_XDP");
     Ok(result)
 }
 
-/// Few clients: latency.
+/// Measures the latency of a few clients.
 ///
 /// # Errors
-/// As [`run_1`].
-pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let scenario = Scenario::Few;
+/// As [`run_throughput`].
+pub fn run_latency(config: &TcpLabConfig) -> Result<Experiment, LabError> {
+    let scenario = Scenario::FewClients;
     let points = scenario.points(config.full);
-    let rows = measure(config, &Subject::ALL, &points, scenario.link())?;
+    let rows = measure(config, &ServerKind::ALL, &points, scenario.link())?;
     let mut result = experiment(scenario.name(), &rows);
     for (clients, point) in [(1, points[0]), (16, points[4])] {
-        let of = |subject, of: fn(&Measured) -> f64| find(&rows, subject, point).median(of);
+        let latency_of = |server_kind, of: fn(&TcpMeasurement) -> f64| {
+            find(&rows, server_kind, point).median(of)
+        };
         for (name, latency) in [
-            ("p50", (|run| run.load.latency.p50_us) as fn(&Measured) -> f64),
+            ("p50", (|run| run.load.latency.p50_us) as fn(&TcpMeasurement) -> f64),
             ("p95", |run| run.load.latency.p95_us),
         ] {
-            let kernel = of(Subject::KernelEpoll, latency).min(of(Subject::KernelSpin, latency));
+            let kernel = latency_of(ServerKind::KernelEpoll, latency)
+                .min(latency_of(ServerKind::KernelSpin, latency));
             let figure = format!("{name}_ratio_{clients}");
-            result.figure(&figure, of(Subject::TidegateXdp, latency) / kernel);
+            result.figure(&figure, latency_of(ServerKind::TidegateXdp, latency) / kernel);
             let figure = format!("{name}_ratio_{clients}_packet");
-            result.figure(&figure, of(Subject::TidegatePacket, latency) / kernel);
+            result.figure(&figure, latency_of(ServerKind::TidegatePacket, latency) / kernel);
         }
     }
     result.note("scenario 3 of Farias (1 to 16 clients, one connection each, 2048 B; bypass up to 18 times slower)");
@@ -157,67 +167,71 @@ pub fn run_3(config: &TcpConfig) -> Result<Experiment, LabError> {
     Ok(result)
 }
 
-/// What a server did at one point, in medians.
-pub(crate) struct Beside {
+/// Medians of one server at one point.
+pub(crate) struct ReferenceRow {
     pub(crate) server: &'static str,
-    pub(crate) point: Point,
+    pub(crate) point: EchoPoint,
     pub(crate) requests_per_second: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
 }
 
-/// A scenario on Tidegate and on the kernel, over a veth pair: to stand beside
-/// the same over another wire.
-pub(crate) fn beside(
+/// Runs a scenario on Tidegate and on the kernel over a veth pair, for comparison with the same
+/// scenario over another link.
+pub(crate) fn measure_over_veth(
     scenario: Scenario,
     seconds: f64,
     repeats: usize,
-) -> Result<Vec<Beside>, LabError> {
-    let config = TcpConfig { seconds, repeats, full: false };
-    let subjects = [Subject::KernelEpoll, Subject::TidegateXdp];
-    let rows = measure(&config, &subjects, &scenario.points(false), scenario.link())?;
-    let of = |row: &Row| Beside {
-        server: row.subject.name(),
+) -> Result<Vec<ReferenceRow>, LabError> {
+    let config = TcpLabConfig { seconds, repeats, full: false };
+    let server_kinds = [ServerKind::KernelEpoll, ServerKind::TidegateXdp];
+    let rows = measure(&config, &server_kinds, &scenario.points(false), scenario.link())?;
+    let to_reference = |row: &Row| ReferenceRow {
+        server: row.server_kind.name(),
         point: row.point,
         requests_per_second: row.rps(),
         p50_us: row.median(|run| run.load.latency.p50_us),
         p99_us: row.median(|run| run.load.latency.p99_us),
     };
-    Ok(rows.iter().map(of).collect())
+    Ok(rows.iter().map(to_reference).collect())
 }
 
 /// Measures every point with every server, interleaved.
 fn measure(
-    config: &TcpConfig,
-    subjects: &[Subject],
-    points: &[Point],
+    config: &TcpLabConfig,
+    server_kinds: &[ServerKind],
+    points: &[EchoPoint],
     link: LinkKind,
 ) -> Result<Vec<Row>, LabError> {
-    let (server_core, load_core) = cores()?;
-    let bench = Bench::new(server_core, load_core)?;
+    let (server_core, load_core) = choose_cores()?;
+    let testbed = TcpTestbed::new(server_core, load_core)?;
     let mut rows: Vec<Row> = Vec::new();
     for &point in points {
-        rows.extend(subjects.iter().map(|&subject| Row { subject, point, runs: Vec::new() }));
+        rows.extend(server_kinds.iter().map(|&server_kind| Row {
+            server_kind,
+            point,
+            runs: Vec::new(),
+        }));
     }
     for repeat in 1..=config.repeats {
-        for &subject in subjects {
-            for row in rows.iter_mut().filter(|row| row.subject == subject) {
-                let server = bench.start(subject, KernelReceive::Steering, &[])?;
-                let Point { connections, bytes } = row.point;
+        for &server_kind in server_kinds {
+            for row in rows.iter_mut().filter(|row| row.server_kind == server_kind) {
+                let server = testbed.start(server_kind, KernelReceive::Steering, &[])?;
+                let EchoPoint { connections, bytes } = row.point;
                 let load = TcpLoadConfig {
                     connections,
-                    sources: connections.div_ceil(CONNECTIONS_PER_SOURCE) as u32,
+                    source_count: connections.div_ceil(CONNECTIONS_PER_SOURCE) as u32,
                     message_bytes: bytes,
                     seconds: config.seconds,
                     warm_up_seconds: config.seconds / 4.0,
-                    ..bench.load_config(&server, link)
+                    ..testbed.load_config(&server, link)
                 };
-                let run = bench.measure(&load)?;
+                let run = testbed.measure(&load)?;
                 server.process.stop();
                 eprintln!(
                     "{repeat} {:<16} {connections:>6} x {bytes:>5} B: {:>9.0}/s, p50 {:.1} us, p95 \
                      {:.1} us; server core {:.0} %, load core {:.0} %",
-                    subject.name(),
+                    server_kind.name(),
                     run.load.requests_per_second,
                     run.load.latency.p50_us,
                     run.load.latency.p95_us,
@@ -231,18 +245,19 @@ fn measure(
     Ok(rows)
 }
 
-fn find(rows: &[Row], subject: Subject, point: Point) -> &Row {
-    let is_it = |row: &&Row| {
-        let same = (row.point.connections, row.point.bytes) == (point.connections, point.bytes);
-        row.subject == subject && same
+fn find(rows: &[Row], server_kind: ServerKind, point: EchoPoint) -> &Row {
+    let is_match = |row: &&Row| {
+        let is_same_point =
+            (row.point.connections, row.point.bytes) == (point.connections, point.bytes);
+        row.server_kind == server_kind && is_same_point
     };
-    rows.iter().find(is_it).expect("every point is measured with every server")
+    rows.iter().find(is_match).expect("every point is measured with every server")
 }
 
-/// Requests per second over those of the better of the kernel's.
-fn ratio(rows: &[Row], point: Point, subject: Subject) -> f64 {
-    let rps = |subject| find(rows, subject, point).rps();
-    rps(subject) / rps(Subject::KernelEpoll).max(rps(Subject::KernelSpin))
+/// Requests per second of a server, divided by those of the better of the kernel's servers.
+fn ratio(rows: &[Row], point: EchoPoint, server_kind: ServerKind) -> f64 {
+    let rps = |server_kind| find(rows, server_kind, point).rps();
+    rps(server_kind) / rps(ServerKind::KernelEpoll).max(rps(ServerKind::KernelSpin))
 }
 
 fn experiment(name: &str, rows: &[Row]) -> Experiment {
@@ -251,7 +266,7 @@ fn experiment(name: &str, rows: &[Row]) -> Experiment {
         .iter()
         .map(|row| {
             json!({
-                "server": row.subject.name(),
+                "server": row.server_kind.name(),
                 "connections": row.point.connections,
                 "bytes": row.point.bytes,
                 "requests_per_second": row.rps(),
@@ -283,7 +298,7 @@ fn experiment(name: &str, rows: &[Row]) -> Experiment {
 fn note_cores(result: &mut Experiment, load: &str) {
     result.note(format!(
         "core 1 serves and does all receive work of the server's device (RPS for the kernel's), \
-         core 0 makes the load; {load}; ratios are to the better of an epoll server that sleeps \
-         and one that spins; medians"
+         core 0 generates the load; {load}; ratios are to the better of an epoll server that sleeps \
+         and one that busy-polls; medians"
     ));
 }

@@ -1,8 +1,8 @@
-//! TCP beside the kernel's: echo in the three scenarios of Farias (2023),
-//! bytes one way, many idle connections, a flood of SYN segments.
+//! TCP compared with the kernel's: echo in the three scenarios of Farias (2023), bulk transfer,
+//! many idle connections, a SYN flood.
 //!
-//! Core 1 serves, with all receive work of the server's device; core 0 makes
-//! the load. What goes over the wire are frames of at most 1,514 bytes.
+//! Core 1 serves and does all receive work of the server's device; core 0 generates the load. The
+//! frames on the veth pair have at most 1,514 bytes.
 
 pub mod bulk;
 pub mod connections;
@@ -13,31 +13,31 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde::Serialize;
 
-use crate::cpu::{CoreTicks, CoreUse};
+use crate::cpu::{CoreTicks, CoreUsage};
 use crate::error::LabError;
-use crate::livelock::subject::this_program;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_watched};
+use crate::livelock::test_case::own_executable;
+use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 use crate::netns::{VethConfig, VethPair};
-use crate::process::Process;
+use crate::process::ServerProcess;
 
-/// The kernel's, for a load on kernel sockets.
+/// Address of the client's kernel stack, for a load on kernel sockets.
 const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-const OWN_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
-/// The first of the addresses of a load on Tidegate.
-const OWN_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 16, 1);
-const PREFIX: u8 = 16;
-const PORT: u16 = 7;
+const TIDEGATE_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
+/// First source address of a load on Tidegate.
+const TIDEGATE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 16, 1);
+const PREFIX_BITS: u8 = 16;
+const ECHO_PORT: u16 = 7;
 
-/// A server of streams.
+/// TCP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Subject {
-    /// The kernel's sockets with epoll, which sleeps.
+enum ServerKind {
+    /// Kernel sockets with epoll; the server sleeps while idle.
     KernelEpoll,
-    /// The same, and it never sleeps.
+    /// Kernel sockets with epoll; the server busy-polls.
     KernelSpin,
-    /// The kernel's sockets with `io_uring`.
+    /// Kernel sockets with `io_uring`.
     KernelUring,
     /// Tidegate on AF_XDP.
     TidegateXdp,
@@ -45,7 +45,7 @@ enum Subject {
     TidegatePacket,
 }
 
-impl Subject {
+impl ServerKind {
     const ALL: [Self; 5] = [
         Self::KernelEpoll,
         Self::KernelSpin,
@@ -69,92 +69,92 @@ impl Subject {
     }
 }
 
-/// What makes the receive work run on the server's core, where the server does
-/// not do it itself.
+/// Mechanism that runs the receive work on the server's core, for servers that do not receive
+/// from the device themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelReceive {
     /// Receive Packet Steering.
     Steering,
-    /// A thread for the device, which merges segments (GRO).
+    /// NAPI thread of the device, which coalesces segments (GRO).
     Thread,
 }
 
-/// A wire and two cores.
-struct Bench {
-    /// Load in `a`, servers in `b`.
+/// Veth pair and two cores.
+struct TcpTestbed {
+    /// Load in `a`, server in `b`.
     pair: VethPair,
     server_core: usize,
     load_core: usize,
 }
 
-/// A server that runs.
-struct Server {
-    process: Process,
+/// Running server.
+struct RunningServer {
+    process: ServerProcess,
     target: SocketAddr,
 }
 
-/// What came of a load.
+/// Report of a load, with the usage of both cores.
 #[derive(Clone, Debug, Serialize)]
-struct Measured {
+struct TcpMeasurement {
     load: TcpLoadReport,
-    server_core: CoreUse,
-    load_core: CoreUse,
+    server_core: CoreUsage,
+    load_core: CoreUsage,
 }
 
-impl Bench {
+impl TcpTestbed {
     fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
         let config = VethConfig {
-            a: vec![format!("{KERNEL_CLIENT}/{PREFIX}")],
-            b: vec![format!("{KERNEL_SERVER}/{PREFIX}")],
+            a: vec![format!("{KERNEL_CLIENT}/{PREFIX_BITS}")],
+            b: vec![format!("{KERNEL_SERVER}/{PREFIX_BITS}")],
         };
         Ok(Self { pair: VethPair::new(&config)?, server_core, load_core })
     }
 
-    /// Starts `serve echo --tcp` with more flags.
+    /// Starts `serve echo --tcp` with additional flags.
     fn start(
         &self,
-        subject: Subject,
+        server_kind: ServerKind,
         receive: KernelReceive,
         flags: &[&str],
-    ) -> Result<Server, LabError> {
+    ) -> Result<RunningServer, LabError> {
         let end = &self.pair.b;
-        let steers = match subject {
-            Subject::TidegateXdp => false,
+        let uses_rps = match server_kind {
+            ServerKind::TidegateXdp => false,
             _ => receive == KernelReceive::Steering,
         };
-        let merges = subject != Subject::TidegateXdp && receive == KernelReceive::Thread;
-        end.set_rps(steers.then_some(self.server_core))?;
+        let uses_gro = server_kind != ServerKind::TidegateXdp && receive == KernelReceive::Thread;
+        end.set_rps(uses_rps.then_some(self.server_core))?;
         end.set_deferral(0, 0)?;
-        // Fails where there was no thread.
+        // Fails when there was no thread.
         let _ = end.set_softirq_napi();
-        end.ethtool(&["gro", if merges { "on" } else { "off" }])?;
-        if merges {
+        end.ethtool(&["gro", if uses_gro { "on" } else { "off" }])?;
+        if uses_gro {
             end.set_threaded_napi(self.server_core)?;
         }
-        let mut command = end.namespace.command_on_core(self.server_core, this_program()?);
-        command.args(["serve", "echo", "--tcp", "--listen", &PORT.to_string(), "--json"]);
+        let mut command = end.namespace.command_on_core(self.server_core, own_executable()?);
+        command.args(["serve", "echo", "--tcp", "--listen", &ECHO_PORT.to_string(), "--json"]);
         command.args(["--cpu", &self.server_core.to_string()]);
-        let own = format!("{OWN_SERVER}/{PREFIX}");
-        match subject {
-            Subject::KernelEpoll => command.args(["--port", "kernel"]),
-            Subject::KernelSpin => command.args(["--port", "kernel", "--spin"]),
-            Subject::KernelUring => command.args(["--port", "kernel", "--io-uring"]),
-            Subject::TidegateXdp => {
-                command.args(["--port", "xdp", "--iface", &end.device, "--address", &own])
+        let cidr = format!("{TIDEGATE_SERVER}/{PREFIX_BITS}");
+        match server_kind {
+            ServerKind::KernelEpoll => command.args(["--io", "kernel"]),
+            ServerKind::KernelSpin => command.args(["--io", "kernel", "--spin"]),
+            ServerKind::KernelUring => command.args(["--io", "kernel", "--io-uring"]),
+            ServerKind::TidegateXdp => {
+                command.args(["--io", "xdp", "--iface", &end.device, "--address", &cidr])
             }
-            Subject::TidegatePacket => {
-                command.args(["--port", "packet", "--iface", &end.device, "--address", &own])
+            ServerKind::TidegatePacket => {
+                command.args(["--io", "packet", "--iface", &end.device, "--address", &cidr])
             }
         };
         command.args(flags);
-        let mut process = Process::start(subject.name(), &mut command)?;
-        process.wait_for_line()?;
-        let address = if subject.is_kernel() { KERNEL_SERVER } else { OWN_SERVER };
-        Ok(Server { process, target: SocketAddr::new(address.into(), PORT) })
+        let mut process = ServerProcess::start(server_kind.name(), &mut command)?;
+        process.wait_for_first_line()?;
+        let address = if server_kind.is_kernel() { KERNEL_SERVER } else { TIDEGATE_SERVER };
+        Ok(RunningServer { process, target: SocketAddr::new(address.into(), ECHO_PORT) })
     }
 
-    /// Whether segments go over the wire that are not cut, with checksums that
-    /// are not filled in: between cards that do that, or on one machine.
+    /// Turns offloads on or off. With offloads, unsegmented segments with unfilled checksums pass
+    /// the veth pair, as between offloading NICs or on one machine.
     fn set_offload(&self, on: bool) -> Result<(), LabError> {
         let on = if on { "on" } else { "off" };
         [&self.pair.a, &self.pair.b]
@@ -162,43 +162,43 @@ impl Bench {
             .try_for_each(|end| end.ethtool(&["tx", on, "tso", on, "gso", on]))
     }
 
-    /// A load on the load's core, through `link`.
-    fn load_config(&self, server: &Server, link: LinkKind) -> TcpLoadConfig {
+    /// Returns the configuration of a load on the load core, through `link`.
+    fn load_config(&self, server: &RunningServer, link: LinkKind) -> TcpLoadConfig {
         let defaults = TcpLoadConfig::new(link, server.target);
-        let own = link != LinkKind::Kernel;
+        let on_tidegate = link != LinkKind::Kernel;
         TcpLoadConfig {
-            interface: own.then(|| self.pair.a.device.clone()),
-            source: own.then_some(OWN_CLIENT.into()),
-            prefix: PREFIX,
+            interface: on_tidegate.then(|| self.pair.a.device.clone()),
+            source: on_tidegate.then_some(TIDEGATE_CLIENT.into()),
+            prefix_len: PREFIX_BITS,
             core: Some(self.load_core),
             ..defaults
         }
     }
 
-    fn measure(&self, config: &TcpLoadConfig) -> Result<Measured, LabError> {
-        self.measure_watched(config, || Ok(()))
+    fn measure(&self, config: &TcpLoadConfig) -> Result<TcpMeasurement, LabError> {
+        self.measure_with(config, || Ok(()))
     }
 
-    /// As [`Bench::measure`]; calls `opened` when all connections are
-    /// established and nothing goes over them yet.
-    fn measure_watched(
+    /// Like [`TcpTestbed::measure`]; calls `on_open` when all connections are established and
+    /// before any data is sent.
+    fn measure_with(
         &self,
         config: &TcpLoadConfig,
-        opened: impl FnOnce() -> Result<(), LabError> + Send,
-    ) -> Result<Measured, LabError> {
+        on_open: impl FnOnce() -> Result<(), LabError> + Send,
+    ) -> Result<TcpMeasurement, LabError> {
         let end = &self.pair.a;
-        // What comes back is received on the core that asked.
+        // Replies are received on the core that sent the requests.
         end.set_rps((config.link == LinkKind::Kernel).then_some(self.load_core))?;
         end.namespace.enter(|| {
             let mut before = None;
-            let load = load_tcp_watched(config, || {
-                opened()?;
+            let load = load_tcp_with_hook(config, || {
+                on_open()?;
                 before = Some(self.ticks()?);
                 Ok(())
             })?;
             let after = self.ticks()?;
             let before = before.unwrap_or(after);
-            Ok(Measured {
+            Ok(TcpMeasurement {
                 load,
                 server_core: after.0.since(before.0),
                 load_core: after.1.since(before.1),
@@ -211,38 +211,41 @@ impl Bench {
     }
 }
 
-/// How long to measure, and how often: what the experiments have in common.
+/// Configuration that the TCP experiments share.
 #[derive(Clone, Copy, Debug)]
-pub struct TcpConfig {
-    /// How long each measurement lasts.
+pub struct TcpLabConfig {
+    /// Duration of each measurement, in seconds.
     pub seconds: f64,
-    /// How often everything is measured; the median counts.
+    /// Number of repetitions of all measurements; the median counts.
     pub repeats: usize,
-    /// The sizes of the paper instead of those for this machine.
+    /// Use the sizes of the paper instead of those for this machine.
     pub full: bool,
 }
 
-impl Default for TcpConfig {
+impl Default for TcpLabConfig {
     fn default() -> Self {
         Self { seconds: 2.0, repeats: 5, full: false }
     }
 }
 
-impl TcpConfig {
-    /// A first look.
+impl TcpLabConfig {
+    /// Reduces times and repetitions for a quick run.
     pub fn quick(self) -> Self {
         Self { seconds: 1.0, repeats: 1, ..self }
     }
 }
 
-/// The median of what was measured.
+/// Median of `values`.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
-    crate::dns::sweep::median(&values.collect::<Vec<_>>())
+    crate::dns::peak_search::median(&values.collect::<Vec<_>>())
 }
 
-/// The cores that serve and that make the load.
-pub(crate) fn cores() -> Result<(usize, usize), LabError> {
-    if crate::cpu::cores() < 2 {
+/// Returns the core that serves and the core that generates the load.
+///
+/// # Errors
+/// When the machine has fewer than two cores.
+pub(crate) fn choose_cores() -> Result<(usize, usize), LabError> {
+    if crate::cpu::available_cores() < 2 {
         return Err(LabError::Config("this experiment needs two cores".to_owned()));
     }
     Ok((1, 0))

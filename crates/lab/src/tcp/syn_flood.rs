@@ -1,5 +1,5 @@
-//! `lab syn-flood`: whether one can still connect while strangers send as many
-//! SYN segments as they can.
+//! Experiment syn-flood: success of connection attempts during a flood of SYN segments from unknown
+//! sources.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::thread;
@@ -8,155 +8,163 @@ use std::time::Duration;
 use serde_json::json;
 use tidegate_wire::{MacAddr, TcpFlags};
 
-use super::{PORT, TcpConfig, cores, median};
+use super::{ECHO_PORT, TcpLabConfig, choose_cores, median};
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::livelock::bench::{
-    Bench, CLIENT_ADDRESS, GIGABIT_LINE_PPS, LOAD_ADDRESS, LOAD_MAC, Meter, OWN_ADDRESS, PREFIX,
-    ReceiveWork, Receiver,
+use crate::livelock::test_case::own_executable;
+use crate::livelock::testbed::{
+    CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, LOAD_ADDRESS, LOAD_MAC,
+    PREFIX_BITS, ReceiveWork, Receiver, TIDEGATE_ADDRESS,
 };
-use crate::livelock::subject::this_program;
 use crate::load::segment::Segment;
 use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
-use crate::process::Process;
+use crate::process::ServerProcess;
 
 /// Connections per second of the client.
 const CONNECTS_PER_SECOND: f64 = 100.0;
-/// Its connections at the same time: more than are due in the time that a lost
-/// segment costs.
-const SLOTS: usize = 1_000;
-/// A source is known when it was seen in two periods of a second in a row, and
-/// the first one is not whole.
+/// Maximum number of simultaneous connections of the client: more than are due during the
+/// retransmission delay of a lost segment.
+const MAX_CONNECTIONS: usize = 1_000;
+/// Learning time in seconds. A source becomes known when it was seen in two successive periods of
+/// one second, and the first period is incomplete.
 const LEARNING_SECONDS: f64 = 4.0;
-/// From the beginning of the flood to that of the measurement.
+/// Seconds from the start of the flood to the start of the measurement.
 const SETTLING_SECONDS: f64 = 2.0;
-/// A segment that is lost costs a second: a shorter look would miss what comes
-/// of it.
-const LEAST_SECONDS: f64 = 5.0;
-/// Who sends the flood: RFC 2544's addresses.
-const FIRST_STRANGER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-const STRANGERS: u32 = 8_192;
+/// Minimum duration in seconds. A lost segment delays a connection by one second, so a shorter
+/// measurement would miss its effect.
+const MIN_SECONDS: f64 = 5.0;
+/// First source address of the flood, from the range of RFC 2544.
+const FIRST_FLOOD_SOURCE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const FLOOD_SOURCES: u32 = 8_192;
 
-/// A way to serve, and how fast strangers send meanwhile: `None` is as fast as
-/// they can, which may be more than anybody can look at.
-struct Way {
+/// Server configuration and rate of the flood. `None` is the maximum rate, which may exceed what
+/// the receiver can examine.
+struct FloodCase {
     name: &'static str,
     figure: &'static str,
     flags: &'static [&'static str],
     flood_pps: Option<f64>,
-    runs: Vec<Run>,
+    runs: Vec<FloodRun>,
 }
 
-struct Run {
+struct FloodRun {
     success: f64,
     offered_pps: f64,
     load: TcpLoadReport,
 }
 
-/// A client that connects all through the flood.
+/// Measures a client that connects throughout the flood.
 ///
 /// # Errors
-/// When namespaces cannot be made or the server does not start.
-pub fn run(config: &TcpConfig) -> Result<Experiment, LabError> {
-    let (server_core, load_core) = cores()?;
-    let bench = Bench::new(server_core, load_core)?;
-    let way = |name, figure, flags, flood_pps| {
+/// When namespaces cannot be created or the server does not start.
+pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
+    let (server_core, load_core) = choose_cores()?;
+    let testbed = FloodTestbed::new(server_core, load_core)?;
+    let case = |name, figure, flags, flood_pps| {
         let runs = Vec::new();
-        Way { name, figure, flags, flood_pps, runs }
+        FloodCase { name, figure, flags, flood_pps, runs }
     };
     let (admission, line) = (&["--admission"][..], Some(GIGABIT_LINE_PPS));
-    let mut ways = [
-        way("admission", "connect_success", admission, line),
-        way("drop-tail", "connect_success_droptail", &[], line),
-        way("admission, overrun", "connect_success_overrun", admission, None),
-        way("drop-tail, overrun", "connect_success_droptail_overrun", &[], None),
+    let mut cases = [
+        case("admission", "connect_success", admission, line),
+        case("drop-tail", "connect_success_droptail", &[], line),
+        case("admission, overrun", "connect_success_overrun", admission, None),
+        case("drop-tail, overrun", "connect_success_droptail_overrun", &[], None),
     ];
     for repeat in 1..=config.repeats {
-        for way in &mut ways {
-            let run = measure(&bench, way, config.seconds)?;
+        for case in &mut cases {
+            let run = measure(&testbed, case, config.seconds)?;
             eprintln!(
                 "{repeat} {:<20} {:.2} % of {CONNECTS_PER_SECOND} connections/s, p50 {:.0} us, p99 \
                  {:.0} us; {:.0} SYN/s",
-                way.name,
+                case.name,
                 run.success * 100.0,
                 run.load.connect_latency.p50_us,
                 run.load.connect_latency.p99_us,
                 run.offered_pps
             );
-            way.runs.push(run);
+            case.runs.push(run);
         }
     }
     let mut result = Experiment::new("syn-flood");
-    for way in &ways {
-        let of = |figure: fn(&Run) -> f64| median(way.runs.iter().map(figure));
-        result.figure(way.figure, of(|run| run.success));
+    for case in &cases {
+        let median_of = |figure: fn(&FloodRun) -> f64| median(case.runs.iter().map(figure));
+        result.figure(case.figure, median_of(|run| run.success));
         result.rows.push(json!({
-            "server": way.name,
-            "syn_per_second": of(|run| run.offered_pps).round(),
-            "connect_success": of(|run| run.success),
-            "connect_p50_us": of(|run| run.load.connect_latency.p50_us),
-            "connect_p99_us": of(|run| run.load.connect_latency.p99_us),
-            "broken": way.runs.iter().map(|run| run.load.broken).sum::<u64>(),
+            "server": case.name,
+            "syn_per_second": median_of(|run| run.offered_pps).round(),
+            "connect_success": median_of(|run| run.success),
+            "connect_p50_us": median_of(|run| run.load.connect_latency.p50_us),
+            "connect_p99_us": median_of(|run| run.load.connect_latency.p99_us),
+            "broken": case.runs.iter().map(|run| run.load.broken).sum::<u64>(),
         }));
     }
     result.note(format!(
         "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
-         each and reads them back, for {} s and 5 at least, while {STRANGERS} strangers send SYN \
-         segments as fast as a line of 1 Gb/s is, or, in an overrun, as core 0 can; core 1 serves; \
-         success is what was answered over what was due",
+         each and reads them back, for {} s and 5 at least, while {FLOOD_SOURCES} unknown sources send SYN \
+         segments at the line rate of 1 Gb/s or, in an overrun, as fast as core 0 can; core 1 serves; \
+         success is the number of answered connections over the number due",
         config.seconds
     ));
     Ok(result)
 }
 
-fn measure(bench: &Bench, way: &Way, seconds: f64) -> Result<Run, LabError> {
-    bench.prepare(Receiver::Server)?;
-    let end = &bench.pair.b;
-    let (core, port) = (bench.server_core.to_string(), PORT.to_string());
-    let address = format!("{OWN_ADDRESS}/{PREFIX}");
-    // So that answers to strangers find a way out.
+fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<FloodRun, LabError> {
+    testbed.prepare(Receiver::Server)?;
+    let end = &testbed.pair.b;
+    let (core, port) = (testbed.server_core.to_string(), ECHO_PORT.to_string());
+    let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
+    // Default route for the replies to the flood's sources.
     let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
-    let mut command = end.namespace.command_on_core(bench.server_core, this_program()?);
+    let mut command = end.namespace.command_on_core(testbed.server_core, own_executable()?);
     command.args(["serve", "echo", "--tcp", "--listen", &port, "--json", "--cpu", &core]);
     command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
-    let mut server = Process::start("tidegate", command.args(way.flags))?;
-    server.wait_for_line()?;
-    let seconds = seconds.max(LEAST_SECONDS);
-    let mut flood = bench.flood_frames(&frames(bench.pair.b.mac), ReceiveWork::Server)?;
+    let mut server = ServerProcess::start("tidegate", command.args(case.flags))?;
+    server.wait_for_first_line()?;
+    let seconds = seconds.max(MIN_SECONDS);
+    let mut flood = testbed.flood_frames(&syn_frames(testbed.pair.b.mac), ReceiveWork::Server)?;
     let load = TcpLoadConfig {
-        connections: SLOTS,
-        connect_each: true,
+        connections: MAX_CONNECTIONS,
+        connection_per_request: true,
         source: Some(CLIENT_ADDRESS.into()),
         rate_per_second: Some(CONNECTS_PER_SECOND),
-        // Known before the flood, and measured all through it.
+        // The client becomes known before the flood and is measured throughout the flood.
         warm_up_seconds: LEARNING_SECONDS + SETTLING_SECONDS,
         seconds,
-        core: Some(bench.load_core),
-        ..TcpLoadConfig::new(LinkKind::Kernel, (OWN_ADDRESS, PORT).into())
+        core: Some(testbed.load_core),
+        ..TcpLoadConfig::new(LinkKind::Kernel, (TIDEGATE_ADDRESS, ECHO_PORT).into())
     };
-    let client = bench.pair.a.namespace.spawn(move || load_tcp(&load))?;
+    let client = testbed.pair.a.namespace.spawn(move || load_tcp(&load))?;
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
     let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);
-    let measured = bench.measure(&mut flood, &Meter::Answers, way.flood_pps, Duration::ZERO, time);
+    let measured = testbed.measure(
+        &mut flood,
+        &GoodputMeter::TransmittedFrames,
+        case.flood_pps,
+        Duration::ZERO,
+        time,
+    );
     let load = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     flood.set_rate(Some(0.0))?;
     server.stop();
     let due = CONNECTS_PER_SECOND * load.seconds;
     let success = (load.requests as f64 / due).min(1.0);
-    Ok(Run { success, offered_pps: measured?.offered_pps, load })
+    Ok(FloodRun { success, offered_pps: measured?.offered_pps, load })
 }
 
-/// SYN segments of all strangers.
-fn frames(target: [u8; 6]) -> Vec<Vec<u8>> {
-    let first = u32::from(FIRST_STRANGER);
-    (0..STRANGERS).filter_map(|number| syn(target, (first + number).into(), number)).collect()
+/// Returns one SYN segment of each source of the flood.
+fn syn_frames(target: [u8; 6]) -> Vec<Vec<u8>> {
+    let first = u32::from(FIRST_FLOOD_SOURCE);
+    (0..FLOOD_SOURCES)
+        .filter_map(|number| syn_frame(target, (first + number).into(), number))
+        .collect()
 }
 
-fn syn(target: [u8; 6], source: Ipv4Addr, number: u32) -> Option<Vec<u8>> {
+fn syn_frame(target: [u8; 6], source: Ipv4Addr, number: u32) -> Option<Vec<u8>> {
     let port = 1024 + (number.wrapping_mul(7919) % 60_000) as u16;
     let segment = Segment {
         source: (MacAddr(LOAD_MAC), SocketAddrV4::new(source, port)),
-        target: (MacAddr(target), SocketAddrV4::new(OWN_ADDRESS, PORT)),
+        target: (MacAddr(target), SocketAddrV4::new(TIDEGATE_ADDRESS, ECHO_PORT)),
         sequence: number.wrapping_mul(0x9e37_79b9),
         acknowledgement: 0,
         flags: TcpFlags::SYN,
@@ -172,15 +180,15 @@ mod tests {
     use tidegate_wire::{EtherType, EthernetHeader, Ipv4Header, TcpHeader};
 
     #[test]
-    fn a_stranger_sends_a_whole_segment() {
-        let frames = frames([2, 0, 0, 0, 0, 1]);
-        assert_eq!(frames.len(), STRANGERS as usize);
+    fn flood_frames_are_valid_syn_segments() {
+        let frames = syn_frames([2, 0, 0, 0, 0, 1]);
+        assert_eq!(frames.len(), FLOOD_SOURCES as usize);
         let (ethernet, packet) = EthernetHeader::parse(&frames[8191]).unwrap();
         assert_eq!(ethernet.ethertype, EtherType::IPV4);
         let (ip, segment) = Ipv4Header::parse(packet).unwrap();
         assert!(verify_v4(ip.source, ip.destination, segment).is_ok());
         let (tcp, payload) = TcpHeader::parse(segment).unwrap();
-        assert_eq!((tcp.flags, tcp.destination_port, payload.len()), (TcpFlags::SYN, PORT, 0));
+        assert_eq!((tcp.flags, tcp.destination_port, payload.len()), (TcpFlags::SYN, ECHO_PORT, 0));
         assert_ne!(frames[0], frames[1]);
     }
 }

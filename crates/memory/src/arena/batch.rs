@@ -1,48 +1,51 @@
-//! Taking and giving back many frames for less than one by one.
+//! Batched allocation, freeing and lending of frames: cheaper than frame by frame.
 
 use std::ptr::NonNull;
 use std::slice;
 
-use super::{Arena, Frame, FreePlace, HEADROOM_BYTES, State, foreign_frame, note, split};
+use super::{
+    Arena, Frame, FrameState, FreeSpan, HEADROOM_BYTES, panic_foreign_frame, set_frame_state,
+    split_at_data,
+};
 use crate::copy_packet;
 
-/// Takes free frames; made by [`Arena::take`].
-pub struct Take<'a> {
+/// Allocates frames in a batch; created by [`Arena::alloc_batch`].
+pub struct AllocBatch<'a> {
     base: NonNull<u8>,
-    room: usize,
+    max_data_bytes: usize,
     shift: u32,
-    places: slice::Iter<'a, FreePlace>,
+    free_spans: slice::Iter<'a, FreeSpan>,
     available: &'a mut usize,
-    state: &'a mut [State],
+    state: &'a mut [FrameState],
 }
 
-/// Gives frames back; made by [`Arena::give_back`].
-pub struct GiveBack<'a> {
+/// Frees frames in a batch; created by [`Arena::free_batch`].
+pub struct FreeBatch<'a> {
     base: NonNull<u8>,
     bytes: usize,
     frame_bytes: usize,
     usable_bytes: usize,
     shift: u32,
-    places: slice::IterMut<'a, FreePlace>,
-    /// The places there were, less those that are counted in `available`.
-    unused: usize,
+    slots: slice::IterMut<'a, FreeSpan>,
+    /// Number of free-list slots when the batch began.
+    initial_slots: usize,
     available: &'a mut usize,
-    state: &'a mut [State],
+    state: &'a mut [FrameState],
 }
 
-/// Lends frames and takes them back; made by [`Arena::lending`].
-pub struct Lending<'a> {
+/// Lends frames and takes them back in a batch; created by [`Arena::lend_batch`].
+pub struct LendBatch<'a> {
     frame_bytes: usize,
     usable_bytes: usize,
     shift: u32,
-    state: &'a mut [State],
+    state: &'a mut [FrameState],
 }
 
 impl Arena {
-    /// To lend many frames or take them back, one after the other.
+    /// Begins a batch of lending and reclaiming frames.
     #[inline(always)]
-    pub fn lending(&mut self) -> Lending<'_> {
-        Lending {
+    pub fn lend_batch(&mut self) -> LendBatch<'_> {
+        LendBatch {
             frame_bytes: self.frame_bytes,
             usable_bytes: self.usable_bytes,
             shift: self.shift,
@@ -50,131 +53,133 @@ impl Arena {
         }
     }
 
-    /// To take many frames, one after the other.
+    /// Begins a batch of allocations.
     #[inline(always)]
-    pub fn take(&mut self) -> Take<'_> {
+    pub fn alloc_batch(&mut self) -> AllocBatch<'_> {
         let available = self.available.min(self.free.len());
-        Take {
+        AllocBatch {
             base: self.base,
-            room: self.usable_bytes - usize::from(HEADROOM_BYTES),
+            max_data_bytes: self.usable_bytes - usize::from(HEADROOM_BYTES),
             shift: self.shift,
-            places: self.free[..available].iter(),
+            free_spans: self.free[..available].iter(),
             available: &mut self.available,
             state: &mut self.state,
         }
     }
 
-    /// To give many frames back, one after the other.
+    /// Begins a batch of freeing frames.
     #[inline(always)]
-    pub fn give_back(&mut self) -> GiveBack<'_> {
+    pub fn free_batch(&mut self) -> FreeBatch<'_> {
         let available = self.available.min(self.free.len());
         let places = self.free[available..].iter_mut();
-        GiveBack {
+        FreeBatch {
             base: self.base,
             bytes: self.bytes,
             frame_bytes: self.frame_bytes,
             usable_bytes: self.usable_bytes,
             shift: self.shift,
-            unused: places.len(),
-            places,
+            initial_slots: places.len(),
+            slots: places,
             available: &mut self.available,
             state: &mut self.state,
         }
     }
 }
 
-impl Lending<'_> {
-    /// As [`Arena::lend`].
+impl LendBatch<'_> {
+    /// Same as [`Arena::lend`].
     #[inline(always)]
     pub fn lend(&mut self, frame: Frame) -> u64 {
-        self.state[frame.at() >> self.shift] = State::Lent;
-        frame.at() as u64
+        self.state[frame.offset() >> self.shift] = FrameState::Lent;
+        frame.offset() as u64
     }
 
-    /// As [`Arena::reclaim`].
+    /// Same as [`Arena::reclaim`].
     #[inline(always)]
     pub fn reclaim(&mut self, address: u64, len: u32) -> Option<Frame> {
-        let at = usize::try_from(address).ok()?;
-        let headroom = at & (self.frame_bytes - 1);
-        let state = self.state.get_mut(at >> self.shift)?;
-        if *state != State::Lent || headroom as u64 + u64::from(len) > self.usable_bytes as u64 {
+        let offset = usize::try_from(address).ok()?;
+        let headroom = offset & (self.frame_bytes - 1);
+        let state = self.state.get_mut(offset >> self.shift)?;
+        if *state != FrameState::Lent || headroom as u64 + u64::from(len) > self.usable_bytes as u64
+        {
             return None;
         }
-        *state = State::Held;
-        Some(Frame::new(at, headroom as u16, len as u16))
+        *state = FrameState::Allocated;
+        Some(Frame::new(offset, headroom as u16, len as u16))
     }
 }
 
-impl Take<'_> {
-    /// As [`Arena::alloc_from`].
+impl AllocBatch<'_> {
+    /// Same as [`Arena::alloc_from`].
     #[inline(always)]
     pub fn alloc_from(&mut self, bytes: &[u8]) -> Option<Frame> {
-        if bytes.len() > self.room {
+        if bytes.len() > self.max_data_bytes {
             return None;
         }
-        let place = *self.places.next_back()?;
-        let frame = Frame { place: place | bytes.len() as u64, notes: u64::from(HEADROOM_BYTES) };
-        note(self.state, self.shift, &frame, State::Held);
-        // SAFETY: a free frame's place is inside the mapping, and the bytes fit
-        // behind its headroom (`room`). Nobody else has this frame, and the
+        let span = *self.free_spans.next_back()?;
+        let frame = Frame { span: span | bytes.len() as u64, meta: u64::from(HEADROOM_BYTES) };
+        set_frame_state(self.state, self.shift, &frame, FrameState::Allocated);
+        // SAFETY: a free frame's span is inside the mapping, and the bytes fit behind its headroom
+        // (`max_data_bytes`). The frame was free, so no other token for it exists, and the
         // exclusive borrow of the arena makes this the only slice into it.
-        let data =
-            unsafe { slice::from_raw_parts_mut(self.base.as_ptr().add(frame.at()), bytes.len()) };
+        let data = unsafe {
+            slice::from_raw_parts_mut(self.base.as_ptr().add(frame.offset()), bytes.len())
+        };
         copy_packet(data, bytes);
         Some(frame)
     }
 }
 
-impl Drop for Take<'_> {
+impl Drop for AllocBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.available = self.places.len();
+        *self.available = self.free_spans.len();
     }
 }
 
-impl GiveBack<'_> {
-    /// Gives a frame back when `read` has seen its data.
+impl FreeBatch<'_> {
+    /// Calls `read` with the frame's data, then frees the frame.
     ///
     /// # Panics
     /// When the frame belongs to a larger arena.
     #[inline(always)]
     pub fn consume<R>(&mut self, frame: Frame, read: impl FnOnce(&[u8]) -> R) -> R {
-        let (at, len) = (frame.at(), frame.len());
-        // No data reaches to the last byte of a frame.
-        if at + len >= self.bytes {
-            foreign_frame();
+        let (offset, len) = (frame.offset(), frame.len());
+        // Data never reaches the last byte of a frame.
+        if offset + len >= self.bytes {
+            panic_foreign_frame();
         }
-        // SAFETY: the range lies inside the mapping (checked just now); the
-        // exclusive borrow of the arena excludes whoever writes to it.
-        let result = read(unsafe { slice::from_raw_parts(self.base.as_ptr().add(at), len) });
-        self.put(&frame, at & !(self.frame_bytes - 1));
+        // SAFETY: the range lies inside the mapping (checked just now); the exclusive borrow of the
+        // arena excludes writers.
+        let result = read(unsafe { slice::from_raw_parts(self.base.as_ptr().add(offset), len) });
+        self.push_free(&frame, offset & !(self.frame_bytes - 1));
         result
     }
 
-    /// As [`Arena::free`].
+    /// Same as [`Arena::free`].
     ///
     /// # Panics
     /// When the frame belongs to a larger arena.
     #[inline(always)]
     pub fn free(&mut self, frame: Frame) {
-        let start = frame.at() & !(self.frame_bytes - 1);
+        let start = frame.offset() & !(self.frame_bytes - 1);
         if start >= self.bytes {
-            foreign_frame();
+            panic_foreign_frame();
         }
-        self.put(&frame, start);
+        self.push_free(&frame, start);
     }
 
-    /// Puts the frame that begins at `start` among the free ones.
+    /// Adds the frame that begins at `start` to the free list.
     #[inline(always)]
-    fn put(&mut self, frame: &Frame, start: usize) {
-        note(self.state, self.shift, frame, State::Free);
-        match self.places.next() {
-            Some(place) => *place = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16,
-            None => foreign_frame(),
+    fn push_free(&mut self, frame: &Frame, start: usize) {
+        set_frame_state(self.state, self.shift, frame, FrameState::Free);
+        match self.slots.next() {
+            Some(slot) => *slot = ((start | usize::from(HEADROOM_BYTES)) as u64) << 16,
+            None => panic_foreign_frame(),
         }
     }
 
-    /// As [`Arena::headers_mut`].
+    /// Same as [`Arena::headers_mut`].
     #[inline(always)]
     pub fn headers_mut<const N: usize>(
         &mut self,
@@ -184,30 +189,30 @@ impl GiveBack<'_> {
         if headroom < N {
             return None;
         }
-        let room = self.usable_bytes.checked_sub(headroom)?;
-        if frame.at() + room > self.bytes {
-            foreign_frame();
+        let space = self.usable_bytes.checked_sub(headroom)?;
+        if frame.offset() + space > self.bytes {
+            panic_foreign_frame();
         }
         // SAFETY: as in `Arena::headers_mut`.
-        Some(unsafe { split(self.base, frame, room) })
+        Some(unsafe { split_at_data(self.base, frame, space) })
     }
 
-    /// As [`Arena::set_len`].
+    /// Same as [`Arena::set_len`].
     #[inline(always)]
     pub fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
         let room = self.usable_bytes.checked_sub(frame.headroom());
         let fits = room.is_some_and(|room| len <= room);
         if fits {
-            frame.place = frame.place & !0xffff | len as u64;
+            frame.span = frame.span & !0xffff | len as u64;
         }
         fits
     }
 }
 
-impl Drop for GiveBack<'_> {
+impl Drop for FreeBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.available += self.unused - self.places.len();
+        *self.available += self.initial_slots - self.slots.len();
     }
 }
 
@@ -221,55 +226,55 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_together_comes_back_together() {
+    fn allocates_and_frees_frames_in_batches() {
         let mut arena = arena(3);
-        let mut take = arena.take();
-        assert!(take.alloc_from(&[0; 2000]).is_none(), "too long");
+        let mut batch = arena.alloc_batch();
+        assert!(batch.alloc_from(&[0; 2000]).is_none(), "data larger than a frame");
         let frames: Vec<_> = [&b"one"[..], b"", b"three"]
             .into_iter()
-            .map(|bytes| take.alloc_from(bytes).unwrap())
+            .map(|bytes| batch.alloc_from(bytes).unwrap())
             .collect();
-        assert!(take.alloc_from(b"x").is_none(), "none left");
-        drop(take);
+        assert!(batch.alloc_from(b"x").is_none(), "no free frame left");
+        drop(batch);
         assert_eq!(arena.available(), 0);
         assert_eq!(arena.bytes(&frames[2]), b"three");
-        let mut back = arena.give_back();
+        let mut batch = arena.free_batch();
         let mut seen = Vec::new();
         for frame in frames {
-            back.consume(frame, |bytes| seen.push(bytes.to_vec()));
+            batch.consume(frame, |bytes| seen.push(bytes.to_vec()));
         }
-        drop(back);
+        drop(batch);
         assert_eq!(seen, [&b"one"[..], b"", b"three"]);
         assert_eq!(arena.available(), 3);
         assert!(arena.alloc().is_some());
     }
 
     #[test]
-    fn frames_are_changed_while_others_are_given_back() {
+    fn edits_a_frame_while_freeing_others() {
         let mut arena = arena(2);
         let mut frame = arena.alloc_from(b"headpayload").unwrap();
         let other = arena.alloc().unwrap();
         frame.advance(4);
-        let mut back = arena.give_back();
-        back.free(other);
-        let (head, room) = back.headers_mut::<4>(&mut frame).unwrap();
-        assert_eq!((&*head, &room[..7]), (b"head", &b"payload"[..]));
-        assert_eq!(room.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
-        assert!(back.headers_mut::<261>(&mut frame).is_none());
-        assert!(!back.set_len(&mut frame, 2048) && back.set_len(&mut frame, 3));
-        drop(back);
+        let mut batch = arena.free_batch();
+        batch.free(other);
+        let (head, space) = batch.headers_mut::<4>(&mut frame).unwrap();
+        assert_eq!((&*head, &space[..7]), (b"head", &b"payload"[..]));
+        assert_eq!(space.len(), 2047 - usize::from(HEADROOM_BYTES) - 4);
+        assert!(batch.headers_mut::<261>(&mut frame).is_none());
+        assert!(!batch.set_len(&mut frame, 2048) && batch.set_len(&mut frame, 3));
+        drop(batch);
         assert_eq!((arena.bytes(&frame), arena.available()), (&b"pay"[..], 1));
         arena.free(frame);
     }
 
     #[test]
-    fn what_is_lent_together_is_taken_back_by_its_addresses() {
+    fn reclaims_lent_frames_by_address() {
         let mut arena = arena(2);
         let (a, b) = (arena.alloc_from(b"first").unwrap(), arena.alloc_from(b"other").unwrap());
-        let mut lending = arena.lending();
-        let (a, b) = (lending.lend(a), lending.lend(b));
-        let frame = lending.reclaim(b + 1, 3).unwrap();
-        assert!(lending.reclaim(b, 0).is_none(), "it is not lent any more");
+        let mut batch = arena.lend_batch();
+        let (a, b) = (batch.lend(a), batch.lend(b));
+        let frame = batch.reclaim(b + 1, 3).unwrap();
+        assert!(batch.reclaim(b, 0).is_none(), "no longer lent");
         assert_eq!(arena.bytes(&frame), b"the");
         arena.free(frame);
         let frame = arena.reclaim(a, 5).unwrap();
@@ -279,25 +284,25 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_panics_loses_only_its_own_frame() {
+    fn panicking_reader_loses_only_its_own_frame() {
         let mut arena = arena(2);
         let (a, b) = (arena.alloc_from(b"a").unwrap(), arena.alloc_from(b"b").unwrap());
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let mut back = arena.give_back();
-            back.consume(a, |_| ());
-            back.consume(b, |_| panic!("no"));
+            let mut batch = arena.free_batch();
+            batch.consume(a, |_| ());
+            batch.consume(b, |_| panic!("no"));
         }));
         assert!(result.is_err());
         assert_eq!(arena.available(), 1);
     }
 
     #[test]
-    fn frames_of_a_larger_arena_are_refused() {
+    fn panics_on_frames_of_a_larger_arena() {
         let (mut small, mut large) = (arena(1), arena(2));
         let (first, second) = (large.alloc_from(b"x").unwrap(), large.alloc_from(b"x").unwrap());
-        let outside = if first.at() > second.at() { first } else { second };
+        let outside = if first.offset() > second.offset() { first } else { second };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            small.give_back().consume(outside, <[u8]>::len)
+            small.free_batch().consume(outside, <[u8]>::len)
         }));
         assert!(result.is_err());
         assert_eq!(small.available(), 1);

@@ -1,86 +1,86 @@
-//! How much a queue holds, against its limits.
+//! Accounting of queued packets and bytes against limits.
 //!
-//! [`OneLock`] is the kernel's shape: every packet takes one lock on its way in
-//! and on its way out. [`Reserved`] gives each core a stash to count in.
+//! [`LockedAccount`] is the kernel's scheme: every packet takes one lock on its way in and on
+//! its way out. [`PooledAccount`] gives each producer and reader a credit cache of its own.
 
 use super::lock::{Lock, LockKind, LockStatistics, Sleeping};
-use super::structure::{Padded, Shape};
+use super::structure::{CachePadded, QueueShape};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The most that a queue may hold.
+/// Most packets and bytes that a queue may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct QueueLimits {
     packets: u32,
     bytes: u64,
 }
 
 /// The highest limits.
-impl Default for Limits {
+impl Default for QueueLimits {
     fn default() -> Self {
-        Self { packets: Self::MOST_PACKETS, bytes: Self::MOST_BYTES }
+        Self { packets: Self::MAX_PACKETS, bytes: Self::MAX_BYTES }
     }
 }
 
-/// Limits that cannot be counted.
+/// Error: limits above the range of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a limit of {packets} packets and {bytes} bytes; a queue can hold up to {} packets and {} bytes",
-    Limits::MOST_PACKETS,
-    Limits::MOST_BYTES
+    "limits of {packets} packets and {bytes} bytes are too high: a queue holds up to {} packets and {} bytes",
+    QueueLimits::MAX_PACKETS,
+    QueueLimits::MAX_BYTES
 )]
-pub struct LimitsError {
+pub struct QueueLimitsError {
     packets: u32,
     bytes: u64,
 }
 
-impl Limits {
-    /// The highest limit in packets.
-    pub const MOST_PACKETS: u32 = (1 << 24) - 1;
-    /// The highest limit in bytes.
-    pub const MOST_BYTES: u64 = (1 << 40) - 1;
+impl QueueLimits {
+    /// Highest limit in packets.
+    pub const MAX_PACKETS: u32 = (1 << 24) - 1;
+    /// Highest limit in bytes.
+    pub const MAX_BYTES: u64 = (1 << 40) - 1;
 
-    /// At most `packets` packets and `bytes` bytes.
+    /// Limits of at most `packets` packets and `bytes` bytes.
     ///
     /// # Errors
-    /// Above [`Limits::MOST_PACKETS`] or [`Limits::MOST_BYTES`].
-    pub fn new(packets: u32, bytes: u64) -> Result<Self, LimitsError> {
-        if packets > Self::MOST_PACKETS || bytes > Self::MOST_BYTES {
-            return Err(LimitsError { packets, bytes });
+    /// For values above [`QueueLimits::MAX_PACKETS`] or [`QueueLimits::MAX_BYTES`].
+    pub fn new(packets: u32, bytes: u64) -> Result<Self, QueueLimitsError> {
+        if packets > Self::MAX_PACKETS || bytes > Self::MAX_BYTES {
+            return Err(QueueLimitsError { packets, bytes });
         }
         Ok(Self { packets, bytes })
     }
 }
 
-/// Counts what a queue holds.
+/// Accounting of the packets and bytes in a queue.
 pub trait Account: Send + Sync + Sized {
-    /// The name in tables.
+    /// Name in tables.
     const NAME: &'static str;
 
-    /// An account of an empty queue.
-    fn new(limits: Limits, shape: &Shape) -> Self;
+    /// Creates the account of an empty queue.
+    fn new(limits: QueueLimits, shape: &QueueShape) -> Self;
 
-    /// Counts a packet in, unless it would be too much.
+    /// Charges a packet; returns false, charging nothing, when a limit would be exceeded.
     fn charge(&self, producer: usize, bytes: usize) -> bool;
 
-    /// Counts packets out.
+    /// Releases the charge of packets that were taken out.
     fn release(&self, reader: usize, packets: usize, bytes: usize);
 
-    /// Counts a packet out that a producer charged and could not put in.
-    fn take_back(&self, producer: usize, bytes: usize);
+    /// Releases the charge of a packet that the producer could not enqueue.
+    fn uncharge(&self, producer: usize, bytes: usize);
 
-    /// How its lock was used, if it has one that counts.
+    /// Usage of the account's lock, if the account has a metered lock.
     fn statistics(&self) -> Option<LockStatistics> {
         None
     }
 }
 
-/// Nothing is counted and there is no limit.
+/// No accounting and no limit.
 pub struct Unlimited;
 
 impl Account for Unlimited {
     const NAME: &'static str = "none";
 
-    fn new(_limits: Limits, _shape: &Shape) -> Self {
+    fn new(_limits: QueueLimits, _shape: &QueueShape) -> Self {
         Self
     }
 
@@ -93,192 +93,194 @@ impl Account for Unlimited {
     fn release(&self, _reader: usize, _packets: usize, _bytes: usize) {}
 
     #[inline(always)]
-    fn take_back(&self, _producer: usize, _bytes: usize) {}
+    fn uncharge(&self, _producer: usize, _bytes: usize) {}
 }
 
-/// One count under one lock.
-pub struct OneLock<K: LockKind> {
-    limits: Limits,
-    held: Padded<K::Lock<Held>>,
+/// One counter under one lock.
+pub struct LockedAccount<K: LockKind> {
+    limits: QueueLimits,
+    usage: CachePadded<K::Lock<QueueUsage>>,
 }
 
-/// What a queue holds.
+/// Number of packets and bytes in a queue.
 #[derive(Clone, Copy, Default)]
-pub struct Held {
+pub struct QueueUsage {
     packets: u64,
     bytes: u64,
 }
 
-impl<K: LockKind> Account for OneLock<K> {
+impl<K: LockKind> Account for LockedAccount<K> {
     const NAME: &'static str = "one lock";
 
-    fn new(limits: Limits, _shape: &Shape) -> Self {
-        Self { limits, held: Padded(K::Lock::new(Held::default())) }
+    fn new(limits: QueueLimits, _shape: &QueueShape) -> Self {
+        Self { limits, usage: CachePadded(K::Lock::new(QueueUsage::default())) }
     }
 
     fn charge(&self, _producer: usize, bytes: usize) -> bool {
-        self.held.0.with(|held| {
+        self.usage.0.with(|held| {
             let packets = held.packets + 1;
             let bytes = held.bytes + bytes as u64;
             let fits = packets <= u64::from(self.limits.packets) && bytes <= self.limits.bytes;
             if fits {
-                *held = Held { packets, bytes };
+                *held = QueueUsage { packets, bytes };
             }
             fits
         })
     }
 
     fn release(&self, _reader: usize, packets: usize, bytes: usize) {
-        self.held.0.with(|held| {
+        self.usage.0.with(|held| {
             held.packets -= packets as u64;
             held.bytes -= bytes as u64;
         });
     }
 
-    fn take_back(&self, producer: usize, bytes: usize) {
+    fn uncharge(&self, producer: usize, bytes: usize) {
         self.release(producer, 1, bytes);
     }
 
     fn statistics(&self) -> Option<LockStatistics> {
-        self.held.0.statistics()
+        self.usage.0.statistics()
     }
 }
 
-/// What the queue may still hold, in a common pool and in a stash of each
-/// user. A packet moves it from a producer's stash to a reader's; only batches
-/// move through the pool. A producer that finds too little gathers all there
-/// is before it refuses, so that the limits are exact.
-pub struct Reserved {
-    pool: Padded<AtomicU64>,
-    /// Of the producers, then of the readers.
-    stashes: Box<[Padded<AtomicU64>]>,
+/// Credit of the queue, in a common pool and in a cache of each producer and reader.
+///
+/// A packet moves its credit from the producer's cache to the reader's; only batches move
+/// through the pool. A producer that finds too little credit collects the credit of all caches
+/// before it refuses a packet, so that the limits are exact.
+pub struct PooledAccount {
+    pool: CachePadded<AtomicU64>,
+    /// Caches of the producers, then of the readers.
+    caches: Box<[CachePadded<AtomicU64>]>,
     producers: usize,
-    /// What a producer takes from the pool at once, and above which a reader
-    /// gives back.
-    batch: Room,
-    /// Held by who takes from the pool, so that two who gather do not each
-    /// find half.
-    gathering: <Sleeping as LockKind>::Lock<()>,
+    /// Credit that a producer takes from the pool at once, and the level above which a reader
+    /// returns its cache to the pool.
+    batch: Credit,
+    /// Held while taking from the pool, so that two collecting producers do not each find half.
+    refill_lock: <Sleeping as LockKind>::Lock<()>,
 }
 
-/// Room for packets and for bytes, packed into one word: 24 and 40 bits.
+/// Credit in packets and bytes, packed into one word: 24 and 40 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room(u64);
+struct Credit(u64);
 
-impl Room {
-    const NONE: Self = Self(0);
+impl Credit {
+    const ZERO: Self = Self(0);
 
     fn new(packets: u64, bytes: u64) -> Self {
-        debug_assert!(packets <= u64::from(Limits::MOST_PACKETS) && bytes <= Limits::MOST_BYTES);
+        debug_assert!(
+            packets <= u64::from(QueueLimits::MAX_PACKETS) && bytes <= QueueLimits::MAX_BYTES
+        );
         Self(bytes << 24 | packets)
     }
 
     fn packets(self) -> u64 {
-        self.0 & u64::from(Limits::MOST_PACKETS)
+        self.0 & u64::from(QueueLimits::MAX_PACKETS)
     }
 
     fn bytes(self) -> u64 {
         self.0 >> 24
     }
 
-    /// This room less `other`, if it has that much of both.
-    fn less(self, other: Self) -> Option<Self> {
+    /// This credit less `other`, if it suffices in packets and in bytes.
+    fn checked_sub(self, other: Self) -> Option<Self> {
         let enough = self.packets() >= other.packets() && self.bytes() >= other.bytes();
         enough.then(|| Self(self.0 - other.0))
     }
 
-    /// Both together. Room is neither made nor lost, so that no part overflows.
-    fn and(self, other: Self) -> Self {
+    /// Sum of both. Credit is neither created nor lost, so that no part overflows.
+    fn plus(self, other: Self) -> Self {
         Self(self.0 + other.0)
     }
 
-    fn least(self, other: Self) -> Self {
+    fn min_each(self, other: Self) -> Self {
         Self::new(self.packets().min(other.packets()), self.bytes().min(other.bytes()))
     }
 }
 
-impl Reserved {
-    fn batch_and(&self, need: Room) -> Room {
-        let bytes = (self.batch.bytes() + need.bytes()).min(Limits::MOST_BYTES);
-        Room::new(self.batch.packets() + need.packets(), bytes)
+impl PooledAccount {
+    fn batch_plus(&self, need: Credit) -> Credit {
+        let bytes = (self.batch.bytes() + need.bytes()).min(QueueLimits::MAX_BYTES);
+        Credit::new(self.batch.packets() + need.packets(), bytes)
     }
 
-    /// Takes `need` for a producer whose stash has too little.
+    /// Takes `need` for a producer whose cache has too little.
     #[cold]
-    fn gather(&self, producer: usize, need: Room) -> bool {
-        self.gathering.with(|()| {
-            let own = &self.stashes[producer].0;
-            let mut room = Room(own.swap(0, Ordering::AcqRel));
-            // A batch from the pool will do in most cases.
-            let mut batch = Room::NONE;
+    fn refill(&self, producer: usize, need: Credit) -> bool {
+        self.refill_lock.with(|()| {
+            let own = &self.caches[producer].0;
+            let mut credit = Credit(own.swap(0, Ordering::AcqRel));
+            // A batch from the pool suffices in most cases.
+            let mut batch = Credit::ZERO;
             let take = |pool| {
-                batch = Room(pool).least(self.batch_and(need));
-                Some(Room(pool).less(batch)?.0)
+                batch = Credit(pool).min_each(self.batch_plus(need));
+                Some(Credit(pool).checked_sub(batch)?.0)
             };
-            // It always gives something, be it nothing.
+            // The update always succeeds; the batch may be zero.
             let _ = self.pool.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
-            room = room.and(batch);
-            if let Some(rest) = room.less(need) {
+            credit = credit.plus(batch);
+            if let Some(rest) = credit.checked_sub(need) {
                 own.fetch_add(rest.0, Ordering::AcqRel);
                 return true;
             }
-            // Stashes before the pool: what a reader gives back meanwhile goes
-            // that way.
-            for stash in self.stashes.iter().map(|stash| &stash.0).chain([&self.pool.0]) {
-                room = room.and(Room(stash.swap(0, Ordering::AcqRel)));
+            // Caches before the pool: credit that a reader returns meanwhile moves in that
+            // direction.
+            for stash in self.caches.iter().map(|stash| &stash.0).chain([&self.pool.0]) {
+                credit = credit.plus(Credit(stash.swap(0, Ordering::AcqRel)));
             }
-            let rest = room.less(need);
-            self.pool.0.fetch_add(rest.unwrap_or(room).0, Ordering::AcqRel);
+            let rest = credit.checked_sub(need);
+            self.pool.0.fetch_add(rest.unwrap_or(credit).0, Ordering::AcqRel);
             rest.is_some()
         })
     }
 }
 
-impl Account for Reserved {
+impl Account for PooledAccount {
     const NAME: &'static str = "reserved";
 
-    fn new(limits: Limits, shape: &Shape) -> Self {
+    fn new(limits: QueueLimits, shape: &QueueShape) -> Self {
         let users = (shape.producers + shape.readers) as u64;
-        let batch = Room::new(
+        let batch = Credit::new(
             (u64::from(limits.packets) / (4 * users)).clamp(1, 64).min(limits.packets.into()),
             (limits.bytes / (4 * users)).min(1 << 16),
         );
         Self {
-            pool: Padded(AtomicU64::new(Room::new(limits.packets.into(), limits.bytes).0)),
-            stashes: (0..users).map(|_| Padded(AtomicU64::new(0))).collect(),
+            pool: CachePadded(AtomicU64::new(Credit::new(limits.packets.into(), limits.bytes).0)),
+            caches: (0..users).map(|_| CachePadded(AtomicU64::new(0))).collect(),
             producers: shape.producers,
             batch,
-            gathering: Lock::new(()),
+            refill_lock: Lock::new(()),
         }
     }
 
     #[inline]
     fn charge(&self, producer: usize, bytes: usize) -> bool {
         let Ok(bytes) = u64::try_from(bytes) else { return false };
-        if bytes > Limits::MOST_BYTES {
+        if bytes > QueueLimits::MAX_BYTES {
             return false;
         }
-        let need = Room::new(1, bytes);
-        let spend = |stash| Some(Room(stash).less(need)?.0);
-        let stash = &self.stashes[producer].0;
-        stash.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_ok()
-            || self.gather(producer, need)
+        let need = Credit::new(1, bytes);
+        let spend = |cached| Some(Credit(cached).checked_sub(need)?.0);
+        let cache = &self.caches[producer].0;
+        cache.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_ok()
+            || self.refill(producer, need)
     }
 
     #[inline]
     fn release(&self, reader: usize, packets: usize, bytes: usize) {
-        let room = Room::new(packets as u64, bytes as u64);
-        let stash = &self.stashes[self.producers + reader].0;
-        let now = Room(stash.fetch_add(room.0, Ordering::AcqRel)).and(room);
+        let credit = Credit::new(packets as u64, bytes as u64);
+        let cache = &self.caches[self.producers + reader].0;
+        let now = Credit(cache.fetch_add(credit.0, Ordering::AcqRel)).plus(credit);
         if now.packets() >= self.batch.packets() || now.bytes() >= self.batch.bytes() {
-            let all = stash.swap(0, Ordering::AcqRel);
+            let all = cache.swap(0, Ordering::AcqRel);
             self.pool.0.fetch_add(all, Ordering::AcqRel);
         }
     }
 
-    fn take_back(&self, producer: usize, bytes: usize) {
-        let room = Room::new(1, bytes as u64);
-        self.stashes[producer].0.fetch_add(room.0, Ordering::AcqRel);
+    fn uncharge(&self, producer: usize, bytes: usize) {
+        let credit = Credit::new(1, bytes as u64);
+        self.caches[producer].0.fetch_add(credit.0, Ordering::AcqRel);
     }
 }
 
@@ -289,19 +291,19 @@ mod tests {
     use super::super::lock::Spin;
     use super::*;
 
-    const SHAPE: Shape = Shape { producers: 3, readers: 2, capacity: 0 };
+    const SHAPE: QueueShape = QueueShape { producers: 3, readers: 2, capacity: 0 };
 
     #[test]
-    fn limits_beyond_what_can_be_counted_are_refused() {
-        assert!(Limits::new(Limits::MOST_PACKETS, Limits::MOST_BYTES).is_ok());
-        assert!(Limits::new(Limits::MOST_PACKETS + 1, 0).is_err());
-        let error = Limits::new(0, Limits::MOST_BYTES + 1).unwrap_err();
+    fn rejects_limits_out_of_range() {
+        assert!(QueueLimits::new(QueueLimits::MAX_PACKETS, QueueLimits::MAX_BYTES).is_ok());
+        assert!(QueueLimits::new(QueueLimits::MAX_PACKETS + 1, 0).is_err());
+        let error = QueueLimits::new(0, QueueLimits::MAX_BYTES + 1).unwrap_err();
         assert!(error.to_string().contains("up to 16777215 packets"));
     }
 
-    /// Against plain sums: charged exactly when it fits.
-    fn is_exact<A: Account>(
-        limits: Limits,
+    /// Compares with plain sums: a charge succeeds exactly when it fits.
+    fn check_limits_are_exact<A: Account>(
+        limits: QueueLimits,
         steps: &[(bool, usize, usize)],
     ) -> Result<(), TestCaseError> {
         let account = A::new(limits, &SHAPE);
@@ -312,7 +314,7 @@ mod tests {
                 let fits = held.len() < limits.packets as usize && all as u64 <= limits.bytes;
                 prop_assert_eq!(account.charge(user % SHAPE.producers, bytes), fits, "{}", A::NAME);
                 if fits && user == 7 {
-                    account.take_back(user % SHAPE.producers, bytes);
+                    account.uncharge(user % SHAPE.producers, bytes);
                 } else if fits {
                     held.push(bytes);
                 }
@@ -337,19 +339,19 @@ mod tests {
             bytes in 0u64..5_000,
             steps in prop::collection::vec(
                 (prop::bool::weighted(0.6), 0usize..8, 0usize..200),
-                // Miri needs a second for what takes a microsecond.
+                // Miri runs about a million times slower.
                 0..if cfg!(miri) { 60 } else { 300 },
             ),
         ) {
-            let limits = Limits::new(packets, bytes).unwrap();
-            is_exact::<OneLock<Spin>>(limits, &steps)?;
-            is_exact::<OneLock<Sleeping>>(limits, &steps)?;
-            is_exact::<Reserved>(limits, &steps)?;
+            let limits = QueueLimits::new(packets, bytes).unwrap();
+            check_limits_are_exact::<LockedAccount<Spin>>(limits, &steps)?;
+            check_limits_are_exact::<LockedAccount<Sleeping>>(limits, &steps)?;
+            check_limits_are_exact::<PooledAccount>(limits, &steps)?;
         }
     }
 }
 
-/// Every interleaving of small runs.
+/// Explores every interleaving of small runs.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;
@@ -357,14 +359,14 @@ mod model {
 
     use super::*;
 
-    /// Two producers and room for one packet: exactly one has it.
+    /// Two producers compete for credit for one packet: exactly one gets it.
     #[test]
-    fn the_last_room_is_given_once_and_not_withheld() {
+    fn grants_the_last_credit_exactly_once() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let shape = Shape { producers: 2, readers: 1, capacity: 0 };
-            let account = Arc::new(Reserved::new(Limits::new(1, 100).unwrap(), &shape));
+            let shape = QueueShape { producers: 2, readers: 1, capacity: 0 };
+            let account = Arc::new(PooledAccount::new(QueueLimits::new(1, 100).unwrap(), &shape));
             let other = {
                 let account = Arc::clone(&account);
                 thread::spawn(move || account.charge(1, 60))

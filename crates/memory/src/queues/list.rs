@@ -1,12 +1,12 @@
-//! A doubly linked list whose links lie beside the values, as the kernel's
-//! `sk_buff` list: what Rivera's model queues packets in.
+//! Doubly linked list with the links beside the values, as the kernel's `sk_buff` list: the
+//! packet queue of Rivera's model.
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-/// A list of one owner: added at the end, taken from the front.
+/// List with a single owner: values are added at the end and taken from the front.
 ///
-/// Nodes that were taken are used again, so that a list in use takes no memory.
+/// Freed nodes are reused, so that a list in steady use allocates no memory.
 pub(super) struct List<T> {
     first: *mut Node<T>,
     last: *mut Node<T>,
@@ -21,7 +21,7 @@ struct Node<T> {
     value: Option<T>,
 }
 
-// SAFETY: the list owns its nodes, and only the list knows of them.
+// SAFETY: the list owns its nodes, and no pointer to them leaves the list.
 unsafe impl<T: Send> Send for List<T> {}
 
 impl<T> List<T> {
@@ -34,7 +34,7 @@ impl<T> List<T> {
     #[inline]
     pub(super) fn push_back(&mut self, value: T) {
         let node = self.unused_node();
-        // SAFETY: `node` is one of ours and in no chain.
+        // SAFETY: the list owns `node`, which is in no chain.
         unsafe {
             (*node.as_ptr()).value = Some(value);
             (*node.as_ptr()).next = ptr::null_mut();
@@ -43,7 +43,7 @@ impl<T> List<T> {
         if self.last.is_null() {
             self.first = node.as_ptr();
         } else {
-            // SAFETY: `last` is a node of ours while it is not null.
+            // SAFETY: `last` is a node of this list while it is not null.
             unsafe { (*self.last).next = node.as_ptr() };
         }
         self.last = node.as_ptr();
@@ -53,8 +53,7 @@ impl<T> List<T> {
     #[inline]
     pub(super) fn pop_front(&mut self) -> Option<T> {
         let node = NonNull::new(self.first)?.as_ptr();
-        // SAFETY: `first` is a node of ours while it is not null, and so is its
-        // `next`.
+        // SAFETY: `first` is a node of this list while it is not null, and so is its `next`.
         unsafe {
             self.first = (*node).next;
             if self.first.is_null() {
@@ -75,7 +74,7 @@ impl<T> List<T> {
             let node = Box::new(Node { next: none, previous: none, value: None });
             return NonNull::from(Box::leak(node));
         };
-        // SAFETY: `free` is a node of ours while it is not null.
+        // SAFETY: `free` is a node of this list while it is not null.
         self.free = unsafe { node.as_ref() }.next;
         node
     }
@@ -102,25 +101,25 @@ mod tests {
 
     use super::*;
 
-    /// From front to end and back, as the links say.
-    fn both_ways(list: &List<u32>) -> (Vec<u32>, Vec<u32>) {
-        let (mut there, mut back) = (Vec::new(), Vec::new());
+    /// Values from front to end along `next`, and along `previous` in reverse.
+    fn forward_and_backward(list: &List<u32>) -> (Vec<u32>, Vec<u32>) {
+        let (mut forward, mut backward) = (Vec::new(), Vec::new());
         let mut node = list.first;
         while !node.is_null() {
             // SAFETY: a node of the list.
             let here = unsafe { &*node };
-            there.extend(here.value);
+            forward.extend(here.value);
             node = here.next;
         }
         node = list.last;
         while !node.is_null() {
             // SAFETY: a node of the list.
             let here = unsafe { &*node };
-            back.extend(here.value);
+            backward.extend(here.value);
             node = here.previous;
         }
-        back.reverse();
-        (there, back)
+        backward.reverse();
+        (forward, backward)
     }
 
     proptest! {
@@ -130,7 +129,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Against a plain queue as the model, links in both directions.
+        /// Compares with a plain queue as the model, links in both directions.
         #[test]
         fn behaves_like_a_queue(
             steps in prop::collection::vec(any::<bool>(), 0..if cfg!(miri) { 30 } else { 200 }),
@@ -143,15 +142,15 @@ mod tests {
                 } else {
                     prop_assert_eq!(list.pop_front(), model.pop_front());
                 }
-                let (there, back) = both_ways(&list);
-                prop_assert!(there.iter().eq(model.iter()));
-                prop_assert_eq!(there, back);
+                let (forward, backward) = forward_and_backward(&list);
+                prop_assert!(forward.iter().eq(model.iter()));
+                prop_assert_eq!(forward, backward);
             }
         }
     }
 
     #[test]
-    fn values_left_behind_are_dropped() {
+    fn drops_remaining_values() {
         let value = Rc::new(());
         let mut list = List::new();
         for _ in 0..3 {

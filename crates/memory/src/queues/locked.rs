@@ -1,24 +1,23 @@
-//! The two schemes of Rivera's thesis: one list under one lock (section 4.1),
-//! and as many lists as readers, a lock each, gone through round robin on both
-//! sides (section 4.2).
+//! The two schemes of Rivera's thesis: one list under one lock (section 4.1), and one list per
+//! reader with a lock each, visited round robin by producers and readers (section 4.2).
 
 use super::list::List;
 use super::lock::{Lock, LockKind, LockStatistics};
-use super::structure::{Opened, Packet, Padded, Shape, Structure};
+use super::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
 
 /// One list under one lock.
-pub struct Single<T: Packet, K: LockKind> {
+pub struct SingleList<T: Packet, K: LockKind> {
     list: K::Lock<List<T>>,
 }
 
-impl<T: Packet, K: LockKind> Structure for Single<T, K> {
+impl<T: Packet, K: LockKind> Structure for SingleList<T, K> {
     type Packet = T;
     type Producer = ();
     type Reader = ();
     const KEEPS_ORDER: bool = true;
 
-    fn open(shape: &Shape) -> Opened<Self> {
-        Opened {
+    fn open(shape: &QueueShape) -> StructureParts<Self> {
+        StructureParts {
             structure: Self { list: K::Lock::new(List::new()) },
             producers: vec![(); shape.producers],
             readers: vec![(); shape.readers],
@@ -26,13 +25,13 @@ impl<T: Packet, K: LockKind> Structure for Single<T, K> {
     }
 
     #[inline]
-    fn put(&self, (): &mut (), packet: T) -> Result<usize, T> {
+    fn enqueue(&self, (): &mut (), packet: T) -> Result<usize, T> {
         self.list.with(|list| list.push_back(packet));
         Ok(0)
     }
 
     #[inline]
-    fn take(&self, (): &mut ()) -> Option<T> {
+    fn dequeue(&self, (): &mut ()) -> Option<T> {
         self.list.with(List::pop_front)
     }
 
@@ -41,55 +40,55 @@ impl<T: Packet, K: LockKind> Structure for Single<T, K> {
     }
 }
 
-/// A list for each reader, round robin on both sides.
-pub struct Multi<T: Packet, K: LockKind> {
-    lists: Box<[Lane<T, K>]>,
+/// A list for each reader, visited round robin by producers and readers.
+pub struct MultiList<T: Packet, K: LockKind> {
+    lists: Box<[LockedList<T, K>]>,
 }
 
-/// One list under a lock of its own.
-type Lane<T, K> = Padded<<K as LockKind>::Lock<List<T>>>;
+/// One list under its own lock.
+type LockedList<T, K> = CachePadded<<K as LockKind>::Lock<List<T>>>;
 
-/// The list where a producer or a reader goes on.
-pub struct Place(usize);
+/// Index of the list that a producer or a reader visits next.
+pub struct ListCursor(usize);
 
-impl Place {
-    /// This place; the next one is the one after it.
+impl ListCursor {
+    /// Returns the current index and advances to the next list.
     #[inline]
     fn advance(&mut self, lists: usize) -> usize {
-        let place = self.0;
-        self.0 = if place + 1 == lists { 0 } else { place + 1 };
-        place
+        let index = self.0;
+        self.0 = if index + 1 == lists { 0 } else { index + 1 };
+        index
     }
 }
 
-impl<T: Packet, K: LockKind> Structure for Multi<T, K> {
+impl<T: Packet, K: LockKind> Structure for MultiList<T, K> {
     type Packet = T;
-    type Producer = Place;
-    type Reader = Place;
+    type Producer = ListCursor;
+    type Reader = ListCursor;
     const KEEPS_ORDER: bool = false;
 
-    fn open(shape: &Shape) -> Opened<Self> {
-        let lists = (0..shape.readers).map(|_| Padded(K::Lock::new(List::new())));
-        // Each begins at another list, so that they do not walk in step.
-        let places = |count| (0..count).map(|at| Place(at % shape.readers)).collect();
-        Opened {
+    fn open(shape: &QueueShape) -> StructureParts<Self> {
+        let lists = (0..shape.readers).map(|_| CachePadded(K::Lock::new(List::new())));
+        // Each user begins at another list, so that they do not walk in step.
+        let cursors = |count| (0..count).map(|at| ListCursor(at % shape.readers)).collect();
+        StructureParts {
             structure: Self { lists: lists.collect() },
-            producers: places(shape.producers),
-            readers: places(shape.readers),
+            producers: cursors(shape.producers),
+            readers: cursors(shape.readers),
         }
     }
 
     #[inline]
-    fn put(&self, place: &mut Place, packet: T) -> Result<usize, T> {
-        let at = place.advance(self.lists.len());
+    fn enqueue(&self, cursor: &mut ListCursor, packet: T) -> Result<usize, T> {
+        let at = cursor.advance(self.lists.len());
         self.lists[at].0.with(|list| list.push_back(packet));
         Ok(0)
     }
 
     #[inline]
-    fn take(&self, place: &mut Place) -> Option<T> {
+    fn dequeue(&self, cursor: &mut ListCursor) -> Option<T> {
         for _ in 0..self.lists.len() {
-            let at = place.advance(self.lists.len());
+            let at = cursor.advance(self.lists.len());
             let packet = self.lists[at].0.with(List::pop_front);
             if packet.is_some() {
                 return packet;

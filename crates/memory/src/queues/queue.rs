@@ -1,112 +1,118 @@
-//! The ends of a queue: a structure with limits, sleep and an end.
+//! Producer and reader ends of a queue: a structure with limits, sleeping and closing.
 
 use std::collections::VecDeque;
 use std::io;
 
-use super::account::{Account, Limits, Unlimited};
-use super::bed::{Bed, Futex, Semaphore};
+use super::account::{Account, QueueLimits, Unlimited};
 use super::lock::LockStatistics;
-use super::structure::{Opened, Packet, Padded, Shape, Structure};
+use super::parker::{Futex, Parker, Semaphore};
+use super::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, relax, yield_now};
 
-/// Packets that [`Reader::pop_each`] and [`Producer::push_each`] move at most
-/// before they wake and account.
-pub use super::grid::BURST;
+/// Most packets that [`Producer::push_each`] puts in before it makes them visible and wakes
+/// readers.
+pub use super::ring_matrix::BURST_PACKETS;
 
-/// Why a packet was not put in; it comes back.
+/// Reason for a rejected packet; returns the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError<T> {
-    /// A limit is reached, or the structure has no room.
+    /// A limit is reached, or the structure is full.
     Full(T),
-    /// The queue is closed: nobody would read it.
+    /// The queue is closed.
     Closed(T),
 }
 
 struct Shared<S, A, B> {
     structure: S,
     account: A,
-    /// One for all readers, or one for each.
-    beds: Box<[Padded<Bed<B>>]>,
+    /// One parker for all readers, or one for each.
+    parkers: Box<[CachePadded<Parker<B>>]>,
     closed: AtomicBool,
     producers: AtomicUsize,
     readers: AtomicUsize,
 }
 
-/// A producer's end. The queue closes when the last producer is gone.
+/// Producer end. The queue closes when the last producer is dropped.
 pub struct Producer<S: Structure, A: Account = Unlimited, B: Semaphore = Futex> {
     shared: Arc<Shared<S, A, B>>,
-    own: S::Producer,
-    number: usize,
+    local: S::Producer,
+    index: usize,
 }
 
-/// A reader's end. The queue closes when the last reader is gone.
+/// Reader end. The queue closes when the last reader is dropped.
 pub struct Reader<S: Structure, A: Account = Unlimited, B: Semaphore = Futex> {
     shared: Arc<Shared<S, A, B>>,
-    own: S::Reader,
-    number: usize,
-    /// How long looking again paid before sleeping.
-    pauses: u32,
-    /// Woken, and nothing found yet.
+    local: S::Reader,
+    index: usize,
+    /// Pauses to spin before sleeping; adapts to how often spinning finds a packet.
+    spin_pauses: u32,
+    /// True after a wake-up until the reader has found a packet.
     searching: bool,
 }
 
 /// All ends of a queue.
-pub struct Ends<S: Structure, A: Account = Unlimited, B: Semaphore = Futex> {
-    /// One for each producer.
+pub struct QueueEnds<S: Structure, A: Account = Unlimited, B: Semaphore = Futex> {
+    /// One end for each producer.
     pub producers: Vec<Producer<S, A, B>>,
-    /// One for each reader.
+    /// One end for each reader.
     pub readers: Vec<Reader<S, A, B>>,
 }
 
-/// How the locks of a queue were used, where they are of a kind that counts.
+/// Usage of the locks of a queue, where they are metered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QueueStatistics {
-    /// The locks around the packets.
+    /// Locks around the packets.
     pub structure: Option<LockStatistics>,
-    /// The lock around the account.
+    /// Lock around the account.
     pub account: Option<LockStatistics>,
 }
 
-/// Makes an empty queue.
+/// Creates an empty queue.
 ///
 /// # Errors
-/// When the process has no descriptor left to sleep on.
+/// When the process has no file descriptor left to sleep on.
 ///
 /// # Panics
 /// Without producers or without readers.
 pub fn open<S: Structure, A: Account, B: Semaphore>(
-    shape: &Shape,
-    limits: Limits,
-) -> io::Result<Ends<S, A, B>> {
-    assert!(shape.producers > 0 && shape.readers > 0, "a queue has producers and readers");
-    let Opened { structure, producers, readers } = S::open(shape);
-    let beds = if S::BED_PER_READER { shape.readers } else { 1 };
+    shape: &QueueShape,
+    limits: QueueLimits,
+) -> io::Result<QueueEnds<S, A, B>> {
+    assert!(
+        shape.producers > 0 && shape.readers > 0,
+        "a queue needs at least one producer and one reader"
+    );
+    let StructureParts { structure, producers, readers } = S::open(shape);
+    let parkers = if S::PARKER_PER_READER { shape.readers } else { 1 };
     let shared = Arc::new(Shared {
         structure,
         account: A::new(limits, shape),
-        beds: (0..beds).map(|_| Ok(Padded(Bed::new()?))).collect::<io::Result<_>>()?,
+        parkers: (0..parkers)
+            .map(|_| Ok(CachePadded(Parker::new()?)))
+            .collect::<io::Result<_>>()?,
         closed: AtomicBool::new(false),
         producers: AtomicUsize::new(shape.producers),
         readers: AtomicUsize::new(shape.readers),
     });
-    let producer = |(number, own)| Producer { shared: Arc::clone(&shared), own, number };
+    let producer =
+        |(number, own)| Producer { shared: Arc::clone(&shared), local: own, index: number };
     let producers = producers.into_iter().enumerate().map(producer).collect();
     let reader = |(number, own)| Reader {
         shared: Arc::clone(&shared),
-        own,
-        number,
-        pauses: B::MOST_PAUSES,
+        local: own,
+        index: number,
+        spin_pauses: B::MAX_SPIN_PAUSES,
         searching: false,
     };
     let readers = readers.into_iter().enumerate().map(reader).collect();
-    Ok(Ends { producers, readers })
+    Ok(QueueEnds { producers, readers })
 }
 
 impl<S: Structure, A: Account, B: Semaphore> Shared<S, A, B> {
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        for bed in &self.beds {
-            bed.0.wake_all();
+        for parker in &self.parkers {
+            parker.0.wake_all();
         }
     }
 
@@ -123,120 +129,119 @@ impl<S: Structure, A: Account, B: Semaphore> Shared<S, A, B> {
 }
 
 impl<S: Structure, A: Account, B: Semaphore> Producer<S, A, B> {
-    /// Puts a packet in, and wakes a reader for it.
+    /// Puts a packet in and wakes a reader.
     ///
     /// # Errors
-    /// [`PushError`] with the packet. A structure of fixed size may be full a
-    /// moment longer than the limit says, while a reader leaves its cell.
+    /// [`PushError`] with the packet. A structure of fixed size may stay full for a moment after
+    /// the account has space, until a reader has finished with its cell.
     #[inline]
     pub fn try_push(&mut self, packet: S::Packet) -> Result<(), PushError<S::Packet>> {
-        let bed = self.put(packet)?;
-        self.shared.structure.flush(&mut self.own);
-        self.shared.beds[bed].0.wake_one();
+        let parker = self.enqueue(packet)?;
+        self.shared.structure.flush(&mut self.local);
+        self.shared.parkers[parker].0.wake_one();
         Ok(())
     }
 
-    /// Puts a packet in, waiting for room.
+    /// Puts a packet in, waiting for space.
     ///
     /// # Errors
     /// The packet, when the queue is closed.
     #[inline]
     pub fn push(&mut self, mut packet: S::Packet) -> Result<(), S::Packet> {
-        let mut turn = 0;
+        let mut attempt = 0;
         loop {
             match self.try_push(packet) {
                 Ok(()) => return Ok(()),
                 Err(PushError::Closed(back)) => return Err(back),
                 Err(PushError::Full(back)) => packet = back,
             }
-            wait_for_room(&mut turn);
+            wait_for_space(&mut attempt);
         }
     }
 
-    /// Puts packets in until there are no more, or there is no room; shows them
-    /// to the readers in bursts of [`BURST`]. Returns how many.
+    /// Puts packets in until there are no more, or the queue is full. Makes them visible to readers
+    /// in bursts of [`BURST_PACKETS`]. Returns their number.
     ///
     /// # Errors
-    /// The first packet that was not put in, with how many were before it.
+    /// The first rejected packet, with the number of packets accepted before it.
     pub fn push_each(
         &mut self,
         packets: impl IntoIterator<Item = S::Packet>,
     ) -> Result<usize, (usize, PushError<S::Packet>)> {
-        let (mut count, mut shown) = (0, 0);
-        let mut bed: Option<usize> = None;
+        let (mut count, mut published) = (0, 0);
+        let mut parker: Option<usize> = None;
         for packet in packets {
-            match self.put(packet) {
+            match self.enqueue(packet) {
                 Ok(now) => {
-                    // What lies for another reader has been shown to it.
-                    if let Some(before) = bed.filter(|&before| before != now) {
-                        self.shared.beds[before].0.wake_one();
+                    // The packets for the previous reader are already visible.
+                    if let Some(before) = parker.filter(|&before| before != now) {
+                        self.shared.parkers[before].0.wake_one();
                     }
-                    bed = Some(now);
+                    parker = Some(now);
                 }
                 Err(error) => {
-                    self.show(bed, count - shown);
+                    self.publish(parker, count - published);
                     return Err((count, error));
                 }
             }
             count += 1;
-            if count - shown == BURST {
-                self.show(bed.take(), BURST);
-                shown = count;
+            if count - published == BURST_PACKETS {
+                self.publish(parker.take(), BURST_PACKETS);
+                published = count;
             }
         }
-        self.show(bed, count - shown);
+        self.publish(parker, count - published);
         Ok(count)
     }
 
-    /// Shows the readers what was put in, and wakes some for it.
+    /// Makes the packets visible to readers, and wakes readers for them.
     #[inline]
-    fn show(&mut self, bed: Option<usize>, packets: usize) {
-        let Some(bed) = bed else { return };
-        self.shared.structure.flush(&mut self.own);
-        // One that searches alone wakes the next; without that each packet has
-        // to wake its own.
-        let wakes = if B::ONE_SEARCHES { 1 } else { packets };
+    fn publish(&mut self, parker: Option<usize>, packets: usize) {
+        let Some(parker) = parker else { return };
+        self.shared.structure.flush(&mut self.local);
+        // A single searcher wakes the next reader; otherwise each packet has to wake a reader.
+        let wakes = if B::SINGLE_SEARCHER { 1 } else { packets };
         for _ in 0..wakes {
-            self.shared.beds[bed].0.wake_one();
+            self.shared.parkers[parker].0.wake_one();
         }
     }
 
     #[inline]
-    fn put(&mut self, packet: S::Packet) -> Result<usize, PushError<S::Packet>> {
+    fn enqueue(&mut self, packet: S::Packet) -> Result<usize, PushError<S::Packet>> {
         if self.shared.is_closed() {
             return Err(PushError::Closed(packet));
         }
         let bytes = packet.bytes();
-        if !self.shared.account.charge(self.number, bytes) {
+        if !self.shared.account.charge(self.index, bytes) {
             return Err(PushError::Full(packet));
         }
-        self.shared.structure.put(&mut self.own, packet).map_err(|packet| {
-            self.shared.account.take_back(self.number, bytes);
+        self.shared.structure.enqueue(&mut self.local, packet).map_err(|packet| {
+            self.shared.account.uncharge(self.index, bytes);
             PushError::Full(packet)
         })
     }
 
-    /// Ends the queue: readers take what is there and are not waited for.
+    /// Closes the queue: readers take the remaining packets and then see the end.
     pub fn close(&self) {
         self.shared.close();
     }
 
-    /// Whether the queue is closed.
+    /// True if the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
     }
 
-    /// How the locks were used until now.
+    /// Lock usage until now.
     pub fn statistics(&self) -> QueueStatistics {
         self.shared.statistics()
     }
 }
 
-/// One turn of a producer that waits: a reader may be as quick as that, or
-/// need the processor.
-pub fn wait_for_room(turn: &mut u32) {
-    *turn += 1;
-    match *turn {
+/// One pause of a producer that waits for space. Spins first, then yields, then sleeps 100 us:
+/// a reader may be fast, or need the processor.
+pub fn wait_for_space(attempt: &mut u32) {
+    *attempt += 1;
+    match *attempt {
         0..8 => relax(),
         8..64 => yield_now(),
         #[cfg(not(loom))]
@@ -250,111 +255,110 @@ impl<S: Structure, A: Account, B: Semaphore> Reader<S, A, B> {
     /// Takes a packet, if there is one.
     #[inline]
     pub fn pop(&mut self) -> Option<S::Packet> {
-        let packet = self.shared.structure.take(&mut self.own)?;
-        self.shared.account.release(self.number, 1, packet.bytes());
+        let packet = self.shared.structure.dequeue(&mut self.local)?;
+        self.shared.account.release(self.index, 1, packet.bytes());
         if self.searching {
-            self.found();
+            self.finish_search();
         }
         Some(packet)
     }
 
-    /// Takes a packet, sleeping until there is one; `None` when the queue is
-    /// closed and empty.
+    /// Takes a packet, sleeping until there is one; `None` when the queue is closed and empty.
     pub fn pop_wait(&mut self) -> Option<S::Packet> {
         self.wait_for(Self::pop)
     }
 
-    /// Takes up to `most` packets, sleeping until there is one; adds them to
-    /// `packets` and returns how many: 0 when the queue is closed and empty.
-    pub fn pop_each_wait(&mut self, most: usize, packets: &mut VecDeque<S::Packet>) -> usize {
-        let some = |reader: &mut Self| Some(reader.pop_each(most, packets)).filter(|&n| n > 0);
+    /// Takes up to `max` packets, sleeping until there is one. Appends them to `packets` and
+    /// returns their number: 0 when the queue is closed and empty.
+    pub fn pop_each_wait(&mut self, max: usize, packets: &mut VecDeque<S::Packet>) -> usize {
+        let some = |reader: &mut Self| Some(reader.pop_each(max, packets)).filter(|&n| n > 0);
         self.wait_for(some).unwrap_or(0)
     }
 
-    /// Takes up to `most` packets, adds them to `packets` and returns how many.
-    pub fn pop_each(&mut self, most: usize, packets: &mut VecDeque<S::Packet>) -> usize {
+    /// Takes up to `max` packets, appends them to `packets` and returns their number.
+    pub fn pop_each(&mut self, max: usize, packets: &mut VecDeque<S::Packet>) -> usize {
         let mut bytes = 0;
-        let count = self.shared.structure.take_each(&mut self.own, most, |packet| {
+        let count = self.shared.structure.dequeue_each(&mut self.local, max, |packet| {
             bytes += packet.bytes();
             packets.push_back(packet);
         });
         if count > 0 {
-            self.shared.account.release(self.number, count, bytes);
+            self.shared.account.release(self.index, count, bytes);
             if self.searching {
-                self.found();
+                self.finish_search();
             }
         }
         count
     }
 
-    fn wait_for<R>(&mut self, mut look: impl FnMut(&mut Self) -> Option<R>) -> Option<R> {
+    fn wait_for<R>(&mut self, mut try_pop: impl FnMut(&mut Self) -> Option<R>) -> Option<R> {
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = try_pop(self) {
                 return Some(found);
             }
-            for _ in 0..self.pauses {
+            for _ in 0..self.spin_pauses {
                 relax();
-                if let Some(found) = look(self) {
-                    self.pauses = (self.pauses * 2).min(B::MOST_PAUSES);
+                if let Some(found) = try_pop(self) {
+                    self.spin_pauses = (self.spin_pauses * 2).min(B::MAX_SPIN_PAUSES);
                     return Some(found);
                 }
             }
-            // It never comes to nothing, or spinning could not come back.
-            self.pauses = (self.pauses / 2).max(1).min(B::MOST_PAUSES);
-            self.enter_bed();
-            let found = look(self);
+            // The budget never drops to zero, or spinning could not recover.
+            self.spin_pauses = (self.spin_pauses / 2).max(1).min(B::MAX_SPIN_PAUSES);
+            self.prepare_to_park();
+            let found = try_pop(self);
             let closed = self.shared.is_closed();
             if found.is_none() && !closed {
-                self.bed().sleep();
-                self.searching = B::ONE_SEARCHES;
+                self.parker().park();
+                self.searching = B::SINGLE_SEARCHER;
                 continue;
             }
-            self.searching = self.bed().leave() && B::ONE_SEARCHES;
+            self.searching = self.parker().cancel_park() && B::SINGLE_SEARCHER;
             if found.is_some() {
                 if self.searching {
-                    self.found();
+                    self.finish_search();
                 }
                 return found;
             }
-            // What was put in before it was closed can be seen now.
-            let last = look(self);
+            // Packets put in before the queue was closed are visible now.
+            let last = try_pop(self);
             if last.is_none() && self.searching {
-                self.found();
+                self.finish_search();
             }
             return last;
         }
     }
 
-    fn enter_bed(&mut self) {
+    fn prepare_to_park(&mut self) {
         let searching = std::mem::take(&mut self.searching);
-        self.bed().enter(searching);
+        self.parker().prepare_to_park(searching);
     }
 
-    fn bed(&self) -> &Bed<B> {
-        &self.shared.beds[if S::BED_PER_READER { self.number } else { 0 }].0
+    fn parker(&self) -> &Parker<B> {
+        &self.shared.parkers[if S::PARKER_PER_READER { self.index } else { 0 }].0
     }
 
-    /// The search is over; where there is more, the next reader may begin.
+    /// Ends the search; if packets remain, wakes the next reader.
     #[cold]
-    fn found(&mut self) {
+    fn finish_search(&mut self) {
         self.searching = false;
-        self.bed().stop_searching();
-        if self.shared.structure.may_have_more(&mut self.own) {
-            self.bed().wake_one();
+        self.parker().stop_searching();
+        if self.shared.structure.may_have_more(&mut self.local) {
+            self.parker().wake_one();
         }
     }
 
-    /// Ends the queue: nothing more can be put in, sleeping readers wake.
+    /// Closes the queue: no more packets are accepted, and sleeping readers wake.
     pub fn close(&self) {
         self.shared.close();
     }
 
-    /// Whether the queue is closed. Packets may still be there.
+    /// True if the queue is closed. Packets may remain.
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
     }
 
-    /// How the locks were used until now.
+    /// Lock usage until now.
     pub fn statistics(&self) -> QueueStatistics {
         self.shared.statistics()
     }
@@ -371,11 +375,11 @@ impl<S: Structure, A: Account, B: Semaphore> Drop for Producer<S, A, B> {
 impl<S: Structure, A: Account, B: Semaphore> Drop for Reader<S, A, B> {
     fn drop(&mut self) {
         if self.searching {
-            self.found();
+            self.finish_search();
         }
-        if S::BED_PER_READER {
-            // Nobody else can take what was for this reader: it goes, and
-            // counts no more.
+        if S::PARKER_PER_READER {
+            // No other reader can take the packets of this reader: they are dropped and no longer
+            // charged.
             while self.pop().is_some() {}
         }
         if self.shared.readers.fetch_sub(1, Ordering::AcqRel) == 1 {

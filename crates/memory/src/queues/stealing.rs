@@ -1,41 +1,40 @@
-//! A ring for each reader, from which the others steal when their own is
-//! empty.
+//! A ring for each reader, from which other readers steal when their own ring is empty.
 
-use super::grid::BURST;
-use super::mpmc::Mpmc;
-use super::structure::{Opened, Packet, Shape, Structure};
+use super::mpmc::MpmcRing;
+use super::ring_matrix::BURST_PACKETS;
+use super::structure::{Packet, QueueShape, Structure, StructureParts};
 
-/// The rings, by reader.
-pub struct Stealing<T> {
-    rings: Box<[Mpmc<T>]>,
+/// Rings, by reader.
+pub struct WorkStealing<T> {
+    rings: Box<[MpmcRing<T>]>,
 }
 
-/// Where a producer goes on.
-pub struct Target {
+/// Position of a producer: the ring that it fills, and the packets it has put there.
+pub struct StealingProducer {
     ring: usize,
-    put: usize,
+    pushed: usize,
 }
 
-impl Target {
+impl StealingProducer {
     #[inline]
-    fn next(&mut self, rings: usize) {
-        self.put = 0;
+    fn advance(&mut self, rings: usize) {
+        self.pushed = 0;
         self.ring = if self.ring + 1 == rings { 0 } else { self.ring + 1 };
     }
 }
 
-impl<T: Packet> Structure for Stealing<T> {
+impl<T: Packet> Structure for WorkStealing<T> {
     type Packet = T;
-    type Producer = Target;
-    /// The reader's number.
+    type Producer = StealingProducer;
+    /// Index of the reader.
     type Reader = usize;
     const KEEPS_ORDER: bool = false;
 
-    fn open(shape: &Shape) -> Opened<Self> {
-        let target = |producer| Target { ring: producer % shape.readers, put: 0 };
-        Opened {
+    fn open(shape: &QueueShape) -> StructureParts<Self> {
+        let target = |producer| StealingProducer { ring: producer % shape.readers, pushed: 0 };
+        StructureParts {
             structure: Self {
-                rings: (0..shape.readers).map(|_| Mpmc::new(shape.capacity)).collect(),
+                rings: (0..shape.readers).map(|_| MpmcRing::new(shape.capacity)).collect(),
             },
             producers: (0..shape.producers).map(target).collect(),
             readers: (0..shape.readers).collect(),
@@ -43,43 +42,43 @@ impl<T: Packet> Structure for Stealing<T> {
     }
 
     #[inline]
-    fn put(&self, target: &mut Target, mut packet: T) -> Result<usize, T> {
+    fn enqueue(&self, target: &mut StealingProducer, mut packet: T) -> Result<usize, T> {
         for _ in 0..self.rings.len() {
             match self.rings[target.ring].push(packet) {
                 Ok(()) => {
-                    target.put += 1;
-                    if target.put == BURST {
-                        target.next(self.rings.len());
+                    target.pushed += 1;
+                    if target.pushed == BURST_PACKETS {
+                        target.advance(self.rings.len());
                     }
                     return Ok(0);
                 }
                 Err(back) => packet = back,
             }
-            target.next(self.rings.len());
+            target.advance(self.rings.len());
         }
         Err(packet)
     }
 
     #[inline]
-    fn flush(&self, target: &mut Target) {
-        if target.put > 0 {
-            target.next(self.rings.len());
+    fn flush(&self, target: &mut StealingProducer) {
+        if target.pushed > 0 {
+            target.advance(self.rings.len());
         }
     }
 
     #[inline]
-    fn take(&self, reader: &mut usize) -> Option<T> {
+    fn dequeue(&self, reader: &mut usize) -> Option<T> {
         let mut packet = None;
-        self.take_each(reader, 1, |one| packet = Some(one));
+        self.dequeue_each(reader, 1, |one| packet = Some(one));
         packet
     }
 
     #[inline]
-    fn take_each(&self, reader: &mut usize, most: usize, mut taken: impl FnMut(T)) -> usize {
+    fn dequeue_each(&self, reader: &mut usize, max: usize, mut taken: impl FnMut(T)) -> usize {
         let (others, own) = self.rings.split_at(*reader);
         for ring in own.iter().chain(others) {
-            // What is stolen is stolen from one only.
-            let count = ring.pop_each(most, &mut taken);
+            // A reader steals from one ring at a time only.
+            let count = ring.pop_each(max, &mut taken);
             if count > 0 {
                 return count;
             }
@@ -88,6 +87,6 @@ impl<T: Packet> Structure for Stealing<T> {
     }
 
     fn may_have_more(&self, _reader: &mut usize) -> bool {
-        self.rings.iter().any(|ring| !ring.looks_empty())
+        self.rings.iter().any(|ring| !ring.appears_empty())
     }
 }

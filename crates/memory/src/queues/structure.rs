@@ -1,11 +1,11 @@
-//! What every receive queue is built around: something that holds packets
-//! between producers and readers.
+//! The core of every receive queue: a data structure that holds packets between producers and
+//! readers.
 
 use super::lock::LockStatistics;
 
-/// Something that is queued.
+/// An item that can be queued.
 pub trait Packet: Send {
-    /// What it counts against a limit in bytes.
+    /// Bytes charged against a limit.
     fn bytes(&self) -> usize;
 }
 
@@ -15,90 +15,89 @@ impl Packet for crate::Frame {
     }
 }
 
-/// Who uses a queue.
+/// Number of users and capacity of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Threads that put packets in.
+pub struct QueueShape {
+    /// Number of threads that put packets in.
     pub producers: usize,
-    /// Threads that take packets out.
+    /// Number of threads that take packets out.
     pub readers: usize,
-    /// Packets for which a structure of fixed size has room at least.
+    /// Minimum capacity in packets, for a structure of fixed size.
     pub capacity: usize,
 }
 
-/// A structure and what each of its users keeps to itself.
-pub struct Opened<S: Structure> {
-    /// What they share.
+/// A structure and the private state of each of its users.
+pub struct StructureParts<S: Structure> {
+    /// Shared part.
     pub structure: S,
-    /// One for each producer.
+    /// State of each producer.
     pub producers: Vec<S::Producer>,
-    /// One for each reader.
+    /// State of each reader.
     pub readers: Vec<S::Reader>,
 }
 
-/// Holds packets between producers and readers. Limits, sleeping and closing
-/// are not its business.
+/// Holds packets between producers and readers. Limits, sleeping and closing are handled
+/// outside.
 pub trait Structure: Send + Sync + Sized {
-    /// What it holds.
+    /// Type of the queued packets.
     type Packet: Packet;
-    /// What a producer keeps to itself.
+    /// Private state of a producer.
     type Producer: Send;
-    /// What a reader keeps to itself.
+    /// Private state of a reader.
     type Reader: Send;
-    /// Whether a reader sees the packets of one producer in the order in which
-    /// they were put in.
+    /// True if a reader sees the packets of one producer in the order in which they were put in.
     const KEEPS_ORDER: bool;
-    /// Whether each reader has packets that no other reader can take.
-    const BED_PER_READER: bool = false;
+    /// True if each reader has packets that no other reader can take.
+    const PARKER_PER_READER: bool = false;
 
-    /// Makes an empty structure.
-    fn open(shape: &Shape) -> Opened<Self>;
+    /// Creates an empty structure.
+    fn open(shape: &QueueShape) -> StructureParts<Self>;
 
-    /// Puts a packet in. It may stay out of the readers' sight until
-    /// [`Structure::flush`]. Says which bed to look for a sleeping reader in: 0,
-    /// or the reader's number with [`Structure::BED_PER_READER`].
+    /// Puts a packet in. The packet may stay invisible to readers until [`Structure::flush`].
+    ///
+    /// Returns the index of the parker on which to wake a reader: 0, or the reader's index with
+    /// [`Structure::PARKER_PER_READER`].
     ///
     /// # Errors
-    /// Gives the packet back when there is no room.
-    fn put(
+    /// The packet itself when the structure is full.
+    fn enqueue(
         &self,
         producer: &mut Self::Producer,
         packet: Self::Packet,
     ) -> Result<usize, Self::Packet>;
 
-    /// Shows readers what was put in.
+    /// Makes all packets that were put in visible to readers.
     #[inline]
     fn flush(&self, _producer: &mut Self::Producer) {}
 
     /// Takes a packet out.
-    fn take(&self, reader: &mut Self::Reader) -> Option<Self::Packet>;
+    fn dequeue(&self, reader: &mut Self::Reader) -> Option<Self::Packet>;
 
-    /// Takes packets out until `most` are taken or none is left; returns how
-    /// many.
+    /// Takes packets out until `max` are taken or none is left; returns their number.
     #[inline]
-    fn take_each(
+    fn dequeue_each(
         &self,
         reader: &mut Self::Reader,
-        most: usize,
+        max: usize,
         mut taken: impl FnMut(Self::Packet),
     ) -> usize {
         let mut count = 0;
-        while count < most {
-            let Some(packet) = self.take(reader) else { break };
+        while count < max {
+            let Some(packet) = self.dequeue(reader) else { break };
             taken(packet);
             count += 1;
         }
         count
     }
 
-    /// Whether another reader that looks now could find a packet; `true` when
-    /// finding out costs as much as looking.
+    /// True if another reader could find a packet now; also true when finding out costs as much
+    /// as trying.
     #[inline]
     fn may_have_more(&self, _reader: &mut Self::Reader) -> bool {
         true
     }
 
-    /// How its locks were used, if it has locks that count.
+    /// Usage of the structure's locks, if it has metered locks.
     fn statistics(&self) -> Option<LockStatistics> {
         None
     }
@@ -106,4 +105,4 @@ pub trait Structure: Send + Sync + Sized {
 
 /// A value alone on its cache lines: two, since processors fetch them in pairs.
 #[repr(align(128))]
-pub(super) struct Padded<T>(pub(super) T);
+pub(super) struct CachePadded<T>(pub(super) T);

@@ -1,14 +1,14 @@
-//! What every structure, account and semaphore has to pass.
+//! Tests that every structure, account and semaphore has to pass.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
-use super::lock::{Counted, Mcs, Sleeping, Spin, Ticket};
+use super::lock::{Mcs, Metered, Sleeping, Spin, Ticket};
 use super::*;
 
-/// A packet of a producer, with its number.
+/// A packet with its producer and sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Numbered {
     producer: usize,
@@ -22,13 +22,13 @@ impl Packet for Numbered {
     }
 }
 
-/// Sleeps where Miri can see it.
-struct Visible(std::sync::Mutex<u32>, std::sync::Condvar);
+/// A semaphore that Miri can observe.
+struct CondvarSemaphore(std::sync::Mutex<u32>, std::sync::Condvar);
 
-impl Semaphore for Visible {
+impl Semaphore for CondvarSemaphore {
     const NAME: &'static str = "visible";
-    const MOST_PAUSES: u32 = 2;
-    const ONE_SEARCHES: bool = true;
+    const MAX_SPIN_PAUSES: u32 = 2;
+    const SINGLE_SEARCHER: bool = true;
 
     fn new() -> std::io::Result<Self> {
         Ok(Self(std::sync::Mutex::new(0), std::sync::Condvar::new()))
@@ -47,17 +47,17 @@ impl Semaphore for Visible {
 
 /// Calls a generic function for every structure: `each_structure!(f::<A, B>(x))`.
 macro_rules! each_structure {
-    ($check:ident, $account:ty, $bed:ty, $($argument:expr),*) => {{
-        $check::<Single<Numbered, Spin>, $account, $bed>($($argument),*)?;
-        $check::<Single<Numbered, Sleeping>, $account, $bed>($($argument),*)?;
-        $check::<Multi<Numbered, Spin>, $account, $bed>($($argument),*)?;
-        $check::<Multi<Numbered, Sleeping>, $account, $bed>($($argument),*)?;
-        $check::<Multi<Numbered, Counted<Spin>>, $account, $bed>($($argument),*)?;
-        $check::<Single<Numbered, Ticket>, $account, $bed>($($argument),*)?;
-        $check::<Single<Numbered, Mcs>, $account, $bed>($($argument),*)?;
-        $check::<Mpmc<Numbered>, $account, $bed>($($argument),*)?;
-        $check::<Stealing<Numbered>, $account, $bed>($($argument),*)?;
-        $check::<Grid<Numbered>, $account, $bed>($($argument),*)?;
+    ($check:ident, $account:ty, $semaphore:ty, $($argument:expr),*) => {{
+        $check::<SingleList<Numbered, Spin>, $account, $semaphore>($($argument),*)?;
+        $check::<SingleList<Numbered, Sleeping>, $account, $semaphore>($($argument),*)?;
+        $check::<MultiList<Numbered, Spin>, $account, $semaphore>($($argument),*)?;
+        $check::<MultiList<Numbered, Sleeping>, $account, $semaphore>($($argument),*)?;
+        $check::<MultiList<Numbered, Metered<Spin>>, $account, $semaphore>($($argument),*)?;
+        $check::<SingleList<Numbered, Ticket>, $account, $semaphore>($($argument),*)?;
+        $check::<SingleList<Numbered, Mcs>, $account, $semaphore>($($argument),*)?;
+        $check::<MpmcRing<Numbered>, $account, $semaphore>($($argument),*)?;
+        $check::<WorkStealing<Numbered>, $account, $semaphore>($($argument),*)?;
+        $check::<RingMatrix<Numbered>, $account, $semaphore>($($argument),*)?;
     }};
 }
 
@@ -68,11 +68,11 @@ type Checked = Result<(), TestCaseError>;
 enum Step {
     /// Producer, bytes.
     Push(usize, usize),
-    /// Producer, how many, bytes each.
+    /// Producer, number of packets, bytes each.
     PushEach(usize, usize, usize),
     /// Reader.
     Pop(usize),
-    /// Reader, how many.
+    /// Reader, number of packets.
     PopEach(usize, usize),
 }
 
@@ -85,18 +85,18 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a queue must hold, and who has seen what.
+/// Expected content of a queue, and the packets that each reader has seen.
 struct Model {
     limits: (usize, usize),
     held: Vec<Numbered>,
     next: Vec<usize>,
-    /// By reader and producer: the last number seen.
+    /// By reader and producer: the last sequence number seen.
     seen: Vec<Vec<Option<usize>>>,
     keeps_order: bool,
 }
 
 impl Model {
-    fn make(&mut self, producer: usize, bytes: usize) -> Numbered {
+    fn next_packet(&mut self, producer: usize, bytes: usize) -> Numbered {
         Numbered { producer, number: self.next[producer], bytes }
     }
 
@@ -105,12 +105,12 @@ impl Model {
         self.held.len() < self.limits.0 && bytes + packet.bytes <= self.limits.1
     }
 
-    fn put(&mut self, packet: Numbered) {
+    fn record_put(&mut self, packet: Numbered) {
         self.next[packet.producer] += 1;
         self.held.push(packet);
     }
 
-    fn took(&mut self, reader: usize, packet: Numbered) -> Checked {
+    fn record_taken(&mut self, reader: usize, packet: Numbered) -> Checked {
         let at = self.held.iter().position(|&held| held == packet);
         prop_assert!(at.is_some(), "{packet:?} was not in the queue");
         self.held.remove(at.unwrap());
@@ -123,14 +123,14 @@ impl Model {
     }
 }
 
-/// Against a plain list: nothing lost, nothing twice, limits exact.
+/// Compares with a plain list: no packet lost, none twice, limits exact.
 fn agrees_with_the_model<S: Structure<Packet = Numbered>, A: Account, B: Semaphore>(
     (producers, readers): (usize, usize),
     (packets, bytes): (u32, u64),
     steps: &[Step],
 ) -> Checked {
-    let shape = Shape { producers, readers, capacity: packets as usize };
-    let mut ends = open::<S, A, B>(&shape, Limits::new(packets, bytes).unwrap()).unwrap();
+    let shape = QueueShape { producers, readers, capacity: packets as usize };
+    let mut ends = open::<S, A, B>(&shape, QueueLimits::new(packets, bytes).unwrap()).unwrap();
     let mut model = Model {
         limits: (packets as usize, bytes as usize),
         held: Vec::new(),
@@ -142,17 +142,17 @@ fn agrees_with_the_model<S: Structure<Packet = Numbered>, A: Account, B: Semapho
         match step {
             Step::Push(producer, bytes) => {
                 let producer = producer % producers;
-                let packet = model.make(producer, bytes);
+                let packet = model.next_packet(producer, bytes);
                 let fits = model.fits(packet);
                 let put = ends.producers[producer].try_push(packet);
                 prop_assert_eq!(put, if fits { Ok(()) } else { Err(PushError::Full(packet)) });
                 if fits {
-                    model.put(packet);
+                    model.record_put(packet);
                 }
             }
             Step::PushEach(producer, count, bytes) => {
                 let producer = producer % producers;
-                let first = model.make(producer, bytes);
+                let first = model.next_packet(producer, bytes);
                 let burst = (0..count).map(|n| Numbered { number: first.number + n, ..first });
                 let put = ends.producers[producer].push_each(burst.clone());
                 let mut fitting = 0;
@@ -161,7 +161,7 @@ fn agrees_with_the_model<S: Structure<Packet = Numbered>, A: Account, B: Semapho
                         prop_assert_eq!(put, Err((fitting, PushError::Full(packet))));
                         break;
                     }
-                    model.put(packet);
+                    model.record_put(packet);
                     fitting += 1;
                 }
                 prop_assert!(fitting < count || put == Ok(count));
@@ -169,25 +169,25 @@ fn agrees_with_the_model<S: Structure<Packet = Numbered>, A: Account, B: Semapho
             Step::Pop(reader) => {
                 let reader = reader % readers;
                 let packet = ends.readers[reader].pop();
-                prop_assert!(packet.is_some() || model.held.is_empty() || S::BED_PER_READER);
-                packet.map_or(Ok(()), |packet| model.took(reader, packet))?;
+                prop_assert!(packet.is_some() || model.held.is_empty() || S::PARKER_PER_READER);
+                packet.map_or(Ok(()), |packet| model.record_taken(reader, packet))?;
             }
             Step::PopEach(reader, count) => {
                 let reader = reader % readers;
                 let mut taken = VecDeque::new();
                 let took = ends.readers[reader].pop_each(count, &mut taken);
                 prop_assert!(took == taken.len() && took <= count);
-                let nothing = count == 0 || model.held.is_empty() || S::BED_PER_READER;
+                let nothing = count == 0 || model.held.is_empty() || S::PARKER_PER_READER;
                 prop_assert!(took > 0 || nothing);
-                taken.into_iter().try_for_each(|packet| model.took(reader, packet))?;
+                taken.into_iter().try_for_each(|packet| model.record_taken(reader, packet))?;
             }
         }
     }
-    // What is left comes out, and then the end.
+    // The remaining packets come out, and then the end.
     ends.producers.clear();
     for (number, reader) in ends.readers.iter_mut().enumerate() {
         while let Some(packet) = reader.pop_wait() {
-            model.took(number, packet)?;
+            model.record_taken(number, packet)?;
         }
     }
     prop_assert!(model.held.is_empty(), "lost: {:?}", model.held);
@@ -207,16 +207,16 @@ proptest! {
         limits in (1u32..80, 0u64..2_000),
         steps in prop::collection::vec(any_step(), 0..if cfg!(miri) { 15 } else { 80 }),
     ) {
-        each_structure!(agrees_with_the_model, Reserved, Visible, users, limits, &steps);
-        each_structure!(agrees_with_the_model, OneLock<Spin>, Visible, users, limits, &steps);
+        each_structure!(agrees_with_the_model, PooledAccount, CondvarSemaphore, users, limits, &steps);
+        each_structure!(agrees_with_the_model, LockedAccount<Spin>, CondvarSemaphore, users, limits, &steps);
     }
 }
 
-/// Packets that a reader takes at once at most.
+/// Most packets that a reader takes at once.
 const READ_BURST: usize = 7;
 
-/// Threads on both sides: nothing lost, nothing twice, order where promised,
-/// never more than the limit, and every reader comes to the end.
+/// Threads on both sides: no packet lost, none twice, order where promised, never more packets
+/// than the limit, and every reader reaches the end.
 fn survives_threads<S, A, B>(users: (usize, usize), each: usize, limit: u32) -> Checked
 where
     S: Structure<Packet = Numbered>,
@@ -224,11 +224,11 @@ where
     B: Semaphore,
 {
     let (producers, readers) = users;
-    let shape = Shape { producers, readers, capacity: limit as usize };
-    let limits = Limits::new(limit, u64::from(limit) * 10).unwrap();
+    let shape = QueueShape { producers, readers, capacity: limit as usize };
+    let limits = QueueLimits::new(limit, u64::from(limit) * 10).unwrap();
     let ends = open::<S, A, B>(&shape, limits).unwrap();
-    // What was put in less what was taken out, as far as it was counted yet:
-    // readers may have taken some and not said so.
+    // Packets put in less packets taken out, as counted so far: readers may have taken packets
+    // and not counted them yet.
     let (level, highest) = (AtomicIsize::new(0), AtomicIsize::new(0));
     let put = |count: usize| {
         let now = level.fetch_add(count as isize, Ordering::Relaxed) + count as isize;
@@ -261,9 +261,9 @@ where
         let threads: Vec<_> = ends.readers.into_iter().enumerate().map(reading).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let most = limit as usize + readers * READ_BURST;
+    let max_held = limit as usize + readers * READ_BURST;
     let limited = A::NAME != Unlimited::NAME;
-    prop_assert!(!limited || highest.into_inner() <= most as isize, "more than the limit");
+    prop_assert!(!limited || highest.into_inner() <= max_held as isize, "more than the limit");
     for seen in taken.iter().filter(|_| S::KEEPS_ORDER) {
         for producer in 0..producers {
             let of_it = seen.iter().filter(|packet| packet.producer == producer);
@@ -278,7 +278,7 @@ where
     Ok(())
 }
 
-/// Puts `each` packets in, one by one and in bursts, and tells `put` how many.
+/// Puts `each` packets in, one by one and in bursts, and reports their number to `put`.
 fn produce<S, A, B>(
     end: &mut Producer<S, A, B>,
     producer: usize,
@@ -290,7 +290,7 @@ fn produce<S, A, B>(
     B: Semaphore,
 {
     let packet = |number| Numbered { producer, number, bytes: 10 };
-    let (mut number, mut turn) = (0, 0);
+    let (mut number, mut attempt) = (0, 0);
     while number < each {
         if number % 3 == 0 {
             end.push(packet(number)).unwrap();
@@ -302,7 +302,7 @@ fn produce<S, A, B>(
         let count = match end.push_each(burst) {
             Ok(count) => count,
             Err((count, _)) => {
-                wait_for_room(&mut turn);
+                wait_for_space(&mut attempt);
                 count
             }
         };
@@ -314,24 +314,31 @@ fn produce<S, A, B>(
 #[test]
 fn every_structure_survives_threads() {
     let check = || -> Checked {
-        // Miri needs a second for what takes a microsecond.
+        // Miri runs about a million times slower.
         let (each, rounds) = if cfg!(miri) { (9, 1) } else { (3_000, 3) };
         for users in [(2, 2), (1, 3), (3, 1)].into_iter().take(rounds) {
-            each_structure!(survives_threads, Reserved, Visible, users, each, 16);
-            each_structure!(survives_threads, OneLock<Sleeping>, Visible, users, each, 16);
+            each_structure!(survives_threads, PooledAccount, CondvarSemaphore, users, each, 16);
+            each_structure!(
+                survives_threads,
+                LockedAccount<Sleeping>,
+                CondvarSemaphore,
+                users,
+                each,
+                16
+            );
         }
         Ok(())
     };
     check().unwrap();
 }
 
-/// As above on the system's own ways to sleep, which Miri does not know.
+/// Same as above with the system's sleep primitives, which Miri does not support.
 #[cfg(not(miri))]
 #[test]
 fn every_structure_survives_threads_that_sleep() {
     let check = || -> Checked {
         for users in [(1, 1), (1, 4), (4, 1), (4, 4)] {
-            each_structure!(survives_threads, Reserved, Futex, users, 5_000, 64);
+            each_structure!(survives_threads, PooledAccount, Futex, users, 5_000, 64);
             each_structure!(survives_threads, Unlimited, Eventfd, users, 5_000, 64);
             each_structure!(survives_threads, Unlimited, Futex, users, 5_000, 1024);
         }
@@ -347,8 +354,8 @@ where
     A: Account,
     B: Semaphore,
 {
-    let shape = Shape { producers: 1, readers, capacity: 4 };
-    let mut ends = open::<S, A, B>(&shape, Limits::new(4, 100).unwrap()).unwrap();
+    let shape = QueueShape { producers: 1, readers, capacity: 4 };
+    let mut ends = open::<S, A, B>(&shape, QueueLimits::new(4, 100).unwrap()).unwrap();
     let waiting = AtomicUsize::new(0);
     let ended = std::thread::scope(|scope| {
         let wait = |mut end: Reader<S, A, B>| {
@@ -373,12 +380,12 @@ where
 }
 
 #[test]
-fn closing_wakes_everybody() {
+fn closing_wakes_every_reader() {
     let check = || -> Checked {
-        each_structure!(closing_wakes, Reserved, Visible, 3);
+        each_structure!(closing_wakes, PooledAccount, CondvarSemaphore, 3);
         #[cfg(not(miri))]
         {
-            each_structure!(closing_wakes, Reserved, Futex, 3);
+            each_structure!(closing_wakes, PooledAccount, Futex, 3);
             each_structure!(closing_wakes, Unlimited, Eventfd, 3);
         }
         Ok(())
@@ -386,15 +393,15 @@ fn closing_wakes_everybody() {
     check().unwrap();
 }
 
-/// A reader that never reads and one that is gone cost the others nothing.
+/// A reader that never reads and a dropped reader do not slow the others.
 fn others_go_on<S, A, B>() -> Checked
 where
     S: Structure<Packet = Numbered>,
     A: Account,
     B: Semaphore,
 {
-    let shape = Shape { producers: 1, readers: 3, capacity: 8 };
-    let mut ends = open::<S, A, B>(&shape, Limits::new(24, 1_000).unwrap()).unwrap();
+    let shape = QueueShape { producers: 1, readers: 3, capacity: 8 };
+    let mut ends = open::<S, A, B>(&shape, QueueLimits::new(24, 1_000).unwrap()).unwrap();
     let _never_reads = ends.readers.pop().unwrap();
     drop(ends.readers.pop());
     let (mut read, rounds) = (0, if cfg!(miri) { 40 } else { 200 });
@@ -412,27 +419,30 @@ where
 }
 
 #[test]
-fn a_reader_that_does_not_read_stops_nobody() {
+fn idle_reader_does_not_block_others() {
     let check = || -> Checked {
-        each_structure!(others_go_on, Reserved, Visible,);
+        each_structure!(others_go_on, PooledAccount, CondvarSemaphore,);
         Ok(())
     };
     check().unwrap();
 }
 
 #[test]
-fn locks_that_count_say_so() {
-    let shape = Shape { producers: 1, readers: 2, capacity: 8 };
-    let limits = Limits::new(8, 100).unwrap();
+fn metered_locks_report_statistics() {
+    let shape = QueueShape { producers: 1, readers: 2, capacity: 8 };
+    let limits = QueueLimits::new(8, 100).unwrap();
     let mut ends =
-        open::<Multi<Numbered, Counted<Spin>>, OneLock<Counted<Spin>>, Visible>(&shape, limits)
-            .unwrap();
+        open::<MultiList<Numbered, Metered<Spin>>, LockedAccount<Metered<Spin>>, CondvarSemaphore>(
+            &shape, limits,
+        )
+        .unwrap();
     let packet = Numbered { producer: 0, number: 0, bytes: 1 };
     ends.producers[0].try_push(packet).unwrap();
     assert_eq!(ends.readers[0].pop(), Some(packet));
     let counted = ends.readers[0].statistics();
     assert_eq!(counted.structure.unwrap().acquisitions, 2);
     assert_eq!(counted.account.unwrap().acquisitions, 2);
-    let plain = open::<Mpmc<Numbered>, Reserved, Visible>(&shape, limits).unwrap();
+    let plain =
+        open::<MpmcRing<Numbered>, PooledAccount, CondvarSemaphore>(&shape, limits).unwrap();
     assert_eq!(plain.producers[0].statistics(), QueueStatistics::default());
 }

@@ -1,25 +1,24 @@
-//! Memory that two processes share, and the rings in it.
+//! Memory shared between two processes, and the rings in it.
 //!
-//! Neither side trusts the other. A [`Region`] is of a size that nobody can
-//! change any more. A ring keeps its own index to itself and looks at the other
-//! side's as at any number that a stranger names; messages are copied out before
-//! anybody looks at them. So the worst that a side can do to the other is to
-//! send it nonsense, or to send and take nothing.
+//! Neither process trusts the other. The size of a [`Region`] is sealed. A ring keeps its own
+//! index in private memory and validates the peer's index as untrusted input. Messages are
+//! copied out before they are parsed. So the worst that a peer can do is to send nonsense, or to
+//! send and receive nothing.
 
 #[cfg(not(loom))]
-mod byte_part;
+mod byte_range;
 mod bytes;
 #[cfg(not(loom))]
 mod region;
 mod ring;
 mod stream;
-mod wanted;
+mod wake_flag;
 
 #[cfg(not(loom))]
-pub use byte_part::BytePart;
-pub use bytes::Bytes;
+pub use byte_range::ByteRange;
+pub use bytes::SharedBytes;
 #[cfg(not(loom))]
-pub use region::{Part, Region};
-pub use ring::{Broken, Receiver, RingError, Sender, Words, words_for};
+pub use region::{Region, WordRange};
+pub use ring::{PeerError, Receiver, RingError, Sender, SharedWords, ring_words};
 pub use stream::{ByteReceiver, ByteSender, STREAM_WORDS, StreamError};
-pub use wanted::Wanted;
+pub use wake_flag::WakeFlag;

@@ -1,4 +1,4 @@
-//! A piece of memory that can be handed to another process.
+//! Memory that can be shared with another process.
 
 use std::io;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-use super::Words;
-use super::byte_part::copy_shared;
-use crate::mapping::{Pages, map_shared};
+use super::SharedWords;
+use super::byte_range::copy_shared;
+use crate::mapping::{PagePolicy, map_shared};
 
-/// What keeps a mapping good: nobody can make the file shorter under it.
+/// Seals that keep a mapping valid: no process can change the size of the file.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -33,23 +33,23 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Makes a region of zeroes, of a size that stays as it is.
+    /// Creates a zeroed region of fixed size, with all its pages allocated.
     ///
     /// # Errors
-    /// When the kernel gives no memory or no descriptor.
+    /// When the kernel provides no memory or no file descriptor.
     pub fn create(words: usize) -> io::Result<Self> {
-        Self::make(words, Pages::Now)
+        Self::create_with(words, PagePolicy::Prefault)
     }
 
-    /// As [`Region::create`], but memory is there only where it is used.
+    /// Same as [`Region::create`], but pages are allocated at first use.
     ///
     /// # Errors
     /// As [`Region::create`].
     pub fn reserve(words: usize) -> io::Result<Self> {
-        Self::make(words, Pages::WhenUsed)
+        Self::create_with(words, PagePolicy::OnDemand)
     }
 
-    fn make(words: usize, pages: Pages) -> io::Result<Self> {
+    fn create_with(words: usize, pages: PagePolicy) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("tidegate-shared", flags)?;
         rustix::fs::ftruncate(&fd, (words * WORD_BYTES) as u64)?;
@@ -57,14 +57,15 @@ impl Region {
         Self::map(fd, words, pages)
     }
 
-    /// Maps a region that another process has made, of at most so many words.
+    /// Maps a region that another process has created, of at most `max_words` words.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is larger, is empty, or could
-    /// still be made shorter, which would end us; else what the kernel says.
-    pub fn open(fd: OwnedFd, most_words: usize) -> io::Result<Self> {
-        // What the one who made it has there is there for us too.
-        let refuse = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()));
+    /// [`io::ErrorKind::InvalidData`] when the region is larger, is empty, or is not sealed: a
+    /// region that shrinks would kill this process. Otherwise the kernel's error.
+    pub fn open(fd: OwnedFd, max_words: usize) -> io::Result<Self> {
+        // Pages that the creator has allocated are available here too.
+        let refuse =
+            |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()));
         // Other files have no seals.
         let sealed = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
         if !sealed.contains(SEALS) {
@@ -72,55 +73,58 @@ impl Region {
         }
         let bytes = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         let words = bytes / WORD_BYTES;
-        if words == 0 || words > most_words {
-            return refuse("the shared memory has not the size that was agreed on");
+        if words == 0 || words > max_words {
+            return refuse("the shared memory is empty or larger than agreed");
         }
-        Self::map(fd, words, Pages::WhenUsed)
+        Self::map(fd, words, PagePolicy::OnDemand)
     }
 
-    fn map(fd: OwnedFd, words: usize, pages: Pages) -> io::Result<Self> {
+    fn map(fd: OwnedFd, words: usize, pages: PagePolicy) -> io::Result<Self> {
         let base = map_shared(&fd, words * WORD_BYTES, pages)?.cast();
         Ok(Self { base, words, fd })
     }
 
-    /// How many bytes it has.
+    /// Length in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.words * WORD_BYTES
     }
 
-    /// Copies `from` to byte `at` and on.
-    pub(super) fn put(&self, at: usize, from: &[u8]) {
-        assert!(self.has(at, from.len()), "a copy into shared memory stays inside");
-        // SAFETY: the range is inside the mapping, and nothing here is ever
-        // referred to as bytes.
-        unsafe { copy_shared(self.base.as_ptr().cast::<u8>().add(at), from.as_ptr(), from.len()) };
+    /// Copies `from` into the region, starting at byte `offset`.
+    pub(super) fn write_at(&self, offset: usize, from: &[u8]) {
+        assert!(self.contains(offset, from.len()), "a copy into shared memory is out of bounds");
+        // SAFETY: the range is inside the mapping, and no reference to it as bytes ever exists.
+        unsafe {
+            copy_shared(self.base.as_ptr().cast::<u8>().add(offset), from.as_ptr(), from.len());
+        }
     }
 
-    /// Copies from byte `at` and on into `to`.
-    pub(super) fn get(&self, at: usize, to: &mut [u8]) {
-        assert!(self.has(at, to.len()), "a copy from shared memory stays inside");
-        // SAFETY: the range is inside the mapping, and `to` is ours alone.
-        unsafe { copy_shared(to.as_mut_ptr(), self.base.as_ptr().cast::<u8>().add(at), to.len()) };
+    /// Copies into `to` from the region, starting at byte `offset`.
+    pub(super) fn read_at(&self, offset: usize, to: &mut [u8]) {
+        assert!(self.contains(offset, to.len()), "a copy from shared memory is out of bounds");
+        // SAFETY: the range is inside the mapping, and `to` is borrowed exclusively.
+        unsafe {
+            copy_shared(to.as_mut_ptr(), self.base.as_ptr().cast::<u8>().add(offset), to.len());
+        }
     }
 
-    fn has(&self, at: usize, len: usize) -> bool {
-        at.checked_add(len).is_some_and(|end| end <= self.bytes())
+    fn contains(&self, offset: usize, len: usize) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.bytes())
     }
 
-    /// How many bytes of it have memory: those that somebody has written to.
+    /// Bytes of the region with allocated pages: those written to by any process.
     ///
     /// # Errors
-    /// What the kernel says.
-    pub fn used_bytes(&self) -> io::Result<u64> {
+    /// The kernel's error.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
         /// The unit of `st_blocks`, stat(2).
         const BLOCK_BYTES: u64 = 512;
         Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * BLOCK_BYTES)
     }
 
-    /// Gives the memory of these bytes back; they are zero when next used.
+    /// Frees the pages of this byte range; its bytes read as zero afterwards.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn discard(&self, start: usize, len: usize) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, mode, start as u64, len as u64)?)
@@ -133,40 +137,40 @@ impl AsFd for Region {
     }
 }
 
-impl Words for Region {
+impl SharedWords for Region {
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has this many words, begins on a page, lives as
-        // long as `self` and cannot shrink (it is sealed). Every bit pattern is
-        // a number, and what others write meanwhile is an atomic's business.
+        // SAFETY: the mapping has this many words, begins on a page, lives as long as `self` and
+        // cannot shrink (it is sealed). Every bit pattern is a number, and concurrent writes by
+        // other processes are atomic accesses.
         unsafe { slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`, and no borrow of it can
-        // outlive `self`. Nothing can be done about a failure.
+        // SAFETY: the range was mapped by `map`, and no borrow of it can outlive `self`. A failure
+        // has no remedy.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * WORD_BYTES) };
     }
 }
 
-/// Some words of a region, for one of the rings in it.
+/// A word range of a region, for one of the rings in it.
 #[derive(Clone)]
-pub struct Part {
+pub struct WordRange {
     region: Arc<Region>,
     range: Range<usize>,
 }
 
-impl Part {
-    /// These words of a region; `None` when it has not as many.
+impl WordRange {
+    /// The words `range` of a region; `None` when the range is out of bounds.
     pub fn new(region: &Arc<Region>, range: Range<usize>) -> Option<Self> {
         region.words().get(range.clone())?;
         Some(Self { region: Arc::clone(region), range })
     }
 }
 
-impl Words for Part {
+impl SharedWords for WordRange {
     #[inline]
     fn words(&self) -> &[AtomicU64] {
         self.region.words().get(self.range.clone()).unwrap_or(&[])
@@ -179,36 +183,36 @@ mod tests {
 
     use super::*;
 
-    fn again(region: &Region) -> OwnedFd {
+    fn dup_fd(region: &Region) -> OwnedFd {
         region.as_fd().try_clone_to_owned().unwrap()
     }
 
     #[test]
-    fn two_mappings_are_the_same_memory() {
+    fn two_mappings_share_the_same_memory() {
         let ours = Region::create(100).unwrap();
-        let theirs = Region::open(again(&ours), 100).unwrap();
+        let theirs = Region::open(dup_fd(&ours), 100).unwrap();
         ours.words()[99].store(7, Ordering::Relaxed);
         assert_eq!(theirs.words()[99].load(Ordering::Relaxed), 7);
         assert_eq!(theirs.words().len(), 100);
     }
 
     #[test]
-    fn what_could_change_its_size_is_refused() {
+    fn rejects_memory_that_can_change_size() {
         let ours = Region::create(100).unwrap();
-        assert!(Region::open(again(&ours), 99).is_err(), "larger than agreed on");
+        assert!(Region::open(dup_fd(&ours), 99).is_err(), "larger than agreed on");
         assert!(rustix::fs::ftruncate(&ours, 8).is_err(), "it is sealed");
         let fd = rustix::fs::memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, 800).unwrap();
         let error = Region::open(fd, 100).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("not sealed"), "{error}");
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        assert!(Region::open(file.into(), usize::MAX).is_err(), "no memory at all");
+        assert!(Region::open(file.into(), usize::MAX).is_err(), "not a memfd");
     }
 
     #[test]
-    fn a_part_is_inside_its_region() {
+    fn word_range_stays_inside_its_region() {
         let region = Arc::new(Region::create(10).unwrap());
-        assert_eq!(Part::new(&region, 2..10).unwrap().words().len(), 8);
-        assert!(Part::new(&region, 2..11).is_none());
+        assert_eq!(WordRange::new(&region, 2..10).unwrap().words().len(), 8);
+        assert!(WordRange::new(&region, 2..11).is_none());
     }
 }

@@ -1,219 +1,217 @@
-//! A ring of messages of one size from one process to another.
+//! Ring of fixed-size messages from one process to another.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Memory that is reached as atomic words.
-pub trait Words {
-    /// All of it.
+/// Memory that is accessed as atomic words.
+pub trait SharedWords {
+    /// All words of the memory.
     fn words(&self) -> &[AtomicU64];
 }
 
 #[cfg(test)]
-impl Words for crate::sync::Arc<Vec<AtomicU64>> {
+impl SharedWords for crate::sync::Arc<Vec<AtomicU64>> {
     fn words(&self) -> &[AtomicU64] {
         self
     }
 }
 
-/// Where the two indices stand, each on cache lines of its own, and where the
-/// messages begin.
-const PUBLISHED: usize = 0;
-const RELEASED: usize = 16;
-const HEAD_WORDS: usize = 32;
+/// Word offsets of the two indices, each on cache lines of its own, and of the first message.
+const PUBLISHED_WORD: usize = 0;
+const RELEASED_WORD: usize = 16;
+const HEADER_WORDS: usize = 32;
 
-/// The words that a ring of `capacity` messages of `message_words` needs.
-pub const fn words_for(capacity: usize, message_words: usize) -> usize {
-    HEAD_WORDS + capacity * message_words
+/// Words that a ring of `capacity` messages of `message_words` words needs.
+pub const fn ring_words(capacity: usize, message_words: usize) -> usize {
+    HEADER_WORDS + capacity * message_words
 }
 
-/// Why a ring cannot be made in a piece of memory.
+/// Error of creating a ring in given memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The capacity is no power of two.
-    #[error("a ring holds a power of two of messages, not {0}")]
+    /// The capacity is not a power of two.
+    #[error("the capacity of a ring must be a power of two, not {0} messages")]
     Capacity(usize),
-    /// There is not enough memory.
-    #[error("a ring of this capacity needs {needed} words, and there are {there}")]
+    /// The memory is too small.
+    #[error("a ring of this capacity needs {needed} words of memory; available: {available}")]
     TooSmall {
-        /// Words that it needs.
+        /// Words that the ring needs.
         needed: usize,
-        /// Words that there are.
-        there: usize,
+        /// Words that the memory has.
+        available: usize,
     },
 }
 
-/// The other side has set its index where it cannot be: it is broken, or lies.
-/// The ring is of no further use.
+/// Error: the peer has set its index out of range, by a fault or on purpose. The ring is
+/// unusable from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the other side of a ring in shared memory is broken: its index is out of range")]
-pub struct Broken;
+#[error("the peer of a shared-memory ring is faulty: its index is out of range")]
+pub struct PeerError;
 
-/// A ring in memory, and how far this side has come.
-struct Side<M, const W: usize> {
+/// A ring in memory, and the progress of one end.
+struct RingEnd<M, const W: usize> {
     memory: M,
     mask: u64,
-    /// What this side has put in, or taken out. Nobody else can change it.
-    own: u64,
-    /// What the other side was seen to have taken out, or put in.
-    seen: u64,
+    /// Messages this end has pushed or popped. No other process can change it.
+    own_index: u64,
+    /// Messages the peer was last seen to have popped or pushed.
+    peer_index: u64,
 }
 
-impl<M: Words, const W: usize> Side<M, W> {
+impl<M: SharedWords, const W: usize> RingEnd<M, W> {
     fn new(memory: M, capacity: usize) -> Result<Self, RingError> {
         if !capacity.is_power_of_two() {
             return Err(RingError::Capacity(capacity));
         }
-        let (needed, there) = (words_for(capacity, W), memory.words().len());
+        let (needed, there) = (ring_words(capacity, W), memory.words().len());
         if there < needed {
-            return Err(RingError::TooSmall { needed, there });
+            return Err(RingError::TooSmall { needed, available: there });
         }
-        Ok(Self { memory, mask: capacity as u64 - 1, own: 0, seen: 0 })
+        Ok(Self { memory, mask: capacity as u64 - 1, own_index: 0, peer_index: 0 })
     }
 
     fn capacity(&self) -> u64 {
         self.mask + 1
     }
 
-    /// The words of the message with this number.
+    /// Words of message number `number`.
     #[inline]
     fn slot(&self, number: u64) -> &[AtomicU64] {
-        let start = HEAD_WORDS + (number & self.mask) as usize * W;
+        let start = HEADER_WORDS + (number & self.mask) as usize * W;
         self.memory.words().get(start..start + W).unwrap_or(&[])
     }
 }
 
-/// The end that sends messages of `W` words.
-pub struct Sender<M, const W: usize>(Side<M, W>);
+/// Sending end of a ring with messages of `W` words.
+pub struct Sender<M, const W: usize>(RingEnd<M, W>);
 
-impl<M: Words, const W: usize> Sender<M, W> {
-    /// The sending end of a ring in memory that was zero when both ends began.
+impl<M: SharedWords, const W: usize> Sender<M, W> {
+    /// Creates the sending end in memory that was zero when both ends began.
     ///
     /// # Errors
     /// See [`RingError`].
     pub fn new(memory: M, capacity: usize) -> Result<Self, RingError> {
-        Side::new(memory, capacity).map(Self)
+        RingEnd::new(memory, capacity).map(Self)
     }
 
-    /// Goes on where another process left this end: what was published is what
-    /// this side has put in.
+    /// Resumes where another process left this end: the published index becomes the index of this
+    /// end.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn resume(&mut self) -> Result<(), Broken> {
-        let Self(side) = self;
-        let words = side.memory.words();
-        let own = words[PUBLISHED].load(Ordering::Acquire);
-        let seen = words[RELEASED].load(Ordering::Acquire);
-        if seen > own || own - seen > side.capacity() {
-            return Err(Broken);
+    /// [`PeerError`].
+    pub fn resume(&mut self) -> Result<(), PeerError> {
+        let Self(end) = self;
+        let words = end.memory.words();
+        let own = words[PUBLISHED_WORD].load(Ordering::Acquire);
+        let seen = words[RELEASED_WORD].load(Ordering::Acquire);
+        if seen > own || own - seen > end.capacity() {
+            return Err(PeerError);
         }
-        (side.own, side.seen) = (own, seen);
+        (end.own_index, end.peer_index) = (own, seen);
         Ok(())
     }
 
-    /// Puts a message in, for the other side to see after [`Sender::publish`].
-    /// Returns whether there was room.
+    /// Pushes a message, visible to the peer after [`Sender::publish`]. Returns false when the ring
+    /// is full.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn push(&mut self, message: &[u64; W]) -> Result<bool, Broken> {
-        let Self(side) = self;
-        if side.own - side.seen == side.capacity() {
-            let released = side.memory.words()[RELEASED].load(Ordering::Acquire);
-            // It never goes back, and not beyond what was put in.
-            if !(side.seen..=side.own).contains(&released) {
-                return Err(Broken);
+    pub fn push(&mut self, message: &[u64; W]) -> Result<bool, PeerError> {
+        let Self(end) = self;
+        if end.own_index - end.peer_index == end.capacity() {
+            let released = end.memory.words()[RELEASED_WORD].load(Ordering::Acquire);
+            // The index never goes back, nor beyond the messages that were pushed.
+            if !(end.peer_index..=end.own_index).contains(&released) {
+                return Err(PeerError);
             }
-            side.seen = released;
-            if side.own - side.seen == side.capacity() {
+            end.peer_index = released;
+            if end.own_index - end.peer_index == end.capacity() {
                 return Ok(false);
             }
         }
-        for (word, value) in side.slot(side.own).iter().zip(message) {
+        for (word, value) in end.slot(end.own_index).iter().zip(message) {
             word.store(*value, Ordering::Relaxed);
         }
-        side.own += 1;
+        end.own_index += 1;
         Ok(true)
     }
 
-    /// Lets the other side see what was put in.
+    /// Makes all pushed messages visible to the peer.
     #[inline]
     pub fn publish(&mut self) {
-        self.0.memory.words()[PUBLISHED].store(self.0.own, Ordering::Release);
+        self.0.memory.words()[PUBLISHED_WORD].store(self.0.own_index, Ordering::Release);
     }
 }
 
-/// The end that receives messages of `W` words.
-pub struct Receiver<M, const W: usize>(Side<M, W>);
+/// Receiving end of a ring with messages of `W` words.
+pub struct Receiver<M, const W: usize>(RingEnd<M, W>);
 
-impl<M: Words, const W: usize> Receiver<M, W> {
-    /// The receiving end of a ring in memory that was zero when both ends
-    /// began.
+impl<M: SharedWords, const W: usize> Receiver<M, W> {
+    /// Creates the receiving end in memory that was zero when both ends began.
     ///
     /// # Errors
     /// See [`RingError`].
     pub fn new(memory: M, capacity: usize) -> Result<Self, RingError> {
-        Side::new(memory, capacity).map(Self)
+        RingEnd::new(memory, capacity).map(Self)
     }
 
-    /// Goes on where another process left this end: what was released is what
-    /// this side has taken out.
+    /// Resumes where another process left this end: the released index becomes the index of this
+    /// end.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn resume(&mut self) -> Result<(), Broken> {
-        let Self(side) = self;
-        let words = side.memory.words();
-        let own = words[RELEASED].load(Ordering::Acquire);
-        let seen = words[PUBLISHED].load(Ordering::Acquire);
-        if own > seen || seen - own > side.capacity() {
-            return Err(Broken);
+    /// [`PeerError`].
+    pub fn resume(&mut self) -> Result<(), PeerError> {
+        let Self(end) = self;
+        let words = end.memory.words();
+        let own = words[RELEASED_WORD].load(Ordering::Acquire);
+        let seen = words[PUBLISHED_WORD].load(Ordering::Acquire);
+        if own > seen || seen - own > end.capacity() {
+            return Err(PeerError);
         }
-        (side.own, side.seen) = (own, seen);
+        (end.own_index, end.peer_index) = (own, seen);
         Ok(())
     }
 
-    /// Takes a copy of the next message, if there is one. Its place is the
-    /// sender's again after [`Receiver::release`].
+    /// Pops a copy of the next message, if there is one. The sender can reuse the slot after
+    /// [`Receiver::release`].
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn pop(&mut self) -> Result<Option<[u64; W]>, Broken> {
+    pub fn pop(&mut self) -> Result<Option<[u64; W]>, PeerError> {
         if self.is_empty()? {
             return Ok(None);
         }
-        let Self(side) = self;
+        let Self(end) = self;
         let mut message = [0; W];
-        for (value, word) in message.iter_mut().zip(side.slot(side.own)) {
+        for (value, word) in message.iter_mut().zip(end.slot(end.own_index)) {
             *value = word.load(Ordering::Relaxed);
         }
-        side.own += 1;
+        end.own_index += 1;
         Ok(Some(message))
     }
 
-    /// Whether there is no message.
+    /// True if there is no message.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn is_empty(&mut self) -> Result<bool, Broken> {
-        let Self(side) = self;
-        if side.own == side.seen {
-            let published = side.memory.words()[PUBLISHED].load(Ordering::Acquire);
-            if published < side.seen || published - side.own > side.capacity() {
-                return Err(Broken);
+    pub fn is_empty(&mut self) -> Result<bool, PeerError> {
+        let Self(end) = self;
+        if end.own_index == end.peer_index {
+            let published = end.memory.words()[PUBLISHED_WORD].load(Ordering::Acquire);
+            if published < end.peer_index || published - end.own_index > end.capacity() {
+                return Err(PeerError);
             }
-            side.seen = published;
+            end.peer_index = published;
         }
-        Ok(side.own == side.seen)
+        Ok(end.own_index == end.peer_index)
     }
 
-    /// Gives the places of the messages that were taken back to the sender.
+    /// Frees the slots of all popped messages for the sender.
     #[inline]
     pub fn release(&mut self) {
-        self.0.memory.words()[RELEASED].store(self.0.own, Ordering::Release);
+        self.0.memory.words()[RELEASED_WORD].store(self.0.own_index, Ordering::Release);
     }
 }
 
@@ -223,14 +221,14 @@ mod tests {
     use crate::sync::Arc;
 
     fn memory(capacity: usize, message_words: usize) -> Arc<Vec<AtomicU64>> {
-        let words = words_for(capacity, message_words);
+        let words = ring_words(capacity, message_words);
         Arc::new((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
-    type Ends<const W: usize> =
+    type RingPair<const W: usize> =
         (Sender<Arc<Vec<AtomicU64>>, W>, Receiver<Arc<Vec<AtomicU64>>, W>, Arc<Vec<AtomicU64>>);
 
-    fn ring<const W: usize>(capacity: usize) -> Ends<W> {
+    fn ring<const W: usize>(capacity: usize) -> RingPair<W> {
         let memory = memory(capacity, W);
         let sender = Sender::new(Arc::clone(&memory), capacity).unwrap();
         (sender, Receiver::new(Arc::clone(&memory), capacity).unwrap(), memory)
@@ -238,13 +236,13 @@ mod tests {
 
     #[cfg(not(loom))]
     #[test]
-    fn messages_come_out_as_they_went_in() {
+    fn messages_arrive_unchanged() {
         let (mut sender, mut receiver, _) = ring::<2>(4);
         for round in 0..10 {
             for n in 0..4 {
                 assert_eq!(sender.push(&[round, n]), Ok(true));
             }
-            assert_eq!(sender.push(&[9, 9]), Ok(false), "it is full");
+            assert_eq!(sender.push(&[9, 9]), Ok(false), "the ring is full");
             assert_eq!(receiver.pop(), Ok(None), "nothing was published");
             sender.publish();
             for n in 0..4 {
@@ -258,40 +256,44 @@ mod tests {
 
     #[cfg(not(loom))]
     #[test]
-    fn memory_that_does_not_do_is_refused() {
+    fn rejects_unsuitable_memory() {
         let ring = |capacity| Sender::<_, 2>::new(memory(4, 2), capacity).map(|_| ());
         assert_eq!(ring(3), Err(RingError::Capacity(3)));
         assert_eq!(ring(0), Err(RingError::Capacity(0)));
-        assert_eq!(ring(8), Err(RingError::TooSmall { needed: 48, there: 40 }));
+        assert_eq!(ring(8), Err(RingError::TooSmall { needed: 48, available: 40 }));
     }
 
-    /// Whatever the other side writes, we get messages of its making, nothing,
-    /// or an error; we never leave our part of the memory.
+    /// Whatever the peer writes, the result is messages of its making, nothing, or an error; no
+    /// access leaves this ring's part of the memory.
     #[cfg(not(loom))]
     #[test]
-    fn a_lying_side_is_found_out() {
+    fn detects_an_invalid_peer_index() {
         for lie in [1, 4, 5, 6, u64::MAX, u64::MAX / 2, 1 << 63] {
             let (mut sender, mut receiver, memory) = ring::<1>(4);
             (0..4).for_each(|n| assert_eq!(sender.push(&[n]), Ok(true)));
-            memory[PUBLISHED].store(lie, Ordering::Release);
+            memory[PUBLISHED_WORD].store(lie, Ordering::Release);
             let took = std::iter::from_fn(|| receiver.pop().ok().flatten()).count() as u64;
             assert_eq!(took, if lie <= 4 { lie } else { 0 });
-            assert_eq!(receiver.pop(), if lie <= 4 { Ok(None) } else { Err(Broken) }, "{lie}");
-            memory[RELEASED].store(lie, Ordering::Release);
-            assert_eq!(sender.push(&[4]), if lie <= 4 { Ok(true) } else { Err(Broken) }, "{lie}");
+            assert_eq!(receiver.pop(), if lie <= 4 { Ok(None) } else { Err(PeerError) }, "{lie}");
+            memory[RELEASED_WORD].store(lie, Ordering::Release);
+            assert_eq!(
+                sender.push(&[4]),
+                if lie <= 4 { Ok(true) } else { Err(PeerError) },
+                "{lie}"
+            );
         }
         // An index that goes back.
         let (mut sender, mut receiver, memory) = ring::<1>(4);
         (0..3).for_each(|n| assert_eq!(sender.push(&[n]), Ok(true)));
         sender.publish();
         (0..3).for_each(|n| assert_eq!(receiver.pop(), Ok(Some([n]))));
-        memory[PUBLISHED].store(2, Ordering::Release);
-        assert_eq!(receiver.pop(), Err(Broken));
+        memory[PUBLISHED_WORD].store(2, Ordering::Release);
+        assert_eq!(receiver.pop(), Err(PeerError));
     }
 
     #[cfg(not(loom))]
     #[test]
-    fn other_ends_go_on_where_the_first_ones_stopped() {
+    fn resumed_ends_continue_where_the_first_stopped() {
         let (mut sender, mut receiver, memory) = ring::<1>(4);
         let mut second = Sender::<_, 1>::new(Arc::clone(&memory), 4).unwrap();
         let mut reader = Receiver::<_, 1>::new(Arc::clone(&memory), 4).unwrap();
@@ -308,14 +310,14 @@ mod tests {
             }
         }
         for lie in [u64::MAX, 0] {
-            memory[PUBLISHED].store(lie, Ordering::Release);
-            assert_eq!((second.resume(), reader.resume()), (Err(Broken), Err(Broken)));
+            memory[PUBLISHED_WORD].store(lie, Ordering::Release);
+            assert_eq!((second.resume(), reader.resume()), (Err(PeerError), Err(PeerError)));
         }
     }
 
     #[cfg(not(loom))]
     #[test]
-    fn two_threads_lose_nothing() {
+    fn two_threads_deliver_every_message() {
         let count: u64 = if cfg!(miri) { 200 } else { 200_000 };
         let (mut sender, mut receiver, _) = ring::<4>(64);
         std::thread::scope(|scope| {
@@ -349,7 +351,7 @@ mod tests {
 
     #[cfg(loom)]
     #[test]
-    fn loom_a_message_is_seen_whole_and_its_place_is_used_again() {
+    fn loom_delivers_whole_messages_and_reuses_slots() {
         loom::model(|| {
             let (mut sender, mut receiver, _) = ring::<2>(2);
             let sending = loom::thread::spawn(move || {

@@ -1,42 +1,41 @@
-//! A stream of bytes from one process to another.
+//! Stream of bytes from one process to another.
 //!
-//! The indices are words of their own, so that many streams can have them
-//! together in memory that is always there, and their bytes in memory that is
-//! there only when it is used.
+//! The indices are separate words, so that the indices of many streams can lie together in
+//! memory that is always allocated, and the bytes in memory that is allocated when used.
 
-use super::{Broken, Bytes, Words};
+use super::{PeerError, SharedBytes, SharedWords};
 use crate::sync::Ordering;
 
-/// Where the two indices stand, each on a cache line of its own.
-const PUBLISHED: usize = 0;
-const RELEASED: usize = 8;
+/// Word offsets of the two indices, each on a cache line of its own.
+const PUBLISHED_WORD: usize = 0;
+const RELEASED_WORD: usize = 8;
 
-/// The words that the indices of a stream need.
+/// Words that the indices of a stream need.
 pub const STREAM_WORDS: usize = 16;
 
-/// Why a stream cannot be made in a piece of memory.
+/// Error of creating a stream in given memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// The length of the memory for its bytes is no power of two.
-    #[error("a stream holds a power of two of bytes, not {0}")]
+    /// The length of the byte memory is not a power of two.
+    #[error("the capacity of a stream must be a power of two, not {0} bytes")]
     Capacity(usize),
-    /// There are not enough words for its indices.
-    #[error("the indices of a stream need {STREAM_WORDS} words, and there are {0}")]
+    /// Too few words for the indices.
+    #[error("the indices of a stream need {STREAM_WORDS} words of memory; available: {0}")]
     TooSmall(usize),
 }
 
-/// A stream in memory, and how far this side has come.
-struct Side<M, B> {
+/// A stream in memory, and the progress of one end.
+struct StreamEnd<M, B> {
     indices: M,
     bytes: B,
     capacity: u64,
-    /// What this side has put in, or taken out. Nobody else can change it.
-    own: u64,
-    /// What the other side was seen to have taken out, or put in.
-    seen: u64,
+    /// Bytes this end has written or read. No other process can change it.
+    own_index: u64,
+    /// Bytes the peer was last seen to have read or written.
+    peer_index: u64,
 }
 
-impl<M: Words, B: Bytes> Side<M, B> {
+impl<M: SharedWords, B: SharedBytes> StreamEnd<M, B> {
     fn new(indices: M, bytes: B) -> Result<Self, StreamError> {
         let (words, len) = (indices.words().len(), bytes.len());
         if words < STREAM_WORDS {
@@ -45,186 +44,185 @@ impl<M: Words, B: Bytes> Side<M, B> {
         if !len.is_power_of_two() {
             return Err(StreamError::Capacity(len));
         }
-        Ok(Self { indices, bytes, capacity: len as u64, own: 0, seen: 0 })
+        Ok(Self { indices, bytes, capacity: len as u64, own_index: 0, peer_index: 0 })
     }
 
-    /// Where byte number `at` lies, and how many lie together from there on.
-    fn place(&self, at: u64) -> (usize, usize) {
-        let start = (at & (self.capacity - 1)) as usize;
+    /// Offset of byte number `position` in the memory, and number of contiguous bytes from there.
+    fn locate(&self, position: u64) -> (usize, usize) {
+        let start = (position & (self.capacity - 1)) as usize;
         (start, self.bytes.len() - start)
     }
 }
 
-/// The end that bytes are written to.
-pub struct ByteSender<M, B>(Side<M, B>);
+/// Writing end of a stream.
+pub struct ByteSender<M, B>(StreamEnd<M, B>);
 
-impl<M: Words, B: Bytes> ByteSender<M, B> {
-    /// The sending end of a stream whose indices were zero when both ends began.
+impl<M: SharedWords, B: SharedBytes> ByteSender<M, B> {
+    /// Creates the writing end of a stream whose indices were zero when both ends began.
     ///
     /// # Errors
     /// See [`StreamError`].
     pub fn new(indices: M, bytes: B) -> Result<Self, StreamError> {
-        Side::new(indices, bytes).map(Self)
+        StreamEnd::new(indices, bytes).map(Self)
     }
 
-    /// Goes on where another process left this end: what was published is what
-    /// this side has put in.
+    /// Resumes where another process left this end: the published index becomes the index of this
+    /// end.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn resume(&mut self) -> Result<(), Broken> {
-        let Self(side) = self;
-        let words = side.indices.words();
-        let own = words[PUBLISHED].load(Ordering::Acquire);
-        let seen = words[RELEASED].load(Ordering::Acquire);
-        if seen > own || own - seen > side.capacity {
-            return Err(Broken);
+    /// [`PeerError`].
+    pub fn resume(&mut self) -> Result<(), PeerError> {
+        let Self(end) = self;
+        let words = end.indices.words();
+        let own = words[PUBLISHED_WORD].load(Ordering::Acquire);
+        let seen = words[RELEASED_WORD].load(Ordering::Acquire);
+        if seen > own || own - seen > end.capacity {
+            return Err(PeerError);
         }
-        (side.own, side.seen) = (own, seen);
+        (end.own_index, end.peer_index) = (own, seen);
         Ok(())
     }
 
-    /// How many bytes can be written now.
+    /// Free space in bytes.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn room(&mut self) -> Result<usize, Broken> {
-        let Self(side) = self;
-        let released = side.indices.words()[RELEASED].load(Ordering::Acquire);
-        // It never goes back, and not beyond what was put in.
-        if !(side.seen..=side.own).contains(&released) {
-            return Err(Broken);
+    pub fn space(&mut self) -> Result<usize, PeerError> {
+        let Self(end) = self;
+        let released = end.indices.words()[RELEASED_WORD].load(Ordering::Acquire);
+        // The index never goes back, nor beyond the bytes that were written.
+        if !(end.peer_index..=end.own_index).contains(&released) {
+            return Err(PeerError);
         }
-        side.seen = released;
-        Ok((side.capacity - (side.own - side.seen)) as usize)
+        end.peer_index = released;
+        Ok((end.capacity - (end.own_index - end.peer_index)) as usize)
     }
 
-    /// How many bytes can be written now, when there may be no more than `limit`
-    /// that the other side has not taken.
+    /// Free space in bytes, when at most `limit` bytes may be outstanding (not yet released by the
+    /// peer).
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn room_within(&mut self, limit: usize) -> Result<usize, Broken> {
-        let room = self.room()?;
-        let taken = self.0.capacity as usize - room;
-        Ok(room.min(limit.saturating_sub(taken)))
+    pub fn space_within(&mut self, limit: usize) -> Result<usize, PeerError> {
+        let space = self.space()?;
+        let unread = self.0.capacity as usize - space;
+        Ok(space.min(limit.saturating_sub(unread)))
     }
 
-    /// Writes as much of `data` as there is room for, to be seen by the other
-    /// side after [`ByteSender::publish`]. Returns how much that is.
+    /// Writes as much of `data` as fits, visible to the peer after [`ByteSender::publish`]. Returns
+    /// the number of bytes written.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn write(&mut self, data: &[u8]) -> Result<usize, Broken> {
+    /// [`PeerError`].
+    pub fn write(&mut self, data: &[u8]) -> Result<usize, PeerError> {
         self.write_within(usize::MAX, data)
     }
 
-    /// As [`ByteSender::write`], as far as [`ByteSender::room_within`] allows.
+    /// Same as [`ByteSender::write`], within the limit of [`ByteSender::space_within`].
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn write_within(&mut self, limit: usize, data: &[u8]) -> Result<usize, Broken> {
-        let data = &data[..data.len().min(self.room_within(limit)?)];
-        let Self(side) = self;
-        let (start, together) = side.place(side.own);
-        let (first, rest) = data.split_at(together.min(data.len()));
-        side.bytes.put(start, first);
-        side.bytes.put(0, rest);
-        side.own += data.len() as u64;
+    /// [`PeerError`].
+    pub fn write_within(&mut self, limit: usize, data: &[u8]) -> Result<usize, PeerError> {
+        let data = &data[..data.len().min(self.space_within(limit)?)];
+        let Self(end) = self;
+        let (start, contiguous) = end.locate(end.own_index);
+        let (first, rest) = data.split_at(contiguous.min(data.len()));
+        end.bytes.write_at(start, first);
+        end.bytes.write_at(0, rest);
+        end.own_index += data.len() as u64;
         Ok(data.len())
     }
 
-    /// Lets the other side see what was written.
+    /// Makes all written bytes visible to the peer.
     #[inline]
     pub fn publish(&mut self) {
-        self.0.indices.words()[PUBLISHED].store(self.0.own, Ordering::Release);
+        self.0.indices.words()[PUBLISHED_WORD].store(self.0.own_index, Ordering::Release);
     }
 }
 
-/// The end that bytes are read from.
-pub struct ByteReceiver<M, B>(Side<M, B>);
+/// Reading end of a stream.
+pub struct ByteReceiver<M, B>(StreamEnd<M, B>);
 
-impl<M: Words, B: Bytes> ByteReceiver<M, B> {
-    /// The receiving end of a stream whose indices were zero when both ends
-    /// began.
+impl<M: SharedWords, B: SharedBytes> ByteReceiver<M, B> {
+    /// Creates the reading end of a stream whose indices were zero when both ends began.
     ///
     /// # Errors
     /// See [`StreamError`].
     pub fn new(indices: M, bytes: B) -> Result<Self, StreamError> {
-        Side::new(indices, bytes).map(Self)
+        StreamEnd::new(indices, bytes).map(Self)
     }
 
-    /// Goes on where another process left this end: what was released is what
-    /// this side has taken out.
+    /// Resumes where another process left this end: the released index becomes the index of this
+    /// end.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn resume(&mut self) -> Result<(), Broken> {
-        let Self(side) = self;
-        let words = side.indices.words();
-        let own = words[RELEASED].load(Ordering::Acquire);
-        let seen = words[PUBLISHED].load(Ordering::Acquire);
-        if own > seen || seen - own > side.capacity {
-            return Err(Broken);
+    /// [`PeerError`].
+    pub fn resume(&mut self) -> Result<(), PeerError> {
+        let Self(end) = self;
+        let words = end.indices.words();
+        let own = words[RELEASED_WORD].load(Ordering::Acquire);
+        let seen = words[PUBLISHED_WORD].load(Ordering::Acquire);
+        if own > seen || seen - own > end.capacity {
+            return Err(PeerError);
         }
-        (side.own, side.seen) = (own, seen);
+        (end.own_index, end.peer_index) = (own, seen);
         Ok(())
     }
 
-    /// How many bytes can be read now.
+    /// Number of bytes that can be read now.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`PeerError`].
     #[inline]
-    pub fn available(&mut self) -> Result<usize, Broken> {
-        let Self(side) = self;
-        let published = side.indices.words()[PUBLISHED].load(Ordering::Acquire);
-        if published < side.seen || published - side.own > side.capacity {
-            return Err(Broken);
+    pub fn available(&mut self) -> Result<usize, PeerError> {
+        let Self(end) = self;
+        let published = end.indices.words()[PUBLISHED_WORD].load(Ordering::Acquire);
+        if published < end.peer_index || published - end.own_index > end.capacity {
+            return Err(PeerError);
         }
-        side.seen = published;
-        Ok((side.seen - side.own) as usize)
+        end.peer_index = published;
+        Ok((end.peer_index - end.own_index) as usize)
     }
 
-    /// Copies bytes that come `skip` bytes later, as many as there are, and
-    /// leaves them. Returns how many.
+    /// Copies bytes from `skip` bytes ahead without consuming them. Returns the number of bytes
+    /// copied.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn peek(&mut self, skip: usize, buf: &mut [u8]) -> Result<usize, Broken> {
+    /// [`PeerError`].
+    pub fn peek(&mut self, skip: usize, buf: &mut [u8]) -> Result<usize, PeerError> {
         let len = buf.len().min(self.available()?.saturating_sub(skip));
-        let Self(side) = self;
-        let (start, together) = side.place(side.own + skip as u64);
-        let (first, rest) = buf[..len].split_at_mut(together.min(len));
-        side.bytes.get(start, first);
-        side.bytes.get(0, rest);
+        let Self(end) = self;
+        let (start, contiguous) = end.locate(end.own_index + skip as u64);
+        let (first, rest) = buf[..len].split_at_mut(contiguous.min(len));
+        end.bytes.read_at(start, first);
+        end.bytes.read_at(0, rest);
         Ok(len)
     }
 
-    /// Takes so many bytes away, or all there are. Their place is the sender's
-    /// again after [`ByteReceiver::release`].
+    /// Consumes `bytes` bytes, or all available ones. The sender can reuse their space after
+    /// [`ByteReceiver::release`].
     #[inline]
     pub fn skip(&mut self, bytes: usize) {
-        let Self(side) = self;
-        side.own += (bytes as u64).min(side.seen - side.own);
+        let Self(end) = self;
+        end.own_index += (bytes as u64).min(end.peer_index - end.own_index);
     }
 
-    /// Reads bytes, as many as there are. Returns how many.
+    /// Reads as many bytes as are available and fit. Returns the number of bytes read.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn read(&mut self, buf: &mut [u8]) -> Result<usize, Broken> {
+    /// [`PeerError`].
+    pub fn read(&mut self, buf: &mut [u8]) -> Result<usize, PeerError> {
         let len = self.peek(0, buf)?;
         self.skip(len);
         Ok(len)
     }
 
-    /// Gives the places of what was read back to the sender.
+    /// Frees the space of all consumed bytes for the sender.
     #[inline]
     pub fn release(&mut self) {
-        self.0.indices.words()[RELEASED].store(self.0.own, Ordering::Release);
+        self.0.indices.words()[RELEASED_WORD].store(self.0.own_index, Ordering::Release);
     }
 }
 
@@ -233,29 +231,29 @@ mod tests {
     use super::*;
     use crate::sync::{Arc, AtomicU8, AtomicU64};
 
-    impl Bytes for Arc<Vec<AtomicU8>> {
+    impl SharedBytes for Arc<Vec<AtomicU8>> {
         fn len(&self) -> usize {
             Vec::len(self)
         }
 
-        fn put(&self, at: usize, from: &[u8]) {
-            let to = self.iter().skip(at);
+        fn write_at(&self, offset: usize, from: &[u8]) {
+            let to = self.iter().skip(offset);
             to.zip(from).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
         }
 
-        fn get(&self, at: usize, to: &mut [u8]) {
-            let from = self.iter().skip(at);
+        fn read_at(&self, offset: usize, to: &mut [u8]) {
+            let from = self.iter().skip(offset);
             from.zip(to).for_each(|(from, to)| *to = from.load(Ordering::Relaxed));
         }
     }
 
     type Memory = (Arc<Vec<AtomicU64>>, Arc<Vec<AtomicU8>>);
-    type Ends = (
+    type StreamPair = (
         ByteSender<Arc<Vec<AtomicU64>>, Arc<Vec<AtomicU8>>>,
         ByteReceiver<Arc<Vec<AtomicU64>>, Arc<Vec<AtomicU8>>>,
     );
 
-    fn stream(capacity: usize) -> (Ends, Memory) {
+    fn stream(capacity: usize) -> (StreamPair, Memory) {
         let words: Arc<Vec<_>> = Arc::new((0..STREAM_WORDS).map(|_| AtomicU64::new(0)).collect());
         let bytes: Arc<Vec<_>> = Arc::new((0..capacity).map(|_| AtomicU8::new(0)).collect());
         let sender = ByteSender::new(Arc::clone(&words), Arc::clone(&bytes)).unwrap();
@@ -265,7 +263,7 @@ mod tests {
 
     #[cfg(not(loom))]
     #[test]
-    fn bytes_come_out_as_they_went_in_however_they_wrap() {
+    fn bytes_arrive_unchanged_across_wraps() {
         let ((mut sender, mut receiver), _) = stream(8);
         let (mut next, mut expected) = (0_u8, 0_u8);
         for len in (0..=8).cycle().take(1000) {
@@ -285,22 +283,22 @@ mod tests {
                 expected = expected.wrapping_add(1);
             }
             assert_eq!(receiver.read(&mut peeked), Ok(0));
-            assert_eq!(sender.room(), Ok(8 - data.len()), "nothing was released");
+            assert_eq!(sender.space(), Ok(8 - data.len()), "nothing was released");
             receiver.release();
-            assert_eq!(sender.room(), Ok(8));
+            assert_eq!(sender.space(), Ok(8));
         }
-        assert_eq!(sender.write_within(3, &[0; 9]), Ok(3), "no more than is wanted");
+        assert_eq!(sender.write_within(3, &[0; 9]), Ok(3), "at most the limit");
         assert_eq!(sender.write_within(3, &[0; 9]), Ok(0));
-        assert_eq!(sender.room_within(5), Ok(2));
-        assert_eq!(sender.write(&[0; 9]), Ok(5), "no more than there is room for");
+        assert_eq!(sender.space_within(5), Ok(2));
+        assert_eq!(sender.write(&[0; 9]), Ok(5), "at most the free space");
         receiver.skip(100);
         receiver.release();
-        assert_eq!(sender.room(), Ok(0), "what was not published cannot be skipped");
+        assert_eq!(sender.space(), Ok(0), "what was not published cannot be skipped");
     }
 
     #[cfg(not(loom))]
     #[test]
-    fn memory_that_does_not_do_is_refused() {
+    fn rejects_unsuitable_memory() {
         let bytes = |len| -> Arc<Vec<_>> { Arc::new((0..len).map(|_| AtomicU8::new(0)).collect()) };
         let words =
             |len| -> Arc<Vec<_>> { Arc::new((0..len).map(|_| AtomicU64::new(0)).collect()) };
@@ -312,16 +310,16 @@ mod tests {
 
     #[cfg(not(loom))]
     #[test]
-    fn a_lying_side_is_found_out() {
+    fn detects_an_invalid_peer_index() {
         for lie in [9, u64::MAX, u64::MAX / 2, 1 << 63] {
             let ((mut sender, mut receiver), (words, _)) = stream(8);
             assert_eq!(sender.write(&[1; 4]), Ok(4));
-            words[PUBLISHED].store(lie, Ordering::Release);
-            assert_eq!(receiver.available(), Err(Broken));
-            assert_eq!(receiver.peek(3, &mut [0; 9]), Err(Broken));
-            words[RELEASED].store(lie, Ordering::Release);
-            assert_eq!(sender.room(), Err(Broken));
-            assert_eq!(sender.write(&[1]), Err(Broken));
+            words[PUBLISHED_WORD].store(lie, Ordering::Release);
+            assert_eq!(receiver.available(), Err(PeerError));
+            assert_eq!(receiver.peek(3, &mut [0; 9]), Err(PeerError));
+            words[RELEASED_WORD].store(lie, Ordering::Release);
+            assert_eq!(sender.space(), Err(PeerError));
+            assert_eq!(sender.write(&[1]), Err(PeerError));
         }
         // Indices that go back.
         let ((mut sender, mut receiver), (words, _)) = stream(8);
@@ -329,16 +327,16 @@ mod tests {
         sender.publish();
         assert_eq!(receiver.read(&mut [0; 4]), Ok(4));
         receiver.release();
-        assert_eq!(sender.room(), Ok(8));
-        words[PUBLISHED].store(3, Ordering::Release);
-        assert_eq!(receiver.available(), Err(Broken));
-        words[RELEASED].store(3, Ordering::Release);
-        assert_eq!(sender.room(), Err(Broken));
+        assert_eq!(sender.space(), Ok(8));
+        words[PUBLISHED_WORD].store(3, Ordering::Release);
+        assert_eq!(receiver.available(), Err(PeerError));
+        words[RELEASED_WORD].store(3, Ordering::Release);
+        assert_eq!(sender.space(), Err(PeerError));
     }
 
     #[cfg(not(loom))]
     #[test]
-    fn other_ends_go_on_where_the_first_ones_stopped() {
+    fn resumed_ends_continue_where_the_first_stopped() {
         let ((mut sender, mut receiver), (words, bytes)) = stream(8);
         let mut second = ByteSender::new(Arc::clone(&words), Arc::clone(&bytes)).unwrap();
         let mut reader = ByteReceiver::new(Arc::clone(&words), Arc::clone(&bytes)).unwrap();
@@ -356,15 +354,15 @@ mod tests {
                 assert_eq!(got[..3], [round; 3]);
             }
         }
-        words[PUBLISHED].store(u64::MAX, Ordering::Release);
-        assert_eq!((second.resume(), reader.resume()), (Err(Broken), Err(Broken)));
-        words[PUBLISHED].store(0, Ordering::Release);
-        assert_eq!((second.resume(), reader.resume()), (Err(Broken), Err(Broken)));
+        words[PUBLISHED_WORD].store(u64::MAX, Ordering::Release);
+        assert_eq!((second.resume(), reader.resume()), (Err(PeerError), Err(PeerError)));
+        words[PUBLISHED_WORD].store(0, Ordering::Release);
+        assert_eq!((second.resume(), reader.resume()), (Err(PeerError), Err(PeerError)));
     }
 
     #[cfg(not(loom))]
     #[test]
-    fn two_threads_lose_nothing() {
+    fn two_threads_deliver_every_byte() {
         let count: usize = if cfg!(miri) { 500 } else { 1_000_000 };
         let ((mut sender, mut receiver), _) = stream(64);
         std::thread::scope(|scope| {

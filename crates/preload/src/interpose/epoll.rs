@@ -1,27 +1,27 @@
-//! epoll.
+//! `epoll_create`, `epoll_ctl` and `epoll_wait` with their variants.
 
 use std::time::Duration;
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 
 use super::errno;
-use crate::{epoll, raw, real, table};
+use crate::{epoll, fd_table, raw, real};
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let new = unsafe { real::epoll_create1(flags) };
-    epoll::enter(new);
+    epoll::register(new);
     new
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     if size <= 0 {
-        errno::set_number(libc::EINVAL);
+        errno::set(libc::EINVAL);
         return -1;
     }
-    // SAFETY: no arguments that could be wrong.
+    // SAFETY: the function has no pointer argument.
     unsafe { epoll_create1(0) }
 }
 
@@ -32,32 +32,35 @@ pub unsafe extern "C" fn epoll_ctl(
     target: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    let known = table::epoll(set).filter(|_| set != target);
-    // SAFETY: the program's own argument, which only removing needs not.
-    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
-    let (Some(epoll), true) = (known, wanted.is_some() || operation == libc::EPOLL_CTL_DEL) else {
-        // SAFETY: the program's own call.
+    let known = fd_table::epoll(set).filter(|_| set != target);
+    // SAFETY: the application's own argument, which may be null only for EPOLL_CTL_DEL.
+    let registration = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    let (Some(epoll), true) = (known, registration.is_some() || operation == libc::EPOLL_CTL_DEL)
+    else {
+        // SAFETY: the application's own call.
         return unsafe { real::epoll_ctl(set, operation, target, event) };
     };
-    let (events, data) = wanted.unwrap_or_default();
-    let entry = table::get(target);
-    errno::done(epoll.control(operation, target, entry.as_deref(), events, data))
+    let (events, data) = registration.unwrap_or_default();
+    let entry = fd_table::get(target);
+    errno::return_status(epoll.control(operation, target, entry.as_deref(), events, data))
 }
 
+/// Waits on the set if Tidegate knows it; `None` leaves the call to the kernel.
+///
 /// # Safety
-/// There is room for `limit` events; the mask is null or valid.
-unsafe fn wait(
+/// `events` has space for `limit` events; the mask is null or valid.
+unsafe fn wait_if_tidegate(
     set: c_int,
     events: *mut epoll_event,
     limit: c_int,
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
-    let epoll = table::epoll(set)?;
+    let epoll = fd_table::epoll(set)?;
     let limit = usize::try_from(limit).ok().filter(|&limit| limit > 0 && !events.is_null())?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (events, mask) = unsafe { (std::slice::from_raw_parts_mut(events, limit), mask.as_ref()) };
-    Some(errno::count(epoll.wait(events, timeout, mask)) as c_int)
+    Some(errno::return_count(epoll.wait(events, timeout, mask)) as c_int)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -67,7 +70,7 @@ pub unsafe extern "C" fn epoll_wait(
     limit: c_int,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe { epoll_pwait(set, events, limit, timeout, std::ptr::null()) }
 }
 
@@ -79,9 +82,9 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe {
-        wait(set, events, limit, raw::milliseconds(timeout), mask)
+        wait_if_tidegate(set, events, limit, raw::ms_timeout(timeout), mask)
             .unwrap_or_else(|| real::epoll_pwait(set, events, limit, timeout, mask))
     }
 }
@@ -94,11 +97,11 @@ pub unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe {
-        raw::time(timeout)
+        raw::timespec_timeout(timeout)
             .ok()
-            .and_then(|time| wait(set, events, limit, time, mask))
+            .and_then(|time| wait_if_tidegate(set, events, limit, time, mask))
             .unwrap_or_else(|| real::epoll_pwait2(set, events, limit, timeout, mask))
     }
 }

@@ -1,13 +1,13 @@
-//! What went wrong, in the numbers of C.
+//! Errors as `errno`.
 
 use std::io::{Error, ErrorKind};
 
 use libc::c_int;
 
-/// The number of an error.
-pub(super) fn number(error: &Error) -> c_int {
-    if let Some(number) = error.raw_os_error() {
-        return number;
+/// Error code of an error.
+pub(super) fn code(error: &Error) -> c_int {
+    if let Some(code) = error.raw_os_error() {
+        return code;
     }
     match error.kind() {
         ErrorKind::WouldBlock => libc::EAGAIN,
@@ -33,30 +33,30 @@ pub(super) fn number(error: &Error) -> c_int {
     }
 }
 
-/// Tells the program what went wrong.
-pub(super) fn set(error: &Error) {
-    set_number(number(error));
+/// Sets `errno` from an error.
+pub(super) fn set_from(error: &Error) {
+    set(code(error));
 }
 
-pub(super) fn set_number(number: c_int) {
-    // SAFETY: the place of this thread's own errno.
-    unsafe { *libc::__errno_location() = number };
+pub(super) fn set(code: c_int) {
+    // SAFETY: the address of this thread's own errno.
+    unsafe { *libc::__errno_location() = code };
 }
 
-/// A count, or -1.
-pub(super) fn count(result: std::io::Result<usize>) -> isize {
+/// Count as return value; -1 and `errno` for an error.
+pub(super) fn return_count(result: std::io::Result<usize>) -> isize {
     match result {
         Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
         Err(error) => {
-            set(&error);
+            set_from(&error);
             -1
         }
     }
 }
 
-/// 0, or -1.
-pub(super) fn done(result: std::io::Result<()>) -> c_int {
-    count(result.map(|()| 0)) as c_int
+/// 0 as return value; -1 and `errno` for an error.
+pub(super) fn return_status(result: std::io::Result<()>) -> c_int {
+    return_count(result.map(|()| 0)) as c_int
 }
 
 #[cfg(test)]
@@ -64,18 +64,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_numbers_pass_and_ours_are_translated() {
-        assert_eq!(number(&Error::from_raw_os_error(libc::EINPROGRESS)), libc::EINPROGRESS);
+    fn passes_os_codes_and_translates_error_kinds() {
+        assert_eq!(code(&Error::from_raw_os_error(libc::EINPROGRESS)), libc::EINPROGRESS);
         for (kind, expected) in [
             (ErrorKind::WouldBlock, libc::EAGAIN),
             (ErrorKind::ConnectionReset, libc::ECONNRESET),
             (ErrorKind::BrokenPipe, libc::EPIPE),
             (ErrorKind::HostUnreachable, libc::EHOSTUNREACH),
         ] {
-            assert_eq!(number(&Error::new(kind, "with words")), expected);
+            assert_eq!(code(&Error::new(kind, "with words")), expected);
         }
-        assert_eq!(count(Err(ErrorKind::TimedOut.into())), -1);
+        assert_eq!(return_count(Err(ErrorKind::TimedOut.into())), -1);
         assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::ETIMEDOUT));
-        assert_eq!(count(Ok(3)), 3);
+        assert_eq!(return_count(Ok(3)), 3);
     }
 }

@@ -11,73 +11,80 @@ use libc::{
 };
 
 use super::errno;
-use crate::socket::moving::{self, Moved};
-use crate::socket::{Body, Side, Socket, passing};
-use crate::table::InUse;
-use crate::{log, own_address, raw, real, start, table};
+use crate::fd_table::InUse;
+use crate::socket::moving::{self, MoveOutcome};
+use crate::socket::{Endpoint, IoDirection, Socket, transfer};
+use crate::{fd_table, local_addresses, log, raw, real, runtime};
 
-/// What was received.
-struct Got {
+/// Received data, with its addresses.
+struct ReceivedMessage {
     len: usize,
     from: Option<SocketAddr>,
-    /// The address of ours that it was sent to.
+    /// Local address that a datagram was sent to.
     to: Option<IpAddr>,
     flags: c_int,
 }
 
-/// Receives into these buffers. `from_kernel` makes the same call on the
-/// kernel's socket, without waiting.
+/// Receives into the buffers. `from_kernel` makes the same call on the kernel socket,
+/// nonblocking. The inner `Err` is the length that `from_kernel` received: the kernel has then
+/// filled the application's buffers itself.
 fn receive(
     fd: c_int,
     socket: &Socket,
     bufs: &mut [IoSliceMut<'_>],
     flags: c_int,
     mut from_kernel: impl FnMut() -> ssize_t,
-) -> io::Result<Result<Got, usize>> {
+) -> io::Result<Result<ReceivedMessage, usize>> {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         let number = if flags & libc::MSG_OOB != 0 { libc::EINVAL } else { libc::EAGAIN };
         return Err(io::Error::from_raw_os_error(number));
     }
-    let waits = flags & libc::MSG_DONTWAIT == 0;
-    match &socket.body {
-        Body::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
-        Body::Stream(_) => {
+    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    match &socket.endpoint {
+        Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
+        Endpoint::Stream(_) => {
             let len = receive_stream(fd, socket, bufs, flags)?;
-            Ok(Ok(Got { len, from: None, to: None, flags: 0 }))
+            Ok(Ok(ReceivedMessage { len, from: None, to: None, flags: 0 }))
         }
-        Body::Udp(udp) => {
-            let taken = flags & libc::MSG_PEEK == 0;
-            socket.repeat(fd, Side::Read, waits, || match udp.receive(bufs, taken) {
-                Ok(one) => {
-                    let cut = if one.truncated { libc::MSG_TRUNC } else { 0 };
-                    let whole = flags & libc::MSG_TRUNC != 0;
-                    let len = if whole { one.datagram_len } else { one.len };
-                    let from = Some(socket.present(one.from));
-                    Ok(Ok(Got { len, from, to: Some(one.to), flags: cut }))
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && socket.has_kernel => {
-                    if udp.is_connected.load(Ordering::Relaxed) {
-                        // Its peer is not at the kernel, and it hears nobody else.
-                        discard_kernels(fd);
-                        return Err(error);
+        Endpoint::Udp(udp) => {
+            let consume = flags & libc::MSG_PEEK == 0;
+            socket.retry_until_ready(fd, IoDirection::Read, may_block, || {
+                match udp.receive(bufs, consume) {
+                    Ok(one) => {
+                        let truncation = if one.truncated { libc::MSG_TRUNC } else { 0 };
+                        let wants_full_len = flags & libc::MSG_TRUNC != 0;
+                        let len = if wants_full_len { one.datagram_len } else { one.len };
+                        let from = Some(socket.to_app_family(one.from));
+                        Ok(Ok(ReceivedMessage { len, from, to: Some(one.to), flags: truncation }))
                     }
-                    match usize::try_from(from_kernel()) {
-                        Ok(len) => Ok(Err(len)),
-                        Err(_) => Err(io::Error::last_os_error()),
+                    Err(error)
+                        if error.kind() == io::ErrorKind::WouldBlock
+                            && socket.uses_kernel_socket =>
+                    {
+                        if udp.is_connected.load(Ordering::Relaxed) {
+                            // The peer is not at the kernel, and a connected socket receives from
+                            // its peer only.
+                            discard_kernel_datagrams(fd);
+                            return Err(error);
+                        }
+                        match usize::try_from(from_kernel()) {
+                            Ok(len) => Ok(Err(len)),
+                            Err(_) => Err(io::Error::last_os_error()),
+                        }
                     }
+                    Err(error) => Err(error),
                 }
-                Err(error) => Err(error),
             })
         }
     }
 }
 
-/// Throws away the datagrams that wait at the kernel.
-fn discard_kernels(fd: c_int) {
-    let (nowhere, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: without room nothing is written.
+/// Discards the datagrams that wait at the kernel socket.
+fn discard_kernel_datagrams(fd: c_int) {
+    let (no_buffer, no_address) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: nothing is written to a buffer of length 0.
     while unsafe {
-        real::recvfrom(fd, nowhere, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut())
+        real::recvfrom(fd, no_buffer, 0, libc::MSG_DONTWAIT, no_address, std::ptr::null_mut())
     } >= 0
     {}
 }
@@ -88,20 +95,25 @@ fn receive_stream(
     bufs: &mut [IoSliceMut<'_>],
     flags: c_int,
 ) -> io::Result<usize> {
-    let Body::Stream(stream) = &socket.body else {
+    let Endpoint::Stream(stream) = &socket.endpoint else {
         return Err(io::ErrorKind::NotConnected.into());
     };
-    let taken = flags & libc::MSG_PEEK == 0;
-    let waits = flags & libc::MSG_DONTWAIT == 0;
-    let all = flags & libc::MSG_WAITALL != 0 && waits && taken && !socket.is_nonblocking();
+    let consume = flags & libc::MSG_PEEK == 0;
+    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    let wait_all =
+        flags & libc::MSG_WAITALL != 0 && may_block && consume && !socket.is_nonblocking();
     let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
-    if !all {
-        return socket.repeat(fd, Side::Read, waits, || stream.receive(socket, bufs, taken));
+    if !wait_all {
+        return socket.retry_until_ready(fd, IoDirection::Read, may_block, || {
+            stream.receive(socket, bufs, consume)
+        });
     }
     let mut rest = &mut *bufs;
     let mut total = 0;
     while total < wanted {
-        match socket.repeat(fd, Side::Read, true, || stream.receive(socket, rest, true)) {
+        match socket
+            .retry_until_ready(fd, IoDirection::Read, true, || stream.receive(socket, rest, true))
+        {
             Ok(0) => break,
             Ok(len) => {
                 total += len;
@@ -114,9 +126,9 @@ fn receive_stream(
     Ok(total)
 }
 
-/// Sends these pieces. A broken pipe raises the signal unless that was asked
-/// not to be. `by_kernel` makes the same call on the kernel's socket.
-fn send_on(
+/// Sends the buffers. A broken pipe raises SIGPIPE unless `MSG_NOSIGNAL` is set. `by_kernel`
+/// makes the same call on the kernel socket.
+fn send_to_socket(
     fd: c_int,
     socket: &Socket,
     data: &[IoSlice<'_>],
@@ -125,13 +137,17 @@ fn send_on(
     flags: c_int,
     by_kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let waits = flags & libc::MSG_DONTWAIT == 0;
-    let sent = match &socket.body {
+    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    let sent = match &socket.endpoint {
         _ if flags & libc::MSG_OOB != 0 => Err(io::ErrorKind::Unsupported.into()),
-        Body::Listener(_) => Err(io::ErrorKind::BrokenPipe.into()),
-        Body::Stream(_) => send_stream(fd, socket, data, waits, flags & libc::MSG_MORE != 0),
-        Body::Udp(udp) if udp.is_for_kernel(socket, to) => return by_kernel(),
-        Body::Udp(udp) => socket.repeat(fd, Side::Write, waits, || udp.send(data, to, from)),
+        Endpoint::Listener(_) => Err(io::ErrorKind::BrokenPipe.into()),
+        Endpoint::Stream(_) => {
+            send_stream(fd, socket, data, may_block, flags & libc::MSG_MORE != 0)
+        }
+        Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
+        Endpoint::Udp(udp) => {
+            socket.retry_until_ready(fd, IoDirection::Write, may_block, || udp.send(data, to, from))
+        }
     };
     if let Err(error) = &sent
         && error.kind() == io::ErrorKind::BrokenPipe
@@ -140,24 +156,25 @@ fn send_on(
         // SAFETY: sends this thread a signal, as the kernel does.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
-    errno::count(sent)
+    errno::return_count(sent)
 }
 
-/// A call that waits sends all.
+/// Sends to a connection; a blocking call sends everything.
 fn send_stream(
     fd: c_int,
     socket: &Socket,
     data: &[IoSlice<'_>],
-    waits: bool,
+    may_block: bool,
     more_follows: bool,
 ) -> io::Result<usize> {
-    let Body::Stream(stream) = &socket.body else {
+    let Endpoint::Stream(stream) = &socket.endpoint else {
         return Err(io::ErrorKind::NotConnected.into());
     };
     let wanted: usize = data.iter().map(|piece| piece.len()).sum();
-    let first =
-        socket.repeat(fd, Side::Write, waits, || stream.send(socket, data, more_follows))?;
-    if first == wanted || !waits || socket.is_nonblocking() {
+    let first = socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
+        stream.send(socket, data, more_follows)
+    })?;
+    if first == wanted || !may_block || socket.is_nonblocking() {
         return Ok(first);
     }
     let mut total = first;
@@ -165,12 +182,14 @@ fn send_stream(
     let mut rest = &mut rest[..];
     IoSlice::advance_slices(&mut rest, first);
     while total < wanted {
-        match socket.repeat(fd, Side::Write, true, || stream.send(socket, rest, more_follows)) {
+        match socket.retry_until_ready(fd, IoDirection::Write, true, || {
+            stream.send(socket, rest, more_follows)
+        }) {
             Ok(len) => {
                 total += len;
                 IoSlice::advance_slices(&mut rest, len);
             }
-            // What went wrong is told by the next call.
+            // The next call reports the error.
             Err(_) => break,
         }
     }
@@ -179,11 +198,11 @@ fn send_stream(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
-    if !table::is_ours(fd) {
-        // SAFETY: the program's own call.
+    if !fd_table::is_tidegate(fd) {
+        // SAFETY: the application's own call.
         return unsafe { real::read(fd, buf, len) };
     }
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe { recvfrom(fd, buf, len, 0, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
 
@@ -192,33 +211,35 @@ pub unsafe extern "C" fn __read_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buf_bytes: size_t,
 ) -> ssize_t {
-    check(len, room);
-    // SAFETY: the program's own arguments.
+    check_buffer_size(len, buf_bytes);
+    // SAFETY: the application's own arguments.
     unsafe { read(fd, buf, len) }
 }
 
-/// What the C library does where a compiler has counted the room.
-fn check(len: size_t, room: size_t) {
-    if len > room {
-        eprintln!("tidegate: the program reads {len} bytes into room for {room}");
+/// Aborts on a buffer overflow, as the C library does where the compiler knows the size of the
+/// buffer.
+fn check_buffer_size(len: size_t, buf_bytes: size_t) {
+    if len > buf_bytes {
+        eprintln!("tidegate: the application reads {len} bytes into a buffer of size {buf_bytes}");
         std::process::abort();
     }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn readv(fd: c_int, bufs: *const iovec, count: c_int) -> ssize_t {
-    let Some(socket) = table::socket(fd) else {
-        // SAFETY: the program's own call.
+    let Some(socket) = fd_table::socket(fd) else {
+        // SAFETY: the application's own call.
         return unsafe { real::readv(fd, bufs, count) };
     };
-    // SAFETY: the program's own arguments.
-    let pieces = usize::try_from(count).ok().and_then(|count| unsafe { raw::buffers(bufs, count) });
+    // SAFETY: the application's own arguments.
+    let pieces =
+        usize::try_from(count).ok().and_then(|count| unsafe { raw::read_buffers(bufs, count) });
     let Some(mut pieces) = pieces else {
-        return errno::count(Err(io::ErrorKind::InvalidInput.into()));
+        return errno::return_count(Err(io::ErrorKind::InvalidInput.into()));
     };
-    // SAFETY: the program's own call, on a socket that does not wait.
+    // SAFETY: the application's own call, nonblocking.
     let from_kernel = || unsafe {
         let mut message: msghdr = std::mem::zeroed();
         message.msg_iov = bufs.cast_mut();
@@ -226,12 +247,12 @@ pub unsafe extern "C" fn readv(fd: c_int, bufs: *const iovec, count: c_int) -> s
         real::recvmsg(fd, &mut message, libc::MSG_DONTWAIT)
     };
     let got = receive(fd, &socket, &mut pieces, 0, from_kernel);
-    errno::count(got.map(|got| got.map_or_else(|len| len, |got| got.len)))
+    errno::return_count(got.map(|got| got.map_or_else(|len| len, |got| got.len)))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe { recvfrom(fd, buf, len, flags, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
 
@@ -240,11 +261,11 @@ pub unsafe extern "C" fn __recv_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buf_bytes: size_t,
     flags: c_int,
 ) -> ssize_t {
-    check(len, room);
-    // SAFETY: the program's own arguments.
+    check_buffer_size(len, buf_bytes);
+    // SAFETY: the application's own arguments.
     unsafe { recv(fd, buf, len, flags) }
 }
 
@@ -257,25 +278,25 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let from_kernel =
         |more| unsafe { real::recvfrom(fd, buf, len, flags | more, address, address_len) };
-    let Some(socket) = table::socket(fd) else { return from_kernel(0) };
-    // SAFETY: the program's own arguments.
-    let mut bufs = [unsafe { raw::buffer(buf, len) }];
+    let Some(socket) = fd_table::socket(fd) else { return from_kernel(0) };
+    // SAFETY: the application's own arguments.
+    let mut bufs = [unsafe { raw::read_buffer(buf, len) }];
     match receive(fd, &socket, &mut bufs, flags, || from_kernel(libc::MSG_DONTWAIT)) {
         Ok(Ok(got)) => {
             match got.from {
-                // SAFETY: the program's own arguments.
-                Some(from) => unsafe { raw::put_address(address, address_len, from) },
-                // SAFETY: as above; a connection tells no address.
+                // SAFETY: the application's own arguments.
+                Some(from) => unsafe { raw::write_address(address, address_len, from) },
+                // SAFETY: as above; a connection reports no address.
                 None if !address_len.is_null() => unsafe { *address_len = 0 },
                 None => {}
             }
-            errno::count(Ok(got.len))
+            errno::return_count(Ok(got.len))
         }
-        Ok(Err(len)) => errno::count(Ok(len)),
-        Err(error) => errno::count(Err(error)),
+        Ok(Err(len)) => errno::return_count(Ok(len)),
+        Err(error) => errno::return_count(Err(error)),
     }
 }
 
@@ -284,79 +305,80 @@ pub unsafe extern "C" fn __recvfrom_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buf_bytes: size_t,
     flags: c_int,
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
-    check(len, room);
-    // SAFETY: the program's own arguments.
+    check_buffer_size(len, buf_bytes);
+    // SAFETY: the application's own arguments.
     unsafe { recvfrom(fd, buf, len, flags, address, address_len) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let from_kernel = |more| unsafe { real::recvmsg(fd, message, flags | more) };
-    let Some(socket) = table::socket(fd) else {
+    let Some(socket) = fd_table::socket(fd) else {
         let got = from_kernel(0);
-        // SAFETY: the kernel has just filled the program's own message.
+        // SAFETY: the kernel has just written the application's own message.
         if let Some(message) = unsafe { message.as_ref() }.filter(|_| got >= 0) {
             // SAFETY: as above.
-            unsafe { raw::descriptors(message) }.into_iter().for_each(passing::take);
+            unsafe { raw::passed_fds(message) }.into_iter().for_each(transfer::receive_socket);
         }
         return got;
     };
-    // SAFETY: the program's own argument.
-    let Some(told) = (unsafe { message.as_mut() }) else {
-        return errno::count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
+    // SAFETY: the application's own argument.
+    let Some(header) = (unsafe { message.as_mut() }) else {
+        return errno::return_count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
     };
-    // SAFETY: the program's own arguments.
-    let Some(mut bufs) = (unsafe { raw::buffers(told.msg_iov, told.msg_iovlen) }) else {
-        return errno::count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));
+    // SAFETY: the application's own arguments.
+    let Some(mut bufs) = (unsafe { raw::read_buffers(header.msg_iov, header.msg_iovlen) }) else {
+        return errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));
     };
     match receive(fd, &socket, &mut bufs, flags, || from_kernel(libc::MSG_DONTWAIT)) {
         Ok(Ok(got)) => {
             let len = got.len;
-            // SAFETY: the program's own arguments.
-            unsafe { put_message(&socket, told, &got) };
-            errno::count(Ok(len))
+            // SAFETY: the application's own arguments.
+            unsafe { write_message_header(&socket, header, &got) };
+            errno::return_count(Ok(len))
         }
-        Ok(Err(len)) => errno::count(Ok(len)),
-        Err(error) => errno::count(Err(error)),
+        Ok(Err(len)) => errno::return_count(Ok(len)),
+        Err(error) => errno::return_count(Err(error)),
     }
 }
 
-/// Fills in what stands beside the data.
+/// Writes address, flags and control messages of received data.
 ///
 /// # Safety
-/// The message is as its lengths say.
-unsafe fn put_message(socket: &Socket, message: &mut msghdr, got: &Got) {
+/// The lengths in the message are valid.
+unsafe fn write_message_header(socket: &Socket, message: &mut msghdr, got: &ReceivedMessage) {
     match got.from {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Some(from) => unsafe {
-            raw::put_address(message.msg_name.cast(), &mut message.msg_namelen, from);
+            raw::write_address(message.msg_name.cast(), &mut message.msg_namelen, from);
         },
         None => message.msg_namelen = 0,
     }
     message.msg_flags = got.flags;
-    let room = message.msg_controllen;
+    let control_bytes = message.msg_controllen;
     message.msg_controllen = 0;
-    let Body::Udp(udp) = &socket.body else { return };
+    let Endpoint::Udp(udp) = &socket.endpoint else { return };
     if let Some(to) = got.to
-        && udp.tells_destination.load(Ordering::Relaxed)
+        && udp.reports_destination.load(Ordering::Relaxed)
     {
-        // SAFETY: the caller's promise.
-        unsafe { put_destination(message, room, to) };
+        // SAFETY: guaranteed by the caller.
+        unsafe { write_destination(message, control_bytes, to) };
     }
 }
 
-/// The address that a datagram was sent to, as a control message.
+/// Writes the destination address of a datagram as control message (`IP_PKTINFO`,
+/// `IPV6_PKTINFO`).
 ///
 /// # Safety
-/// As [`put_message`]; there is `room` at `msg_control`.
-unsafe fn put_destination(message: &mut msghdr, room: usize, to: IpAddr) {
-    let interface = own_address::interface_of(to).to_ne_bytes();
+/// As [`write_message_header`]; `msg_control` has space for `control_bytes` bytes.
+unsafe fn write_destination(message: &mut msghdr, control_bytes: usize, to: IpAddr) {
+    let interface = local_addresses::interface_index(to).to_ne_bytes();
     let (level, kind, bytes): (c_int, c_int, Vec<u8>) = match to {
         IpAddr::V4(v4) => {
             let bytes = [interface, v4.octets(), v4.octets()].concat();
@@ -367,10 +389,10 @@ unsafe fn put_destination(message: &mut msghdr, room: usize, to: IpAddr) {
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, bytes)
         }
     };
-    // SAFETY: nothing is written beyond `room`, which the caller answers for.
+    // SAFETY: writes at most `control_bytes` bytes, which the caller guarantees.
     unsafe {
         let space = libc::CMSG_SPACE(bytes.len() as c_uint) as usize;
-        if message.msg_control.is_null() || room < space {
+        if message.msg_control.is_null() || control_bytes < space {
             message.msg_flags |= libc::MSG_CTRUNC;
             return;
         }
@@ -391,14 +413,14 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if !table::is_ours(fd) {
-        // SAFETY: the program's own call.
+    if !fd_table::is_tidegate(fd) {
+        // SAFETY: the application's own call.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
     let mut flags = flags;
     let mut done = 0;
     while done < count {
-        // SAFETY: the program's own arguments.
+        // SAFETY: the application's own arguments.
         let len = unsafe {
             let message = messages.add(done as usize);
             let len = recvmsg(fd, &raw mut (*message).msg_hdr, flags & !libc::MSG_WAITFORONE);
@@ -411,8 +433,8 @@ pub unsafe extern "C" fn recvmmsg(
             break;
         }
         done += 1;
-        // The kernel looks at its time-out between two messages only, too; so
-        // no message is waited for once there is one.
+        // The kernel, too, checks the timeout only between messages. So the call no longer
+        // waits once it has a message.
         if flags & libc::MSG_WAITFORONE != 0 || !timeout.is_null() {
             flags |= libc::MSG_DONTWAIT;
         }
@@ -422,45 +444,46 @@ pub unsafe extern "C" fn recvmmsg(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-    let Some(socket) = table::socket(fd) else {
-        // SAFETY: the program's own call.
+    let Some(socket) = fd_table::socket(fd) else {
+        // SAFETY: the application's own call.
         return unsafe { real::write(fd, buf, len) };
     };
-    // SAFETY: the program's own arguments.
-    let data = [unsafe { raw::data(buf, len) }];
-    // SAFETY: the program's own call.
-    send_on(fd, &socket, &data, None, None, 0, || unsafe { real::write(fd, buf, len) })
+    // SAFETY: the application's own arguments.
+    let data = [unsafe { raw::write_buffer(buf, len) }];
+    // SAFETY: the application's own call.
+    send_to_socket(fd, &socket, &data, None, None, 0, || unsafe { real::write(fd, buf, len) })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let by_kernel = || unsafe { real::writev(fd, pieces, count) };
-    let Some(socket) = table::socket(fd) else { return by_kernel() };
-    // SAFETY: the program's own arguments.
-    let data = usize::try_from(count).ok().and_then(|count| unsafe { raw::pieces(pieces, count) });
+    let Some(socket) = fd_table::socket(fd) else { return by_kernel() };
+    // SAFETY: the application's own arguments.
+    let data =
+        usize::try_from(count).ok().and_then(|count| unsafe { raw::write_buffers(pieces, count) });
     match data {
-        Some(data) => send_on(fd, &socket, &data, None, None, 0, by_kernel),
-        None => errno::count(Err(io::ErrorKind::InvalidInput.into())),
+        Some(data) => send_to_socket(fd, &socket, &data, None, None, 0, by_kernel),
+        None => errno::return_count(Err(io::ErrorKind::InvalidInput.into())),
     }
 }
 
-/// The socket to send on, which may move for that.
-fn sender(fd: c_int, to: Option<SocketAddr>) -> io::Result<Option<InUse<Arc<Socket>>>> {
-    if let Some(socket) = table::socket(fd) {
+/// Socket to send on; a kernel socket may move to Tidegate first.
+fn sending_socket(fd: c_int, to: Option<SocketAddr>) -> io::Result<Option<InUse<Arc<Socket>>>> {
+    if let Some(socket) = fd_table::socket(fd) {
         return Ok(Some(socket));
     }
-    let (Some(to), Some(_)) = (to, start::rules()) else { return Ok(None) };
-    let Some(local) = raw::kernels_address(fd) else { return Ok(None) };
+    let (Some(to), Some(_)) = (to, runtime::rules()) else { return Ok(None) };
+    let Some(local) = raw::kernel_local_address(fd) else { return Ok(None) };
     match moving::on_send(fd, local, to)? {
-        Moved::Yes(socket) => Ok(Some(socket)),
-        Moved::No => Ok(None),
+        MoveOutcome::Tidegate(socket) => Ok(Some(socket)),
+        MoveOutcome::Kernel => Ok(None),
     }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe { sendto(fd, buf, len, flags, std::ptr::null(), 0) }
 }
 
@@ -473,63 +496,62 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     address_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let by_kernel = || unsafe { real::sendto(fd, buf, len, flags, address, address_len) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     let to = unsafe { raw::address(address, address_len) };
-    match sender(fd, to) {
+    match sending_socket(fd, to) {
         Ok(None) => by_kernel(),
         Ok(Some(socket)) => {
-            // SAFETY: the program's own arguments.
-            let data = [unsafe { raw::data(buf, len) }];
-            send_on(fd, &socket, &data, to, None, flags, by_kernel)
+            // SAFETY: the application's own arguments.
+            let data = [unsafe { raw::write_buffer(buf, len) }];
+            send_to_socket(fd, &socket, &data, to, None, flags, by_kernel)
         }
-        Err(error) => errno::count(Err(error)),
+        Err(error) => errno::return_count(Err(error)),
     }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let by_kernel = || unsafe { real::sendmsg(fd, message, flags) };
-    // SAFETY: the program's own argument.
-    let Some(told) = (unsafe { message.as_ref() }) else { return by_kernel() };
-    // SAFETY: the program's own arguments.
-    let to = unsafe { raw::address(told.msg_name.cast(), told.msg_namelen) };
-    let socket = match sender(fd, to) {
-        // SAFETY: the program's own arguments.
-        Ok(None) => return handing_on(unsafe { raw::descriptors(told) }, by_kernel),
+    // SAFETY: the application's own argument.
+    let Some(header) = (unsafe { message.as_ref() }) else { return by_kernel() };
+    // SAFETY: the application's own arguments.
+    let to = unsafe { raw::address(header.msg_name.cast(), header.msg_namelen) };
+    let socket = match sending_socket(fd, to) {
+        // SAFETY: the application's own arguments.
+        Ok(None) => return transfer_fds(unsafe { raw::passed_fds(header) }, by_kernel),
         Ok(Some(socket)) => socket,
-        Err(error) => return errno::count(Err(error)),
+        Err(error) => return errno::return_count(Err(error)),
     };
-    // SAFETY: the program's own arguments.
-    let (data, from) = unsafe { (raw::pieces(told.msg_iov, told.msg_iovlen), source(told)) };
+    // SAFETY: the application's own arguments.
+    let (data, from) =
+        unsafe { (raw::write_buffers(header.msg_iov, header.msg_iovlen), control_source(header)) };
     match data {
-        Some(data) => send_on(fd, &socket, &data, to, from, flags, by_kernel),
-        None => errno::count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
+        Some(data) => send_to_socket(fd, &socket, &data, to, from, flags, by_kernel),
+        None => errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
     }
 }
 
-/// Makes a call that hands descriptors to another process, and their sockets with
-/// them.
-fn handing_on(mut descriptors: Vec<c_int>, send: impl FnOnce() -> ssize_t) -> ssize_t {
-    descriptors.retain(|&fd| passing::offer(fd));
+/// Makes a call that passes descriptors to another process, and sends their sockets with them.
+fn transfer_fds(mut descriptors: Vec<c_int>, send: impl FnOnce() -> ssize_t) -> ssize_t {
+    descriptors.retain(|&fd| transfer::send_socket(fd));
     let sent = send();
     if sent < 0 && !descriptors.is_empty() {
         let error = io::Error::last_os_error();
-        descriptors.into_iter().for_each(passing::withdraw);
-        errno::set(&error);
+        descriptors.into_iter().for_each(transfer::withdraw_socket);
+        errno::set_from(&error);
     }
     sent
 }
 
-/// The address that a datagram shall leave from, if a control message says.
+/// Source address of a datagram, if a control message sets one.
 ///
 /// # Safety
-/// The message is as its lengths say.
-unsafe fn source(message: &msghdr) -> Option<IpAddr> {
-    // SAFETY: the C library's own walk over the messages, which stays within
-    // their lengths.
+/// The lengths in the message are valid.
+unsafe fn control_source(message: &msghdr) -> Option<IpAddr> {
+    // SAFETY: the C library's macros for control messages stay within their lengths.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while let Some(one) = head.as_ref() {
@@ -562,14 +584,14 @@ pub unsafe extern "C" fn sendmmsg(
 ) -> c_int {
     let mut done = 0;
     while done < count {
-        // The first may move the socket; the kernel takes all of its own at once.
-        if done > 0 && !table::is_ours(fd) {
-            // SAFETY: the program's own call, without what was done.
+        // The first message may move the socket; if it stays, the kernel sends the rest at once.
+        if done > 0 && !fd_table::is_tidegate(fd) {
+            // SAFETY: the application's own call, without the messages already sent.
             let more =
                 unsafe { real::sendmmsg(fd, messages.add(done as usize), count - done, flags) };
             return done as c_int + more.max(0);
         }
-        // SAFETY: the program's own arguments.
+        // SAFETY: the application's own arguments.
         let len = unsafe {
             let message = messages.add(done as usize);
             let len = sendmsg(fd, &raw const (*message).msg_hdr, flags);
@@ -586,8 +608,8 @@ pub unsafe extern "C" fn sendmmsg(
     if done == 0 && count > 0 { -1 } else { done as c_int }
 }
 
-/// What is read of a file at once to be sent.
-const FILE_BYTES: usize = 64 * 1024;
+/// Buffer size of `sendfile`, in bytes.
+const SENDFILE_BUFFER_BYTES: usize = 64 * 1024;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sendfile64(
@@ -596,16 +618,16 @@ pub unsafe extern "C" fn sendfile64(
     offset: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
-    let Some(socket) = table::socket(out) else {
-        if table::is_ours(source) {
-            return errno::count(Err(io::ErrorKind::InvalidInput.into()));
+    let Some(socket) = fd_table::socket(out) else {
+        if fd_table::is_tidegate(source) {
+            return errno::return_count(Err(io::ErrorKind::InvalidInput.into()));
         }
-        // SAFETY: the program's own call.
+        // SAFETY: the application's own call.
         return unsafe { real::sendfile64(out, source, offset, count) };
     };
-    // SAFETY: the program's own argument.
+    // SAFETY: the application's own argument.
     let given = unsafe { offset.as_mut() };
-    errno::count(send_file(out, &socket, source, given, count))
+    errno::return_count(send_file(out, &socket, source, given, count))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -615,7 +637,7 @@ pub unsafe extern "C" fn sendfile(
     offset: *mut off_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the program's own arguments; both offsets have 64 bits.
+    // SAFETY: the application's own arguments; both offset types have 64 bits.
     unsafe { sendfile64(out, source, offset.cast(), count) }
 }
 
@@ -626,23 +648,22 @@ fn send_file(
     offset: Option<&mut off64_t>,
     count: usize,
 ) -> io::Result<usize> {
-    // Without an offset the file's own moves on by what was sent.
-    let begin = match &offset {
+    // Without `offset` the position of the file advances by the bytes sent.
+    let start = match &offset {
         Some(offset) => **offset,
-        // SAFETY: asks for the place in a file.
+        // SAFETY: reads the position of a file.
         None => unsafe { libc::lseek64(file, 0, libc::SEEK_CUR) },
     };
-    if begin < 0 {
+    if start < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut chunk = vec![0u8; count.min(FILE_BYTES)];
+    let mut buf = vec![0u8; count.min(SENDFILE_BUFFER_BYTES)];
     let mut total = 0;
     while total < count {
-        let wanted = chunk.len().min(count - total);
-        // SAFETY: there is room for so many bytes.
-        let len = unsafe {
-            real::pread(file, chunk.as_mut_ptr().cast(), wanted, begin + total as off64_t)
-        };
+        let wanted = buf.len().min(count - total);
+        // SAFETY: the buffer has space for `wanted` bytes.
+        let len =
+            unsafe { real::pread(file, buf.as_mut_ptr().cast(), wanted, start + total as off64_t) };
         let Ok(len) = usize::try_from(len) else {
             match total {
                 0 => return Err(io::Error::last_os_error()),
@@ -652,9 +673,9 @@ fn send_file(
         if len == 0 {
             break;
         }
-        // The rest of the file is more, if there is any.
+        // More data follows, unless this is the end of the file.
         let more = len == wanted && total + len < count;
-        match send_stream(fd, socket, &[IoSlice::new(&chunk[..len])], true, more) {
+        match send_stream(fd, socket, &[IoSlice::new(&buf[..len])], true, more) {
             Ok(sent) => {
                 total += sent;
                 if sent < len {
@@ -665,10 +686,10 @@ fn send_file(
             Err(error) => return Err(error),
         }
     }
-    let end = begin + total as off64_t;
+    let end = start + total as off64_t;
     match offset {
         Some(offset) => *offset = end,
-        // SAFETY: sets the place in a file.
+        // SAFETY: sets the position of a file.
         None => drop(unsafe { libc::lseek64(file, end, libc::SEEK_SET) }),
     }
     Ok(total)
@@ -683,10 +704,12 @@ pub unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if table::is_ours(from) || table::is_ours(to) {
-        log::say_once("splice() with a socket of Tidegate's gives EINVAL: programs then copy");
-        return errno::count(Err(io::ErrorKind::InvalidInput.into()));
+    if fd_table::is_tidegate(from) || fd_table::is_tidegate(to) {
+        log::write_once(
+            "splice() with a Tidegate socket fails with EINVAL: applications then copy",
+        );
+        return errno::return_count(Err(io::ErrorKind::InvalidInput.into()));
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
 }

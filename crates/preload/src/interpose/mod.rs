@@ -1,7 +1,7 @@
-//! The C functions that stand in for the C library's: raw arguments come in,
-//! `errno` goes out, and nothing else happens here.
+//! C functions that replace the C library's: conversion of C arguments and `errno`, nothing
+//! else.
 //!
-//! A panic ends the process with a message: it cannot cross into C.
+//! A panic aborts the process with a message: a panic cannot unwind into C.
 
 pub mod epoll;
 mod errno;

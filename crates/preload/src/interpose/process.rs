@@ -1,74 +1,74 @@
-//! Processes: how they split, become other programs and end.
+//! Processes: fork, exec and exit.
 
 use std::ffi::CStr;
 
 use libc::{c_char, c_int, pid_t};
 
 use super::errno;
-use crate::socket::passing;
-use crate::{environment, real, start, table};
+use crate::socket::transfer;
+use crate::{environment, fd_table, real, runtime};
 
-/// A child of `vfork` uses its parent's memory, and would close the parent's
-/// sockets there: it gets memory of its own.
+/// Replaces `vfork` by `fork`: a child of `vfork` shares its parent's memory, and would close
+/// the parent's sockets there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn vfork() -> pid_t {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     unsafe { real::fork() }
 }
 
-/// C's own environment.
-fn own() -> *const *const c_char {
+/// The C library's `environ`.
+fn current_environment() -> *const *const c_char {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: the C library's own variable, which the program answers for.
+    // SAFETY: the C library's own variable, which the application keeps valid.
     unsafe { environ }
 }
 
-/// The strings of an environment.
+/// Strings of an environment.
 ///
 /// # Safety
-/// It is an array of strings that ends with a null.
+/// `environment` is an array of C strings that ends with a null pointer.
 unsafe fn strings<'a>(environment: *const *const c_char) -> Vec<&'a CStr> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let string = |at| Some(environment.add(at).read()).filter(|string| !string.is_null());
         (0..).map_while(string).map(|string| CStr::from_ptr(string)).collect()
     }
 }
 
-/// Becomes another program, which is told of the descriptors that it has with sockets
-/// of ours. `become_other` returns only when that fails.
+/// Executes another program, with the descriptors of its inherited sockets in the environment.
+/// `exec` returns only on failure.
 ///
 /// # Safety
-/// `environment` is an array of strings that ends with a null.
-unsafe fn hand_down(
+/// `environment` is null or an array of C strings that ends with a null pointer.
+unsafe fn exec_with_sockets(
     environment: *const *const c_char,
-    become_other: impl FnOnce(*const *const c_char) -> c_int,
+    exec: impl FnOnce(*const *const c_char) -> c_int,
 ) -> c_int {
     let stays_open = |&fd: &c_int| {
-        // SAFETY: asks for flags.
+        // SAFETY: reads flags.
         let flags = unsafe { real::fcntl64(fd, libc::F_GETFD, 0) };
         flags != -1 && flags & libc::FD_CLOEXEC == 0
     };
-    let is_attached = start::open_net().is_some_and(tidegate::Net::is_attached);
-    let mut handed: Vec<c_int> = match is_attached {
-        true => table::between(0, u32::MAX).filter(stays_open).collect(),
+    let is_attached = runtime::opened_net().is_some_and(tidegate::Net::is_attached);
+    let mut inherited_fds: Vec<c_int> = match is_attached {
+        true => fd_table::range(0, u32::MAX).filter(stays_open).collect(),
         false => Vec::new(),
     };
-    handed.retain(|&fd| passing::offer(fd));
-    if handed.is_empty() || environment.is_null() {
-        return become_other(environment);
+    inherited_fds.retain(|&fd| transfer::send_socket(fd));
+    if inherited_fds.is_empty() || environment.is_null() {
+        return exec(environment);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let given = unsafe { strings(environment) };
-    let told = environment::of_next(given.into_iter(), &handed);
-    let mut strings: Vec<*const c_char> = told.iter().map(|string| string.as_ptr()).collect();
+    let extended = environment::for_exec(given.into_iter(), &inherited_fds);
+    let mut strings: Vec<*const c_char> = extended.iter().map(|string| string.as_ptr()).collect();
     strings.push(std::ptr::null());
-    let result = become_other(strings.as_ptr());
+    let result = exec(strings.as_ptr());
     let error = std::io::Error::last_os_error();
-    handed.into_iter().for_each(passing::withdraw);
-    errno::set(&error);
+    inherited_fds.into_iter().for_each(transfer::withdraw_socket);
+    errno::set_from(&error);
     result
 }
 
@@ -78,14 +78,14 @@ pub unsafe extern "C" fn execve(
     arguments: *const *const c_char,
     environment: *const *const c_char,
 ) -> c_int {
-    // SAFETY: the program's own call.
-    unsafe { hand_down(environment, |all| real::execve(path, arguments, all)) }
+    // SAFETY: the application's own call.
+    unsafe { exec_with_sockets(environment, |all| real::execve(path, arguments, all)) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    // SAFETY: the program's own call.
-    unsafe { execve(path, arguments, own()) }
+    // SAFETY: the application's own call.
+    unsafe { execve(path, arguments, current_environment()) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -94,55 +94,55 @@ pub unsafe extern "C" fn execvpe(
     arguments: *const *const c_char,
     environment: *const *const c_char,
 ) -> c_int {
-    // SAFETY: the program's own call.
-    unsafe { hand_down(environment, |all| real::execvpe(file, arguments, all)) }
+    // SAFETY: the application's own call.
+    unsafe { exec_with_sockets(environment, |all| real::execvpe(file, arguments, all)) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
-    // SAFETY: the program's own call.
-    unsafe { execvpe(file, arguments, own()) }
+    // SAFETY: the application's own call.
+    unsafe { execvpe(file, arguments, current_environment()) }
 }
 
-/// Runs before the program does, which may have got sockets of ours from the one that
-/// was here before.
-extern "C" fn at_begin() {
-    environment::read_at_begin().into_iter().for_each(passing::take);
+/// Runs before the application, which may have inherited sockets from the previous program of
+/// this process.
+extern "C" fn on_load() {
+    environment::read_at_load().into_iter().for_each(transfer::receive_socket);
 }
 
 #[cfg(not(test))]
-// SAFETY: the linker puts the function among those that run at the beginning.
+// SAFETY: the linker adds the function to those that run at load time.
 #[unsafe(link_section = ".init_array")]
 #[used]
-static AT_BEGIN: extern "C" fn() = at_begin;
+static ON_LOAD: extern "C" fn() = on_load;
 
 #[cfg(test)]
-const _: extern "C" fn() = at_begin;
+const _: extern "C" fn() = on_load;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    start::finish();
-    // SAFETY: the program's own call.
+    runtime::finish();
+    // SAFETY: the application's own call.
     unsafe { real::_exit(status) }
 }
 
-#[allow(non_snake_case, reason = "it is C's name")]
+#[allow(non_snake_case, reason = "name of the C function")]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     unsafe { _exit(status) }
 }
 
-/// Runs when the program has ended by itself, after all that it has to do then.
-extern "C" fn at_end() {
-    start::finish();
+/// Runs at a normal exit of the application, after its own exit handlers.
+extern "C" fn on_exit() {
+    runtime::finish();
 }
 
 #[cfg(not(test))]
-// SAFETY: the linker puts the function among those that run at the end.
+// SAFETY: the linker adds the function to those that run at exit.
 #[unsafe(link_section = ".fini_array")]
 #[used]
-static AT_END: extern "C" fn() = at_end;
+static ON_EXIT: extern "C" fn() = on_exit;
 
 #[cfg(test)]
-const _: extern "C" fn() = at_end;
+const _: extern "C" fn() = on_exit;

@@ -1,4 +1,4 @@
-//! Handlers of signals.
+//! Signal handlers.
 
 use libc::{c_int, sighandler_t};
 
@@ -9,24 +9,24 @@ use crate::{real, signals};
 pub unsafe extern "C" fn sigaction(
     signal: c_int,
     wanted: *const libc::sigaction,
-    told: *mut libc::sigaction,
+    previous: *mut libc::sigaction,
 ) -> c_int {
-    let before = signals::Handler::of(signal);
-    // SAFETY: the program's own arguments.
+    let previous_handler = signals::Handler::of(signal);
+    // SAFETY: the application's own arguments.
     unsafe {
-        let given = wanted.as_ref().map(|wanted| signals::replace(signal, wanted));
-        let given = given.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let result = real::sigaction(signal, given, told);
-        if let Some(told) = told.as_mut().filter(|_| result == 0) {
-            *told = signals::original(signal, told, before);
+        let wrapped = wanted.as_ref().map(|wanted| signals::wrap_action(signal, wanted));
+        let wrapped = wrapped.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let result = real::sigaction(signal, wrapped, previous);
+        if let Some(previous) = previous.as_mut().filter(|_| result == 0) {
+            *previous = signals::unwrap_action(signal, previous, previous_handler);
         }
         result
     }
 }
 
-/// A handler as `signal` has it: calls that it interrupts go on, or not.
-fn simple(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
-    // SAFETY: plain numbers and an array of bits; both actions are valid.
+/// Installs a handler as `signal` does; `flags` say whether interrupted calls are restarted.
+fn install_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
+    // SAFETY: plain integers and an array of bits; both actions are valid.
     unsafe {
         let mut wanted: libc::sigaction = std::mem::zeroed();
         let mut before: libc::sigaction = std::mem::zeroed();
@@ -42,8 +42,8 @@ fn simple(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == libc::SIG_ERR {
-        errno::set_number(libc::EINVAL);
+        errno::set(libc::EINVAL);
         return libc::SIG_ERR;
     }
-    simple(signal, handler, libc::SA_RESTART)
+    install_handler(signal, handler, libc::SA_RESTART)
 }

@@ -1,4 +1,4 @@
-//! Making, binding, connecting and asking.
+//! Socket calls other than I/O: bind, listen, accept, connect, shutdown, addresses, options.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -9,102 +9,105 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use super::errno;
 use crate::rules::is_loopback;
-use crate::signals::Turn;
-use crate::socket::moving::{self, Moved};
-use crate::socket::{Body, Listener, Side, Socket, options};
-use crate::{log, raw, real, start, table};
+use crate::signals::SignalGuard;
+use crate::socket::moving::{self, MoveOutcome};
+use crate::socket::{Endpoint, IoDirection, Listener, Socket, options};
+use crate::{fd_table, log, raw, real, runtime};
 
-/// `IPV6_FREEBIND`, which `libc` does not name.
+/// `IPV6_FREEBIND`, which the `libc` crate does not define.
 const IPV6_FREEBIND: c_int = 78;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let result = unsafe { real::bind(fd, address, len) };
-    if start::rules().is_none() {
+    if runtime::rules().is_none() {
         return result;
     }
-    // SAFETY: the program's own argument.
+    // SAFETY: the application's own argument.
     let Some(wanted) = (unsafe { raw::address(address, len) }) else { return result };
-    // SAFETY: the program's own call, again.
-    let again = || unsafe { real::bind(fd, address, len) };
-    if result != 0 && !((bind_foreign(fd, wanted) || is_free_now()) && again() == 0) {
+    // SAFETY: the application's own call, again.
+    let retry = || unsafe { real::bind(fd, address, len) };
+    if result != 0
+        && !((allow_tidegate_address(fd, wanted) || await_port_release()) && retry() == 0)
+    {
         return -1;
     }
-    let local = raw::kernels_address(fd).filter(|_| wanted.port() != 0);
-    let moved = local.map_or(Ok(Moved::No), |local| moving::on_bound(fd, local));
-    errno::done(moved.map(|_| ()))
+    let local = raw::kernel_local_address(fd).filter(|_| wanted.port() != 0);
+    let moved = local.map_or(Ok(MoveOutcome::Kernel), |local| moving::on_bound(fd, local));
+    errno::return_status(moved.map(|_| ()))
 }
 
-/// After the kernel has refused an address that is Tidegate's: lets it take it,
-/// so that the port is reserved. Whether that is worth another try.
-fn bind_foreign(fd: c_int, wanted: SocketAddr) -> bool {
+/// Called after the kernel refused an address that is Tidegate's: allows the kernel socket to
+/// bind it (`IP_FREEBIND`), which reserves the port. True when a retry is worthwhile.
+fn allow_tidegate_address(fd: c_int, wanted: SocketAddr) -> bool {
     let refused = io::Error::last_os_error();
     let is_tidegates = refused.raw_os_error() == Some(libc::EADDRNOTAVAIL)
         && !is_loopback(wanted.ip())
-        && start::net().is_ok_and(|net| net.has_address(wanted.ip()));
+        && runtime::net().is_ok_and(|net| net.has_address(wanted.ip()));
     let allowed = is_tidegates
         && match wanted {
-            SocketAddr::V4(_) => options::set_number(fd, libc::IPPROTO_IP, libc::IP_FREEBIND, 1),
-            SocketAddr::V6(_) => options::set_number(fd, libc::IPPROTO_IPV6, IPV6_FREEBIND, 1),
+            SocketAddr::V4(_) => options::set_int(fd, libc::IPPROTO_IP, libc::IP_FREEBIND, 1),
+            SocketAddr::V6(_) => options::set_int(fd, libc::IPPROTO_IPV6, IPV6_FREEBIND, 1),
         };
     if !allowed {
-        errno::set(&refused);
+        errno::set_from(&refused);
     }
     allowed
 }
 
-/// After the kernel has said that somebody has the port: that may be the daemon, which
-/// has not heard yet that this program has closed it. Whether another try is worth it.
-fn is_free_now() -> bool {
+/// Called after the kernel reported a port in use. The holder may be the daemon, if it does not
+/// know yet that this process has closed the port. True when a retry is worthwhile.
+fn await_port_release() -> bool {
     let refused = io::Error::last_os_error();
-    let is_taken = refused.raw_os_error() == Some(libc::EADDRINUSE) && start::is_shared_daemon();
-    let _turn = Turn::begin();
-    let is_free = is_taken && start::open_net().is_some_and(|net| net.await_closed().is_ok());
+    let is_in_use =
+        refused.raw_os_error() == Some(libc::EADDRINUSE) && runtime::uses_shared_daemon();
+    let _signal_guard = SignalGuard::enter();
+    let is_free = is_in_use && runtime::opened_net().is_some_and(|net| net.await_closed().is_ok());
     if !is_free {
-        errno::set(&refused);
+        errno::set_from(&refused);
     }
     is_free
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let kernel_listens = || unsafe { real::listen(fd, backlog) };
-    if start::rules().is_none() {
+    if runtime::rules().is_none() {
         return kernel_listens();
     }
-    if let Some(socket) = table::socket(fd) {
-        return if socket.has_kernel { kernel_listens() } else { 0 };
+    if let Some(socket) = fd_table::socket(fd) {
+        return if socket.uses_kernel_socket { kernel_listens() } else { 0 };
     }
-    let Some(local) = raw::kernels_address(fd) else { return kernel_listens() };
-    // Without a port the kernel chooses one by listening.
+    let Some(local) = raw::kernel_local_address(fd) else { return kernel_listens() };
+    // Without a port the kernel chooses one in `listen`.
     let is_bound = local.port() != 0;
     if !is_bound && kernel_listens() != 0 {
         return -1;
     }
-    let Some(local) = raw::kernels_address(fd) else { return -1 };
+    let Some(local) = raw::kernel_local_address(fd) else { return -1 };
     match moving::on_listen(fd, local, usize::try_from(backlog).unwrap_or(0)) {
-        Ok(Moved::Yes(socket)) if !socket.has_kernel => 0,
+        Ok(MoveOutcome::Tidegate(socket)) if !socket.uses_kernel_socket => 0,
         // Loopback stays with the kernel.
         Ok(_) if is_bound => kernel_listens(),
         Ok(_) => 0,
         Err(error) => {
-            errno::set(&error);
+            errno::set_from(&error);
             -1
         }
     }
 }
 
-/// What comes of waiting for a connection.
-enum Accepted {
+/// Accepted connection: descriptor, and peer address if it is Tidegate's.
+enum AcceptedSocket {
     Kernel(c_int),
     Tidegate(c_int, SocketAddr),
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     unsafe { accept4(fd, address, len, 0) }
 }
 
@@ -115,105 +118,118 @@ pub unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let from_kernel = || unsafe { real::accept4(fd, address, len, flags) };
-    let Some(socket) = table::socket(fd) else { return from_kernel() };
-    let Body::Listener(listener) = &socket.body else {
-        errno::set_number(libc::EINVAL);
+    let Some(socket) = fd_table::socket(fd) else { return from_kernel() };
+    let Endpoint::Listener(listener) = &socket.endpoint else {
+        errno::set(libc::EINVAL);
         return -1;
     };
-    let accepted = socket.repeat(fd, Side::Read, true, || match take(&socket, listener, flags) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock && socket.has_kernel => {
-            take_kernels(fd, from_kernel)
-        }
-        result => result,
-    });
+    let accepted =
+        socket.retry_until_ready(fd, IoDirection::Read, true, || {
+            match accept_tidegate(&socket, listener, flags) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && socket.uses_kernel_socket =>
+                {
+                    accept_kernel(fd, from_kernel)
+                }
+                result => result,
+            }
+        });
     match accepted {
-        Ok(Accepted::Kernel(new)) => new,
-        Ok(Accepted::Tidegate(new, peer)) => {
-            // SAFETY: the program's own arguments.
-            unsafe { raw::put_address(address, len, peer) };
+        Ok(AcceptedSocket::Kernel(new)) => new,
+        Ok(AcceptedSocket::Tidegate(new, peer)) => {
+            // SAFETY: the application's own arguments.
+            unsafe { raw::write_address(address, len, peer) };
             new
         }
         Err(error) => {
-            errno::set(&error);
+            errno::set_from(&error);
             -1
         }
     }
 }
 
-/// A connection of Tidegate's, with a descriptor.
-fn take(socket: &Socket, listener: &Listener, flags: c_int) -> io::Result<Accepted> {
+/// Accepts a connection of Tidegate; creates a descriptor for it.
+fn accept_tidegate(
+    socket: &Socket,
+    listener: &Listener,
+    flags: c_int,
+) -> io::Result<AcceptedSocket> {
     if !socket.readiness().readable {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let family = if socket.is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: makes a descriptor.
+    // SAFETY: creates a descriptor.
     let fd = unsafe { real::socket(family, libc::SOCK_STREAM | flags, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    let entered = listener.accept(socket).and_then(|(accepted, peer)| {
-        options::inherit(fd, &listener.inherited.lock().unwrap_or_else(PoisonError::into_inner));
-        match moving::enter_accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0) {
-            true => Ok(Accepted::Tidegate(fd, peer)),
+    let installed = listener.accept(socket).and_then(|(accepted, peer)| {
+        options::apply_inherited(
+            fd,
+            &listener.inherited_options.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        match moving::install_accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0) {
+            true => Ok(AcceptedSocket::Tidegate(fd, peer)),
             false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
         }
     });
-    if entered.is_err() {
-        // SAFETY: made above, and nobody knows it yet.
+    if installed.is_err() {
+        // SAFETY: created above, and not known outside this function.
         unsafe { real::close(fd) };
     }
-    entered
+    installed
 }
 
-/// A connection over loopback, if one waits.
-fn take_kernels(fd: c_int, accept: impl Fn() -> c_int) -> io::Result<Accepted> {
-    let mut waiting = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    // The kernel's call would wait.
-    if crate::sleeper::poll(&mut waiting, Some(std::time::Duration::ZERO), None)? == 0 {
+/// Accepts a connection of the kernel (loopback), if one waits.
+fn accept_kernel(fd: c_int, accept: impl Fn() -> c_int) -> io::Result<AcceptedSocket> {
+    let mut pollfds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    // The kernel's `accept` would block.
+    if crate::sleeper::poll(&mut pollfds, Some(std::time::Duration::ZERO), None)? == 0 {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     match accept() {
-        new @ 0.. => Ok(Accepted::Kernel(new)),
+        new @ 0.. => Ok(AcceptedSocket::Kernel(new)),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let by_kernel = || unsafe { real::connect(fd, address, len) };
-    if start::rules().is_none() {
+    if runtime::rules().is_none() {
         return by_kernel();
     }
-    // SAFETY: the program's own arguments.
+    // SAFETY: the application's own arguments.
     let (family, peer) = unsafe { (raw::family(address, len), raw::address(address, len)) };
-    if let Some(socket) = table::socket(fd) {
+    if let Some(socket) = fd_table::socket(fd) {
         let result = match peer {
-            Some(peer) if moving::go_back(&socket, peer) => return by_kernel(),
+            Some(peer) if moving::return_to_kernel(&socket, peer) => return by_kernel(),
             Some(peer) => connect_moved(fd, &socket, peer),
             None if family == Some(libc::AF_UNSPEC) => disconnect(&socket),
             None => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
         };
-        return errno::done(result);
+        return errno::return_status(result);
     }
     let Some(peer) = peer else { return by_kernel() };
-    let Some(local) = raw::kernels_address(fd) else { return by_kernel() };
+    let Some(local) = raw::kernel_local_address(fd) else { return by_kernel() };
     match moving::on_connect(fd, local, peer) {
-        Ok(Moved::No) => by_kernel(),
-        Ok(Moved::Yes(socket)) => errno::done(finish_connect(fd, &socket)),
-        Err(error) => errno::done(Err(error)),
+        Ok(MoveOutcome::Kernel) => by_kernel(),
+        Ok(MoveOutcome::Tidegate(socket)) => errno::return_status(finish_connect(fd, &socket)),
+        Err(error) => errno::return_status(Err(error)),
     }
 }
 
-/// Waits until a connection is there, if the socket is one that waits.
+/// Waits until the connection is established, unless the socket is nonblocking.
 fn finish_connect(fd: c_int, socket: &Socket) -> io::Result<()> {
-    let Body::Stream(stream) = &socket.body else { return Ok(()) };
+    let Endpoint::Stream(stream) = &socket.endpoint else { return Ok(()) };
     if socket.is_nonblocking() {
         return Err(io::Error::from_raw_os_error(libc::EINPROGRESS));
     }
-    let finished = socket.repeat(fd, Side::Write, true, || stream.finish_connect(socket));
+    let finished =
+        socket.retry_until_ready(fd, IoDirection::Write, true, || stream.finish_connect(socket));
     match finished {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(io::Error::from_raw_os_error(libc::EINPROGRESS))
@@ -223,16 +239,16 @@ fn finish_connect(fd: c_int, socket: &Socket) -> io::Result<()> {
 }
 
 fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()> {
-    match &socket.body {
-        Body::Listener(_) => Err(io::Error::from_raw_os_error(libc::EISCONN)),
-        Body::Udp(_) => moving::connect_udp(socket, peer),
-        Body::Stream(stream) if stream.is_open() => {
+    match &socket.endpoint {
+        Endpoint::Listener(_) => Err(io::Error::from_raw_os_error(libc::EISCONN)),
+        Endpoint::Udp(_) => moving::connect_udp(socket, peer),
+        Endpoint::Stream(stream) if stream.is_open() => {
             match stream.is_connecting.swap(false, Ordering::Relaxed) {
                 true => Ok(()),
                 false => Err(io::Error::from_raw_os_error(libc::EISCONN)),
             }
         }
-        Body::Stream(stream) if stream.is_connecting.load(Ordering::Relaxed) => {
+        Endpoint::Stream(stream) if stream.is_connecting.load(Ordering::Relaxed) => {
             match stream.finish_connect(socket) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     Err(io::Error::from_raw_os_error(libc::EALREADY))
@@ -240,13 +256,13 @@ fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()>
                 result => result,
             }
         }
-        Body::Stream(_) => finish_connect(fd, &*moving::connect_again(fd, socket, peer)?),
+        Endpoint::Stream(_) => finish_connect(fd, &*moving::reconnect(fd, socket, peer)?),
     }
 }
 
 fn disconnect(socket: &Socket) -> io::Result<()> {
-    match &socket.body {
-        Body::Udp(udp) => {
+    match &socket.endpoint {
+        Endpoint::Udp(udp) => {
             udp.is_connected.store(false, Ordering::Relaxed);
             udp.socket.disconnect()
         }
@@ -256,23 +272,23 @@ fn disconnect(socket: &Socket) -> io::Result<()> {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Some(socket) = table::socket(fd) else {
-        // SAFETY: the program's own call.
+    let Some(socket) = fd_table::socket(fd) else {
+        // SAFETY: the application's own call.
         return unsafe { real::shutdown(fd, how) };
     };
-    if start::is_child() {
-        return errno::done(Err(start::child_error()));
+    if runtime::is_child() {
+        return errno::return_status(Err(runtime::child_error()));
     }
     let how = match how {
         libc::SHUT_RD => Shutdown::Read,
         libc::SHUT_WR => Shutdown::Write,
         libc::SHUT_RDWR => Shutdown::Both,
-        _ => return errno::done(Err(io::ErrorKind::InvalidInput.into())),
+        _ => return errno::return_status(Err(io::ErrorKind::InvalidInput.into())),
     };
-    errno::done(match &socket.body {
-        Body::Stream(stream) => stream.shutdown(&socket, how),
-        Body::Listener(_) | Body::Udp(_) => {
-            log::say_once("shutdown() of a socket that listens or is for datagrams does nothing");
+    errno::return_status(match &socket.endpoint {
+        Endpoint::Stream(stream) => stream.shutdown(&socket, how),
+        Endpoint::Listener(_) | Endpoint::Udp(_) => {
+            log::write_once("shutdown() of a listening or UDP socket has no effect");
             Ok(())
         }
     })
@@ -284,13 +300,13 @@ pub unsafe extern "C" fn getsockname(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    let known = table::socket(fd).filter(|_| !start::is_child());
+    let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     let Some(Ok(local)) = known.map(|socket| socket.local_addr()) else {
-        // SAFETY: the program's own call.
+        // SAFETY: the application's own call.
         return unsafe { real::getsockname(fd, address, len) };
     };
-    // SAFETY: the program's own arguments.
-    unsafe { raw::put_address(address, len, local) };
+    // SAFETY: the application's own arguments.
+    unsafe { raw::write_address(address, len, local) };
     0
 }
 
@@ -300,13 +316,13 @@ pub unsafe extern "C" fn getpeername(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    let Some(socket) = table::socket(fd).filter(|_| !start::is_child()) else {
-        // SAFETY: the program's own call.
+    let Some(socket) = fd_table::socket(fd).filter(|_| !runtime::is_child()) else {
+        // SAFETY: the application's own call.
         return unsafe { real::getpeername(fd, address, len) };
     };
-    errno::done(socket.peer_addr().map(|peer| {
-        // SAFETY: the program's own arguments.
-        unsafe { raw::put_address(address, len, peer) };
+    errno::return_status(socket.peer_addr().map(|peer| {
+        // SAFETY: the application's own arguments.
+        unsafe { raw::write_address(address, len, peer) };
     }))
 }
 
@@ -318,35 +334,35 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    let known = table::socket(fd).filter(|_| !start::is_child());
-    match known.as_deref().and_then(|socket| answer(socket, level, name)) {
-        // SAFETY: the program's own arguments.
-        Some(Ok(bytes)) => unsafe { put_value(&bytes, value, len) },
-        Some(Err(error)) => errno::done(Err(error)),
-        // SAFETY: the program's own call.
+    let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
+    match known.as_deref().and_then(|socket| tidegate_option(socket, level, name)) {
+        // SAFETY: the application's own arguments.
+        Some(Ok(bytes)) => unsafe { write_option(&bytes, value, len) },
+        Some(Err(error)) => errno::return_status(Err(error)),
+        // SAFETY: the application's own call.
         None => unsafe { real::getsockopt(fd, level, name, value, len) },
     }
 }
 
-/// The value of an option that the kernel's socket does not know.
-fn answer(socket: &Socket, level: c_int, name: c_int) -> Option<io::Result<Vec<u8>>> {
+/// Value of an option that Tidegate reports in place of the kernel socket.
+fn tidegate_option(socket: &Socket, level: c_int, name: c_int) -> Option<io::Result<Vec<u8>>> {
     let bytes = |number: c_int| number.to_ne_bytes().to_vec();
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             let error = socket.take_error();
-            Some(error.map(|error| bytes(error.as_ref().map_or(0, errno::number))))
+            Some(error.map(|error| bytes(error.as_ref().map_or(0, errno::code))))
         }
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-            Some(Ok(bytes(matches!(socket.body, Body::Listener(_)).into())))
+            Some(Ok(bytes(matches!(socket.endpoint, Endpoint::Listener(_)).into())))
         }
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.body {
-            Body::Stream(stream) => {
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.endpoint {
+            Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| options::tcp_info(&info).to_vec()))
             }
             _ => None,
         },
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &socket.body {
-            Body::Stream(stream) => {
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &socket.endpoint {
+            Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| bytes(info.mss_bytes.into())))
             }
             _ => None,
@@ -355,18 +371,20 @@ fn answer(socket: &Socket, level: c_int, name: c_int) -> Option<io::Result<Vec<u
     }
 }
 
+/// Writes the value of an option; returns the status of `getsockopt`.
+///
 /// # Safety
-/// `len` is null or valid, and there is room for so many bytes at `value`.
-unsafe fn put_value(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> c_int {
+/// `len` is null or valid, and `value` is null or has space for `*len` bytes.
+unsafe fn write_option(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> c_int {
     if value.is_null() || len.is_null() {
-        errno::set_number(libc::EFAULT);
+        errno::set(libc::EFAULT);
         return -1;
     }
-    // SAFETY: no more is written than there is room for.
+    // SAFETY: writes at most `*len` bytes.
     unsafe {
-        let room = bytes.len().min(*len as usize);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), room);
-        *len = room as socklen_t;
+        let copied = bytes.len().min(*len as usize);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), copied);
+        *len = copied as socklen_t;
     }
     0
 }
@@ -379,20 +397,22 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let known = table::socket(fd).filter(|_| !start::is_child());
-    if known.is_some() && !options::is_known(level, name) {
+    let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
+    if known.is_some() && !options::is_supported(level, name) {
         let option = options::describe(level, name);
-        if start::is_strict() || (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) {
-            log::say_once(&format!("{option} is refused: Tidegate does not have it"));
-            errno::set_number(libc::ENOPROTOOPT);
+        if runtime::is_strict() || (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) {
+            log::write_once(&format!("{option} is refused: Tidegate does not support it"));
+            errno::set(libc::ENOPROTOOPT);
             return -1;
         }
-        log::say_once(&format!("{option} has no effect: Tidegate does not have it"));
+        log::write_once(&format!("{option} has no effect: Tidegate does not support it"));
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the application's own call.
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };
     match known {
-        Some(socket) if result == 0 => errno::done(options::carry_over(fd, &socket, level, name)),
+        Some(socket) if result == 0 => {
+            errno::return_status(options::apply_change(fd, &socket, level, name))
+        }
         _ => result,
     }
 }

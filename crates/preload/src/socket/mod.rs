@@ -2,8 +2,8 @@
 
 pub(crate) mod moving;
 pub(crate) mod options;
-pub(crate) mod passing;
 mod tcp;
+pub(crate) mod transfer;
 mod udp;
 
 use std::io;
@@ -14,89 +14,89 @@ use std::time::{Duration, Instant};
 
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
 
-use crate::sleeper::{self, KernelSide};
-use crate::{signals, start};
+use crate::sleeper::{self, KernelWaiter};
+use crate::{runtime, signals};
 
-/// A socket of Tidegate's, with what the kernel keeps of others.
+/// Tidegate socket behind a kernel descriptor.
 pub(crate) struct Socket {
-    pub(crate) body: Body,
+    pub(crate) endpoint: Endpoint,
     pub(crate) net: &'static Net,
-    /// Addresses are shown to the program as those of IPv6.
+    /// IPv6 socket: the application gets IPv4 addresses in mapped form.
     pub(crate) is_v6: bool,
-    /// The kernel's socket is in use too, for loopback.
-    pub(crate) has_kernel: bool,
+    /// The kernel socket is in use, too, for loopback.
+    pub(crate) uses_kernel_socket: bool,
     is_nonblocking: AtomicBool,
-    receive_timeout: TimeLimit,
-    send_timeout: TimeLimit,
+    receive_timeout: AtomicTimeout,
+    send_timeout: AtomicTimeout,
 }
 
-/// What kind of socket it is.
-pub(crate) enum Body {
+/// Type of a socket, with its state.
+pub(crate) enum Endpoint {
     Listener(Listener),
     Stream(Stream),
     Udp(Udp),
 }
 
-/// A socket that listens.
+/// Listening TCP socket.
 pub(crate) struct Listener {
     pub(crate) listener: TcpListener,
-    /// Options that the kernel's sockets of its connections are given.
-    pub(crate) inherited: Mutex<Vec<options::Setting>>,
+    /// Options for the kernel sockets of accepted connections.
+    pub(crate) inherited_options: Mutex<Vec<options::SocketOption>>,
 }
 
-/// A connection.
+/// TCP connection.
 pub(crate) struct Stream {
     pub(crate) stream: TcpStream,
-    /// Nobody was told yet that it is connected, or has failed.
+    /// The application does not know the result of connecting yet.
     pub(crate) is_connecting: AtomicBool,
-    /// Everything that is written waits for more (`TCP_CORK`).
+    /// All written data is held back (`TCP_CORK`).
     is_corked: AtomicBool,
-    /// What was written and waits for more to be sent with.
-    held: Mutex<Vec<u8>>,
-    has_held: AtomicBool,
+    /// Written data that is held back until more follows (`TCP_CORK`, `MSG_MORE`).
+    corked_data: Mutex<Vec<u8>>,
+    has_corked_data: AtomicBool,
 }
 
-/// A socket for datagrams.
+/// UDP socket.
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
-    /// Datagrams are told the address that they were sent to.
-    pub(crate) tells_destination: AtomicBool,
+    /// Received datagrams carry their destination address (`IP_PKTINFO`).
+    pub(crate) reports_destination: AtomicBool,
     pub(crate) is_connected: AtomicBool,
 }
 
-/// A limit of time in milliseconds; 0 is none.
+/// Timeout in milliseconds; 0 is none.
 #[derive(Default)]
-struct TimeLimit(AtomicU32);
+struct AtomicTimeout(AtomicU32);
 
-impl TimeLimit {
+impl AtomicTimeout {
     fn get(&self) -> Option<Duration> {
         let ms = self.0.load(Ordering::Relaxed);
         (ms > 0).then(|| Duration::from_millis(ms.into()))
     }
 
-    fn set(&self, limit: Duration) {
-        let ms = limit.as_micros().div_ceil(1_000);
+    fn set(&self, timeout: Duration) {
+        let ms = timeout.as_micros().div_ceil(1_000);
         self.0.store(u32::try_from(ms).unwrap_or(0), Ordering::Relaxed);
     }
 }
 
-/// Which side of a socket a call waits for.
+/// Direction that a call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum IoDirection {
     Read,
     Write,
 }
 
 impl Socket {
-    fn new(net: &'static Net, body: Body, is_v6: bool, has_kernel: bool) -> Self {
+    fn new(net: &'static Net, endpoint: Endpoint, is_v6: bool, uses_kernel_socket: bool) -> Self {
         Self {
-            body,
+            endpoint,
             net,
             is_v6,
-            has_kernel,
+            uses_kernel_socket,
             is_nonblocking: AtomicBool::new(false),
-            receive_timeout: TimeLimit::default(),
-            send_timeout: TimeLimit::default(),
+            receive_timeout: AtomicTimeout::default(),
+            send_timeout: AtomicTimeout::default(),
         }
     }
 
@@ -108,19 +108,19 @@ impl Socket {
         self.is_nonblocking.load(Ordering::Relaxed)
     }
 
-    /// In a child that has it from its parent.
+    /// Called in a forked child that inherited the socket.
     pub(crate) fn on_inherited(&self) {
-        if let Body::Stream(stream) = &self.body {
-            stream.forget_held();
+        if let Endpoint::Stream(stream) = &self.endpoint {
+            stream.discard_corked_data();
         }
     }
 
-    /// What can be waited for.
+    /// Event source of the socket.
     pub(crate) fn source(&self) -> &dyn Source {
-        match &self.body {
-            Body::Listener(listener) => &listener.listener,
-            Body::Stream(stream) => &stream.stream,
-            Body::Udp(udp) => &udp.socket,
+        match &self.endpoint {
+            Endpoint::Listener(listener) => &listener.listener,
+            Endpoint::Stream(stream) => &stream.stream,
+            Endpoint::Udp(udp) => &udp.socket,
         }
     }
 
@@ -128,69 +128,69 @@ impl Socket {
         self.source().readiness()
     }
 
-    /// Makes an attempt, and waits and makes another as long as nothing is
-    /// ready, if the socket is one that waits.
-    pub(crate) fn repeat<R>(
+    /// Repeats `attempt` until it succeeds or fails, waiting for readiness in between. A
+    /// nonblocking call runs the stack at most once instead of waiting.
+    pub(crate) fn retry_until_ready<R>(
         &self,
         fd: i32,
-        side: Side,
-        waits: bool,
+        direction: IoDirection,
+        may_block: bool,
         mut attempt: impl FnMut() -> io::Result<R>,
     ) -> io::Result<R> {
-        if start::is_child() {
-            return Err(start::child_error());
+        if runtime::is_child() {
+            return Err(runtime::child_error());
         }
-        let waits = waits && !self.is_nonblocking();
-        let limit = match side {
-            Side::Read => self.receive_timeout.get(),
-            Side::Write => self.send_timeout.get(),
+        let may_block = may_block && !self.is_nonblocking();
+        let timeout = match direction {
+            IoDirection::Read => self.receive_timeout.get(),
+            IoDirection::Write => self.send_timeout.get(),
         };
-        let deadline = limit.filter(|_| waits).map(|limit| Instant::now() + limit);
+        let deadline = timeout.filter(|_| may_block).map(|limit| Instant::now() + limit);
         let mut has_run = false;
         loop {
             match attempt() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
-            if !waits {
-                if has_run || !start::run_if_due(self.net)? {
+            if !may_block {
+                if has_run || !runtime::run_if_due(self.net)? {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 has_run = true;
                 continue;
             }
-            match self.wait(fd, side, deadline) {
+            match self.wait(fd, direction, deadline) {
                 Ok(true) => {}
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                    if limit.is_some() || !sleeper::restarts() {
+                    if timeout.is_some() || !sleeper::all_handlers_restart() {
                         return Err(error);
                     }
-                    signals::let_through();
+                    signals::deliver_deferred();
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Waits until the side may be ready; `false` when the time is over.
-    fn wait(&self, fd: i32, side: Side, deadline: Option<Instant>) -> io::Result<bool> {
-        let interest = match side {
-            Side::Read => Interest::Readable,
-            Side::Write => Interest::Writable,
+    /// Waits until the direction may be ready; false when the deadline has passed.
+    fn wait(&self, fd: i32, direction: IoDirection, deadline: Option<Instant>) -> io::Result<bool> {
+        let interest = match direction {
+            IoDirection::Read => Interest::Readable,
+            IoDirection::Write => Interest::Writable,
         };
-        let mut kernel = match side == Side::Read && self.has_kernel {
-            true => KernelSide::one(fd, libc::POLLIN),
-            false => KernelSide::new(Vec::new(), None),
+        let mut kernel = match direction == IoDirection::Read && self.uses_kernel_socket {
+            true => KernelWaiter::for_fd(fd, libc::POLLIN),
+            false => KernelWaiter::new(Vec::new(), None),
         };
-        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-        let found = self.net.wait(&[(self.source(), interest)], left, &mut kernel);
-        start::has_run();
+        let remaining = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        let found = self.net.wait(&[(self.source(), interest)], remaining, &mut kernel);
+        runtime::note_run();
         found
     }
 
-    /// An address as the program shall see it: on an IPv6 socket all are.
-    pub(crate) fn present(&self, address: SocketAddr) -> SocketAddr {
+    /// Address in the family of the socket: an IPv6 socket gets IPv4-mapped addresses.
+    pub(crate) fn to_app_family(&self, address: SocketAddr) -> SocketAddr {
         match address.ip() {
             IpAddr::V4(v4) if self.is_v6 => {
                 SocketAddr::new(v4.to_ipv6_mapped().into(), address.port())
@@ -199,60 +199,60 @@ impl Socket {
         }
     }
 
-    /// Our own address; `None` when the kernel's socket knows it.
+    /// Local address, in the family of the socket.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = match &self.body {
-            Body::Listener(listener) => listener.listener.local_addr(),
-            Body::Stream(stream) => stream.stream.local_addr(),
-            Body::Udp(udp) => udp.socket.local_addr(),
+        let address = match &self.endpoint {
+            Endpoint::Listener(listener) => listener.listener.local_addr(),
+            Endpoint::Stream(stream) => stream.stream.local_addr(),
+            Endpoint::Udp(udp) => udp.socket.local_addr(),
         };
-        address.map(|address| self.present(address))
+        address.map(|address| self.to_app_family(address))
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let address = match &self.body {
-            Body::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
-            Body::Stream(stream) => match stream.is_open() {
+        let address = match &self.endpoint {
+            Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
+            Endpoint::Stream(stream) => match stream.is_open() {
                 true => stream.stream.peer_addr(),
                 false => Err(io::ErrorKind::NotConnected.into()),
             },
-            Body::Udp(udp) => udp.socket.peer_addr(),
+            Endpoint::Udp(udp) => udp.socket.peer_addr(),
         };
-        address.map(|address| self.present(address))
+        address.map(|address| self.to_app_family(address))
     }
 
-    /// The error that waits, which is then forgotten.
+    /// Returns the pending error and clears it.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
-        match &self.body {
-            Body::Listener(_) => Ok(None),
-            Body::Stream(stream) => stream.stream.take_error(),
-            Body::Udp(udp) => udp.socket.take_error(),
+        match &self.endpoint {
+            Endpoint::Listener(_) => Ok(None),
+            Endpoint::Stream(stream) => stream.stream.take_error(),
+            Endpoint::Udp(udp) => udp.socket.take_error(),
         }
     }
 
-    /// How many bytes the next read could take.
+    /// Bytes that the next read could return (`FIONREAD`).
     pub(crate) fn readable_bytes(&self) -> io::Result<usize> {
-        match &self.body {
-            Body::Listener(_) => Err(io::ErrorKind::InvalidInput.into()),
-            Body::Stream(stream) => {
+        match &self.endpoint {
+            Endpoint::Listener(_) => Err(io::ErrorKind::InvalidInput.into()),
+            Endpoint::Stream(stream) => {
                 let info = stream.stream.info();
                 Ok(info.map_or(0, |info| info.unread_bytes as usize))
             }
-            Body::Udp(udp) => Ok(udp.next_len()),
+            Endpoint::Udp(udp) => Ok(udp.next_datagram_bytes()),
         }
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Body::Stream(stream) = &self.body {
-            stream.push(self);
+        if let Endpoint::Stream(stream) = &self.endpoint {
+            stream.flush_corked(self);
         }
     }
 }
 
-/// The unspecified address of a family.
-pub(crate) fn any(is_v6: bool) -> SocketAddr {
+/// Unspecified address of a family, with port 0.
+pub(crate) fn unspecified(is_v6: bool) -> SocketAddr {
     match is_v6 {
         true => SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), 0),
         false => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),

@@ -1,4 +1,4 @@
-//! When a socket moves from the kernel to Tidegate.
+//! Moving sockets from the kernel to Tidegate.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,258 +7,265 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
-use super::{Body, Listener, Socket, Stream, Udp, any, options, passing};
+use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecified};
+use crate::fd_table::{self, Entry, InUse};
 use crate::rules::{Protocol, is_loopback};
-use crate::signals::Turn;
-use crate::table::{self, Entry, InUse};
-use crate::{epoll, own_address, start};
+use crate::signals::SignalGuard;
+use crate::{epoll, local_addresses, runtime};
 
-/// What a call on a kernel's socket came to.
-pub(crate) enum Moved {
-    /// It stays where it is: the kernel serves the call.
-    No,
-    /// It is Tidegate's now.
-    Yes(InUse<Arc<Socket>>),
+/// Result of a call that may move a socket.
+pub(crate) enum MoveOutcome {
+    /// The socket stays at the kernel, which serves the call.
+    Kernel,
+    /// The socket is Tidegate's now.
+    Tidegate(InUse<Arc<Socket>>),
 }
 
-/// The descriptor is this socket from now on.
-pub(super) fn enter(fd: i32, socket: Socket) -> Moved {
-    let _turn = Turn::begin();
+/// Makes `socket` the object of the descriptor.
+pub(super) fn install(fd: i32, socket: Socket) -> MoveOutcome {
+    let _signal_guard = SignalGuard::enter();
     let socket = Arc::new(socket);
-    options::adopt(fd, &socket);
-    if !table::put(fd, Entry::Socket(Arc::clone(&socket))) {
-        return Moved::No;
+    options::copy_from_kernel(fd, &socket);
+    if !fd_table::insert(fd, Entry::Socket(Arc::clone(&socket))) {
+        return MoveOutcome::Kernel;
     }
     epoll::on_moved(fd, &socket);
-    Moved::Yes(InUse::new(socket))
+    MoveOutcome::Tidegate(InUse::new(socket))
 }
 
-/// Whether a socket with this address can be Tidegate's.
+/// True when Tidegate can serve a socket with this address.
 fn has_address(net: &Net, local: SocketAddr) -> bool {
     let ip = local.ip().to_canonical();
     ip.is_unspecified() || net.has_address(ip)
 }
 
-/// Whether the kernel's socket of one that is bound to `local` is in use too: what the
-/// host sends to itself never comes by the wire.
-pub(super) fn has_kernel(local: SocketAddr) -> bool {
-    local.ip().is_unspecified() || start::is_shared()
+/// True when a socket bound to `local` also uses its kernel socket: traffic of the host to
+/// itself never comes by the wire.
+pub(super) fn uses_kernel_socket(local: SocketAddr) -> bool {
+    local.ip().is_unspecified() || runtime::uses_kernel_addresses()
 }
 
-/// A socket was bound by the kernel to `local`. One for datagrams moves now if
-/// a port was asked for: nothing else will tell that it serves.
+/// Called after the kernel bound a socket to `local`. A UDP socket that asked for a port moves
+/// now: no later call shows that it is a server.
 ///
 /// # Errors
-/// When it is to move and cannot.
-pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<Moved> {
-    let _turn = Turn::begin();
-    let Some(rules) = start::rules() else { return Ok(Moved::No) };
-    let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+/// The rules move the socket, but Tidegate cannot take it.
+pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
+    let _signal_guard = SignalGuard::enter();
+    let Some(rules) = runtime::rules() else { return Ok(MoveOutcome::Kernel) };
+    let Some((Protocol::Udp, is_v6)) = options::protocol_and_family(fd) else {
+        return Ok(MoveOutcome::Kernel);
+    };
     if local.port() == 0 || !rules.moves_listener(Protocol::Udp, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
-    let net = start::net()?;
+    let net = runtime::net()?;
     if !has_address(net, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, local, is_v6)
 }
 
-/// Before a port is bound on Tidegate that the kernel's socket has: a daemon on the
-/// kernel's addresses wants to see that.
-fn hold(fd: i32, net: &Net, local: SocketAddr) -> io::Result<()> {
-    if local.port() == 0 || !start::is_shared_daemon() {
+/// Reserves the port of the kernel socket before it is bound on Tidegate: a daemon on the
+/// kernel's addresses requires the kernel's descriptor.
+fn reserve_bound_port(fd: i32, net: &Net, local: SocketAddr) -> io::Result<()> {
+    if local.port() == 0 || !runtime::uses_shared_daemon() {
         return Ok(());
     }
-    // SAFETY: the program has just named the descriptor in a call that is not over.
-    net.hold(unsafe { BorrowedFd::borrow_raw(fd) })
+    // SAFETY: the application passed the descriptor to a call that has not returned.
+    net.reserve_port(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Before a socket listens on Tidegate: others that have the kernel's socket may listen
-/// on it, too.
-fn share(fd: i32, net: &Net) -> io::Result<()> {
-    // SAFETY: the program has just named the descriptor in a call that is not over.
-    let shown = unsafe { BorrowedFd::borrow_raw(fd) };
-    match net.is_attached().then(|| net.hold(shown)) {
-        Some(Err(error)) if start::is_shared_daemon() => Err(error),
-        // A program that gave up the right to attach still listens, by itself.
+/// Announces the kernel socket before it listens on Tidegate: other processes that have the
+/// kernel socket may listen on it, too.
+fn reserve_listener(fd: i32, net: &Net) -> io::Result<()> {
+    // SAFETY: the application passed the descriptor to a call that has not returned.
+    let kernel_fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    match net.is_attached().then(|| net.reserve_port(kernel_fd)) {
+        Some(Err(error)) if runtime::uses_shared_daemon() => Err(error),
+        // An application that gave up the right to attach still listens, without sharing.
         _ => Ok(()),
     }
 }
 
-fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<Moved> {
-    hold(fd, net, local)?;
-    let socket = UdpSocket::bind_with(net, local, options::of_udp(fd, is_v6))?;
+fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<MoveOutcome> {
+    reserve_bound_port(fd, net, local)?;
+    let socket = UdpSocket::bind_with(net, local, options::udp_options(fd, is_v6))?;
     socket.set_nonblocking(true)?;
-    let body = Body::Udp(Udp::new(socket));
-    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel(local))))
+    let endpoint = Endpoint::Udp(Udp::new(socket));
+    Ok(install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket(local))))
 }
 
-/// A kernel's socket that is bound to `local` begins to listen.
+/// Called when a kernel socket bound to `local` starts to listen.
 ///
 /// # Errors
-/// When it is to move and cannot.
-pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Result<Moved> {
-    let _turn = Turn::begin();
-    let Some(rules) = start::rules() else { return Ok(Moved::No) };
-    let Some((Protocol::Tcp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+/// The rules move the socket, but Tidegate cannot take it.
+pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Result<MoveOutcome> {
+    let _signal_guard = SignalGuard::enter();
+    let Some(rules) = runtime::rules() else { return Ok(MoveOutcome::Kernel) };
+    let Some((Protocol::Tcp, is_v6)) = options::protocol_and_family(fd) else {
+        return Ok(MoveOutcome::Kernel);
+    };
     if local.port() == 0 || !rules.moves_listener(Protocol::Tcp, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
-    let net = start::net()?;
+    let net = runtime::net()?;
     if !has_address(net, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
-    let options = options::of_tcp(fd, is_v6);
+    let options = options::tcp_options(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
-    share(fd, net)?;
+    reserve_listener(fd, net)?;
     let listener = match TcpListener::bind_with(net, local, backlog.max(1), options) {
         Ok(listener) => listener,
-        // Whoever listens there may do so on this very socket of the kernel's.
+        // Another process may listen on this very kernel socket: receive its listener.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            passing::take(fd);
-            return table::socket(fd).map(Moved::Yes).ok_or(error);
+            transfer::receive_socket(fd);
+            return fd_table::socket(fd).map(MoveOutcome::Tidegate).ok_or(error);
         }
         Err(error) => return Err(error),
     };
-    let inherited = Mutex::new(options::inherited(fd));
-    let body = Body::Listener(Listener { listener, inherited });
-    Ok(enter(fd, Socket::new(net, body, is_v6, has_kernel(local))))
+    let inherited_options = Mutex::new(options::inheritable(fd));
+    let endpoint = Endpoint::Listener(Listener { listener, inherited_options });
+    Ok(install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket(local))))
 }
 
-/// The stack, if it is what leads to `peer`.
-fn leads_to(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
-    let Some(rules) = start::rules() else { return Ok(None) };
-    if !rules.moves_to(peer.ip()) || start::is_child() {
+/// Returns the stack if the route to `peer` is through it.
+fn stack_for(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
+    let Some(rules) = runtime::rules() else { return Ok(None) };
+    if !rules.moves_connection_to(peer.ip()) || runtime::is_child() {
         return Ok(None);
     }
-    // What is sent to the host itself stays at the kernel, which has the other end too.
-    if start::is_shared() && own_address::is_own(peer) {
+    // Traffic to the host itself stays at the kernel, which has the other end, too.
+    if runtime::uses_kernel_addresses() && local_addresses::is_local(peer) {
         return Ok(None);
     }
-    let net = start::net()?;
+    let net = runtime::net()?;
     Ok(net.source_for(peer.ip()).map(|_| net))
 }
 
-/// A kernel's socket that is bound to `local`, if it is, connects to `peer`.
-/// One for a connection has begun to when it has moved.
+/// Called when a kernel socket, bound to `local` or unbound, connects to `peer`. A TCP socket
+/// that has moved has started to connect.
 ///
 /// # Errors
-/// When it is to move and cannot.
-pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
-    let _turn = Turn::begin();
-    let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
-    let Some((protocol, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+/// The rules move the socket, but Tidegate cannot take it.
+pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<MoveOutcome> {
+    let _signal_guard = SignalGuard::enter();
+    let Some(net) = stack_for(peer)? else { return Ok(MoveOutcome::Kernel) };
+    let Some((protocol, is_v6)) = options::protocol_and_family(fd) else {
+        return Ok(MoveOutcome::Kernel);
+    };
     if is_loopback(local.ip()) || !has_address(net, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
     match protocol {
         Protocol::Tcp => {
-            let body = Body::Stream(Stream::new(begin(fd, net, local, peer, is_v6)?, true));
-            Ok(enter(fd, Socket::new(net, body, is_v6, false)))
+            let endpoint =
+                Endpoint::Stream(Stream::new(start_connect(fd, net, local, peer, is_v6)?, true));
+            Ok(install(fd, Socket::new(net, endpoint, is_v6, false)))
         }
         Protocol::Udp => {
-            let moved = move_udp(fd, net, bound(fd, local, is_v6), is_v6)?;
-            if let Moved::Yes(socket) = &moved {
+            let outcome = move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)?;
+            if let MoveOutcome::Tidegate(socket) = &outcome {
                 connect_udp(socket, peer)?;
             }
-            Ok(moved)
+            Ok(outcome)
         }
     }
 }
 
-fn begin(
+fn start_connect(
     fd: i32,
     net: &Net,
     local: SocketAddr,
     peer: SocketAddr,
     is_v6: bool,
 ) -> io::Result<TcpStream> {
-    hold(fd, net, local)?;
-    let options = options::of_tcp(fd, is_v6);
+    reserve_bound_port(fd, net, local)?;
+    let options = options::tcp_options(fd, is_v6);
     let ip = local.ip().to_canonical();
     if local.port() == 0 && ip.is_unspecified() {
         return TcpStream::connect_nonblocking(net, peer, options);
     }
-    // The stack fills in what is open, but wants it of the peer's family.
+    // The stack fills in unspecified parts, but requires the family of the peer.
     let ip = match ip.is_unspecified() {
-        true => any(peer.ip().to_canonical().is_ipv6()).ip(),
+        true => unspecified(peer.ip().to_canonical().is_ipv6()).ip(),
         false => ip,
     };
     TcpStream::connect_from(net, SocketAddr::new(ip, local.port()), peer, options)
 }
 
-/// A socket that connects again after it failed to.
+/// Connects a TCP socket again whose last attempt failed.
 ///
 /// # Errors
 /// As [`on_connect`].
-pub(crate) fn connect_again(
-    fd: i32,
-    old: &Socket,
-    peer: SocketAddr,
-) -> io::Result<InUse<Arc<Socket>>> {
-    let stream = begin(fd, old.net, any(old.is_v6), peer, old.is_v6)?;
-    let body = Body::Stream(Stream::new(stream, true));
-    match enter(fd, Socket::new(old.net, body, old.is_v6, false)) {
-        Moved::Yes(socket) => Ok(socket),
-        Moved::No => Err(io::Error::from_raw_os_error(libc::EBADF)),
+pub(crate) fn reconnect(fd: i32, old: &Socket, peer: SocketAddr) -> io::Result<InUse<Arc<Socket>>> {
+    let stream = start_connect(fd, old.net, unspecified(old.is_v6), peer, old.is_v6)?;
+    let endpoint = Endpoint::Stream(Stream::new(stream, true));
+    match install(fd, Socket::new(old.net, endpoint, old.is_v6, false)) {
+        MoveOutcome::Tidegate(socket) => Ok(socket),
+        MoveOutcome::Kernel => Err(io::Error::from_raw_os_error(libc::EBADF)),
     }
 }
 
-/// The address to bind a socket for datagrams to that is not bound yet: the
-/// kernel's gets a port first, so that it is the same in both worlds.
-fn bound(fd: i32, local: SocketAddr, is_v6: bool) -> SocketAddr {
+/// Address to bind a UDP socket to. The kernel first assigns a port to an unbound socket, so
+/// that the port is the same at the kernel and on Tidegate.
+fn udp_bind_address(fd: i32, local: SocketAddr, is_v6: bool) -> SocketAddr {
     if local.port() != 0 {
         return SocketAddr::new(local.ip(), local.port());
     }
-    SocketAddr::new(any(is_v6).ip(), options::bind_any(fd, is_v6).unwrap_or(0))
+    SocketAddr::new(unspecified(is_v6).ip(), options::bind_any_port(fd, is_v6).unwrap_or(0))
 }
 
-/// Connects a socket for datagrams.
+/// Connects a UDP socket.
 ///
 /// # Errors
-/// What the stack says.
+/// As the stack reports them.
 pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
-    let Body::Udp(udp) = &socket.body else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let Endpoint::Udp(udp) = &socket.endpoint else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
     udp.socket.connect(peer)?;
     udp.is_connected.store(true, std::sync::atomic::Ordering::Relaxed);
     Ok(())
 }
 
-/// A socket for datagrams is about to connect to `peer`. If the kernel serves him, it
-/// is the kernel's again, with all its descriptors. Whether it is.
-pub(crate) fn go_back(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
-    let Body::Udp(udp) = &socket.body else { return false };
-    if !udp.is_for_kernel(socket, Some(peer)) {
+/// Called before a UDP socket connects to `peer`. If the kernel serves `peer`, the socket
+/// returns to the kernel with all its descriptors, and the result is true.
+pub(crate) fn return_to_kernel(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
+    let Endpoint::Udp(udp) = &socket.endpoint else { return false };
+    if !udp.is_kernel_destination(socket, Some(peer)) {
         return false;
     }
-    let is_this = |&fd: &i32| table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
-    for fd in table::between(0, u32::MAX).filter(is_this) {
+    let is_this = |&fd: &i32| fd_table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    for fd in fd_table::range(0, u32::MAX).filter(is_this) {
         epoll::on_returned(fd, socket);
-        table::remove(fd);
+        fd_table::remove(fd);
     }
     true
 }
 
-/// A kernel's socket for datagrams sends to `peer`. If it is bound to a port
-/// that does not move, it does not either.
+/// Called when a kernel UDP socket sends to `peer`. A socket that is bound to a port which
+/// does not move stays at the kernel.
 ///
 /// # Errors
-/// When it is to move and cannot.
-pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<Moved> {
-    let _turn = Turn::begin();
-    let Some(net) = leads_to(peer)? else { return Ok(Moved::No) };
-    let Some((Protocol::Udp, is_v6)) = options::kind(fd) else { return Ok(Moved::No) };
+/// The rules move the socket, but Tidegate cannot take it.
+pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Result<MoveOutcome> {
+    let _signal_guard = SignalGuard::enter();
+    let Some(net) = stack_for(peer)? else { return Ok(MoveOutcome::Kernel) };
+    let Some((Protocol::Udp, is_v6)) = options::protocol_and_family(fd) else {
+        return Ok(MoveOutcome::Kernel);
+    };
     let may_move = local.port() == 0
-        || start::rules().is_some_and(|rules| rules.moves_listener(Protocol::Udp, local));
+        || runtime::rules().is_some_and(|rules| rules.moves_listener(Protocol::Udp, local));
     if !may_move || is_loopback(local.ip()) || !has_address(net, local) {
-        return Ok(Moved::No);
+        return Ok(MoveOutcome::Kernel);
     }
-    move_udp(fd, net, bound(fd, local, is_v6), is_v6)
+    move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)
 }
 
-/// The kernel's socket of a connection that was accepted: its entry.
-pub(crate) fn enter_accepted(fd: i32, accepted: Socket, is_nonblocking: bool) -> bool {
+/// Makes an accepted connection the object of its kernel socket's descriptor.
+pub(crate) fn install_accepted(fd: i32, accepted: Socket, is_nonblocking: bool) -> bool {
     accepted.set_nonblocking(is_nonblocking);
-    table::put(fd, Entry::Socket(Arc::new(accepted)))
+    fd_table::insert(fd, Entry::Socket(Arc::new(accepted)))
 }

@@ -1,6 +1,7 @@
-//! Options: the kernel's socket keeps them all, so it judges them and answers
-//! for them; those that mean something to Tidegate are read from it and carried
-//! over.
+//! Socket options.
+//!
+//! The kernel socket keeps, validates and reports all options. Options with a meaning on
+//! Tidegate are read from the kernel socket and applied to the Tidegate socket.
 
 use std::io;
 use std::sync::OnceLock;
@@ -10,75 +11,75 @@ use std::time::Duration;
 use libc::{c_int, c_void, socklen_t};
 use tidegate::{CongestionControl, Keepalive, TcpInfo, TcpOptions, TcpState, UdpOptions};
 
-use super::{Body, Socket};
+use super::{Endpoint, Socket};
 use crate::rules::Protocol;
 use crate::{log, real};
 
-/// `SO_ATTACH_FILTER` and the like are what `libc` does not name.
+/// `SO_ZEROCOPY`, which the `libc` crate does not define.
 const SO_ZEROCOPY: c_int = 60;
 
-/// An option with its value.
+/// Socket option with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
+pub(crate) struct SocketOption {
     level: c_int,
     name: c_int,
     value: Vec<u8>,
 }
 
-/// An option of a kernel's socket that is a number.
-pub(crate) fn number(fd: i32, level: c_int, name: c_int) -> Option<c_int> {
+/// Reads an integer option of a kernel socket.
+pub(crate) fn get_int(fd: i32, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: the value is as long as `len` says.
+    // SAFETY: the value has `len` bytes.
     let result = unsafe { real::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
     (result == 0).then_some(value)
 }
 
-fn set(fd: i32, setting: &Setting) {
-    let len = setting.value.len() as socklen_t;
-    // The kernel took it for another socket already.
-    // SAFETY: the value is as long as `len` says.
+fn apply(fd: i32, option: &SocketOption) {
+    let len = option.value.len() as socklen_t;
+    // The kernel has accepted the same value for another socket.
+    // SAFETY: the value has `len` bytes.
     unsafe {
-        real::setsockopt(fd, setting.level, setting.name, setting.value.as_ptr().cast(), len);
+        real::setsockopt(fd, option.level, option.name, option.value.as_ptr().cast(), len);
     }
 }
 
-/// Sets an option that is a number; whether the kernel takes it.
-pub(crate) fn set_number(fd: i32, level: c_int, name: c_int, value: c_int) -> bool {
+/// Sets an integer option; true when the kernel accepts it.
+pub(crate) fn set_int(fd: i32, level: c_int, name: c_int, value: c_int) -> bool {
     let len = size_of::<c_int>() as socklen_t;
-    // SAFETY: the value is as long as `len` says.
+    // SAFETY: the value has `len` bytes.
     unsafe { real::setsockopt(fd, level, name, (&raw const value).cast(), len) == 0 }
 }
 
-/// Binds a kernel's socket to a port of the kernel's choice, and says which.
-pub(crate) fn bind_any(fd: i32, is_v6: bool) -> Option<u16> {
-    // SAFETY: plain numbers, for which zero is a value; a storage is large
-    // enough for every address, and `len` says how much of it counts.
+/// Binds a kernel socket to a port that the kernel chooses; returns the port.
+pub(crate) fn bind_any_port(fd: i32, is_v6: bool) -> Option<u16> {
+    // SAFETY: plain integers, for which zero is valid; `sockaddr_storage` is large enough for
+    // every address, of which `len` bytes count.
     unsafe {
-        let mut place: libc::sockaddr_storage = std::mem::zeroed();
+        let mut storage: libc::sockaddr_storage = std::mem::zeroed();
         let (family, len) = match is_v6 {
             true => (libc::AF_INET6, size_of::<libc::sockaddr_in6>()),
             false => (libc::AF_INET, size_of::<libc::sockaddr_in>()),
         };
-        place.ss_family = family as u16;
-        let address: *mut libc::sockaddr = (&raw mut place).cast();
+        storage.ss_family = family as u16;
+        let address: *mut libc::sockaddr = (&raw mut storage).cast();
         let mut len = len as socklen_t;
         let bound =
             real::bind(fd, address, len) == 0 && real::getsockname(fd, address, &mut len) == 0;
-        // The port stands at the same place in both.
+        // The port has the same offset in both families.
         bound.then(|| u16::from_be((*address.cast::<libc::sockaddr_in>()).sin_port))
     }
 }
 
-/// What a kernel's socket is: its protocol, and whether it is IPv6. `None` for
-/// all that is neither TCP nor UDP.
-pub(crate) fn kind(fd: i32) -> Option<(Protocol, bool)> {
-    let is_v6 = match number(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
+/// Protocol of a kernel socket, and true for IPv6. `None` for sockets that are neither TCP nor
+/// UDP.
+pub(crate) fn protocol_and_family(fd: i32) -> Option<(Protocol, bool)> {
+    let is_v6 = match get_int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)? {
         libc::AF_INET => false,
         libc::AF_INET6 => true,
         _ => return None,
     };
-    let protocol = match number(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)? {
+    let protocol = match get_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)? {
         libc::IPPROTO_TCP => Protocol::Tcp,
         libc::IPPROTO_UDP => Protocol::Udp,
         _ => return None,
@@ -86,24 +87,23 @@ pub(crate) fn kind(fd: i32) -> Option<(Protocol, bool)> {
     Some((protocol, is_v6))
 }
 
-/// What the kernel calls a socket of its own, and no other one ever.
+/// The kernel's cookie of a socket (`SO_COOKIE`), which no other socket ever gets.
 pub(crate) fn cookie(fd: i32) -> Option<u64> {
     let mut value = 0u64;
     let mut len = size_of::<u64>() as socklen_t;
-    let place: *mut c_void = (&raw mut value).cast();
-    // SAFETY: the value is as long as `len` says.
-    let result =
-        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut len) };
+    let ptr: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the value has `len` bytes.
+    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, ptr, &mut len) };
     (result == 0).then_some(value)
 }
 
-/// A time of a kernel's socket; zero is none.
-fn time(fd: i32, name: c_int) -> Duration {
+/// Timeout option of a kernel socket; zero is none.
+fn timeout(fd: i32, name: c_int) -> Duration {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>() as socklen_t;
-    let place: *mut c_void = (&raw mut value).cast();
-    // SAFETY: the value is as long as `len` says.
-    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut len) };
+    let ptr: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the value has `len` bytes.
+    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, ptr, &mut len) };
     match result {
         0 => Duration::new(
             value.tv_sec.max(0) as u64,
@@ -113,126 +113,126 @@ fn time(fd: i32, name: c_int) -> Duration {
     }
 }
 
-/// Whether closing breaks a connection off.
-fn is_abrupt(fd: i32) -> bool {
+/// True when closing resets the connection (`SO_LINGER` with time 0).
+fn resets_on_close(fd: i32) -> bool {
     let mut value = libc::linger { l_onoff: 0, l_linger: 0 };
     let mut len = size_of::<libc::linger>() as socklen_t;
-    let place: *mut c_void = (&raw mut value).cast();
-    // SAFETY: the value is as long as `len` says.
-    unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, place, &mut len) };
+    let ptr: *mut c_void = (&raw mut value).cast();
+    // SAFETY: the value has `len` bytes.
+    unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, ptr, &mut len) };
     value.l_onoff != 0 && value.l_linger == 0
 }
 
-/// The buffer sizes that the kernel gives a new socket of this kind.
-fn default_buffer(protocol: Protocol, name: c_int) -> Option<c_int> {
+/// Default buffer size of a new kernel socket of this protocol (`SO_SNDBUF` or `SO_RCVBUF`).
+fn default_buffer_bytes(protocol: Protocol, name: c_int) -> Option<c_int> {
     static DEFAULTS: [OnceLock<Option<c_int>>; 4] = [const { OnceLock::new() }; 4];
-    let at = usize::from(protocol == Protocol::Udp) * 2 + usize::from(name == libc::SO_SNDBUF);
-    *DEFAULTS[at].get_or_init(|| {
-        let kind = if protocol == Protocol::Tcp { libc::SOCK_STREAM } else { libc::SOCK_DGRAM };
-        // SAFETY: makes a socket of its own, and closes it.
+    let index = usize::from(protocol == Protocol::Udp) * 2 + usize::from(name == libc::SO_SNDBUF);
+    *DEFAULTS[index].get_or_init(|| {
+        let socket_type =
+            if protocol == Protocol::Tcp { libc::SOCK_STREAM } else { libc::SOCK_DGRAM };
+        // SAFETY: creates a socket and closes it.
         unsafe {
-            let fd = real::socket(libc::AF_INET, kind | libc::SOCK_CLOEXEC, 0);
-            let value = number(fd, libc::SOL_SOCKET, name);
+            let fd = real::socket(libc::AF_INET, socket_type | libc::SOCK_CLOEXEC, 0);
+            let value = get_int(fd, libc::SOL_SOCKET, name);
             real::close(fd);
             value
         }
     })
 }
 
-/// A buffer size that the program has chosen. The kernel doubles what it is
-/// given.
-fn buffer(fd: i32, protocol: Protocol, name: c_int) -> Option<u32> {
-    let value = number(fd, libc::SOL_SOCKET, name)?;
-    let is_chosen = default_buffer(protocol, name) != Some(value);
+/// Buffer size in bytes, if the application has set one. The kernel stores twice the value.
+fn chosen_buffer_bytes(fd: i32, protocol: Protocol, name: c_int) -> Option<u32> {
+    let value = get_int(fd, libc::SOL_SOCKET, name)?;
+    let is_chosen = default_buffer_bytes(protocol, name) != Some(value);
     u32::try_from(value / 2).ok().filter(|_| is_chosen)
 }
 
 fn traffic_class(fd: i32, is_v6: bool) -> u8 {
     let value = match is_v6 {
-        true => number(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-        false => number(fd, libc::IPPROTO_IP, libc::IP_TOS),
+        true => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        false => get_int(fd, libc::IPPROTO_IP, libc::IP_TOS),
     };
     value.unwrap_or(0) as u8
 }
 
-/// The hop limit, if the program has chosen one.
+/// Hop limit, if the application has set one.
 fn hop_limit(fd: i32, is_v6: bool) -> Option<u8> {
     let value = match is_v6 {
-        true => number(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
-        false => number(fd, libc::IPPROTO_IP, libc::IP_TTL),
+        true => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+        false => get_int(fd, libc::IPPROTO_IP, libc::IP_TTL),
     };
     value.and_then(|value| u8::try_from(value).ok()).filter(|&value| value != 64 && value != 0)
 }
 
 fn keepalive(fd: i32) -> Option<Keepalive> {
     let tcp =
-        |name| number(fd, libc::IPPROTO_TCP, name).and_then(|value| u32::try_from(value).ok());
-    if number(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE)? == 0 {
+        |name| get_int(fd, libc::IPPROTO_TCP, name).and_then(|value| u32::try_from(value).ok());
+    if get_int(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE)? == 0 {
         return None;
     }
-    let own = Keepalive::default();
+    let defaults = Keepalive::default();
     let ms = |seconds: Option<u32>, other: u32| seconds.map_or(other, |s| s.saturating_mul(1_000));
     Some(Keepalive {
-        idle_ms: ms(tcp(libc::TCP_KEEPIDLE), own.idle_ms),
-        interval_ms: ms(tcp(libc::TCP_KEEPINTVL), own.interval_ms),
-        probes: tcp(libc::TCP_KEEPCNT).and_then(|n| n.try_into().ok()).unwrap_or(own.probes),
+        idle_ms: ms(tcp(libc::TCP_KEEPIDLE), defaults.idle_ms),
+        interval_ms: ms(tcp(libc::TCP_KEEPINTVL), defaults.interval_ms),
+        probes: tcp(libc::TCP_KEEPCNT).and_then(|n| n.try_into().ok()).unwrap_or(defaults.probes),
     })
 }
 
 fn congestion_control(fd: i32) -> CongestionControl {
     let mut name = [0u8; 16];
     let mut len = name.len() as socklen_t;
-    let place = name.as_mut_ptr().cast();
-    // SAFETY: the name is as long as `len` says.
-    unsafe { real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, place, &mut len) };
+    let ptr = name.as_mut_ptr().cast();
+    // SAFETY: the buffer of the name has `len` bytes.
+    unsafe { real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, ptr, &mut len) };
     match name.starts_with(b"reno") {
         true => CongestionControl::NewReno,
         false => CongestionControl::Cubic,
     }
 }
 
-/// Whether a socket takes both families.
-pub(crate) fn is_dual(fd: i32, is_v6: bool) -> bool {
-    is_v6 && number(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(0)
+/// True when an IPv6 socket accepts both families.
+pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
+    is_v6 && get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(0)
 }
 
-/// The options of a kernel's TCP socket, as Tidegate has them.
-pub(crate) fn of_tcp(fd: i32, is_v6: bool) -> TcpOptions {
-    let own = TcpOptions::default();
-    let is_on = |level, name| number(fd, level, name).is_some_and(|value| value != 0);
-    let user_timeout = number(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+/// Tidegate options of a kernel TCP socket.
+pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
+    let defaults = TcpOptions::default();
+    let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
+    let user_timeout = get_int(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
     TcpOptions {
-        send_buffer_bytes: buffer(fd, Protocol::Tcp, libc::SO_SNDBUF)
-            .unwrap_or(own.send_buffer_bytes),
-        receive_buffer_bytes: buffer(fd, Protocol::Tcp, libc::SO_RCVBUF)
-            .unwrap_or(own.receive_buffer_bytes),
+        send_buffer_bytes: chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_SNDBUF)
+            .unwrap_or(defaults.send_buffer_bytes),
+        receive_buffer_bytes: chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_RCVBUF)
+            .unwrap_or(defaults.receive_buffer_bytes),
         no_delay: is_on(libc::IPPROTO_TCP, libc::TCP_NODELAY),
-        dual_stack: is_dual(fd, is_v6),
+        dual_stack: is_dual_stack(fd, is_v6),
         reuse_port: is_on(libc::SOL_SOCKET, libc::SO_REUSEPORT),
         congestion_control: congestion_control(fd),
         hop_limit: hop_limit(fd, is_v6),
         traffic_class: traffic_class(fd, is_v6),
         keepalive: keepalive(fd),
         user_timeout_ms: user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0),
-        ..own
+        ..defaults
     }
 }
 
-/// The options of a kernel's UDP socket, as Tidegate has them.
-pub(crate) fn of_udp(fd: i32, is_v6: bool) -> UdpOptions {
+/// Tidegate options of a kernel UDP socket.
+pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
     UdpOptions {
-        dual_stack: is_dual(fd, is_v6),
-        reuse_address: number(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1),
-        reuse_port: number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1),
+        dual_stack: is_dual_stack(fd, is_v6),
+        reuse_address: get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1),
+        reuse_port: get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1),
         hop_limit: hop_limit(fd, is_v6),
         traffic_class: traffic_class(fd, is_v6),
         ..UdpOptions::default()
     }
 }
 
-/// The options that a listener hands down to its connections, and that a new
-/// socket does not have by itself.
-pub(crate) fn inherited(fd: i32) -> Vec<Setting> {
+/// Options that accepted connections inherit from a listener, if they differ from the defaults
+/// of a new socket.
+pub(crate) fn inheritable(fd: i32) -> Vec<SocketOption> {
     let names = [
         (libc::SOL_SOCKET, libc::SO_REUSEADDR),
         (libc::SOL_SOCKET, libc::SO_REUSEPORT),
@@ -240,56 +240,58 @@ pub(crate) fn inherited(fd: i32) -> Vec<Setting> {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY),
     ];
     let chosen = names.into_iter().filter_map(|(level, name)| {
-        let value = number(fd, level, name).filter(|&value| value != 0)?;
-        Some(Setting { level, name, value: value.to_ne_bytes().into() })
+        let value = get_int(fd, level, name).filter(|&value| value != 0)?;
+        Some(SocketOption { level, name, value: value.to_ne_bytes().into() })
     });
     chosen.collect()
 }
 
-/// Gives the kernel's socket of a connection what its listener hands down.
-pub(crate) fn inherit(fd: i32, settings: &[Setting]) {
-    settings.iter().for_each(|setting| set(fd, setting));
+/// Sets inherited options on the kernel socket of an accepted connection.
+pub(crate) fn apply_inherited(fd: i32, options: &[SocketOption]) {
+    options.iter().for_each(|setting| apply(fd, setting));
 }
 
-/// Carries over what a socket that moves has besides the options of its
-/// protocol.
-pub(crate) fn adopt(fd: i32, socket: &Socket) {
-    // SAFETY: asks for flags.
+/// Copies settings outside the protocol options to a socket that moves: flags, timeouts,
+/// linger and packet information.
+pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
+    // SAFETY: reads flags.
     let flags = unsafe { real::fcntl64(fd, libc::F_GETFL, 0) };
     socket.set_nonblocking(flags != -1 && flags & libc::O_NONBLOCK != 0);
-    socket.receive_timeout.set(time(fd, libc::SO_RCVTIMEO));
-    socket.send_timeout.set(time(fd, libc::SO_SNDTIMEO));
-    match &socket.body {
-        Body::Stream(stream) => stream.stream.set_abrupt(is_abrupt(fd)),
-        Body::Udp(udp) => {
-            let is_told = number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO).is_some_and(|on| on != 0)
-                || number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO).is_some_and(|on| on != 0);
-            udp.tells_destination.store(is_told, Ordering::Relaxed);
+    socket.receive_timeout.set(timeout(fd, libc::SO_RCVTIMEO));
+    socket.send_timeout.set(timeout(fd, libc::SO_SNDTIMEO));
+    match &socket.endpoint {
+        Endpoint::Stream(stream) => stream.stream.set_reset_on_close(resets_on_close(fd)),
+        Endpoint::Udp(udp) => {
+            let reports_destination = get_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO)
+                .is_some_and(|on| on != 0)
+                || get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+                    .is_some_and(|on| on != 0);
+            udp.reports_destination.store(reports_destination, Ordering::Relaxed);
         }
-        Body::Listener(_) => {}
+        Endpoint::Listener(_) => {}
     }
 }
 
-/// What comes of an option for Tidegate.
+/// Effect of an option on Tidegate.
 #[derive(Debug, PartialEq, Eq)]
-enum Meaning {
-    /// It is one of the protocol's: see [`of_tcp`].
+enum OptionEffect {
+    /// Protocol option: see [`tcp_options`].
     Protocol,
-    /// It is one of [`adopt`].
-    Adopted,
+    /// Copied by [`copy_from_kernel`].
+    Copied,
     /// `TCP_CORK`.
     Cork,
-    /// The kernel's socket keeps it, and Tidegate behaves as if it were obeyed.
-    Kept,
-    /// Tidegate cannot do it.
-    Unknown,
+    /// Stored by the kernel socket, without effect on Tidegate; setting it succeeds.
+    KernelOnly,
+    /// Not supported by Tidegate.
+    Unsupported,
 }
 
-fn meaning(level: c_int, name: c_int) -> Meaning {
+fn effect(level: c_int, name: c_int) -> OptionEffect {
     match level {
         libc::SOL_SOCKET => match name {
-            libc::SO_KEEPALIVE | libc::SO_RCVBUF | libc::SO_SNDBUF => Meaning::Protocol,
-            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_LINGER => Meaning::Adopted,
+            libc::SO_KEEPALIVE | libc::SO_RCVBUF | libc::SO_SNDBUF => OptionEffect::Protocol,
+            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_LINGER => OptionEffect::Copied,
             libc::SO_REUSEADDR
             | libc::SO_REUSEPORT
             | libc::SO_PRIORITY
@@ -297,8 +299,8 @@ fn meaning(level: c_int, name: c_int) -> Meaning {
             | libc::SO_OOBINLINE
             | libc::SO_BUSY_POLL
             | libc::SO_INCOMING_CPU
-            | SO_ZEROCOPY => Meaning::Kept,
-            _ => Meaning::Unknown,
+            | SO_ZEROCOPY => OptionEffect::KernelOnly,
+            _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_TCP => match name {
             libc::TCP_NODELAY
@@ -306,40 +308,40 @@ fn meaning(level: c_int, name: c_int) -> Meaning {
             | libc::TCP_KEEPINTVL
             | libc::TCP_KEEPCNT
             | libc::TCP_USER_TIMEOUT
-            | libc::TCP_CONGESTION => Meaning::Protocol,
-            libc::TCP_CORK => Meaning::Cork,
+            | libc::TCP_CONGESTION => OptionEffect::Protocol,
+            libc::TCP_CORK => OptionEffect::Cork,
             libc::TCP_QUICKACK
             | libc::TCP_DEFER_ACCEPT
             | libc::TCP_SYNCNT
             | libc::TCP_NOTSENT_LOWAT
             | libc::TCP_LINGER2
-            | libc::TCP_MAXSEG => Meaning::Kept,
-            _ => Meaning::Unknown,
+            | libc::TCP_MAXSEG => OptionEffect::KernelOnly,
+            _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IP => match name {
-            libc::IP_TOS | libc::IP_TTL => Meaning::Protocol,
-            libc::IP_PKTINFO => Meaning::Adopted,
+            libc::IP_TOS | libc::IP_TTL => OptionEffect::Protocol,
+            libc::IP_PKTINFO => OptionEffect::Copied,
             libc::IP_MTU_DISCOVER | libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => {
-                Meaning::Kept
+                OptionEffect::KernelOnly
             }
-            _ => Meaning::Unknown,
+            _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IPV6 => match name {
-            libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS => Meaning::Protocol,
-            libc::IPV6_RECVPKTINFO => Meaning::Adopted,
-            libc::IPV6_V6ONLY | libc::IPV6_MTU_DISCOVER => Meaning::Kept,
-            _ => Meaning::Unknown,
+            libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS => OptionEffect::Protocol,
+            libc::IPV6_RECVPKTINFO => OptionEffect::Copied,
+            libc::IPV6_V6ONLY | libc::IPV6_MTU_DISCOVER => OptionEffect::KernelOnly,
+            _ => OptionEffect::Unsupported,
         },
-        _ => Meaning::Unknown,
+        _ => OptionEffect::Unsupported,
     }
 }
 
-/// Whether Tidegate can do what an option asks for.
-pub(crate) fn is_known(level: c_int, name: c_int) -> bool {
-    meaning(level, name) != Meaning::Unknown
+/// True when Tidegate supports an option.
+pub(crate) fn is_supported(level: c_int, name: c_int) -> bool {
+    effect(level, name) != OptionEffect::Unsupported
 }
 
-/// The name of an option for the log.
+/// Description of an option for the log.
 pub(crate) fn describe(level: c_int, name: c_int) -> String {
     let level = match level {
         libc::SOL_SOCKET => "SOL_SOCKET".into(),
@@ -352,41 +354,43 @@ pub(crate) fn describe(level: c_int, name: c_int) -> String {
     format!("option {name} of {level}")
 }
 
-/// The kernel's socket has a new value of an option: Tidegate's gets it too.
+/// Applies a new value of an option of the kernel socket to the Tidegate socket.
 ///
 /// # Errors
-/// What Tidegate's socket says.
-pub(crate) fn carry_over(fd: i32, socket: &Socket, level: c_int, name: c_int) -> io::Result<()> {
-    match meaning(level, name) {
-        Meaning::Adopted => adopt(fd, socket),
-        Meaning::Cork => {
-            if let Body::Stream(stream) = &socket.body {
-                let value = number(fd, libc::IPPROTO_TCP, libc::TCP_CORK);
+/// As the Tidegate socket reports them.
+pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) -> io::Result<()> {
+    match effect(level, name) {
+        OptionEffect::Copied => copy_from_kernel(fd, socket),
+        OptionEffect::Cork => {
+            if let Endpoint::Stream(stream) = &socket.endpoint {
+                let value = get_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK);
                 stream.set_corked(socket, value.is_some_and(|value| value != 0));
             }
         }
-        Meaning::Protocol => match &socket.body {
-            Body::Stream(stream) => {
-                let options = of_tcp(fd, socket.is_v6);
+        OptionEffect::Protocol => match &socket.endpoint {
+            Endpoint::Stream(stream) => {
+                let options = tcp_options(fd, socket.is_v6);
                 stream.stream.set_options(|own| *own = options)?;
             }
-            Body::Listener(listener) => {
-                let mut settings =
-                    listener.inherited.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                *settings = inherited(fd);
+            Endpoint::Listener(listener) => {
+                let mut inherited_options = listener
+                    .inherited_options
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                *inherited_options = inheritable(fd);
             }
-            Body::Udp(_) => log::say_once(&format!(
-                "{} is not changed any more once a UDP socket is bound",
+            Endpoint::Udp(_) => log::write_once(&format!(
+                "{} has no effect on a UDP socket that is already bound",
                 describe(level, name)
             )),
         },
-        Meaning::Kept | Meaning::Unknown => {}
+        OptionEffect::KernelOnly | OptionEffect::Unsupported => {}
     }
     Ok(())
 }
 
-/// The number that the kernel has for a state (`tcp_states.h`).
-fn state_number(state: TcpState) -> u8 {
+/// The kernel's number of a TCP state (`tcp_states.h`).
+fn tcp_state_number(state: TcpState) -> u8 {
     match state {
         TcpState::Established => 1,
         TcpState::SynSent => 2,
@@ -401,27 +405,27 @@ fn state_number(state: TcpState) -> u8 {
     }
 }
 
-/// A connection as `TCP_INFO` tells of it, as far as Tidegate knows.
+/// State of a connection as `TCP_INFO`, as far as Tidegate knows it.
 pub(crate) fn tcp_info(info: &TcpInfo) -> [u8; size_of::<libc::tcp_info>()] {
     let us = |ns: u64| u32::try_from(ns / 1_000).unwrap_or(u32::MAX);
     let mss = u32::from(info.mss_bytes).max(1);
-    // SAFETY: a plain struct of numbers.
-    let mut told: libc::tcp_info = unsafe { std::mem::zeroed() };
-    told.tcpi_state = state_number(info.state);
-    told.tcpi_options =
+    // SAFETY: a plain struct of integers, for which zero is valid.
+    let mut raw: libc::tcp_info = unsafe { std::mem::zeroed() };
+    raw.tcpi_state = tcp_state_number(info.state);
+    raw.tcpi_options =
         u8::from(info.timestamps) | u8::from(info.sack) << 1 | u8::from(info.ecn) << 3;
-    told.tcpi_rto = us(info.rto_ns);
-    told.tcpi_rtt = info.rtt_ns.map_or(0, us);
-    told.tcpi_snd_mss = mss;
-    told.tcpi_rcv_mss = mss;
-    told.tcpi_advmss = mss;
-    told.tcpi_pmtu = mss + 40;
-    told.tcpi_snd_cwnd = info.cwnd_bytes / mss;
-    told.tcpi_snd_ssthresh = info.ssthresh_bytes / mss;
-    told.tcpi_unacked = info.unacknowledged_bytes.div_ceil(mss);
-    told.tcpi_rcv_space = info.receive_window_bytes;
-    // SAFETY: a struct of numbers without gaps that matter, as bytes.
-    unsafe { std::mem::transmute(told) }
+    raw.tcpi_rto = us(info.rto_ns);
+    raw.tcpi_rtt = info.rtt_ns.map_or(0, us);
+    raw.tcpi_snd_mss = mss;
+    raw.tcpi_rcv_mss = mss;
+    raw.tcpi_advmss = mss;
+    raw.tcpi_pmtu = mss + 40;
+    raw.tcpi_snd_cwnd = info.cwnd_bytes / mss;
+    raw.tcpi_snd_ssthresh = info.ssthresh_bytes / mss;
+    raw.tcpi_unacked = info.unacknowledged_bytes.div_ceil(mss);
+    raw.tcpi_rcv_space = info.receive_window_bytes;
+    // SAFETY: a struct of integers without significant padding, as bytes.
+    unsafe { std::mem::transmute(raw) }
 }
 
 #[cfg(test)]
@@ -429,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_everybody_sets_is_known() {
+    fn supports_common_options() {
         for (level, name) in [
             (libc::SOL_SOCKET, libc::SO_REUSEADDR),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
@@ -438,9 +442,9 @@ mod tests {
             (libc::IPPROTO_TCP, libc::TCP_CORK),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
         ] {
-            assert!(is_known(level, name), "{}", describe(level, name));
+            assert!(is_supported(level, name), "{}", describe(level, name));
         }
-        assert!(!is_known(libc::IPPROTO_TCP, libc::TCP_FASTOPEN));
-        assert!(!is_known(libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP));
+        assert!(!is_supported(libc::IPPROTO_TCP, libc::TCP_FASTOPEN));
+        assert!(!is_supported(libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP));
     }
 }

@@ -1,4 +1,4 @@
-//! Connections: reading, writing and accepting without waiting.
+//! TCP connections: nonblocking receive, send and accept.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use tidegate::{Batch, TcpState, TcpStream};
 
-use super::{Body, Listener, Socket, Stream};
+use super::{Endpoint, Listener, Socket, Stream};
 
-/// So much waits for more at most: what a segment takes goes out anyway.
-const MOST_HELD_BYTES: usize = 1400;
+/// Maximum number of bytes that are held back; a full segment is sent without waiting.
+const MAX_CORKED_BYTES: usize = 1400;
 
 impl Stream {
     pub(super) fn new(stream: TcpStream, is_connecting: bool) -> Self {
@@ -18,22 +18,23 @@ impl Stream {
             stream,
             is_connecting: AtomicBool::new(is_connecting),
             is_corked: AtomicBool::new(false),
-            held: Mutex::default(),
-            has_held: AtomicBool::new(false),
+            corked_data: Mutex::default(),
+            has_corked_data: AtomicBool::new(false),
         }
     }
 
-    /// Whether a peer is on the other side.
+    /// True while the connection is established or closing; false from TIME-WAIT on.
     pub(crate) fn is_open(&self) -> bool {
         let closed =
             [TcpState::SynSent, TcpState::SynReceived, TcpState::Closed, TcpState::TimeWait];
         self.stream.info().is_ok_and(|info| !closed.contains(&info.state))
     }
 
-    /// Whether it has connected, or how that failed.
+    /// Result of connecting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] while it has done neither.
+    /// [`io::ErrorKind::WouldBlock`] while the attempt is in progress; otherwise the cause of
+    /// the failure.
     pub(crate) fn finish_connect(&self, socket: &Socket) -> io::Result<()> {
         let finished = socket.net.batch(|batch| batch.finish_connect(&self.stream))?;
         if !matches!(&finished, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
@@ -42,9 +43,9 @@ impl Stream {
         finished
     }
 
-    /// A call on a connection that is not there yet waits for it, as the
-    /// kernel's does.
-    fn not_yet<R>(&self, result: io::Result<R>) -> io::Result<R> {
+    /// Turns `NotConnected` into `WouldBlock` while connecting: such a call waits for the
+    /// connection, as at the kernel.
+    fn block_while_connecting<R>(&self, result: io::Result<R>) -> io::Result<R> {
         let is_not_connected =
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::NotConnected);
         if is_not_connected && self.is_connecting.load(Ordering::Relaxed) {
@@ -56,92 +57,91 @@ impl Stream {
         result
     }
 
-    /// Reads into one buffer after the other what has arrived, and takes it
-    /// away if it is `taken`.
+    /// Receives into the buffers in order. With `consume` false the data stays in the queue
+    /// (`MSG_PEEK`).
     pub(crate) fn receive(
         &self,
         socket: &Socket,
         bufs: &mut [IoSliceMut<'_>],
-        taken: bool,
+        consume: bool,
     ) -> io::Result<usize> {
-        // Who reads waits for an answer to what was written.
-        self.push(socket);
-        let received = socket.net.batch(|batch| match taken {
+        // A reader waits for the answer to data that may still be held back.
+        self.flush_corked(socket);
+        let received = socket.net.batch(|batch| match consume {
             true => receive(batch, &self.stream, bufs),
             false => peek(batch, &self.stream, bufs),
         })?;
-        self.not_yet(received)
+        self.block_while_connecting(received)
     }
 
-    /// Writes one piece after the other, as far as there is room. If more is
-    /// said to follow, small pieces wait for it.
+    /// Sends the buffers in order, as far as there is space. If more data follows, small
+    /// buffers are held back for it.
     pub(crate) fn send(
         &self,
         socket: &Socket,
         data: &[IoSlice<'_>],
         more_follows: bool,
     ) -> io::Result<usize> {
-        let waits = more_follows || self.is_corked.load(Ordering::Relaxed);
-        if !waits && !self.has_held.load(Ordering::Relaxed) {
+        let delays = more_follows || self.is_corked.load(Ordering::Relaxed);
+        if !delays && !self.has_corked_data.load(Ordering::Relaxed) {
             let sent = socket.net.batch(|batch| send(batch, &self.stream, data))?;
-            return self.not_yet(sent);
+            return self.block_while_connecting(sent);
         }
         let len: usize = data.iter().map(|piece| piece.len()).sum();
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if waits && self.can_hold(held.len() + len) {
-            data.iter().for_each(|piece| held.extend_from_slice(piece));
-            self.has_held.store(!held.is_empty(), Ordering::Relaxed);
+        let mut corked = self.corked_data.lock().unwrap_or_else(PoisonError::into_inner);
+        if delays && self.can_cork(corked.len() + len) {
+            data.iter().for_each(|piece| corked.extend_from_slice(piece));
+            self.has_corked_data.store(!corked.is_empty(), Ordering::Relaxed);
             return Ok(len);
         }
         let all: Vec<IoSlice<'_>> =
-            [IoSlice::new(&held)].into_iter().chain(data.iter().copied()).collect();
+            [IoSlice::new(&corked)].into_iter().chain(data.iter().copied()).collect();
         let sent = socket.net.batch(|batch| send(batch, &self.stream, &all))?;
-        let sent = self.not_yet(sent)?;
-        let of_held = sent.min(held.len());
-        held.drain(..of_held);
-        self.has_held.store(!held.is_empty(), Ordering::Relaxed);
-        match sent - of_held {
+        let sent = self.block_while_connecting(sent)?;
+        let sent_corked = sent.min(corked.len());
+        corked.drain(..sent_corked);
+        self.has_corked_data.store(!corked.is_empty(), Ordering::Relaxed);
+        match sent - sent_corked {
             0 if len > 0 => Err(io::ErrorKind::WouldBlock.into()),
             sent => Ok(sent),
         }
     }
 
-    /// Whether so many bytes may wait here for more. There must be room for them when
-    /// they are to go: the program was told that they were sent, and may never come
-    /// back for them.
-    fn can_hold(&self, bytes: usize) -> bool {
-        bytes <= MOST_HELD_BYTES && self.is_open() && bytes <= self.stream.writable_bytes()
+    /// True when `bytes` may be held back. The send buffer must have space for all of them:
+    /// the application was told that they are sent, and may never call again.
+    fn can_cork(&self, bytes: usize) -> bool {
+        bytes <= MAX_CORKED_BYTES && self.is_open() && bytes <= self.stream.writable_bytes()
     }
 
-    /// In a child: what waits for more is the parent's to send.
-    pub(super) fn forget_held(&self) {
-        // A thread of the parent's may be about to write, and is not here.
-        if let Ok(mut held) = self.held.try_lock() {
-            held.clear();
-            self.has_held.store(false, Ordering::Relaxed);
+    /// Discards held-back data in a forked child: the parent sends it.
+    pub(super) fn discard_corked_data(&self) {
+        // A thread of the parent, absent in the child, may have held the lock.
+        if let Ok(mut corked) = self.corked_data.try_lock() {
+            corked.clear();
+            self.has_corked_data.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Sends what waits for more, as far as there is room.
-    pub(crate) fn push(&self, socket: &Socket) {
-        if self.has_held.load(Ordering::Relaxed) {
+    /// Sends held-back data, as far as there is space.
+    pub(crate) fn flush_corked(&self, socket: &Socket) {
+        if self.has_corked_data.load(Ordering::Relaxed) {
             let was_corked = self.is_corked.swap(false, Ordering::Relaxed);
-            // What went wrong is told by the next call.
+            // The next call reports the error.
             let _ = self.send(socket, &[], false);
             self.is_corked.store(was_corked, Ordering::Relaxed);
         }
     }
 
-    /// `TCP_CORK`.
+    /// Sets `TCP_CORK`.
     pub(crate) fn set_corked(&self, socket: &Socket, is_corked: bool) {
         self.is_corked.store(is_corked, Ordering::Relaxed);
         if !is_corked {
-            self.push(socket);
+            self.flush_corked(socket);
         }
     }
 
     pub(crate) fn shutdown(&self, socket: &Socket, how: Shutdown) -> io::Result<()> {
-        self.push(socket);
+        self.flush_corked(socket);
         self.stream.shutdown(how)
     }
 }
@@ -160,7 +160,7 @@ fn receive(
                     break;
                 }
             }
-            // What went wrong behind the data is told by the next call.
+            // The next call reports an error behind the data.
             Err(_) if total > 0 => break,
             Err(error) => return Err(error),
         }
@@ -168,23 +168,23 @@ fn receive(
     Ok(total)
 }
 
-/// Peeking begins anew with each call, so it takes one buffer for all.
+/// Peeks into one joined buffer, since each peek starts at the head of the queue.
 fn peek(
     batch: &mut Batch<'_>,
     stream: &TcpStream,
     bufs: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
-    let mut whole = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
-    let len = batch.peek(stream, &mut whole)?;
-    scatter(&whole[..len], bufs);
+    let mut joined = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
+    let len = batch.peek(stream, &mut joined)?;
+    scatter(&joined[..len], bufs);
     Ok(len)
 }
 
-/// Copies `data` into one buffer after the other.
+/// Copies `data` into the buffers in order.
 pub(super) fn scatter(mut data: &[u8], bufs: &mut [IoSliceMut<'_>]) {
     for buf in bufs {
-        let (now, rest) = data.split_at(data.len().min(buf.len()));
-        buf[..now.len()].copy_from_slice(now);
+        let (chunk, rest) = data.split_at(data.len().min(buf.len()));
+        buf[..chunk.len()].copy_from_slice(chunk);
         data = rest;
     }
 }
@@ -210,12 +210,12 @@ fn send(batch: &mut Batch<'_>, stream: &TcpStream, data: &[IoSlice<'_>]) -> io::
 }
 
 impl Listener {
-    /// The connection that has waited longest, with the peer's address.
+    /// Accepts the connection that has waited longest; returns it with the peer's address.
     pub(crate) fn accept(&self, socket: &Socket) -> io::Result<(Socket, SocketAddr)> {
         let (stream, peer) = socket.net.batch(|batch| batch.accept(&self.listener))??;
-        let body = Body::Stream(Stream::new(stream, false));
+        let body = Endpoint::Stream(Stream::new(stream, false));
         let accepted = Socket::new(socket.net, body, socket.is_v6, false);
-        let peer = accepted.present(peer);
+        let peer = accepted.to_app_family(peer);
         Ok((accepted, peer))
     }
 }

@@ -1,10 +1,10 @@
-//! Datagrams.
+//! UDP: receiving and sending datagrams without blocking.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 
-use tidegate::{Received, Source, UdpSocket};
+use tidegate::{DatagramMeta, Source, UdpSocket};
 
 use super::tcp::scatter;
 use super::{Socket, Udp};
@@ -14,39 +14,43 @@ impl Udp {
     pub(super) fn new(socket: UdpSocket) -> Self {
         Self {
             socket,
-            tells_destination: AtomicBool::new(false),
+            reports_destination: AtomicBool::new(false),
             is_connected: AtomicBool::new(false),
         }
     }
 
-    /// Receives one datagram, and takes it away if it is `taken`.
-    pub(crate) fn receive(&self, bufs: &mut [IoSliceMut<'_>], taken: bool) -> io::Result<Received> {
+    /// Receives one datagram. With `consume` false the datagram stays in the queue (`MSG_PEEK`).
+    pub(crate) fn receive(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        consume: bool,
+    ) -> io::Result<DatagramMeta> {
         let ready = self.socket.readiness();
         if !ready.readable && !ready.failed {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let receive = |buf: &mut [u8]| match taken {
+        let receive = |buf: &mut [u8]| match consume {
             true => self.socket.recv_meta(buf),
             false => self.socket.peek_meta(buf),
         };
         if let [one] = bufs {
             return receive(one);
         }
-        let mut whole = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
-        let received = receive(&mut whole)?;
-        scatter(&whole[..received.len], bufs);
+        let mut joined = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
+        let received = receive(&mut joined)?;
+        scatter(&joined[..received.len], bufs);
         Ok(received)
     }
 
-    /// How long the next datagram is.
-    pub(crate) fn next_len(&self) -> usize {
+    /// Payload bytes of the next datagram; 0 when there is none.
+    pub(crate) fn next_datagram_bytes(&self) -> usize {
         match self.socket.readiness().readable {
             true => self.socket.peek_meta(&mut []).map_or(0, |next| next.datagram_len),
             false => 0,
         }
     }
 
-    /// Sends one datagram.
+    /// Sends one datagram, optionally to an address and from a source address.
     pub(crate) fn send(
         &self,
         data: &[IoSlice<'_>],
@@ -68,9 +72,9 @@ impl Udp {
         }
     }
 
-    /// Whether the kernel's socket has to send there.
-    pub(crate) fn is_for_kernel(&self, socket: &Socket, to: Option<SocketAddr>) -> bool {
-        socket.has_kernel
+    /// True when the kernel socket must send to this address.
+    pub(crate) fn is_kernel_destination(&self, socket: &Socket, to: Option<SocketAddr>) -> bool {
+        socket.uses_kernel_socket
             && to.is_some_and(|to| {
                 rules::is_loopback(to.ip()) || socket.net.source_for(to.ip()).is_none()
             })

@@ -1,16 +1,16 @@
-//! What an application has of the daemon.
+//! Application's end of the connection to the daemon.
 //!
-//! An [`Attachment`] is one end of a set of rings, for one thread at a time. All
-//! its calls return at once but those that need an answer; to wait for more,
-//! [`Attachment::prepare_sleep`] and sleep on its descriptor.
+//! An [`Attachment`] is one end of a set of rings, for one thread at a time. Its calls return at
+//! once, except for requests that need a reply. To wait for events, call
+//! [`Attachment::prepare_sleep`] and sleep on the attachment's descriptor.
 
-mod ask;
-mod heir;
+mod fork;
 #[cfg(test)]
 mod hostile;
-mod passing;
+mod requests;
 mod socket;
 mod tcp;
+mod transfer;
 mod udp;
 
 use std::collections::{HashMap, VecDeque};
@@ -21,114 +21,114 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::net::{RecvFlags, SendFlags};
-use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
+use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 use tidegate_stack::TcpInfo;
 
-pub use passing::Arrived;
-pub use socket::Kind;
-pub use udp::Received;
+pub use socket::SocketType;
+pub use transfer::ReceivedShard;
+pub use udp::ReceivedDatagram;
 
-use self::ask::PATIENCE;
-use self::socket::Socket;
-use crate::contract::command::{COMMAND_WORDS, Command, Handle, Tag};
-use crate::contract::greeting::{Hello, Welcome, receive_welcome, send_hello};
-use crate::contract::layout::Memory;
-pub use crate::contract::notice::Found;
-use crate::contract::notice::{Granted, NOTICE_WORDS, Notice};
-use crate::contract::ticket::Ticket;
+use self::requests::REPLY_TIMEOUT;
+use self::socket::AttachedSocket;
+use crate::ipc::command::{COMMAND_WORDS, Command, Handle, Tag};
+use crate::ipc::handshake::{Hello, Welcome, receive_welcome, send_hello};
+use crate::ipc::layout::SharedMemory;
+pub use crate::ipc::notification::AddressInfo;
+use crate::ipc::notification::{NOTIFICATION_WORDS, Notification, OpenedSocket};
+use crate::ipc::takeover_token::TakeoverToken;
 
-/// Where the daemon listens unless it is told otherwise.
+/// Default path of the daemon's Unix socket.
 pub const DEFAULT_PATH: &str = "/run/tidegate/tidegate.sock";
 
-/// How often a daemon is called that hangs up before it has said anything.
-const CALLS_MAX: u32 = 3;
+/// Maximum number of handshake attempts when the daemon closes the connection without a reply.
+const MAX_HANDSHAKE_ATTEMPTS: u32 = 3;
 
-/// So many looks in vain, and one looks whether the daemon is still there.
-const LOOKS_IN_VAIN: u32 = 1024;
+/// Number of empty polls after which the connection to the daemon is checked.
+const MAX_EMPTY_POLLS: u32 = 1024;
 
-/// What was answered.
+/// Reply of the daemon to a request.
 #[derive(Clone, Copy, Debug)]
-enum Answer {
-    Granted(Granted),
-    Found(Found),
-    Info(TcpInfo),
+enum Reply {
+    Socket(OpenedSocket),
+    Address(AddressInfo),
+    TcpInfo(TcpInfo),
     Commands(u64),
 }
 
-/// One end of the rings between an application and the daemon.
+/// Application's end of the rings that it shares with the daemon.
 pub struct Attachment {
-    /// Where the daemon listens, and what it calls us.
+    /// Path of the daemon's socket, and this application's name in the daemon's report.
     path: PathBuf,
     name: String,
-    /// By which a child of this process gets its sockets.
-    ticket: Ticket,
+    /// Token by which a fork child inherits the sockets.
+    token: TakeoverToken,
     cores: u32,
     connection: OwnedFd,
-    memory: Memory,
-    /// Memory of others that sockets of ours are in.
-    elsewhere: Vec<Memory>,
-    commands: Sender<Part, COMMAND_WORDS>,
-    notices: Receiver<Part, NOTICE_WORDS>,
-    daemon_sleeps: Wanted<Part>,
-    we_sleep: Wanted<Part>,
-    sockets: Vec<Option<Box<Socket>>>,
-    /// Answers that nobody has taken yet.
-    answers: Vec<(Tag, Result<Answer, ErrorKind>)>,
-    /// Sockets that something happened to.
+    memory: SharedMemory,
+    /// Memory of other applications that holds sockets of this attachment.
+    foreign_memories: Vec<SharedMemory>,
+    commands: Sender<WordRange, COMMAND_WORDS>,
+    notifications: Receiver<WordRange, NOTIFICATION_WORDS>,
+    daemon_sleeps: WakeFlag<WordRange>,
+    application_sleeps: WakeFlag<WordRange>,
+    sockets: Vec<Option<Box<AttachedSocket>>>,
+    /// Replies that were received and not taken yet.
+    replies: Vec<(Tag, Result<Reply, ErrorKind>)>,
+    /// Sockets with changes, to be returned by [`Attachment::next_changed`].
     changed: VecDeque<Handle>,
     last_tag: Tag,
-    in_vain: u32,
-    /// How many sleep on the descriptor.
-    asleep: u32,
-    /// What was asked of addresses before.
-    found: HashMap<IpAddr, Found>,
-    is_over: bool,
+    empty_polls: u32,
+    /// Number of threads that sleep on the descriptor.
+    sleeping_threads: u32,
+    /// Results of earlier address lookups.
+    address_cache: HashMap<IpAddr, AddressInfo>,
+    is_disconnected: bool,
 }
 
-/// What is said when the daemon has gone.
-fn gone() -> io::Error {
+/// Error after the daemon has exited.
+fn daemon_exited_error() -> io::Error {
     io::Error::new(
         ErrorKind::ConnectionAborted,
-        "the network daemon has ended: its connections are gone; start it and this program again",
+        "the network daemon has exited and its connections are lost: restart it and this program",
     )
 }
 
-/// Says what we come for, and is let in.
+/// Connects, sends `hello` and waits for the welcome. Retries if the daemon hangs up.
 ///
 /// # Errors
-/// As [`call_at`], and what the daemon says.
-fn be_welcomed(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome)> {
-    let mut left = CALLS_MAX;
+/// As [`connect_to_daemon`]; the error with which the daemon refuses.
+fn handshake(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome)> {
+    let mut attempts_left = MAX_HANDSHAKE_ATTEMPTS;
     loop {
-        left -= 1;
-        let connection = call_at(path)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        let said = send_hello(connection.as_fd(), hello);
-        match said.and_then(|()| receive_welcome(connection.as_fd())) {
+        attempts_left -= 1;
+        let connection = connect_to_daemon(path)?;
+        connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        let sent = send_hello(connection.as_fd(), hello);
+        match sent.and_then(|()| receive_welcome(connection.as_fd())) {
             Ok(welcome) => return Ok((connection, welcome)),
-            // One that has just been replaced hangs up: its successor listens there.
-            Err(error) if left > 0 && hung_up(&error) => {}
+            // A daemon that has just been replaced hangs up: its successor listens on the path.
+            Err(error) if attempts_left > 0 && is_hang_up(&error) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-fn hung_up(error: &io::Error) -> bool {
+fn is_hang_up(error: &io::Error) -> bool {
     let kinds = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     kinds.contains(&error.kind())
 }
 
-/// Connects to the daemon that listens at a path.
-pub(crate) fn call_at(path: &Path) -> io::Result<UnixStream> {
-    let call = || loop {
+/// Connects to the Unix socket of the daemon.
+pub(crate) fn connect_to_daemon(path: &Path) -> io::Result<UnixStream> {
+    let connect = || loop {
         match UnixStream::connect(path) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             connected => return connected,
         }
     };
-    call().map_err(|error| {
+    connect().map_err(|error| {
         let message = format!(
-            "no network daemon at {}: {error}; start one by `tidegate serve`, or give its path",
+            "no network daemon at {}: {error}; start one with `tidegate daemon`, or set its path",
             path.display()
         );
         io::Error::new(error.kind(), message)
@@ -136,197 +136,198 @@ pub(crate) fn call_at(path: &Path) -> io::Result<UnixStream> {
 }
 
 impl Attachment {
-    /// Attaches to the daemon that listens at a path. `name` is what it calls us.
+    /// Attaches to the daemon that listens at `path`. The daemon reports the application as
+    /// `name`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no
-    /// daemon listens there, [`io::ErrorKind::PermissionDenied`] when it is not for
-    /// this user.
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] if no daemon listens
+    /// there; [`io::ErrorKind::PermissionDenied`] if this user may not attach.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
         let hello = Hello::Attach(name.to_owned());
-        let (connection, welcome) = be_welcomed(path, &hello)?;
+        let (connection, welcome) = handshake(path, &hello)?;
         Self::new(connection, welcome, path, name)
     }
 
-    /// One more attachment of this program. Those who sleep on this one right now sleep
-    /// on both.
+    /// Opens another attachment of this application. Threads that sleep on this attachment count
+    /// as sleeping on both.
     ///
     /// # Errors
     /// As [`Attachment::connect`].
-    pub fn another(&self) -> io::Result<Self> {
-        let mut another = Self::connect(&self.path, &self.name)?;
-        another.asleep = self.asleep;
-        if another.asleep > 0 {
-            another.we_sleep.ask();
+    pub fn connect_another(&self) -> io::Result<Self> {
+        let mut attachment = Self::connect(&self.path, &self.name)?;
+        attachment.sleeping_threads = self.sleeping_threads;
+        if attachment.sleeping_threads > 0 {
+            attachment.application_sleeps.request();
         }
-        Ok(another)
+        Ok(attachment)
     }
 
-    /// How many network cores the daemon has: with so many attachments a program can be
-    /// on all of them.
+    /// Number of network cores of the daemon. With one attachment per core an application can
+    /// use all of them.
     pub fn cores(&self) -> usize {
         self.cores as usize
     }
 
     fn new(connection: UnixStream, welcome: Welcome, path: &Path, name: &str) -> io::Result<Self> {
-        let Welcome { memory, ticket, cores } = welcome;
+        let Welcome { memory, token, cores } = welcome;
         Ok(Self {
             path: path.to_owned(),
             name: name.to_owned(),
-            ticket,
+            token,
             cores,
             connection: connection.into(),
-            commands: memory.asking()?,
-            notices: memory.told()?,
+            commands: memory.command_sender()?,
+            notifications: memory.notification_receiver()?,
             daemon_sleeps: memory.daemon_sleeps()?,
-            we_sleep: memory.application_sleeps()?,
+            application_sleeps: memory.application_sleeps()?,
             memory,
-            elsewhere: Vec::new(),
+            foreign_memories: Vec::new(),
             sockets: Vec::new(),
-            answers: Vec::new(),
+            replies: Vec::new(),
             changed: VecDeque::new(),
             last_tag: 0,
-            in_vain: 0,
-            asleep: 0,
-            found: HashMap::new(),
-            is_over: false,
+            empty_polls: 0,
+            sleeping_threads: 0,
+            address_cache: HashMap::new(),
+            is_disconnected: false,
         })
     }
 
-    /// Takes what the daemon has told since. Whether it was anything.
+    /// Processes the daemon's notifications. Returns true if there was any.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionAborted`] when the daemon has ended.
+    /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn poll(&mut self) -> io::Result<bool> {
-        if self.is_over {
-            return Err(gone());
+        if self.is_disconnected {
+            return Err(daemon_exited_error());
         }
         let mut any = false;
-        while let Some(words) = self.notices.pop().map_err(|broken| self.end(broken))? {
+        while let Some(words) =
+            self.notifications.pop().map_err(|broken| self.disconnect(broken))?
+        {
             any = true;
-            match Notice::from_words(words) {
-                Some(Notice::Changed(handle)) => {
+            match Notification::from_words(words) {
+                Some(Notification::Changed(handle)) => {
                     if let Some(socket) = self.get(handle) {
-                        // Before anybody looks: what comes then is told again.
-                        socket.place.changes.ask();
+                        // Re-arm before the socket is read: later changes are notified again.
+                        socket.slot.notify_on_change.request();
                         self.changed.push_back(handle);
                     }
                 }
-                Some(Notice::Answer { tag, outcome }) => {
-                    self.answers.push((tag, outcome.map(Answer::Granted)));
+                Some(Notification::Reply { tag, outcome }) => {
+                    self.replies.push((tag, outcome.map(Reply::Socket)));
                 }
-                Some(Notice::Found { tag, found }) => {
-                    self.answers.push((tag, Ok(Answer::Found(found))));
+                Some(Notification::AddressInfo { tag, info }) => {
+                    self.replies.push((tag, Ok(Reply::Address(info))));
                 }
-                Some(Notice::Informed { tag, info }) => {
-                    self.answers.push((tag, Ok(Answer::Info(info))));
+                Some(Notification::TcpInfo { tag, info }) => {
+                    self.replies.push((tag, Ok(Reply::TcpInfo(info))));
                 }
-                Some(Notice::Pong { tag, commands }) => {
-                    self.answers.push((tag, Ok(Answer::Commands(commands))));
+                Some(Notification::Pong { tag, commands }) => {
+                    self.replies.push((tag, Ok(Reply::Commands(commands))));
                 }
-                None => return Err(self.end(Broken)),
+                None => return Err(self.disconnect(PeerError)),
             }
         }
         if any {
-            self.notices.release();
-            self.in_vain = 0;
+            self.notifications.release();
+            self.empty_polls = 0;
         } else {
-            self.in_vain += 1;
-            if self.in_vain >= LOOKS_IN_VAIN {
-                self.take_bytes()?;
+            self.empty_polls += 1;
+            if self.empty_polls >= MAX_EMPTY_POLLS {
+                self.drain_wakeups()?;
             }
         }
         Ok(any)
     }
 
-    /// The next socket that something happened to.
-    pub fn next_changed(&mut self) -> Option<(Handle, Kind)> {
+    /// Returns the next socket with a change, and its type.
+    pub fn next_changed(&mut self) -> Option<(Handle, SocketType)> {
         loop {
             let handle = self.changed.pop_front()?;
             if let Some(socket) = self.get(handle) {
-                return Some((handle, socket.kind));
+                return Some((handle, socket.socket_type));
             }
         }
     }
 
-    /// Before sleeping on the descriptor: it becomes readable when the daemon
-    /// tells something. `false` when it has already; do not sleep then. In any case
-    /// [`Attachment::end_sleep`] follows. Several threads may sleep at once: who
-    /// wakes up hears for all.
+    /// Prepares a sleep on the descriptor, which becomes readable on the next notification.
+    /// Returns `false` if a notification has arrived already: do not sleep then. In both cases
+    /// call [`Attachment::end_sleep`] afterwards. Several threads may sleep at once: the thread
+    /// that wakes up processes the notifications of all.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionAborted`] when the daemon has ended.
+    /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn prepare_sleep(&mut self) -> io::Result<bool> {
-        self.asleep += 1;
-        self.we_sleep.ask();
+        self.sleeping_threads += 1;
+        self.application_sleeps.request();
         Ok(!self.poll()? && self.changed.is_empty())
     }
 
-    /// After sleeping: the descriptor is quiet again. Look once more after this
-    /// call.
+    /// Ends a sleep and clears the descriptor. Poll once more after this call.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionAborted`] when the daemon has ended.
+    /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn end_sleep(&mut self) -> io::Result<()> {
-        self.asleep = self.asleep.saturating_sub(1);
-        // Before others are told for whom it was, nobody else wakes them.
-        if self.asleep == 0 {
-            self.we_sleep.clear();
+        self.sleeping_threads = self.sleeping_threads.saturating_sub(1);
+        // Until the other sleeping threads learn of their events, only the daemon wakes them.
+        if self.sleeping_threads == 0 {
+            self.application_sleeps.clear();
         } else {
-            self.we_sleep.ask();
+            self.application_sleeps.request();
         }
-        self.take_bytes()
+        self.drain_wakeups()
     }
 
-    /// Whether something happened to a socket that nobody has heard of yet.
+    /// True if [`Attachment::next_changed`] has a socket to return.
     pub fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Takes the bytes away that woke us.
-    fn take_bytes(&mut self) -> io::Result<()> {
-        self.in_vain = 0;
+    /// Reads the wake-up bytes from the connection.
+    fn drain_wakeups(&mut self) -> io::Result<()> {
+        self.empty_polls = 0;
         let mut bytes = [0; 256];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((1.., _)) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
-            _ => Err(self.end(Broken)),
+            _ => Err(self.disconnect(PeerError)),
         }
     }
 
-    /// The daemon is of no further use.
-    fn end(&mut self, _: Broken) -> io::Error {
-        self.is_over = true;
-        gone()
+    /// Marks the attachment as disconnected, and returns the error for the caller.
+    fn disconnect(&mut self, _: PeerError) -> io::Error {
+        self.is_disconnected = true;
+        daemon_exited_error()
     }
 
-    fn get(&mut self, handle: Handle) -> Option<&mut Socket> {
-        let socket = self.sockets.get_mut(handle.place as usize)?.as_deref_mut()?;
+    fn get(&mut self, handle: Handle) -> Option<&mut AttachedSocket> {
+        let socket = self.sockets.get_mut(handle.slot as usize)?.as_deref_mut()?;
         (socket.handle == handle).then_some(socket)
     }
 
-    /// The socket of this name.
+    /// Socket with this handle.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
-    fn socket(&mut self, handle: Handle) -> io::Result<&mut Socket> {
-        if self.is_over {
-            return Err(gone());
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
+    fn socket(&mut self, handle: Handle) -> io::Result<&mut AttachedSocket> {
+        if self.is_disconnected {
+            return Err(daemon_exited_error());
         }
         self.get(handle).ok_or_else(|| ErrorKind::NotConnected.into())
     }
 
-    /// Gives the daemon a command.
-    fn command(&mut self, command: Command) -> io::Result<()> {
-        if self.is_over {
-            return Err(gone());
+    /// Writes a command to the ring, and wakes the daemon if it sleeps.
+    fn send_command(&mut self, command: Command) -> io::Result<()> {
+        if self.is_disconnected {
+            return Err(daemon_exited_error());
         }
         let words = command.to_words();
-        while !self.commands.push(&words).map_err(|broken| self.end(broken))? {
-            // The daemon has a thousand commands to do: it is not far.
+        while !self.commands.push(&words).map_err(|broken| self.disconnect(broken))? {
+            // The command ring is full: the daemon catches up soon.
             self.wake_daemon();
             std::thread::yield_now();
-            self.take_bytes()?;
-            // It does no more while we do not hear what it says.
+            self.drain_wakeups()?;
+            // The daemon stops executing commands while the notification ring is full.
             self.poll()?;
         }
         self.commands.publish();
@@ -337,8 +338,8 @@ impl Attachment {
     }
 
     fn wake_daemon(&self) {
-        // A connection that is full has woken it already; one that is over is
-        // found out by the next look.
+        // A full connection has woken the daemon already. The next poll detects a closed
+        // connection.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&self.connection, &[0], flags);
     }

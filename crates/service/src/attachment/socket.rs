@@ -1,161 +1,168 @@
-//! A socket as the application has it.
+//! Sockets of an attachment.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use tidegate_memory::shared::{Broken, Words};
+use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpOptions, TcpReadiness};
 
 use super::Attachment;
-use crate::contract::command::{Command, Handle};
-use crate::contract::layout::{Carries, Memory, Place, StreamIn, StreamOut, Turn};
-use crate::contract::notice::Granted;
-use crate::contract::status::{Phase, Status};
+use crate::ipc::command::{Command, Handle};
+use crate::ipc::layout::{MemoryLock, SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
+use crate::ipc::notification::OpenedSocket;
+use crate::ipc::status::{SocketState, Status};
 
-/// What a socket is.
+/// Type of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A UDP socket.
-    Datagrams,
-    /// It listens for connections.
+pub enum SocketType {
+    /// UDP socket.
+    Udp,
+    /// Listener.
     Listener,
-    /// A connection.
+    /// TCP connection.
     Stream,
 }
 
-/// A socket as the application has it.
-pub(super) struct Socket {
+/// Application's side of a socket: its slot and its ends of the streams.
+pub(super) struct AttachedSocket {
     pub(super) handle: Handle,
-    pub(super) kind: Kind,
-    pub(super) place: Place,
-    /// What comes; a listener has none.
+    pub(super) socket_type: SocketType,
+    pub(super) slot: SocketSlot,
+    /// Stream from the daemon; `None` for a listener.
     pub(super) read: Option<StreamIn>,
-    /// What goes; a listener has none.
+    /// Stream to the daemon; `None` for a listener.
     pub(super) write: Option<StreamOut>,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) options: TcpOptions,
-    /// How many errors were taken.
+    /// Value of the status's error counter when the last error was taken.
     errors_taken: u8,
-    /// Another process had it too, and may have it still.
-    pub(super) is_inherited: bool,
-    /// Reading was shut here.
-    pub(super) is_read_shut: bool,
-    /// Writing was shut here.
-    pub(super) is_write_shut: bool,
+    /// Another process held the socket too, and may still hold it.
+    pub(super) may_be_shared: bool,
+    /// The application has shut down reading.
+    pub(super) is_read_shut_down: bool,
+    /// The application has shut down writing.
+    pub(super) is_write_shut_down: bool,
 }
 
-impl Socket {
+impl AttachedSocket {
     pub(super) fn new(
-        memory: &Memory,
-        granted: &Granted,
-        kind: Kind,
+        memory: &SharedMemory,
+        opened: &OpenedSocket,
+        socket_type: SocketType,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let place = memory.place(granted.socket.place)?;
-        Self::at(place, granted, kind, options.within_limits())
+        let slot = memory.slot(opened.handle.slot)?;
+        Self::in_slot(slot, opened, socket_type, options.within_limits())
     }
 
-    /// One that is in a place of another application's memory; changes are told by
-    /// `own`. Its streams are somewhere in the midst.
-    pub(super) fn of_another(
-        memory: &Memory,
-        place: u32,
-        own: &Memory,
-        granted: &Granted,
-        kind: Kind,
+    /// Socket in a slot of another application's memory, with the change flag in `own`. Its
+    /// streams are already in use.
+    pub(super) fn in_foreign_memory(
+        memory: &SharedMemory,
+        slot: u32,
+        own: &SharedMemory,
+        opened: &OpenedSocket,
+        socket_type: SocketType,
     ) -> io::Result<Self> {
-        let place = memory.place(place)?.told_by(own, granted.socket.place)?;
-        let socket = Self::at(place, granted, kind, TcpOptions::default())?;
-        Ok(Self { is_inherited: true, ..socket })
+        let slot = memory.slot(slot)?.with_change_flag_in(own, opened.handle.slot)?;
+        let socket = Self::in_slot(slot, opened, socket_type, TcpOptions::default())?;
+        Ok(Self { may_be_shared: true, ..socket })
     }
 
-    fn at(place: Place, granted: &Granted, kind: Kind, options: TcpOptions) -> io::Result<Self> {
-        let (read, write) = ends(kind, &place)?;
+    fn in_slot(
+        slot: SocketSlot,
+        opened: &OpenedSocket,
+        socket_type: SocketType,
+        options: TcpOptions,
+    ) -> io::Result<Self> {
+        let (read, write) = open_streams(socket_type, &slot)?;
         Ok(Self {
-            handle: granted.socket,
-            kind,
-            place,
+            handle: opened.handle,
+            socket_type,
+            slot,
             read,
             write,
-            local: granted.local,
-            peer: granted.peer,
+            local: opened.local,
+            peer: opened.peer,
             options,
             errors_taken: 0,
-            is_inherited: false,
-            is_read_shut: false,
-            is_write_shut: false,
+            may_be_shared: false,
+            is_read_shut_down: false,
+            is_write_shut_down: false,
         })
     }
 
-    /// The same socket for a child, who is told of changes by `memory`.
-    pub(super) fn for_heir(&mut self, memory: &Memory) -> io::Result<Self> {
-        let place = self.place.told_by(memory, self.handle.place)?;
-        let (read, write) = ends(self.kind, &place)?;
-        self.is_inherited = true;
-        Ok(Self { place, read, write, ..*self })
+    /// Same socket for a fork child, with the change flag in the child's `memory`.
+    pub(super) fn for_fork_child(&mut self, memory: &SharedMemory) -> io::Result<Self> {
+        let slot = self.slot.with_change_flag_in(memory, self.handle.slot)?;
+        let (read, write) = open_streams(self.socket_type, &slot)?;
+        self.may_be_shared = true;
+        Ok(Self { slot, read, write, ..*self })
     }
 
-    /// Before the streams are used: they go on where the last process left them.
-    /// While there are several of them, each waits for its turn.
+    /// Prepares the streams for use: they continue where the last process left them. While
+    /// several processes hold the socket, also locks its memory.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionAborted`] when another process has written
-    /// nonsense there.
-    pub(super) fn begin(&mut self) -> io::Result<Option<Turn>> {
-        if !self.is_inherited || self.read.is_none() {
+    /// [`io::ErrorKind::ConnectionAborted`] if another process has written invalid stream
+    /// indices.
+    pub(super) fn lock_streams(&mut self) -> io::Result<Option<MemoryLock>> {
+        if !self.may_be_shared || self.read.is_none() {
             return Ok(None);
         }
-        let turn = self.status().shared.then(|| self.place.turn()).transpose()?;
-        let aborted = |_: Broken| io::ErrorKind::ConnectionAborted;
+        let lock = self.status().shared.then(|| self.slot.lock()).transpose()?;
+        let aborted = |_: PeerError| io::ErrorKind::ConnectionAborted;
         if let (Some(read), Some(write)) = (&mut self.read, &mut self.write) {
             read.resume().and_then(|()| write.resume()).map_err(aborted)?;
         }
-        Ok(turn)
+        Ok(lock)
     }
 
-    /// How it stands. What came before the status was written is there when it
-    /// is read.
+    /// Status of the socket. Stream data written before the status is visible after this read.
     pub(super) fn status(&self) -> Status {
-        let word = self.place.status.words().first();
+        let word = self.slot.status.words().first();
         Status::from_word(word.map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// The last error, if it was not taken yet.
+    /// Last error, if it has not been taken yet.
     pub(super) fn take_error(&mut self, status: &Status) -> Option<io::ErrorKind> {
         let is_new = self.has_error(status);
-        self.errors_taken = status.errors;
+        self.errors_taken = status.error_count;
         status.error.filter(|_| is_new)
     }
 
     pub(super) fn has_error(&self, status: &Status) -> bool {
-        status.errors != self.errors_taken
+        status.error_count != self.errors_taken
     }
 }
 
-/// Our ends of the streams of a socket, if it has any.
-fn ends(kind: Kind, place: &Place) -> io::Result<(Option<StreamIn>, Option<StreamOut>)> {
-    let carries = match kind {
-        Kind::Datagrams => Some(Carries::Datagrams),
-        Kind::Stream => Some(Carries::Bytes),
-        Kind::Listener => None,
+/// Application's ends of a socket's streams, if the socket has any.
+fn open_streams(
+    socket_type: SocketType,
+    slot: &SocketSlot,
+) -> io::Result<(Option<StreamIn>, Option<StreamOut>)> {
+    let stream_kind = match socket_type {
+        SocketType::Udp => Some(StreamKind::Datagrams),
+        SocketType::Stream => Some(StreamKind::Bytes),
+        SocketType::Listener => None,
     };
-    Ok(carries.map(|carries| place.application_ends(carries)).transpose()?.unzip())
+    Ok(stream_kind.map(|carries| slot.application_streams(carries)).transpose()?.unzip())
 }
 
 impl Attachment {
-    /// How far a socket has come.
+    /// State of a socket.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
-    pub fn phase(&mut self, handle: Handle) -> io::Result<Phase> {
-        Ok(self.socket(handle)?.status().phase)
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
+    pub fn state(&mut self, handle: Handle) -> io::Result<SocketState> {
+        Ok(self.socket(handle)?.status().state)
     }
 
-    /// What a socket is ready for. One that was closed is ready for its error.
+    /// Readiness of a socket. A closed socket is ready in every way, to return its error.
     pub fn readiness(&mut self, handle: Handle) -> TcpReadiness {
-        self.look(handle).unwrap_or(TcpReadiness {
+        self.try_readiness(handle).unwrap_or(TcpReadiness {
             readable: true,
             writable: true,
             read_closed: true,
@@ -164,73 +171,73 @@ impl Attachment {
         })
     }
 
-    fn look(&mut self, handle: Handle) -> io::Result<TcpReadiness> {
+    fn try_readiness(&mut self, handle: Handle) -> io::Result<TcpReadiness> {
         let socket = self.socket(handle)?;
         let status = socket.status();
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         let has_error = socket.has_error(&status);
-        let is_over = status.phase == Phase::Over;
-        let read_closed = status.read_closed || is_over || socket.is_read_shut;
-        let write_closed = status.write_closed || is_over || socket.is_write_shut;
+        let is_closed = status.state == SocketState::Over;
+        let read_closed = status.read_closed || is_closed || socket.is_read_shut_down;
+        let write_closed = status.write_closed || is_closed || socket.is_write_shut_down;
         let available = socket.read.as_mut().map_or(Ok(0), StreamIn::available);
-        let limit = match socket.kind {
-            Kind::Stream => socket.options.send_buffer_bytes as usize,
-            // As much as the longest datagram takes is no little.
+        let limit = match socket.socket_type {
+            SocketType::Stream => socket.options.send_buffer_bytes as usize,
+            // The longest datagram needs much space: any space counts as writable.
             _ => usize::MAX,
         };
-        let room = |write: &mut StreamOut| write.room_within(limit);
-        let found = socket.write.as_mut().map_or(Ok(0), room);
-        let is_connecting = status.phase == Phase::Connecting;
-        let mut has_room = matches!(found, Ok(1..)) && !is_connecting;
-        if !has_room && !is_connecting && socket.write.is_some() {
-            // Whoever was told that there is none waits for it.
-            socket.place.room.ask();
-            has_room = matches!(socket.write.as_mut().map_or(Ok(0), room), Ok(1..));
+        let send_space = |write: &mut StreamOut| write.space_within(limit);
+        let space = socket.write.as_mut().map_or(Ok(0), send_space);
+        let is_connecting = status.state == SocketState::Connecting;
+        let mut has_space = matches!(space, Ok(1..)) && !is_connecting;
+        if !has_space && !is_connecting && socket.write.is_some() {
+            // The application waits for space after it has learned that there is none.
+            socket.slot.notify_on_tx_space.request();
+            has_space = matches!(socket.write.as_mut().map_or(Ok(0), send_space), Ok(1..));
         }
         let has_data = !matches!(available, Ok(0));
         Ok(TcpReadiness {
-            readable: has_data || status.acceptable || read_closed || has_error,
-            writable: has_room || write_closed || has_error,
+            readable: has_data || status.accept_ready || read_closed || has_error,
+            writable: has_space || write_closed || has_error,
             read_closed,
             write_closed,
             failed: has_error,
         })
     }
 
-    /// The error of a socket, once.
+    /// Takes the last error of a socket. The same error is returned once.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn take_error(&mut self, handle: Handle) -> io::Result<Option<io::ErrorKind>> {
         let socket = self.socket(handle)?;
         let status = socket.status();
         Ok(socket.take_error(&status))
     }
 
-    /// Its own address.
+    /// Local address of a socket.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn local_addr(&mut self, handle: Handle) -> io::Result<SocketAddr> {
         self.socket(handle)?.local.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Whom it is connected to.
+    /// Remote address of a socket.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it is not.
+    /// [`io::ErrorKind::NotConnected`] if the socket is not connected.
     pub fn peer_addr(&mut self, handle: Handle) -> io::Result<SocketAddr> {
         self.socket(handle)?.peer.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Has no use for a socket any more. A connection is broken off if `abrupt`;
-    /// else what was written still goes out.
-    pub fn close(&mut self, handle: Handle, abrupt: bool) {
+    /// Closes a socket. With `reset_on_close` a connection is reset (RST). Otherwise unsent data
+    /// is still sent.
+    pub fn close(&mut self, handle: Handle, reset_on_close: bool) {
         if self.get(handle).is_none() {
             return;
         }
-        self.sockets[handle.place as usize] = None;
-        // A daemon that has ended has closed everything.
-        let _ = self.command(Command::Close { socket: handle, abrupt });
+        self.sockets[handle.slot as usize] = None;
+        // A daemon that has exited has closed all sockets.
+        let _ = self.send_command(Command::Close { socket: handle, reset_on_close });
     }
 }

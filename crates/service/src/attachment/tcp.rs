@@ -1,44 +1,43 @@
-//! Bytes of a connection.
+//! TCP byte streams of an attachment.
 
 use std::io;
 
 use tidegate_stack::{Shutdown, TcpOptions};
 
 use super::Attachment;
-use crate::contract::command::{Command, Handle};
-use crate::contract::layout::StreamIn;
-use crate::contract::status::Phase;
+use crate::ipc::command::{Command, Handle};
+use crate::ipc::layout::StreamIn;
+use crate::ipc::status::SocketState;
 
 impl Attachment {
-    /// Reads what has come; 0 is the end. With `peek` it
-    /// stays there.
+    /// Reads received bytes; 0 means end of stream. With `peek` the bytes stay in the stream.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is nothing;
-    /// [`io::ErrorKind::NotConnected`] before it is connected; the error that the
-    /// connection ended with, once.
+    /// [`io::ErrorKind::WouldBlock`] if no bytes have arrived;
+    /// [`io::ErrorKind::NotConnected`] before the connection is established; the error that
+    /// ended the connection, once.
     pub fn recv(&mut self, handle: Handle, buf: &mut [u8], peek: bool) -> io::Result<usize> {
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
-        // The status first: what it says has ended is in the stream then.
+        let _lock = socket.lock_streams()?;
+        // Read the status first: the stream then holds all data that precedes the end.
         let status = socket.status();
         let Some(read) = &mut socket.read else { return Err(io::ErrorKind::NotConnected.into()) };
         if buf.is_empty() {
             return Ok(0);
         }
-        if socket.is_read_shut {
+        if socket.is_read_shut_down {
             return Ok(0);
         }
         let len = match read.peek(0, buf) {
             Ok(len) => len,
-            Err(broken) => return Err(self.end(broken)),
+            Err(broken) => return Err(self.disconnect(broken)),
         };
         if len > 0 {
             if !peek {
                 read.skip(len);
                 read.release();
-                if socket.place.space.take() {
-                    self.command(Command::Look(handle))?;
+                if socket.slot.poll_on_rx_space.take() {
+                    self.send_command(Command::Poll(handle))?;
                 }
             }
             return Ok(len);
@@ -46,111 +45,112 @@ impl Attachment {
         if let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());
         }
-        match status.phase {
-            Phase::Connecting => Err(io::ErrorKind::NotConnected.into()),
-            _ if status.read_closed || status.phase == Phase::Over => Ok(0),
+        match status.state {
+            SocketState::Connecting => Err(io::ErrorKind::NotConnected.into()),
+            _ if status.read_closed || status.state == SocketState::Over => Ok(0),
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
-    /// Writes some of `data`.
+    /// Writes as much of `data` as fits. Returns the number of bytes written.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is no room;
-    /// [`io::ErrorKind::NotConnected`] before it is connected;
-    /// [`io::ErrorKind::BrokenPipe`]; the error that the connection ended with, once.
+    /// [`io::ErrorKind::WouldBlock`] if there is no space;
+    /// [`io::ErrorKind::NotConnected`] before the connection is established;
+    /// [`io::ErrorKind::BrokenPipe`] after writing has ended; the error that ended the
+    /// connection, once.
     pub fn send(&mut self, handle: Handle, data: &[u8]) -> io::Result<usize> {
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         let status = socket.status();
         if let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());
         }
-        if status.write_closed || socket.is_write_shut || status.phase == Phase::Over {
+        if status.write_closed || socket.is_write_shut_down || status.state == SocketState::Over {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        if status.phase == Phase::Connecting {
+        if status.state == SocketState::Connecting {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let Some(write) = &mut socket.write else { return Err(io::ErrorKind::NotConnected.into()) };
-        // No more than the program wants to be on its way.
+        // Limits unsent data to the application's send buffer size.
         let limit = socket.options.send_buffer_bytes as usize;
         let mut written = write.write_within(limit, data);
         if written == Ok(0) && !data.is_empty() {
-            socket.place.room.ask();
+            socket.slot.notify_on_tx_space.request();
             written = write.write_within(limit, data);
         }
         let len = match written {
             Ok(0) if !data.is_empty() => return Err(io::ErrorKind::WouldBlock.into()),
             Ok(len) => len,
-            Err(broken) => return Err(self.end(broken)),
+            Err(broken) => return Err(self.disconnect(broken)),
         };
         write.publish();
-        if socket.place.looks.take() {
-            self.command(Command::Look(handle))?;
+        if socket.slot.poll_on_write.take() {
+            self.send_command(Command::Poll(handle))?;
         }
         Ok(len)
     }
 
-    /// How much can be read at once.
+    /// Bytes that can be read at once.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
-    pub fn readable(&mut self, handle: Handle) -> io::Result<usize> {
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
+    pub fn readable_bytes(&mut self, handle: Handle) -> io::Result<usize> {
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         match socket.read.as_mut().map_or(Ok(0), StreamIn::available) {
             Ok(len) => Ok(len),
-            Err(broken) => Err(self.end(broken)),
+            Err(broken) => Err(self.disconnect(broken)),
         }
     }
 
-    /// How much can be written at once.
+    /// Bytes that can be written at once.
     ///
     /// # Errors
     /// As [`Attachment::send`].
-    pub fn room(&mut self, handle: Handle) -> io::Result<usize> {
-        // Asks to be told of room if there is none.
+    pub fn writable_bytes(&mut self, handle: Handle) -> io::Result<usize> {
+        // Returns the socket's error, and requests a notification if there is no space.
         self.send(handle, &[])?;
         self.readiness(handle);
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         let limit = socket.options.send_buffer_bytes as usize;
-        match socket.write.as_mut().map_or(Ok(0), |write| write.room_within(limit)) {
-            Ok(room) => Ok(room),
-            Err(broken) => Err(self.end(broken)),
+        match socket.write.as_mut().map_or(Ok(0), |write| write.space_within(limit)) {
+            Ok(space) => Ok(space),
+            Err(broken) => Err(self.disconnect(broken)),
         }
     }
 
-    /// Shuts reading, writing or both.
+    /// Shuts down reading, writing or both.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`].
+    /// [`io::ErrorKind::NotConnected`] if the connection is not established.
     pub fn shutdown(&mut self, handle: Handle, how: Shutdown) -> io::Result<()> {
         let socket = self.socket(handle)?;
-        if socket.status().phase != Phase::Connected {
+        if socket.status().state != SocketState::Connected {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        socket.is_read_shut |= how != Shutdown::Write;
-        socket.is_write_shut |= how != Shutdown::Read;
-        self.command(Command::Shut { socket: handle, how })
+        socket.is_read_shut_down |= how != Shutdown::Write;
+        socket.is_write_shut_down |= how != Shutdown::Read;
+        self.send_command(Command::Shutdown { socket: handle, how })
     }
 
-    /// The options of a connection, or of those that a listener takes.
+    /// Options of a connection, or those that a listener passes on to its connections.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn options(&mut self, handle: Handle) -> io::Result<TcpOptions> {
         Ok(self.socket(handle)?.options)
     }
 
-    /// Changes the options of a connection.
+    /// Sets the options of a connection.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] when it was closed.
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn set_options(&mut self, handle: Handle, options: TcpOptions) -> io::Result<()> {
         let options = options.within_limits();
         self.socket(handle)?.options = options;
-        self.command(Command::Set { socket: handle, options })
+        self.send_command(Command::SetOptions { socket: handle, options })
     }
 }

@@ -1,77 +1,78 @@
-//! Datagrams.
+//! UDP datagrams of an attachment.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_memory::shared::Broken;
+use tidegate_memory::shared::PeerError;
 
 use super::Attachment;
-use crate::contract::command::{Command, Handle};
-use crate::contract::datagram::{HEAD_BYTES, Head, MOST_PAYLOAD_BYTES, record_bytes};
+use crate::ipc::command::{Command, Handle};
+use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES, record_bytes};
 
-/// A datagram that was received.
+/// Datagram that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Bytes that were written to the buffer.
+pub struct ReceivedDatagram {
+    /// Bytes written to the buffer.
     pub len: usize,
-    /// Bytes that it has; more than `len` when the buffer was shorter.
-    pub whole: usize,
-    /// Who sent it.
+    /// Bytes of the datagram; more than `len` if it was truncated to the buffer.
+    pub full_len: usize,
+    /// Source address.
     pub from: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// Local address that the datagram was sent to.
     pub to: IpAddr,
 }
 
 impl Attachment {
-    /// Receives one datagram. With `peek` it stays there.
+    /// Receives one datagram. With `peek` the datagram stays in the queue.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is none; an error that the peer's
-    /// host reported, once.
+    /// [`io::ErrorKind::WouldBlock`] if the queue is empty; an error that the peer's
+    /// host reported (ICMP), once.
     pub fn recv_datagram(
         &mut self,
         handle: Handle,
         buf: &mut [u8],
         peek: bool,
-    ) -> io::Result<Received> {
+    ) -> io::Result<ReceivedDatagram> {
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         let status = socket.status();
         if let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());
         }
         let Some(read) = &mut socket.read else { return Err(io::ErrorKind::NotConnected.into()) };
-        let mut head = [0; HEAD_BYTES];
-        let parsed = match read.peek(0, &mut head) {
+        let mut header = [0; HEADER_BYTES];
+        let parsed = match read.peek(0, &mut header) {
             Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
-            Ok(_) => Head::from_bytes(&head),
-            Err(broken) => return Err(self.end(broken)),
+            Ok(_) => DatagramHeader::from_bytes(&header),
+            Err(broken) => return Err(self.disconnect(broken)),
         };
-        let Some(Head { len: whole, remote: Some(from), local: Some(to) }) = parsed else {
-            return Err(self.end(Broken));
+        let Some(DatagramHeader { len: full_len, remote: Some(from), local: Some(to) }) = parsed
+        else {
+            return Err(self.disconnect(PeerError));
         };
-        let len = buf.len().min(whole);
-        if let Err(broken) = read.peek(HEAD_BYTES, &mut buf[..len]) {
-            return Err(self.end(broken));
+        let len = buf.len().min(full_len);
+        if let Err(broken) = read.peek(HEADER_BYTES, &mut buf[..len]) {
+            return Err(self.disconnect(broken));
         }
         if !peek {
-            read.skip(record_bytes(whole));
+            read.skip(record_bytes(full_len));
             read.release();
-            if socket.place.space.take() {
-                self.command(Command::Look(handle))?;
+            if socket.slot.poll_on_rx_space.take() {
+                self.send_command(Command::Poll(handle))?;
             }
         }
-        Ok(Received { len, whole, from, to })
+        Ok(ReceivedDatagram { len, full_len, from, to })
     }
 
-    /// Sends one datagram, to whom the socket is connected if `to` is none. `from`
-    /// chooses among our addresses.
+    /// Sends one datagram to `to`, or to the connected peer if `to` is `None`. `from` selects
+    /// the source address.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is no room;
+    /// [`io::ErrorKind::WouldBlock`] if the stream to the daemon has no space;
     /// [`io::ErrorKind::InvalidInput`] for more bytes than a datagram can hold;
-    /// [`io::ErrorKind::NotConnected`] without an address; an error that came of
-    /// an earlier one, once.
+    /// [`io::ErrorKind::NotConnected`] without a destination; an error that an earlier
+    /// datagram caused, once.
     pub fn send_datagram(
         &mut self,
         handle: Handle,
@@ -80,7 +81,7 @@ impl Attachment {
         from: Option<IpAddr>,
     ) -> io::Result<()> {
         let socket = self.socket(handle)?;
-        let _turn = socket.begin()?;
+        let _lock = socket.lock_streams()?;
         let status = socket.status();
         if let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());
@@ -89,32 +90,32 @@ impl Attachment {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let len = payload.len();
-        if len > MOST_PAYLOAD_BYTES {
+        if len > MAX_PAYLOAD_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let Some(write) = &mut socket.write else { return Err(io::ErrorKind::NotConnected.into()) };
-        let mut has_room = || write.room().map(|room| room >= record_bytes(len));
-        let mut room = has_room();
-        if room == Ok(false) {
-            socket.place.room.ask();
-            room = has_room();
+        let mut has_space = || write.space().map(|room| room >= record_bytes(len));
+        let mut fits = has_space();
+        if fits == Ok(false) {
+            socket.slot.notify_on_tx_space.request();
+            fits = has_space();
         }
-        let head = Head { len, remote: to, local: from }.to_bytes();
+        let header = DatagramHeader { len, remote: to, local: from }.to_bytes();
         let padding = [0; 8];
-        let padding = &padding[..record_bytes(len) - HEAD_BYTES - len];
-        let written = match room {
+        let padding = &padding[..record_bytes(len) - HEADER_BYTES - len];
+        let written = match fits {
             Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
-            Ok(true) => [&head, payload, padding]
+            Ok(true) => [&header, payload, padding]
                 .iter()
                 .try_for_each(|piece| write.write(piece).map(|_| ())),
             Err(broken) => Err(broken),
         };
         if let Err(broken) = written {
-            return Err(self.end(broken));
+            return Err(self.disconnect(broken));
         }
         write.publish();
-        if socket.place.looks.take() {
-            self.command(Command::Look(handle))?;
+        if socket.slot.poll_on_write.take() {
+            self.send_command(Command::Poll(handle))?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! An application: its rings, its sockets, and what it may have.
+//! Attached application: its rings, its sockets and its limits.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -8,415 +8,450 @@ use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SendFlags, SocketType, getsockname, sockopt};
 use tidegate_gate::CpuShare;
-use tidegate_memory::shared::{Broken, Part, Receiver, Sender, Wanted};
+use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 
-use tidegate_port::steering::Protocol;
+use tidegate_device::steering::TransportProtocol;
 
-use super::coalescing::Coalescing;
-use super::names::{Identity, Moved, SocketKey};
-use super::quota::Terms;
-use super::state::{Damaged, SavedApplication, SavedEntry};
-use crate::contract::command::{COMMAND_WORDS, Command, Handle};
-use crate::contract::greeting::{self, Welcome, send_welcome};
-use crate::contract::layout::Memory;
-use crate::contract::notice::{NOTICE_WORDS, Notice};
-use crate::contract::ticket::Ticket;
+use super::coalescing::WakeCoalescing;
+use super::ids::{Identity, PayloadBytes, SocketKey};
+use super::quota::AppSettings;
+use super::snapshot::{ApplicationSnapshot, EntrySnapshot, InvalidSnapshot};
+use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
+use crate::ipc::handshake::{self, Welcome, send_welcome};
+use crate::ipc::layout::SharedMemory;
+use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
+use crate::ipc::takeover_token::TakeoverToken;
 
-/// In which time an application's share of a core is counted.
+/// Period over which an application's share of a core is measured.
 const SHARE_PERIOD_NS: u64 = 10_000_000;
 
-/// So many ports of an application's are kept that it has not bound yet.
-const MOST_HELD: usize = 64;
+/// Kernel sockets kept for an application until it binds their ports here; the oldest is dropped.
+const MAX_KERNEL_SOCKETS: usize = 64;
 
-/// A port that an application has bound at the kernel.
-struct HeldPort {
-    protocol: Protocol,
+/// Kernel socket that an application has bound and registered.
+struct KernelSocket {
+    protocol: TransportProtocol,
     local: SocketAddr,
     socket: OwnedFd,
-    /// Which it is of those that get the port here.
-    part: greeting::Part,
+    /// Shard of the kernel socket that gets the port here.
+    shard: handshake::Shard,
 }
 
-/// An application that is attached.
+/// Attached application.
 pub(super) struct Application {
     pub(super) identity: Identity,
-    pub(super) memory: Memory,
-    /// By which a child of its process gets its sockets.
-    pub(super) ticket: Ticket,
-    /// The ticket of the one whose sockets it gets when it comes in.
-    pub(super) heir_of: Option<Ticket>,
-    /// Whose other end the application has. A byte wakes it, or us.
+    pub(super) memory: SharedMemory,
+    /// Takeover token: a fork child presents it to inherit the sockets.
+    pub(super) token: TakeoverToken,
+    /// Token of the parent whose sockets this application inherits when it attaches.
+    pub(super) parent_token: Option<TakeoverToken>,
+    /// Daemon's end of the connection. A byte on it wakes the other side.
     connection: Arc<OwnedFd>,
-    commands: Receiver<Part, COMMAND_WORDS>,
-    notices: Sender<Part, NOTICE_WORDS>,
-    pub(super) we_sleep: Wanted<Part>,
-    it_sleeps: Wanted<Part>,
-    entries: Vec<Option<Entry>>,
-    /// How many sockets were in each place.
+    commands: Receiver<WordRange, COMMAND_WORDS>,
+    notifications: Sender<WordRange, NOTIFICATION_WORDS>,
+    pub(super) daemon_sleeps: WakeFlag<WordRange>,
+    application_sleeps: WakeFlag<WordRange>,
+    entries: Vec<Option<SocketEntry>>,
+    /// Generation of the last socket in each slot.
     generations: Vec<u32>,
-    /// Which of them last gave back the memory of its place.
-    clean: Vec<u32>,
-    free: Vec<u32>,
-    /// What found no room in the ring of notices.
-    untold: VecDeque<Notice>,
-    /// Something was put into the ring of notices and is not seen yet.
-    has_told: bool,
-    /// It was told of something since it was woken.
-    may_wake: bool,
-    coalescing: Coalescing,
-    /// Ports that it has bound at the kernel, with the kernel's sockets, until it binds
-    /// them here.
-    held: VecDeque<HeldPort>,
-    /// Local ports that it may bind.
-    pub(super) ports_max: u32,
-    /// Bytes that the data of its sockets may take.
-    memory_max: u64,
-    /// Of the core's time.
-    pub(super) share: CpuShare,
-    /// A command that waits until other cores have been asked, or is to be done now.
-    held_back: Option<Command>,
-    asked: Asked,
-    /// How many commands were taken.
+    /// Generation that each slot had when its memory was last discarded.
+    discarded_generations: Vec<u32>,
+    free_slots: Vec<u32>,
+    /// Notifications that found the ring full.
+    queued_notifications: VecDeque<Notification>,
+    /// Notifications were written to the ring and are not published yet.
+    has_unpublished: bool,
+    /// Notifications were published since the last wake-up.
+    wake_pending: bool,
+    coalescing: WakeCoalescing,
+    /// Sockets that the application has bound at the kernel, until it binds their ports here.
+    kernel_sockets: VecDeque<KernelSocket>,
+    /// Quota of local ports that the application may bind.
+    pub(super) max_ports: u32,
+    /// Quota of memory for the data of its sockets, in bytes.
+    max_memory_bytes: u64,
+    /// Limit on its share of the core's time.
+    pub(super) cpu_share: CpuShare,
+    /// Command deferred while other cores are queried for its port, or due now.
+    deferred_command: Option<Command>,
+    port_query: PortQueryState,
+    /// Commands taken from the ring so far.
     pub(super) commands_taken: u64,
-    /// What went through sockets that are gone.
-    pub(super) moved: Moved,
-    /// How often there was something to do for it lately.
-    pub(super) work: u64,
+    /// Payload bytes moved through sockets that have ended.
+    pub(super) payload_bytes: PayloadBytes,
+    /// Commands and notifications of the last load windows; decays by half.
+    pub(super) recent_work: u64,
 }
 
-/// Whether other cores have been asked for the port that a command wants.
+/// Progress of the query to other cores for the port that a command wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    No,
-    /// They are being asked.
-    Now,
-    Yes,
+enum PortQueryState {
+    NotStarted,
+    /// Other cores are being queried.
+    InProgress,
+    Done,
 }
 
-/// A socket that an application has.
-struct Entry {
+/// Socket held by an application.
+struct SocketEntry {
     handle: Handle,
     key: SocketKey,
-    /// The application wants to be told of changes.
-    changes: Wanted<Part>,
-    /// It waits to be told of.
-    waits_to_tell: bool,
+    /// Set by the application to request a notification of the next change.
+    changes: WakeFlag<WordRange>,
+    /// Its change notification waits in `queued_notifications`.
+    is_notification_queued: bool,
 }
 
-/// Why an application is let go.
+/// Reason to evict an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Misbehaved {
-    /// Its indices or its datagrams make no sense.
-    #[error("it wrote nonsense into the shared memory")]
-    Lied,
-    /// A command that there is not.
-    #[error("it asked for something that there is not")]
-    Unknown,
+pub(super) enum ProtocolError {
+    /// Ring indices or datagrams in its shared memory make no sense.
+    #[error("invalid indices or datagrams in the shared memory")]
+    CorruptMemory,
+    /// Its command ring holds a command that does not exist.
+    #[error("unknown command")]
+    UnknownCommand,
 }
 
-impl From<Broken> for Misbehaved {
-    fn from(_: Broken) -> Self {
-        Self::Lied
+impl From<PeerError> for ProtocolError {
+    fn from(_: PeerError) -> Self {
+        Self::CorruptMemory
     }
 }
 
 impl Application {
     pub(super) fn new(
         identity: Identity,
-        memory: Memory,
+        memory: SharedMemory,
         connection: OwnedFd,
-        heir_of: Option<Ticket>,
-        terms: Terms,
+        heir_of: Option<TakeoverToken>,
+        settings: AppSettings,
     ) -> io::Result<Self> {
-        let places = memory.geometry().sockets;
+        let slot_count = memory.geometry().sockets;
         Ok(Self {
             identity,
-            ticket: Ticket::new()?,
-            heir_of,
+            token: TakeoverToken::new()?,
+            parent_token: heir_of,
             connection: Arc::new(connection),
-            commands: memory.asked()?,
-            notices: memory.telling()?,
-            we_sleep: memory.daemon_sleeps()?,
-            it_sleeps: memory.application_sleeps()?,
+            commands: memory.command_receiver()?,
+            notifications: memory.notification_sender()?,
+            daemon_sleeps: memory.daemon_sleeps()?,
+            application_sleeps: memory.application_sleeps()?,
             memory,
             entries: Vec::new(),
             generations: Vec::new(),
-            clean: Vec::new(),
-            free: (0..places).rev().collect(),
-            untold: VecDeque::new(),
-            has_told: false,
-            may_wake: false,
-            coalescing: Coalescing::new(terms.coalescing.as_nanos() as u64),
-            held: VecDeque::new(),
-            ports_max: terms.quota.ports,
-            memory_max: terms.quota.memory_bytes,
-            share: CpuShare::new(terms.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
-            held_back: None,
-            asked: Asked::No,
+            discarded_generations: Vec::new(),
+            free_slots: (0..slot_count).rev().collect(),
+            queued_notifications: VecDeque::new(),
+            has_unpublished: false,
+            wake_pending: false,
+            coalescing: WakeCoalescing::new(settings.coalescing.as_nanos() as u64),
+            kernel_sockets: VecDeque::new(),
+            max_ports: settings.quota.max_ports,
+            max_memory_bytes: settings.quota.max_memory_bytes,
+            cpu_share: CpuShare::new(settings.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
+            deferred_command: None,
+            port_query: PortQueryState::NotStarted,
             commands_taken: 0,
-            moved: Moved::default(),
-            work: 0,
+            payload_bytes: PayloadBytes::default(),
+            recent_work: 0,
         })
     }
 
-    /// Lets it in, where there are so many cores.
-    pub(super) fn welcome(&self, cores: usize) -> io::Result<()> {
-        let (memory, ticket, cores) = (self.memory.clone(), self.ticket, cores as u32);
-        send_welcome(self.as_fd(), &Welcome { memory, ticket, cores })
+    /// Sends the welcome: its memory, its takeover token and the number of network cores.
+    pub(super) fn welcome(&self, core_count: usize) -> io::Result<()> {
+        let (memory, ticket, cores) = (self.memory.clone(), self.token, core_count as u32);
+        send_welcome(self.as_fd(), &Welcome { memory, token: ticket, cores })
     }
 
-    /// What another daemon needs to go on with it; its memory is number `memory`
-    /// there.
-    pub(super) fn save(&mut self, memory: u32) -> SavedApplication {
-        // The other one finds in the memory how far we came.
-        self.notices.publish();
+    /// Snapshot for the next daemon, in which its memory has index `memory`.
+    pub(super) fn save(&mut self, memory_index: u32) -> ApplicationSnapshot {
+        // The next daemon reads from the rings how far this one got.
+        self.notifications.publish();
         self.commands.release();
-        let saved = |entry: &Entry| SavedEntry {
+        let saved = |entry: &SocketEntry| EntrySnapshot {
             handle: entry.handle,
             key: entry.key,
-            waits_to_tell: entry.waits_to_tell,
+            is_notification_queued: entry.is_notification_queued,
         };
-        SavedApplication {
+        ApplicationSnapshot {
             identity: self.identity.clone(),
-            ticket: *self.ticket.bytes(),
-            memory,
+            token: *self.token.bytes(),
+            memory: memory_index,
             entries: self.entries.iter().flatten().map(saved).collect(),
             generations: self.generations.clone(),
-            free: self.free.clone(),
-            untold: self.untold.iter().map(|notice| notice.to_words()).collect(),
-            held_back: self.held_back.map(Command::to_words),
+            free_slots: self.free_slots.clone(),
+            queued_notifications: self
+                .queued_notifications
+                .iter()
+                .map(|notice| notice.to_words())
+                .collect(),
+            deferred_command: self.deferred_command.map(Command::to_words),
             commands_taken: self.commands_taken,
-            moved: self.moved,
+            payload_bytes: self.payload_bytes,
         }
     }
 
-    /// Goes on with one that another daemon has saved.
+    /// Restores an application that another daemon saved.
     pub(super) fn restore(
-        saved: SavedApplication,
-        memory: Memory,
+        snapshot: ApplicationSnapshot,
+        memory: SharedMemory,
         connection: OwnedFd,
-        terms: Terms,
+        settings: AppSettings,
     ) -> io::Result<Self> {
-        let places = memory.geometry().sockets as usize;
-        let SavedApplication { identity, ticket, entries, generations, free, untold, .. } = saved;
-        let is_there = |place: u32| (place as usize) < places;
-        if generations.len() > places || free.len() > places || !free.iter().all(|&f| is_there(f)) {
-            return Err(Damaged("an application has more places than its memory").into());
+        let slot_count = memory.geometry().sockets as usize;
+        let ApplicationSnapshot {
+            identity,
+            token: ticket,
+            entries,
+            generations,
+            free_slots: free,
+            queued_notifications: untold,
+            ..
+        } = snapshot;
+        let is_in_range = |place: u32| (place as usize) < slot_count;
+        if generations.len() > slot_count
+            || free.len() > slot_count
+            || !free.iter().all(|&f| is_in_range(f))
+        {
+            return Err(InvalidSnapshot("an application has more slots than its memory").into());
         }
-        let notices = untold.into_iter().map(Notice::from_words).collect::<Option<_>>();
-        let mut app = Self::new(identity, memory, connection, None, terms)?;
-        app.ticket = Ticket::from_bytes(ticket);
-        // An application that has spoilt its rings is found out when they are used.
-        let _ = (app.commands.resume(), app.notices.resume());
+        let restored = untold.into_iter().map(Notification::from_words).collect::<Option<_>>();
+        let mut app = Self::new(identity, memory, connection, None, settings)?;
+        app.token = TakeoverToken::from_bytes(ticket);
+        // An application that has corrupted its rings is found out when they are used.
+        let _ = (app.commands.resume(), app.notifications.resume());
         app.entries.resize_with(generations.len(), || None);
         app.generations = generations;
-        app.free = free;
-        app.untold = notices.ok_or(Damaged("a notice is none"))?;
-        // Told once too often is better than not at all.
-        app.may_wake = true;
-        let held_back = saved.held_back.map(Command::from_words);
-        app.held_back = held_back.map(|it| it.ok_or(Damaged("a command is none"))).transpose()?;
-        app.commands_taken = saved.commands_taken;
-        app.moved = saved.moved;
-        for SavedEntry { handle, key, waits_to_tell } in entries {
-            let changes = app.memory.changes(handle.place)?;
-            let place = app.entries.get_mut(handle.place as usize);
+        app.free_slots = free;
+        app.queued_notifications =
+            restored.ok_or(InvalidSnapshot("a notification is malformed"))?;
+        // A superfluous wake-up is better than a lost one.
+        app.wake_pending = true;
+        let held_back = snapshot.deferred_command.map(Command::from_words);
+        app.deferred_command =
+            held_back.map(|it| it.ok_or(InvalidSnapshot("a command is malformed"))).transpose()?;
+        app.commands_taken = snapshot.commands_taken;
+        app.payload_bytes = snapshot.payload_bytes;
+        for EntrySnapshot { handle, key, is_notification_queued: waits_to_tell } in entries {
+            let changes = app.memory.change_flag(handle.slot)?;
+            let place = app.entries.get_mut(handle.slot as usize);
             match place {
                 Some(place @ None) => {
-                    *place = Some(Entry { handle, key, changes, waits_to_tell });
+                    *place = Some(SocketEntry {
+                        handle,
+                        key,
+                        changes,
+                        is_notification_queued: waits_to_tell,
+                    });
                 }
-                _ => return Err(Damaged("a socket has no place of its own").into()),
+                _ => {
+                    return Err(InvalidSnapshot(
+                        "two sockets have one slot, or a slot is out of range",
+                    )
+                    .into());
+                }
             }
         }
         Ok(app)
     }
 
-    /// The other end of what it wakes us by, for another daemon.
+    /// Connection that wakes the daemon, for the next daemon.
     pub(super) fn connection(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.connection)
     }
 
-    /// The next command, unless it has to be told of others first.
-    pub(super) fn next_command(&mut self) -> Result<Option<Command>, Misbehaved> {
-        if !self.untold.is_empty() || self.asked == Asked::Now {
+    /// Next command, or `None` while notifications are queued or a port query is in progress.
+    pub(super) fn next_command(&mut self) -> Result<Option<Command>, ProtocolError> {
+        if !self.queued_notifications.is_empty() || self.port_query == PortQueryState::InProgress {
             return Ok(None);
         }
-        if let Some(command) = self.held_back.take() {
+        if let Some(command) = self.deferred_command.take() {
             return Ok(Some(command));
         }
-        self.asked = Asked::No;
+        self.port_query = PortQueryState::NotStarted;
         let Some(words) = self.commands.pop()? else { return Ok(None) };
         self.commands_taken += 1;
-        Command::from_words(words).map(Some).ok_or(Misbehaved::Unknown)
+        Command::from_words(words).map(Some).ok_or(ProtocolError::UnknownCommand)
     }
 
-    /// Whether other cores have been asked for the port that its command wants.
-    pub(super) fn has_asked(&self) -> bool {
-        self.asked == Asked::Yes
+    /// True once other cores have been queried for the port that the current command wants.
+    pub(super) fn has_queried_port(&self) -> bool {
+        self.port_query == PortQueryState::Done
     }
 
-    /// Its command waits until other cores have been asked.
-    pub(super) fn hold_back(&mut self, command: Command) {
-        (self.held_back, self.asked) = (Some(command), Asked::Now);
+    /// Defers a command until other cores have been queried.
+    pub(super) fn defer_command(&mut self, command: Command) {
+        (self.deferred_command, self.port_query) = (Some(command), PortQueryState::InProgress);
     }
 
-    /// They have been asked: its command is done now, whatever comes of it.
-    pub(super) fn on_asked(&mut self) {
-        self.asked = Asked::Yes;
+    /// Ends the port query: the deferred command runs next, whatever its outcome.
+    pub(super) fn on_port_query_done(&mut self) {
+        self.port_query = PortQueryState::Done;
     }
 
-    /// It is on another core now, which has others to ask.
-    pub(super) fn ask_again(&mut self) {
-        self.asked = Asked::No;
+    /// Resets the port query after a migration: the new core has other cores to query.
+    pub(super) fn reset_port_query(&mut self) {
+        self.port_query = PortQueryState::NotStarted;
     }
 
-    /// It has ended: what it waits for need not come true.
-    pub(super) fn ask_nobody(&mut self) {
-        (self.held_back, self.asked) = (None, Asked::No);
+    /// Drops the deferred command of an application that has exited.
+    pub(super) fn cancel_deferred_command(&mut self) {
+        (self.deferred_command, self.port_query) = (None, PortQueryState::NotStarted);
     }
 
-    /// Gives the places of the commands back.
+    /// Frees the ring slots of the commands taken.
     pub(super) fn release_commands(&mut self) {
         self.commands.release();
     }
 
-    /// It has bound a socket of the kernel's, which it shows.
+    /// Registers a socket that the application has bound at the kernel.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when it has not.
-    pub(super) fn hold(&mut self, shown: OwnedFd, part: greeting::Part) -> io::Result<()> {
+    /// [`io::ErrorKind::InvalidInput`] unless `descriptor` is a TCP or UDP socket bound to a port.
+    pub(super) fn register_kernel_socket(
+        &mut self,
+        descriptor: OwnedFd,
+        part: handshake::Shard,
+    ) -> io::Result<()> {
         let none = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        let protocol = match sockopt::socket_type(&shown).map_err(none)? {
-            SocketType::STREAM => Protocol::Tcp,
-            SocketType::DGRAM => Protocol::Udp,
+        let protocol = match sockopt::socket_type(&descriptor).map_err(none)? {
+            SocketType::STREAM => TransportProtocol::Tcp,
+            SocketType::DGRAM => TransportProtocol::Udp,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        let name = getsockname(&shown).map_err(none)?;
+        let name = getsockname(&descriptor).map_err(none)?;
         let local = SocketAddr::try_from(name).map_err(|_| io::ErrorKind::InvalidInput)?;
         if local.port() == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        if self.held.len() == MOST_HELD {
-            self.held.pop_front();
+        if self.kernel_sockets.len() == MAX_KERNEL_SOCKETS {
+            self.kernel_sockets.pop_front();
         }
-        self.held.push_back(HeldPort { protocol, local, socket: shown, part });
+        self.kernel_sockets.push_back(KernelSocket {
+            protocol,
+            local,
+            socket: descriptor,
+            shard: part,
+        });
         Ok(())
     }
 
-    /// The kernel's socket that it has bound to this port, if it has shown it, and which
-    /// part of what is there gets it.
-    pub(super) fn take_held(
+    /// Removes and returns the kernel socket bound to this port, and the shard that gets the port.
+    pub(super) fn take_kernel_socket(
         &mut self,
-        protocol: Protocol,
+        protocol: TransportProtocol,
         local: SocketAddr,
-    ) -> Option<(OwnedFd, greeting::Part)> {
+    ) -> Option<(OwnedFd, handshake::Shard)> {
         let ip = local.ip().to_canonical();
-        let is_it = |held: &HeldPort| {
+        let is_match = |held: &KernelSocket| {
             let own = held.local.ip().to_canonical();
             let is_there = own.is_unspecified() || ip.is_unspecified() || own == ip;
             held.protocol == protocol && held.local.port() == local.port() && is_there
         };
-        let at = self.held.iter().position(is_it)?;
-        self.held.remove(at).map(|held| (held.socket, held.part))
+        let index = self.kernel_sockets.iter().position(is_match)?;
+        self.kernel_sockets.remove(index).map(|held| (held.socket, held.shard))
     }
 
-    /// Whether it may have one more socket: a place is free, and its memory.
-    pub(super) fn has_room(&mut self) -> bool {
-        !self.free.is_empty() && (self.has_memory() || self.clean_up() && self.has_memory())
+    /// True if the application may have one more socket: a free slot and memory within the quota.
+    pub(super) fn has_space(&mut self) -> bool {
+        !self.free_slots.is_empty()
+            && (self.has_memory() || self.discard_free_slots() && self.has_memory())
     }
 
     fn has_memory(&self) -> bool {
-        // What cannot be asked for is not held against it.
-        self.memory_max == u64::MAX
-            || self.memory.used_bytes().is_ok_and(|used| used < self.memory_max)
+        // Without a quota the system call for the memory in use is saved.
+        self.max_memory_bytes == u64::MAX
+            || self.memory.allocated_bytes().is_ok_and(|used| used < self.max_memory_bytes)
     }
 
-    /// Gives the memory of free places back: a socket that moved little keeps it
-    /// for the next one. Whether there was any.
-    fn clean_up(&mut self) -> bool {
-        let mut had_some = false;
-        self.clean.resize(self.generations.len(), 0);
-        for &number in &self.free {
-            let (Some(generation), Some(clean)) =
-                (self.generations.get(number as usize), self.clean.get_mut(number as usize))
-            else {
+    /// Discards the memory of free slots: a socket that moved little left it for the next socket
+    /// there. Returns true if there was any.
+    fn discard_free_slots(&mut self) -> bool {
+        let mut discarded_any = false;
+        self.discarded_generations.resize(self.generations.len(), 0);
+        for &slot in &self.free_slots {
+            let (Some(generation), Some(clean)) = (
+                self.generations.get(slot as usize),
+                self.discarded_generations.get_mut(slot as usize),
+            ) else {
                 continue;
             };
             if clean != generation
-                && let Ok(place) = self.memory.place(number)
+                && let Ok(place) = self.memory.slot(slot)
             {
                 place.discard();
                 *clean = *generation;
-                had_some = true;
+                discarded_any = true;
             }
         }
-        had_some
+        discarded_any
     }
 
-    /// A free place for a new socket, and the name that the socket gets.
-    pub(super) fn reserve(&mut self) -> io::Result<Handle> {
-        let place = self.free.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
-        self.make_entry_at(place);
-        // None is 0: names with that are no names elsewhere.
+    /// Reserves a free slot for a new socket; returns the socket's handle.
+    pub(super) fn reserve_slot(&mut self) -> io::Result<Handle> {
+        let place = self.free_slots.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
+        self.ensure_slot(place);
+        // Generations start at 1: other tables take 0 for no handle.
         let generation = &mut self.generations[place as usize];
         *generation = generation.wrapping_add(1).max(1);
-        Ok(Handle { place, generation: *generation })
+        Ok(Handle { slot: place, generation: *generation })
     }
 
-    fn make_entry_at(&mut self, place: u32) {
-        let least = place as usize + 1;
-        if least > self.entries.len() {
-            self.entries.resize_with(least, || None);
-            self.generations.resize(least, 0);
+    fn ensure_slot(&mut self, slot: u32) {
+        let min_len = slot as usize + 1;
+        if min_len > self.entries.len() {
+            self.entries.resize_with(min_len, || None);
+            self.generations.resize(min_len, 0);
         }
     }
 
-    /// A place that was reserved is free again.
-    pub(super) fn set_free(&mut self, place: u32) {
-        self.free.push(place);
+    /// Frees a reserved slot.
+    pub(super) fn free_slot(&mut self, slot: u32) {
+        self.free_slots.push(slot);
     }
 
-    /// It has this socket from now on.
-    pub(super) fn enter(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
-        let changes = self.memory.changes(handle.place)?;
-        let entry = Entry { handle, key, changes, waits_to_tell: false };
-        self.entries[handle.place as usize] = Some(entry);
+    /// Inserts a socket at its handle.
+    pub(super) fn insert_socket(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+        let changes = self.memory.change_flag(handle.slot)?;
+        let entry = SocketEntry { handle, key, changes, is_notification_queued: false };
+        self.entries[handle.slot as usize] = Some(entry);
         Ok(())
     }
 
-    /// It does not have the socket in this place any more. If the place is its
-    /// own, others may have what is in it.
-    pub(super) fn leave(&mut self, place: u32, is_own: bool) {
-        let entry = self.entries.get_mut(place as usize).and_then(Option::take);
+    /// Removes the socket in this slot. A slot in the application's own memory stays reserved:
+    /// other holders may still use its contents.
+    pub(super) fn remove_socket(&mut self, slot: u32, is_own: bool) {
+        let entry = self.entries.get_mut(slot as usize).and_then(Option::take);
         if entry.is_some() && !is_own {
-            self.set_free(place);
+            self.free_slot(slot);
         }
     }
 
-    /// It gets a socket of the one whose heir it is, by the same name.
-    pub(super) fn inherit(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
-        self.make_entry_at(handle.place);
-        self.generations[handle.place as usize] = handle.generation;
-        self.enter(handle, key)?;
-        // It is told of the first thing that happens.
-        self.memory.changes(handle.place)?.ask();
+    /// Inserts a socket of the parent under the same handle.
+    pub(super) fn inherit_socket(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+        self.ensure_slot(handle.slot);
+        self.generations[handle.slot as usize] = handle.generation;
+        self.insert_socket(handle, key)?;
+        // The first event is notified.
+        self.memory.change_flag(handle.slot)?.request();
         Ok(())
     }
 
-    /// It has got all it gets: the other places are free.
-    pub(super) fn has_inherited(&mut self) {
-        let Self { free, entries, .. } = self;
+    /// Finishes inheriting: slots without a socket become free.
+    pub(super) fn finish_inheriting(&mut self) {
+        let Self { free_slots: free, entries, .. } = self;
         free.retain(|&place| !matches!(entries.get(place as usize), Some(Some(_))));
     }
 
-    /// The socket of this name; one that was there before is none.
+    /// Socket with this handle; `None` if its generation is outdated.
     pub(super) fn key(&self, handle: Handle) -> Option<SocketKey> {
-        let entry = self.entries.get(handle.place as usize)?.as_ref()?;
+        let entry = self.entries.get(handle.slot as usize)?.as_ref()?;
         (entry.handle == handle).then_some(entry.key)
     }
 
-    /// Its sockets have other numbers from now on.
-    pub(super) fn rename(&mut self, keys: &HashMap<SocketKey, SocketKey>) {
+    /// Replaces socket keys after a migration.
+    pub(super) fn update_keys(&mut self, keys: &HashMap<SocketKey, SocketKey>) {
         for entry in self.entries.iter_mut().flatten() {
             if let Some(&key) = keys.get(&entry.key) {
                 entry.key = key;
@@ -424,97 +459,102 @@ impl Application {
         }
     }
 
-    /// All sockets.
+    /// All sockets: handle and key of each.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (Handle, SocketKey)> {
         self.entries.iter().flatten().map(|entry| (entry.handle, entry.key))
     }
 
-    fn entry(&mut self, place: u32) -> Option<&mut Entry> {
-        self.entries.get_mut(place as usize)?.as_mut()
+    fn entry(&mut self, slot: u32) -> Option<&mut SocketEntry> {
+        self.entries.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Tells of a change, if the application wants to know.
-    pub(super) fn tell_changed(&mut self, place: u32) -> Result<(), Misbehaved> {
-        let Some(entry) = self.entry(place) else { return Ok(()) };
-        if entry.waits_to_tell || !entry.changes.take() {
+    /// Notifies the application of a change if it has requested that.
+    pub(super) fn notify_changed(&mut self, slot: u32) -> Result<(), ProtocolError> {
+        let Some(entry) = self.entry(slot) else { return Ok(()) };
+        if entry.is_notification_queued || !entry.changes.take() {
             return Ok(());
         }
-        let notice = Notice::Changed(entry.handle);
-        if !self.try_tell(notice)? {
-            self.untold.push_back(notice);
-            if let Some(entry) = self.entry(place) {
-                entry.waits_to_tell = true;
+        let notice = Notification::Changed(entry.handle);
+        if !self.try_notify(notice)? {
+            self.queued_notifications.push_back(notice);
+            if let Some(entry) = self.entry(slot) {
+                entry.is_notification_queued = true;
             }
         }
         Ok(())
     }
 
     /// Answers a command.
-    pub(super) fn answer(&mut self, notice: Notice) -> Result<(), Misbehaved> {
-        if !self.try_tell(notice)? {
-            self.untold.push_back(notice);
+    pub(super) fn answer(&mut self, notice: Notification) -> Result<(), ProtocolError> {
+        if !self.try_notify(notice)? {
+            self.queued_notifications.push_back(notice);
         }
         Ok(())
     }
 
-    fn try_tell(&mut self, notice: Notice) -> Result<bool, Misbehaved> {
-        let told = self.notices.push(&notice.to_words())?;
+    fn try_notify(&mut self, notice: Notification) -> Result<bool, ProtocolError> {
+        let told = self.notifications.push(&notice.to_words())?;
         if told {
-            self.has_told = true;
-            self.coalescing.on_told(match notice {
-                Notice::Changed(handle) => Some(handle.place),
+            self.has_unpublished = true;
+            self.coalescing.on_notified(match notice {
+                Notification::Changed(handle) => Some(handle.slot),
                 _ => None,
             });
         }
         Ok(told)
     }
 
-    /// Lets the application see what it was told, and wakes it if it sleeps.
-    /// Returns when it is to be woken, if that is later.
-    pub(super) fn finish_telling(&mut self, now_ns: u64) -> Result<Option<u64>, Misbehaved> {
-        while let Some(&notice) = self.untold.front() {
-            if !self.try_tell(notice)? {
+    /// Publishes the notifications, and wakes the application if it sleeps. Returns the time of
+    /// a wake-up that is coalesced to later.
+    pub(super) fn publish_notifications(
+        &mut self,
+        now_ns: u64,
+    ) -> Result<Option<u64>, ProtocolError> {
+        while let Some(&notice) = self.queued_notifications.front() {
+            if !self.try_notify(notice)? {
                 break;
             }
-            self.untold.pop_front();
-            if let Notice::Changed(handle) = notice
-                && let Some(entry) = self.entry(handle.place)
+            self.queued_notifications.pop_front();
+            if let Notification::Changed(handle) = notice
+                && let Some(entry) = self.entry(handle.slot)
                 && entry.handle == handle
             {
-                entry.waits_to_tell = false;
+                entry.is_notification_queued = false;
             }
         }
-        if std::mem::take(&mut self.has_told) {
-            self.notices.publish();
-            self.may_wake = true;
+        if std::mem::take(&mut self.has_unpublished) {
+            self.notifications.publish();
+            self.wake_pending = true;
         }
-        if !self.may_wake {
+        if !self.wake_pending {
             return Ok(None);
         }
         let wake_at_ns = self.coalescing.wake_at(now_ns);
-        if wake_at_ns > now_ns && self.it_sleeps.is_asked() {
+        if wake_at_ns > now_ns && self.application_sleeps.is_requested() {
             return Ok(Some(wake_at_ns));
         }
-        self.may_wake = false;
-        if !self.it_sleeps.take() {
+        self.wake_pending = false;
+        if !self.application_sleeps.take() {
             self.coalescing.on_awake();
         } else {
             self.coalescing.on_wake(now_ns);
-            // A connection that is full has woken it already; one that is over is
-            // found out by the next look.
+            // A full connection has woken the application already; a closed one is found out by
+            // the next check.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = rustix::net::send(&self.connection, &[0], flags);
         }
         Ok(None)
     }
 
-    /// Whether it has told us something since, or waits to be told.
+    /// True if a command can run or notifications are queued.
     pub(super) fn has_work(&mut self) -> bool {
-        let wants = self.held_back.is_some() || !matches!(self.commands.is_empty(), Ok(true));
-        !self.untold.is_empty() || wants && self.asked != Asked::Now
+        let wants =
+            self.deferred_command.is_some() || !matches!(self.commands.is_empty(), Ok(true));
+        !self.queued_notifications.is_empty()
+            || wants && self.port_query != PortQueryState::InProgress
     }
 
-    /// Takes the bytes away that woke us. Whether it is still there.
+    /// Drains the wake-up bytes. Returns false if the application has closed the connection.
     pub(super) fn is_alive(&self) -> bool {
         let mut bytes = [0; 4096];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {

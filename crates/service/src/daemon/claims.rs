@@ -1,4 +1,4 @@
-//! Whose the ports are when one daemon goes on in another one's place.
+//! Ports held by a daemon's sockets, across a handover to another daemon.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,124 +7,126 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tidegate_engine::{Claim, Claims};
-use tidegate_port::spread::Sharing;
-use tidegate_port::steering::Protocol;
+use tidegate_device::sharded::PortSharing;
+use tidegate_device::steering::TransportProtocol;
+use tidegate_engine::{PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
-use super::calls::Host;
-use super::names::{NOBODY, SocketKey};
-use super::state::{Damaged, SavedClaim, SavedProtocol};
+use super::commands::SocketServer;
+use super::ids::{NO_APP, SocketKey};
+use super::snapshot::{ClaimSnapshot, InvalidSnapshot, ProtocolSnapshot};
 
-/// The claims of a daemon's sockets, each once.
+/// Port claims of a daemon's sockets, without duplicates.
 #[derive(Default)]
-pub(super) struct Numbered<'c> {
-    numbers: HashMap<*const Claim, u32>,
-    all: Vec<&'c Claim>,
+pub(super) struct ClaimTable<'c> {
+    indices: HashMap<*const PortClaim, u32>,
+    claims: Vec<&'c PortClaim>,
 }
 
-impl<'c> Numbered<'c> {
-    /// The number of a claim, which is added if it is new.
-    pub(super) fn number(&mut self, claim: &'c Arc<Claim>) -> u32 {
-        let next = self.all.len() as u32;
-        *self.numbers.entry(Arc::as_ptr(claim)).or_insert_with(|| {
-            self.all.push(claim);
+impl<'c> ClaimTable<'c> {
+    /// Index of a claim, which is added if it is new.
+    pub(super) fn index_of(&mut self, claim: &'c Arc<PortClaim>) -> u32 {
+        let next = self.claims.len() as u32;
+        *self.indices.entry(Arc::as_ptr(claim)).or_insert_with(|| {
+            self.claims.push(claim);
             next
         })
     }
 
-    /// All of them, with what is held of the kernel.
+    /// Snapshots of all claims, with their kernel sockets.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
-    pub(super) fn save(self) -> io::Result<Vec<(SavedClaim, Option<OwnedFd>)>> {
-        let save = |claim: &Claim| {
-            let kernel = claim.kernel().map(|fd| fd.try_clone_to_owned()).transpose()?;
+    /// When no file descriptor is left in the process.
+    pub(super) fn save(self) -> io::Result<Vec<(ClaimSnapshot, Option<OwnedFd>)>> {
+        let save = |claim: &PortClaim| {
+            let kernel = claim.kernel_socket().map(|fd| fd.try_clone_to_owned()).transpose()?;
             let (protocol, _) = claim.local_port();
-            let saved = SavedClaim {
+            let saved = ClaimSnapshot {
                 protocol: match protocol {
-                    Protocol::Udp => SavedProtocol::Udp,
-                    Protocol::Tcp => SavedProtocol::Tcp,
+                    TransportProtocol::Udp => ProtocolSnapshot::Udp,
+                    TransportProtocol::Tcp => ProtocolSnapshot::Tcp,
                 },
                 local: claim.local(),
                 addresses: claim.addresses().collect(),
-                is_held: kernel.is_some(),
+                has_kernel_socket: kernel.is_some(),
             };
             Ok((saved, kernel))
         };
-        self.all.into_iter().map(save).collect()
+        self.claims.into_iter().map(save).collect()
     }
 }
 
-/// What another daemon had taken from the kernel, and for whom, by its numbers.
-pub(super) struct Taken {
-    claims: Vec<(Option<OwnedFd>, SavedClaim)>,
+/// Port claims of the previous daemon, and the sockets and connections they belong to, by index.
+pub(super) struct RestoredClaims {
+    claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
     sockets: Vec<(SocketKey, u32)>,
-    ending: Vec<(TcpId, u32)>,
+    closing: Vec<(TcpId, u32)>,
 }
 
-impl Taken {
+impl RestoredClaims {
     /// # Errors
-    /// [`Damaged`] when there is no claim of a number.
+    /// [`InvalidSnapshot`] when a claim's index is out of range.
     pub(super) fn new(
-        claims: Vec<(Option<OwnedFd>, SavedClaim)>,
+        claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
         sockets: Vec<(SocketKey, u32)>,
         ending: Vec<(TcpId, u32)>,
-    ) -> Result<Self, Damaged> {
+    ) -> Result<Self, InvalidSnapshot> {
         let numbers = sockets.iter().map(|(_, number)| number);
         let mut numbers = numbers.chain(ending.iter().map(|(_, number)| number));
         if numbers.any(|&number| number as usize >= claims.len()) {
-            return Err(Damaged("a socket has a port that nobody has taken"));
+            return Err(InvalidSnapshot("a socket refers to a port claim that does not exist"));
         }
-        Ok(Self { claims, sockets, ending })
+        Ok(Self { claims, sockets, closing: ending })
     }
 }
 
-impl Host {
-    /// What another daemon had taken from the kernel is taken again.
+impl SocketServer {
+    /// Takes from the kernel again the ports that the previous daemon had taken.
     ///
     /// # Errors
-    /// When the port does not take it.
-    pub(super) fn take_again(&mut self, taken: Taken) -> io::Result<()> {
-        if !self.claims.is_shared() {
+    /// When the device rejects a steering rule.
+    pub(super) fn restore_claims(&mut self, restored: RestoredClaims) -> io::Result<()> {
+        if !self.claims.shares_kernel_addresses() {
             return Ok(());
         }
-        let port = self.engine.port();
-        let resume = |(kernel, claim): (Option<OwnedFd>, SavedClaim)| {
+        let port = self.engine.device();
+        let resume = |(kernel, claim): (Option<OwnedFd>, ClaimSnapshot)| {
             let protocol = match claim.protocol {
-                SavedProtocol::Udp => Protocol::Udp,
-                SavedProtocol::Tcp => Protocol::Tcp,
+                ProtocolSnapshot::Udp => TransportProtocol::Udp,
+                ProtocolSnapshot::Tcp => TransportProtocol::Tcp,
             };
-            Claims::resume(port, protocol, claim.local, &claim.addresses, kernel)
+            PortClaims::resume(port, protocol, claim.local, &claim.addresses, kernel)
         };
-        let claims = taken.claims.into_iter().map(resume).collect::<io::Result<Vec<_>>>()?;
-        for (key, number) in taken.sockets {
+        let claims = restored.claims.into_iter().map(resume).collect::<io::Result<Vec<_>>>()?;
+        for (key, number) in restored.sockets {
             if let Some(socket) = self.sockets.get_mut(key) {
                 socket.claim = claims.get(number as usize).cloned();
             }
         }
-        for (id, number) in taken.ending {
-            self.claims.release_later(id, claims.get(number as usize).cloned());
+        for (id, number) in restored.closing {
+            self.claims.release_after_close(id, claims.get(number as usize).cloned());
         }
         Ok(())
     }
 
-    /// What another daemon had has its ports here before those of other cores.
+    /// Claims the ports of all restored sockets among the network cores.
     ///
     /// # Errors
-    /// When a port is another core's.
-    pub(super) fn settle_all(&mut self) -> io::Result<()> {
-        if self.claims.is_shared() {
+    /// When a port belongs to another core.
+    pub(super) fn claim_all_among_cores(&mut self) -> io::Result<()> {
+        if self.claims.shares_kernel_addresses() {
             return Ok(());
         }
-        // Of a port that is shared, each application has a claim of its own: they need
-        // not go together.
+        // On a shared port each application has a claim of its own: the applications can migrate
+        // separately.
         let mut claims = HashMap::new();
         let mut settle = |host: &mut Self, app, protocol, local: SocketAddr, sharing| {
-            let of = (sharing != Sharing::Alone).then_some(app);
+            let of = (sharing != PortSharing::Exclusive).then_some(app);
             let settled = match claims.entry((protocol, local.port(), of)) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(host.settle(protocol, local, sharing, None)?),
+                Entry::Vacant(new) => {
+                    new.insert(host.claim_among_cores(protocol, local, sharing, None)?)
+                }
             };
             io::Result::Ok(settled.clone())
         };
@@ -140,9 +142,9 @@ impl Host {
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
         for (id, local, options) in lingering {
-            let sharing = Sharing::new(options.reuse_port, options.party);
-            let claim = settle(self, NOBODY, Protocol::Tcp, local, sharing)?;
-            self.claims.release_later(id, claim);
+            let sharing = PortSharing::new(options.reuse_port, options.owner);
+            let claim = settle(self, NO_APP, TransportProtocol::Tcp, local, sharing)?;
+            self.claims.release_after_close(id, claim);
         }
         Ok(())
     }

@@ -1,61 +1,67 @@
-//! When to wake an application that sleeps.
+//! Wake-up coalescing: the time to wake an application that sleeps.
 //!
-//! A program that is woken for each request of many peers pays a context switch
-//! for each. As cards put their interrupts off, an application that was just
-//! woken is not woken again at once: what comes meanwhile comes together. Few
-//! peers that ask, wait and ask again are not kept waiting: whatever comes from
-//! one of the sockets that it was told of lately does so at once.
+//! An application that is woken for each request of many peers pays a context switch for each.
+//! As NICs coalesce interrupts, an application that was just woken is not woken again within
+//! an interval, and the events of the interval arrive together. A few peers that alternate
+//! requests and answers are not delayed: an event on a recently notified socket wakes the
+//! application at once.
 
-/// So many sockets are few.
-const FEW: usize = 4;
+/// Number of recently notified sockets whose events wake the application at once.
+const MAX_RECENT_SOCKETS: usize = 4;
 
-/// When an application was woken, and for what.
+/// Last wake-up of an application, and the notifications since.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Coalescing {
+pub(super) struct WakeCoalescing {
     interval_ns: u64,
     woken_ns: Option<u64>,
-    /// The last sockets that it was told of, the latest first.
-    lately: [Option<u32>; FEW],
-    /// Since it was awake it was told of another than those.
-    is_crowd: bool,
-    /// Since it was awake it was answered.
-    is_answer: bool,
+    /// Slots of the last sockets notified, the latest first.
+    recent_slots: [Option<u32>; MAX_RECENT_SOCKETS],
+    /// Since it was last awake, the application was notified of a socket outside `recent_slots`.
+    has_other_sockets: bool,
+    /// Since it was last awake, the application was sent an answer.
+    has_answer: bool,
 }
 
-impl Coalescing {
+impl WakeCoalescing {
     pub(super) fn new(interval_ns: u64) -> Self {
-        let lately = [None; FEW];
-        Self { interval_ns, woken_ns: None, lately, is_crowd: false, is_answer: false }
-    }
-
-    /// The application was told of a socket, or was answered.
-    pub(super) fn on_told(&mut self, place: Option<u32>) {
-        self.is_answer |= place.is_none();
-        if place.is_some() && !self.lately.contains(&place) {
-            self.is_crowd = true;
-            self.lately.rotate_right(1);
-            self.lately[0] = place;
+        let lately = [None; MAX_RECENT_SOCKETS];
+        Self {
+            interval_ns,
+            woken_ns: None,
+            recent_slots: lately,
+            has_other_sockets: false,
+            has_answer: false,
         }
     }
 
-    /// When to wake it: now, or then.
+    /// Records a notification of a socket, or of an answer with `None`.
+    pub(super) fn on_notified(&mut self, slot: Option<u32>) {
+        self.has_answer |= slot.is_none();
+        if slot.is_some() && !self.recent_slots.contains(&slot) {
+            self.has_other_sockets = true;
+            self.recent_slots.rotate_right(1);
+            self.recent_slots[0] = slot;
+        }
+    }
+
+    /// Time to wake the application: now, or when the interval is over.
     pub(super) fn wake_at(&self, now_ns: u64) -> u64 {
-        let waits = self.is_crowd && !self.is_answer;
+        let waits = self.has_other_sockets && !self.has_answer;
         match self.woken_ns {
             Some(woken_ns) if waits => now_ns.max(woken_ns + self.interval_ns),
             _ => now_ns,
         }
     }
 
-    /// It is woken.
+    /// Records a wake-up.
     pub(super) fn on_wake(&mut self, now_ns: u64) {
         self.woken_ns = Some(now_ns);
         self.on_awake();
     }
 
-    /// It is awake, and sees what it was told.
+    /// Records that the application is awake and sees its notifications.
     pub(super) fn on_awake(&mut self) {
-        (self.is_crowd, self.is_answer) = (false, false);
+        (self.has_other_sockets, self.has_answer) = (false, false);
     }
 }
 
@@ -64,36 +70,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_peers_wake_it_once_in_a_while_and_few_each_time() {
-        let mut coalescing = Coalescing::new(50);
-        coalescing.on_told(Some(1));
-        assert_eq!(coalescing.wake_at(100), 100, "it slept for long");
+    fn coalesces_wakeups_only_with_many_active_sockets() {
+        let mut coalescing = WakeCoalescing::new(50);
+        coalescing.on_notified(Some(1));
+        assert_eq!(coalescing.wake_at(100), 100, "no recent wake-up");
         coalescing.on_wake(100);
-        coalescing.on_told(Some(1));
-        assert_eq!(coalescing.wake_at(110), 110, "the same peer again");
+        coalescing.on_notified(Some(1));
+        assert_eq!(coalescing.wake_at(110), 110, "the same socket again");
         coalescing.on_wake(110);
-        coalescing.on_told(Some(2));
-        assert_eq!(coalescing.wake_at(120), 160, "another one");
+        coalescing.on_notified(Some(2));
+        assert_eq!(coalescing.wake_at(120), 160, "another socket");
         assert_eq!(coalescing.wake_at(170), 170, "after the interval");
-        coalescing.on_told(None);
-        assert_eq!(coalescing.wake_at(120), 120, "somebody waits for an answer");
+        coalescing.on_notified(None);
+        assert_eq!(coalescing.wake_at(120), 120, "an answer is never delayed");
         coalescing.on_wake(120);
-        coalescing.on_told(Some(1));
-        coalescing.on_told(Some(2));
-        assert_eq!(coalescing.wake_at(130), 130, "they are but two");
+        coalescing.on_notified(Some(1));
+        coalescing.on_notified(Some(2));
+        assert_eq!(coalescing.wake_at(130), 130, "two sockets only");
         coalescing.on_wake(130);
         for place in (3..8).chain(1..8) {
-            coalescing.on_told(Some(place));
-            assert_eq!(coalescing.wake_at(140), 180, "too many for that");
+            coalescing.on_notified(Some(place));
+            assert_eq!(coalescing.wake_at(140), 180, "more sockets than are remembered");
             coalescing.on_wake(130);
         }
     }
 
     #[test]
-    fn without_an_interval_nothing_waits() {
-        let mut coalescing = Coalescing::new(0);
+    fn zero_interval_wakes_at_once() {
+        let mut coalescing = WakeCoalescing::new(0);
         coalescing.on_wake(100);
-        coalescing.on_told(Some(2));
+        coalescing.on_notified(Some(2));
         assert_eq!(coalescing.wake_at(100), 100);
     }
 }

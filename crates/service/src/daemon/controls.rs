@@ -1,4 +1,4 @@
-//! Changing a daemon while it runs.
+//! Changes to a running daemon.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -6,67 +6,73 @@ use std::sync::{Arc, mpsc};
 use tidegate_gate::{GateCounters, Settings};
 
 use super::cores::Cores;
-use super::post::Message;
+use super::inbox::CoreMessage;
 use super::report::GateState;
 
-/// How a daemon is changed while it runs.
+/// Control handle of a running daemon. It can be cloned and sent to other threads.
 #[derive(Clone)]
 pub struct Controls {
     pub(super) cores: Arc<Cores>,
 }
 
 impl Controls {
-    /// Receive scheduling on all cores, with these settings from now on if there are
-    /// any.
+    /// Applies receive-scheduling settings to all cores, if given. Returns the settings in force
+    /// and the counters of all cores together.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for another mode, and when a core has ended.
+    /// [`io::ErrorKind::InvalidInput`] for another mode; another kind when a core has ended.
     pub fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         let ended = || io::Error::other("the network core has ended");
         let ask = |core| {
             let (answer, answered) = mpsc::channel();
-            self.cores.post(core).send(Message::Gate(settings.cloned(), answer))?;
+            self.cores.inbox(core).send(CoreMessage::Gate(settings.cloned(), answer))?;
             answered.recv().map_err(|_| ended())?
         };
         let mut states = (0..self.cores.count()).map(ask);
         let first: io::Result<GateState> = states.next().unwrap_or_else(|| Err(ended()));
         states.try_fold(first?, |all, core| {
             let GateCounters { interrupts, receive_turns, yields, .. } = all.counters;
-            let GateCounters { held_by_feedback, held_by_share, lifted, .. } = all.counters;
+            let GateCounters {
+                paused_by_feedback: held_by_feedback,
+                paused_by_share: held_by_share,
+                share_lifted: lifted,
+                ..
+            } = all.counters;
             let core = core?.counters;
             let counters = GateCounters {
                 interrupts: interrupts + core.interrupts,
                 receive_turns: receive_turns + core.receive_turns,
                 yields: yields + core.yields,
-                held_by_feedback: held_by_feedback + core.held_by_feedback,
-                held_by_share: held_by_share + core.held_by_share,
-                lifted: lifted + core.lifted,
+                paused_by_feedback: held_by_feedback + core.paused_by_feedback,
+                paused_by_share: held_by_share + core.paused_by_share,
+                share_lifted: lifted + core.share_lifted,
             };
             Ok(GateState { counters, ..all })
         })
     }
 
-    /// Lets a whole program go to another core: it may have attached once for each.
+    /// Moves a whole process to another core: it may have attached once for each core.
     ///
     /// # Errors
     /// As [`Controls::move_application`].
-    pub fn move_program(&self, pid: u32, core: usize) -> io::Result<()> {
+    pub fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
         (0..self.cores.count()).try_for_each(|_| self.move_application(pid, core))
     }
 
-    /// Lets one application of a process on each core go to another core, and those that
-    /// it shares sockets or ports with. If it is there already, or there is no such
-    /// process, nothing happens.
+    /// Moves one application of a process on each core to another core, with the applications
+    /// that share sockets or ports with it. An application that is there already, or a process
+    /// that is not attached, is no error.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when there is no such core, and when one has
-    /// ended.
+    /// [`io::ErrorKind::NotFound`] when there is no such core; another kind when a core has ended.
     pub fn move_application(&self, pid: u32, core: usize) -> io::Result<()> {
         let count = self.cores.count();
         if core >= count {
-            let what = format!("there is no network core {core}: they are 0 to {}", count - 1);
+            let what = format!("there is no network core {core}: choose from 0 to {}", count - 1);
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
-        (0..count).try_for_each(|from| self.cores.post(from).send(Message::Give { pid, to: core }))
+        (0..count).try_for_each(|from| {
+            self.cores.inbox(from).send(CoreMessage::MigrateProcess { pid, to: core })
+        })
     }
 }

@@ -1,156 +1,155 @@
-//! What the cores of a daemon know of each other.
+//! State shared by the network cores of a daemon.
 
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use tidegate_device::sharded::FlowSteering;
 use tidegate_memory::Doorbell;
-use tidegate_port::spread::Crossing;
 
 use super::application::Application;
-use super::load::Load;
-use super::post::{Message, Post};
-use super::report::Report;
+use super::inbox::{CoreMessage, InboxSender};
+use super::load::CoreLoad;
+use super::report::DaemonReport;
 
-/// How often the cores are asked for what all of them have at a time.
-const REPORTS_MAX: usize = 1000;
+/// Attempts to get reports of all cores in which every application occurs exactly once.
+const MAX_REPORT_ATTEMPTS: usize = 1000;
 
-/// Who is searched core by core may be on the way from one to the next: so many
-/// times around they are asked.
-const LAPS: usize = 64;
+/// Times a search goes around all cores: its target may be migrating from one core to the next.
+const SEARCH_LAPS: usize = 64;
 
-/// The cores of a daemon. Core 0 has the card.
+/// Network cores of a daemon. Core 0 is the primary core, which has the device.
 pub(super) struct Cores {
-    posts: Vec<Post>,
-    loads: Vec<Load>,
-    /// How many get new applications.
+    inboxes: Vec<InboxSender>,
+    loads: Vec<CoreLoad>,
+    /// Number of cores that get new applications: the first ones.
     used: AtomicUsize,
-    /// Everything is to be on the core with the card.
-    gathers: AtomicBool,
-    /// Where their ways cross; there is none with one core.
-    crossing: Option<Arc<Crossing>>,
-    /// For the door, when an application was let go.
-    let_go_bell: Doorbell,
+    /// All applications and sockets are moving to the primary core.
+    is_gathering: AtomicBool,
+    /// Flow steering between the cores; `None` with a single core.
+    flow_steering: Option<Arc<FlowSteering>>,
+    /// Rung when an application was detached; the attach listener waits on it.
+    detach_bell: Doorbell,
 }
 
 impl Cores {
     pub(super) fn new(
-        posts: Vec<Post>,
+        posts: Vec<InboxSender>,
         limits: &RangeInclusive<usize>,
-        crossing: Option<Arc<Crossing>>,
+        crossing: Option<Arc<FlowSteering>>,
     ) -> io::Result<Self> {
         let cores = Self {
-            loads: posts.iter().map(|_| Load::default()).collect(),
-            posts,
+            loads: posts.iter().map(|_| CoreLoad::default()).collect(),
+            inboxes: posts,
             used: AtomicUsize::new(0),
-            gathers: AtomicBool::new(false),
-            crossing,
-            let_go_bell: Doorbell::new()?,
+            is_gathering: AtomicBool::new(false),
+            flow_steering: crossing,
+            detach_bell: Doorbell::new()?,
         };
         cores.set_used(*limits.start());
         Ok(cores)
     }
 
-    /// By which the door hears that applications were let go.
-    pub(super) fn let_go_bell(&self) -> &Doorbell {
-        &self.let_go_bell
+    /// Doorbell that is rung when an application was detached.
+    pub(super) fn detach_bell(&self) -> &Doorbell {
+        &self.detach_bell
     }
 
-    /// How many there are.
+    /// Number of cores.
     pub(super) fn count(&self) -> usize {
-        self.posts.len()
+        self.inboxes.len()
     }
 
-    /// How many cores are asked for somebody who is on one of them.
-    pub(super) fn most_hops(&self) -> usize {
-        LAPS * self.count()
+    /// Maximum number of hops of a search from core to core.
+    pub(super) fn max_hops(&self) -> usize {
+        SEARCH_LAPS * self.count()
     }
 
-    /// How to reach one.
-    pub(super) fn post(&self, core: usize) -> &Post {
-        &self.posts[core]
+    /// Sender to a core's inbox.
+    pub(super) fn inbox(&self, core: usize) -> &InboxSender {
+        &self.inboxes[core]
     }
 
-    /// How busy one is.
-    pub(super) fn load(&self, core: usize) -> &Load {
+    /// Load of a core.
+    pub(super) fn load(&self, core: usize) -> &CoreLoad {
         &self.loads[core]
     }
 
-    /// From now on whatever goes from core to core goes to the one with the card,
-    /// or no longer so.
-    pub(super) fn set_gathers(&self, gathers: bool) {
-        self.gathers.store(gathers, Ordering::SeqCst);
+    /// Starts or stops gathering: while it lasts, every migration goes to the primary core.
+    pub(super) fn set_gathering(&self, gathers: bool) {
+        self.is_gathering.store(gathers, Ordering::SeqCst);
     }
 
-    /// Where something goes that is to go to a core.
-    pub(super) fn way_to(&self, core: usize) -> usize {
-        if self.gathers() { 0 } else { core }
+    /// Core to which a migration towards `core` goes: the primary core while gathering.
+    pub(super) fn migration_target(&self, core: usize) -> usize {
+        if self.is_gathering() { 0 } else { core }
     }
 
-    /// Whether everything is to be on the core with the card.
-    pub(super) fn gathers(&self) -> bool {
-        self.gathers.load(Ordering::SeqCst)
+    /// True while everything moves to the primary core.
+    pub(super) fn is_gathering(&self) -> bool {
+        self.is_gathering.load(Ordering::SeqCst)
     }
 
-    pub(super) fn crossing(&self) -> Option<&Crossing> {
-        self.crossing.as_deref()
+    pub(super) fn flow_steering(&self) -> Option<&FlowSteering> {
+        self.flow_steering.as_deref()
     }
 
-    /// The first so many get new applications.
+    /// Sets the number of cores that get new applications.
     pub(super) fn set_used(&self, used: usize) {
         let used = used.min(self.count());
         self.used.store(used, Ordering::Relaxed);
-        if let Some(crossing) = &self.crossing {
-            (0..used).for_each(|core| crossing.set_used(core));
+        if let Some(crossing) = &self.flow_steering {
+            (0..used).for_each(|core| crossing.set_active(core));
         }
     }
 
-    /// How many get new applications.
+    /// Number of cores that get new applications.
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Where a new application has the most room.
-    pub(super) fn for_newcomer(&self) -> usize {
-        let room = |&core: &usize| {
-            let said = self.loads[core].said();
-            (said.applications, said.busy)
+    /// Core for a new application: the core with the fewest applications, then the least busy.
+    pub(super) fn least_loaded(&self) -> usize {
+        let occupancy = |&core: &usize| {
+            let report = self.loads[core].last_report();
+            (report.applications, report.busy_permille)
         };
-        (0..self.used()).min_by_key(room).unwrap_or(0)
+        (0..self.used()).min_by_key(occupancy).unwrap_or(0)
     }
 
     /// Sends an application to a core.
     ///
     /// # Errors
     /// When the core has ended.
-    pub(super) fn let_in(&self, core: usize, app: Application) -> io::Result<()> {
+    pub(super) fn admit(&self, core: usize, app: Application) -> io::Result<()> {
         self.loads[core].add_applications(1);
-        self.posts[core].send(Message::Joined(Box::new(app), 0))
+        self.inboxes[core].send(CoreMessage::Attach(Box::new(app), 0))
     }
 
-    /// An application is another core's to let in.
-    pub(super) fn count_one_elsewhere(&self, from: usize, to: usize) {
+    /// Moves the count of one application from one core to another.
+    pub(super) fn recount_application(&self, from: usize, to: usize) {
         self.loads[to].add_applications(1);
         self.loads[from].remove_applications(1);
     }
 
-    fn applications(&self) -> usize {
-        self.loads.iter().map(|load| load.said().applications as usize).sum()
+    fn application_count(&self) -> usize {
+        self.loads.iter().map(|load| load.last_report().applications as usize).sum()
     }
 
-    /// How things stand with all of them.
+    /// Report of all cores together.
     ///
     /// # Errors
     /// When a core has ended.
-    pub(super) fn report(&self) -> io::Result<Report> {
-        let mut left = REPORTS_MAX;
+    pub(super) fn report(&self) -> io::Result<DaemonReport> {
+        let mut attempts_left = MAX_REPORT_ATTEMPTS;
         loop {
-            let reports = self.posts.iter().map(Post::report).collect::<io::Result<Vec<_>>>()?;
-            let report = Report::join(reports, self.used());
-            left -= 1;
-            // One that is on its way from core to core may be missed, or told twice.
-            if report.applications.len() == self.applications() || left == 0 {
+            let reports =
+                self.inboxes.iter().map(InboxSender::report).collect::<io::Result<Vec<_>>>()?;
+            let report = DaemonReport::merge(reports, self.used());
+            attempts_left -= 1;
+            // An application that is migrating may be missing, or reported twice.
+            if report.applications.len() == self.application_count() || attempts_left == 0 {
                 return Ok(report);
             }
             std::thread::yield_now();

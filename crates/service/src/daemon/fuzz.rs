@@ -1,5 +1,5 @@
-//! A state from anybody: what the fuzz target `daemon_state` does with bytes, and
-//! the tests with its seeds. It is no part of a daemon.
+//! Untrusted snapshots: body of the fuzz target `daemon_state`, also run on its seeds by the
+//! tests. Not compiled into a daemon.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,65 +7,64 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
-use super::passages::{Passage, Passages};
-use super::quota::Terms;
+use super::quota::AppSettings;
 use super::save::restore;
-use super::state::State;
-use crate::contract::layout::Geometry;
+use super::snapshot::DaemonSnapshot;
+use super::transfer_table::{SocketTransfer, TransferTable};
+use crate::ipc::layout::Geometry;
 
-/// No state that a target makes needs more memory, in words of eight bytes, and
-/// more descriptors.
-const MOST_WORDS: usize = 1 << 20;
-const MOST_DESCRIPTORS: usize = 32;
+/// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.
+const MAX_REGION_WORDS: usize = 1 << 20;
+const MAX_DESCRIPTORS: usize = 32;
 
-/// What became of some bytes.
+/// Outcome for some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// They are no state at all.
+    /// The bytes are no snapshot.
     Unreadable,
-    /// No daemon can go on from it.
+    /// A snapshot that no daemon can restore.
     Refused,
-    /// A daemon could go on from it.
-    TakenUp,
+    /// A snapshot that a daemon could restore.
+    Accepted,
 }
 
-/// Takes bytes for the state of a daemon, with as many descriptors as it says,
-/// and does with applications what a core would.
+/// Restores a daemon from bytes, with as many descriptors as they state, and drives its
+/// applications as a core would.
 pub fn check(bytes: &[u8]) -> Outcome {
-    let Ok(state) = State::decode(bytes) else { return Outcome::Unreadable };
+    let Ok(state) = DaemonSnapshot::decode(bytes) else { return Outcome::Unreadable };
     let apps = state.applications.iter().flatten().count();
-    let held = state.claims.iter().filter(|claim| claim.is_held).count();
-    let others = apps + held + usize::from(state.port.is_some());
+    let held = state.claims.iter().filter(|claim| claim.has_kernel_socket).count();
+    let others = apps + held + usize::from(state.device.is_some());
     let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };
-    let Ok((_, mut restored, _)) = restore(state, descriptors, Terms::default()) else {
+    let Ok((_, mut restored, _)) = restore(state, descriptors, AppSettings::default()) else {
         return Outcome::Refused;
     };
-    let is_there = |passage: &Passage| restored.sockets.get(passage.key).is_some();
-    if Passages::restore(restored.passages, 0, is_there).is_err() {
+    let is_there = |passage: &SocketTransfer| restored.sockets.get(passage.key).is_some();
+    if TransferTable::restore(restored.transfers, 0, is_there).is_err() {
         return Outcome::Refused;
     }
     for app in restored.apps.iter_mut().flatten() {
         for place in [0, 3, u32::MAX] {
-            let _ = app.tell_changed(place);
-            app.leave(place, false);
+            let _ = app.notify_changed(place);
+            app.remove_socket(place, false);
         }
-        let _ = (app.next_command(), app.reserve(), app.finish_telling(0));
+        let _ = (app.next_command(), app.reserve_slot(), app.publish_notifications(0));
     }
-    Outcome::TakenUp
+    Outcome::Accepted
 }
 
 fn descriptors(memories: &[Geometry], others: usize) -> io::Result<Vec<OwnedFd>> {
-    if 2 * memories.len() + others > MOST_DESCRIPTORS {
+    if 2 * memories.len() + others > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let mut descriptors = Vec::new();
     for geometry in memories {
-        let sizes = match geometry.is_sound() {
+        let sizes = match geometry.is_valid() {
             true => [geometry.control_words(), geometry.data_words()],
             false => [1, 1],
         };
         for words in sizes {
-            if words > MOST_WORDS {
+            if words > MAX_REGION_WORDS {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
             descriptors.push(Region::reserve(words)?.as_fd().try_clone_to_owned()?);

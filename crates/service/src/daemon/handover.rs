@@ -1,39 +1,38 @@
-//! What is said when another daemon is to go on in this one's place.
+//! Messages between the attach listener and the core when another daemon takes over.
 
 use std::sync::mpsc;
 
-use super::save::Belongings;
+use super::save::StateFds;
 
-/// How the core and who asks it to hand over hear of each other.
-pub(super) struct HandOver {
-    /// What there is to be handed over, or why it is not.
-    pub(super) offer: mpsc::Sender<Result<Parcel, String>>,
-    /// The process that has taken it and goes on, if any. The core waits for this
-    /// word.
+/// Request to hand over, with the channels between its sender and the core.
+pub(super) struct HandoverRequest {
+    /// The package to hand over, or the reason for a refusal.
+    pub(super) offer: mpsc::Sender<Result<HandoverPackage, String>>,
+    /// Process that has taken over, if any. The core waits for this message.
     pub(super) outcome: mpsc::Receiver<Option<u32>>,
 }
 
-impl HandOver {
-    /// Says why nothing is handed over.
+impl HandoverRequest {
+    /// Refuses the handover.
     pub(super) fn refuse(&self, why: &str) {
-        // Who asked may have gone.
+        // The requester may have gone.
         let _ = self.offer.send(Err(why.to_owned()));
     }
 }
 
-/// Everything that another daemon needs.
-pub(super) struct Parcel {
+/// Everything that the next daemon needs.
+pub(super) struct HandoverPackage {
     pub(super) state: Vec<u8>,
-    pub(super) belongings: Belongings,
+    pub(super) fds: StateFds,
 }
 
-/// Who waits for what all cores have, while it comes together on one.
-pub(super) struct Leaving {
-    pub(super) to: HandOver,
+/// Handover that waits while all cores move their applications to the primary core.
+pub(super) struct PendingHandover {
+    pub(super) request: HandoverRequest,
     /// Cores that have not answered.
-    pub(super) awaited: usize,
-    /// How often all are still asked.
-    pub(super) laps: usize,
-    /// What could not come, the last time.
-    pub(super) left: usize,
+    pub(super) awaited_cores: usize,
+    /// Times that all cores are still to be asked.
+    pub(super) laps_left: usize,
+    /// Applications and sockets that could not move, the last time.
+    pub(super) unmoved: usize,
 }

@@ -1,35 +1,35 @@
-//! When memory that was freed goes back to the kernel.
+//! Return of freed heap memory to the kernel.
 
 use std::time::{Duration, Instant};
 
 use tidegate_memory::trim_heap;
 
-/// So long after the last application was let go: until then the stack gives back
-/// what it kept for the next ones, and those may come.
-const REST: Duration = Duration::from_secs(5);
+/// Delay after the last detach: until then the stack releases memory it kept for further
+/// sockets, and new applications may reuse it.
+const TRIM_DELAY: Duration = Duration::from_secs(5);
 
-/// Has the heap trimmed when nobody has gone for a while.
+/// Trims the heap when no application was detached for a while.
 pub(super) struct HeapTrim {
     due: Option<Instant>,
 }
 
 impl HeapTrim {
-    /// What starting took goes back, too.
+    /// Schedules a first trim, for memory that startup used.
     pub(super) fn new(now: Instant) -> Self {
-        Self { due: Some(now + REST) }
+        Self { due: Some(now + TRIM_DELAY) }
     }
 
-    /// An application was let go, and memory was freed.
-    pub(super) fn on_let_go(&mut self, now: Instant) {
-        self.due = Some(now + REST);
+    /// Records that an application was detached, and its memory freed.
+    pub(super) fn on_detach(&mut self, now: Instant) {
+        self.due = Some(now + TRIM_DELAY);
     }
 
-    /// How long until [`HeapTrim::trim_if_due`] has something to do.
-    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+    /// Time until [`HeapTrim::trim_if_due`] has something to do.
+    pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
         self.due.map(|due| due.saturating_duration_since(now))
     }
 
-    /// To be called by a thread that nobody's packets wait for.
+    /// Trims the heap if it is due. Must not run on a thread that processes packets.
     pub(super) fn trim_if_due(&mut self, now: Instant) {
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
@@ -43,18 +43,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_done_once_after_the_last_one_went() {
+    fn trims_once_after_the_last_detach() {
         let began = Instant::now();
         let second = Duration::from_secs(1);
         let mut trim = HeapTrim::new(began);
-        assert_eq!(trim.left(began), Some(REST));
-        trim.on_let_go(began + second);
-        trim.on_let_go(began + 2 * second);
-        trim.trim_if_due(began + REST + second);
-        assert_eq!(trim.left(began + REST + second), Some(second), "another one went");
-        trim.trim_if_due(began + REST + 2 * second);
-        assert_eq!(trim.left(began + REST + 2 * second), None);
-        trim.on_let_go(began + REST + 3 * second);
-        assert_eq!(trim.left(began + REST + 4 * second), Some(REST - second));
+        assert_eq!(trim.time_left(began), Some(TRIM_DELAY));
+        trim.on_detach(began + second);
+        trim.on_detach(began + 2 * second);
+        trim.trim_if_due(began + TRIM_DELAY + second);
+        assert_eq!(
+            trim.time_left(began + TRIM_DELAY + second),
+            Some(second),
+            "another application was detached"
+        );
+        trim.trim_if_due(began + TRIM_DELAY + 2 * second);
+        assert_eq!(trim.time_left(began + TRIM_DELAY + 2 * second), None);
+        trim.on_detach(began + TRIM_DELAY + 3 * second);
+        assert_eq!(trim.time_left(began + TRIM_DELAY + 4 * second), Some(TRIM_DELAY - second));
     }
 }

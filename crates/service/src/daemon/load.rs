@@ -1,93 +1,93 @@
-//! How busy a core is.
+//! Load of a network core.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How long a core is watched before it says how busy it is.
-const WINDOW_NS: u64 = 10_000_000;
+/// Window over which a core's load is measured.
+const LOAD_WINDOW_NS: u64 = 10_000_000;
 
-/// All of a core's time.
-pub(super) const WHOLE: u32 = 1000;
+/// Load of a core that is busy all the time, in permille.
+pub(super) const FULL_PERMILLE: u32 = 1000;
 
-/// What others know of a core.
+/// Load of a core, as other threads see it.
 #[derive(Default)]
-pub(super) struct Load {
-    busy: AtomicU32,
-    /// How often it was told: a core that sleeps tells nothing.
-    told: AtomicU64,
+pub(super) struct CoreLoad {
+    busy_permille: AtomicU32,
+    /// Number of reports: a core that sleeps publishes none.
+    reports: AtomicU64,
     applications: AtomicU32,
-    families: AtomicU32,
+    migration_sets: AtomicU32,
 }
 
-/// What a core said last.
+/// Last report of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
-    /// Thousandths of its time in which it had something to do.
-    pub(super) busy: u32,
-    /// How often it has said something.
-    pub(super) told: u64,
-    /// Applications that it serves.
+pub(super) struct LastReport {
+    /// Share of its time in which the core was busy, in permille.
+    pub(super) busy_permille: u32,
+    /// Number of reports so far.
+    pub(super) reports: u64,
+    /// Applications served, or on their way to this core.
     pub(super) applications: u32,
-    /// How many of them can go elsewhere independently of each other.
-    pub(super) families: u32,
+    /// Sets of applications that can migrate independently.
+    pub(super) migration_sets: u32,
 }
 
-impl Load {
-    pub(super) fn said(&self) -> Said {
-        Said {
-            busy: self.busy.load(Ordering::Relaxed),
-            told: self.told.load(Ordering::Relaxed),
+impl CoreLoad {
+    pub(super) fn last_report(&self) -> LastReport {
+        LastReport {
+            busy_permille: self.busy_permille.load(Ordering::Relaxed),
+            reports: self.reports.load(Ordering::Relaxed),
             applications: self.applications.load(Ordering::SeqCst),
-            families: self.families.load(Ordering::Relaxed),
+            migration_sets: self.migration_sets.load(Ordering::Relaxed),
         }
     }
 
-    /// So many more applications are here, or on their way here.
+    /// Adds applications that are here or on their way here.
     pub(super) fn add_applications(&self, count: usize) {
         self.applications.fetch_add(count as u32, Ordering::SeqCst);
     }
 
-    /// So many less.
+    /// Removes applications.
     pub(super) fn remove_applications(&self, count: usize) {
         self.applications.fetch_sub(count as u32, Ordering::SeqCst);
     }
 
-    pub(super) fn set_families(&self, families: usize) {
-        self.families.store(families as u32, Ordering::Relaxed);
+    pub(super) fn set_migration_sets(&self, families: usize) {
+        self.migration_sets.store(families as u32, Ordering::Relaxed);
     }
 
-    fn tell(&self, busy: u32) {
-        self.busy.store(busy, Ordering::Relaxed);
-        self.told.fetch_add(1, Ordering::Relaxed);
+    fn publish(&self, busy: u32) {
+        self.busy_permille.store(busy, Ordering::Relaxed);
+        self.reports.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Measures what part of its time a core has something to do.
+/// Measures the share of time in which a core is busy.
 #[derive(Default)]
-pub(super) struct Meter {
+pub(super) struct LoadMeter {
     began_ns: u64,
     last_ns: u64,
     busy_ns: u64,
     was_busy: bool,
 }
 
-impl Meter {
-    /// A round begins. Whether a window is over; what is measured is in `load` then.
-    pub(super) fn on_round(&mut self, now_ns: u64, load: &Load) -> bool {
+impl LoadMeter {
+    /// Starts a round. Returns true at the end of a window, with the result published in `load`.
+    pub(super) fn on_round(&mut self, now_ns: u64, load: &CoreLoad) -> bool {
         if self.was_busy {
             self.busy_ns += now_ns.saturating_sub(self.last_ns);
         }
         self.last_ns = now_ns;
         let elapsed_ns = now_ns.saturating_sub(self.began_ns);
-        if elapsed_ns < WINDOW_NS {
+        if elapsed_ns < LOAD_WINDOW_NS {
             return false;
         }
-        let busy = u128::from(self.busy_ns) * u128::from(WHOLE) / u128::from(elapsed_ns);
-        load.tell((busy as u32).min(WHOLE));
+        let busy = u128::from(self.busy_ns) * u128::from(FULL_PERMILLE) / u128::from(elapsed_ns);
+        load.publish((busy as u32).min(FULL_PERMILLE));
         (self.began_ns, self.busy_ns) = (now_ns, 0);
         true
     }
 
-    /// Whether the round found something to do.
+    /// Records if the round found work.
     pub(super) fn set_busy(&mut self, busy: bool) {
         self.was_busy = busy;
     }
@@ -98,19 +98,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_with_work_counts() {
-        let (mut meter, load) = (Meter::default(), Load::default());
+    fn measures_permille_of_busy_time() {
+        let (mut meter, load) = (LoadMeter::default(), CoreLoad::default());
         assert!(!meter.on_round(0, &load));
         meter.set_busy(true);
         assert!(!meter.on_round(3_000_000, &load));
         meter.set_busy(false);
         assert!(meter.on_round(12_000_000, &load));
-        assert_eq!(load.said(), Said { busy: 250, told: 1, ..Said::default() });
+        assert_eq!(
+            load.last_report(),
+            LastReport { busy_permille: 250, reports: 1, ..LastReport::default() }
+        );
         meter.set_busy(true);
         assert!(meter.on_round(42_000_000, &load));
-        assert_eq!(load.said().busy, WHOLE);
+        assert_eq!(load.last_report().busy_permille, FULL_PERMILLE);
         meter.set_busy(false);
-        assert!(meter.on_round(10_000_000_000, &load), "a long sleep");
-        assert_eq!(load.said().busy, 0);
+        assert!(meter.on_round(10_000_000_000, &load), "idle for a long time");
+        assert_eq!(load.last_report().busy_permille, 0);
     }
 }

@@ -1,42 +1,42 @@
-//! The daemon: engines on network cores, and a door for applications.
+//! The daemon: engines on network cores, and a Unix socket where applications attach.
 //!
-//! A core owns everything: an engine, the applications' ends of the rings and their
-//! sockets. It takes no lock. The door has a thread of its own, which makes the
-//! memory for those who come in and sends them to a core. With several cores
-//! applications go from one to another, so that as many cores are used as are needed.
+//! A network core owns everything it uses: an engine, the daemon's ends of the rings and the
+//! sockets of applications. It takes no lock. The attach listener has a thread of its own,
+//! which creates the shared memory of new applications and sends them to a core. With several
+//! cores, applications migrate, so that as many cores are used as needed.
 
 mod application;
-mod balance;
-mod calls;
+mod attach_listener;
+mod balancer;
 mod claims;
 mod coalescing;
+mod commands;
 mod controls;
-mod core;
+mod core_handover;
 mod cores;
-mod door;
-mod family;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handover;
+mod handover_protocol;
 mod heap_trim;
-mod held;
-mod leaving;
+mod ids;
+mod inbox;
 mod load;
-mod moving;
-mod names;
-mod owners;
-mod passages;
-mod passing;
-mod post;
+mod migration;
+mod migration_set;
+mod network_core;
+mod pending_datagram;
+mod port_query;
 mod quota;
 mod report;
 mod save;
+mod snapshot;
 mod socket;
-mod state;
-mod succession;
+mod socket_table;
 mod tcp;
+mod transfer;
+mod transfer_table;
 mod udp;
-mod wanted_port;
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -44,222 +44,246 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{IdleConfig, NetConfig, OpenError, PreparedCores, SpreadStacks, open_spread};
+use tidegate_device::sharded::MAX_CORES;
+use tidegate_engine::{
+    IdleConfig, NetConfig, OpenError, PreparedEngines, ShardedStacks, open_sharded,
+};
 use tidegate_gate::Mode;
-use tidegate_port::spread::MOST_CORES;
 use tidegate_wire::MacAddr;
 
+pub use attach_listener::AttachConfig;
 pub use controls::Controls;
-pub use door::DoorConfig;
-pub use names::Identity;
+pub use handover_protocol::OutputFds;
+pub use ids::Identity;
 pub use quota::Quota;
-pub use report::{ApplicationReport, CoreReport, GateState, Report, SocketReport};
-pub use succession::Prints;
+pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
 
-use self::balance::Balance;
-use self::calls::Host;
-use self::core::{Core, Seat};
+use self::attach_listener::{AttachListener, BoundSocket};
+use self::balancer::Balancer;
+use self::commands::SocketServer;
+use self::core_handover::open_released_device;
 use self::cores::Cores;
-use self::door::{Door, Doorway};
-use self::leaving::open_closed;
-use self::post::{Message, Post};
-use self::quota::Terms;
-use self::save::Restored;
-use self::state::State;
-use self::succession::{Handed, Successor};
+use self::handover_protocol::{ReceivedState, Successor};
+use self::inbox::{CoreMessage, InboxSender};
+use self::network_core::{CoreSlot, NetworkCore};
+use self::quota::AppSettings;
+use self::save::RestoredCore;
+use self::snapshot::DaemonSnapshot;
 
-/// Where sentences about applications go.
+/// Log sink: receives one line for each event of an application.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// How long an application that was woken is not woken again, unless it is told
-/// otherwise.
+/// Default minimum time between two wake-ups of an application with several peers.
 pub const DEFAULT_COALESCING: Duration = Duration::from_micros(100);
 
-/// Why a daemon did not start.
+/// Error when a daemon starts or takes over.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The stack could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The door could not be opened, or there is no thread or descriptor left.
+    /// The socket could not be bound, or no thread or file descriptor is left.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The geometry of applications' memory.
+    /// Sizes of the applications' shared memory out of range.
     #[error(
-        "what applications get makes no sense: streams hold a power of two of bytes from 4 KiB \
-         to 64 MiB, and there is room for 1 to 1,048,576 sockets"
+        "shared-memory sizes out of range: a stream holds a power of two of bytes from 4 KiB \
+         to 64 MiB, and an application has 1 to 1,048,576 sockets"
     )]
     Geometry,
-    /// A mode that needs threads for interrupts.
+    /// Scheduling mode that needs interrupt threads.
     #[error(
-        "a network core polls: mode {} works by interrupts; choose mode polled or dedicated",
+        "mode {} needs interrupts, but a network core polls; choose mode polled or dedicated",
         .0.name()
     )]
     Mode(Mode),
-    /// A share of a core's time that is none.
-    #[error("an application's share of a core is 1 to 100 percent, and not {0}")]
-    Share(u32),
-    /// A number of cores that there cannot be.
+    /// CPU share out of range, in percent.
+    #[error("an application's share of a core must be 1 to 100 percent, not {0}")]
+    CpuShare(u32),
+    /// Number of network cores out of range.
     #[error(
-        "there can be 1 to {MOST_CORES} network cores, and not {}-{}",
+        "the number of network cores must be 1 to {MAX_CORES}, not {}-{}",
         .0.start(),
         .0.end()
     )]
-    Cores(RangeInclusive<usize>),
+    CoreCount(RangeInclusive<usize>),
 }
 
-/// Stacks on network cores, and the applications on them. It ends when it is
-/// dropped.
+/// Network stacks on their cores, and the applications attached to them. Dropping the daemon
+/// stops it.
 pub struct Daemon {
-    // The door closes first: nobody comes to a core that has ended.
-    door: Option<Door>,
-    balance: Option<Balance>,
+    // Closed first: no application is sent to a core that has ended.
+    attach_listener: Option<AttachListener>,
+    balancer: Option<Balancer>,
     cores: Arc<Cores>,
     threads: Vec<JoinHandle<io::Result<Option<u32>>>>,
 }
 
-/// Makes the configuration of a daemon's stack once more.
-pub type Again = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
+/// Creates the configuration of a daemon's stack once more.
+pub type ConfigFactory = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
 
-/// Whether another daemon may go on in a daemon's place ([`Daemon::take_over`]).
-pub enum Upgrade {
-    /// No, because.
+/// Ability of a running daemon to be replaced by another one ([`Daemon::take_over`]).
+pub enum UpgradeMode {
+    /// No upgrade, for this reason.
     Refused(&'static str),
-    /// Yes: its port can be opened while the old one still has it.
-    Beside,
-    /// Yes, when the old one has closed the port and given what is left of it, which
-    /// it opens again by this configuration if the new one fails.
-    Anew(Again),
+    /// The next daemon opens the device while the old daemon still has it.
+    Concurrent,
+    /// The next daemon opens the device after the old daemon has closed it and handed over its
+    /// state. If the upgrade fails, the old daemon reopens the device by this configuration.
+    Reopen(ConfigFactory),
 }
 
-/// How to run a daemon.
-pub struct Start<B, S> {
-    /// Where applications come in.
-    pub door: DoorConfig,
-    /// How many network cores there are at least and at most. They are used as they
-    /// are needed; those that are not sleep.
+/// Options of a daemon.
+pub struct StartOptions<B, S> {
+    /// Attach listener, and the resources of each application.
+    pub attach: AttachConfig,
+    /// Minimum and maximum number of network cores. Cores are used as needed; unused cores sleep.
     pub cores: RangeInclusive<usize>,
-    /// Called by the thread of each core, with its number, before anything else: to
-    /// choose its processor and its priority.
-    pub begin: B,
-    /// Called when the port is open, by the threads of the cores after they have
-    /// begun and by the calling one before the door opens: to give up what is needed
-    /// no more. The door's thread has what the calling one has left.
-    pub settle: S,
-    /// Whether another daemon may go on in this one's place.
-    pub upgrade: Upgrade,
-    /// Where sentences about applications go.
+    /// Called first by the thread of each core, with the core's index: to pin the thread and set
+    /// its priority.
+    pub on_core_start: B,
+    /// Called once the device is open: by each core's thread after `on_core_start`, and by the
+    /// calling thread before applications are accepted. The attach listener's thread inherits the
+    /// privileges that the calling thread keeps.
+    pub drop_privileges: S,
+    /// Ability to be replaced by another daemon.
+    pub upgrade: UpgradeMode,
+    /// Log sink for events of applications.
     pub log: Log,
 }
 
 impl Daemon {
-    /// Opens a stack on one network core and the door. `begin` is called by the
-    /// thread of the core before anything else, to choose its processor and its
-    /// priority.
+    /// Opens a stack on one network core, and the attach listener. The core's thread calls
+    /// `begin` first, to pin itself and set its priority.
     ///
     /// # Errors
-    /// [`StartError`] says what is wrong; nothing stays behind.
+    /// [`StartError`]; nothing stays behind.
     pub fn start(
         net: NetConfig,
-        door: DoorConfig,
+        door: AttachConfig,
         begin: impl Fn() -> io::Result<()> + Clone + Send + 'static,
         log: Log,
     ) -> Result<Self, StartError> {
-        let upgrade = Upgrade::Refused("it was not started to be replaced");
+        let upgrade = UpgradeMode::Refused("this daemon does not support upgrades");
         let begin = move |_| begin();
-        Self::start_with(net, Start { door, cores: 1..=1, begin, settle: || Ok(()), upgrade, log })
+        Self::start_with(
+            net,
+            StartOptions {
+                attach: door,
+                cores: 1..=1,
+                on_core_start: begin,
+                drop_privileges: || Ok(()),
+                upgrade,
+                log,
+            },
+        )
     }
 
-    /// As [`Daemon::start`], with all that can be chosen.
+    /// Like [`Daemon::start`], with all options.
     ///
     /// # Errors
-    /// As [`Daemon::start`].
+    /// Like [`Daemon::start`].
     pub fn start_with(
         net: NetConfig,
-        start: Start<
+        options: StartOptions<
             impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
     ) -> Result<Self, StartError> {
-        let net = check(net, &start)?;
-        let way = Doorway::take(start.door.clone())?;
-        let stacks = open_spread(net, *start.cores.end())?;
-        Self::run(stacks, None, way, start, || Ok(()))
+        let net = check_options(net, &options)?;
+        let socket = BoundSocket::bind(options.attach.clone())?;
+        let stacks = open_sharded(net, *options.cores.end())?;
+        Self::spawn(stacks, None, socket, options, || Ok(()))
     }
 
-    /// Goes on in the place of the daemon that listens at the door's path, with its
-    /// sockets, its connections and its applications, which notice a pause. That
-    /// daemon has ended when this returns; if it fails, that one goes on. Also gives
-    /// where the other one printed what it had to say.
+    /// Takes over from the daemon that listens at the configured path, with its sockets, its
+    /// connections and its applications, which notice a pause. The old daemon has ended when this
+    /// returns; on failure it continues. Also returns the output descriptors of the old daemon.
     ///
     /// # Errors
-    /// [`StartError`] says what is wrong, or what the other daemon said.
+    /// [`StartError`], with the reason of the old daemon if it refused.
     pub fn take_over(
         net: NetConfig,
-        start: Start<
+        options: StartOptions<
             impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
-    ) -> Result<(Self, Prints), StartError> {
-        let mut prepared = PreparedCores::new(check(net, &start)?, *start.cores.end())?;
-        prepared.first().catch()?;
-        // Whoever comes must say soon what for.
-        let mut other = Successor::call(&start.door.path)?;
-        prepared.first().forget_caught()?;
-        let Handed { state, listener, prints, descriptors } = other.ask()?;
-        let state = State::decode(&state).map_err(io::Error::from)?;
+    ) -> Result<(Self, OutputFds), StartError> {
+        let mut prepared =
+            PreparedEngines::new(check_options(net, &options)?, *options.cores.end())?;
+        prepared.primary().start_interim_capture()?;
+        // The old daemon limits the time until the first message of a connection.
+        let mut predecessor = Successor::connect(&options.attach.path)?;
+        prepared.primary().discard_interim_frames()?;
+        let ReceivedState { state, listener, output: prints, descriptors } =
+            predecessor.request_state()?;
+        let state = DaemonSnapshot::decode(&state).map_err(io::Error::from)?;
         prepared.keep_mac(MacAddr(state.mac));
-        let terms = Terms { coalescing: start.door.coalescing, quota: start.door.quota };
+        let terms =
+            AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
         let (stack, restored, inherited) = save::restore(state, descriptors, terms)?;
         if let Some(inherited) = inherited {
-            prepared.first().inherit(inherited);
+            prepared.primary().inherit(inherited);
         }
-        open_closed(|| prepared.first().open_port())?;
+        open_released_device(|| prepared.primary().open_device())?;
         let stacks = prepared.go_on(stack)?;
-        let way = Doorway::inherit(start.door.clone(), listener)?;
-        let daemon = Self::run(stacks, Some(restored), way, start, || other.begin())?;
+        let socket = BoundSocket::inherit(options.attach.clone(), listener)?;
+        let daemon = Self::spawn(stacks, Some(restored), socket, options, || predecessor.commit())?;
         Ok((daemon, prints))
     }
 
-    /// Starts the threads, the first of them with what is `restored`. They begin when
-    /// `may_begin` has said so.
-    fn run(
-        stacks: SpreadStacks,
-        mut restored: Option<Restored>,
-        way: Doorway,
-        start: Start<
+    /// Starts the threads; the first core gets the `restored` state. They run once `commit` has
+    /// succeeded.
+    fn spawn(
+        stacks: ShardedStacks,
+        mut restored: Option<RestoredCore>,
+        socket: BoundSocket,
+        options: StartOptions<
             impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
             impl Fn() -> io::Result<()> + Clone + Send + 'static,
         >,
-        may_begin: impl FnOnce() -> io::Result<()>,
+        commit: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
-        let Start { cores: limits, begin, settle, upgrade, log, .. } = start;
-        let SpreadStacks { stacks, crossing } = stacks;
-        let ways = stacks.iter().map(|_| Post::new()).collect::<io::Result<Vec<_>>>()?;
-        let (posts, inboxes): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
+        let StartOptions {
+            cores: limits,
+            on_core_start: begin,
+            drop_privileges: settle,
+            upgrade,
+            log,
+            ..
+        } = options;
+        let ShardedStacks { stacks, flow_steering: crossing } = stacks;
+        let channels = stacks.iter().map(|_| InboxSender::new()).collect::<io::Result<Vec<_>>>()?;
+        let (posts, inboxes): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
         let cores = Arc::new(Cores::new(posts, &limits, crossing)?);
-        // Before the channels: the threads end when those do.
-        let mut daemon =
-            Self { door: None, balance: None, cores: Arc::clone(&cores), threads: Vec::new() };
+        // Created before the channels: a dropped channel ends its thread.
+        let mut daemon = Self {
+            attach_listener: None,
+            balancer: None,
+            cores: Arc::clone(&cores),
+            threads: Vec::new(),
+        };
         let mut upgrade = Some(upgrade);
-        let mut beginnings = Vec::new();
+        let mut begin_senders = Vec::new();
         for (number, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
-            let seat = Seat { number, inbox, cores: Arc::clone(&cores) };
-            let (host, log) = (Host::new(engine, claims), Arc::clone(&log));
-            let upgrade = upgrade.take().unwrap_or(Upgrade::Refused("it is not asked"));
+            let slot = CoreSlot { index: number, inbox, cores: Arc::clone(&cores) };
+            let (host, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
+            let upgrade = upgrade
+                .take()
+                .unwrap_or(UpgradeMode::Refused("a secondary core hands nothing over"));
             let core = match restored.take() {
-                Some(restored) => Core::restore(seat, host, restored, upgrade, log)?,
-                None => Core::new(seat, host, upgrade, log)?,
+                Some(restored) => NetworkCore::restore(slot, host, restored, upgrade, log)?,
+                None => NetworkCore::new(slot, host, upgrade, log)?,
             };
             let (started, has_started) = mpsc::channel();
-            let (begins, may_begin) = mpsc::channel();
+            let (begin_sender, may_begin) = mpsc::channel();
             let (begin, settle) = (begin.clone(), settle.clone());
             let run = move || {
                 let begun = begin(number).and_then(|()| settle());
-                let is_good = begun.is_ok();
-                // Who started us waits for it.
+                let has_started_up = begun.is_ok();
+                // The starting thread waits for this result.
                 let _ = started.send(begun);
-                if is_good && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
+                if has_started_up && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
             };
             let name = match number {
                 0 => "tidegate-core".to_owned(),
@@ -267,59 +291,59 @@ impl Daemon {
             };
             daemon.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
             has_started.recv().map_err(io::Error::other)??;
-            beginnings.push(begins);
+            begin_senders.push(begin_sender);
         }
         settle()?;
-        let (door_begins, door_may_begin) = mpsc::channel();
-        daemon.door = Some(Door::open(way, Arc::clone(&cores), log, door_may_begin)?);
+        let (attach_begin, door_may_begin) = mpsc::channel();
+        daemon.attach_listener =
+            Some(AttachListener::open(socket, Arc::clone(&cores), log, door_may_begin)?);
         if limits.end() > &1 {
-            daemon.balance = Some(Balance::start(cores, limits)?);
+            daemon.balancer = Some(Balancer::start(cores, limits)?);
         }
-        may_begin()?;
-        // Threads that have ended already are found out later.
-        for begins in beginnings.iter().chain([&door_begins]) {
-            let _ = begins.send(());
+        commit()?;
+        // A thread that has already ended is found out by `is_running`.
+        for begin_sender in begin_senders.iter().chain([&attach_begin]) {
+            let _ = begin_sender.send(());
         }
         Ok(daemon)
     }
 
-    /// How things stand.
+    /// Report of all cores and applications.
     ///
     /// # Errors
     /// When a core has ended.
-    pub fn report(&self) -> io::Result<Report> {
+    pub fn report(&self) -> io::Result<DaemonReport> {
         self.cores.report()
     }
 
-    /// How to change it while it runs.
+    /// Control handle for changes at run time.
     pub fn controls(&self) -> Controls {
         Controls { cores: Arc::clone(&self.cores) }
     }
 
-    /// Whether all cores still run. [`Daemon::stop`] says why one does not.
+    /// True while all cores run. [`Daemon::stop`] returns the error of a core that has ended.
     pub fn is_running(&self) -> bool {
         self.threads.iter().all(|core| !core.is_finished())
     }
 
-    /// Ends the daemon. Gives the process that goes on in its place, when there is
-    /// one.
+    /// Stops the daemon. Returns the process ID of the daemon that has taken over, if any.
     ///
     /// # Errors
-    /// What the core ended with, when it ended before.
+    /// The error of the core that ended before.
     pub fn stop(mut self) -> io::Result<Option<u32>> {
-        self.end()
+        self.shut_down()
     }
 
-    fn end(&mut self) -> io::Result<Option<u32>> {
-        (self.door, self.balance) = (None, None);
+    fn shut_down(&mut self) -> io::Result<Option<u32>> {
+        (self.attach_listener, self.balancer) = (None, None);
         let mut successor = Ok(None);
-        // The one with the card comes last: it has to send what the others say.
+        // The primary core comes last: it sends the final segments of the other cores.
         while let Some(core) = self.threads.pop() {
-            // One that has ended already needs not be told.
-            let _ = self.cores.post(self.threads.len()).send(Message::Stop);
+            // A core that has already ended needs no message.
+            let _ = self.cores.inbox(self.threads.len()).send(CoreMessage::Stop);
             let ended = core.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // When the one with the card has ended, so do the others, with an error: it
-            // knows why.
+            // When the primary core has ended, the other cores end with an error too: the primary
+            // core's result names the cause.
             if !matches!(ended, Ok(None)) {
                 successor = ended;
             }
@@ -328,29 +352,32 @@ impl Daemon {
     }
 }
 
-/// A configuration that a core can run.
-fn check<B, S>(net: NetConfig, start: &Start<B, S>) -> Result<NetConfig, StartError> {
-    let (least, most) = (*start.cores.start(), *start.cores.end());
-    if !(1..=most).contains(&least) || most > MOST_CORES {
-        return Err(StartError::Cores(start.cores.clone()));
+/// Checks the options; returns the configuration with the idle policy of a network core.
+fn check_options<B, S>(
+    net: NetConfig,
+    options: &StartOptions<B, S>,
+) -> Result<NetConfig, StartError> {
+    let (min, max) = (*options.cores.start(), *options.cores.end());
+    if !(1..=max).contains(&min) || max > MAX_CORES {
+        return Err(StartError::CoreCount(options.cores.clone()));
     }
-    let share = start.door.quota.cpu_share_percent;
+    let share = options.attach.quota.cpu_share_percent;
     if !(1..=100).contains(&share) {
-        return Err(StartError::Share(share));
+        return Err(StartError::CpuShare(share));
     }
-    if !start.door.geometry.is_sound() {
+    if !options.attach.geometry.is_valid() {
         return Err(StartError::Geometry);
     }
-    if let Some(mode) = net.mode_of_threads() {
+    if let Some(mode) = net.thread_mode() {
         return Err(StartError::Mode(mode));
     }
-    // Applications may be on this processor: a pause lets them have it.
+    // Applications may share this processor: a pause yields it to them.
     Ok(net.idle(IdleConfig { spin_ns: 0, ..IdleConfig::default() }))
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // An error was the core's last word, and nobody asked.
-        let _ = self.end();
+        // The error can only be returned by `stop`.
+        let _ = self.shut_down();
     }
 }

@@ -1,31 +1,30 @@
-//! On what terms applications are attached.
+//! Resource limits of applications.
 
 use std::time::Duration;
 
-/// What an application may have of what all share.
+/// Limits of an application's use of shared resources, on each network core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Local ports that it may bind; connections that it made or accepted are no
-    /// matter.
-    pub ports: u32,
-    /// Bytes that the data of its sockets may take. With more it gets no socket.
-    pub memory_bytes: u64,
-    /// The part of a core's time for what it asks for, 1 to 100, as long as others
-    /// want something too. The rest waits.
+    /// Local ports that the application may bind. Connections do not count.
+    pub max_ports: u32,
+    /// Bytes of memory for the data of its sockets. Beyond it, no further socket is created.
+    pub max_memory_bytes: u64,
+    /// Share of a core's time for its commands, 1 to 100 percent, while other applications have
+    /// work too. Further commands wait.
     pub cpu_share_percent: u32,
 }
 
 impl Default for Quota {
-    /// Everything.
+    /// No limits.
     fn default() -> Self {
-        Self { ports: u32::MAX, memory_bytes: u64::MAX, cpu_share_percent: 100 }
+        Self { max_ports: u32::MAX, max_memory_bytes: u64::MAX, cpu_share_percent: 100 }
     }
 }
 
-/// On what terms an application is attached.
+/// Settings of an application when it attaches.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Terms {
-    /// With several peers it is not woken again before so much time is over.
+pub(super) struct AppSettings {
+    /// Minimum time between two wake-ups of an application with several peers.
     pub(super) coalescing: Duration,
     pub(super) quota: Quota,
 }

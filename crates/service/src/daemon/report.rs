@@ -1,4 +1,4 @@
-//! How the daemon stands.
+//! Report of a daemon on its state and its counters.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -9,140 +9,142 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
-use tidegate_stack::FULL;
+use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::application::Application;
-use super::calls::Host;
-use super::names::{Identity, Moved};
-use super::socket::{Kind, Socket};
-use crate::attachment::call_at;
-use crate::contract::greeting::{Hello, send_hello};
-use crate::contract::status::Phase;
+use super::commands::SocketServer;
+use super::ids::{Identity, PayloadBytes};
+use super::socket::{AppSocket, SocketKind};
+use crate::attachment::connect_to_daemon;
+use crate::ipc::handshake::{Hello, send_hello};
+use crate::ipc::status::SocketState;
 
-/// How the daemon stands. Of a daemon of another version some of it may be missing.
+/// State and counters of a daemon. From another version some fields may be missing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Report {
-    /// The process of the daemon.
+pub struct DaemonReport {
+    /// Process ID of the daemon.
     pub pid: u32,
-    /// What it was started with, after the name of the program.
+    /// Command-line arguments of the daemon, without the program's name.
     pub arguments: Vec<String>,
-    /// The folder that it works in.
+    /// Working directory of the daemon.
     pub folder: PathBuf,
-    /// Whether the stack lives on the kernel's addresses.
+    /// The stack shares the kernel's IP addresses.
     pub is_shared: bool,
-    /// All that are attached.
+    /// Attached applications.
     pub applications: Vec<ApplicationReport>,
-    /// Packet buffers that are neither in use nor with the port.
+    /// Packet buffers that are neither in use nor with the device.
     pub frames_available: usize,
-    /// Connections in the stack, also those that nobody has any more.
+    /// Connections in the stack, including connections without an application.
     pub connections: usize,
-    /// Bytes of memory that the stack's connections hold data in.
+    /// Bytes of memory that hold data of the stack's connections.
     pub tcp_memory_bytes: usize,
-    /// Frames that the port received.
+    /// Frames received by the device.
     pub received: u64,
-    /// Frames that the port sent.
+    /// Frames sent by the device.
     pub transmitted: u64,
-    /// What was dropped at the port and in the stack, by reason.
+    /// Drops in the device and in the stack, by reason.
     pub drops: Vec<(String, u64)>,
     /// Rounds of the engine.
     pub rounds: u64,
     /// Rounds that found frames.
     pub busy_rounds: u64,
-    /// How often the core slept.
+    /// Times that the cores slept.
     pub sleeps: u64,
-    /// Each network core.
+    /// Network cores.
     pub cores: Vec<CoreReport>,
-    /// How many of them get new applications.
+    /// Number of cores that get new applications.
     pub cores_used: usize,
 }
 
-/// A network core.
+/// Report of a network core.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CoreReport {
-    /// Thousandths of its time in which it had something to do; 0 when there is
-    /// only one core.
+    /// Share of its time in which the core was busy, in permille; 0 with a single core.
     pub busy: u32,
-    /// Applications that it serves.
+    /// Number of applications served.
     pub applications: usize,
-    /// Frames that it received. Core 0 has the card, and all come by it.
+    /// Frames received. Core 0 has the device, and counts the frames of all cores.
     pub received: u64,
-    /// Frames that it sent.
+    /// Frames sent.
     pub transmitted: u64,
 }
 
-/// An application that is attached.
+/// Report of an attached application.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ApplicationReport {
-    /// Who it is.
+    /// Process, user and name.
     pub identity: Identity,
-    /// Commands that were done for it.
+    /// Commands taken from the application's ring.
     pub commands: u64,
-    /// Bytes of payload that it was given.
+    /// Payload bytes moved to the application.
     pub bytes_in: u64,
-    /// Bytes of payload that were taken from it.
+    /// Payload bytes taken from the application.
     pub bytes_out: u64,
-    /// Bytes of memory that the data of its sockets take.
+    /// Bytes of shared memory allocated for the data of its sockets.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Its sockets.
+    /// Sockets it holds.
     pub sockets: Vec<SocketReport>,
-    /// The network core that serves it.
+    /// Index of its network core.
     #[serde(default)]
     pub core: usize,
 }
 
-/// A socket of an application's.
+/// Report of an application's socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SocketReport {
-    /// How far it has come.
-    pub phase: Phase,
-    /// Its own address.
+    /// State of the socket.
+    pub phase: SocketState,
+    /// Local address.
     pub local: Option<SocketAddr>,
-    /// Whom it is connected to.
+    /// Peer address of a connected socket.
     pub peer: Option<SocketAddr>,
-    /// What waits in the stack: bytes, datagrams or connections.
+    /// Amount queued in the stack: bytes, datagrams or connections.
     pub waiting: usize,
-    /// How full the queue of a UDP socket in the stack is, in hundredths.
+    /// Fill level of a UDP socket's receive queue in the stack, in percent.
     pub fill_percent: u32,
-    /// How many applications have it: children share their parents' sockets.
+    /// Number of applications that hold the socket: fork children share their parents' sockets.
     pub holders: usize,
 }
 
 /// Receive scheduling on the cores of a daemon.
 #[derive(Clone, Debug)]
 pub struct GateState {
-    /// The settings in force, on all cores alike.
+    /// Settings in force, the same on all cores.
     pub settings: Settings,
-    /// What all of them counted.
+    /// Counters of all cores together.
     pub counters: GateCounters,
-    /// What was admitted and refused of each class, where the card is.
+    /// Admitted and refused packets of each admission class, on the primary core.
     pub classes: Vec<(String, ClassCounters)>,
 }
 
-/// How long a daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the daemon's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Report {
-    /// Asks the daemon that listens at a path.
+impl DaemonReport {
+    /// Queries the daemon that listens at a path.
     ///
     /// # Errors
-    /// When none listens there, when it is not for this user, and when it does not
+    /// When no daemon listens there, when the user may not connect, and when the daemon does not
     /// answer within five seconds.
-    pub fn ask(path: &Path) -> io::Result<Self> {
-        let mut connection = call_at(path)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
+    pub fn query(path: &Path) -> io::Result<Self> {
+        let mut connection = connect_to_daemon(path)?;
+        connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         send_hello(connection.as_fd(), &Hello::Report)?;
         let mut answer = Vec::new();
         connection.read_to_end(&mut answer)?;
         serde_json::from_slice(&answer).map_err(|_| {
             let said = String::from_utf8_lossy(&answer);
-            io::Error::new(io::ErrorKind::InvalidData, format!("the daemon answered: {said}"))
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the daemon did not answer with a report: {said}"),
+            )
         })
     }
 
-    /// All cores together. What goes through the card counts once.
-    pub(super) fn join(reports: Vec<Self>, cores_used: usize) -> Self {
+    /// Merges the reports of all cores. Frames through the device count once.
+    pub(super) fn merge(reports: Vec<Self>, cores_used: usize) -> Self {
         let join = |mut all: Self, core: Self| {
             all.applications.extend(core.applications);
             all.cores.extend(core.cores);
@@ -167,7 +169,7 @@ impl Report {
     pub(super) fn new<'a>(
         number: usize,
         busy: u32,
-        host: &mut Host,
+        host: &mut SocketServer,
         apps: impl Iterator<Item = &'a Box<Application>>,
     ) -> Self {
         let applications: Vec<_> = apps
@@ -175,9 +177,9 @@ impl Report {
                 core: number,
                 identity: app.identity.clone(),
                 commands: app.commands_taken,
-                bytes_in: moved(host, app).to_app,
-                bytes_out: moved(host, app).from_app,
-                memory_bytes: app.memory.used_bytes().unwrap_or(0),
+                bytes_in: payload_bytes(host, app).to_app,
+                bytes_out: payload_bytes(host, app).from_app,
+                memory_bytes: app.memory.allocated_bytes().unwrap_or(0),
                 sockets: app
                     .sockets()
                     .filter_map(|(_, key)| Some(SocketReport::new(host, host.sockets.get(key)?)))
@@ -193,7 +195,7 @@ impl Report {
             pid: std::process::id(),
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
-            is_shared: host.claims.is_shared(),
+            is_shared: host.claims.shares_kernel_addresses(),
             cores: vec![CoreReport {
                 busy,
                 applications: applications.len(),
@@ -215,32 +217,32 @@ impl Report {
     }
 }
 
-/// What went through all sockets of an application so far.
-fn moved(host: &Host, app: &Application) -> Moved {
-    let mut moved = app.moved;
+/// Payload bytes moved through all sockets of an application so far.
+fn payload_bytes(host: &SocketServer, app: &Application) -> PayloadBytes {
+    let mut moved = app.payload_bytes;
     let open = app.sockets().filter_map(|(_, key)| host.sockets.get(key));
-    open.for_each(|socket| moved.add(socket.moved()));
+    open.for_each(|socket| moved.add(socket.payload_bytes()));
     moved
 }
 
 impl SocketReport {
-    fn new(host: &Host, socket: &Socket) -> Self {
+    fn new(host: &SocketServer, socket: &AppSocket) -> Self {
         let stack = host.engine.stack();
         let mut fill = 0;
         let waiting = match &socket.kind {
-            Kind::Datagrams(datagrams) => {
-                fill = stack.udp_fill(datagrams.id).unwrap_or(0);
-                stack.udp_readable(datagrams.id)
+            SocketKind::Udp(datagrams) => {
+                fill = stack.udp_queue_fill(datagrams.id).unwrap_or(0);
+                stack.udp_queue_len(datagrams.id)
             }
-            Kind::Listener(id) => stack.tcp_acceptable(*id),
-            Kind::Stream(stream) => stack.tcp_readable(stream.id),
+            SocketKind::Listener(id) => stack.tcp_acceptable(*id),
+            SocketKind::Stream(stream) => stack.tcp_readable(stream.id),
         };
         Self {
-            phase: socket.status.phase,
+            phase: socket.status.state,
             local: socket.local_addr(&host.engine),
             peer: socket.peer_addr(&host.engine),
             waiting,
-            fill_percent: fill * 100 / FULL,
+            fill_percent: fill * 100 / QUEUE_FILL_SCALE,
             holders: socket.holders.len(),
         }
     }

@@ -1,254 +1,289 @@
-//! A socket of an application's: between its streams in shared memory and the
-//! stack.
+//! Socket of an application: connects its streams in shared memory with the stack.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidegate_engine::{Claim, Engine};
-use tidegate_memory::shared::{Broken, Words};
+use tidegate_engine::{Engine, PortClaim};
+use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
-use super::held::Held;
-use super::names::{AppNumber, Moved, Owner, SocketId};
-use super::state::{Damaged, SavedKind, SavedSocket};
-use crate::contract::command::Handle;
-use crate::contract::layout::{Carries, Memory, Place, StreamIn, StreamOut};
-use crate::contract::status::{Phase, Status};
+use super::ids::{AppNumber, Holder, PayloadBytes, StackSocketId};
+use super::pending_datagram::PendingDatagram;
+use super::snapshot::{InvalidSnapshot, KindSnapshot, SocketSnapshot};
+use crate::ipc::command::Handle;
+use crate::ipc::layout::{SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
+use crate::ipc::status::{SocketState, Status};
 
-/// So many bytes stay with a place for the next socket there.
-const LITTLE_BYTES: u64 = 16 << 10;
+/// Payload up to which an ended socket leaves its memory to the next socket of its slot.
+const DISCARD_THRESHOLD_BYTES: u64 = 16 << 10;
 
-/// A socket of an application's.
-pub(super) struct Socket {
+/// Socket of one or several applications.
+pub(super) struct AppSocket {
     pub(super) handle: Handle,
-    pub(super) kind: Kind,
-    pub(super) place: Place,
+    pub(super) kind: SocketKind,
+    pub(super) slot: SocketSlot,
     pub(super) status: Status,
-    /// What was taken from the kernel for it.
-    pub(super) claim: Option<Arc<Claim>>,
-    /// Who asked for it; its words and streams are in a place of theirs.
-    pub(super) origin: Owner,
-    /// All who have it.
-    pub(super) holders: Vec<Owner>,
-    /// Those who have it spoilt its streams: it is not looked at any more.
-    is_broken: bool,
-    /// It waits for the port to have room, and to be looked at then.
-    pub(super) waits_for_port: bool,
+    /// Claim of its local port.
+    pub(super) claim: Option<Arc<PortClaim>>,
+    /// Application that created the socket; status and streams are in that application's slot.
+    pub(super) origin: Holder,
+    /// Applications that hold the socket.
+    pub(super) holders: Vec<Holder>,
+    /// A holder has corrupted the streams: the socket is no longer polled.
+    is_corrupt: bool,
+    /// The socket is in the core's poll queue.
+    pub(super) in_poll_queue: bool,
 }
 
-/// What it is in the stack, and its streams.
-pub(super) enum Kind {
-    Datagrams(Datagrams),
+/// Kind of a socket: its ID in the stack, and its streams.
+pub(super) enum SocketKind {
+    Udp(UdpEndpoint),
     Listener(TcpListenerId),
-    Stream(Stream),
+    Stream(TcpEndpoint),
 }
 
-/// The streams of a UDP socket.
-pub(super) struct Datagrams {
+/// UDP socket of the stack, and its streams in shared memory.
+pub(super) struct UdpEndpoint {
     pub(super) id: UdpId,
     pub(super) from_app: StreamIn,
     pub(super) to_app: StreamOut,
-    /// A datagram that found no room.
-    pub(super) held: Option<Held>,
-    pub(super) moved: Moved,
+    /// Received datagram that found no space in `to_app`.
+    pub(super) pending: Option<PendingDatagram>,
+    pub(super) payload_bytes: PayloadBytes,
 }
 
-/// The streams of a connection.
-pub(super) struct Stream {
+/// TCP connection of the stack, and its streams in shared memory.
+pub(super) struct TcpEndpoint {
     pub(super) id: TcpId,
     pub(super) from_app: StreamIn,
     pub(super) to_app: StreamOut,
-    /// The application sends no more: what is there still goes out.
-    pub(super) is_shut: bool,
-    /// The application has closed it: it is gone when all went out.
+    /// The application has shut down its side: data in the stream still goes out, then a FIN.
+    pub(super) shutdown_pending: bool,
+    /// The application has closed the connection: it ends when the stream is empty.
     pub(super) is_closed: bool,
-    pub(super) moved: Moved,
+    pub(super) payload_bytes: PayloadBytes,
 }
 
-/// What came of a look at a socket.
+/// Result of polling a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Looked {
-    /// The application is to be told.
-    pub(super) tell: bool,
-    /// The port was full: look again soon.
-    pub(super) again: bool,
-    /// The socket has no more to do and can be taken out.
+pub(super) struct PollResult {
+    /// The holders must be notified.
+    pub(super) notify: bool,
+    /// The device was full: poll again soon.
+    pub(super) poll_again: bool,
+    /// The socket has no more to do and can be removed.
     pub(super) is_done: bool,
 }
 
-impl Socket {
-    pub(super) fn datagrams(memory: &Memory, handle: Handle, id: UdpId) -> io::Result<Self> {
-        let place = memory.place(handle.place)?;
+impl AppSocket {
+    pub(super) fn udp(memory: &SharedMemory, handle: Handle, id: UdpId) -> io::Result<Self> {
+        let place = memory.slot(handle.slot)?;
         place.clear()?;
-        let (from_app, to_app) = place.daemon_ends(Carries::Datagrams)?;
-        let kind = Kind::Datagrams(Datagrams {
+        let (from_app, to_app) = place.daemon_streams(StreamKind::Datagrams)?;
+        let kind = SocketKind::Udp(UdpEndpoint {
             id,
             from_app,
             to_app,
-            held: None,
-            moved: Moved::default(),
+            pending: None,
+            payload_bytes: PayloadBytes::default(),
         });
-        Ok(Self::begin(handle, kind, place, Phase::Datagram))
+        Ok(Self::with_kind(handle, kind, place, SocketState::Datagram))
     }
 
-    pub(super) fn listener(memory: &Memory, handle: Handle, id: TcpListenerId) -> io::Result<Self> {
-        let place = memory.place(handle.place)?;
+    pub(super) fn listener(
+        memory: &SharedMemory,
+        handle: Handle,
+        id: TcpListenerId,
+    ) -> io::Result<Self> {
+        let place = memory.slot(handle.slot)?;
         place.clear()?;
-        Ok(Self::begin(handle, Kind::Listener(id), place, Phase::Listening))
+        Ok(Self::with_kind(handle, SocketKind::Listener(id), place, SocketState::Listening))
     }
 
-    pub(super) fn stream(memory: &Memory, handle: Handle, id: TcpId) -> io::Result<Self> {
-        let place = memory.place(handle.place)?;
+    pub(super) fn stream(memory: &SharedMemory, handle: Handle, id: TcpId) -> io::Result<Self> {
+        let place = memory.slot(handle.slot)?;
         place.clear()?;
-        let (from_app, to_app) = place.daemon_ends(Carries::Bytes)?;
-        let stream = Stream {
+        let (from_app, to_app) = place.daemon_streams(StreamKind::Bytes)?;
+        let stream = TcpEndpoint {
             id,
             from_app,
             to_app,
-            is_shut: false,
+            shutdown_pending: false,
             is_closed: false,
-            moved: Moved::default(),
+            payload_bytes: PayloadBytes::default(),
         };
-        Ok(Self::begin(handle, Kind::Stream(stream), place, Phase::Connecting))
+        Ok(Self::with_kind(handle, SocketKind::Stream(stream), place, SocketState::Connecting))
     }
 
-    fn begin(handle: Handle, kind: Kind, place: Place, phase: Phase) -> Self {
-        let status = Status { generation: handle.generation, phase, ..Status::default() };
+    fn with_kind(handle: Handle, kind: SocketKind, place: SocketSlot, phase: SocketState) -> Self {
+        let status = Status { generation: handle.generation, state: phase, ..Status::default() };
         let mut socket = Self {
             handle,
             kind,
-            place,
+            slot: place,
             status,
             claim: None,
-            origin: Owner::default(),
+            origin: Holder::default(),
             holders: Vec::new(),
-            is_broken: false,
-            waits_for_port: false,
+            is_corrupt: false,
+            in_poll_queue: false,
         };
-        // Both sides are told of the first thing that happens.
-        socket.place.changes.ask();
-        socket.place.looks.ask();
+        // Both sides are notified of the first event.
+        socket.slot.notify_on_change.request();
+        socket.slot.poll_on_write.request();
         socket.write_status();
         socket
     }
 
-    /// What another daemon needs to go on with it; its memory is number `memory`
-    /// there.
-    pub(super) fn save(&self, memory: u32, claim: Option<u32>, engine: &mut Engine) -> SavedSocket {
+    /// Snapshot for the next daemon, in which its memory has index `memory`.
+    pub(super) fn save(
+        &self,
+        memory: u32,
+        claim: Option<u32>,
+        engine: &mut Engine,
+    ) -> SocketSnapshot {
         let kind = match &self.kind {
-            Kind::Datagrams(Datagrams { id, held, moved, .. }) => SavedKind::Datagrams {
+            SocketKind::Udp(UdpEndpoint { id, pending: held, payload_bytes: moved, .. }) => {
+                KindSnapshot::Udp {
+                    id: id.to_bits(),
+                    pending: held.as_ref().map(|held| held.save(engine)),
+                    payload_bytes: *moved,
+                }
+            }
+            SocketKind::Listener(id) => KindSnapshot::Listener { id: id.to_bits() },
+            SocketKind::Stream(TcpEndpoint {
+                id,
+                shutdown_pending: is_shut,
+                is_closed,
+                payload_bytes: moved,
+                ..
+            }) => KindSnapshot::Stream {
                 id: id.to_bits(),
-                held: held.as_ref().map(|held| held.save(engine)),
-                moved: *moved,
-            },
-            Kind::Listener(id) => SavedKind::Listener { id: id.to_bits() },
-            Kind::Stream(Stream { id, is_shut, is_closed, moved, .. }) => SavedKind::Stream {
-                id: id.to_bits(),
-                is_shut: *is_shut,
+                shutdown_pending: *is_shut,
                 is_closed: *is_closed,
-                moved: *moved,
+                payload_bytes: *moved,
             },
         };
-        SavedSocket {
+        SocketSnapshot {
             handle: self.handle,
             kind,
             memory,
             status: self.status.to_word(),
             origin: self.origin,
             holders: self.holders.clone(),
-            is_broken: self.is_broken,
+            is_corrupt: self.is_corrupt,
             claim,
         }
     }
 
-    /// Goes on with one that another daemon has saved, in the memory where it was.
-    pub(super) fn restore(saved: SavedSocket, memory: &Memory) -> io::Result<Self> {
-        let SavedSocket { handle, kind, status, origin, holders, is_broken, .. } = saved;
-        let place = memory.place(handle.place)?;
+    /// Restores a socket that another daemon saved, in the memory where it was.
+    pub(super) fn restore(saved: SocketSnapshot, memory: &SharedMemory) -> io::Result<Self> {
+        let SocketSnapshot { handle, kind, status, origin, holders, is_corrupt: is_broken, .. } =
+            saved;
+        let place = memory.slot(handle.slot)?;
         let mut is_spoilt = is_broken;
         let mut ends = |carries| {
-            let (mut from_app, mut to_app) = place.daemon_ends(carries)?;
+            let (mut from_app, mut to_app) = place.daemon_streams(carries)?;
             is_spoilt |= from_app.resume().is_err() || to_app.resume().is_err();
             io::Result::Ok((from_app, to_app))
         };
         let kind = match kind {
-            SavedKind::Datagrams { id, held, moved } => {
-                let (from_app, to_app) = ends(Carries::Datagrams)?;
-                let held = held.map(Held::Copy);
+            KindSnapshot::Udp { id, pending: held, payload_bytes: moved } => {
+                let (from_app, to_app) = ends(StreamKind::Datagrams)?;
+                let held = held.map(PendingDatagram::Copy);
                 let id = UdpId::from_bits(id);
-                Kind::Datagrams(Datagrams { id, from_app, to_app, held, moved })
+                SocketKind::Udp(UdpEndpoint {
+                    id,
+                    from_app,
+                    to_app,
+                    pending: held,
+                    payload_bytes: moved,
+                })
             }
-            SavedKind::Listener { id } => {
-                Kind::Listener(TcpListenerId::from_bits(id).ok_or(Damaged("a listener is none"))?)
-            }
-            SavedKind::Stream { id, is_shut, is_closed, moved } => {
-                let (from_app, to_app) = ends(Carries::Bytes)?;
+            KindSnapshot::Listener { id } => SocketKind::Listener(
+                TcpListenerId::from_bits(id)
+                    .ok_or(InvalidSnapshot("a listener's ID is invalid"))?,
+            ),
+            KindSnapshot::Stream {
+                id,
+                shutdown_pending: is_shut,
+                is_closed,
+                payload_bytes: moved,
+            } => {
+                let (from_app, to_app) = ends(StreamKind::Bytes)?;
                 let id = TcpId::from_bits(id);
-                Kind::Stream(Stream { id, from_app, to_app, is_shut, is_closed, moved })
+                SocketKind::Stream(TcpEndpoint {
+                    id,
+                    from_app,
+                    to_app,
+                    shutdown_pending: is_shut,
+                    is_closed,
+                    payload_bytes: moved,
+                })
             }
         };
         let status = Status::from_word(status);
         let mut socket = Self {
             handle,
             kind,
-            place,
+            slot: place,
             status: Status { generation: handle.generation, ..status },
             claim: None,
             origin,
             holders,
-            is_broken: is_spoilt,
-            waits_for_port: false,
+            is_corrupt: is_spoilt,
+            in_poll_queue: false,
         };
-        socket.place.looks.ask();
+        socket.slot.poll_on_write.request();
         socket.write_status();
         Ok(socket)
     }
 
-    /// Somebody has spoilt its streams between two daemons: it is over.
-    pub(super) fn end_if_spoilt(&mut self, engine: &mut Engine) {
-        if self.is_broken && self.status.phase != Phase::Over {
-            self.break_off(engine);
+    /// Aborts the socket if its streams were corrupted before or during a handover.
+    pub(super) fn abort_if_corrupt(&mut self, engine: &mut Engine) {
+        if self.is_corrupt && self.status.state != SocketState::Over {
+            self.abort(engine);
         }
     }
 
-    /// It is in another stack, by this name.
-    pub(super) fn set_id(&mut self, id: SocketId) {
+    /// Sets the ID that the socket has after a migration to another stack.
+    pub(super) fn set_id(&mut self, id: StackSocketId) {
         match (&mut self.kind, id) {
-            (Kind::Datagrams(datagrams), SocketId::Udp(id)) => datagrams.id = id,
-            (Kind::Listener(own), SocketId::Listener(id)) => *own = id,
-            (Kind::Stream(stream), SocketId::Stream(id)) => stream.id = id,
-            // A socket stays of its kind.
+            (SocketKind::Udp(datagrams), StackSocketId::Udp(id)) => datagrams.id = id,
+            (SocketKind::Listener(own), StackSocketId::Listener(id)) => *own = id,
+            (SocketKind::Stream(stream), StackSocketId::Stream(id)) => stream.id = id,
+            // The kind of a socket never changes.
             _ => {}
         }
     }
 
-    /// A datagram that waits goes to memory of its own: its frame stays here.
-    pub(super) fn copy_held(&mut self, engine: &mut Engine) {
-        let Kind::Datagrams(datagrams) = &mut self.kind else { return };
-        if let Some(held) = datagrams.held.take() {
-            datagrams.held = Some(Held::Copy(held.save(engine)));
+    /// Copies a pending datagram out of its frame, which stays with this core.
+    pub(super) fn copy_pending(&mut self, engine: &mut Engine) {
+        let SocketKind::Udp(datagrams) = &mut self.kind else { return };
+        if let Some(held) = datagrams.pending.take() {
+            datagrams.pending = Some(PendingDatagram::Copy(held.save(engine)));
             held.release(engine.parts().1);
         }
     }
 
-    /// What it is in the stack.
-    pub(super) fn id(&self) -> SocketId {
+    /// ID of the socket in the stack.
+    pub(super) fn id(&self) -> StackSocketId {
         match &self.kind {
-            Kind::Datagrams(datagrams) => SocketId::Udp(datagrams.id),
-            Kind::Listener(id) => SocketId::Listener(*id),
-            Kind::Stream(stream) => SocketId::Stream(stream.id),
+            SocketKind::Udp(datagrams) => StackSocketId::Udp(datagrams.id),
+            SocketKind::Listener(id) => StackSocketId::Listener(*id),
+            SocketKind::Stream(stream) => StackSocketId::Stream(stream.id),
         }
     }
 
     fn write_status(&mut self) {
-        if let Some(word) = self.place.status.words().first() {
+        if let Some(word) = self.slot.status.words().first() {
             word.store(self.status.to_word(), Ordering::Release);
         }
     }
 
-    /// Sets the status, and says whether it is another one.
+    /// Sets the status. Returns true if it has changed.
     pub(super) fn set_status(&mut self, status: Status) -> bool {
         let is_new = self.status != status;
         if is_new {
@@ -258,99 +293,98 @@ impl Socket {
         is_new
     }
 
-    /// Somebody has it now.
-    pub(super) fn add_holder(&mut self, holder: Owner) {
+    /// Adds a holder.
+    pub(super) fn add_holder(&mut self, holder: Holder) {
         self.holders.push(holder);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
     }
 
-    /// An application has it no more. Gives who it was, if it had it.
-    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Owner> {
+    /// Removes `app` from the holders; returns its entry.
+    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
         let at = self.holders.iter().position(|holder| holder.app == app)?;
         let holder = self.holders.remove(at);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
         Some(holder)
     }
 
-    /// Whether the application has closed it, and it only sends what is left.
+    /// True if the application has closed the connection, which only sends remaining data.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(&self.kind, Kind::Stream(stream) if stream.is_closed)
+        matches!(&self.kind, SocketKind::Stream(stream) if stream.is_closed)
     }
 
-    /// Several applications have it, and one of them has spoilt its streams. It
-    /// is over for all of them.
-    pub(super) fn break_off(&mut self, engine: &mut Engine) {
-        self.is_broken = true;
-        if let Kind::Stream(stream) = &self.kind {
+    /// Aborts a socket whose streams were corrupted by one of several holders.
+    pub(super) fn abort(&mut self, engine: &mut Engine) {
+        self.is_corrupt = true;
+        if let SocketKind::Stream(stream) = &self.kind {
             let (stack, arena, now_ns) = engine.parts();
             stack.tcp_abort(now_ns, arena, stream.id);
         }
         self.set_error(io::ErrorKind::ConnectionAborted);
-        self.set_status(Status { phase: Phase::Over, ..self.status });
+        self.set_status(Status { state: SocketState::Over, ..self.status });
     }
 
-    /// Notes an error for the application.
+    /// Records an error for the application. Returns true if the status has changed.
     pub(super) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
-        let errors = self.status.errors.wrapping_add(1);
-        self.set_status(Status { error: Some(kind), errors, ..self.status })
+        let errors = self.status.error_count.wrapping_add(1);
+        self.set_status(Status { error: Some(kind), error_count: errors, ..self.status })
     }
 
-    /// Looks what there is to be done, both ways.
+    /// Moves data both ways between the streams and the stack.
     ///
     /// # Errors
-    /// [`Broken`] when the application lies in its streams.
-    pub(super) fn look(&mut self, engine: &mut Engine) -> Result<Looked, Broken> {
-        if self.is_broken {
-            return Ok(Looked { is_done: self.is_closed(), ..Looked::default() });
+    /// [`PeerError`] when the application has written invalid indices or datagrams.
+    pub(super) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+        if self.is_corrupt {
+            return Ok(PollResult { is_done: self.is_closed(), ..PollResult::default() });
         }
-        // Asked before the look: what comes during it is told again.
-        self.place.looks.ask();
+        // Requested before polling: an event during the poll is notified again.
+        self.slot.poll_on_write.request();
         match &self.kind {
-            Kind::Datagrams(_) => self.look_at_datagrams(engine),
-            Kind::Listener(id) => {
+            SocketKind::Udp(_) => self.poll_udp(engine),
+            SocketKind::Listener(id) => {
                 let acceptable = engine.stack().tcp_acceptable(*id) > 0;
-                let tell = self.set_status(Status { acceptable, ..self.status });
-                Ok(Looked { tell: tell && acceptable, ..Looked::default() })
+                let tell = self.set_status(Status { accept_ready: acceptable, ..self.status });
+                Ok(PollResult { notify: tell && acceptable, ..PollResult::default() })
             }
-            Kind::Stream(_) => self.look_at_stream(engine),
+            SocketKind::Stream(_) => self.poll_stream(engine),
         }
     }
 
-    /// The socket is gone. What its streams have touched is given back, unless that
-    /// is less than the call costs.
-    pub(super) fn give_memory_back(&self) {
-        let Moved { to_app, from_app } = self.moved();
-        if to_app + from_app > LITTLE_BYTES {
-            self.place.discard();
+    /// Discards the stream memory of an ended socket, unless it moved so little that the call
+    /// would cost more.
+    pub(super) fn discard_memory(&self) {
+        let PayloadBytes { to_app, from_app } = self.payload_bytes();
+        if to_app + from_app > DISCARD_THRESHOLD_BYTES {
+            self.slot.discard();
         }
     }
 
-    /// What went through it so far.
-    pub(super) fn moved(&self) -> Moved {
+    /// Payload bytes moved so far.
+    pub(super) fn payload_bytes(&self) -> PayloadBytes {
         match &self.kind {
-            Kind::Datagrams(datagrams) => datagrams.moved,
-            Kind::Listener(_) => Moved::default(),
-            Kind::Stream(stream) => stream.moved,
+            SocketKind::Udp(datagrams) => datagrams.payload_bytes,
+            SocketKind::Listener(_) => PayloadBytes::default(),
+            SocketKind::Stream(stream) => stream.payload_bytes,
         }
     }
 
-    /// Its own address.
+    /// Local address.
     pub(super) fn local_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
-            Kind::Datagrams(datagrams) => stack.udp_local_addr(datagrams.id),
-            Kind::Listener(id) => stack.tcp_listener_addr(*id),
-            Kind::Stream(stream) => stack.tcp_local_addr(stream.id),
+            SocketKind::Udp(datagrams) => stack.udp_local_addr(datagrams.id),
+            SocketKind::Listener(id) => stack.tcp_listener_addr(*id),
+            SocketKind::Stream(stream) => stack.tcp_local_addr(stream.id),
         }
     }
 
-    /// Whom it is connected to.
+    /// Peer address of a connected socket.
     pub(super) fn peer_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
-            Kind::Datagrams(datagrams) => stack.udp_peer_addr(datagrams.id),
-            Kind::Listener(_) => None,
-            Kind::Stream(stream) => stack.tcp_peer_addr(stream.id),
+            SocketKind::Udp(datagrams) => stack.udp_peer_addr(datagrams.id),
+            SocketKind::Listener(_) => None,
+            SocketKind::Stream(stream) => stack.tcp_peer_addr(stream.id),
         }
     }
 }

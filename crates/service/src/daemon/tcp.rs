@@ -1,55 +1,60 @@
-//! Bytes between an application's streams and a connection of the stack.
+//! Byte streams between an application and a TCP connection of the stack.
 
 use tidegate_engine::Engine;
-use tidegate_memory::shared::Broken;
+use tidegate_memory::shared::PeerError;
 use tidegate_stack::{Shutdown, TcpError, TcpState};
 
-use super::socket::{Kind, Looked, Socket, Stream};
-use crate::contract::status::{Phase, Status};
+use super::socket::{AppSocket, PollResult, SocketKind, TcpEndpoint};
+use crate::ipc::status::{SocketState, Status};
 
-impl Socket {
-    pub(super) fn look_at_stream(&mut self, engine: &mut Engine) -> Result<Looked, Broken> {
-        let Kind::Stream(stream) = &mut self.kind else { return Ok(Looked::default()) };
-        let received = !stream.is_closed && receive(stream, engine, || self.place.space.ask())?;
-        let took = send(stream, engine)?;
+impl AppSocket {
+    pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+        let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
+        let received =
+            !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
+        let taken = send(stream, engine)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
-        let mut tell = received || took && self.place.room.take();
+        let mut tell = received || taken && self.slot.notify_on_tx_space.take();
         let stack = engine.parts().0;
         let readiness = stack.tcp_readiness(id);
         let phase = match stack.tcp_state(id) {
-            Some(TcpState::SynSent | TcpState::SynReceived) => Phase::Connecting,
-            None | Some(TcpState::Closed) if stack.tcp_readable(id) == 0 => Phase::Over,
-            _ => Phase::Connected,
+            Some(TcpState::SynSent | TcpState::SynReceived) => SocketState::Connecting,
+            None | Some(TcpState::Closed) if stack.tcp_readable(id) == 0 => SocketState::Over,
+            _ => SocketState::Connected,
         };
-        // The end comes after what is still to be moved.
+        // The end of the stream is reported after its last byte.
         let read_closed = readiness.read_closed && stack.tcp_readable(id) == 0;
         let write_closed = readiness.write_closed;
         if let Some(error) = stack.tcp_take_error(id) {
             tell |= self.set_error(error.kind());
         }
-        tell |= self.set_status(Status { phase, read_closed, write_closed, ..self.status });
-        Ok(Looked { tell, is_done, ..Looked::default() })
+        tell |= self.set_status(Status { state: phase, read_closed, write_closed, ..self.status });
+        Ok(PollResult { notify: tell, is_done, ..PollResult::default() })
     }
 }
 
-/// Moves bytes to the application, as many as it has room for. `wait` asks to
-/// be told of more room.
-fn receive(stream: &mut Stream, engine: &mut Engine, wait: impl Fn()) -> Result<bool, Broken> {
+/// Moves received bytes to the application, as far as there is space. `wait` requests a
+/// notification of new space.
+fn receive(
+    stream: &mut TcpEndpoint,
+    engine: &mut Engine,
+    wait: impl Fn(),
+) -> Result<bool, PeerError> {
     let (stack, _, now_ns) = engine.parts();
-    let Stream { id, to_app, moved, .. } = stream;
-    // No more than the program wants to have unread.
+    let TcpEndpoint { id, to_app, payload_bytes: moved, .. } = stream;
+    // The application's receive-buffer size limits the unread bytes.
     let limit = stack.tcp_options(*id).map_or(0, |options| options.receive_buffer_bytes as usize);
     let mut received = false;
     while stack.tcp_readable(*id) > 0 {
-        if to_app.room_within(limit)? == 0 {
+        if to_app.space_within(limit)? == 0 {
             wait();
-            if to_app.room_within(limit)? == 0 {
+            if to_app.space_within(limit)? == 0 {
                 break;
             }
         }
         let mut written = Ok(0);
-        let read = stack.tcp_read_with(now_ns, *id, |bytes| {
+        let read = stack.tcp_recv_with(now_ns, *id, |bytes| {
             written = to_app.write_within(limit, bytes);
             written.unwrap_or(0)
         });
@@ -62,19 +67,26 @@ fn receive(stream: &mut Stream, engine: &mut Engine, wait: impl Fn()) -> Result<
     Ok(received)
 }
 
-/// Hands what the application has written to the connection, as much as it
-/// takes. Whether it took any.
-fn send(stream: &mut Stream, engine: &mut Engine) -> Result<bool, Broken> {
+/// Writes the application's bytes to the connection, as many as it accepts. Returns true if
+/// any were taken.
+fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
-    let Stream { id, from_app, is_shut, is_closed, moved, .. } = stream;
-    let mut took = false;
+    let TcpEndpoint {
+        id,
+        from_app,
+        shutdown_pending: is_shut,
+        is_closed,
+        payload_bytes: moved,
+        ..
+    } = stream;
+    let mut taken = false;
     loop {
         let available = from_app.available()?;
         if available == 0 {
             break;
         }
         let mut read = Ok(0);
-        let wrote = stack.tcp_write_with(now_ns, *id, available, |place| {
+        let wrote = stack.tcp_send_with(now_ns, *id, available, |place| {
             read = from_app.read(place);
             read.unwrap_or(0)
         });
@@ -83,18 +95,18 @@ fn send(stream: &mut Stream, engine: &mut Engine) -> Result<bool, Broken> {
             Ok(len) => moved.from_app += len as u64,
             Err(TcpError::WouldBlock) => break,
             Err(TcpError::NotConnected) if stack.tcp_state(*id) == Some(TcpState::SynSent) => break,
-            // Nobody will ever want it.
+            // The connection has ended: discard the bytes.
             Err(_) => from_app.skip(available),
         }
-        took = true;
+        taken = true;
     }
-    if took {
+    if taken {
         from_app.release();
     }
     if *is_shut && !*is_closed && from_app.available()? == 0 {
-        // One that is over already needs no end.
+        // A closed connection needs no shutdown.
         let _ = stack.tcp_shutdown(now_ns, arena, *id, Shutdown::Write);
         *is_shut = false;
     }
-    Ok(took)
+    Ok(taken)
 }

@@ -1,6 +1,6 @@
-//! Two daemons on one wire.
+//! Test support: two daemons on one in-memory link.
 
-// Each test program uses a part of this.
+// Each test binary uses a part of this module.
 #![allow(dead_code)]
 
 use std::io::{self, ErrorKind};
@@ -14,80 +14,82 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_device::mem;
 use tidegate_engine::NetConfig;
-use tidegate_port::mem;
 use tidegate_service::attachment::Attachment;
-use tidegate_service::daemon::{DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Start, Upgrade};
-use tidegate_service::{Geometry, Handle, Phase};
+use tidegate_service::daemon::{
+    AttachConfig, DEFAULT_COALESCING, Daemon, Quota, StartOptions, UpgradeMode,
+};
+use tidegate_service::{Geometry, Handle, SocketState};
 use tidegate_stack::TcpOptions;
 
-/// How long anything may take.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// Maximum duration of any step.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 
 pub const GEOMETRY: Geometry = Geometry { sockets: 16, tcp_bytes: 1 << 14, udp_bytes: 1 << 17 };
 
-pub struct Site {
-    pub mover: Option<Mover>,
+pub struct DaemonPair {
+    pub migrator: Option<Migrator>,
     pub daemons: Arc<[Daemon; 2]>,
     pub paths: [PathBuf; 2],
     pub _folder: tempfile::TempDir,
 }
 
-/// Has applications go from core to core all the time.
-pub struct Mover {
+/// Thread that migrates all applications from core to core all the time.
+pub struct Migrator {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<usize>>,
 }
 
-impl Mover {
+impl Migrator {
     fn start(daemons: Arc<[Daemon; 2]>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let run = move || {
-            let mut moves = 0;
+            let mut rounds = 0;
             while !stopped.load(Ordering::Relaxed) {
                 for daemon in &*daemons {
-                    daemon.controls().move_application(std::process::id(), moves % CORES).unwrap();
-                    // It has been done when this is answered.
+                    daemon.controls().move_application(std::process::id(), rounds % CORES).unwrap();
+                    // The migration is done when the report is answered.
                     daemon.report().unwrap();
                 }
-                moves += 1;
+                rounds += 1;
             }
-            moves
+            rounds
         };
         Self { stop, thread: Some(std::thread::spawn(run)) }
     }
 }
 
-impl Drop for Mover {
+impl Drop for Migrator {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let moves = self.thread.take().unwrap().join();
+        let rounds = self.thread.take().unwrap().join();
         if !std::thread::panicking() {
-            assert!(moves.unwrap() > 0, "nobody has moved");
+            assert!(rounds.unwrap() > 0, "no application has migrated");
         }
     }
 }
 
-/// Cores of a daemon that has several.
+/// Network cores of a daemon with several cores.
 pub const CORES: usize = 3;
 
-impl Site {
-    /// With one core each.
+impl DaemonPair {
+    /// Two daemons with one core each.
     pub fn new() -> Self {
-        Self::still(1..=1)
+        Self::with_cores(1..=1)
     }
 
-    /// With several cores, between which applications move all the time.
-    fn restless() -> Self {
-        let site = Self::still(CORES..=CORES);
-        Self { mover: Some(Mover::start(Arc::clone(&site.daemons))), ..site }
+    /// Two daemons with several cores, between which applications migrate all the time.
+    fn migrating() -> Self {
+        let testbed = Self::with_cores(CORES..=CORES);
+        Self { migrator: Some(Migrator::start(Arc::clone(&testbed.daemons))), ..testbed }
     }
 
-    /// With so many cores each.
-    pub fn still(cores: RangeInclusive<usize>) -> Self {
+    /// Two daemons with this range of cores each.
+    pub fn with_cores(cores: RangeInclusive<usize>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
@@ -96,7 +98,7 @@ impl Site {
                 FAMILIES.iter().zip([24, 64]).fold(NetConfig::new(port), |net, (family, len)| {
                     net.address(format!("{}/{len}", family[n]).parse().unwrap())
                 });
-            let door = DoorConfig {
+            let attach = AttachConfig {
                 path: paths[n].clone(),
                 mode: 0o600,
                 group: None,
@@ -104,42 +106,42 @@ impl Site {
                 coalescing: DEFAULT_COALESCING,
                 quota: Quota::default(),
             };
-            let start = Start {
-                door,
+            let start = StartOptions {
+                attach,
                 cores: cores.clone(),
-                begin: |_| Ok(()),
-                settle: || Ok(()),
-                upgrade: Upgrade::Refused("it was not started to be replaced"),
+                on_core_start: |_| Ok(()),
+                drop_privileges: || Ok(()),
+                upgrade: UpgradeMode::Refused("this daemon does not support upgrades"),
                 log: Arc::new(|_: &str| {}),
             };
             Daemon::start_with(net, start).unwrap()
         });
         let daemons = Arc::new([first, second]);
-        Self { mover: None, daemons, paths, _folder: folder }
+        Self { migrator: None, daemons, paths, _folder: folder }
     }
 
     pub fn attach(&self, side: usize) -> Attachment {
         Attachment::connect(&self.paths[side], "test").unwrap()
     }
 
-    pub fn report(&self, side: usize) -> tidegate_service::daemon::Report {
+    pub fn report(&self, side: usize) -> tidegate_service::daemon::DaemonReport {
         self.daemons[side].report().unwrap()
     }
 }
 
-/// Sites with one core for each daemon, and with several between which applications
-/// move all the time; each for both families of addresses.
-pub fn places() -> impl Iterator<Item = (Site, [&'static str; 2])> {
-    let sites = [Site::new, Site::restless];
-    sites.into_iter().flat_map(|site| FAMILIES.map(|family| (site(), family)))
+/// Daemon pairs with one core each, and with several cores between which applications migrate
+/// all the time; each for both address families.
+pub fn testbeds() -> impl Iterator<Item = (DaemonPair, [&'static str; 2])> {
+    let constructors = [DaemonPair::new, DaemonPair::migrating];
+    constructors.into_iter().flat_map(|new_testbed| FAMILIES.map(|family| (new_testbed(), family)))
 }
 
 pub fn address(side: usize, family: [&str; 2], port: u16) -> SocketAddr {
     SocketAddr::new(family[side].parse().unwrap(), port)
 }
 
-/// Waits until a call gives something else than that it would block.
-pub fn until<R>(
+/// Repeats a call until it no longer returns `WouldBlock`.
+pub fn wait_until<R>(
     app: &mut Attachment,
     mut call: impl FnMut(&mut Attachment) -> io::Result<R>,
 ) -> io::Result<R> {
@@ -149,7 +151,7 @@ pub fn until<R>(
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             result => return result,
         }
-        assert!(began.elapsed() < LIMIT, "it never happens");
+        assert!(began.elapsed() < TIMEOUT, "timed out");
         if app.prepare_sleep()? {
             let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
             poll(&mut [PollFd::from_borrowed_fd(app.as_fd(), PollFlags::IN)], Some(&limit))?;
@@ -159,21 +161,21 @@ pub fn until<R>(
     }
 }
 
-pub fn connected(app: &mut Attachment, socket: Handle) -> io::Result<()> {
-    until(app, |app| match app.phase(socket)? {
-        Phase::Connecting => Err(ErrorKind::WouldBlock.into()),
-        Phase::Connected => Ok(()),
+pub fn wait_until_connected(app: &mut Attachment, socket: Handle) -> io::Result<()> {
+    wait_until(app, |app| match app.state(socket)? {
+        SocketState::Connecting => Err(ErrorKind::WouldBlock.into()),
+        SocketState::Connected => Ok(()),
         _ => Err(app.take_error(socket)?.unwrap_or(ErrorKind::Other).into()),
     })
 }
 
-/// A connection from the first host to the second.
-pub fn pair(apps: &mut [Attachment; 2], to: SocketAddr) -> [Handle; 2] {
+/// Opens a connection from the first host to the second.
+pub fn connection_pair(apps: &mut [Attachment; 2], to: SocketAddr) -> [Handle; 2] {
     let [client, server] = apps;
     let listener = server.listen(to, 8, TcpOptions::default()).unwrap();
     let ours = client.connect_tcp(None, to, TcpOptions::default()).unwrap();
-    let (theirs, peer) = until(server, |server| server.accept(listener)).unwrap();
-    connected(client, ours).unwrap();
+    let (theirs, peer) = wait_until(server, |server| server.accept(listener)).unwrap();
+    wait_until_connected(client, ours).unwrap();
     assert_eq!(client.local_addr(ours).unwrap(), peer);
     assert_eq!(client.peer_addr(ours).unwrap(), to);
     assert_eq!(server.local_addr(theirs).unwrap(), to);

@@ -1,85 +1,89 @@
-//! What a connection does with a segment, in the order of RFC 9293 section
-//! 3.10.7, with the checks of RFC 5961 and RFC 7323 where they belong.
+//! Segment processing of a connection, in the order of RFC 9293 section 3.10.7,
+//! with the checks of RFC 5961 and RFC 7323 in their places.
 
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
-use super::connection::{Connection, Is, NEVER, Shared, Wait};
-use super::recovery::Phase;
-use super::segment::{Out, Segment};
+use super::connection::{ConnFlags, Connection, NEVER, RtxTimer, TcpShared};
+use super::recovery::RecoveryPhase;
+use super::segment::{OutSegment, Segment};
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
 
-/// Answers to segments that are out of place: so many at once, and one in so
-/// many milliseconds in the long run (RFC 5961 section 7: ten in five seconds).
-/// Each connection has a limit of its own, so that nobody learns from it about
-/// another one.
+/// Rate limit of challenge ACKs: burst size, and milliseconds for each in the long run
+/// (RFC 5961 section 7: ten in five seconds).
+///
+/// The limit is per connection: a shared counter would let an attacker learn about other
+/// connections.
 const CHALLENGE_BURST: u32 = 10;
-const CHALLENGE_MS: u32 = 500;
+const CHALLENGE_INTERVAL_MS: u32 = 500;
 
-/// Time stamps older than this say nothing (RFC 7323 section 5.5).
-const TIMESTAMP_AGE_S: u32 = 24 * 24 * 3600;
+/// Age in seconds from which TS.Recent is no longer valid (RFC 7323 section 5.5).
+const MAX_TS_RECENT_AGE_S: u32 = 24 * 24 * 3600;
 
-/// What came of a segment besides what the connection notes itself.
+/// Effects of a segment outside the connection's own state.
 #[derive(Debug, Default)]
-pub(crate) struct Arrived {
-    /// An answer that is not one of the connection's own.
-    pub(crate) answer: Option<Out>,
-    /// It is established now.
+pub(crate) struct SegmentOutcome {
+    /// Reply that the connection does not send itself: a reset.
+    pub(crate) reply: Option<OutSegment>,
+    /// True when this segment established the connection.
     pub(crate) established: bool,
 }
 
 impl Connection {
-    /// Takes a segment. The listener, if it has one, may be out of room for
-    /// another connection: then nothing is established yet. What came of it
-    /// stands in `arrived`, also when the rest of the segment is of no use.
+    /// Processes a segment. `may_establish` is false when the listener's accept queue is full:
+    /// then the connection is not established.
+    ///
+    /// Effects outside the connection are written to `outcome`, also when an error is returned.
     ///
     /// # Errors
-    /// Why it is of no use.
-    pub(crate) fn arrival(
+    /// The drop reason, when the rest of the segment is not used.
+    pub(crate) fn on_segment(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
         may_establish: bool,
-        arrived: &mut Arrived,
-        shared: &mut Shared,
+        outcome: &mut SegmentOutcome,
+        shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
         match self.state {
             TcpState::Closed => return Err(DropReason::TcpNoSocket),
             TcpState::SynSent => {
-                if !self.syn_sent_arrival(now_ns, segment, arrived, shared)? {
+                if !self.on_segment_in_syn_sent(now_ns, segment, outcome, shared)? {
                     return Ok(());
                 }
             }
             _ => {
-                let Some(segment) = self.check(now_ns, segment, shared)? else {
+                let Some(segment) = self.check_segment(now_ns, segment, shared)? else {
                     return Ok(());
                 };
-                let was_received = self.state == TcpState::SynReceived;
-                if was_received && !may_establish {
+                let in_syn_received = self.state == TcpState::SynReceived;
+                if in_syn_received && !may_establish {
                     return Err(DropReason::TcpAcceptQueueFull);
                 }
-                self.check_ack(now_ns, &segment, arrived, shared)?;
-                return self.text(now_ns, &segment, shared);
+                self.check_ack(now_ns, &segment, outcome, shared)?;
+                return self.process_payload(now_ns, &segment, shared);
             }
         }
         let segment = Segment { seq: segment.seq + 1, flags: without_syn(segment), ..*segment };
-        self.text(now_ns, &segment, shared)
+        self.process_payload(now_ns, &segment, shared)
     }
 
-    /// RFC 9293 section 3.10.7.3. Returns whether to go on with the text.
-    fn syn_sent_arrival(
+    /// Processes a segment in SYN-SENT (RFC 9293 section 3.10.7.3). Returns true when its
+    /// payload is to be processed too.
+    fn on_segment_in_syn_sent(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        arrived: &mut Arrived,
-        shared: &mut Shared,
+        outcome: &mut SegmentOutcome,
+        shared: &mut TcpShared,
     ) -> Result<bool, DropReason> {
-        let acceptable =
-            segment.is_ack() && segment.ack.is_after(self.una) && segment.ack.is_up_to(self.nxt);
+        let acceptable = segment.is_ack()
+            && segment.ack.is_after(self.una)
+            && segment.ack.is_at_or_before(self.nxt);
         if segment.is_ack() && !acceptable {
-            arrived.answer = segment.reset(self.ends);
-            return if arrived.answer.is_some() {
+            outcome.reply = segment.reset(self.tuple);
+            return if outcome.reply.is_some() {
                 Ok(false)
             } else {
                 Err(DropReason::TcpAckInvalid)
@@ -96,91 +100,92 @@ impl Connection {
             return Err(DropReason::TcpFlags);
         }
         self.begin_receiving(segment.seq);
-        // As our SYN said.
+        // The window that our SYN announced.
         self.rcv_edge += self.options.receive_buffer_bytes.min(u16::MAX.into());
-        self.learn_options(now_ns, segment);
-        self.take_window(segment, false);
-        self.heard_ns = now_ns;
+        self.apply_syn_options(now_ns, segment);
+        self.update_send_window(segment, false);
+        self.last_received_ns = now_ns;
         if !acceptable {
-            // Both began at once (RFC 9293 section 3.5, figure 8).
+            // Simultaneous open (RFC 9293 section 3.5, figure 8).
             self.state = TcpState::SynReceived;
-            self.is.remove(Is::ECN);
+            self.flags.remove(ConnFlags::ECN);
             self.acknowledge_now();
             return Ok(false);
         }
-        self.is.set(
-            Is::ECN,
-            self.is.contains(Is::ECN)
+        self.flags.set(
+            ConnFlags::ECN,
+            self.flags.contains(ConnFlags::ECN)
                 && segment.flags.contains(TcpFlags::ECE)
                 && !segment.flags.contains(TcpFlags::CWR),
         );
-        self.acknowledged(now_ns, segment, false, shared);
-        self.establish(now_ns, arrived);
+        self.on_ack(now_ns, segment, false, shared);
+        self.establish(now_ns, outcome);
         self.acknowledge_now();
         Ok(true)
     }
 
-    /// What the options of a SYN say about the connection (RFC 9293 section
-    /// 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2).
-    pub(crate) fn learn_options(&mut self, now_ns: u64, segment: &Segment<'_>) {
+    /// Applies the options of a SYN (RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2,
+    /// RFC 2018 section 2).
+    pub(crate) fn apply_syn_options(&mut self, now_ns: u64, segment: &Segment<'_>) {
         let options = &segment.options;
         self.set_peer_mss(options.mss);
-        self.is.set(Is::SACK, options.sack_permitted);
-        self.is.set(Is::TIMESTAMPS, options.timestamps.is_some());
+        self.flags.set(ConnFlags::SACK, options.sack_permitted);
+        self.flags.set(ConnFlags::TIMESTAMPS, options.timestamps.is_some());
         if let Some((value, _)) = options.timestamps {
-            (self.ts_recent, self.ts_recent_s) = (value, seconds(now_ns));
+            (self.ts_recent, self.ts_recent_s) = (value, whole_seconds(now_ns));
         }
         match options.window_shift {
-            Some(shift) => self.shift_in = shift,
-            None => (self.shift_in, self.shift_out) = (0, 0),
+            Some(shift) => self.peer_window_shift = shift,
+            None => (self.peer_window_shift, self.own_window_shift) = (0, 0),
         }
         self.set_mtu(usize::from(u16::MAX));
         self.controller.set_mss(self.mss.into());
-        if self.is.contains(Is::SYN_REPEATED) {
-            // RFC 5681 section 3.1: one segment to begin with.
+        if self.flags.contains(ConnFlags::SYN_RETRANSMITTED) {
+            // RFC 5681 section 3.1: after a lost SYN the initial window is one segment.
             self.controller.window.cwnd = self.mss.into();
         }
     }
 
-    pub(crate) fn establish(&mut self, now_ns: u64, arrived: &mut Arrived) {
+    /// Enters ESTABLISHED, or FIN-WAIT-1 when a FIN is already queued.
+    pub(crate) fn establish(&mut self, now_ns: u64, outcome: &mut SegmentOutcome) {
         self.state = TcpState::Established;
-        self.phase = Phase::Open;
-        self.rtt.lost_syn = self.is.contains(Is::SYN_REPEATED);
+        self.phase = RecoveryPhase::Open;
+        self.rtt.lost_syn = self.flags.contains(ConnFlags::SYN_RETRANSMITTED);
         self.retries = 0;
-        self.wait = Wait::Nothing;
-        self.is.insert(Is::TELL_WRITABLE);
-        self.is.insert(Is::WANTS_OUTPUT);
+        self.rtx_timer = RtxTimer::Off;
+        self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
         self.start_keepalive(now_ns);
-        if self.is.contains(Is::FIN_QUEUED) {
+        if self.flags.contains(ConnFlags::FIN_QUEUED) {
             self.state = TcpState::FinWait1;
         }
-        arrived.established = true;
+        outcome.established = true;
     }
 
-    /// Keep-alive begins to count (RFC 9293 section 3.8.4).
+    /// Starts the keep-alive timer, if keep-alive is enabled (RFC 9293 section 3.8.4).
     pub(crate) fn start_keepalive(&mut self, now_ns: u64) {
         if let Some(keepalive) = self.options.keepalive {
-            self.idle_at_ns = now_ns.saturating_add(u64::from(keepalive.idle_ms) * 1_000_000);
+            self.idle_deadline_ns = now_ns.saturating_add(u64::from(keepalive.idle_ms) * 1_000_000);
         }
     }
 
-    /// The first four checks of RFC 9293 section 3.10.7.4: sequence number,
-    /// RST, security (none), SYN; and PAWS before them. Returns the segment
-    /// to go on with; `None` when it is done with.
-    fn check<'s>(
+    /// Applies PAWS and the first four checks of RFC 9293 section 3.10.7.4: sequence number, RST,
+    /// security (none), SYN. Returns the segment to go on with; `None` when it needs no further
+    /// processing.
+    fn check_segment<'s>(
         &mut self,
         now_ns: u64,
         segment: &Segment<'s>,
-        shared: &mut Shared,
+        shared: &mut TcpShared,
     ) -> Result<Option<Segment<'s>>, DropReason> {
         let mut segment = *segment;
-        // The answer to our SYN while we answer its own: simultaneous open.
+        // A SYN-ACK for our SYN after we answered the peer's SYN: simultaneous open.
         if self.state == TcpState::SynReceived
             && segment.is_syn()
             && segment.seq + 1 == self.rcv_nxt
         {
             if !segment.is_ack() {
-                // Our answer was lost.
+                // Our SYN-ACK was lost.
                 self.acknowledge_now();
                 return Ok(None);
             }
@@ -189,76 +194,77 @@ impl Connection {
         self.check_timestamps(now_ns, &segment, shared)?;
         self.check_sequence(now_ns, &segment, shared)?;
         if segment.is_rst() {
-            return self.take_reset(now_ns, &segment, shared).map(|()| None);
+            return self.process_reset(now_ns, &segment, shared).map(|()| None);
         }
         if segment.is_syn() {
-            if self.state == TcpState::SynReceived && self.is.contains(Is::PASSIVE) {
-                // Fourth: back to where it came from.
+            if self.state == TcpState::SynReceived && self.flags.contains(ConnFlags::PASSIVE) {
+                // Fourth check, passive open: the connection returns to LISTEN.
                 self.abort(shared, None, false);
                 return Err(DropReason::TcpFlags);
             }
             // RFC 5961 section 4.2.
-            self.challenge(now_ns);
+            self.send_challenge_ack(now_ns);
             return Err(DropReason::TcpFlags);
         }
         if !segment.is_ack() {
             return Err(DropReason::TcpFlags);
         }
-        self.note_timestamps(now_ns, &segment);
+        self.update_ts_recent(now_ns, &segment);
         Ok(Some(segment))
     }
 
-    /// RFC 7323 section 5.3, R1, and section 3.2.
+    /// Rejects segments that PAWS or a missing time stamp forbids (RFC 7323 section 5.3, R1, and
+    /// section 3.2).
     fn check_timestamps(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        shared: &Shared,
+        shared: &TcpShared,
     ) -> Result<(), DropReason> {
-        if !self.is.contains(Is::TIMESTAMPS) || segment.is_rst() {
+        if !self.flags.contains(ConnFlags::TIMESTAMPS) || segment.is_rst() {
             return Ok(());
         }
         let Some((value, _)) = segment.options.timestamps else {
             return Err(DropReason::TcpTimestampMissing);
         };
         let is_old = Seq(value).is_before(Seq(self.ts_recent));
-        if is_old && seconds(now_ns).wrapping_sub(self.ts_recent_s) < TIMESTAMP_AGE_S {
-            self.challenge_duplicate(now_ns, segment, shared);
+        if is_old && whole_seconds(now_ns).wrapping_sub(self.ts_recent_s) < MAX_TS_RECENT_AGE_S {
+            self.acknowledge_unacceptable(now_ns, segment, shared);
             return Err(DropReason::TcpPaws);
         }
         Ok(())
     }
 
-    /// RFC 7323 section 4.3, (2).
-    fn note_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>) {
+    /// Updates TS.Recent (RFC 7323 section 4.3, (2)).
+    fn update_ts_recent(&mut self, now_ns: u64, segment: &Segment<'_>) {
         if let Some((value, _)) =
-            segment.options.timestamps.filter(|_| self.is.contains(Is::TIMESTAMPS))
-            && segment.seq.is_up_to(self.last_ack_sent)
-            && Seq(self.ts_recent).is_up_to(Seq(value))
+            segment.options.timestamps.filter(|_| self.flags.contains(ConnFlags::TIMESTAMPS))
+            && segment.seq.is_at_or_before(self.last_ack_sent)
+            && Seq(self.ts_recent).is_at_or_before(Seq(value))
         {
-            (self.ts_recent, self.ts_recent_s) = (value, seconds(now_ns));
+            (self.ts_recent, self.ts_recent_s) = (value, whole_seconds(now_ns));
         }
     }
 
-    /// RFC 9293 section 3.10.7.4, first: table 6.
+    /// Checks that the segment is acceptable (RFC 9293 section 3.10.7.4, first: table 6).
     fn check_sequence(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        shared: &Shared,
+        shared: &TcpShared,
     ) -> Result<(), DropReason> {
         let edge = self.rcv_edge;
-        let first_in = self.rcv_nxt.is_up_to(segment.seq) && segment.seq.is_before(edge);
+        let first_in = self.rcv_nxt.is_at_or_before(segment.seq) && segment.seq.is_before(edge);
         let len = segment.len();
         let acceptable = if len == 0 {
-            // RFC 9293 allows the number right behind the window too when that
-            // is closed; peers send so also when it is open and full.
+            // RFC 9293 allows the number right behind the window too when the window is closed.
+            // Peers also use that number when the window is open and full.
             first_in || segment.seq == self.rcv_nxt || segment.seq == edge
         } else {
             let last = segment.end() - 1;
-            let last_in = self.rcv_nxt.is_up_to(last) && last.is_before(edge);
-            // Data at the edge of a closed window is not taken, but what it
-            // acknowledges is (section 3.10.7.4: "special allowance").
+            let last_in = self.rcv_nxt.is_at_or_before(last) && last.is_before(edge);
+            // Data at the edge of a closed window is not accepted, but its acknowledgement is
+            // (section 3.10.7.4: "special allowance").
             first_in
                 || last_in
                 || segment.seq == self.rcv_nxt
@@ -270,243 +276,247 @@ impl Connection {
         if segment.is_rst() {
             return Err(DropReason::TcpReset);
         }
-        let is_old = segment.end().is_up_to(self.rcv_nxt);
-        self.challenge_duplicate(now_ns, segment, shared);
+        let is_old = segment.end().is_at_or_before(self.rcv_nxt);
+        self.acknowledge_unacceptable(now_ns, segment, shared);
         Err(if is_old { DropReason::TcpDuplicate } else { DropReason::TcpSequence })
     }
 
-    /// Answers what is out of place with where we are. Data that came twice is
-    /// answered each time, since our acknowledgement may have been lost;
-    /// anything else seldom.
-    fn challenge_duplicate(&mut self, now_ns: u64, segment: &Segment<'_>, shared: &Shared) {
+    /// Answers an unacceptable segment with the current acknowledgement. Duplicate data is
+    /// acknowledged each time, since our acknowledgement may have been lost; anything else is
+    /// rate-limited.
+    fn acknowledge_unacceptable(&mut self, now_ns: u64, segment: &Segment<'_>, shared: &TcpShared) {
         if self.state == TcpState::TimeWait && segment.is_fin() {
-            // The time starts anew (RFC 9293 section 3.10.7.4, eighth).
-            self.idle_at_ns = now_ns.saturating_add(shared.time_wait_ns);
+            // A retransmitted FIN restarts TIME-WAIT (RFC 9293 section 3.10.7.4, eighth).
+            self.idle_deadline_ns = now_ns.saturating_add(shared.time_wait_ns);
         }
         if self.state == TcpState::TimeWait || segment.len() > 0 {
             let end = segment.end().min(self.rcv_nxt);
-            if segment.end().is_up_to(self.rcv_nxt) && !segment.payload.is_empty() {
-                return self.note_duplicate(segment.seq, end);
+            if segment.end().is_at_or_before(self.rcv_nxt) && !segment.payload.is_empty() {
+                return self.record_dsack_range(segment.seq, end);
             }
-            if segment.end().is_up_to(self.rcv_nxt) {
+            if segment.end().is_at_or_before(self.rcv_nxt) {
                 return self.acknowledge_now();
             }
         }
-        // A keep-alive probe is one number short of what we expect.
+        // The sequence number of a keep-alive probe is RCV.NXT - 1.
         if segment.seq + 1 == self.rcv_nxt {
             return self.acknowledge_now();
         }
-        self.challenge(now_ns);
+        self.send_challenge_ack(now_ns);
     }
 
-    /// RFC 5961 section 7.
-    pub(crate) fn challenge(&mut self, now_ns: u64) {
-        // Each puts the time when the next is due off by its share; they may
-        // come before that by as much as the burst.
+    /// Queues a challenge ACK, within the rate limit of the connection (RFC 5961 section 7).
+    pub(crate) fn send_challenge_ack(&mut self, now_ns: u64) {
+        // Each challenge ACK moves the due time of the next one by the interval. The due time may
+        // lie ahead of now by at most the burst.
         let now_ms = (now_ns / 1_000_000) as u32;
         let ahead_ms = self.challenge_due_ms.wrapping_sub(now_ms);
-        let is_ahead = ahead_ms <= CHALLENGE_BURST * CHALLENGE_MS;
+        let is_ahead = ahead_ms <= CHALLENGE_BURST * CHALLENGE_INTERVAL_MS;
         let ahead_ms = if is_ahead { ahead_ms } else { 0 };
-        if ahead_ms + CHALLENGE_MS <= CHALLENGE_BURST * CHALLENGE_MS {
-            self.challenge_due_ms = now_ms.wrapping_add(ahead_ms + CHALLENGE_MS);
+        if ahead_ms + CHALLENGE_INTERVAL_MS <= CHALLENGE_BURST * CHALLENGE_INTERVAL_MS {
+            self.challenge_due_ms = now_ms.wrapping_add(ahead_ms + CHALLENGE_INTERVAL_MS);
             self.acknowledge_now();
         }
     }
 
-    /// RFC 9293 section 3.10.7.4, second; RFC 5961 section 3.2.
-    fn take_reset(
+    /// Processes a RST (RFC 9293 section 3.10.7.4, second; RFC 5961 section 3.2).
+    fn process_reset(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        shared: &mut Shared,
+        shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
         if segment.seq != self.rcv_nxt {
-            self.challenge(now_ns);
+            self.send_challenge_ack(now_ns);
             return Err(DropReason::TcpReset);
         }
         if self.state == TcpState::TimeWait {
-            // RFC 1337: a reset does not end it early.
+            // RFC 1337: a reset does not end TIME-WAIT early.
             return Err(DropReason::TcpReset);
         }
         let failure = match self.state {
-            TcpState::SynReceived if !self.is.contains(Is::PASSIVE) => Failure::Refused,
-            TcpState::Closing | TcpState::LastAck => Failure::Ended,
+            TcpState::SynReceived if !self.flags.contains(ConnFlags::PASSIVE) => Failure::Refused,
+            TcpState::Closing | TcpState::LastAck => Failure::AlreadyClosed,
             _ => Failure::Reset,
         };
         self.abort(shared, Some(failure), false);
         Ok(())
     }
 
-    /// RFC 9293 section 3.10.7.4, fifth; RFC 5961 section 5.2.
+    /// Processes the acknowledgement (RFC 9293 section 3.10.7.4, fifth; RFC 5961 section 5.2).
     fn check_ack(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        arrived: &mut Arrived,
-        shared: &mut Shared,
+        outcome: &mut SegmentOutcome,
+        shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
         if self.state == TcpState::SynReceived {
-            let acceptable = segment.ack.is_after(self.una) && segment.ack.is_up_to(self.nxt);
+            let acceptable =
+                segment.ack.is_after(self.una) && segment.ack.is_at_or_before(self.nxt);
             if !acceptable {
-                arrived.answer = segment.reset(self.ends);
+                outcome.reply = segment.reset(self.tuple);
                 return Ok(());
             }
-            self.take_window(segment, true);
-            self.establish(now_ns, arrived);
-            self.heard_ns = now_ns;
-            self.acknowledged(now_ns, segment, false, shared);
+            self.update_send_window(segment, true);
+            self.establish(now_ns, outcome);
+            self.last_received_ns = now_ns;
+            self.on_ack(now_ns, segment, false, shared);
             return Ok(());
         }
         let oldest = self.una - self.max_window;
         if segment.ack.is_before(oldest) || segment.ack.is_after(self.nxt) {
-            self.challenge(now_ns);
+            self.send_challenge_ack(now_ns);
             return Err(DropReason::TcpAckInvalid);
         }
-        self.heard_ns = now_ns;
-        self.keepalives = 0;
+        self.last_received_ns = now_ns;
+        self.keepalive_probes_sent = 0;
         if segment.ack.is_before(self.una) {
             return Ok(());
         }
         let before = self.window;
-        self.take_window(segment, true);
-        // RFC 5681 section 2.
+        self.update_send_window(segment, true);
+        // Duplicate acknowledgement as RFC 5681 section 2 defines it.
         let duplicate = segment.ack == self.una
             && self.una != self.nxt
             && segment.len() == 0
             && before == self.window
-            // Answers to window probes are no sign of loss.
+            // Answers to window probes do not signal loss.
             && self.window > 0;
-        if self.wait == Wait::Window {
-            // The peer answers: it is alive, however long its window is shut.
+        if self.rtx_timer == RtxTimer::Persist {
+            // An answer shows that the peer is alive, however long its window stays closed.
             self.retries = 0;
         }
-        if before == 0 && self.window > 0 && self.wait == Wait::Window {
-            self.on_window_opened(segment.ack);
+        if before == 0 && self.window > 0 && self.rtx_timer == RtxTimer::Persist {
+            self.on_window_reopened(segment.ack);
         }
-        self.acknowledged(now_ns, segment, duplicate, shared);
+        self.on_ack(now_ns, segment, duplicate, shared);
         self.on_fin_acknowledged(now_ns, shared);
         Ok(())
     }
 
-    /// What was sent into the closed window goes again at once.
-    fn on_window_opened(&mut self, ack: Seq) {
+    /// Retransmits at once the segment that was sent into the closed window.
+    fn on_window_reopened(&mut self, ack: Seq) {
         self.rtt.backoff = 0;
-        self.wait = Wait::Nothing;
+        self.rtx_timer = RtxTimer::Off;
         if ack == self.una
             && let Some(flight) = &mut self.flight
         {
             flight.mark_first_lost();
-            self.is.insert(Is::FORCE_RETRANSMISSION);
+            self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
         }
-        self.is.insert(Is::WANTS_OUTPUT);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
     }
 
-    /// RFC 9293 section 3.10.7.4: updates SND.WND by newer segments only.
-    fn take_window(&mut self, segment: &Segment<'_>, scaled: bool) {
+    /// Updates SND.WND, only from newer segments (RFC 9293 section 3.10.7.4). The window of a SYN
+    /// is not `scaled`.
+    fn update_send_window(&mut self, segment: &Segment<'_>, scaled: bool) {
         let is_newer = self.window_seq.is_before(segment.seq)
-            || self.window_seq == segment.seq && self.window_ack.is_up_to(segment.ack);
+            || self.window_seq == segment.seq && self.window_ack.is_at_or_before(segment.ack);
         if scaled && !is_newer && self.is_synchronized() {
             return;
         }
-        let shift = if scaled { self.shift_in } else { 0 };
+        let shift = if scaled { self.peer_window_shift } else { 0 };
         let window = u32::from(segment.window) << shift;
         if window > self.window && self.may_have_output() {
-            self.is.insert(Is::WANTS_OUTPUT);
+            self.flags.insert(ConnFlags::WANTS_OUTPUT);
         }
         self.window = window;
         self.max_window = self.max_window.max(window);
         (self.window_seq, self.window_ack) = (segment.seq, segment.ack);
     }
 
-    /// Moves on when our FIN is acknowledged.
-    fn on_fin_acknowledged(&mut self, now_ns: u64, shared: &mut Shared) {
+    /// Advances the state once our FIN is acknowledged.
+    fn on_fin_acknowledged(&mut self, now_ns: u64, shared: &mut TcpShared) {
         if !self.fin_acknowledged() {
             return;
         }
         match self.state {
             TcpState::FinWait1 => {
                 self.state = TcpState::FinWait2;
-                if self.is.contains(Is::ORPHAN) {
-                    self.wait_as_orphan(now_ns, shared);
+                if self.flags.contains(ConnFlags::ORPHAN) {
+                    self.start_orphan_timer(now_ns, shared);
                 }
             }
             TcpState::Closing => self.enter_time_wait(now_ns, shared),
             TcpState::LastAck => {
                 self.state = TcpState::Closed;
-                (self.wait_until_ns, self.ack_at_ns, self.idle_at_ns) = (NEVER, NEVER, NEVER);
+                (self.rtx_deadline_ns, self.ack_deadline_ns, self.idle_deadline_ns) =
+                    (NEVER, NEVER, NEVER);
             }
             _ => {}
         }
     }
 
-    /// Nobody will read what the peer still sends, so it need not take for ever
-    /// to end.
-    pub(crate) fn wait_as_orphan(&mut self, now_ns: u64, shared: &Shared) {
-        self.idle_at_ns = now_ns.saturating_add(shared.fin_wait_2_ns);
+    /// Limits FIN-WAIT-2 of an orphaned connection: no application is left to read what the peer
+    /// sends.
+    pub(crate) fn start_orphan_timer(&mut self, now_ns: u64, shared: &TcpShared) {
+        self.idle_deadline_ns = now_ns.saturating_add(shared.fin_wait_2_ns);
     }
 
-    /// RFC 9293 section 3.10.7.4, sixth to eighth. Urgent data is delivered in
-    /// line with the rest, as RFC 6093 section 6 advises.
-    fn text(
+    /// Processes payload and FIN (RFC 9293 section 3.10.7.4, sixth to eighth). Urgent data is
+    /// delivered in line with the rest, as RFC 6093 section 6 advises.
+    fn process_payload(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
-        shared: &mut Shared,
+        shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
         let receives =
             matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if !receives {
             return Ok(());
         }
-        if self.is.contains(Is::ECN) {
-            self.note_congestion(segment);
+        if self.flags.contains(ConnFlags::ECN) {
+            self.update_ecn_echo(segment);
         }
-        let news = segment.seq + segment.payload.len() as u32;
-        if self.is.contains(Is::ORPHAN)
+        let payload_end = segment.seq + segment.payload.len() as u32;
+        if self.flags.contains(ConnFlags::ORPHAN)
             && self.listener.is_none()
             && !segment.payload.is_empty()
-            && news.is_after(self.rcv_nxt)
+            && payload_end.is_after(self.rcv_nxt)
         {
-            // RFC 9293 section 3.10.4: nobody is there to read it.
+            // RFC 9293 section 3.10.4: data after close is answered with a reset.
             self.abort(shared, Some(Failure::Reset), true);
             return Ok(());
         }
         let window = self.rcv_edge.since(segment.seq) as usize;
         let fits = segment.payload.len().min(window);
         if fits > 0 {
-            self.take_text(now_ns, segment.seq, &segment.payload[..fits], shared)?;
+            self.accept_payload(now_ns, segment.seq, &segment.payload[..fits], shared)?;
         }
         if fits < segment.payload.len() {
             // The rest lies beyond the window.
             self.acknowledge_now();
-        } else if segment.is_fin() && self.rcv_nxt == news {
-            self.take_fin(now_ns, shared);
-        } else if segment.is_fin() && news.is_after(self.rcv_nxt) {
+        } else if segment.is_fin() && self.rcv_nxt == payload_end {
+            self.accept_fin(now_ns, shared);
+        } else if segment.is_fin() && payload_end.is_after(self.rcv_nxt) {
             self.acknowledge_now();
         }
-        if self.is.contains(Is::READ_SHUT) && self.readable() > 0 {
+        if self.flags.contains(ConnFlags::READ_SHUT) && self.readable() > 0 {
             let unread = self.readable() as usize;
             self.consume(unread, shared);
         }
         Ok(())
     }
 
-    /// RFC 3168 section 6.1.3.
-    fn note_congestion(&mut self, segment: &Segment<'_>) {
+    /// Records congestion marks to echo and the peer's CWR (RFC 3168 section 6.1.3).
+    fn update_ecn_echo(&mut self, segment: &Segment<'_>) {
         if segment.flags.contains(TcpFlags::CWR) {
-            self.is.remove(Is::ECHO_CONGESTION);
+            self.flags.remove(ConnFlags::SEND_ECE);
         }
         if segment.congestion_experienced {
-            self.is.insert(Is::ECHO_CONGESTION);
+            self.flags.insert(ConnFlags::SEND_ECE);
         }
     }
 }
 
-/// Seconds are enough for the age of time stamps.
-pub(crate) fn seconds(now_ns: u64) -> u32 {
+/// The time in whole seconds, wrapping: precise enough for the age of time stamps.
+pub(crate) fn whole_seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
+/// The flags of a segment without SYN.
 fn without_syn(segment: &Segment<'_>) -> TcpFlags {
     TcpFlags(segment.flags.0 & !TcpFlags::SYN.0)
 }

@@ -1,267 +1,273 @@
-//! One connection: what it holds, and its states (RFC 9293 section 3.3).
+//! State of one connection (RFC 9293 section 3.3).
 
 use std::sync::Arc;
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-use super::chunks::{Chunks, Strand};
-use super::congestion::Controller;
+use super::buffer_pool::{BufferPool, ByteQueue};
+use super::congestion::CongestionController;
+use super::mtu_search::MtuSearch;
 use super::options::TIMESTAMPS_BYTES;
-use super::path_search::PathSearch;
-use super::receive::Gaps;
-use super::recovery::{Flight, Phase};
-use super::rtt::RoundTrip;
-use super::segment::Ends;
+use super::receive::OutOfOrderQueue;
+use super::recovery::{Flight, RecoveryPhase};
+use super::rtt::RttEstimator;
+use super::segment::FourTuple;
 use super::seq::Seq;
 use super::socket::{Failure, TcpListenerId, TcpOptions, TcpState};
-use super::timers::tick_of;
+use super::timer_wheel::tick_of;
 
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// No place in a table.
-pub(crate) const NOWHERE: u32 = u32::MAX;
+/// Null table index.
+pub(crate) const NO_INDEX: u32 = u32::MAX;
 
-/// The segment size that every host takes: for IPv4 and for IPv6 (RFC 9293
-/// section 3.7.1).
+/// Default MSS for IPv4 and for IPv6: every host accepts it (RFC 9293 section 3.7.1).
 pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
 
-/// No peer makes us send smaller segments than this: each costs a header.
-pub(crate) const LEAST_MSS: u16 = 64;
+/// Lower bound of the peer's MSS: smaller segments would be mostly headers.
+pub(crate) const MIN_MSS: u16 = 64;
 
-/// What the tables need to find a connection.
+/// Links of a connection in the hash table and in the timer wheel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Links {
+pub(crate) struct TableLinks {
     pub(crate) hash: u32,
-    /// The next one with this hash.
+    /// Next connection in the same hash bucket.
     pub(crate) hash_next: u32,
     pub(crate) timer_previous: u32,
     pub(crate) timer_next: u32,
-    /// Which slot of the wheel; [`NOWHERE`] when it is in none.
+    /// Slot of the timer wheel; [`NO_INDEX`] when no timer is set.
     pub(crate) timer_slot: u32,
-    /// The tick it is there for.
+    /// Tick for which the timer is set.
     pub(crate) timer_tick: u64,
 }
 
-impl Links {
-    /// Whether the wheel would be later than `at_ns`.
+impl TableLinks {
+    /// True when the timer wheel would fire later than `at_ns`, or not at all.
     #[inline]
-    pub(crate) fn is_later_than(&self, at_ns: u64) -> bool {
-        self.timer_slot == NOWHERE || tick_of(at_ns) < self.timer_tick
+    pub(crate) fn fires_later_than(&self, at_ns: u64) -> bool {
+        self.timer_slot == NO_INDEX || tick_of(at_ns) < self.timer_tick
     }
 }
 
-/// Why the retransmission timer runs.
+/// Purpose of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Wait {
-    Nothing,
-    /// For an acknowledgement (RFC 6298).
+pub(crate) enum RtxTimer {
+    /// The timer is not needed.
+    Off,
+    /// Retransmission time-out (RFC 6298).
     Retransmission,
-    /// To find out early whether the tail was lost (RFC 8985 section 7).
+    /// Tail loss probe (RFC 8985 section 7).
     TailProbe,
-    /// For segments that may only be late (RFC 8985 section 6.2).
+    /// Reordering window of RACK: segments may only be late (RFC 8985 section 6.2).
     Reordering,
-    /// For the peer's window to open (RFC 9293 section 3.8.6.1).
-    Window,
+    /// Zero-window probe (RFC 9293 section 3.8.6.1).
+    Persist,
 }
 
-/// What connections share.
-pub(crate) struct Shared {
-    pub(crate) chunks: Chunks,
-    /// The options used last: most connections have the same.
-    options: Arc<TcpOptions>,
-    /// Scoreboards and reassembly lists without a connection.
-    #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
-    flights: Vec<Box<Flight>>,
-    #[expect(clippy::vec_box, reason = "connections hold boxes, which move here and back")]
-    gaps: Vec<Box<Gaps>>,
-    /// The largest payload that the link takes.
+/// Resources and settings that all connections of a table share.
+pub(crate) struct TcpShared {
+    pub(crate) pool: BufferPool,
+    /// Options interned last: most connections have equal ones.
+    last_options: Arc<TcpOptions>,
+    /// Unused scoreboards and out-of-order queues, kept for reuse.
+    #[expect(clippy::vec_box, reason = "connections hold the boxes and return them here")]
+    spare_flights: Vec<Box<Flight>>,
+    #[expect(clippy::vec_box, reason = "connections hold the boxes and return them here")]
+    spare_out_of_order: Vec<Box<OutOfOrderQueue>>,
+    /// Largest payload that the link carries, without options, on IPv4.
     pub(crate) link_mss: u16,
-    /// How long TIME-WAIT lasts, and FIN-WAIT-2 when nobody reads any more.
+    /// Duration of TIME-WAIT, and of FIN-WAIT-2 after the application has closed.
     pub(crate) time_wait_ns: u64,
     pub(crate) fin_wait_2_ns: u64,
 }
 
-/// Scoreboards and lists that are kept for the next who needs one.
-const SPARES: usize = 256;
+/// Most scoreboards, and most out-of-order queues, that are kept for reuse.
+const MAX_SPARES: usize = 256;
 
-impl Shared {
+impl TcpShared {
     pub(crate) fn new(limit_bytes: usize, time_wait_ns: u64, link_mss: u16) -> Self {
         Self {
             link_mss,
-            chunks: Chunks::new(limit_bytes),
-            options: Arc::default(),
-            flights: Vec::new(),
-            gaps: Vec::new(),
+            pool: BufferPool::new(limit_bytes),
+            last_options: Arc::default(),
+            spare_flights: Vec::new(),
+            spare_out_of_order: Vec::new(),
             time_wait_ns,
             fin_wait_2_ns: time_wait_ns,
         }
     }
 
-    /// Options to be held by a connection, the same memory for those who have
-    /// the same.
-    pub(crate) fn options(&mut self, options: TcpOptions) -> Arc<TcpOptions> {
+    /// Limits `options` to valid values and interns them: connections with equal options share one
+    /// allocation.
+    pub(crate) fn intern_options(&mut self, options: TcpOptions) -> Arc<TcpOptions> {
         let options = options.within_limits();
-        if *self.options != options {
-            self.options = Arc::new(options);
+        if *self.last_options != options {
+            self.last_options = Arc::new(options);
         }
-        Arc::clone(&self.options)
+        Arc::clone(&self.last_options)
     }
 
-    pub(crate) fn take_flight(&mut self) -> Box<Flight> {
-        self.flights.pop().unwrap_or_default()
+    pub(crate) fn acquire_flight(&mut self) -> Box<Flight> {
+        self.spare_flights.pop().unwrap_or_default()
     }
 
-    pub(crate) fn give_flight(&mut self, mut flight: Box<Flight>) {
-        if self.flights.len() < SPARES && flight.recycle() {
-            self.flights.push(flight);
+    pub(crate) fn recycle_flight(&mut self, mut flight: Box<Flight>) {
+        if self.spare_flights.len() < MAX_SPARES && flight.recycle() {
+            self.spare_flights.push(flight);
         }
     }
 
-    pub(crate) fn take_gaps(&mut self) -> Box<Gaps> {
-        self.gaps.pop().unwrap_or_default()
+    pub(crate) fn acquire_out_of_order(&mut self) -> Box<OutOfOrderQueue> {
+        self.spare_out_of_order.pop().unwrap_or_default()
     }
 
-    pub(crate) fn give_gaps(&mut self, mut gaps: Box<Gaps>) {
-        if self.gaps.len() < SPARES {
-            gaps.clear();
-            self.gaps.push(gaps);
+    pub(crate) fn recycle_out_of_order(&mut self, mut queue: Box<OutOfOrderQueue>) {
+        if self.spare_out_of_order.len() < MAX_SPARES {
+            queue.clear();
+            self.spare_out_of_order.push(queue);
         }
     }
 }
 
-/// One connection. Fields are grouped by the file that is about them.
+/// One connection. Fields are grouped by the module that uses them.
 pub(crate) struct Connection {
-    pub(crate) ends: Ends,
-    pub(crate) links: Links,
-    /// The listener that it came through, until it is accepted.
+    pub(crate) tuple: FourTuple,
+    pub(crate) links: TableLinks,
+    /// Listener that created the connection, until it is accepted.
     pub(crate) listener: Option<TcpListenerId>,
     pub(crate) state: TcpState,
     pub(crate) options: Arc<TcpOptions>,
-    /// Why it ended, until the application has been told.
+    /// Reason of the end, until it was reported to the application.
     pub(crate) failure: Option<Failure>,
-    /// What ICMP said about the path; believed when nothing gets through.
+    /// Last ICMP error of the path; reported when the connection gives up (soft error of RFC 1122
+    /// section 4.2.3.9).
     pub(crate) soft_failure: Option<Failure>,
 
     // Sending.
-    /// The oldest number not acknowledged (SND.UNA).
+    /// Oldest unacknowledged sequence number (SND.UNA).
     pub(crate) una: Seq,
-    /// The next number to send (SND.NXT).
+    /// Next sequence number to send (SND.NXT).
     pub(crate) nxt: Seq,
-    /// The number of the first byte of `outgoing`.
+    /// Sequence number of the first byte of `outgoing`.
     pub(crate) send_base: Seq,
-    pub(crate) outgoing: Strand,
+    pub(crate) outgoing: ByteQueue,
     pub(crate) outgoing_bytes: u32,
-    /// The peer's window (SND.WND), the largest ever, and the segment that told
-    /// it (SND.WL1, SND.WL2).
+    /// Peer's window in bytes (SND.WND), its maximum so far, and the segment of its last update
+    /// (SND.WL1, SND.WL2).
     pub(crate) window: u32,
     pub(crate) max_window: u32,
     pub(crate) window_seq: Seq,
     pub(crate) window_ack: Seq,
-    /// The largest payload that the peer takes, without options.
+    /// Peer's MSS: its largest payload, without options.
     pub(crate) peer_mss: u16,
-    /// The largest payload that goes out now, options taken off.
+    /// Largest payload to send now, with the bytes of options taken off.
     pub(crate) mss: u16,
-    /// What the path was found to carry when nothing larger came through.
+    /// Limit that path MTU discovery found when nothing larger came through.
     pub(crate) mss_limit: u16,
-    /// What peer and link take, options included.
-    pub(crate) mss_most: u16,
-    /// The end of the last segment that was smaller than it could be (Nagle as
-    /// Minshall has it).
-    pub(crate) small_end: Seq,
+    /// Largest payload that peer and link accept, with the bytes of options.
+    pub(crate) max_mss: u16,
+    /// End of the last segment below the MSS (Minshall's variant of Nagle).
+    pub(crate) small_segment_end: Seq,
     pub(crate) last_sent_ns: u64,
 
     // Receiving.
-    /// The next number expected (RCV.NXT).
+    /// Next expected sequence number (RCV.NXT).
     pub(crate) rcv_nxt: Seq,
-    /// Behind the last number that the peer may send.
+    /// Right edge of the window: the peer may send up to the number before.
     pub(crate) rcv_edge: Seq,
-    /// The number of the first byte of `incoming`.
+    /// Sequence number of the first byte of `incoming`.
     pub(crate) read_seq: Seq,
-    pub(crate) incoming: Strand,
-    pub(crate) gaps: Option<Box<Gaps>>,
-    /// What came twice, to be told (RFC 2883); empty if nothing.
-    pub(crate) duplicate: (Seq, Seq),
-    /// Bytes received since the last acknowledgement.
-    pub(crate) unacknowledged: u32,
-    /// Bytes read since the last acknowledgement.
-    pub(crate) consumed: u32,
-    /// The largest segment that came.
-    pub(crate) heard_mss: u16,
+    pub(crate) incoming: ByteQueue,
+    pub(crate) out_of_order: Option<Box<OutOfOrderQueue>>,
+    /// Duplicate data to report by D-SACK (RFC 2883); empty when there is none.
+    pub(crate) dsack_range: (Seq, Seq),
+    /// Bytes received since the last acknowledgement was sent.
+    pub(crate) received_since_ack: u32,
+    /// Bytes read by the application since the last acknowledgement was sent.
+    pub(crate) read_since_ack: u32,
+    /// Largest payload received in one segment.
+    pub(crate) rcv_mss: u16,
     /// Duplicate acknowledgements owed to a peer without SACK.
     pub(crate) acks_owed: u8,
     pub(crate) last_ack_sent: Seq,
-    pub(crate) heard_ns: u64,
+    /// Time of the last acceptable segment.
+    pub(crate) last_received_ns: u64,
 
     // Options (RFC 7323).
-    pub(crate) shift_in: u8,
-    pub(crate) shift_out: u8,
+    /// Window scale of the peer (for SND.WND) and our own.
+    pub(crate) peer_window_shift: u8,
+    pub(crate) own_window_shift: u8,
+    /// TS.Recent, the second it was updated, and the offset of our time stamp clock.
     pub(crate) ts_recent: u32,
     pub(crate) ts_recent_s: u32,
     pub(crate) ts_offset: u32,
 
     // Recovery.
     pub(crate) flight: Option<Box<Flight>>,
-    /// Looking for the way back to larger segments.
-    pub(crate) search: Option<Box<PathSearch>>,
-    pub(crate) rtt: RoundTrip,
-    pub(crate) controller: Controller,
-    pub(crate) phase: Phase,
-    /// Recovery ends when this is acknowledged.
+    /// Search for a larger path MTU (PLPMTUD, RFC 4821).
+    pub(crate) mtu_search: Option<Box<MtuSearch>>,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) controller: CongestionController,
+    pub(crate) phase: RecoveryPhase,
+    /// Sequence number whose acknowledgement ends recovery.
     pub(crate) recovery_end: Seq,
-    /// What the last tail probe sent ends here.
+    /// End of the last tail loss probe.
     pub(crate) probe_end: Seq,
-    /// A window reduction for a congestion mark is in force up to here.
+    /// No further reduction for congestion marks until this number is acknowledged.
     pub(crate) cwr_end: Seq,
     pub(crate) duplicate_acks: u8,
-    /// RFC 8985 section 6.2: grows when retransmissions prove needless.
+    /// Multiplier of the reordering window; grows with each D-SACK (RFC 8985 section 6.2).
     pub(crate) reordering_steps: u8,
-    /// Retransmissions in a row without progress.
+    /// Consecutive retransmissions without progress.
     pub(crate) retries: u8,
-    /// Since when nothing was acknowledged.
-    pub(crate) stalled_ns: u64,
+    /// Time since which nothing was acknowledged.
+    pub(crate) stalled_since_ns: u64,
 
     // Timers.
-    pub(crate) wait: Wait,
-    pub(crate) wait_until_ns: u64,
-    pub(crate) ack_at_ns: u64,
-    /// Keep-alive, FIN-WAIT-2, TIME-WAIT.
-    pub(crate) idle_at_ns: u64,
+    pub(crate) rtx_timer: RtxTimer,
+    /// Deadlines: retransmission timer and delayed acknowledgement.
+    pub(crate) rtx_deadline_ns: u64,
+    pub(crate) ack_deadline_ns: u64,
+    /// Deadline of keep-alive, FIN-WAIT-2 or TIME-WAIT.
+    pub(crate) idle_deadline_ns: u64,
+    /// Start of the retransmission time-out.
     pub(crate) rto_base_ns: u64,
-    /// When the next challenge ACK is due at the latest.
+    /// Due time of the next challenge ACK: rate limit of RFC 5961 section 7.
     pub(crate) challenge_due_ms: u32,
-    pub(crate) keepalives: u8,
+    /// Keep-alive probes sent since the last segment of the peer.
+    pub(crate) keepalive_probes_sent: u8,
 
-    pub(crate) is: Is,
+    pub(crate) flags: ConnFlags,
 }
 
 bitflags! {
-    /// What is so, yes or no.
+    /// Connection flags.
     #[derive(Clone, Copy, Debug)]
-    pub(crate) struct Is: u64 {
-        /// We did not begin it.
+    pub(crate) struct ConnFlags: u64 {
+        /// Passive open: the connection came through a listener.
         const PASSIVE = 1 << 0;
-        /// The application has no handle on it any more, or has none yet.
+        /// No handle: the application has closed it, or has not accepted the connection yet.
         const ORPHAN = 1 << 1;
         const IN_ACCEPT_QUEUE = 1 << 2;
-        /// Found by its ends.
+        /// In the hash table of four-tuples.
         const INDEXED = 1 << 3;
-        /// Counted among those in TIME-WAIT.
+        /// Counted as a connection in TIME-WAIT.
         const IN_TIME_WAIT = 1 << 4;
-        /// Counted in the SYN queue of its listener.
+        /// Counted in the SYN queue of the listener.
         const IN_SYN_QUEUE = 1 << 5;
-        /// In the queue of those with something to send.
+        /// In the queue of connections with something to send.
         const PENDING = 1 << 6;
         const WANTS_OUTPUT = 1 << 7;
         const TIMESTAMPS = 1 << 8;
         const SACK = 1 << 9;
         const ECN = 1 << 10;
-        /// Congestion marks came: say so until the peer reacts (RFC 3168).
-        const ECHO_CONGESTION = 1 << 11;
-        /// Say that the window was reduced.
-        const TELL_REDUCED = 1 << 12;
-        /// The application sends nothing more.
+        /// Send ECE until the peer answers with CWR (RFC 3168).
+        const SEND_ECE = 1 << 11;
+        /// Send CWR: the congestion window was reduced.
+        const SEND_CWR = 1 << 12;
+        /// The application has shut down sending: a FIN follows the data.
         const FIN_QUEUED = 1 << 13;
         const FIN_SENT = 1 << 14;
         const FIN_RECEIVED = 1 << 15;
@@ -269,78 +275,80 @@ bitflags! {
         const ACK_NOW = 1 << 17;
         const RESET_NOW = 1 << 18;
         const KEEPALIVE_NOW = 1 << 19;
-        /// Send one segment whatever the congestion window says.
+        /// Retransmit one segment regardless of the congestion window.
         const FORCE_RETRANSMISSION = 1 << 20;
-        /// Send one segment whatever the peer's window says.
-        const FORCE_WINDOW = 1 << 21;
+        /// Send one segment regardless of the peer's window (zero-window probe).
+        const FORCE_WINDOW_PROBE = 1 << 21;
         const TAIL_PROBE_NOW = 1 << 22;
-        /// A tail probe is on its way.
-        const TAIL_PROBED = 1 << 23;
-        /// It was sent before.
-        const TAIL_PROBE_REPEATS = 1 << 24;
+        /// A tail loss probe is in flight.
+        const TAIL_PROBE_SENT = 1 << 23;
+        /// The tail loss probe retransmits data sent before.
+        const TAIL_PROBE_RETRANSMITS = 1 << 24;
         const REORDERING_SEEN = 1 << 25;
-        /// Our SYN went out more than once.
-        const SYN_REPEATED = 1 << 26;
-        /// The congestion window kept us from sending.
+        /// Our SYN was sent more than once.
+        const SYN_RETRANSMITTED = 1 << 26;
+        /// The congestion window limited transmission.
         const WINDOW_LIMITED = 1 << 27;
-        /// The application could not write all it wanted.
+        /// A write was cut short for lack of space.
         const WRITE_BLOCKED = 1 << 28;
-        /// Among those who wait for memory to write to.
-        const STARVED = 1 << 29;
-        const TELL_READABLE = 1 << 30;
-        const TELL_WRITABLE = 1 << 31;
-        const READABLE_TOLD = 1 << 32;
-        const WRITABLE_TOLD = 1 << 33;
+        /// In the queue of writers that wait for memory.
+        const WAITS_FOR_MEMORY = 1 << 29;
+        /// Notify the application of readiness with the next update.
+        const NOTIFY_READABLE = 1 << 30;
+        const NOTIFY_WRITABLE = 1 << 31;
+        /// The application was notified and has not taken the event yet.
+        const READABLE_NOTIFIED = 1 << 32;
+        const WRITABLE_NOTIFIED = 1 << 33;
     }
 }
 
-impl Is {
-    /// Whether it was so; it is not any more.
-    pub(crate) fn take(&mut self, what: Self) -> bool {
-        let was = self.contains(what);
-        self.remove(what);
+impl ConnFlags {
+    /// Clears `flags`; returns true when they were set.
+    pub(crate) fn take(&mut self, flags: Self) -> bool {
+        let was = self.contains(flags);
+        self.remove(flags);
         was
     }
 
-    /// Whether it was not so; it is now.
-    pub(crate) fn newly(&mut self, what: Self) -> bool {
-        let was = self.contains(what);
-        self.insert(what);
+    /// Sets `flags`; returns true when they were not set.
+    pub(crate) fn set_new(&mut self, flags: Self) -> bool {
+        let was = self.contains(flags);
+        self.insert(flags);
         !was
     }
 }
 
 impl Connection {
-    /// A connection that has sent and received nothing yet.
+    /// Connection in CLOSED that has sent and received nothing.
     pub(crate) fn new(
         now_ns: u64,
-        ends: Ends,
+        ends: FourTuple,
         options: Arc<TcpOptions>,
         iss: Seq,
         ts_offset: u32,
     ) -> Self {
         let default_mss = DEFAULT_MSS[usize::from(!ends.is_v4())];
         Self {
-            ends,
-            links: Links {
+            tuple: ends,
+            links: TableLinks {
                 hash: 0,
-                hash_next: NOWHERE,
-                timer_previous: NOWHERE,
-                timer_next: NOWHERE,
-                timer_slot: NOWHERE,
+                hash_next: NO_INDEX,
+                timer_previous: NO_INDEX,
+                timer_next: NO_INDEX,
+                timer_slot: NO_INDEX,
                 timer_tick: 0,
             },
             listener: None,
             state: TcpState::Closed,
-            shift_out: options.window_shift(),
-            controller: Controller::new(options.congestion_control, default_mss.into()),
+            own_window_shift: options.window_shift(),
+            controller: CongestionController::new(options.congestion_control, default_mss.into()),
             options,
             failure: None,
             soft_failure: None,
             una: iss,
             nxt: iss,
             send_base: iss + 1,
-            outgoing: Strand::EMPTY,
+            outgoing: ByteQueue::EMPTY,
             outgoing_bytes: 0,
             window: 0,
             max_window: 0,
@@ -349,125 +357,128 @@ impl Connection {
             peer_mss: default_mss,
             mss: default_mss,
             mss_limit: u16::MAX,
-            mss_most: default_mss,
-            small_end: iss,
+            max_mss: default_mss,
+            small_segment_end: iss,
             last_sent_ns: now_ns,
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
             read_seq: Seq(0),
-            incoming: Strand::EMPTY,
-            gaps: None,
-            duplicate: (Seq(0), Seq(0)),
-            unacknowledged: 0,
-            consumed: 0,
-            heard_mss: DEFAULT_MSS[0],
+            incoming: ByteQueue::EMPTY,
+            out_of_order: None,
+            dsack_range: (Seq(0), Seq(0)),
+            received_since_ack: 0,
+            read_since_ack: 0,
+            rcv_mss: DEFAULT_MSS[0],
             acks_owed: 0,
             last_ack_sent: Seq(0),
-            heard_ns: now_ns,
-            shift_in: 0,
+            last_received_ns: now_ns,
+            peer_window_shift: 0,
             ts_recent: 0,
             ts_recent_s: 0,
             ts_offset,
             flight: None,
-            search: None,
-            rtt: RoundTrip::default(),
-            phase: Phase::Open,
+            mtu_search: None,
+            rtt: RttEstimator::default(),
+            phase: RecoveryPhase::Open,
             recovery_end: iss,
             probe_end: iss,
             cwr_end: iss,
             duplicate_acks: 0,
             reordering_steps: 1,
             retries: 0,
-            stalled_ns: now_ns,
-            wait: Wait::Nothing,
-            wait_until_ns: NEVER,
-            ack_at_ns: NEVER,
-            idle_at_ns: NEVER,
+            stalled_since_ns: now_ns,
+            rtx_timer: RtxTimer::Off,
+            rtx_deadline_ns: NEVER,
+            ack_deadline_ns: NEVER,
+            idle_deadline_ns: NEVER,
             rto_base_ns: now_ns,
             challenge_due_ms: 0,
-            keepalives: 0,
-            is: Is::empty(),
+            keepalive_probes_sent: 0,
+            flags: ConnFlags::empty(),
         }
     }
 
-    /// The peer told the largest segment that it takes, or did not.
-    pub(crate) fn set_peer_mss(&mut self, told: Option<u16>) {
-        let default = DEFAULT_MSS[usize::from(!self.ends.is_v4())];
-        self.peer_mss = told.unwrap_or(default).max(LEAST_MSS);
+    /// Sets the peer's MSS from the option it announced, or to the default.
+    pub(crate) fn set_peer_mss(&mut self, announced: Option<u16>) {
+        let default = DEFAULT_MSS[usize::from(!self.tuple.is_v4())];
+        self.peer_mss = announced.unwrap_or(default).max(MIN_MSS);
     }
 
-    /// Works out the largest payload for a path that carries `mtu` bytes.
+    /// Sets the MSS for a path MTU of `mtu` bytes.
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
-        let headers = if self.ends.is_v4() { 40 } else { 60 };
+        let headers = if self.tuple.is_v4() { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        self.set_mss_most(fits.min(self.peer_mss).max(LEAST_MSS));
+        self.set_max_mss(fits.min(self.peer_mss).max(MIN_MSS));
     }
 
-    /// Peer and link take segments of so many bytes, options included.
-    pub(crate) fn set_mss_most(&mut self, bytes: u16) {
-        let options = if self.is.contains(Is::TIMESTAMPS) { TIMESTAMPS_BYTES as u16 } else { 0 };
-        self.mss_most = bytes;
-        self.mss = self.mss_most.min(self.mss_limit) - options;
+    /// Sets the largest payload that peer and link accept, in bytes with options.
+    pub(crate) fn set_max_mss(&mut self, bytes: u16) {
+        let options =
+            if self.flags.contains(ConnFlags::TIMESTAMPS) { TIMESTAMPS_BYTES as u16 } else { 0 };
+        self.max_mss = bytes;
+        self.mss = self.max_mss.min(self.mss_limit) - options;
     }
 
-    /// Whether its ends are its own still: it is found by them.
-    pub(crate) fn has_ends(&self) -> bool {
-        self.state != TcpState::Closed || self.is.contains(Is::RESET_NOW)
+    /// True while the connection holds its four-tuple, by which segments find it.
+    pub(crate) fn holds_tuple(&self) -> bool {
+        self.state != TcpState::Closed || self.flags.contains(ConnFlags::RESET_NOW)
     }
 
-    /// Whether segments may still leave from our end, other than answers.
-    pub(crate) fn sends_from_its_address(&self) -> bool {
+    /// True while the connection may send segments of its own from its local address; answers are
+    /// not counted.
+    pub(crate) fn uses_local_address(&self) -> bool {
         !matches!(self.state, TcpState::Closed | TcpState::TimeWait)
     }
 
-    /// Bytes that wait to be read.
+    /// Bytes that the application can read.
     #[inline]
     pub(crate) fn readable(&self) -> u32 {
-        (self.rcv_nxt - u32::from(self.is.contains(Is::FIN_RECEIVED))).since(self.read_seq)
+        (self.rcv_nxt - u32::from(self.flags.contains(ConnFlags::FIN_RECEIVED)))
+            .since(self.read_seq)
     }
 
-    /// Bytes that were given to us and never sent.
+    /// Bytes that the application has written and that were never sent.
     #[inline]
     pub(crate) fn unsent(&self) -> u32 {
         self.outgoing_bytes.saturating_sub(self.nxt.since(self.send_base))
     }
 
-    /// Room for more to send.
+    /// Free bytes of the send buffer.
     #[inline]
     pub(crate) fn writable(&self) -> u32 {
         self.options.send_buffer_bytes.saturating_sub(self.outgoing_bytes)
     }
 
-    /// Whether a good part of the send buffer is free: what readiness tells.
-    pub(crate) fn has_room(&self) -> bool {
+    /// True when more than a third of the send buffer is free: the threshold of writability.
+    pub(crate) fn has_send_space(&self) -> bool {
         self.writable() > self.options.send_buffer_bytes / 3
     }
 
-    /// How much of that there is memory for.
-    pub(crate) fn appendable(&self, chunks: &Chunks) -> usize {
+    /// Bytes that can be appended now: free in the send buffer and backed by memory.
+    pub(crate) fn appendable_bytes(&self, pool: &BufferPool) -> usize {
         let end = self.outgoing_bytes as usize;
-        let allowed = chunks.allowance_bytes().saturating_sub(end);
-        (self.writable() as usize).min(allowed).min(self.outgoing.appendable(chunks, end))
+        let allowed = pool.allowance_bytes().saturating_sub(end);
+        (self.writable() as usize).min(allowed).min(self.outgoing.appendable_bytes(pool, end))
     }
 
-    /// Whether everything that was sent, our FIN included, is acknowledged.
+    /// True when everything sent is acknowledged, including our FIN.
     pub(crate) fn fin_acknowledged(&self) -> bool {
-        self.is.contains(Is::FIN_SENT) && self.una == self.nxt
+        self.flags.contains(ConnFlags::FIN_SENT) && self.una == self.nxt
     }
 
-    /// Whether both sides have agreed to speak.
+    /// True in the synchronized states of RFC 9293 section 3.3.2 (from ESTABLISHED on).
     pub(crate) fn is_synchronized(&self) -> bool {
         !matches!(self.state, TcpState::Closed | TcpState::SynSent | TcpState::SynReceived)
     }
 
-    /// Whether the application may still send.
+    /// True when the application may still send.
     pub(crate) fn can_send(&self) -> bool {
         matches!(self.state, TcpState::Established | TcpState::CloseWait)
-            && !self.is.contains(Is::FIN_QUEUED)
+            && !self.flags.contains(ConnFlags::FIN_QUEUED)
     }
 
-    /// Whether our side may still have data or a FIN to bring over.
-    pub(crate) fn sends(&self) -> bool {
+    /// True in states in which data or a FIN may still have to be delivered to the peer.
+    pub(crate) fn can_transmit(&self) -> bool {
         matches!(
             self.state,
             TcpState::Established
@@ -478,57 +489,57 @@ impl Connection {
         )
     }
 
-    /// The first of its timers.
+    /// Earliest deadline of the connection's timers.
     pub(crate) fn deadline_ns(&self) -> u64 {
-        self.wait_until_ns.min(self.ack_at_ns).min(self.idle_at_ns)
+        self.rtx_deadline_ns.min(self.ack_deadline_ns).min(self.idle_deadline_ns)
     }
 
-    /// Ends the connection at once. The peer is told if `reset`.
-    pub(crate) fn abort(&mut self, shared: &mut Shared, failure: Option<Failure>, reset: bool) {
+    /// Ends the connection at once. Sends a RST if `reset`.
+    pub(crate) fn abort(&mut self, shared: &mut TcpShared, failure: Option<Failure>, reset: bool) {
         if self.state == TcpState::Closed {
             return;
         }
-        // Nobody is told who has not heard of us.
-        self.is.set(Is::RESET_NOW, reset && self.state != TcpState::SynSent);
-        if self.is.contains(Is::RESET_NOW) {
-            self.is.insert(Is::WANTS_OUTPUT);
+        // No RST in SYN-SENT: the peer does not know the connection.
+        self.flags.set(ConnFlags::RESET_NOW, reset && self.state != TcpState::SynSent);
+        if self.flags.contains(ConnFlags::RESET_NOW) {
+            self.flags.insert(ConnFlags::WANTS_OUTPUT);
         }
         self.state = TcpState::Closed;
         if self.failure.is_none() {
             self.failure = failure;
         }
         self.release_sending(shared);
-        self.release_gaps(shared);
-        self.wait = Wait::Nothing;
-        (self.wait_until_ns, self.ack_at_ns, self.idle_at_ns) = (NEVER, NEVER, NEVER);
-        self.is.insert(Is::TELL_READABLE);
-        self.is.insert(Is::TELL_WRITABLE);
+        self.release_out_of_order(shared);
+        self.rtx_timer = RtxTimer::Off;
+        (self.rtx_deadline_ns, self.ack_deadline_ns, self.idle_deadline_ns) = (NEVER, NEVER, NEVER);
+        self.flags.insert(ConnFlags::NOTIFY_READABLE);
+        self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
     }
 
-    /// Gives back everything that only sending needs.
-    pub(crate) fn release_sending(&mut self, shared: &mut Shared) {
-        self.outgoing.clear(&mut shared.chunks);
+    /// Frees the send buffer and the scoreboard.
+    pub(crate) fn release_sending(&mut self, shared: &mut TcpShared) {
+        self.outgoing.clear(&mut shared.pool);
         self.outgoing_bytes = 0;
         if let Some(flight) = self.flight.take() {
-            shared.give_flight(flight);
+            shared.recycle_flight(flight);
         }
     }
 
-    pub(crate) fn release_gaps(&mut self, shared: &mut Shared) {
-        if let Some(gaps) = self.gaps.take() {
-            shared.give_gaps(gaps);
+    /// Returns the out-of-order queue for reuse.
+    pub(crate) fn release_out_of_order(&mut self, shared: &mut TcpShared) {
+        if let Some(queue) = self.out_of_order.take() {
+            shared.recycle_out_of_order(queue);
         }
     }
 
-    /// The application sends nothing more: a FIN follows what it has written
-    /// (RFC 9293 section 3.10.4).
+    /// Shuts down sending: a FIN follows the written data (RFC 9293 section 3.10.4).
     pub(crate) fn queue_fin(&mut self) {
-        if self.is.contains(Is::FIN_QUEUED) || self.state == TcpState::Closed {
+        if self.flags.contains(ConnFlags::FIN_QUEUED) || self.state == TcpState::Closed {
             return;
         }
-        self.is.insert(Is::FIN_QUEUED);
-        self.is.insert(Is::WANTS_OUTPUT);
-        self.is.insert(Is::TELL_WRITABLE);
+        self.flags.insert(ConnFlags::FIN_QUEUED);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
+        self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
         match self.state {
             TcpState::Established => self.state = TcpState::FinWait1,
             TcpState::CloseWait => self.state = TcpState::LastAck,
@@ -536,15 +547,15 @@ impl Connection {
         }
     }
 
-    /// Gives back all memory, before the connection is forgotten.
-    pub(crate) fn release(&mut self, shared: &mut Shared) {
+    /// Frees all memory, before the connection is removed.
+    pub(crate) fn release(&mut self, shared: &mut TcpShared) {
         self.release_sending(shared);
-        self.release_gaps(shared);
-        self.incoming.clear(&mut shared.chunks);
+        self.release_out_of_order(shared);
+        self.incoming.clear(&mut shared.pool);
     }
 
-    /// The clock of the time stamps: milliseconds, from a secret beginning
-    /// (RFC 7323 section 5.4).
+    /// Current value of the time stamp clock: milliseconds from a secret offset (RFC 7323
+    /// section 5.4).
     pub(crate) fn ts_now(&self, now_ns: u64) -> u32 {
         ((now_ns / 1_000_000) as u32).wrapping_add(self.ts_offset)
     }
@@ -554,7 +565,7 @@ impl Connection {
 mod tests {
     use super::*;
 
-    /// With the slot around it and its share of the hash table.
+    /// The slot and the share of the hash table come on top.
     #[test]
     fn an_idle_connection_is_small() {
         let bytes = size_of::<Connection>();

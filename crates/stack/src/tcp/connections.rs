@@ -1,45 +1,44 @@
-//! Where connections are kept, and how they are found by their ends: both in
-//! constant time at any size, without ever moving all of them at once.
+//! Table of connections and its index by four-tuple. Both take constant time at any size and
+//! never move all connections at once.
 
-use super::connection::{Connection, Is, NOWHERE};
-use super::segment::Ends;
+use super::connection::{ConnFlags, Connection, NO_INDEX};
+use super::segment::FourTuple;
 use super::socket::TcpId;
-use crate::chance::HashKey;
+use crate::random::HashKey;
 use std::hash::{BuildHasher, Hasher};
 
-/// Connections of one page.
-const PAGE: usize = 64;
+/// Slots of one page.
+const PAGE_SLOTS: usize = 64;
 
 struct Slot {
     generation: u32,
     connection: Option<Connection>,
 }
 
-/// Pages of connections. A place is used again with another generation.
+/// Connections in pages of slots. A reused slot has a new generation.
 pub(crate) struct Connections {
     pages: Vec<Box<[Slot]>>,
     free: Vec<u32>,
-    /// Places that were ever used.
+    /// Slots that were ever used.
     used: usize,
     limit: usize,
 }
 
 impl Connections {
     pub(crate) fn new(limit: usize) -> Self {
-        let limit = limit.min(NOWHERE as usize - 1);
+        let limit = limit.min(NO_INDEX as usize - 1);
         Self { pages: Vec::new(), free: Vec::new(), used: 0, limit }
     }
 
-    /// Every place that was ever used, in order: its generation and who is
-    /// there.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (u32, Option<&Connection>)> {
+    /// Iterates over all slots that were ever used, in order: generation and connection.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, Option<&Connection>)> {
         let slots = self.pages.iter().flatten().take(self.used);
         slots.map(|slot| (slot.generation, slot.connection.as_ref()))
     }
 
-    /// Adds the next place, with who is there. Returns its number; `None` when
-    /// there may be no more.
-    pub(crate) fn add_place(
+    /// Adds the next slot, with its connection if there is one. Returns the slot index; `None` at
+    /// the limit.
+    pub(crate) fn add_slot(
         &mut self,
         generation: u32,
         connection: Option<Connection>,
@@ -47,8 +46,8 @@ impl Connections {
         if self.used >= self.limit {
             return None;
         }
-        let index = self.new_place();
-        let slot = &mut self.pages[index as usize / PAGE][index as usize % PAGE];
+        let index = self.new_slot();
+        let slot = &mut self.pages[index as usize / PAGE_SLOTS][index as usize % PAGE_SLOTS];
         *slot = Slot { generation, connection };
         if slot.connection.is_none() {
             self.free.push(index);
@@ -56,11 +55,11 @@ impl Connections {
         Some(index)
     }
 
-    /// A place that was never used.
-    fn new_place(&mut self) -> u32 {
-        if self.used == self.pages.len() * PAGE {
+    /// Returns the index of a slot that was never used.
+    fn new_slot(&mut self) -> u32 {
+        if self.used == self.pages.len() * PAGE_SLOTS {
             let empty = || Slot { generation: 0, connection: None };
-            self.pages.push((0..PAGE).map(|_| empty()).collect());
+            self.pages.push((0..PAGE_SLOTS).map(|_| empty()).collect());
         }
         self.used += 1;
         (self.used - 1) as u32
@@ -78,24 +77,27 @@ impl Connections {
         self.len() >= self.limit
     }
 
-    /// Whether there may be so many more.
-    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+    /// True when `more` connections fit within the limit.
+    pub(crate) fn has_space_for(&self, more: usize) -> bool {
         self.len() + more <= self.limit
     }
 
-    /// Finds a place for a new connection; `None` when there is none.
+    /// Inserts a connection in a free slot; `None` at the limit.
     pub(crate) fn insert(&mut self, connection: Connection) -> Option<TcpId> {
         if self.is_full() {
             return None;
         }
-        let index = self.free.pop().unwrap_or_else(|| self.new_place());
-        let slot = &mut self.pages[index as usize / PAGE][index as usize % PAGE];
+        let index = self.free.pop().unwrap_or_else(|| self.new_slot());
+        let slot = &mut self.pages[index as usize / PAGE_SLOTS][index as usize % PAGE_SLOTS];
         slot.connection = Some(connection);
         Some(TcpId { index, generation: slot.generation })
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<Connection> {
-        let slot = self.pages.get_mut(index as usize / PAGE)?.get_mut(index as usize % PAGE)?;
+        let slot = self
+            .pages
+            .get_mut(index as usize / PAGE_SLOTS)?
+            .get_mut(index as usize % PAGE_SLOTS)?;
         let connection = slot.connection.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
@@ -104,66 +106,72 @@ impl Connections {
 
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&Connection> {
-        let slot = self.pages.get(index as usize / PAGE)?.get(index as usize % PAGE)?;
+        let slot = self.pages.get(index as usize / PAGE_SLOTS)?.get(index as usize % PAGE_SLOTS)?;
         slot.connection.as_ref()
     }
 
     #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut Connection> {
-        let slot = self.pages.get_mut(index as usize / PAGE)?.get_mut(index as usize % PAGE)?;
+        let slot = self
+            .pages
+            .get_mut(index as usize / PAGE_SLOTS)?
+            .get_mut(index as usize % PAGE_SLOTS)?;
         slot.connection.as_mut()
     }
 
-    /// A connection and its name.
+    /// Returns the connection in a slot, with its handle.
     #[inline]
     pub(crate) fn at_mut_with_id(&mut self, index: u32) -> Option<(&mut Connection, TcpId)> {
-        let slot = self.pages.get_mut(index as usize / PAGE)?.get_mut(index as usize % PAGE)?;
+        let slot = self
+            .pages
+            .get_mut(index as usize / PAGE_SLOTS)?
+            .get_mut(index as usize % PAGE_SLOTS)?;
         let id = TcpId { index, generation: slot.generation };
         slot.connection.as_mut().map(|connection| (connection, id))
     }
 
-    /// The name of the connection at a place.
+    /// Returns the current handle of a slot.
     pub(crate) fn id(&self, index: u32) -> TcpId {
-        let page = self.pages.get(index as usize / PAGE);
-        let generation = page.map_or(0, |page| page[index as usize % PAGE].generation);
+        let page = self.pages.get(index as usize / PAGE_SLOTS);
+        let generation = page.map_or(0, |page| page[index as usize % PAGE_SLOTS].generation);
         TcpId { index, generation }
     }
 
-    /// All of them.
+    /// Iterates over all connections.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.pages.iter().flatten().filter_map(|slot| slot.connection.as_ref())
     }
 
-    /// All of them, to be changed.
+    /// Iterates mutably over all connections.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
         self.pages.iter_mut().flatten().filter_map(|slot| slot.connection.as_mut())
     }
 
-    /// The connection with this name.
+    /// Returns the connection with this handle.
     pub(crate) fn get(&self, id: TcpId) -> Option<&Connection> {
         self.at(id.index).filter(|_| self.id(id.index) == id)
     }
 }
 
-/// A hash table of connections by their ends: linear hashing (Litwin 1980). It
-/// grows by one bucket at a time, so no connection pays for all others.
-pub(crate) struct Index {
+/// Hash table of connections by four-tuple: linear hashing (Litwin 1980). The table grows by one
+/// bucket at a time, so no insertion pays for rehashing all connections.
+pub(crate) struct TupleIndex {
     key: HashKey,
     heads: Vec<u32>,
-    /// The power of two that the table has outgrown.
+    /// Bucket count at the start of the current doubling round, a power of two.
     base: usize,
     count: usize,
 }
 
-impl Index {
+impl TupleIndex {
     pub(crate) fn new(key: HashKey) -> Self {
-        const SMALLEST: usize = 64;
-        Self { key, heads: vec![NOWHERE; SMALLEST], base: SMALLEST, count: 0 }
+        const MIN_BUCKETS: usize = 64;
+        Self { key, heads: vec![NO_INDEX; MIN_BUCKETS], base: MIN_BUCKETS, count: 0 }
     }
 
-    fn hash(&self, ends: &Ends) -> u32 {
+    fn hash(&self, tuple: &FourTuple) -> u32 {
         let mut hasher = self.key.build_hasher();
-        ends.words().into_iter().for_each(|word| hasher.write_u64(word));
+        tuple.words().into_iter().for_each(|word| hasher.write_u64(word));
         hasher.finish() as u32
     }
 
@@ -172,13 +180,13 @@ impl Index {
         if wide < self.heads.len() { wide } else { hash as usize & (self.base - 1) }
     }
 
-    /// The connection between these ends.
+    /// Returns the index of the connection with this four-tuple.
     #[inline]
-    pub(crate) fn find(&self, connections: &Connections, ends: &Ends) -> Option<u32> {
-        let hash = self.hash(ends);
+    pub(crate) fn find(&self, connections: &Connections, tuple: &FourTuple) -> Option<u32> {
+        let hash = self.hash(tuple);
         let mut index = self.heads[self.bucket(hash)];
         while let Some(connection) = connections.at(index) {
-            if connection.links.hash == hash && connection.ends == *ends {
+            if connection.links.hash == hash && connection.tuple == *tuple {
                 return Some(index);
             }
             index = connection.links.hash_next;
@@ -187,8 +195,8 @@ impl Index {
     }
 
     pub(crate) fn insert(&mut self, connections: &mut Connections, index: u32) {
-        let Some(ends) = connections.at(index).map(|connection| connection.ends) else { return };
-        let hash = self.hash(&ends);
+        let Some(tuple) = connections.at(index).map(|connection| connection.tuple) else { return };
+        let hash = self.hash(&tuple);
         self.link(connections, index, hash);
         self.count += 1;
         if self.count > self.heads.len() {
@@ -201,16 +209,16 @@ impl Index {
         if let Some(connection) = connections.at_mut(index) {
             connection.links.hash = hash;
             connection.links.hash_next = self.heads[bucket];
-            connection.is.insert(Is::INDEXED);
+            connection.flags.insert(ConnFlags::INDEXED);
             self.heads[bucket] = index;
         }
     }
 
-    /// Adds one bucket, and moves there what belongs there.
+    /// Adds one bucket and moves the connections that now belong to it.
     fn split(&mut self, connections: &mut Connections) {
         let old = self.heads.len() - self.base;
-        self.heads.push(NOWHERE);
-        let mut index = std::mem::replace(&mut self.heads[old], NOWHERE);
+        self.heads.push(NO_INDEX);
+        let mut index = std::mem::replace(&mut self.heads[old], NO_INDEX);
         if self.heads.len() == 2 * self.base {
             self.base *= 2;
         }
@@ -222,7 +230,7 @@ impl Index {
 
     pub(crate) fn remove(&mut self, connections: &mut Connections, index: u32) {
         let Some(connection) = connections.at_mut(index) else { return };
-        if !connection.is.take(Is::INDEXED) {
+        if !connection.flags.take(ConnFlags::INDEXED) {
             return;
         }
         let links = connection.links;
@@ -246,37 +254,38 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chance::Chance;
+    use crate::random::SecretRng;
     use crate::tcp::seq::Seq;
     use std::sync::Arc;
 
     #[test]
-    fn thousands_are_found_while_the_table_grows_and_shrinks() {
-        let ends =
-            |n: u16| Ends::new("[2001:db8::1]:80".parse().unwrap(), ([192, 0, 2, 2], n).into());
+    fn finds_thousands_while_the_table_grows_and_shrinks() {
+        let tuple = |n: u16| {
+            FourTuple::new("[2001:db8::1]:80".parse().unwrap(), ([192, 0, 2, 2], n).into())
+        };
         let mut connections = Connections::new(5000);
-        let mut index = Index::new(Chance::new([9; 16]).hash_key());
-        let mut places = Vec::new();
+        let mut index = TupleIndex::new(SecretRng::new([9; 16]).hash_key());
+        let mut indices = Vec::new();
         for n in 0..5000 {
-            let connection = Connection::new(0, ends(n), Arc::default(), Seq(0), 0);
+            let connection = Connection::new(0, tuple(n), Arc::default(), Seq(0), 0);
             let id = connections.insert(connection).unwrap();
             index.insert(&mut connections, id.index);
-            places.push(id.index);
+            indices.push(id.index);
         }
-        let one_more = Connection::new(0, ends(5000), Arc::default(), Seq(0), 0);
+        let one_more = Connection::new(0, tuple(5000), Arc::default(), Seq(0), 0);
         assert!(connections.insert(one_more).is_none(), "the limit holds");
         for n in 0..5000 {
-            assert_eq!(index.find(&connections, &ends(n)), Some(places[usize::from(n)]));
+            assert_eq!(index.find(&connections, &tuple(n)), Some(indices[usize::from(n)]));
         }
         for n in (0..5000_u16).step_by(2) {
-            index.remove(&mut connections, places[usize::from(n)]);
-            let old = connections.id(places[usize::from(n)]);
-            connections.remove(places[usize::from(n)]);
+            index.remove(&mut connections, indices[usize::from(n)]);
+            let old = connections.id(indices[usize::from(n)]);
+            connections.remove(indices[usize::from(n)]);
             assert!(connections.get(old).is_none());
         }
         for n in 0..5000 {
-            let expected = (n % 2 == 1).then_some(places[usize::from(n)]);
-            assert_eq!(index.find(&connections, &ends(n)), expected);
+            let expected = (n % 2 == 1).then_some(indices[usize::from(n)]);
+            assert_eq!(index.find(&connections, &tuple(n)), expected);
         }
         assert_eq!(connections.len(), 2500);
     }

@@ -1,10 +1,9 @@
-//! The short way for TCP: a whole segment on plain Ethernet, in and out, without
-//! IP options, tags or fragments.
+//! TCP fast path, receive and transmit: a whole segment in a plain packet (Ethernet without
+//! tags, IP without options or fragments).
 //!
-//! As in the short way for datagrams, nothing is dropped or answered here for
-//! what the lower layers say: what is not plain and right goes through the
-//! parsers, which find the reason. So it could be left out without a change in
-//! what the stack does.
+//! As in the fast path for datagrams, nothing is dropped or answered here on behalf of the lower
+//! layers. A packet that is not plain and valid takes the slow path through the parsers, which
+//! find the reason. The stack behaves the same without this module.
 
 use std::net::Ipv6Addr;
 
@@ -13,30 +12,32 @@ use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Protocol, Sum, TcpHeader, tcp,
 };
 
-use super::segment::{Ends, Out, Segment};
-use crate::fast_path::{Template, header_sum, is_plain_source_v4, is_plain_source_v6, put};
+use super::segment::{FourTuple, OutSegment, Segment};
+use crate::fast_path::{
+    HeaderTemplate, ipv4_header_sum, is_plain_source_v4, is_plain_source_v6, write_at,
+};
 use crate::udp::array_at;
-use crate::{Ownership, Stack};
+use crate::{AddressOwnership, Stack};
 
 const LINK_BYTES: usize = EthernetHeader::BYTES;
-/// Everything up to the end of the fixed TCP header.
+/// Bytes up to the end of the fixed TCP header.
 const HEAD_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + TcpHeader::BYTES;
 const HEAD_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + TcpHeader::BYTES;
-const TCP_V4_AT: usize = LINK_BYTES + Ipv4Header::BYTES;
-const TCP_V6_AT: usize = LINK_BYTES + Ipv6Header::BYTES;
-/// Version and header length of IPv4 without options.
-const PLAIN_V4: u8 = 0x45;
+const TCP_V4_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
+const TCP_V6_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
+/// First byte of an IPv4 header without options: version 4, header length 5 words.
+const IPV4_VERSION_IHL: u8 = 0x45;
 
-/// A plain packet that holds a segment.
-struct Plain<'a> {
-    ends: Ends,
+/// TCP segment of a plain packet.
+struct PlainSegment<'a> {
+    tuple: FourTuple,
     segment: &'a [u8],
     traffic_class: u8,
-    /// The sum of the pseudo-header.
-    pseudo: Sum,
+    /// Checksum over the pseudo-header.
+    pseudo_sum: Sum,
 }
 
-/// Whether a frame looks like one that [`Stack::ingest_plain_tcp`] takes.
+/// True when a frame looks like one that [`Stack::ingest_plain_tcp`] accepts.
 #[inline(always)]
 pub(crate) fn may_be_plain_tcp(bytes: &[u8]) -> bool {
     let Some(head) = bytes.first_chunk::<HEAD_V4_BYTES>() else { return false };
@@ -48,7 +49,7 @@ pub(crate) fn may_be_plain_tcp(bytes: &[u8]) -> bool {
 }
 
 impl Stack {
-    /// Takes a frame, if it is plain and right. Gives it back otherwise.
+    /// Processes a frame that is plain and valid. Returns any other frame.
     #[inline(never)]
     pub(crate) fn ingest_plain_tcp(
         &mut self,
@@ -64,19 +65,19 @@ impl Stack {
             _ => self.plain_tcp_v6(bytes),
         };
         let Some(plain) = plain else { return Some(frame) };
-        if frame.is_unchecked() && !plain.pseudo.with(plain.segment).adds_up() {
+        if frame.is_unchecked() && !plain.pseudo_sum.with(plain.segment).is_valid_nonzero() {
             return Some(frame);
         }
         let Ok((header, payload)) = TcpHeader::parse(plain.segment) else { return Some(frame) };
-        let Plain { ends, segment, traffic_class, .. } = plain;
+        let PlainSegment { tuple: ends, segment, traffic_class, .. } = plain;
         let Ok(segment) = Segment::new(&header, segment, payload, traffic_class) else {
             return Some(frame);
         };
         if ends.local_port == 0 || ends.remote_port == 0 {
             return Some(frame);
         }
-        let may_reset = self.ownership == Ownership::Own;
-        match self.tcp.arrival(now_ns, ends, &segment, may_reset) {
+        let may_reset = self.ownership == AddressOwnership::Exclusive;
+        match self.tcp.on_segment(now_ns, ends, &segment, may_reset) {
             Ok(()) => self.counters.handled += 1,
             Err(reason) => self.counters.drops.count(reason),
         }
@@ -85,68 +86,68 @@ impl Stack {
     }
 
     #[inline(always)]
-    fn plain_tcp_v4<'a>(&self, bytes: &'a [u8]) -> Option<Plain<'a>> {
+    fn plain_tcp_v4<'a>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
         let head = bytes.first_chunk::<HEAD_V4_BYTES>()?;
         let packet_bytes = usize::from(u16::from_be_bytes(array_at(head, 16)));
         let (from, to) = (array_at(head, 26), array_at(head, 30));
-        let plain = self.plain_link.is_front_of(head.first_chunk()?)
-            && head[14] == PLAIN_V4
+        let plain = self.plain_link.matches(head.first_chunk()?)
+            && head[14] == IPV4_VERSION_IHL
             && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
-            && header_sum(head.first_chunk()?).adds_up()
+            && ipv4_header_sum(head.first_chunk()?).is_valid_nonzero()
             && is_plain_source_v4(from)
             && self.addresses.is_for_us_v4(from, to);
-        let segment = bytes.get(TCP_V4_AT..LINK_BYTES + packet_bytes)?;
+        let segment = bytes.get(TCP_V4_OFFSET..LINK_BYTES + packet_bytes)?;
         let pseudo = Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
             .with_u16(Protocol::TCP.0.into())
             .with_u16(segment.len() as u16);
-        plain.then(|| Plain {
-            ends: Ends::v4(to, from, array_at(head, TCP_V4_AT)),
+        plain.then(|| PlainSegment {
+            tuple: FourTuple::v4(to, from, array_at(head, TCP_V4_OFFSET)),
             segment,
             traffic_class: head[15],
-            pseudo,
+            pseudo_sum: pseudo,
         })
     }
 
     #[inline(always)]
-    fn plain_tcp_v6<'a>(&self, bytes: &'a [u8]) -> Option<Plain<'a>> {
+    fn plain_tcp_v6<'a>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
         let head = bytes.first_chunk::<HEAD_V6_BYTES>()?;
         let segment_bytes = usize::from(u16::from_be_bytes(array_at(head, 18)));
         let (from, to): ([u8; 16], [u8; 16]) = (array_at(head, 22), array_at(head, 38));
-        let plain = self.plain_link.is_front_of(head.first_chunk()?)
+        let plain = self.plain_link.matches(head.first_chunk()?)
             && head[14] >> 4 == 6
             && is_plain_source_v6(from)
-            && self.addresses.is_ours_v6(Ipv6Addr::from(to))
+            && self.addresses.is_local_v6(Ipv6Addr::from(to))
             && self.addresses.is_other_v6(Ipv6Addr::from(from));
-        let segment = bytes.get(TCP_V6_AT..TCP_V6_AT + segment_bytes)?;
+        let segment = bytes.get(TCP_V6_OFFSET..TCP_V6_OFFSET + segment_bytes)?;
         let pseudo =
             Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(segment.len() as u16);
-        plain.then(|| Plain {
-            ends: Ends::v6(to, from, array_at(head, TCP_V6_AT)),
+        plain.then(|| PlainSegment {
+            tuple: FourTuple::v6(to, from, array_at(head, TCP_V6_OFFSET)),
             segment,
             traffic_class: head[14] << 4 | head[15] >> 4,
-            pseudo,
+            pseudo_sum: pseudo,
         })
     }
 
-    /// Sends a frame that holds the data of a segment, by headers made ready. It
-    /// has headroom for them. The port cuts it into pieces of `cut_bytes`,
-    /// unless that is 0.
+    /// Sends a frame that holds the payload of a segment and has headroom for the headers of
+    /// `template`. The device cuts the payload into segments of `gso_size` bytes, unless that is 0.
     pub(crate) fn send_plain_segment(
         &mut self,
         arena: &mut Arena,
-        template: &Template,
-        out: &Out,
-        cut_bytes: u16,
+        template: &HeaderTemplate,
+        out: &OutSegment,
+        gso_size: u16,
         traffic_class: u8,
         mut frame: Frame,
     ) {
-        let is_v4 = out.ends.is_v4();
-        let tcp_at = if is_v4 { TCP_V4_AT } else { TCP_V6_AT };
+        let is_v4 = out.tuple.is_v4();
+        let tcp_offset = if is_v4 { TCP_V4_OFFSET } else { TCP_V6_OFFSET };
         let options = out.options.as_bytes();
         let header_bytes = TcpHeader::BYTES + options.len();
-        frame.retreat(tcp_at + header_bytes);
+        frame.retreat(tcp_offset + header_bytes);
         let partial = self.transmit_checksum;
-        let Some((head, segment)) = arena.bytes_mut(&mut frame).split_at_mut_checked(tcp_at) else {
+        let Some((head, segment)) = arena.bytes_mut(&mut frame).split_at_mut_checked(tcp_offset)
+        else {
             debug_assert!(false, "a frame for sending has headroom");
             return arena.free(frame);
         };
@@ -156,8 +157,8 @@ impl Stack {
         };
         out.emit(segment, if partial { pseudo.fold() } else { 0 });
         if partial {
-            frame.set_checksum(Checksum::Partial { start: tcp_at as u16, offset: 16 });
-            frame.set_segment_bytes(cut_bytes);
+            frame.set_checksum(Checksum::Partial { start: tcp_offset as u16, offset: 16 });
+            frame.set_segment_bytes(gso_size);
         } else {
             tcp::fill_checksum(pseudo, segment);
             frame.set_checksum(Checksum::Unknown);
@@ -166,34 +167,34 @@ impl Stack {
     }
 }
 
-impl Template {
-    /// Writes the headers in front of a segment of `bytes`. Returns the sum of
-    /// its pseudo-header.
+impl HeaderTemplate {
+    /// Writes the headers in front of a segment of `segment_bytes`. Returns the sum of the
+    /// pseudo-header.
     #[inline(always)]
-    fn emit_tcp_v4(&self, head: &mut [u8], bytes: usize, traffic_class: u8) -> Sum {
-        let Some(head) = head.first_chunk_mut::<TCP_V4_AT>() else { return Sum::ZERO };
+    fn emit_tcp_v4(&self, head: &mut [u8], segment_bytes: usize, traffic_class: u8) -> Sum {
+        let Some(head) = head.first_chunk_mut::<TCP_V4_OFFSET>() else { return Sum::ZERO };
         self.copy_to(head);
-        let total_bytes = (bytes + Ipv4Header::BYTES) as u16;
+        let total_bytes = (segment_bytes + Ipv4Header::BYTES) as u16;
         head[15] = traffic_class;
-        put(head, 16, total_bytes.to_be_bytes());
+        write_at(head, 16, total_bytes.to_be_bytes());
         head[23] = Protocol::TCP.0;
         let words =
             [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
         let last = u64::from(u32::from_ne_bytes(array_at(head, 30)));
-        put(head, 24, Sum::of_words([words[0], words[1], last]).checksum().to_be_bytes());
+        write_at(head, 24, Sum::of_words([words[0], words[1], last]).checksum().to_be_bytes());
         Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
             .with_u16(Protocol::TCP.0.into())
-            .with_u16(bytes as u16)
+            .with_u16(segment_bytes as u16)
     }
 
-    /// As [`Template::emit_tcp_v4`].
+    /// IPv6 counterpart of [`HeaderTemplate::emit_tcp_v4`].
     #[inline(always)]
-    fn emit_tcp_v6(&self, head: &mut [u8], bytes: usize, traffic_class: u8) -> Sum {
-        let Some(head) = head.first_chunk_mut::<TCP_V6_AT>() else { return Sum::ZERO };
+    fn emit_tcp_v6(&self, head: &mut [u8], segment_bytes: usize, traffic_class: u8) -> Sum {
+        let Some(head) = head.first_chunk_mut::<TCP_V6_OFFSET>() else { return Sum::ZERO };
         self.copy_to(head);
-        put(head, 14, [0x60 | traffic_class >> 4, traffic_class << 4]);
-        put(head, 18, (bytes as u16).to_be_bytes());
+        write_at(head, 14, [0x60 | traffic_class >> 4, traffic_class << 4]);
+        write_at(head, 18, (segment_bytes as u16).to_be_bytes());
         head[20] = Protocol::TCP.0;
-        Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(bytes as u16)
+        Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(segment_bytes as u16)
     }
 }

@@ -1,25 +1,26 @@
-//! Segments on their way in: from the IP layer to their connection.
+//! Receive path of segments: from the IP layer to the connection.
 
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Checksum;
 use tidegate_wire::{DropReason, TcpHeader, tcp};
 
-use super::segment::{Ends, Segment};
-use crate::ethernet::Arrival;
-use crate::packet::Fate;
+use super::segment::{FourTuple, Segment};
+use crate::ethernet::LinkMeta;
+use crate::packet::RxVerdict;
 use crate::udp::IpInfo;
-use crate::{Ownership, Stack};
+use crate::{AddressOwnership, Stack};
 
 impl Stack {
-    /// Reads a segment and lets its connection have it. Nothing is sent yet.
+    /// Parses a segment, verifies the checksum and passes the segment to the connection. Sends
+    /// nothing yet.
     pub(crate) fn tcp_input(
         &mut self,
         now_ns: u64,
         info: &IpInfo,
-        arrival: &Arrival,
+        arrival: &LinkMeta,
         bytes: &[u8],
-    ) -> Result<Fate, DropReason> {
+    ) -> Result<RxVerdict, DropReason> {
         let (header, payload) = TcpHeader::parse(bytes)?;
         if arrival.checksum == Checksum::Unknown {
             match (info.source, info.destination) {
@@ -32,21 +33,21 @@ impl Stack {
                 _ => debug_assert!(false, "a packet has two addresses of one family"),
             }
         }
-        // RFC 9293 section 3.9.2.3: groups and broadcasts have no connections.
-        if !info.unicast || arrival.group {
+        // RFC 9293 section 3.9.2.3: no connections with multicast or broadcast addresses.
+        if !info.is_unicast || arrival.is_group {
             return Err(DropReason::TcpGroup);
         }
         if header.destination_port == 0 || header.source_port == 0 {
             return Err(DropReason::TcpPortZero);
         }
         let segment = Segment::new(&header, bytes, payload, info.traffic_class)?;
-        let ends = Ends::new(
+        let tuple = FourTuple::new(
             SocketAddr::new(info.destination, header.destination_port),
             SocketAddr::new(info.source, header.source_port),
         );
-        // On a shared address the kernel may have the connection.
-        let may_reset = self.ownership == Ownership::Own;
-        self.tcp.arrival(now_ns, ends, &segment, may_reset)?;
-        Ok(Fate::Handled)
+        // On an address shared with the kernel, the connection may be the kernel's: no RST.
+        let may_reset = self.ownership == AddressOwnership::Exclusive;
+        self.tcp.on_segment(now_ns, tuple, &segment, may_reset)?;
+        Ok(RxVerdict::Handled)
     }
 }

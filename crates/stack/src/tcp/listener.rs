@@ -1,6 +1,7 @@
-//! Listeners: SYN queue, accept queue, and SYN cookies when the first is full.
-//! Several may share an address, each with its own queues
+//! Listeners: SYN queue, accept queue, and SYN cookies when the SYN queue is full
 //! (RFC 9293 section 3.10.7.2, RFC 4987).
+//!
+//! Several listeners may share an address (`SO_REUSEPORT`), each with its own queues.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,132 +14,140 @@ use serde::{Deserialize, Serialize};
 use tidegate_wire::DropReason;
 use tidegate_wire::tcp::TcpFlags;
 
-use super::arrival::seconds;
-use super::connection::{Connection, Is, Shared};
+use super::arrival::whole_seconds;
+use super::connection::{ConnFlags, Connection, TcpShared};
 use super::cookie;
-use super::segment::{Ends, Out, Segment};
+use super::segment::{FourTuple, OutSegment, Segment};
 use super::seq::Seq;
 use super::socket::{TcpError, TcpListenerId, TcpOptions, TcpState};
 use super::table::TcpTable;
-use crate::chance::HashKey;
-use crate::port_groups::Told;
+use crate::port_groups::PortGroupsHandle;
+use crate::random::HashKey;
 use crate::{RestoreError, Transport};
 
-/// For so long after the last cookie went out, acknowledgements may bring one.
-const COOKIES_NS: u64 = 2 << 36;
+/// Time after the last SYN cookie was sent in which acknowledgements are checked for cookies:
+/// two time steps of a cookie.
+const COOKIE_LIFETIME_NS: u64 = 2 << 36;
 
-/// What the answer with a cookie offers as a window.
+/// Window of a SYN-ACK with a cookie, in bytes.
 fn cookie_window(options: &TcpOptions) -> u16 {
     u16::try_from(options.receive_buffer_bytes).unwrap_or(u16::MAX)
 }
 
-/// A listener.
+/// Listening socket.
 pub(crate) struct Listener {
     pub(crate) local: SocketAddr,
     pub(crate) options: Arc<TcpOptions>,
     backlog: usize,
-    /// Established and not accepted.
-    queue: VecDeque<u32>,
-    /// How many are being established.
+    /// Accept queue: slot indices of connections that are established and not accepted.
+    accept_queue: VecDeque<u32>,
+    /// Length of the SYN queue.
     pub(crate) half_open: usize,
-    pub(crate) told: bool,
+    /// The application was notified and has not taken the event yet.
+    pub(crate) notified: bool,
 }
 
 impl Listener {
+    /// True when the accept queue is full.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() >= self.backlog
+        self.accept_queue.len() >= self.backlog
     }
 
     pub(crate) fn push(&mut self, index: u32) {
-        self.queue.push_back(index);
+        self.accept_queue.push_back(index);
     }
 
     pub(crate) fn pop(&mut self) -> Option<u32> {
-        self.queue.pop_front()
+        self.accept_queue.pop_front()
     }
 
-    /// Those established and not accepted, oldest first.
+    /// Iterates over the accept queue, oldest connection first.
     pub(crate) fn queued(&self) -> impl Iterator<Item = u32> + '_ {
-        self.queue.iter().copied()
+        self.accept_queue.iter().copied()
     }
 
-    pub(crate) fn waiting(&self) -> usize {
-        self.queue.len()
+    pub(crate) fn accept_queue_len(&self) -> usize {
+        self.accept_queue.len()
     }
 
-    /// Gives those in the queue the places that they have in another table.
-    pub(crate) fn rename_queued(&mut self, renamed: impl FnMut(u32) -> Option<u32>) {
-        let queue = std::mem::take(&mut self.queue);
-        self.queue = queue.into_iter().filter_map(renamed).collect();
+    /// Replaces the indices in the accept queue by those of another table; drops the unmapped ones.
+    pub(crate) fn remap_queued(&mut self, new_index: impl FnMut(u32) -> Option<u32>) {
+        let queue = std::mem::take(&mut self.accept_queue);
+        self.accept_queue = queue.into_iter().filter_map(new_index).collect();
     }
 }
 
-/// A [`Listener`] as plain data.
+/// Snapshot of a [`Listener`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct SavedListener {
+pub(crate) struct ListenerSnapshot {
     local: SocketAddr,
     options: TcpOptions,
     backlog: u64,
-    queue: Vec<u32>,
+    accept_queue: Vec<u32>,
 }
 
-/// A place for a listener: its generation and who is there.
-pub(crate) type SavedPlace = (NonZeroU32, Option<SavedListener>);
+/// Snapshot of a slot: its generation and its listener, if any.
+pub(crate) type ListenerSlotSnapshot = (NonZeroU32, Option<ListenerSnapshot>);
 
-/// All listeners.
+/// Table of listeners.
 pub(crate) struct Listeners {
     slots: Vec<(NonZeroU32, Option<Listener>)>,
     free: Vec<u32>,
-    /// Those of one address are a group.
+    /// Listeners of each address: a group when they share the port.
     by_address: HashMap<SocketAddr, Vec<u32>, HashKey>,
     limit: usize,
-    /// Who hears of those that share their port.
-    told: Told,
+    /// Observer of the sockets that share their port with other stacks.
+    port_groups: PortGroupsHandle,
 }
 
 impl Listeners {
     pub(crate) fn new(key: HashKey, limit: usize) -> Self {
         let by_address = HashMap::with_hasher(key);
-        let told = Told::default();
-        Self { slots: Vec::new(), free: Vec::new(), by_address, limit, told }
+        let told = PortGroupsHandle::default();
+        Self { slots: Vec::new(), free: Vec::new(), by_address, limit, port_groups: told }
     }
 
-    /// As [`crate::Stack::set_port_groups`].
-    pub(super) fn set_port_groups(&mut self, told: Told) {
-        self.told = told;
-        self.slots.iter().filter_map(|(_, there)| there.as_ref()).for_each(|l| self.tell_joined(l));
+    /// Sets the observer, see [`crate::Stack::set_port_groups`].
+    pub(super) fn set_port_groups(&mut self, port_groups: PortGroupsHandle) {
+        self.port_groups = port_groups;
+        self.slots
+            .iter()
+            .filter_map(|(_, there)| there.as_ref())
+            .for_each(|l| self.notify_joined(l));
     }
 
-    fn tell_joined(&self, listener: &Listener) {
+    /// Notifies the observer of a listener that shares its port.
+    fn notify_joined(&self, listener: &Listener) {
         if listener.options.reuse_port {
             for key in Self::keys(listener.local, &listener.options) {
-                let party = listener.options.party;
-                self.told.tell(|groups| groups.join(Transport::Tcp, key, party));
+                let owner = listener.options.owner;
+                self.port_groups.notify(|groups| groups.join(Transport::Tcp, key, owner));
             }
         }
     }
 
-    /// All of them as plain data, place by place.
-    pub(crate) fn save(&self) -> Vec<SavedPlace> {
-        let save = |listener: &Listener| SavedListener {
+    /// Takes a snapshot, slot by slot.
+    pub(crate) fn save(&self) -> Vec<ListenerSlotSnapshot> {
+        let save = |listener: &Listener| ListenerSnapshot {
             local: listener.local,
             options: *listener.options,
             backlog: listener.backlog as u64,
-            queue: listener.queue.iter().copied().collect(),
+            accept_queue: listener.accept_queue.iter().copied().collect(),
         };
-        let place = |slot: &(NonZeroU32, Option<Listener>)| (slot.0, slot.1.as_ref().map(save));
-        self.slots.iter().map(place).collect()
+        let slot_snapshot =
+            |slot: &(NonZeroU32, Option<Listener>)| (slot.0, slot.1.as_ref().map(save));
+        self.slots.iter().map(slot_snapshot).collect()
     }
 
-    /// Adds the next place, with who was there. Whether those in its queue can
-    /// be there is checked elsewhere.
+    /// Adds the next slot, with the listener of the snapshot. The accept queue is checked
+    /// elsewhere.
     ///
     /// # Errors
-    /// When there are too many, or two cannot have one address.
-    pub(crate) fn add_place(
+    /// When the listener's port is 0, or its address conflicts with that of another listener.
+    pub(crate) fn add_slot(
         &mut self,
-        (generation, saved): SavedPlace,
-        shared: &mut Shared,
+        (generation, saved): ListenerSlotSnapshot,
+        shared: &mut TcpShared,
     ) -> Result<(), RestoreError> {
         let index = self.slots.len() as u32;
         self.slots.push((generation, None));
@@ -146,11 +155,13 @@ impl Listeners {
             self.free.push(index);
             return Ok(());
         };
-        let options = shared.options(saved.options);
+        let options = shared.intern_options(saved.options);
         let local = SocketAddr::new(saved.local.ip(), saved.local.port());
-        let has_room = Self::keys(local, &options).all(|key| self.may_have(key, &options));
-        if local.port() == 0 || !has_room {
-            return Err(RestoreError::Damaged("two listeners have one address"));
+        let is_free = Self::keys(local, &options).all(|key| self.can_bind(key, &options));
+        if local.port() == 0 || !is_free {
+            return Err(RestoreError::Damaged(
+                "a listener has port 0 or the address of another listener",
+            ));
         }
         for key in Self::keys(local, &options) {
             self.by_address.entry(key).or_default().push(index);
@@ -159,19 +170,19 @@ impl Listeners {
             local,
             options,
             backlog: usize::try_from(saved.backlog).unwrap_or(usize::MAX).max(1),
-            queue: saved.queue.into(),
+            accept_queue: saved.accept_queue.into(),
             half_open: 0,
-            told: false,
+            notified: false,
         });
         Ok(())
     }
 
-    /// How many places were ever used.
-    pub(crate) fn places(&self) -> u32 {
+    /// Number of slots that were ever used.
+    pub(crate) fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// How many there may be.
+    /// Most listeners that the table may hold.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
@@ -197,7 +208,7 @@ impl Listeners {
         if self.id(id.index) == id { self.at_mut(id.index) } else { None }
     }
 
-    /// The listeners that a segment to `local` may be for.
+    /// Returns the listeners of `local`, or else those of the unspecified address and its port.
     fn group(&self, local: SocketAddr) -> Option<&[u32]> {
         let any: IpAddr = match local {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -208,79 +219,83 @@ impl Listeners {
         group.map(Vec::as_slice)
     }
 
-    /// The listener for a segment between these ends. Of several the ends say
-    /// which, unless that one is full and another is not.
-    pub(crate) fn find(&self, ends: &Ends) -> Option<u32> {
-        let group = self.group(ends.local())?;
+    /// Returns the listener for a segment with this four-tuple. Within a group the hash of the
+    /// four-tuple selects a listener; full listeners are skipped if any other has space.
+    pub(crate) fn find(&self, tuple: &FourTuple) -> Option<u32> {
+        let group = self.group(tuple.local())?;
         if let [only] = group {
             return Some(*only);
         }
-        let start = self.by_address.hasher().hash_one(ends) as usize % group.len().max(1);
+        let start = self.by_address.hasher().hash_one(tuple) as usize % group.len().max(1);
         let (before, behind) = group.split_at_checked(start)?;
         let mut in_turn = behind.iter().chain(before).copied();
-        let has_room = |&index: &u32| self.at(index).is_some_and(|listener| !listener.is_full());
-        in_turn.clone().find(has_room).or_else(|| in_turn.next())
+        let has_space = |&index: &u32| self.at(index).is_some_and(|listener| !listener.is_full());
+        in_turn.clone().find(has_space).or_else(|| in_turn.next())
     }
 
-    /// Whether a listener has this port.
+    /// True when a listener has this address, or its port on the unspecified address.
     pub(crate) fn has_port(&self, local: SocketAddr) -> bool {
         self.group(local).is_some()
     }
 
-    /// Whether another listener may have an address: nobody has it, or everybody
-    /// agrees to share it.
-    fn may_have(&self, address: SocketAddr, options: &TcpOptions) -> bool {
+    /// True when another listener may bind an address: the address is free, or all its listeners
+    /// and the new one share it (`reuse_port`) and have the same owner.
+    fn can_bind(&self, address: SocketAddr, options: &TcpOptions) -> bool {
         let shares = |index: &u32| {
             let other = self.at(*index).map(|other| &other.options);
-            other.is_some_and(|other| other.reuse_port && other.party == options.party)
+            other.is_some_and(|other| other.reuse_port && other.owner == options.owner)
         };
         let group = self.by_address.get(&address);
         group.is_none_or(|group| options.reuse_port && group.iter().all(shares))
     }
 
-    /// The addresses that a listener is found by.
+    /// Returns the addresses under which a listener is found.
     fn keys(local: SocketAddr, options: &TcpOptions) -> impl Iterator<Item = SocketAddr> + use<> {
         let is_dual = options.dual_stack && local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port());
         [Some(local), is_dual.then_some(v4)].into_iter().flatten()
     }
 
+    /// Adds a listener on `local`.
+    ///
+    /// # Errors
+    /// [`TcpError::AddressInUse`]; [`TcpError::TooMany`] at the limit.
     pub(crate) fn add(
         &mut self,
         local: SocketAddr,
         backlog: usize,
         options: Arc<TcpOptions>,
     ) -> Result<TcpListenerId, TcpError> {
-        if !Self::keys(local, &options).all(|key| self.may_have(key, &options)) {
+        if !Self::keys(local, &options).all(|key| self.can_bind(key, &options)) {
             return Err(TcpError::AddressInUse(local));
         }
-        if !self.has_room_for(1) {
+        if !self.has_space_for(1) {
             return Err(TcpError::TooMany("listeners"));
         }
-        Ok(self.enter(Listener {
+        Ok(self.insert(Listener {
             local,
             options,
             backlog: backlog.max(1),
-            queue: VecDeque::new(),
+            accept_queue: VecDeque::new(),
             half_open: 0,
-            told: false,
+            notified: false,
         }))
     }
 
-    /// Whether there may be so many more.
-    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+    /// True when `more` listeners fit within the limit.
+    pub(crate) fn has_space_for(&self, more: usize) -> bool {
         self.slots.len() - self.free.len() + more <= self.limit
     }
 
-    /// Whether a listener may be here, beside those who are.
-    pub(crate) fn may_enter(&self, listener: &Listener) -> bool {
+    /// True when a listener conflicts with none in the table.
+    pub(crate) fn can_insert(&self, listener: &Listener) -> bool {
         let options = &listener.options;
-        Self::keys(listener.local, options).all(|key| self.may_have(key, options))
+        Self::keys(listener.local, options).all(|key| self.can_bind(key, options))
     }
 
-    /// Gives a place to a listener who may be here.
-    pub(crate) fn enter(&mut self, listener: Listener) -> TcpListenerId {
-        self.tell_joined(&listener);
+    /// Inserts a listener for which [`Listeners::can_insert`] is true.
+    pub(crate) fn insert(&mut self, listener: Listener) -> TcpListenerId {
+        self.notify_joined(&listener);
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push((NonZeroU32::MIN, None));
             (self.slots.len() - 1) as u32
@@ -300,8 +315,8 @@ impl Listeners {
         self.free.push(id.index);
         for key in Self::keys(listener.local, &listener.options) {
             if listener.options.reuse_port {
-                let party = listener.options.party;
-                self.told.tell(|groups| groups.leave(Transport::Tcp, key, party));
+                let owner = listener.options.owner;
+                self.port_groups.notify(|groups| groups.leave(Transport::Tcp, key, owner));
             }
             if let Entry::Occupied(mut group) = self.by_address.entry(key) {
                 group.get_mut().retain(|&index| index != id.index);
@@ -314,31 +329,31 @@ impl Listeners {
     }
 }
 
-/// Whether a listener may have a connection between these ends: no other stack that has
-/// the port, too, has one.
-fn may_begin(told: &Told, options: &TcpOptions, ends: &Ends) -> bool {
-    !options.reuse_port || told.begin(Transport::Tcp, ends.local(), ends.remote())
+/// True when a listener may have a connection with this four-tuple. False when another stack
+/// that shares the port has that connection.
+fn may_open_flow(port_groups: &PortGroupsHandle, options: &TcpOptions, tuple: &FourTuple) -> bool {
+    !options.reuse_port || port_groups.begin_flow(Transport::Tcp, tuple.local(), tuple.remote())
 }
 
 impl TcpTable {
-    /// A segment for a listener (RFC 9293 section 3.10.7.2). `replaces` is the
-    /// first number that may be used when an old connection gave way.
+    /// Processes a segment for a listener (RFC 9293 section 3.10.7.2). `iss_after_time_wait` is the
+    /// initial sequence number to use when the segment replaces a connection in TIME-WAIT.
     ///
     /// # Errors
-    /// Why it is of no use.
-    pub(crate) fn listen_arrival(
+    /// The drop reason.
+    pub(crate) fn on_listener_segment(
         &mut self,
         now_ns: u64,
-        ends: Ends,
+        tuple: FourTuple,
         segment: &Segment<'_>,
         listener_index: u32,
-        replaces: Option<Seq>,
+        iss_after_time_wait: Option<Seq>,
     ) -> Result<(), DropReason> {
         if segment.is_rst() {
             return Err(DropReason::TcpReset);
         }
         if segment.is_ack() {
-            return self.cookie_arrival(now_ns, ends, segment, listener_index);
+            return self.on_listener_ack(now_ns, tuple, segment, listener_index);
         }
         if !segment.is_syn() || segment.is_fin() {
             return Err(DropReason::TcpFlags);
@@ -354,74 +369,74 @@ impl TcpTable {
         }
         if listener.half_open >= half_open_limit {
             let options = Arc::clone(&listener.options);
-            self.cookies_until_ns = now_ns.saturating_add(COOKIES_NS);
-            self.answer_with_cookie(now_ns, ends, segment, &options);
+            self.cookies_until_ns = now_ns.saturating_add(COOKIE_LIFETIME_NS);
+            self.send_syn_cookie(now_ns, tuple, segment, &options);
             return Ok(());
         }
         if is_full {
             return Err(DropReason::TcpTableFull);
         }
-        if !may_begin(&self.told, &listener.options, &ends) {
+        if !may_open_flow(&self.port_groups, &listener.options, &tuple) {
             return Err(DropReason::TcpNoSocket);
         }
         listener.half_open += 1;
         let options = Arc::clone(&listener.options);
-        let iss = replaces.unwrap_or_else(|| self.initial_seq(now_ns, &ends));
-        let offset = self.timestamp_offset(&ends);
-        let mut connection = Connection::new(now_ns, ends, options, iss, offset);
+        let iss = iss_after_time_wait.unwrap_or_else(|| self.initial_seq(now_ns, &tuple));
+        let offset = self.timestamp_offset(&tuple);
+        let mut connection = Connection::new(now_ns, tuple, options, iss, offset);
         connection.state = TcpState::SynReceived;
         connection.listener = Some(id);
-        connection.is.insert(Is::PASSIVE);
-        connection.is.insert(Is::ORPHAN);
-        connection.is.insert(Is::IN_SYN_QUEUE);
+        connection.flags.insert(ConnFlags::PASSIVE);
+        connection.flags.insert(ConnFlags::ORPHAN);
+        connection.flags.insert(ConnFlags::IN_SYN_QUEUE);
         connection.begin_receiving(segment.seq);
-        connection.learn_options(now_ns, segment);
-        // RFC 3168 section 6.1.1: a SYN that offers it has both bits.
+        connection.apply_syn_options(now_ns, segment);
+        // RFC 3168 section 6.1.1: a SYN that offers ECN has both bits.
         let offer = TcpFlags::ECE | TcpFlags::CWR;
         connection
-            .is
-            .set(Is::ECN, segment.flags.contains(offer) && !segment.congestion_experienced);
+            .flags
+            .set(ConnFlags::ECN, segment.flags.contains(offer) && !segment.congestion_experienced);
         connection.window = segment.window.into();
         connection.max_window = connection.window;
         (connection.window_seq, connection.window_ack) = (segment.seq, iss);
-        connection.is.insert(Is::WANTS_OUTPUT);
-        self.enter(now_ns, connection);
+        connection.flags.insert(ConnFlags::WANTS_OUTPUT);
+        self.insert(now_ns, connection);
         Ok(())
     }
 
-    /// Answers a SYN without remembering it.
-    fn answer_with_cookie(
+    /// Answers a SYN with a SYN cookie, without keeping state.
+    fn send_syn_cookie(
         &mut self,
         now_ns: u64,
-        ends: Ends,
+        tuple: FourTuple,
         segment: &Segment<'_>,
         options: &TcpOptions,
     ) {
-        let mut out = Out::bare(ends, TcpFlags::SYN | TcpFlags::ACK);
-        out.seq = cookie::make(&self.secret, self.clock.ns(now_ns), &ends, segment);
+        let mut out = OutSegment::bare(tuple, TcpFlags::SYN | TcpFlags::ACK);
+        out.seq = cookie::encode(&self.secret, self.clock.ns(now_ns), &tuple, segment);
         out.ack = segment.seq + 1;
         out.window = cookie_window(options);
-        out.options.mss(self.link_mss[usize::from(!ends.is_v4())]);
+        out.options.push_mss(self.link_mss[usize::from(!tuple.is_v4())]);
         if let Some((value, _)) = segment.options.timestamps {
-            // Without time stamps there is no place to keep the others in.
+            // Without time stamps the other options cannot be encoded.
             if segment.options.sack_permitted {
-                out.options.sack_permitted();
+                out.options.push_sack_permitted();
             }
-            let offset = self.timestamp_offset(&ends);
+            let offset = self.timestamp_offset(&tuple);
             let now = ((now_ns / 1_000_000) as u32).wrapping_add(offset);
-            out.options.timestamps(cookie::timestamp(now, segment), value);
+            out.options.push_timestamps(cookie::timestamp(now, segment), value);
             if segment.options.window_shift.is_some() {
-                out.options.window_shift(options.window_shift());
+                out.options.push_window_shift(options.window_shift());
             }
         }
         self.reply(out);
     }
 
-    /// An acknowledgement for no connection: it may bring a cookie back.
-    fn cookie_arrival(
+    /// Processes an acknowledgement that has no connection: it may carry a SYN cookie.
+    fn on_listener_ack(
         &mut self,
         now_ns: u64,
-        ends: Ends,
+        tuple: FourTuple,
         segment: &Segment<'_>,
         listener_index: u32,
     ) -> Result<(), DropReason> {
@@ -429,17 +444,17 @@ impl TcpTable {
         let Some(listener) = self.listeners.at(listener_index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        // Another stack on the port may have sent it.
-        let shares = listener.options.reuse_port && self.told.is_anybody();
-        let is_time = now_ns < self.cookies_until_ns || shares;
-        let expects = is_time && !segment.is_syn() && !segment.is_fin();
-        let kept = match expects {
-            true => cookie::open(&self.secret, self.clock.ns(now_ns), &ends, segment),
+        // Another stack that shares the port may have sent the cookie.
+        let shares = listener.options.reuse_port && self.port_groups.is_set();
+        let accepts_cookies = now_ns < self.cookies_until_ns || shares;
+        let may_bring_cookie = accepts_cookies && !segment.is_syn() && !segment.is_fin();
+        let cookie_options = match may_bring_cookie {
+            true => cookie::decode(&self.secret, self.clock.ns(now_ns), &tuple, segment),
             false => None,
         };
-        let Some(kept) = kept else {
-            // RFC 9293 section 3.10.7.2, second.
-            self.reply_reset(now_ns, ends, segment);
+        let Some(cookie_options) = cookie_options else {
+            // RFC 9293 section 3.10.7.2, second check.
+            self.reply_reset(now_ns, tuple, segment);
             return Err(DropReason::TcpNoSocket);
         };
         if listener.is_full() {
@@ -448,33 +463,33 @@ impl TcpTable {
         if self.connections.is_full() {
             return Err(DropReason::TcpTableFull);
         }
-        if !may_begin(&self.told, &listener.options, &ends) {
+        if !may_open_flow(&self.port_groups, &listener.options, &tuple) {
             return Err(DropReason::TcpNoSocket);
         }
-        let offset = self.timestamp_offset(&ends);
+        let offset = self.timestamp_offset(&tuple);
         let iss = segment.ack - 1;
         let mut connection =
-            Connection::new(now_ns, ends, Arc::clone(&listener.options), iss, offset);
+            Connection::new(now_ns, tuple, Arc::clone(&listener.options), iss, offset);
         connection.listener = Some(id);
-        connection.is.insert(Is::PASSIVE);
-        connection.is.insert(Is::ORPHAN);
+        connection.flags.insert(ConnFlags::PASSIVE);
+        connection.flags.insert(ConnFlags::ORPHAN);
         connection.state = TcpState::SynReceived;
         connection.nxt = segment.ack;
         connection.begin_receiving(segment.seq - 1);
         connection.rcv_edge = connection.rcv_nxt + u32::from(cookie_window(&connection.options));
-        connection.set_peer_mss(Some(kept.mss));
-        connection.is.set(Is::SACK, kept.sack);
-        connection.is.set(Is::TIMESTAMPS, segment.options.timestamps.is_some());
+        connection.set_peer_mss(Some(cookie_options.mss));
+        connection.flags.set(ConnFlags::SACK, cookie_options.sack);
+        connection.flags.set(ConnFlags::TIMESTAMPS, segment.options.timestamps.is_some());
         if let Some((value, _)) = segment.options.timestamps {
-            (connection.ts_recent, connection.ts_recent_s) = (value, seconds(now_ns));
+            (connection.ts_recent, connection.ts_recent_s) = (value, whole_seconds(now_ns));
         }
-        match kept.window_shift {
-            Some(shift) => connection.shift_in = shift,
-            None => (connection.shift_in, connection.shift_out) = (0, 0),
+        match cookie_options.window_shift {
+            Some(shift) => connection.peer_window_shift = shift,
+            None => (connection.peer_window_shift, connection.own_window_shift) = (0, 0),
         }
         connection.set_mtu(usize::from(u16::MAX));
         connection.controller.set_mss(connection.mss.into());
-        let index = self.enter(now_ns, connection);
-        self.connection_arrival(now_ns, index, segment)
+        let index = self.insert(now_ns, connection);
+        self.on_connection_segment(now_ns, index, segment)
     }
 }

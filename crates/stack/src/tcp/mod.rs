@@ -1,53 +1,53 @@
 //! The Transmission Control Protocol (RFC 9293): connections and listeners.
 //!
 //! A connection is a state machine without clock or I/O, split by topic:
-//! `arrival` (what a segment does, in the order of RFC 9293 section 3.10.7),
-//! `receive`, `send`, `recovery` with `flight` and `congestion`, `path_search`,
-//! `keepalive`, `time_wait`. `table` holds all of them, with `connections` (where they are
-//! and how they are found), `listener`, and `timers`. `input` and `output`
-//! join it to the rest of the stack.
+//! `arrival` (segment processing in the order of RFC 9293 section 3.10.7),
+//! `receive`, `send`, `recovery` with `flight` and `congestion`, `mtu_search`,
+//! `keepalive`, `time_wait`. `table` holds all connections, with `connections` (slots and the
+//! index by four-tuple), `listener` and `timer_wheel`. `input` and `output` join the table to
+//! the rest of the stack.
 //!
-//! Segments that arrive only change state. What is to be sent goes out when
-//! the burst is over, so acknowledgements of one burst are one.
+//! A received segment only changes state. Output is sent at the end of a burst, so that one
+//! acknowledgement covers the burst.
 
 mod arrival;
-mod chunks;
+mod buffer_pool;
 mod congestion;
 mod connection;
 mod connections;
 mod cookie;
 mod fast_path;
 mod flight;
+mod icmp_error;
 mod input;
 mod isn;
 mod keepalive;
 mod listener;
-mod moving;
+mod migration;
+mod mtu_search;
 mod options;
 mod output;
-mod path_search;
 mod peer_clock;
 mod prf;
 mod receive;
 mod recovery;
-mod report;
 mod rtt;
-mod saved;
 mod secrets;
 mod segment;
 mod send;
 mod seq;
+mod snapshot;
 mod socket;
 mod table;
 mod time_wait;
-mod timers;
+mod timer_wheel;
 
 pub use congestion::CongestionControl;
 pub(crate) use fast_path::may_be_plain_tcp;
-pub(crate) use moving::{MovedTcp, TakenTcp};
-pub(crate) use output::LARGEST_TRAIN_BYTES;
-pub(crate) use saved::SavedTcp;
+pub(crate) use migration::{ExtractedTcp, TcpMigrationMap};
+pub(crate) use output::MAX_TSO_BYTES;
 pub use secrets::TcpSecrets;
+pub(crate) use snapshot::TcpSnapshot;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
     TcpState,
@@ -58,20 +58,20 @@ use std::net::SocketAddr;
 
 use tidegate_memory::Arena;
 
-use crate::address::Kind;
+use crate::address::AddressKind;
 use crate::udp::choose_port;
 use crate::{SendError, Stack, Transport};
-use connection::{Connection, Is, Shared};
-use segment::Ends;
+use connection::{ConnFlags, Connection, TcpShared};
+use segment::FourTuple;
 use socket::Failure;
 
 impl Stack {
-    /// Listens on `local`. Port 0 chooses one; the unspecified address takes
-    /// connections to any address of ours. At most `backlog` connections wait
-    /// to be accepted.
+    /// Listens on `local`. Port 0 selects a free port; the unspecified address accepts connections
+    /// to any local address. The accept queue holds at most `backlog` connections.
     ///
     /// # Errors
-    /// When the address is not ours, the port is taken, or none is left.
+    /// When the address is not local or in use, no port is free, or the limit of listeners is
+    /// reached.
     pub fn tcp_listen(
         &mut self,
         local: SocketAddr,
@@ -79,7 +79,7 @@ impl Stack {
         options: TcpOptions,
     ) -> Result<TcpListenerId, TcpError> {
         let ip = local.ip();
-        if !ip.is_unspecified() && self.addresses.kind(ip) != Kind::Ours {
+        if !ip.is_unspecified() && self.addresses.kind(ip) != AddressKind::Local {
             return Err(TcpError::AddressNotAvailable(ip));
         }
         let mut local = SocketAddr::new(ip, local.port());
@@ -87,67 +87,69 @@ impl Stack {
             let (tcp, reserved) = (&self.tcp, &self.reserved_ports);
             let is_free = |port| {
                 let is_taken = tcp.listeners.has_port(SocketAddr::new(ip, port));
-                !is_taken && !reserved.has(Transport::Tcp, port)
+                !is_taken && !reserved.contains(Transport::Tcp, port)
             };
-            let port = choose_port(&mut self.chance, is_free).ok_or(TcpError::NoPortFree(local))?;
+            let port = choose_port(&mut self.rng, is_free).ok_or(TcpError::NoPortFree(local))?;
             local.set_port(port);
         }
-        let options = self.tcp.shared.options(options);
+        let options = self.tcp.shared.intern_options(options);
         self.tcp.listeners.add(local, backlog, options)
     }
 
-    /// The address that a listener listens on.
+    /// Returns the local address of a listener.
     pub fn tcp_listener_addr(&self, id: TcpListenerId) -> Option<SocketAddr> {
         self.tcp.listeners.get(id).map(|listener| listener.local)
     }
 
-    /// The options of a listener.
+    /// Returns the options of a listener.
     pub fn tcp_listener_options(&self, id: TcpListenerId) -> Option<TcpOptions> {
         self.tcp.listeners.get(id).map(|listener| *listener.options)
     }
 
-    /// How many connections wait to be accepted.
+    /// Number of connections in the accept queue.
     pub fn tcp_acceptable(&self, id: TcpListenerId) -> usize {
-        self.tcp.listeners.get(id).map_or(0, listener::Listener::waiting)
+        self.tcp.listeners.get(id).map_or(0, listener::Listener::accept_queue_len)
     }
 
-    /// Takes the connection that has waited longest. It may have ended since.
+    /// Removes the oldest connection from the accept queue. The connection may have ended
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`TcpError::WouldBlock`] when none waits, [`TcpError::Closed`].
+    /// [`TcpError::WouldBlock`] when the accept queue is empty; [`TcpError::Closed`] when the
+    /// listener does not exist.
     pub fn tcp_accept(&mut self, id: TcpListenerId) -> Result<TcpId, TcpError> {
         let listener = self.tcp.listeners.get_mut(id).ok_or(TcpError::Closed)?;
         let index = listener.pop().ok_or(TcpError::WouldBlock)?;
         let Some(connection) = self.tcp.connections.at_mut(index) else {
-            debug_assert!(false, "what waits to be accepted is kept");
+            debug_assert!(false, "connections in the accept queue are in the table");
             return Err(TcpError::WouldBlock);
         };
-        connection.is.remove(Is::IN_ACCEPT_QUEUE);
-        connection.is.remove(Is::ORPHAN);
+        connection.flags.remove(ConnFlags::IN_ACCEPT_QUEUE);
+        connection.flags.remove(ConnFlags::ORPHAN);
         connection.listener = None;
         Ok(self.tcp.connections.id(index))
     }
 
-    /// Stops listening. Connections that were not accepted are reset.
+    /// Closes a listener. Connections in its accept queue are reset.
     pub fn tcp_close_listener(&mut self, now_ns: u64, arena: &mut Arena, id: TcpListenerId) {
         let Some(mut listener) = self.tcp.listeners.remove(id) else { return };
         while let Some(index) = listener.pop() {
             if let Some(connection) = self.tcp.connections.at_mut(index) {
-                connection.is.remove(Is::IN_ACCEPT_QUEUE);
+                connection.flags.remove(ConnFlags::IN_ACCEPT_QUEUE);
                 connection.listener = None;
                 connection.abort(&mut self.tcp.shared, Some(Failure::Aborted), true);
-                self.tcp.settle(now_ns, index);
+                self.tcp.update(now_ns, index);
             }
         }
         self.tcp_flush(now_ns, arena);
     }
 
-    /// Begins a connection to `remote`. It can be written to when it is
-    /// established. `local` chooses address and port; port 0 and the
-    /// unspecified address leave them open.
+    /// Starts a connection to `remote`; data can be written once it is established. `local` sets
+    /// the local address and port; the unspecified address and port 0 let the stack choose.
     ///
     /// # Errors
-    /// When nothing leads there, the ends are in use, or no port is left.
+    /// When there is no route, the local address is not available, the four-tuple is in use, no
+    /// port is free, or the limit of connections is reached.
     pub fn tcp_connect(
         &mut self,
         now_ns: u64,
@@ -158,9 +160,9 @@ impl Stack {
     ) -> Result<TcpId, TcpError> {
         let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
         let reachable = match self.addresses.kind(peer.ip()) {
-            Kind::Other => !peer.ip().is_multicast() && !peer.ip().is_unspecified(),
-            Kind::Ours => self.has_loopback(),
-            Kind::Tentative | Kind::Broadcast | Kind::Group => false,
+            AddressKind::Other => !peer.ip().is_multicast() && !peer.ip().is_unspecified(),
+            AddressKind::Local => self.has_loopback(),
+            AddressKind::Tentative | AddressKind::Broadcast | AddressKind::JoinedGroup => false,
         };
         if peer.port() == 0 || !reachable {
             return Err(TcpError::PeerInvalid(remote));
@@ -175,57 +177,59 @@ impl Stack {
             Some(local) => (path.source, local.port()),
             None => (path.source, 0),
         };
-        if self.addresses.kind(ip) != Kind::Ours || ip.is_ipv4() != peer.is_ipv4() {
+        if self.addresses.kind(ip) != AddressKind::Local || ip.is_ipv4() != peer.is_ipv4() {
             return Err(TcpError::AddressNotAvailable(ip));
         }
-        let ends = self.choose_ends(now_ns, SocketAddr::new(ip, port), peer)?;
+        let tuple = self.choose_tuple(now_ns, SocketAddr::new(ip, port), peer)?;
         if self.tcp.connections.is_full() {
             return Err(TcpError::TooMany("connections"));
         }
-        let iss = self.tcp.initial_seq(now_ns, &ends);
-        let iss = self.tcp.replace_time_wait(now_ns, &ends).map_or(iss, |old| old.max(iss));
-        let offset = self.tcp.timestamp_offset(&ends);
+        let iss = self.tcp.initial_seq(now_ns, &tuple);
+        let iss = self.tcp.replace_time_wait(now_ns, &tuple).map_or(iss, |old| old.max(iss));
+        let offset = self.tcp.timestamp_offset(&tuple);
         let ecn = options.ecn;
-        let options = self.tcp.shared.options(options);
-        let mut connection = Connection::new(now_ns, ends, options, iss, offset);
+        let options = self.tcp.shared.intern_options(options);
+        let mut connection = Connection::new(now_ns, tuple, options, iss, offset);
         connection.state = TcpState::SynSent;
-        connection.is.set(Is::ECN, ecn);
-        connection.is.insert(Is::WANTS_OUTPUT);
-        let index = self.tcp.enter(now_ns, connection);
+        connection.flags.set(ConnFlags::ECN, ecn);
+        connection.flags.insert(ConnFlags::WANTS_OUTPUT);
+        let index = self.tcp.insert(now_ns, connection);
         self.tcp_flush(now_ns, arena);
         Ok(self.tcp.connections.id(index))
     }
 
-    /// Both ends, with a free port if none was chosen (RFC 6056 section 3.3.1).
-    fn choose_ends(
+    /// Returns the four-tuple, with a free local port if none was given (RFC 6056 section 3.3.1).
+    fn choose_tuple(
         &mut self,
         now_ns: u64,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Result<Ends, TcpError> {
+    ) -> Result<FourTuple, TcpError> {
         let tcp = &self.tcp;
         let is_free = |port| {
             let local = SocketAddr::new(local.ip(), port);
-            !tcp.listeners.has_port(local) && tcp.are_free(now_ns, &Ends::new(local, remote))
+            !tcp.listeners.has_port(local)
+                && tcp.is_tuple_free(now_ns, &FourTuple::new(local, remote))
         };
         match local.port() {
             0 => {
                 let reserved = &self.reserved_ports;
-                let is_free = |port| is_free(port) && !reserved.has(Transport::Tcp, port);
-                let port = choose_port(&mut self.chance, is_free);
+                let is_free = |port| is_free(port) && !reserved.contains(Transport::Tcp, port);
+                let port = choose_port(&mut self.rng, is_free);
                 let port = port.ok_or(TcpError::NoPortFree(remote))?;
-                Ok(Ends::new(SocketAddr::new(local.ip(), port), remote))
+                Ok(FourTuple::new(SocketAddr::new(local.ip(), port), remote))
             }
-            port if is_free(port) => Ok(Ends::new(local, remote)),
+            port if is_free(port) => Ok(FourTuple::new(local, remote)),
             _ => Err(TcpError::AddressInUse(local)),
         }
     }
 
-    /// Writes as much of `data` as there is room for. Returns how much.
+    /// Writes as much of `data` as the send buffer takes, and flushes. Returns the bytes written.
     ///
     /// # Errors
-    /// [`TcpError::WouldBlock`] when there is no room; [`TcpError::BrokenPipe`]
-    /// after [`Stack::tcp_shutdown`]; how the connection ended.
+    /// [`TcpError::WouldBlock`] when the send buffer is full; [`TcpError::BrokenPipe`] after
+    /// [`Stack::tcp_shutdown`]; [`TcpError::NotConnected`] before the connection is established;
+    /// the error that ended the connection.
     pub fn tcp_send(
         &mut self,
         now_ns: u64,
@@ -233,103 +237,108 @@ impl Stack {
         id: TcpId,
         data: &[u8],
     ) -> Result<usize, TcpError> {
-        let written = self.tcp_write(now_ns, id, data)?;
+        let written = self.tcp_send_unflushed(now_ns, id, data)?;
         self.tcp_flush(now_ns, arena);
         Ok(written)
     }
 
-    /// As [`Stack::tcp_send`], but the segments go out with the next burst, or
-    /// with [`Stack::tcp_flush`].
+    /// Writes like [`Stack::tcp_send`] without a flush: the segments are sent with the next burst
+    /// or [`Stack::tcp_flush`].
     ///
     /// # Errors
     /// As [`Stack::tcp_send`].
-    pub fn tcp_write(&mut self, now_ns: u64, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
+    pub fn tcp_send_unflushed(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        data: &[u8],
+    ) -> Result<usize, TcpError> {
         let all = |_: &Connection| data.len();
-        self.write_where_it_stays(now_ns, id, all, |connection, shared, room| {
+        self.write_in_place(now_ns, id, all, |connection, shared, space| {
             let end = connection.outgoing_bytes as usize;
-            connection.outgoing.write(&mut shared.chunks, end, &data[..room]);
-            room
+            connection.outgoing.write(&mut shared.pool, end, &data[..space]);
+            space
         })
     }
 
-    /// Lets `write` put data where it stays until the peer has it, as much as
-    /// lies together and no more than `limit`: no other copy of it is needed.
-    /// `write` says how much it wrote; what it finds there has no meaning. The
-    /// segments go out as with [`Stack::tcp_write`].
+    /// Lets `write` fill contiguous send buffer memory, at most `limit` bytes: the data is not
+    /// copied again until the peer has acknowledged it. `write` returns the bytes written; the
+    /// prior content of the memory has no meaning. Sends like [`Stack::tcp_send_unflushed`].
     ///
     /// # Errors
-    /// As [`Stack::tcp_send`]; `write` is not called then.
-    pub fn tcp_write_with(
+    /// As [`Stack::tcp_send`]; `write` is then not called.
+    pub fn tcp_send_with(
         &mut self,
         now_ns: u64,
         id: TcpId,
         limit: usize,
         write: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<usize, TcpError> {
-        let together = |connection: &Connection| {
+        let contiguous = |connection: &Connection| {
             let end = connection.outgoing_bytes as usize;
-            connection.outgoing.together(end).min(limit)
+            connection.outgoing.contiguous_bytes(end).min(limit)
         };
-        self.write_where_it_stays(now_ns, id, together, |connection, shared, room| {
+        self.write_in_place(now_ns, id, contiguous, |connection, shared, space| {
             let end = connection.outgoing_bytes as usize;
-            let place = connection.outgoing.place(&mut shared.chunks, end, room);
-            let written = write(place).min(place.len());
+            let slice = connection.outgoing.slice_mut(&mut shared.pool, end, space);
+            let written = write(slice).min(slice.len());
             if written == 0 && end == 0 {
-                connection.outgoing.clear(&mut shared.chunks);
+                connection.outgoing.clear(&mut shared.pool);
             }
             written
         })
     }
 
-    /// Makes room for as many bytes as are `wanted` or fewer, and lets `write` fill some of it.
-    fn write_where_it_stays(
+    /// Reserves memory for at most `wanted` bytes and lets `write` fill it.
+    fn write_in_place(
         &mut self,
         now_ns: u64,
         id: TcpId,
         wanted: impl FnOnce(&Connection) -> usize,
-        write: impl FnOnce(&mut Connection, &mut Shared, usize) -> usize,
+        write: impl FnOnce(&mut Connection, &mut TcpShared, usize) -> usize,
     ) -> Result<usize, TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if let Some(failure) = connection.failure.take() {
-            return Err(TcpError::from_failure(failure, connection.ends.remote()));
+            return Err(TcpError::from_failure(failure, connection.tuple.remote()));
         }
         match connection.state {
             TcpState::SynSent | TcpState::SynReceived => return Err(TcpError::NotConnected),
             TcpState::Established | TcpState::CloseWait
-                if !connection.is.contains(Is::FIN_QUEUED) => {}
+                if !connection.flags.contains(ConnFlags::FIN_QUEUED) => {}
             _ => return Err(TcpError::BrokenPipe),
         }
         let wanted = wanted(connection);
-        let room = connection.appendable(&shared.chunks).min(wanted);
+        let space = connection.appendable_bytes(&shared.pool).min(wanted);
         let end = connection.outgoing_bytes as usize;
-        if room < wanted {
-            connection.is.insert(Is::WRITE_BLOCKED);
+        if space < wanted {
+            connection.flags.insert(ConnFlags::WRITE_BLOCKED);
         }
-        if room == 0 && wanted > 0 || !connection.outgoing.grow(&mut shared.chunks, end, end + room)
+        if space == 0 && wanted > 0
+            || !connection.outgoing.reserve(&mut shared.pool, end, end + space)
         {
             if end == 0 {
-                // No acknowledgement will come to wake it.
-                self.tcp.starve(id);
+                // Nothing is in flight, so no acknowledgement will wake the writer.
+                self.tcp.wait_for_memory(id);
             }
             return Err(TcpError::WouldBlock);
         }
-        let written = write(connection, shared, room);
+        let written = write(connection, shared, space);
         connection.outgoing_bytes += written as u32;
         if written > 0 {
-            connection.is.insert(Is::WANTS_OUTPUT);
+            connection.flags.insert(ConnFlags::WANTS_OUTPUT);
         }
-        if !connection.is.contains(Is::PENDING) {
-            self.tcp.settle(now_ns, id.index);
+        if !connection.flags.contains(ConnFlags::PENDING) {
+            self.tcp.update(now_ns, id.index);
         }
         Ok(written)
     }
 
-    /// Reads what has arrived into `buf`. Returns how much: 0 is the end of
-    /// what the peer sends.
+    /// Reads received data into `buf`, and flushes. Returns the bytes read; 0 means the end of the
+    /// peer's data.
     ///
     /// # Errors
-    /// [`TcpError::WouldBlock`] when nothing has arrived; how the connection
-    /// ended.
+    /// [`TcpError::WouldBlock`] when no data has arrived; [`TcpError::NotConnected`] before the
+    /// connection is established; the error that ended the connection.
     pub fn tcp_recv(
         &mut self,
         now_ns: u64,
@@ -337,29 +346,37 @@ impl Stack {
         id: TcpId,
         buf: &mut [u8],
     ) -> Result<usize, TcpError> {
-        let len = self.tcp_read(now_ns, id, buf)?;
+        let len = self.tcp_recv_unflushed(now_ns, id, buf)?;
         self.tcp_flush(now_ns, arena);
         Ok(len)
     }
 
-    /// As [`Stack::tcp_recv`]; the peer is told of the room with the next
-    /// burst, or with [`Stack::tcp_flush`].
+    /// Reads like [`Stack::tcp_recv`] without a flush: a window update is sent with the next burst
+    /// or [`Stack::tcp_flush`].
     ///
     /// # Errors
     /// As [`Stack::tcp_recv`].
-    pub fn tcp_read(&mut self, now_ns: u64, id: TcpId, buf: &mut [u8]) -> Result<usize, TcpError> {
+    pub fn tcp_recv_unflushed(
+        &mut self,
+        now_ns: u64,
+        id: TcpId,
+        buf: &mut [u8],
+    ) -> Result<usize, TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         if connection.readable() > 0 {
             let len = connection.read(buf, shared);
-            if connection.is.contains(Is::WANTS_OUTPUT) && !connection.is.contains(Is::PENDING) {
-                self.tcp.settle(now_ns, id.index);
+            if connection.flags.contains(ConnFlags::WANTS_OUTPUT)
+                && !connection.flags.contains(ConnFlags::PENDING)
+            {
+                self.tcp.update(now_ns, id.index);
             }
             return Ok(len);
         }
-        Self::nothing_to_read(connection, buf.is_empty())
+        Self::read_when_empty(connection, buf.is_empty())
     }
 
-    /// Copies what [`Stack::tcp_read`] would take next, and takes nothing away.
+    /// Copies the data that [`Stack::tcp_recv`] would read next, and leaves it in the receive
+    /// buffer.
     ///
     /// # Errors
     /// As [`Stack::tcp_recv`].
@@ -367,19 +384,19 @@ impl Stack {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         let readable = connection.readable() as usize;
         if readable == 0 {
-            return Self::nothing_to_read(connection, buf.is_empty());
+            return Self::read_when_empty(connection, buf.is_empty());
         }
         let len = buf.len().min(readable);
-        connection.incoming.read(&shared.chunks, 0, &mut buf[..len]);
+        connection.incoming.read(&shared.pool, 0, &mut buf[..len]);
         Ok(len)
     }
 
-    /// Shows what has arrived, as much as lies together, where it lies. `read`
-    /// says how much it used; that is gone then.
+    /// Passes `read` the first contiguous received bytes in place. `read` returns the bytes used,
+    /// which are then removed.
     ///
     /// # Errors
     /// As [`Stack::tcp_recv`].
-    pub fn tcp_read_with(
+    pub fn tcp_recv_with(
         &mut self,
         now_ns: u64,
         id: TcpId,
@@ -388,27 +405,32 @@ impl Stack {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         let readable = connection.readable() as usize;
         if readable > 0 {
-            let bytes = connection.incoming.front(&shared.chunks, readable);
+            let bytes = connection.incoming.front(&shared.pool, readable);
             let used = read(bytes).min(bytes.len());
             connection.consume(used, shared);
-            if connection.is.contains(Is::WANTS_OUTPUT) && !connection.is.contains(Is::PENDING) {
-                self.tcp.settle(now_ns, id.index);
+            if connection.flags.contains(ConnFlags::WANTS_OUTPUT)
+                && !connection.flags.contains(ConnFlags::PENDING)
+            {
+                self.tcp.update(now_ns, id.index);
             }
             return Ok(used);
         }
-        Self::nothing_to_read(connection, false)
+        Self::read_when_empty(connection, false)
     }
 
-    /// What reading gives when nothing has arrived.
-    fn nothing_to_read(connection: &mut Connection, wants_none: bool) -> Result<usize, TcpError> {
-        if connection.is.contains(Is::FIN_RECEIVED)
-            || connection.is.contains(Is::READ_SHUT)
-            || wants_none
+    /// Result of a read when no data has arrived.
+    fn read_when_empty(
+        connection: &mut Connection,
+        buffer_is_empty: bool,
+    ) -> Result<usize, TcpError> {
+        if connection.flags.contains(ConnFlags::FIN_RECEIVED)
+            || connection.flags.contains(ConnFlags::READ_SHUT)
+            || buffer_is_empty
         {
             return Ok(0);
         }
         if let Some(failure) = connection.failure.take() {
-            return Err(TcpError::from_failure(failure, connection.ends.remote()));
+            return Err(TcpError::from_failure(failure, connection.tuple.remote()));
         }
         match connection.state {
             TcpState::Closed => Ok(0),
@@ -417,11 +439,11 @@ impl Stack {
         }
     }
 
-    /// Shuts one half of a connection or both. What was written before still
-    /// goes out.
+    /// Shuts down one direction of a connection or both. Data written before is still sent.
     ///
     /// # Errors
-    /// [`TcpError::NotConnected`], [`TcpError::Closed`].
+    /// [`TcpError::NotConnected`] before the connection is established; [`TcpError::Closed`] when
+    /// the handle is not valid.
     pub fn tcp_shutdown(
         &mut self,
         now_ns: u64,
@@ -434,54 +456,53 @@ impl Stack {
             return Err(TcpError::NotConnected);
         }
         if how != Shutdown::Write {
-            connection.is.insert(Is::READ_SHUT);
-            connection.is.insert(Is::TELL_READABLE);
+            connection.flags.insert(ConnFlags::READ_SHUT);
+            connection.flags.insert(ConnFlags::NOTIFY_READABLE);
             let unread = connection.readable() as usize;
             connection.consume(unread, shared);
         }
         if how != Shutdown::Read {
             connection.queue_fin();
         }
-        self.tcp.settle(now_ns, id.index);
+        self.tcp.update(now_ns, id.index);
         self.tcp_flush(now_ns, arena);
         Ok(())
     }
 
-    /// Closes the handle. What was written still goes out, and the connection
-    /// ends in order; if there is unread data the peer is told by a reset that
-    /// it was lost (RFC 9293 section 3.10.4, RFC 1122 section 4.2.2.13).
+    /// Closes the handle. Written data is still sent, followed by a FIN. If received data is
+    /// unread, the connection is reset instead, which tells the peer of the loss (RFC 9293
+    /// section 3.10.4, RFC 1122 section 4.2.2.13).
     pub fn tcp_close(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
         let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
-        connection.is.insert(Is::ORPHAN);
+        connection.flags.insert(ConnFlags::ORPHAN);
         match connection.state {
             TcpState::SynSent => connection.abort(shared, None, false),
             _ if connection.readable() > 0 && connection.state != TcpState::TimeWait => {
                 connection.abort(shared, None, true);
             }
-            TcpState::FinWait2 => connection.wait_as_orphan(now_ns, shared),
+            TcpState::FinWait2 => connection.start_orphan_timer(now_ns, shared),
             _ => connection.queue_fin(),
         }
-        self.tcp.settle(now_ns, id.index);
+        self.tcp.update(now_ns, id.index);
         self.tcp_flush(now_ns, arena);
     }
 
-    /// Closes the handle and breaks the connection off: what was not
-    /// acknowledged is lost, and the peer is told by a reset.
+    /// Closes the handle and resets the connection. Unacknowledged data is lost.
     pub fn tcp_abort(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
         let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
-        connection.is.insert(Is::ORPHAN);
+        connection.flags.insert(ConnFlags::ORPHAN);
         let reset = connection.state != TcpState::TimeWait;
         connection.abort(shared, None, reset);
-        self.tcp.settle(now_ns, id.index);
+        self.tcp.update(now_ns, id.index);
         self.tcp_flush(now_ns, arena);
     }
 
-    /// The state of a connection.
+    /// Returns the state of a connection.
     pub fn tcp_state(&self, id: TcpId) -> Option<TcpState> {
         self.tcp.get(id).map(|connection| connection.state)
     }
 
-    /// What a connection is ready for.
+    /// Returns the readiness of a connection. A handle that is not valid is ready for everything.
     pub fn tcp_readiness(&self, id: TcpId) -> TcpReadiness {
         let Some(connection) = self.tcp.get(id) else {
             return TcpReadiness {
@@ -492,60 +513,61 @@ impl Stack {
                 failed: false,
             };
         };
-        let over = connection.state == TcpState::Closed;
-        let read_closed = connection.is.contains(Is::FIN_RECEIVED)
-            || connection.is.contains(Is::READ_SHUT)
-            || over;
-        let write_closed = connection.is.contains(Is::FIN_QUEUED) || over;
-        let room = connection.can_send()
-            && connection.has_room()
-            && connection.appendable(&self.tcp.shared.chunks) > 0;
+        let is_closed = connection.state == TcpState::Closed;
+        let read_closed = connection.flags.contains(ConnFlags::FIN_RECEIVED)
+            || connection.flags.contains(ConnFlags::READ_SHUT)
+            || is_closed;
+        let write_closed = connection.flags.contains(ConnFlags::FIN_QUEUED) || is_closed;
+        let has_space = connection.can_send()
+            && connection.has_send_space()
+            && connection.appendable_bytes(&self.tcp.shared.pool) > 0;
         TcpReadiness {
             readable: connection.readable() > 0 || read_closed,
-            writable: room || write_closed,
+            writable: has_space || write_closed,
             read_closed,
             write_closed,
             failed: connection.failure.is_some(),
         }
     }
 
-    /// How many bytes can be read.
+    /// Bytes that can be read.
     pub fn tcp_readable(&self, id: TcpId) -> usize {
         self.tcp.get(id).map_or(0, |connection| connection.readable() as usize)
     }
 
-    /// How many bytes can be written: what there is room and memory for.
+    /// Bytes that can be written: free in the send buffer and backed by memory.
     pub fn tcp_writable(&self, id: TcpId) -> usize {
         let open = self.tcp.get(id).filter(|connection| connection.can_send());
-        open.map_or(0, |connection| connection.appendable(&self.tcp.shared.chunks))
+        open.map_or(0, |connection| connection.appendable_bytes(&self.tcp.shared.pool))
     }
 
-    /// Our end of a connection.
+    /// Returns the local address of a connection.
     pub fn tcp_local_addr(&self, id: TcpId) -> Option<SocketAddr> {
-        self.tcp.get(id).map(|connection| connection.ends.local())
+        self.tcp.get(id).map(|connection| connection.tuple.local())
     }
 
-    /// The peer's end of a connection.
+    /// Returns the peer's address of a connection.
     pub fn tcp_peer_addr(&self, id: TcpId) -> Option<SocketAddr> {
-        self.tcp.get(id).map(|connection| connection.ends.remote())
+        self.tcp.get(id).map(|connection| connection.tuple.remote())
     }
 
-    /// Takes the error that a connection ended with; it is told once.
+    /// Takes the error that ended a connection; it is reported once.
     pub fn tcp_take_error(&mut self, id: TcpId) -> Option<TcpError> {
         let (connection, _) = self.tcp.get_mut(id)?;
         let failure = connection.failure.take()?;
-        Some(TcpError::from_failure(failure, connection.ends.remote()))
+        Some(TcpError::from_failure(failure, connection.tuple.remote()))
     }
 
-    /// The options of a connection.
+    /// Returns the options of a connection.
     pub fn tcp_options(&self, id: TcpId) -> Option<TcpOptions> {
         self.tcp.get(id).map(|connection| *connection.options)
     }
 
-    /// Changes the options of a connection. The window scale stays what it was.
+    /// Changes the options of a connection. The window scale and the options of port sharing
+    /// (`reuse_port`, `owner`) do not change.
     ///
     /// # Errors
-    /// [`TcpError::Closed`].
+    /// [`TcpError::Closed`] when the handle is not valid.
     pub fn tcp_set_options(
         &mut self,
         now_ns: u64,
@@ -554,20 +576,21 @@ impl Stack {
         options: TcpOptions,
     ) -> Result<(), TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
-        // What it shares its port with stays.
-        let TcpOptions { reuse_port, party, .. } = *connection.options;
-        connection.options = shared.options(TcpOptions { reuse_port, party, ..options });
+        // Port sharing is fixed when the socket is bound.
+        let TcpOptions { reuse_port, owner: party, .. } = *connection.options;
+        connection.options =
+            shared.intern_options(TcpOptions { reuse_port, owner: party, ..options });
         if connection.is_synchronized() && connection.state != TcpState::TimeWait {
             connection.start_keepalive(now_ns);
         }
-        // What Nagle held back may go now.
-        connection.is.insert(Is::WANTS_OUTPUT);
-        self.tcp.settle(now_ns, id.index);
+        // The new options may release data that Nagle held back.
+        connection.flags.insert(ConnFlags::WANTS_OUTPUT);
+        self.tcp.update(now_ns, id.index);
         self.tcp_flush(now_ns, arena);
         Ok(())
     }
 
-    /// What is known about a connection.
+    /// Returns state, round trip, windows and options of a connection.
     pub fn tcp_info(&self, id: TcpId) -> Option<TcpInfo> {
         let connection = self.tcp.get(id)?;
         let window = connection.controller.window;
@@ -582,46 +605,45 @@ impl Stack {
             mss_bytes: connection.mss,
             unacknowledged_bytes: connection.outgoing_bytes,
             unread_bytes: connection.readable(),
-            sack: connection.is.contains(Is::SACK),
-            timestamps: connection.is.contains(Is::TIMESTAMPS),
-            ecn: connection.is.contains(Is::ECN),
+            sack: connection.flags.contains(ConnFlags::SACK),
+            timestamps: connection.flags.contains(ConnFlags::TIMESTAMPS),
+            ecn: connection.flags.contains(ConnFlags::ECN),
         })
     }
 
-    /// Whether the connection is still remembered, after its handle was closed
-    /// too.
+    /// True while the connection exists, also after its handle was closed.
     pub fn tcp_exists(&self, id: TcpId) -> bool {
         self.tcp.connections.get(id).is_some()
     }
 
-    /// Whether a connection whose handle was closed still has something to
-    /// bring over. Looks at all of them.
+    /// True while a connection whose handle was closed may still have data or a FIN to deliver.
+    /// Visits all connections.
     pub fn tcp_unfinished(&self) -> bool {
-        self.tcp
-            .connections
-            .iter()
-            .any(|connection| connection.is.contains(Is::ORPHAN) && connection.sends())
+        self.tcp.connections.iter().any(|connection| {
+            connection.flags.contains(ConnFlags::ORPHAN) && connection.can_transmit()
+        })
     }
 
-    /// Memory that holds data of connections now, in bytes.
+    /// Memory that holds data of connections, in bytes.
     pub fn tcp_memory_used(&self) -> usize {
-        self.tcp.shared.chunks.used() * chunks::CHUNK_BYTES
+        self.tcp.shared.pool.used() * buffer_pool::BUFFER_BYTES
     }
 
-    /// How many connections there are, in whatever state.
+    /// Number of connections in any state.
     pub fn tcp_connections(&self) -> usize {
         self.tcp.connections.len()
     }
 
-    /// All connections whose handles were closed and that have not ended yet, each
-    /// with our end of it and its options.
+    /// Iterates over the connections whose handles were closed and that have not ended yet: handle,
+    /// local address, options.
     pub fn tcp_lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr, TcpOptions)> {
-        let places = (0_u32..).zip(self.tcp.connections.places());
-        places.filter_map(|(index, (generation, connection))| {
-            let was_closed =
-                |known: &&Connection| known.is.contains(Is::ORPHAN) && known.listener.is_none();
+        let slots = (0_u32..).zip(self.tcp.connections.slots());
+        slots.filter_map(|(index, (generation, connection))| {
+            let was_closed = |known: &&Connection| {
+                known.flags.contains(ConnFlags::ORPHAN) && known.listener.is_none()
+            };
             let connection = connection.filter(was_closed)?;
-            let local = connection.ends.local();
+            let local = connection.tuple.local();
             Some((TcpId { index, generation }, local, *connection.options))
         })
     }

@@ -1,50 +1,49 @@
-//! The clock that peers see: in initial sequence numbers, time stamps and SYN
-//! cookies. It goes on when another process takes over whose own clock has
-//! another beginning.
+//! Clock visible to peers: source of initial sequence numbers, time stamps and SYN cookies.
+//! The clock continues when another process takes over, whose own clock has another origin.
 
 use serde::{Deserialize, Serialize};
 
-/// How far that clock is ahead of the caller's. Both numbers wrap.
+/// Offset of the peer-visible clock to the caller's clock. Both fields wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerClock {
-    ahead_ns: u64,
-    ahead_ms: u32,
+    offset_ns: u64,
+    offset_ms: u32,
 }
 
-/// What it shows at some moment.
+/// Reading of a [`PeerClock`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Shown {
+pub(crate) struct PeerTime {
     ns: u64,
     ms: u32,
 }
 
-/// Milliseconds are enough for what peers are told; they wrap.
+/// Milliseconds of the caller's clock, the resolution of time stamps; wraps.
 pub(crate) fn milliseconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000) as u32
 }
 
 impl PeerClock {
-    /// Nanoseconds, for everything but time stamps.
+    /// Peer-visible time in nanoseconds, for everything except time stamps.
     pub(crate) fn ns(&self, now_ns: u64) -> u64 {
-        now_ns.wrapping_add(self.ahead_ns)
+        now_ns.wrapping_add(self.offset_ns)
     }
 
-    /// What time stamps are ahead, in milliseconds.
-    pub(crate) fn ahead_ms(&self) -> u32 {
-        self.ahead_ms
+    /// Offset of the time stamp clock, in milliseconds.
+    pub(crate) fn offset_ms(&self) -> u32 {
+        self.offset_ms
     }
 
-    /// What it shows now.
-    pub(crate) fn show(&self, now_ns: u64) -> Shown {
-        let ms = milliseconds(now_ns).wrapping_add(self.ahead_ms);
-        Shown { ns: self.ns(now_ns), ms }
+    /// Reads the clock at `now_ns`.
+    pub(crate) fn peer_time(&self, now_ns: u64) -> PeerTime {
+        let ms = milliseconds(now_ns).wrapping_add(self.offset_ms);
+        PeerTime { ns: self.ns(now_ns), ms }
     }
 
-    /// A clock that shows this now.
-    pub(crate) fn showing(shown: Shown, now_ns: u64) -> Self {
+    /// Returns a clock that reads `start` at `now_ns`.
+    pub(crate) fn starting_at(start: PeerTime, now_ns: u64) -> Self {
         Self {
-            ahead_ns: shown.ns.wrapping_sub(now_ns),
-            ahead_ms: shown.ms.wrapping_sub(milliseconds(now_ns)),
+            offset_ns: start.ns.wrapping_sub(now_ns),
+            offset_ms: start.ms.wrapping_sub(milliseconds(now_ns)),
         }
     }
 }
@@ -54,14 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_on_from_where_it_was_however_often_it_moves() {
+    fn time_continues_across_repeated_moves() {
         const MS: u64 = 1_000_000;
         let first = PeerClock::default();
-        let second = PeerClock::showing(first.show(5_000_700_000), 300_000);
+        let second = PeerClock::starting_at(first.peer_time(5_000_700_000), 300_000);
         assert_eq!(second.ns(300_000), 5_000_700_000);
-        let third = PeerClock::showing(second.show(7 * MS), 900 * MS);
-        let (before, after) = (second.show(7 * MS), third.show(900 * MS));
+        let third = PeerClock::starting_at(second.peer_time(7 * MS), 900 * MS);
+        let (before, after) = (second.peer_time(7 * MS), third.peer_time(900 * MS));
         assert_eq!((before.ns, before.ms), (after.ns, after.ms));
-        assert_eq!(third.show(901 * MS).ms, before.ms + 1);
+        assert_eq!(third.peer_time(901 * MS).ms, before.ms + 1);
     }
 }

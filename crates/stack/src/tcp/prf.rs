@@ -1,13 +1,13 @@
-//! A keyed function whose results peers may see: SipHash-2-4 (Aumasson and
-//! Bernstein, "SipHash: a fast short-input PRF"). The hash of the tables is
-//! cheaper, but its results must stay inside.
+//! Keyed hash function with results that peers may see: SipHash-2-4 (Aumasson and
+//! Bernstein, "SipHash: a fast short-input PRF"). The hash function of the tables is
+//! cheaper, but its results must not leave the stack.
 
 use serde::{Deserialize, Serialize};
 
-use crate::chance::Chance;
+use crate::random::SecretRng;
 
-/// A secret key.
-// Never shown: whoever knows it can guess the numbers of connections.
+/// Secret key.
+// Debug output hides the key: knowing it allows guessing sequence numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Secret([u64; 2]);
 
@@ -18,13 +18,13 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    pub(crate) fn new(chance: &mut Chance) -> Self {
-        let mut word = || u64::from(chance.random()) << 32 | u64::from(chance.random());
+    pub(crate) fn new(chance: &mut SecretRng) -> Self {
+        let mut word = || u64::from(chance.next_u32()) << 32 | u64::from(chance.next_u32());
         Self([word(), word()])
     }
 
-    /// What the key makes of some bytes.
-    pub(crate) fn of(&self, bytes: &[u8]) -> u64 {
+    /// SipHash-2-4 of `bytes` under this key.
+    pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         let [k0, k1] = self.0;
         let mut v = [
             k0 ^ 0x736f_6d65_7073_6575,
@@ -73,12 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_vectors() {
+    fn matches_published_siphash_vectors() {
         let key = Secret([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]);
         let input: Vec<u8> = (0..15).collect();
-        assert_eq!(key.of(&[]), 0x726f_db47_dd0e_0e31);
-        assert_eq!(key.of(&input[..7]), 0xab02_00f5_8b01_d137);
-        assert_eq!(key.of(&input[..8]), 0x93f5_f579_9a93_2462);
-        assert_eq!(key.of(&input), 0xa129_ca61_49be_45e5);
+        assert_eq!(key.hash(&[]), 0x726f_db47_dd0e_0e31);
+        assert_eq!(key.hash(&input[..7]), 0xab02_00f5_8b01_d137);
+        assert_eq!(key.hash(&input[..8]), 0x93f5_f579_9a93_2462);
+        assert_eq!(key.hash(&input), 0xa129_ca61_49be_45e5);
     }
 }

@@ -1,145 +1,149 @@
-//! What acknowledgements say about loss, and what runs out when none come:
-//! RFC 6298, RFC 5681, RFC 6582, RFC 6675, RFC 6937, RFC 8985, RFC 3168.
+//! Loss detection and recovery from acknowledgements and time-outs: RFC 6298, RFC 5681,
+//! RFC 6582, RFC 6675, RFC 6937, RFC 8985, RFC 3168.
 
-pub(crate) use super::flight::{Flight, Progress, Reduction, Sent};
+pub(crate) use super::flight::{AckProgress, Flight, PrrState, SentSegment};
 
 use serde::{Deserialize, Serialize};
 
-use super::congestion::Acked;
-use super::connection::{Connection, Is, NEVER, Shared, Wait};
+use super::congestion::AckInfo;
+use super::connection::{ConnFlags, Connection, NEVER, RtxTimer, TcpShared};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::{Failure, TcpState};
 use tidegate_wire::tcp::TcpFlags;
 
-/// Duplicate acknowledgements that tell of a loss (RFC 5681 section 3.2).
-const DUPLICATES: u8 = 3;
+/// Duplicate acknowledgements that signal a loss (RFC 5681 section 3.2).
+const DUP_ACK_THRESHOLD: u8 = 3;
 
-/// The longest that a peer may wait before it acknowledges a lone segment
-/// (RFC 8985 section 7.2, WCDelAckT).
-const WORST_DELAYED_ACK_NS: u64 = 200_000_000;
-/// A tail probe before there is a round trip to go by (RFC 8985 section 7.2).
-const FIRST_PROBE_NS: u64 = 1_000_000_000;
-/// How often to try (R2 of RFC 9293 section 3.8.3; about 15 minutes for data).
-const DATA_RETRIES: u8 = 15;
-/// At least three minutes for a SYN (RFC 9293 section 3.8.3).
-const SYN_RETRIES: u8 = 7;
-const SYN_ACK_RETRIES: u8 = 5;
-/// How long what the application has closed may go without progress.
-const ORPHAN_STALL_NS: u64 = 120_000_000_000;
-/// After so many time-outs in a row the path may swallow large packets
+/// Longest time that a peer may delay the acknowledgement of a single segment (RFC 8985
+/// section 7.2, WCDelAckT).
+const WORST_CASE_DELAYED_ACK_NS: u64 = 200_000_000;
+/// Time-out of a tail probe before the first RTT sample (RFC 8985 section 7.2).
+const INITIAL_TAIL_PROBE_NS: u64 = 1_000_000_000;
+/// Maximum retransmissions of data (R2 of RFC 9293 section 3.8.3; about 15 minutes).
+const MAX_DATA_RETRIES: u8 = 15;
+/// Maximum retransmissions of a SYN: at least three minutes (RFC 9293 section 3.8.3).
+const MAX_SYN_RETRIES: u8 = 7;
+const MAX_SYN_ACK_RETRIES: u8 = 5;
+/// Maximum time without progress for a connection that the application has closed.
+const MAX_ORPHAN_STALL_NS: u64 = 120_000_000_000;
+/// Consecutive time-outs after which the path is suspected to swallow large packets
 /// (RFC 4821 section 7.7).
 const BLACK_HOLE_RETRIES: u8 = 5;
 
-/// Where the sender is in getting over a loss.
+/// Loss recovery state of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Phase {
-    /// Nothing is missing.
+pub(crate) enum RecoveryPhase {
+    /// No segment is known to be lost.
     Open,
-    /// Fast recovery, by proportional rate reduction (RFC 6937).
-    Fast,
-    /// The time-out ran out.
+    /// Fast recovery with proportional rate reduction (RFC 6937).
+    FastRecovery,
+    /// Recovery after a retransmission time-out.
     Loss,
 }
 
 impl Connection {
-    /// Bytes on their way.
+    /// Estimate of the bytes in flight (RFC 6675, pipe).
     pub(crate) fn pipe(&self) -> u32 {
         let outstanding = self.nxt.since(self.una);
         let pipe = self.flight.as_ref().map_or(0, |flight| flight.pipe(outstanding));
-        // Without SACK each duplicate says that one segment has arrived
+        // Without SACK, each duplicate acknowledgement means that one segment has arrived
         // (RFC 6582 section 3.2 step 3).
-        let arrived = if self.is.contains(Is::SACK) { 0 } else { u32::from(self.duplicate_acks) };
+        let arrived =
+            if self.flags.contains(ConnFlags::SACK) { 0 } else { u32::from(self.duplicate_acks) };
         pipe.saturating_sub(arrived * u32::from(self.mss))
     }
 
-    /// Takes the acknowledgement of a segment, whose number is known to be
+    /// Processes the acknowledgement of a segment. The caller has checked that its number is
     /// between SND.UNA and SND.NXT.
-    pub(crate) fn acknowledged(
+    pub(crate) fn on_ack(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
         duplicate: bool,
-        shared: &mut Shared,
+        shared: &mut TcpShared,
     ) {
         let outstanding = self.nxt.since(self.una);
-        let mut progress = Progress::default();
+        let mut progress = AckProgress::default();
         if self.flight.is_none() && segment.options.sack.is_none() {
-            // Nothing is on its way, so nothing can be learnt.
+            // Nothing is in flight, so the acknowledgement carries no information.
             self.duplicate_acks = 0;
-            return self.after_acknowledgement(now_ns);
+            return self.after_ack(now_ns);
         }
         if let Some(flight) = &mut self.flight {
             flight.acknowledge(now_ns, segment.ack, &mut progress);
         }
         self.una = self.una.max(segment.ack);
-        self.take_sack(now_ns, segment, &mut progress);
+        self.process_sack(now_ns, segment, &mut progress);
         if let Some(rtt_ns) = progress.rtt_ns {
             self.rtt.sample(now_ns, rtt_ns);
         } else if progress.acked > 0 {
             self.rtt.backoff = 0;
         }
         if progress.reordered {
-            self.is.insert(Is::REORDERING_SEEN);
+            self.flags.insert(ConnFlags::REORDERING_SEEN);
         }
         if progress.acked > 0 {
             self.on_progress(now_ns, shared);
         }
-        self.end_tail_probe(segment.ack, outstanding, duplicate, &progress);
-        if self.is.contains(Is::SACK) {
+        self.finish_tail_probe(segment.ack, outstanding, duplicate, &progress);
+        if self.flags.contains(ConnFlags::SACK) {
             self.detect_lost(now_ns);
         } else {
-            self.count_duplicates(segment.ack, duplicate, &progress);
+            self.count_duplicate_acks(segment.ack, duplicate, &progress);
         }
-        self.react(now_ns, segment, outstanding, &progress);
-        self.end_path_probe(now_ns);
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        self.finish_mtu_probe(now_ns);
         if self.flight.as_ref().is_some_and(|flight| flight.is_empty())
             && let Some(flight) = self.flight.take()
         {
-            shared.give_flight(flight);
+            shared.recycle_flight(flight);
         }
-        self.after_acknowledgement(now_ns);
+        self.after_ack(now_ns);
     }
 
-    /// Lets go out what may go out now, and sets the timers.
-    fn after_acknowledgement(&mut self, now_ns: u64) {
+    /// Schedules output if there may be any; otherwise sets the timers.
+    fn after_ack(&mut self, now_ns: u64) {
         if self.may_have_output() {
-            self.is.insert(Is::WANTS_OUTPUT);
-        } else if !self.is.contains(Is::WANTS_OUTPUT) {
-            // What goes out sets the timer by itself.
-            self.arm(now_ns);
+            self.flags.insert(ConnFlags::WANTS_OUTPUT);
+        } else if !self.flags.contains(ConnFlags::WANTS_OUTPUT) {
+            // With output scheduled, sending sets the timer.
+            self.arm_timer(now_ns);
         }
     }
 
-    /// Something new was acknowledged in order: drops it from the queue and
-    /// starts the timers again (RFC 6298 section 5.3).
-    fn on_progress(&mut self, now_ns: u64, shared: &mut Shared) {
+    /// Reacts to newly acknowledged data: removes it from the send queue and restarts the timers
+    /// (RFC 6298 section 5.3).
+    fn on_progress(&mut self, now_ns: u64, shared: &mut TcpShared) {
         let bytes = self.una.since(self.send_base).min(self.outgoing_bytes);
         if bytes > 0 {
-            let had_room = self.has_room();
+            let had_space = self.has_send_space();
             self.outgoing_bytes -= bytes;
             self.send_base += bytes;
             if self.outgoing_bytes == 0 {
-                self.outgoing.clear(&mut shared.chunks);
+                self.outgoing.clear(&mut shared.pool);
             } else {
-                self.outgoing.consume(&mut shared.chunks, bytes as usize);
+                self.outgoing.consume(&mut shared.pool, bytes as usize);
             }
-            // Writers are woken when a good part is free, not for each byte;
-            // also those who only asked whether there is room, and wrote less.
-            if (self.is.contains(Is::WRITE_BLOCKED) || !had_room) && self.has_room() {
-                self.is.remove(Is::WRITE_BLOCKED);
-                self.is.insert(Is::TELL_WRITABLE);
+            // Writers are woken when a large part of the buffer is free, not for each byte.
+            // This includes applications that only polled for writability or wrote less.
+            if (self.flags.contains(ConnFlags::WRITE_BLOCKED) || !had_space)
+                && self.has_send_space()
+            {
+                self.flags.remove(ConnFlags::WRITE_BLOCKED);
+                self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
             }
         }
         self.retries = 0;
         self.soft_failure = None;
-        (self.stalled_ns, self.rto_base_ns) = (now_ns, now_ns);
+        (self.stalled_since_ns, self.rto_base_ns) = (now_ns, now_ns);
     }
 
-    /// Reads the blocks of a selective acknowledgement. Those that cannot be
-    /// are ignored (RFC 2018 section 5 leaves no other use).
-    fn take_sack(&mut self, now_ns: u64, segment: &Segment<'_>, progress: &mut Progress) {
-        let Some(blocks) = segment.options.sack.filter(|_| self.is.contains(Is::SACK)) else {
+    /// Processes the blocks of a SACK option. Invalid blocks are ignored (RFC 2018 section 5
+    /// leaves no other use).
+    fn process_sack(&mut self, now_ns: u64, segment: &Segment<'_>, progress: &mut AckProgress) {
+        let Some(blocks) = segment.options.sack.filter(|_| self.flags.contains(ConnFlags::SACK))
+        else {
             return;
         };
         let mut first = None;
@@ -148,18 +152,18 @@ impl Connection {
             if !start.is_before(end) || end.is_after(self.nxt) {
                 continue;
             }
-            // RFC 2883 section 4: the first block lies below the
-            // acknowledgement or inside the second.
+            // RFC 2883 section 4: the first block reports a duplicate if it lies below the
+            // acknowledgement or inside the second block.
             match (index, first) {
-                (0, _) if end.is_up_to(segment.ack) => {
-                    progress.duplicate = true;
+                (0, _) if end.is_at_or_before(segment.ack) => {
+                    progress.dsack = true;
                     continue;
                 }
                 (0, _) => first = Some((start, end)),
                 (1, Some((inner_start, inner_end)))
-                    if start.is_up_to(inner_start) && inner_end.is_up_to(end) =>
+                    if start.is_at_or_before(inner_start) && inner_end.is_at_or_before(end) =>
                 {
-                    progress.duplicate = true;
+                    progress.dsack = true;
                 }
                 _ => {}
             }
@@ -167,17 +171,17 @@ impl Connection {
                 flight.sack(now_ns, start, end, progress);
             }
         }
-        if progress.duplicate {
-            // RFC 8985 section 6.2 step 4.
+        if progress.dsack {
+            // RFC 8985 section 6.2 step 4: a duplicate range widens the reordering window.
             self.reordering_steps = self.reordering_steps.saturating_add(1).min(16);
         }
     }
 
-    /// RFC 8985 section 6.2 step 4.
+    /// Reordering window in nanoseconds (RFC 8985 section 6.2 step 4).
     fn reordering_ns(&self) -> u64 {
         let sacked = self.flight.as_ref().map_or(0, |flight| flight.sacked_segments());
-        if !self.is.contains(Is::REORDERING_SEEN)
-            && (self.phase != Phase::Open || sacked >= u32::from(DUPLICATES))
+        if !self.flags.contains(ConnFlags::REORDERING_SEEN)
+            && (self.phase != RecoveryPhase::Open || sacked >= u32::from(DUP_ACK_THRESHOLD))
         {
             return 0;
         }
@@ -191,27 +195,27 @@ impl Connection {
         }
         let reordering_ns = self.reordering_ns();
         let Some(flight) = &mut self.flight else { return };
-        flight.look_again_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
+        flight.reorder_deadline_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
     }
 
-    /// RFC 6582, for peers without SACK.
-    fn count_duplicates(&mut self, ack: Seq, duplicate: bool, progress: &Progress) {
+    /// Counts duplicate acknowledgements of peers without SACK (RFC 6582).
+    fn count_duplicate_acks(&mut self, ack: Seq, duplicate: bool, progress: &AckProgress) {
         let Some(flight) = &mut self.flight else {
             self.duplicate_acks = 0;
             return;
         };
         if duplicate {
             self.duplicate_acks = self.duplicate_acks.saturating_add(1);
-            if self.duplicate_acks == DUPLICATES && self.phase == Phase::Open {
-                // Step 1: not for what was sent before the last recovery.
+            if self.duplicate_acks == DUP_ACK_THRESHOLD && self.phase == RecoveryPhase::Open {
+                // Step 1: not for segments sent before the end of the last recovery.
                 if !ack.is_before(self.recovery_end) {
                     flight.mark_first_lost();
                 }
             }
         } else if progress.acked > 0 {
             match self.phase {
-                // Step 3: a partial acknowledgement tells of the next loss.
-                Phase::Fast if ack.is_before(self.recovery_end) => {
+                // Step 3: a partial acknowledgement signals the next loss.
+                RecoveryPhase::FastRecovery if ack.is_before(self.recovery_end) => {
                     flight.mark_first_lost();
                     let segments = progress.acked.div_ceil(self.mss.max(1).into());
                     let segments = u8::try_from(segments).unwrap_or(u8::MAX);
@@ -223,270 +227,290 @@ impl Connection {
         }
     }
 
-    /// Moves between the phases and moves the window.
-    fn react(&mut self, now_ns: u64, segment: &Segment<'_>, outstanding: u32, progress: &Progress) {
+    /// Updates the recovery phase and the congestion window after an acknowledgement.
+    fn update_congestion_state(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        outstanding: u32,
+        progress: &AckProgress,
+    ) {
         let mss = u32::from(self.mss);
         let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
-        let was_probe = lost > 0 && self.lost_only_a_path_probe();
-        let marked = self.is.contains(Is::ECN)
+        let was_mtu_probe = lost > 0 && self.lost_only_mtu_probe();
+        let marked = self.flags.contains(ConnFlags::ECN)
             && segment.flags.contains(TcpFlags::ECE)
             && !segment.is_syn()
-            && self.phase == Phase::Open
+            && self.phase == RecoveryPhase::Open
             && !self.una.is_before(self.cwr_end);
         match self.phase {
-            Phase::Open if lost > 0 && !was_probe => {
+            RecoveryPhase::Open if lost > 0 && !was_mtu_probe => {
                 self.enter_recovery(outstanding);
             }
-            Phase::Open if marked => {
-                // RFC 3168 section 6.1.2: once a round trip, as for a loss.
+            RecoveryPhase::Open if marked => {
+                // RFC 3168 section 6.1.2: at most once per round trip, as for a loss.
                 self.controller.on_congestion(outstanding, mss);
                 self.controller.end_recovery();
                 self.cwr_end = self.nxt;
-                self.is.insert(Is::TELL_REDUCED);
+                self.flags.insert(ConnFlags::SEND_CWR);
             }
-            Phase::Open | Phase::Loss if progress.acked > 0 => {
-                let acked = Acked {
+            RecoveryPhase::Open | RecoveryPhase::Loss if progress.acked > 0 => {
+                let acked = AckInfo {
                     bytes: progress.acked,
                     mss,
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
                 };
-                let limited = self.is.contains(Is::WINDOW_LIMITED) || self.phase == Phase::Loss;
+                let limited = self.flags.contains(ConnFlags::WINDOW_LIMITED)
+                    || self.phase == RecoveryPhase::Loss;
                 self.controller.on_ack(&acked, limited);
             }
             _ => {}
         }
-        if self.phase != Phase::Open && !self.una.is_before(self.recovery_end) {
-            if self.phase == Phase::Fast {
+        if self.phase != RecoveryPhase::Open && !self.una.is_before(self.recovery_end) {
+            if self.phase == RecoveryPhase::FastRecovery {
                 self.controller.end_recovery();
             }
-            self.phase = Phase::Open;
+            self.phase = RecoveryPhase::Open;
             self.duplicate_acks = 0;
-        } else if self.phase == Phase::Fast {
+        } else if self.phase == RecoveryPhase::FastRecovery {
             self.reduce_rate(progress, mss);
         }
     }
 
-    /// Whether the acknowledgement that has come may let something go out.
+    /// True if there may be something to send: lost segments, unsent data or a FIN.
     pub(crate) fn may_have_output(&self) -> bool {
         let lost = self.flight.as_ref().is_some_and(|flight| flight.lost_bytes() > 0);
         lost || self.unsent() > 0
-            || self.is.contains(Is::FIN_QUEUED) && !self.is.contains(Is::FIN_SENT)
+            || self.flags.contains(ConnFlags::FIN_QUEUED)
+                && !self.flags.contains(ConnFlags::FIN_SENT)
     }
 
     fn enter_recovery(&mut self, outstanding: u32) {
         self.controller.on_congestion(outstanding, self.mss.into());
-        self.phase = Phase::Fast;
+        self.phase = RecoveryPhase::FastRecovery;
         if let Some(flight) = &mut self.flight {
-            flight.reduction = Reduction { flight: outstanding.max(1), delivered: 0, sent: 0 };
+            flight.prr = PrrState { flight: outstanding.max(1), delivered: 0, sent: 0 };
         }
         self.recovery_end = self.nxt;
-        self.is.insert(Is::FORCE_RETRANSMISSION);
-        self.is.set(Is::TELL_REDUCED, self.is.contains(Is::ECN));
+        self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
+        self.flags.set(ConnFlags::SEND_CWR, self.flags.contains(ConnFlags::ECN));
         self.cwr_end = self.nxt;
     }
 
-    /// Proportional rate reduction (RFC 6937 section 3.1).
-    fn reduce_rate(&mut self, progress: &Progress, mss: u32) {
+    /// Sets the congestion window by proportional rate reduction (RFC 6937 section 3.1).
+    fn reduce_rate(&mut self, progress: &AckProgress, mss: u32) {
         let pipe = self.pipe();
         let ssthresh = self.controller.window.ssthresh;
         let Some(flight) = &mut self.flight else { return };
-        let Reduction { flight, delivered, sent } = &mut flight.reduction;
-        let news = match progress.acked + progress.sacked {
-            0 if !self.is.contains(Is::SACK) => mss,
+        let PrrState { flight, delivered, sent } = &mut flight.prr;
+        let newly_delivered = match progress.acked + progress.sacked {
+            0 if !self.flags.contains(ConnFlags::SACK) => mss,
             news => news,
         };
-        *delivered = delivered.saturating_add(news);
+        *delivered = delivered.saturating_add(newly_delivered);
         let allowed = if pipe > ssthresh {
             let share = u64::from(*delivered) * u64::from(ssthresh);
             let share = share.div_ceil(u64::from((*flight).max(1)));
             (share as u32).saturating_sub(*sent)
         } else {
-            let most = delivered.saturating_sub(*sent).max(news) + mss;
-            (ssthresh - pipe).min(most)
+            let max_allowed = delivered.saturating_sub(*sent).max(newly_delivered) + mss;
+            (ssthresh - pipe).min(max_allowed)
         };
         self.controller.window.cwnd = pipe.saturating_add(allowed).max(mss);
     }
 
-    /// `bytes` were sent.
+    /// Counts `bytes` as sent, for the proportional rate reduction.
     pub(crate) fn count_sent(&mut self, bytes: u32) {
         if let Some(flight) = &mut self.flight {
-            flight.reduction.sent = flight.reduction.sent.saturating_add(bytes);
+            flight.prr.sent = flight.prr.sent.saturating_add(bytes);
         }
     }
 
-    /// RFC 8985 section 7.4: what a tail probe showed.
-    fn end_tail_probe(&mut self, ack: Seq, outstanding: u32, duplicate: bool, progress: &Progress) {
-        if !self.is.contains(Is::TAIL_PROBED) || ack.is_before(self.probe_end) {
+    /// Evaluates the acknowledgement of a tail probe (RFC 8985 section 7.4).
+    fn finish_tail_probe(
+        &mut self,
+        ack: Seq,
+        outstanding: u32,
+        duplicate: bool,
+        progress: &AckProgress,
+    ) {
+        if !self.flags.contains(ConnFlags::TAIL_PROBE_SENT) || ack.is_before(self.probe_end) {
             return;
         }
-        let repeated = self.is.contains(Is::TAIL_PROBE_REPEATS);
-        if !repeated || progress.duplicate || duplicate {
-            // Nothing was lost: new data arrived, or both copies did.
-            self.is.remove(Is::TAIL_PROBED);
+        let repeated = self.flags.contains(ConnFlags::TAIL_PROBE_RETRANSMITS);
+        if !repeated || progress.dsack || duplicate {
+            // No loss: new data was acknowledged, or both copies arrived.
+            self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
         } else if progress.acked > 0 {
-            // The probe made good a loss that nobody else saw.
-            self.is.remove(Is::TAIL_PROBED);
-            if self.phase == Phase::Open {
+            // The probe repaired a loss that nothing else has detected.
+            self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
+            if self.phase == RecoveryPhase::Open {
                 self.controller.on_congestion(outstanding, self.mss.into());
                 self.controller.end_recovery();
             }
         }
     }
 
-    /// Sets the timer for what is on its way (RFC 6298 section 5, RFC 8985
-    /// section 7.2).
-    pub(crate) fn arm(&mut self, now_ns: u64) {
+    /// Sets the timer for the segments in flight (RFC 6298 section 5, RFC 8985 section 7.2).
+    pub(crate) fn arm_timer(&mut self, now_ns: u64) {
         let Some(flight) = self.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
         let rto_at_ns = self.rto_base_ns.saturating_add(self.rtt.rto_ns());
         if self.window == 0 && flight.len() == 1 && self.is_synchronized() {
-            self.wait = Wait::Window;
-            self.wait_until_ns = rto_at_ns;
+            self.rtx_timer = RtxTimer::Persist;
+            self.rtx_deadline_ns = rto_at_ns;
             return;
         }
-        let give_up_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
-            self.stalled_ns.saturating_add(u64::from(limit_ms) * 1_000_000)
+        let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
+            self.stalled_since_ns.saturating_add(u64::from(limit_ms) * 1_000_000)
         });
-        let rto_at_ns = rto_at_ns.min(give_up_ns);
-        (self.wait, self.wait_until_ns) = (Wait::Retransmission, rto_at_ns);
-        if flight.look_again_ns != 0 && flight.look_again_ns < rto_at_ns {
-            (self.wait, self.wait_until_ns) = (Wait::Reordering, flight.look_again_ns);
+        let rto_at_ns = rto_at_ns.min(user_timeout_at_ns);
+        (self.rtx_timer, self.rtx_deadline_ns) = (RtxTimer::Retransmission, rto_at_ns);
+        if flight.reorder_deadline_ns != 0 && flight.reorder_deadline_ns < rto_at_ns {
+            (self.rtx_timer, self.rtx_deadline_ns) =
+                (RtxTimer::Reordering, flight.reorder_deadline_ns);
             return;
         }
-        let may_probe = self.is.contains(Is::SACK)
+        let may_probe = self.flags.contains(ConnFlags::SACK)
             && self.is_synchronized()
-            && self.phase == Phase::Open
-            && !self.is.contains(Is::TAIL_PROBED)
+            && self.phase == RecoveryPhase::Open
+            && !self.flags.contains(ConnFlags::TAIL_PROBE_SENT)
             && !flight.has_sacked()
             && flight.lost_bytes() == 0
             && self.rtt.backoff == 0;
         if may_probe {
-            let lone = if flight.len() == 1 { WORST_DELAYED_ACK_NS } else { 0 };
-            let wait_ns = self.rtt.smoothed_ns().map_or(FIRST_PROBE_NS, |rtt| 2 * rtt + lone);
+            let delayed_ack_ns = if flight.len() == 1 { WORST_CASE_DELAYED_ACK_NS } else { 0 };
+            let wait_ns = self
+                .rtt
+                .smoothed_ns()
+                .map_or(INITIAL_TAIL_PROBE_NS, |rtt| 2 * rtt + delayed_ack_ns);
             let probe_at_ns = self.rto_base_ns.max(self.last_sent_ns).saturating_add(wait_ns);
             if probe_at_ns < rto_at_ns {
-                (self.wait, self.wait_until_ns) = (Wait::TailProbe, probe_at_ns);
+                (self.rtx_timer, self.rtx_deadline_ns) = (RtxTimer::TailProbe, probe_at_ns);
             }
         }
     }
 
-    /// Nothing is on its way. If data waits for the peer's window, asks for it
-    /// in time (RFC 9293 section 3.8.6.1).
+    /// Sets the timer while nothing is in flight. If data waits for the peer's window, this is
+    /// the time of the next window probe (RFC 9293 section 3.8.6.1).
     fn arm_window_probe(&mut self, now_ns: u64) {
-        let fin_waits = self.is.contains(Is::FIN_QUEUED) && !self.is.contains(Is::FIN_SENT);
-        if !self.sends() || self.unsent() == 0 && !fin_waits || self.is.contains(Is::WANTS_OUTPUT) {
-            self.wait = Wait::Nothing;
-            self.wait_until_ns = NEVER;
-        } else if self.wait != Wait::Window {
+        let fin_waits =
+            self.flags.contains(ConnFlags::FIN_QUEUED) && !self.flags.contains(ConnFlags::FIN_SENT);
+        if !self.can_transmit()
+            || self.unsent() == 0 && !fin_waits
+            || self.flags.contains(ConnFlags::WANTS_OUTPUT)
+        {
+            self.rtx_timer = RtxTimer::Off;
+            self.rtx_deadline_ns = NEVER;
+        } else if self.rtx_timer != RtxTimer::Persist {
             self.rtt.backoff = 0;
-            self.stalled_ns = now_ns;
-            self.wait = Wait::Window;
-            self.wait_until_ns = now_ns.saturating_add(self.rtt.rto_ns());
-        } else if self.wait_until_ns == NEVER {
-            self.wait_until_ns = now_ns.saturating_add(self.rtt.rto_ns());
+            self.stalled_since_ns = now_ns;
+            self.rtx_timer = RtxTimer::Persist;
+            self.rtx_deadline_ns = now_ns.saturating_add(self.rtt.rto_ns());
+        } else if self.rtx_deadline_ns == NEVER {
+            self.rtx_deadline_ns = now_ns.saturating_add(self.rtt.rto_ns());
         }
     }
 
-    /// The timer for what is on its way has run out. It runs again when what
-    /// is to be sent has been sent: a full transmit queue is no sign that the
-    /// peer is silent.
-    pub(crate) fn on_wait_over(&mut self, now_ns: u64, shared: &mut Shared) {
-        self.wait_until_ns = NEVER;
-        match self.wait {
-            Wait::Nothing => {}
-            Wait::Reordering => {
+    /// Handles expiry of the timer for segments in flight. The timer restarts only after the
+    /// resulting output was sent: a full transmit queue says nothing about the peer.
+    pub(crate) fn on_wait_expired(&mut self, now_ns: u64, shared: &mut TcpShared) {
+        self.rtx_deadline_ns = NEVER;
+        match self.rtx_timer {
+            RtxTimer::Off => {}
+            RtxTimer::Reordering => {
                 let outstanding = self.nxt.since(self.una);
                 self.detect_lost(now_ns);
                 let lost = self.flight.as_ref().map_or(0, |flight| flight.lost_bytes());
-                if lost > 0 && self.phase == Phase::Open && !self.lost_only_a_path_probe() {
+                if lost > 0 && self.phase == RecoveryPhase::Open && !self.lost_only_mtu_probe() {
                     self.enter_recovery(outstanding);
                 }
-                self.is.insert(Is::WANTS_OUTPUT);
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
-            Wait::TailProbe => {
-                self.is.insert(Is::TAIL_PROBE_NOW);
-                self.is.insert(Is::TAIL_PROBED);
+            RtxTimer::TailProbe => {
+                self.flags.insert(ConnFlags::TAIL_PROBE_NOW);
+                self.flags.insert(ConnFlags::TAIL_PROBE_SENT);
                 self.probe_end = self.nxt;
                 self.rto_base_ns = now_ns;
-                self.is.insert(Is::WANTS_OUTPUT);
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
-            Wait::Window => self.on_window_probe(now_ns, shared),
-            Wait::Retransmission => self.on_timeout(now_ns, shared),
+            RtxTimer::Persist => self.on_window_probe(now_ns, shared),
+            RtxTimer::Retransmission => self.on_timeout(now_ns, shared),
         }
     }
 
-    /// Whether the connection has waited long enough for its peer.
-    fn is_given_up(&self, now_ns: u64) -> bool {
-        let stalled_ns = now_ns.saturating_sub(self.stalled_ns);
+    /// True if the user time-out has passed, or the time-out of a closed connection without
+    /// progress.
+    fn should_give_up(&self, now_ns: u64) -> bool {
+        let stalled_ns = now_ns.saturating_sub(self.stalled_since_ns);
         let limit_ms = self.options.user_timeout_ms;
         limit_ms.is_some_and(|limit_ms| stalled_ns >= u64::from(limit_ms) * 1_000_000)
-            || self.is.contains(Is::ORPHAN)
+            || self.flags.contains(ConnFlags::ORPHAN)
                 && self.is_synchronized()
-                && stalled_ns >= ORPHAN_STALL_NS
+                && stalled_ns >= MAX_ORPHAN_STALL_NS
     }
 
-    fn give_up(&mut self, shared: &mut Shared) {
+    fn give_up(&mut self, shared: &mut TcpShared) {
         let failure = self.soft_failure.unwrap_or(Failure::TimedOut);
         self.abort(shared, Some(failure), self.is_synchronized());
     }
 
-    /// RFC 9293 section 3.8.6.1: the peer is asked for its window, for as long
-    /// as it answers.
-    fn on_window_probe(&mut self, now_ns: u64, shared: &mut Shared) {
+    /// Sends a window probe, for as long as the peer answers (RFC 9293 section 3.8.6.1).
+    fn on_window_probe(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.retries = self.retries.saturating_add(1);
-        if self.retries > DATA_RETRIES || self.is_given_up(now_ns) {
+        if self.retries > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
         self.rtt.back_off();
         self.rto_base_ns = now_ns;
         if let Some(flight) = &mut self.flight {
             flight.mark_first_lost();
-            self.is.insert(Is::FORCE_RETRANSMISSION);
+            self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
         } else {
-            self.is.insert(Is::FORCE_WINDOW);
+            self.flags.insert(ConnFlags::FORCE_WINDOW_PROBE);
         }
-        self.is.insert(Is::WANTS_OUTPUT);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
     }
 
-    /// RFC 6298 sections 5.4 to 5.7.
-    fn on_timeout(&mut self, now_ns: u64, shared: &mut Shared) {
-        let most = match self.state {
-            TcpState::SynSent => SYN_RETRIES,
-            TcpState::SynReceived => SYN_ACK_RETRIES,
-            _ => DATA_RETRIES,
+    /// Handles a retransmission time-out (RFC 6298 sections 5.4 to 5.7).
+    fn on_timeout(&mut self, now_ns: u64, shared: &mut TcpShared) {
+        let max_retries = match self.state {
+            TcpState::SynSent => MAX_SYN_RETRIES,
+            TcpState::SynReceived => MAX_SYN_ACK_RETRIES,
+            _ => MAX_DATA_RETRIES,
         };
-        // A host that cannot be reached is waited for only once more.
-        let hopeless = self.state == TcpState::SynSent && self.soft_failure.is_some();
+        // An attempt to connect to a host reported unreachable ends with this time-out.
+        let is_unreachable = self.state == TcpState::SynSent && self.soft_failure.is_some();
         self.retries = self.retries.saturating_add(1);
-        if self.retries > most || hopeless || self.is_given_up(now_ns) {
+        if self.retries > max_retries || is_unreachable || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
         let mss = u32::from(self.mss);
         let outstanding = self.nxt.since(self.una);
         let Some(flight) = &mut self.flight else { return };
         flight.mark_all_lost(self.retries > 1);
-        flight.look_again_ns = 0;
+        flight.reorder_deadline_ns = 0;
         if self.is_synchronized() {
-            self.controller.on_timeout(outstanding, mss, self.phase != Phase::Loss);
-            self.on_path_probe_timeout();
+            self.controller.on_timeout(outstanding, mss, self.phase != RecoveryPhase::Loss);
+            self.on_mtu_probe_timeout();
             if self.retries == BLACK_HOLE_RETRIES {
                 self.on_black_hole(now_ns);
             }
         } else {
-            // RFC 5681 section 3.1: a lost SYN means one segment to begin with.
+            // RFC 5681 section 3.1: after a lost SYN, the initial window is one segment.
             self.controller.window.cwnd = mss;
-            self.is.insert(Is::SYN_REPEATED);
+            self.flags.insert(ConnFlags::SYN_RETRANSMITTED);
         }
-        self.phase = Phase::Loss;
+        self.phase = RecoveryPhase::Loss;
         self.recovery_end = self.nxt;
         self.reordering_steps = 1;
         self.duplicate_acks = 0;
-        self.is.remove(Is::TAIL_PROBED);
+        self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
         self.rtt.back_off();
         self.rto_base_ns = now_ns;
-        self.is.insert(Is::FORCE_RETRANSMISSION);
-        self.is.insert(Is::WANTS_OUTPUT);
+        self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
     }
 }

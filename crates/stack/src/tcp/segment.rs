@@ -1,4 +1,4 @@
-//! Segments as they come in and as they go out.
+//! Received and outgoing segments.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, TcpHeader};
 
-use super::options::{OptionBytes, Options};
+use super::options::{OptionBytes, ParsedOptions};
 use super::seq::Seq;
 
-/// Both ends of a connection. IPv4 addresses are kept as IPv4-mapped ones,
-/// which never stand in packets, so that all are of one size.
+/// Local and remote address and port of a connection. IPv4 addresses are stored as IPv4-mapped
+/// IPv6 addresses, which never occur in packets, so that all addresses have one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Ends {
+pub(crate) struct FourTuple {
     local: [u8; 16],
     remote: [u8; 16],
     pub(crate) local_port: u16,
     pub(crate) remote_port: u16,
 }
 
-impl Ends {
+impl FourTuple {
     pub(crate) fn new(local: SocketAddr, remote: SocketAddr) -> Self {
         Self {
             local: octets(local.ip()),
@@ -29,15 +29,15 @@ impl Ends {
         }
     }
 
-    /// Between IPv4 addresses. The ports are as they stand in a header of the
-    /// peer's.
+    /// Tuple of IPv4 addresses and ports. `ports` are the source and destination port bytes of a
+    /// received header.
     #[inline(always)]
     pub(crate) fn v4(local: [u8; 4], remote: [u8; 4], ports: [u8; 4]) -> Self {
         let mapped = |[a, b, c, d]: [u8; 4]| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
         Self::v6(mapped(local), mapped(remote), ports)
     }
 
-    /// As [`Ends::v4`].
+    /// As [`WireDevices::from_headers_v4`], for IPv6.
     #[inline(always)]
     pub(crate) fn v6(local: [u8; 16], remote: [u8; 16], [a, b, c, d]: [u8; 4]) -> Self {
         let (local_port, remote_port) = (u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b]));
@@ -66,7 +66,7 @@ impl Ends {
         self.remote[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
     }
 
-    /// All of it, for a keyed function.
+    /// All fields as bytes, as input of a keyed hash.
     pub(crate) fn to_bytes(self) -> [u8; 36] {
         let mut bytes = [0; 36];
         bytes[..16].copy_from_slice(&self.local);
@@ -76,7 +76,7 @@ impl Ends {
         bytes
     }
 
-    /// The words for the hash of the tables.
+    /// All fields as words, as input of the hash tables.
     #[inline]
     pub(crate) fn words(&self) -> [u64; 5] {
         let half = |bytes: &[u8; 16], at: usize| {
@@ -108,26 +108,26 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// A segment that came in, parsed.
+/// Parsed received segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment<'a> {
     pub(crate) seq: Seq,
-    /// Counts only with [`TcpFlags::ACK`].
+    /// Acknowledgement number; valid only with [`TcpFlags::ACK`].
     pub(crate) ack: Seq,
     pub(crate) flags: TcpFlags,
-    /// As it stands in the header, not scaled.
+    /// Window field of the header, not scaled.
     pub(crate) window: u16,
-    pub(crate) options: Options<'a>,
+    pub(crate) options: ParsedOptions<'a>,
     pub(crate) payload: &'a [u8],
-    /// The IP header said that congestion was met (RFC 3168).
+    /// True if the IP header carries a congestion mark (CE, RFC 3168).
     pub(crate) congestion_experienced: bool,
 }
 
 impl<'a> Segment<'a> {
-    /// Takes a parsed header apart.
+    /// Creates a segment from a parsed header, the header bytes and the payload.
     ///
     /// # Errors
-    /// [`DropReason::TcpOptions`].
+    /// [`DropReason::TcpOptions`] when the length of an option is impossible.
     pub(crate) fn new(
         header: &TcpHeader,
         bytes: &'a [u8],
@@ -139,7 +139,7 @@ impl<'a> Segment<'a> {
             ack: Seq(header.acknowledgement),
             flags: header.flags,
             window: header.window,
-            options: Options::parse(header.options(bytes))?,
+            options: ParsedOptions::parse(header.options(bytes))?,
             payload,
             congestion_experienced: traffic_class & 3 == 3,
         })
@@ -165,25 +165,25 @@ impl<'a> Segment<'a> {
         self.flags.contains(TcpFlags::ACK)
     }
 
-    /// Sequence numbers that it takes (SEG.LEN of RFC 9293 section 3.4).
+    /// Length in sequence numbers, with SYN and FIN (SEG.LEN of RFC 9293 section 3.4).
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.payload.len() as u32 + u32::from(self.is_syn()) + u32::from(self.is_fin())
     }
 
-    /// The number behind its last.
+    /// Sequence number after the last of the segment.
     #[inline]
     pub(crate) fn end(&self) -> Seq {
         self.seq + self.len()
     }
 
-    /// The answer to a segment that is for no connection (RFC 9293 section
-    /// 3.10.7.1); a reset is not answered.
-    pub(crate) fn reset(&self, ends: Ends) -> Option<Out> {
+    /// Reset that answers a segment without a connection (RFC 9293 section 3.10.7.1); `None` if
+    /// the segment is itself a reset.
+    pub(crate) fn reset(&self, tuple: FourTuple) -> Option<OutSegment> {
         if self.is_rst() {
             return None;
         }
-        let mut out = Out::bare(ends, TcpFlags::RST);
+        let mut out = OutSegment::bare(tuple, TcpFlags::RST);
         if self.is_ack() {
             out.seq = self.ack;
         } else {
@@ -194,27 +194,27 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// A segment that is to go out.
+/// Segment to send.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Out {
-    pub(crate) ends: Ends,
+pub(crate) struct OutSegment {
+    pub(crate) tuple: FourTuple,
     pub(crate) seq: Seq,
     pub(crate) ack: Seq,
     pub(crate) flags: TcpFlags,
     pub(crate) window: u16,
     pub(crate) options: OptionBytes,
-    /// Where its payload is in the connection's queue, and how much.
+    /// Offset of the payload in the send queue of the connection, and its length below.
     pub(crate) data_at: u32,
     pub(crate) data_bytes: u16,
-    /// The IP header says that we understand congestion marks (RFC 3168).
+    /// True if the IP header is to carry ECT(0) (RFC 3168).
     pub(crate) ecn_capable: bool,
 }
 
-impl Out {
-    /// A segment without data, window or options.
-    pub(crate) fn bare(ends: Ends, flags: TcpFlags) -> Self {
+impl OutSegment {
+    /// Creates a segment without payload, window or options.
+    pub(crate) fn bare(tuple: FourTuple, flags: TcpFlags) -> Self {
         Self {
-            ends,
+            tuple,
             seq: Seq(0),
             ack: Seq(0),
             flags,
@@ -226,15 +226,14 @@ impl Out {
         }
     }
 
-    /// Writes the header in front of the data, with this in the place of the
-    /// checksum.
+    /// Writes the header in front of the payload. `checksum` goes into the checksum field.
     #[inline(always)]
     pub(crate) fn emit(&self, segment: &mut [u8], checksum: u16) {
         let options = self.options.as_bytes();
         let header_bytes = TcpHeader::BYTES + options.len();
         let header = TcpHeader {
-            source_port: self.ends.local_port,
-            destination_port: self.ends.remote_port,
+            source_port: self.tuple.local_port,
+            destination_port: self.tuple.remote_port,
             sequence: self.seq.0,
             acknowledgement: self.ack.0,
             header_bytes: header_bytes as u8,
@@ -243,8 +242,8 @@ impl Out {
             checksum,
             urgent_pointer: 0,
         };
-        if let Some(place) = segment.get_mut(TcpHeader::BYTES..header_bytes) {
-            place.copy_from_slice(options);
+        if let Some(space) = segment.get_mut(TcpHeader::BYTES..header_bytes) {
+            space.copy_from_slice(options);
         }
         let written = header.emit(segment).is_some();
         debug_assert!(written, "a frame for sending has headroom");

@@ -1,27 +1,27 @@
-//! The sending side: which segment goes out next (RFC 9293 sections 3.7.4 and
-//! 3.8.6.2.1).
+//! Sending side: selects the next segment to send (RFC 9293 sections 3.7.4 and 3.8.6.2.1).
 
 use tidegate_wire::tcp::TcpFlags;
 
-use super::connection::{Connection, DEFAULT_MSS, Is, Shared, Wait};
+use super::connection::{ConnFlags, Connection, DEFAULT_MSS, RtxTimer, TcpShared};
 use super::options::OptionBytes;
-use super::recovery::{Phase, Sent};
-use super::segment::Out;
+use super::recovery::{RecoveryPhase, SentSegment};
+use super::segment::OutSegment;
 use super::seq::Seq;
 use super::socket::TcpState;
 
-/// Segments that recovery may bring over before a loss is certain (RFC 3042).
+/// Segments sent on duplicate acknowledgements before a loss is certain (limited transmit,
+/// RFC 3042).
 const LIMITED_TRANSMIT: u32 = 2;
 
 impl Connection {
-    /// The next segment to send, for a path that carries `mtu` bytes; `None`
-    /// when there is nothing to send now.
+    /// Returns the next segment to send on a path with an MTU of `mtu` bytes; `None` when there is
+    /// nothing to send now.
     pub(crate) fn poll_output(
         &mut self,
         now_ns: u64,
         mtu: usize,
-        shared: &mut Shared,
-    ) -> Option<Out> {
+        shared: &mut TcpShared,
+    ) -> Option<OutSegment> {
         let out = match self.state {
             TcpState::Closed => self.reset_out(),
             TcpState::SynSent | TcpState::SynReceived => self.syn_out(now_ns, mtu, shared),
@@ -31,189 +31,190 @@ impl Connection {
                 self.data_out(now_ns, shared)
             }
         };
-        // Until there is nothing, there may be more.
-        self.is.set(Is::WANTS_OUTPUT, out.is_some() && self.may_have_more());
-        if self.state != TcpState::Closed && !self.is.contains(Is::WANTS_OUTPUT) {
-            self.arm(now_ns);
+        // After each segment there may be another.
+        self.flags.set(ConnFlags::WANTS_OUTPUT, out.is_some() && self.may_have_more_output());
+        if self.state != TcpState::Closed && !self.flags.contains(ConnFlags::WANTS_OUTPUT) {
+            self.arm_timer(now_ns);
         }
         out
     }
 
-    /// Whether it is worth asking for one more segment.
-    fn may_have_more(&self) -> bool {
+    /// True if another call may return another segment.
+    fn may_have_more_output(&self) -> bool {
         !self.is_synchronized()
             || self.may_have_output()
-            || self.is.contains(Is::ACK_NOW)
+            || self.flags.contains(ConnFlags::ACK_NOW)
             || self.acks_owed > 0
-            || self.is.contains(Is::KEEPALIVE_NOW)
-            || self.is.contains(Is::TAIL_PROBE_NOW)
+            || self.flags.contains(ConnFlags::KEEPALIVE_NOW)
+            || self.flags.contains(ConnFlags::TAIL_PROBE_NOW)
     }
 
-    fn reset_out(&mut self) -> Option<Out> {
-        if !self.is.take(Is::RESET_NOW) {
+    fn reset_out(&mut self) -> Option<OutSegment> {
+        if !self.flags.take(ConnFlags::RESET_NOW) {
             return None;
         }
-        let mut out = Out::bare(self.ends, TcpFlags::RST | TcpFlags::ACK);
+        let mut out = OutSegment::bare(self.tuple, TcpFlags::RST | TcpFlags::ACK);
         (out.seq, out.ack) = (self.seq_in_window(), self.rcv_nxt);
         Some(out)
     }
 
-    /// Where a segment without data stands: SND.NXT, or the edge of a window that was
-    /// closed behind what was sent. The peer drops what lies beyond its window, with
-    /// what it acknowledges.
+    /// Sequence number of a segment without data: SND.NXT, or the right edge of a window that the
+    /// peer has shrunk below sent data. The peer drops segments beyond its window, together with
+    /// their acknowledgements.
     fn seq_in_window(&self) -> Seq {
         self.nxt.min(self.una + self.window)
     }
 
-    /// The SYN, with or without an acknowledgement, the first time or again.
-    fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut Shared) -> Option<Out> {
+    /// Returns the SYN or SYN-ACK if it is due, for the first time or as a retransmission.
+    fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut TcpShared) -> Option<OutSegment> {
         let iss = self.send_base - 1;
         let first = self.flight.is_none();
-        let again = !first && self.is.contains(Is::FORCE_RETRANSMISSION);
-        let answer = self.state == TcpState::SynReceived && self.is.contains(Is::ACK_NOW);
-        if !first && !again && !answer {
+        let is_retransmission = !first && self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
+        let answer = self.state == TcpState::SynReceived && self.flags.contains(ConnFlags::ACK_NOW);
+        if !first && !is_retransmission && !answer {
             return None;
         }
         if first {
-            self.record(now_ns, shared, iss, iss + 1, true, false);
-        } else if let Some(flight) = self.flight.as_mut().filter(|_| again) {
-            flight.resent(now_ns, iss, iss + 1);
+            self.record_sent(now_ns, shared, iss, iss + 1, true, false);
+        } else if let Some(flight) = self.flight.as_mut().filter(|_| is_retransmission) {
+            flight.on_retransmitted(now_ns, iss, iss + 1);
         }
-        self.is.remove(Is::FORCE_RETRANSMISSION);
-        let mut out = Out::bare(self.ends, TcpFlags::SYN);
+        self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
+        let mut out = OutSegment::bare(self.tuple, TcpFlags::SYN);
         out.seq = iss;
-        let is_answer = self.state == TcpState::SynReceived;
-        if is_answer {
+        let is_syn_ack = self.state == TcpState::SynReceived;
+        if is_syn_ack {
             out.flags = TcpFlags::SYN | TcpFlags::ACK;
             out.ack = self.rcv_nxt;
             out.window = self.window_field(false);
-            self.on_acknowledgement_sent();
+            self.on_ack_sent();
         } else {
             let window = self.options.receive_buffer_bytes.min(u16::MAX.into());
             out.window = window as u16;
         }
-        // A peer or router that does not know the bits may be why nothing came
+        // No answer may mean that the peer or a router does not handle the ECN bits
         // (RFC 3168 section 6.1.1.1).
-        if self.is.contains(Is::ECN) && !again {
-            let bits = if is_answer { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
+        if self.flags.contains(ConnFlags::ECN) && !is_retransmission {
+            let bits = if is_syn_ack { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
             out.flags = out.flags | bits;
         }
-        out.options = self.syn_options(now_ns, mtu, is_answer);
+        out.options = self.syn_options(now_ns, mtu, is_syn_ack);
         Some(out)
     }
 
-    fn syn_options(&self, now_ns: u64, mtu: usize, is_answer: bool) -> OptionBytes {
+    fn syn_options(&self, now_ns: u64, mtu: usize, is_syn_ack: bool) -> OptionBytes {
         let mut options = OptionBytes::new();
-        options.mss(self.offered_mss(mtu));
-        // An answer offers only what was offered to us.
-        if self.is.contains(Is::SACK) || !is_answer {
-            options.sack_permitted();
+        options.push_mss(self.offered_mss(mtu));
+        // A SYN-ACK offers only the options that the SYN has offered.
+        if self.flags.contains(ConnFlags::SACK) || !is_syn_ack {
+            options.push_sack_permitted();
         }
-        if self.is.contains(Is::TIMESTAMPS) || !is_answer {
-            let echo = if is_answer { self.ts_recent } else { 0 };
-            options.timestamps(self.ts_now(now_ns), echo);
+        if self.flags.contains(ConnFlags::TIMESTAMPS) || !is_syn_ack {
+            let echo = if is_syn_ack { self.ts_recent } else { 0 };
+            options.push_timestamps(self.ts_now(now_ns), echo);
         }
-        if self.shift_out > 0 || self.shift_in > 0 || !is_answer {
-            options.window_shift(self.shift_out);
+        if self.own_window_shift > 0 || self.peer_window_shift > 0 || !is_syn_ack {
+            options.push_window_shift(self.own_window_shift);
         }
         options
     }
 
-    /// What we say that we take (RFC 9293 section 3.7.1): what the link takes.
+    /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
     fn offered_mss(&self, mtu: usize) -> u16 {
-        let headers = if self.ends.is_v4() { 40 } else { 60 };
+        let headers = if self.tuple.is_v4() { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        fits.max(DEFAULT_MSS[usize::from(!self.ends.is_v4())])
+        fits.max(DEFAULT_MSS[usize::from(!self.tuple.is_v4())])
     }
 
-    /// Notes a segment as sent.
-    fn record(
+    /// Records a segment as sent.
+    fn record_sent(
         &mut self,
         now_ns: u64,
-        shared: &mut Shared,
+        shared: &mut TcpShared,
         start: Seq,
         end: Seq,
         syn: bool,
         fin: bool,
     ) {
-        let flight = self.flight.get_or_insert_with(|| shared.take_flight());
+        let flight = self.flight.get_or_insert_with(|| shared.acquire_flight());
         if flight.is_empty() {
             // RFC 6298 section 5.1.
             self.rto_base_ns = now_ns;
-            self.stalled_ns = now_ns;
+            self.stalled_since_ns = now_ns;
         }
-        flight.push(Sent {
+        flight.push(SentSegment {
             start,
             end,
-            at_ns: now_ns,
+            sent_ns: now_ns,
             syn,
             fin,
             sacked: false,
             lost: false,
-            repeated: false,
+            retransmitted: false,
         });
         self.nxt = end;
         self.last_sent_ns = now_ns;
     }
 
-    /// Once both sides are synchronized.
-    fn data_out(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
-        // Selective acknowledgements go out on their own, where there is room
-        // for all of their blocks.
-        if self.is.contains(Is::ACK_NOW) && (self.gaps.is_some() || self.has_duplicate()) {
+    /// Returns the next segment of a synchronized connection.
+    fn data_out(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
+        // SACK blocks go out in segments without data, which have space for all blocks.
+        if self.flags.contains(ConnFlags::ACK_NOW)
+            && (self.out_of_order.is_some() || self.has_dsack_range())
+        {
             return self.ack_out(now_ns);
         }
-        if let Some(out) = self.retransmission(now_ns) {
+        if let Some(out) = self.next_retransmission(now_ns) {
             return Some(out);
         }
         if let Some(out) = self.new_data(now_ns, shared) {
             return Some(out);
         }
-        if self.is.take(Is::TAIL_PROBE_NOW)
+        if self.flags.take(ConnFlags::TAIL_PROBE_NOW)
             && let Some(last) = self.flight.as_ref().and_then(|flight| flight.last()).copied()
         {
-            // RFC 8985 section 7.3: nothing new to send, so the last again.
-            self.is.insert(Is::TAIL_PROBE_REPEATS);
-            return Some(self.repeat(now_ns, last));
+            // RFC 8985 section 7.3: without new data to send, the last segment goes out again.
+            self.flags.insert(ConnFlags::TAIL_PROBE_RETRANSMITS);
+            return Some(self.retransmit(now_ns, last));
         }
         self.ack_out(now_ns)
     }
 
-    fn retransmission(&mut self, now_ns: u64) -> Option<Out> {
+    fn next_retransmission(&mut self, now_ns: u64) -> Option<OutSegment> {
         let (cwnd, pipe) = (self.controller.window.cwnd, self.pipe());
-        let forced = self.is.contains(Is::FORCE_RETRANSMISSION);
+        let forced = self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
         let lost = *self.flight.as_mut()?.first_lost()?;
         if !forced && pipe + lost.bytes().min(self.mss.into()) > cwnd && pipe > 0 {
             return None;
         }
-        self.is.remove(Is::FORCE_RETRANSMISSION);
-        Some(self.repeat(now_ns, lost))
+        self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
+        Some(self.retransmit(now_ns, lost))
     }
 
-    /// Sends a segment again, or as much of it as the path takes now.
-    fn repeat(&mut self, now_ns: u64, sent: Sent) -> Out {
+    /// Retransmits a segment, or as much of it as the path carries now.
+    fn retransmit(&mut self, now_ns: u64, sent: SentSegment) -> OutSegment {
         let data_bytes = sent.bytes() - u32::from(sent.fin);
-        let most = u32::from(self.mss);
-        let (data_bytes, fin) = match data_bytes > most {
-            true => (most, false),
+        let max_bytes = u32::from(self.mss);
+        let (data_bytes, fin) = match data_bytes > max_bytes {
+            true => (max_bytes, false),
             false => (data_bytes, sent.fin),
         };
         let end = sent.start + data_bytes + u32::from(fin);
         if let Some(flight) = &mut self.flight {
-            flight.resent(now_ns, sent.start, end);
+            flight.on_retransmitted(now_ns, sent.start, end);
         }
         self.count_sent(end.since(sent.start));
         self.last_sent_ns = now_ns;
-        // RFC 3168 section 6.1.5: not marked as ECN-capable.
-        self.segment(now_ns, sent.start, data_bytes, fin)
+        // RFC 3168 section 6.1.5: retransmissions are not marked as ECN-capable.
+        self.build_segment(now_ns, sent.start, data_bytes, fin)
     }
 
-    fn new_data(&mut self, now_ns: u64, shared: &mut Shared) -> Option<Out> {
-        if !self.sends() || self.is.contains(Is::FIN_SENT) {
+    fn new_data(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
+        if !self.can_transmit() || self.flags.contains(ConnFlags::FIN_SENT) {
             return None;
         }
         let unsent = self.unsent();
-        if unsent == 0 && !self.is.contains(Is::FIN_QUEUED) {
+        if unsent == 0 && !self.flags.contains(ConnFlags::FIN_QUEUED) {
             return None;
         }
         if self.flight.is_none() {
@@ -221,21 +222,21 @@ impl Connection {
         }
         let mss = u32::from(self.mss);
         let usable = (self.una + self.window).since(self.nxt);
-        let forced = self.is.take(Is::FORCE_WINDOW);
-        let probe_bytes = self.path_probe_bytes(now_ns, usable);
+        let forced = self.flags.take(ConnFlags::FORCE_WINDOW_PROBE);
+        let probe_bytes = self.mtu_probe_bytes(now_ns, usable);
         let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         if forced && bytes == 0 {
             // RFC 9293 section 3.8.6.1: one byte beyond the window.
             bytes = unsent.min(1);
         }
-        let all = bytes == unsent;
-        let fin = self.is.contains(Is::FIN_QUEUED)
-            && all
+        let drains_queue = bytes == unsent;
+        let fin = self.flags.contains(ConnFlags::FIN_QUEUED)
+            && drains_queue
             && (forced || usable > bytes || unsent == 0 && usable > 0);
         if bytes == 0 && !fin {
             return None;
         }
-        if !forced && !self.is_worth_sending(bytes, all) {
+        if !forced && !self.is_worth_sending(bytes, drains_queue) {
             return None;
         }
         if !self.fits_congestion_window(bytes, fin) {
@@ -243,50 +244,55 @@ impl Connection {
         }
         let start = self.nxt;
         let end = start + bytes + u32::from(fin);
-        self.record(now_ns, shared, start, end, false, fin);
+        self.record_sent(now_ns, shared, start, end, false, fin);
         self.count_sent(bytes);
         if probe_bytes.is_some() {
-            self.on_path_probe_sent(start, end);
+            self.on_mtu_probe_sent(start, end);
         }
         if bytes < mss {
-            self.small_end = end;
+            self.small_segment_end = end;
         }
         if fin {
-            self.is.insert(Is::FIN_SENT);
+            self.flags.insert(ConnFlags::FIN_SENT);
         }
-        if self.is.take(Is::TAIL_PROBE_NOW) {
-            self.is.remove(Is::TAIL_PROBE_REPEATS);
+        if self.flags.take(ConnFlags::TAIL_PROBE_NOW) {
+            self.flags.remove(ConnFlags::TAIL_PROBE_RETRANSMITS);
             self.probe_end = end;
         }
-        let mut out = self.segment(now_ns, start, bytes, fin);
-        out.ecn_capable = self.is.contains(Is::ECN);
-        if self.is.contains(Is::ECN) && bytes > 0 && self.is.take(Is::TELL_REDUCED) {
+        let mut out = self.build_segment(now_ns, start, bytes, fin);
+        out.ecn_capable = self.flags.contains(ConnFlags::ECN);
+        if self.flags.contains(ConnFlags::ECN) && bytes > 0 && self.flags.take(ConnFlags::SEND_CWR)
+        {
             out.flags = out.flags | TcpFlags::CWR;
         }
         Some(out)
     }
 
-    /// RFC 5681 section 4.1.
+    /// Restarts the congestion window after an idle period (RFC 5681 section 4.1).
     fn restart_after_idle(&mut self, now_ns: u64) {
         let idle_ns = now_ns.saturating_sub(self.last_sent_ns);
-        if idle_ns > self.rtt.rto_ns() && self.wait != Wait::Window {
-            self.controller.restart(self.mss.into(), idle_ns);
+        if idle_ns > self.rtt.rto_ns() && self.rtx_timer != RtxTimer::Persist {
+            self.controller.restart_after_idle(self.mss.into(), idle_ns);
         }
     }
 
-    /// Silly window avoidance and Nagle (RFC 9293 sections 3.8.6.2.1 and 3.7.4).
-    fn is_worth_sending(&self, bytes: u32, all: bool) -> bool {
-        let small_is_out = self.small_end.is_after(self.una);
+    /// Applies silly window syndrome avoidance and the Nagle algorithm (RFC 9293 sections
+    /// 3.8.6.2.1 and 3.7.4).
+    fn is_worth_sending(&self, bytes: u32, drains_queue: bool) -> bool {
+        let small_in_flight = self.small_segment_end.is_after(self.una);
         bytes >= self.mss.into()
-            || all && (self.options.no_delay || self.is.contains(Is::FIN_QUEUED) || !small_is_out)
-            || bytes > 0 && !all && bytes >= self.max_window / 2
+            || drains_queue
+                && (self.options.no_delay
+                    || self.flags.contains(ConnFlags::FIN_QUEUED)
+                    || !small_in_flight)
+            || bytes > 0 && !drains_queue && bytes >= self.max_window / 2
     }
 
     fn fits_congestion_window(&mut self, bytes: u32, fin: bool) -> bool {
         let pipe = self.pipe();
         let mut cwnd = self.controller.window.cwnd;
-        if !self.is.contains(Is::SACK) && self.phase == Phase::Open {
-            // RFC 3042; the pipe is smaller already by what has arrived.
+        if !self.flags.contains(ConnFlags::SACK) && self.phase == RecoveryPhase::Open {
+            // RFC 3042. The pipe already excludes the segments that have arrived.
             let extra = u32::from(self.duplicate_acks).min(LIMITED_TRANSMIT);
             cwnd = cwnd.saturating_sub(
                 u32::from(self.duplicate_acks).saturating_sub(extra) * u32::from(self.mss),
@@ -295,38 +301,39 @@ impl Connection {
         let fits = pipe == 0
             || pipe + bytes <= cwnd
             || bytes == 0 && fin
-            || self.is.contains(Is::TAIL_PROBE_NOW);
-        self.is.set(Is::WINDOW_LIMITED, !fits || pipe + bytes + u32::from(self.mss) > cwnd);
+            || self.flags.contains(ConnFlags::TAIL_PROBE_NOW);
+        self.flags
+            .set(ConnFlags::WINDOW_LIMITED, !fits || pipe + bytes + u32::from(self.mss) > cwnd);
         fits
     }
 
-    /// An acknowledgement, if one is due.
-    fn ack_out(&mut self, now_ns: u64) -> Option<Out> {
-        if self.is.take(Is::KEEPALIVE_NOW) {
-            // RFC 9293 section 3.8.4: a number that the peer has acknowledged.
-            return Some(self.segment(now_ns, self.nxt - 1, 0, false));
+    /// Returns a segment without data, if an acknowledgement or a keep-alive probe is due.
+    fn ack_out(&mut self, now_ns: u64) -> Option<OutSegment> {
+        if self.flags.take(ConnFlags::KEEPALIVE_NOW) {
+            // RFC 9293 section 3.8.4: a sequence number that the peer has acknowledged.
+            return Some(self.build_segment(now_ns, self.nxt - 1, 0, false));
         }
-        if !self.is.contains(Is::ACK_NOW) && self.acks_owed == 0 {
+        if !self.flags.contains(ConnFlags::ACK_NOW) && self.acks_owed == 0 {
             return None;
         }
-        let mut out = self.segment(now_ns, self.seq_in_window(), 0, false);
-        if self.is.contains(Is::SACK) {
+        let mut out = self.build_segment(now_ns, self.seq_in_window(), 0, false);
+        if self.flags.contains(ConnFlags::SACK) {
             let mut blocks = [(Seq(0), Seq(0)); 4];
-            let count = self.sack_blocks(&mut blocks);
-            out.options.sack(&blocks[..count]);
+            let count = self.fill_sack_blocks(&mut blocks);
+            out.options.push_sack(&blocks[..count]);
         }
         Some(out)
     }
 
-    /// A segment of an open connection, with everything that every one has.
-    fn segment(&mut self, now_ns: u64, seq: Seq, data_bytes: u32, fin: bool) -> Out {
-        let mut out = Out::bare(self.ends, TcpFlags::ACK);
+    /// Builds a segment of a synchronized connection, with the fields that all of them carry.
+    fn build_segment(&mut self, now_ns: u64, seq: Seq, data_bytes: u32, fin: bool) -> OutSegment {
+        let mut out = OutSegment::bare(self.tuple, TcpFlags::ACK);
         (out.seq, out.ack) = (seq, self.rcv_nxt);
         out.window = self.window_field(true);
         out.data_at = seq.since(self.send_base);
         out.data_bytes = data_bytes as u16;
-        if self.is.contains(Is::TIMESTAMPS) {
-            out.options.timestamps(self.ts_now(now_ns), self.ts_recent);
+        if self.flags.contains(ConnFlags::TIMESTAMPS) {
+            out.options.push_timestamps(self.ts_now(now_ns), self.ts_recent);
         }
         if fin {
             out.flags = out.flags | TcpFlags::FIN;
@@ -334,10 +341,10 @@ impl Connection {
         if data_bytes > 0 && out.data_at + data_bytes >= self.outgoing_bytes {
             out.flags = out.flags | TcpFlags::PSH;
         }
-        if self.is.contains(Is::ECN) && self.is.contains(Is::ECHO_CONGESTION) {
+        if self.flags.contains(ConnFlags::ECN) && self.flags.contains(ConnFlags::SEND_ECE) {
             out.flags = out.flags | TcpFlags::ECE;
         }
-        self.on_acknowledgement_sent();
+        self.on_ack_sent();
         out
     }
 }

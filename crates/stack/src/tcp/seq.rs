@@ -19,25 +19,25 @@ impl Seq {
         other.is_before(self)
     }
 
-    /// Whether it is at or before `other`.
+    /// True if `self` is at or before `other`.
     #[inline]
-    pub(crate) fn is_up_to(self, other: Seq) -> bool {
+    pub(crate) fn is_at_or_before(self, other: Seq) -> bool {
         !other.is_before(self)
     }
 
-    /// The later of two.
+    /// Returns the later of two sequence numbers.
     #[inline]
     pub(crate) fn max(self, other: Seq) -> Seq {
         if self.is_before(other) { other } else { self }
     }
 
-    /// The earlier of two.
+    /// Returns the earlier of two sequence numbers.
     #[inline]
     pub(crate) fn min(self, other: Seq) -> Seq {
         if self.is_before(other) { self } else { other }
     }
 
-    /// How many numbers it is after `earlier`; 0 when it is before.
+    /// Distance from `earlier` to `self`; 0 if `self` is before `earlier`.
     #[inline]
     pub(crate) fn since(self, earlier: Seq) -> u32 {
         if self.is_before(earlier) { 0 } else { self.0.wrapping_sub(earlier.0) }
@@ -74,10 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_survives_the_wrap() {
+    fn ordering_handles_wrap() {
         let (low, high) = (Seq(u32::MAX - 1), Seq(3));
         assert!(low.is_before(high) && high.is_after(low) && !high.is_before(low));
-        assert!(low.is_up_to(low) && low.is_up_to(high) && !high.is_up_to(low));
+        assert!(
+            low.is_at_or_before(low) && low.is_at_or_before(high) && !high.is_at_or_before(low)
+        );
         assert_eq!((low.max(high), low.min(high)), (high, low));
         assert_eq!((high.since(low), low.since(high)), (5, 0));
         assert_eq!((low + 5, high - 5), (high, low));

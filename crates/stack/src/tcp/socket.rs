@@ -1,4 +1,4 @@
-//! What applications see of TCP: names, options, states and errors.
+//! TCP as seen by applications: handles, options, states and errors.
 
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::congestion::CongestionControl;
 use super::options::MAX_WINDOW_SHIFT;
 
-/// The name of a connection. Never used again for another one.
+/// Connection handle: slot index and generation. Never reused for another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TcpId {
     pub(crate) index: u32,
@@ -17,25 +17,25 @@ pub struct TcpId {
 }
 
 impl TcpId {
-    /// The name as a number, for tables of the caller's.
+    /// The handle as a number, for tables of the caller.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The name that a number is, for who gives names of this kind to something
-    /// else.
+    /// Inverse of [`TcpId::to_bits`]. Also lets callers use handles of this type for objects of
+    /// their own.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
 
-    /// A small number that no other connection has while this one is there, for
-    /// tables of the caller's. It is used again.
-    pub fn place(self) -> usize {
+    /// Slot index: a small number, unique among the current connections, for tables of the caller.
+    /// Reused after the connection has ended.
+    pub fn slot(self) -> usize {
         self.index as usize
     }
 }
 
-/// The name of a listener. Never used again for another one.
+/// Listener handle: slot index and generation. Never reused for another listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TcpListenerId {
     pub(crate) index: u32,
@@ -43,19 +43,19 @@ pub struct TcpListenerId {
 }
 
 impl TcpListenerId {
-    /// The name as a number, for tables of the caller's.
+    /// The handle as a number, for tables of the caller.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation.get()) << 32 | u64::from(self.index)
     }
 
-    /// As [`TcpId::from_bits`]; `None` when the upper half is 0.
+    /// Inverse of [`TcpListenerId::to_bits`]; `None` when the upper half is 0.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let generation = NonZeroU32::new((bits >> 32) as u32)?;
         Some(Self { index: bits as u32, generation })
     }
 }
 
-/// The states of a connection (RFC 9293 section 3.3.2).
+/// Connection state (RFC 9293 section 3.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the RFC")]
 pub enum TcpState {
@@ -71,59 +71,56 @@ pub enum TcpState {
     TimeWait,
 }
 
-/// When to ask a silent peer whether it is still there (RFC 9293 section 3.8.4).
+/// Keep-alive parameters: when to probe a silent peer (RFC 9293 section 3.8.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keepalive {
-    /// How long the peer may be silent before it is asked.
+    /// Silence of the peer before the first probe, in milliseconds.
     pub idle_ms: u32,
-    /// How long to wait for each answer.
+    /// Time to wait for the answer to each probe, in milliseconds.
     pub interval_ms: u32,
-    /// How often to ask before the connection is given up.
+    /// Unanswered probes before the connection is aborted.
     pub probes: u8,
 }
 
 impl Default for Keepalive {
-    /// As everywhere: two hours, 75 seconds, nine times.
+    /// The usual values: two hours, 75 seconds, nine probes.
     fn default() -> Self {
         Self { idle_ms: 7_200_000, interval_ms: 75_000, probes: 9 }
     }
 }
 
-/// How a connection shall behave. A listener's options are those of the
-/// connections that come through it.
+/// Options of a connection. Connections inherit the options of their listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpOptions {
-    /// Data that is written but not acknowledged, at most.
+    /// Send buffer: limit of data written but not acknowledged, in bytes.
     pub send_buffer_bytes: u32,
-    /// Data that is received but not read, at most: what the window offers.
+    /// Receive buffer: limit of data received but not read, in bytes; also limits the window.
     pub receive_buffer_bytes: u32,
-    /// The application is told of data again only when there is this much.
+    /// Unread bytes before the application is notified again of readable data.
     pub receive_low_water_bytes: u32,
-    /// Small segments are sent at once (no Nagle algorithm).
+    /// Send small segments at once (disables the Nagle algorithm).
     pub no_delay: bool,
-    /// Offer explicit congestion notification (RFC 3168). What a peer offers is
-    /// taken up in any case.
+    /// Offer explicit congestion notification (RFC 3168). An offer of the peer is always accepted.
     pub ecn: bool,
-    /// A listener on the unspecified IPv6 address takes IPv4 too.
+    /// A listener on the unspecified IPv6 address also accepts IPv4.
     pub dual_stack: bool,
-    /// Several listeners share the address, each with an accept queue of its
-    /// own, and new connections are spread over them. All of them must say so
-    /// and be of the same party.
+    /// Several listeners share the address, each with its own accept queue, and new connections
+    /// are distributed over them. All of the listeners must set this option and have the same
+    /// owner.
     pub reuse_port: bool,
-    /// Whose it is, where one stack serves several parties: the number of a user, or
-    /// of a program's sockets that have one port together.
-    pub party: u64,
-    /// How the window moves.
+    /// Owner of the socket, where one stack serves several owners: a user ID, or the number of an
+    /// application's group of sockets that share a port.
+    pub owner: u64,
+    /// Congestion control algorithm.
     pub congestion_control: CongestionControl,
-    /// The hop limit of what is sent; `None` for that of the interface.
+    /// Hop limit (TTL) of packets sent; `None` for the default of the interface.
     pub hop_limit: Option<u8>,
-    /// The differentiated services code point, as the whole byte; its two low
-    /// bits are TCP's own.
+    /// DSCP as the whole traffic class byte; TCP sets its two low bits (ECN).
     pub traffic_class: u8,
-    /// Whether to ask a silent peer.
+    /// Keep-alive parameters; `None` disables keep-alive.
     pub keepalive: Option<Keepalive>,
-    /// How long data may go without being acknowledged (RFC 9293 section
-    /// 3.8.3, RFC 5482); `None` for about 15 minutes.
+    /// Maximum time that data may stay unacknowledged, in milliseconds (user time-out, RFC 9293
+    /// section 3.8.3, RFC 5482); `None` for about 15 minutes.
     pub user_timeout_ms: Option<u32>,
 }
 
@@ -137,7 +134,7 @@ impl Default for TcpOptions {
             ecn: false,
             dual_stack: false,
             reuse_port: false,
-            party: 0,
+            owner: 0,
             congestion_control: CongestionControl::Cubic,
             hop_limit: None,
             traffic_class: 0,
@@ -147,77 +144,76 @@ impl Default for TcpOptions {
     }
 }
 
-/// The least that buffers can be set to.
-const LEAST_BUFFER_BYTES: u32 = 2048;
+/// Minimum size of send and receive buffers.
+const MIN_BUFFER_BYTES: u32 = 2048;
 
 impl TcpOptions {
-    /// How far the window field must be shifted to offer the whole buffer
-    /// (RFC 7323 section 2.3).
+    /// Window shift needed to offer the whole receive buffer (RFC 7323 section 2.3).
     pub(crate) fn window_shift(&self) -> u8 {
         let bits = 32 - (self.receive_buffer_bytes >> 16).leading_zeros();
         (bits as u8).min(MAX_WINDOW_SHIFT)
     }
 
-    /// With buffers that a connection can work with: windows end at 2^30
-    /// (RFC 7323 section 2.3).
+    /// Clamps the buffer sizes to those that a connection can work with: windows end at 2^30
+    /// bytes (RFC 7323 section 2.3).
     #[must_use]
     pub fn within_limits(self) -> Self {
         Self {
-            send_buffer_bytes: self.send_buffer_bytes.clamp(LEAST_BUFFER_BYTES, 1 << 30),
-            receive_buffer_bytes: self.receive_buffer_bytes.clamp(LEAST_BUFFER_BYTES, 1 << 30),
+            send_buffer_bytes: self.send_buffer_bytes.clamp(MIN_BUFFER_BYTES, 1 << 30),
+            receive_buffer_bytes: self.receive_buffer_bytes.clamp(MIN_BUFFER_BYTES, 1 << 30),
             ..self
         }
     }
 }
 
-/// What a connection is ready for.
+/// Readiness of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpReadiness {
-    /// Something can be read: data, the end, or an error.
+    /// Data, end of stream or an error can be read.
     pub readable: bool,
-    /// Something can be written, or writing would give an error.
+    /// Data can be written, or a write would return an error.
     pub writable: bool,
-    /// Nothing will come any more.
+    /// No more data will arrive.
     pub read_closed: bool,
-    /// Nothing can be written any more.
+    /// No more data can be written.
     pub write_closed: bool,
-    /// The connection failed, and nobody was told how.
+    /// The connection failed, and the error has not been reported yet.
     pub failed: bool,
 }
 
-/// What is known about a connection.
+/// State and measurements of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// The state.
+    /// Connection state.
     pub state: TcpState,
-    /// The smoothed round trip, once there was a sample.
+    /// Smoothed round-trip time; `None` before the first sample.
     pub rtt_ns: Option<u64>,
-    /// The retransmission time-out.
+    /// Retransmission time-out.
     pub rto_ns: u64,
-    /// The congestion window.
+    /// Congestion window.
     pub cwnd_bytes: u32,
-    /// Up to here the congestion window doubles.
+    /// Slow start threshold: below this size, the congestion window grows exponentially.
     pub ssthresh_bytes: u32,
-    /// The peer's window.
+    /// Window of the peer.
     pub send_window_bytes: u32,
-    /// Our window.
+    /// Window offered to the peer.
     pub receive_window_bytes: u32,
-    /// The largest payload of a segment.
+    /// Largest payload of a segment.
     pub mss_bytes: u16,
     /// Bytes written and not acknowledged.
     pub unacknowledged_bytes: u32,
     /// Bytes received and not read.
     pub unread_bytes: u32,
-    /// Whether both sides understand selective acknowledgements.
+    /// Both sides support selective acknowledgements (SACK).
     pub sack: bool,
-    /// Whether both sides send time stamps.
+    /// Both sides send time stamps.
     pub timestamps: bool,
-    /// Whether both sides understand congestion marks.
+    /// Both sides support explicit congestion notification (ECN).
     pub ecn: bool,
 }
 
 impl TcpInfo {
-    /// Nothing is known but the state.
+    /// Returns a record in which only the state is known.
     pub fn unknown(state: TcpState) -> Self {
         Self {
             state,
@@ -237,18 +233,18 @@ impl TcpInfo {
     }
 }
 
-/// Which half of a connection to shut.
+/// Direction of a connection to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// What comes is thrown away.
+    /// Discard received data.
     Read,
-    /// Nothing more is sent: the peer reads the end.
+    /// Send nothing more: the peer reads end of stream.
     Write,
-    /// Both.
+    /// Both directions.
     Both,
 }
 
-/// Why a connection ended, in one byte.
+/// Reason for the end of a connection, in one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Failure {
     Refused,
@@ -256,61 +252,61 @@ pub(crate) enum Failure {
     TimedOut,
     HostUnreachable,
     NetworkUnreachable,
-    /// The application itself ended it.
+    /// Aborted by the application itself.
     Aborted,
-    /// It was over already.
-    Ended,
+    /// Both sides had already sent a FIN.
+    AlreadyClosed,
 }
 
-/// Why a call on TCP failed.
+/// Error of a TCP call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TcpError {
     /// The handle was closed.
     #[error("the socket is closed")]
     Closed,
-    /// Nothing is wrong: try again when the socket is ready.
-    #[error("not now: try again when the socket is ready")]
+    /// Nothing can be done now; not a failure.
+    #[error("the operation would block: try again when the socket is ready")]
     WouldBlock,
     /// The connection is not established.
     #[error("the connection is not established: wait until the socket is writable")]
     NotConnected,
-    /// This side has said that it sends nothing more.
-    #[error("nothing can be sent any more: this side was shut down")]
+    /// The application has shut down this side for writing.
+    #[error("cannot send: this side of the connection was shut down")]
     BrokenPipe,
-    /// The peer's host refused.
-    #[error("{0} refused: nobody listens on that port")]
+    /// The peer's host refused the connection.
+    #[error("{0} refused the connection: no listener on that port")]
     Refused(SocketAddr),
-    /// The peer broke off.
+    /// The peer reset the connection.
     #[error("{0} reset the connection")]
     Reset(SocketAddr),
-    /// This side broke off.
+    /// This side aborted the connection.
     #[error("the connection to {0} was aborted")]
     Aborted(SocketAddr),
-    /// No answer.
-    #[error("{0} does not answer")]
+    /// No answer from the peer.
+    #[error("the connection to {0} timed out: the peer does not answer")]
     TimedOut(SocketAddr),
-    /// A router or a missing neighbour.
-    #[error("{0} cannot be reached: no answer from its host or the router before it")]
+    /// A router reported the host unreachable, or the next hop does not answer.
+    #[error("{0} is unreachable: no answer from its host or from the router before it")]
     HostUnreachable(SocketAddr),
-    /// No way to the network.
-    #[error("the network of {0} cannot be reached: add a route")]
+    /// No route to the network.
+    #[error("the network of {0} is unreachable: add a route")]
     NetworkUnreachable(SocketAddr),
-    /// Another socket has the address and port.
+    /// Address and port are in use by another socket.
     #[error("{0} is in use by another socket: choose another port, or 0 for any")]
     AddressInUse(SocketAddr),
-    /// The address is not ours.
+    /// The address is not a local address.
     #[error(
         "{0} is not an address of this interface: bind to one that is, or to the unspecified address"
     )]
     AddressNotAvailable(IpAddr),
-    /// No port is free.
+    /// All ports are in use.
     #[error("no port is free to reach {0}: close connections that are no longer used")]
     NoPortFree(SocketAddr),
-    /// The limits allow no more.
+    /// A limit of the stack is reached.
     #[error("all {0} are in use: close some, or raise the limit")]
     TooMany(&'static str),
-    /// The peer's address is none that can be connected to.
-    #[error("{0} cannot be connected to: give a host's address and a port")]
+    /// The peer address is not one that can be connected to.
+    #[error("cannot connect to {0}: give a host's address and a port")]
     PeerInvalid(SocketAddr),
 }
 
@@ -323,11 +319,11 @@ impl TcpError {
             Failure::HostUnreachable => Self::HostUnreachable(remote),
             Failure::NetworkUnreachable => Self::NetworkUnreachable(remote),
             Failure::Aborted => Self::Aborted(remote),
-            Failure::Ended => Self::NotConnected,
+            Failure::AlreadyClosed => Self::NotConnected,
         }
     }
 
-    /// The kind of I/O error that programs know this by.
+    /// Equivalent I/O error kind, as applications know it.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Closed | Self::NotConnected => ErrorKind::NotConnected,

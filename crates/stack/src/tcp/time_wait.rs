@@ -1,53 +1,52 @@
-//! TIME-WAIT: remembering a connection until no segment of it can come any more
-//! (RFC 9293 section 3.6.1), and letting the same ends begin anew before that
-//! when it is safe (RFC 6191).
+//! TIME-WAIT: keeps a connection until none of its segments can arrive any more (RFC 9293
+//! section 3.6.1). A new connection may reuse the tuple earlier when it is safe (RFC 6191).
 
-use super::connection::{Connection, Is, NEVER, Shared, Wait};
+use super::connection::{ConnFlags, Connection, NEVER, RtxTimer, TcpShared};
 use super::segment::Segment;
 use super::seq::Seq;
 use super::socket::TcpState;
 
-/// After so long in TIME-WAIT time stamps tell old segments from new ones.
-const REPLACEABLE_NS: u64 = 1_000_000_000;
+/// Time in TIME-WAIT after which time stamps distinguish old segments from new segments.
+const REUSE_AFTER_NS: u64 = 1_000_000_000;
 
 impl Connection {
-    /// Everything is said and acknowledged.
-    pub(crate) fn enter_time_wait(&mut self, now_ns: u64, shared: &mut Shared) {
+    /// Enters TIME-WAIT: both sides have sent and acknowledged everything.
+    pub(crate) fn enter_time_wait(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.state = TcpState::TimeWait;
         self.release_sending(shared);
-        (self.wait, self.wait_until_ns) = (Wait::Nothing, NEVER);
-        self.idle_at_ns = now_ns.saturating_add(shared.time_wait_ns);
+        (self.rtx_timer, self.rtx_deadline_ns) = (RtxTimer::Off, NEVER);
+        self.idle_deadline_ns = now_ns.saturating_add(shared.time_wait_ns);
     }
 
-    /// Whether a SYN may begin a new connection in place of this one, which is
-    /// in TIME-WAIT: its numbers or time stamps are beyond all that the old one
-    /// had (RFC 6191 section 2, RFC 9293 section 3.6.1).
-    pub(crate) fn gives_way_to(&self, syn: &Segment<'_>) -> bool {
+    /// True if a SYN may open a new connection in place of this connection in TIME-WAIT: its
+    /// sequence number or time stamp is beyond those of the old connection (RFC 6191 section 2,
+    /// RFC 9293 section 3.6.1).
+    pub(crate) fn can_be_replaced_by(&self, syn: &Segment<'_>) -> bool {
         if !syn.is_syn() || syn.is_ack() || syn.is_rst() || syn.is_fin() {
             return false;
         }
         let beyond = self.rcv_nxt.is_before(syn.seq);
         match syn.options.timestamps {
-            Some((value, _)) if self.is.contains(Is::TIMESTAMPS) => {
+            Some((value, _)) if self.flags.contains(ConnFlags::TIMESTAMPS) => {
                 Seq(self.ts_recent).is_before(Seq(value)) || value == self.ts_recent && beyond
             }
-            // PAWS will tell old segments, which have none, from new ones.
+            // PAWS distinguishes old segments, which have no time stamps, from new segments.
             Some(_) => true,
             None => beyond,
         }
     }
 
-    /// Whether we may begin a new connection in place of this one: it is in
-    /// TIME-WAIT, and our time stamps are later by now than all that it sent
-    /// (RFC 6191 section 2, seen from the other side).
-    pub(crate) fn may_be_replaced(&self, now_ns: u64, shared: &Shared) -> bool {
-        let since_ns = self.idle_at_ns.saturating_sub(shared.time_wait_ns);
+    /// True if the local side may open a new connection in place of this connection in TIME-WAIT:
+    /// our time stamps are now later than all that the connection has sent (RFC 6191 section 2,
+    /// applied to the active side).
+    pub(crate) fn can_be_replaced(&self, now_ns: u64, shared: &TcpShared) -> bool {
+        let entered_ns = self.idle_deadline_ns.saturating_sub(shared.time_wait_ns);
         self.state == TcpState::TimeWait
-            && self.is.contains(Is::TIMESTAMPS)
-            && now_ns.saturating_sub(since_ns) >= REPLACEABLE_NS
+            && self.flags.contains(ConnFlags::TIMESTAMPS)
+            && now_ns.saturating_sub(entered_ns) >= REUSE_AFTER_NS
     }
 
-    /// The number that the new connection begins with is beyond ours.
+    /// Initial sequence number of the new connection, beyond those of this connection.
     pub(crate) fn next_iss(&self, proposed: Seq) -> Seq {
         if proposed.is_after(self.nxt) { proposed } else { self.nxt + 65_536 }
     }

@@ -1,4 +1,4 @@
-//! A datagram that arrived.
+//! Received datagrams.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,19 +8,19 @@ use serde_bytes::ByteBuf;
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::{Ipv4Header, Ipv6Header, UdpHeader};
 
-/// The bytes of a packet: in the frame it came in, or in memory of its own
-/// when it was put together from fragments.
+/// Bytes of a packet: in the frame that the device received, or in an allocation of their own
+/// after reassembly.
 pub(crate) enum Payload {
-    /// The frame it came in.
+    /// Received frame.
     Frame(Frame),
-    /// Memory of its own.
+    /// Separate allocation.
     Owned(Box<[u8]>),
 }
 
 impl Payload {
-    /// Drops `n` bytes from the front and all behind the next `len`.
+    /// Drops the first `n` bytes, and keeps at most `len` of the rest.
     #[inline]
-    pub(crate) fn cut(&mut self, n: usize, len: usize) {
+    pub(crate) fn narrow(&mut self, n: usize, len: usize) {
         match self {
             Payload::Frame(frame) => {
                 frame.advance(n);
@@ -57,64 +57,63 @@ impl Payload {
     }
 }
 
-/// A datagram in the queue of a socket.
-pub(crate) enum Waiting {
-    /// A payload with a UDP header and an IPv4 header without options in front
-    /// of it in the headroom, from a port that can be answered.
+/// Entry of a socket's receive queue.
+pub(crate) enum QueuedDatagram {
+    /// Payload of a plain IPv4 datagram. The headroom in front of the payload holds the UDP header
+    /// and an IPv4 header without options. The source port is not zero.
     V4(Frame),
-    /// The same with an IPv6 header without extension headers.
+    /// Payload of a plain IPv6 datagram: as [`Self::V4`], with an IPv6 header without extensions.
     V6(Frame),
-    /// The next of those that are described by themselves.
-    Described,
+    /// Next datagram of the socket's `metadata_queue`.
+    WithMetadata,
 }
 
-/// The headers in front of a payload that waits.
-pub(crate) const PLAIN_V4_BYTES: usize = Ipv4Header::BYTES + UdpHeader::BYTES;
-pub(crate) const PLAIN_V6_BYTES: usize = Ipv6Header::BYTES + UdpHeader::BYTES;
+/// Length in bytes of the IP and UDP headers in front of the payload of a plain datagram.
+pub(crate) const IP_UDP_HEADERS_V4_BYTES: usize = Ipv4Header::BYTES + UdpHeader::BYTES;
+pub(crate) const IP_UDP_HEADERS_V6_BYTES: usize = Ipv6Header::BYTES + UdpHeader::BYTES;
 
-/// Who sent a datagram with these headers, and the address it was sent to.
+/// Source address and port, and destination address, from the headers of an IPv4 datagram.
 #[inline]
-pub(crate) fn ends_v4(head: &[u8; PLAIN_V4_BYTES]) -> (SocketAddr, IpAddr) {
-    let address = |at| Ipv4Addr::from(array_at::<4, PLAIN_V4_BYTES>(head, at));
+pub(crate) fn parse_addresses_v4(head: &[u8; IP_UDP_HEADERS_V4_BYTES]) -> (SocketAddr, IpAddr) {
+    let address = |at| Ipv4Addr::from(array_at::<4, IP_UDP_HEADERS_V4_BYTES>(head, at));
     let port = u16::from_be_bytes(array_at(head, 20));
     (SocketAddr::new(address(12).into(), port), address(16).into())
 }
 
-/// As [`ends_v4`].
+/// As [`parse_addresses_v4`], for IPv6.
 #[inline]
-pub(crate) fn ends_v6(head: &[u8; PLAIN_V6_BYTES]) -> (SocketAddr, IpAddr) {
-    let address = |at| Ipv6Addr::from(array_at::<16, PLAIN_V6_BYTES>(head, at));
+pub(crate) fn parse_addresses_v6(head: &[u8; IP_UDP_HEADERS_V6_BYTES]) -> (SocketAddr, IpAddr) {
+    let address = |at| Ipv6Addr::from(array_at::<16, IP_UDP_HEADERS_V6_BYTES>(head, at));
     let port = u16::from_be_bytes(array_at(head, 40));
     (SocketAddr::new(address(8).into(), port), address(24).into())
 }
 
-/// A datagram that arrived.
+/// Received datagram.
 ///
-/// Give it back with [`Datagram::release`]: most datagrams lie in the frame
-/// that they came in, and a frame that is not given back is lost.
+/// The caller must free the datagram with [`Datagram::release`]: most datagrams hold the frame
+/// in which they arrived, and a frame that is not freed is lost.
 #[must_use = "a datagram that is not released keeps its frame"]
 pub struct Datagram {
     pub(crate) payload: Payload,
-    /// Who sent it.
+    /// Sender.
     pub remote: SocketAddr,
-    /// The address that it was sent to: one of ours, a group or broadcast.
+    /// Destination address: a local address, a multicast group or a broadcast address.
     pub local: IpAddr,
-    /// How many more routers could have passed it on.
+    /// Remaining hop limit (IPv6) or time to live (IPv4).
     pub hop_limit: u8,
-    /// Differentiated services code point and congestion notification, as one
-    /// byte (RFC 2474, RFC 3168).
+    /// Differentiated services code point and ECN bits, as one byte (RFC 2474, RFC 3168).
     pub traffic_class: u8,
 }
 
 impl Datagram {
-    /// The datagram that waits as [`Waiting::V4`].
+    /// Makes a datagram of a [`QueuedDatagram::V4`] entry.
     #[inline]
-    pub(crate) fn plain_v4(frame: Frame, arena: &Arena) -> Self {
-        let Some(head) = arena.headers::<PLAIN_V4_BYTES>(&frame) else {
-            debug_assert!(false, "a datagram lost its headers");
+    pub(crate) fn from_plain_v4(frame: Frame, arena: &Arena) -> Self {
+        let Some(head) = arena.headers::<IP_UDP_HEADERS_V4_BYTES>(&frame) else {
+            debug_assert!(false, "a queued datagram has no headers in its headroom");
             return Self::unknown(frame);
         };
-        let (remote, local) = ends_v4(head);
+        let (remote, local) = parse_addresses_v4(head);
         Self {
             remote,
             local,
@@ -124,14 +123,14 @@ impl Datagram {
         }
     }
 
-    /// The datagram that waits as [`Waiting::V6`].
+    /// Makes a datagram of a [`QueuedDatagram::V6`] entry.
     #[inline]
-    pub(crate) fn plain_v6(frame: Frame, arena: &Arena) -> Self {
-        let Some(head) = arena.headers::<PLAIN_V6_BYTES>(&frame) else {
-            debug_assert!(false, "a datagram lost its headers");
+    pub(crate) fn from_plain_v6(frame: Frame, arena: &Arena) -> Self {
+        let Some(head) = arena.headers::<IP_UDP_HEADERS_V6_BYTES>(&frame) else {
+            debug_assert!(false, "a queued datagram has no headers in its headroom");
             return Self::unknown(frame);
         };
-        let (remote, local) = ends_v6(head);
+        let (remote, local) = parse_addresses_v6(head);
         Self {
             remote,
             local,
@@ -143,36 +142,36 @@ impl Datagram {
 
     #[cold]
     fn unknown(frame: Frame) -> Self {
-        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         Self {
             payload: Payload::Frame(frame),
-            remote: SocketAddr::new(nowhere, 0),
-            local: nowhere,
+            remote: SocketAddr::new(unspecified, 0),
+            local: unspecified,
             hop_limit: 0,
             traffic_class: 0,
         }
     }
 
-    /// The bytes that were sent.
+    /// Payload.
     #[inline]
     pub fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
         self.payload.bytes(arena)
     }
 
-    /// How many bytes were sent.
+    /// Payload length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.payload.len()
     }
 
-    /// Whether nothing but a header was sent.
+    /// True if the payload is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Hands the bytes that were sent, and the data of the frame for the reply,
-    /// to `f`: both lie in the arena, and nothing is copied.
+    /// Passes the payload and the data of the frame `reply` to `f`. Both lie in the arena; nothing
+    /// is copied.
     #[inline]
     pub fn with_reply<R>(
         &self,
@@ -182,19 +181,18 @@ impl Datagram {
     ) -> R {
         match &self.payload {
             Payload::Frame(frame) => {
-                let (request, reply) = arena.pair(frame, reply);
+                let (request, reply) = arena.read_and_write(frame, reply);
                 f(request, reply)
             }
             Payload::Owned(bytes) => f(bytes, arena.bytes_mut(reply)),
         }
     }
 
-    /// The frame that the datagram lies in, with its bytes as data, to be
-    /// changed and sent back without a copy. `Err` gives back a datagram that
-    /// was put together from fragments and has no frame.
+    /// Converts the datagram into its frame, with the payload as data, to be edited and sent back
+    /// without a copy.
     ///
     /// # Errors
-    /// The datagram itself, when it has no frame.
+    /// Returns the datagram itself when it was reassembled from fragments and has no frame.
     pub fn into_frame(self) -> Result<Frame, Datagram> {
         match self.payload {
             Payload::Frame(frame) => Ok(frame),
@@ -202,14 +200,14 @@ impl Datagram {
         }
     }
 
-    /// Gives its memory back.
+    /// Frees the memory of the datagram.
     #[inline]
     pub fn release(self, arena: &mut Arena) {
         self.payload.release(arena);
     }
 }
 
-/// The `M` bytes at `at`.
+/// Copies the `M` bytes at offset `at`.
 #[inline(always)]
 pub(crate) fn array_at<const M: usize, const N: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
     let mut part = [0; M];
@@ -223,9 +221,9 @@ impl fmt::Debug for Datagram {
     }
 }
 
-/// A datagram that waits, as plain data.
+/// Queued datagram as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct SavedDatagram {
+pub(crate) struct DatagramSnapshot {
     pub(crate) remote: SocketAddr,
     pub(crate) local: IpAddr,
     pub(crate) hop_limit: u8,

@@ -1,80 +1,80 @@
-//! Datagrams that are answered at once, many at a time.
+//! Request and reply exchange: received datagrams are answered at once, many per call.
 //!
-//! An answer goes back the way that the question came, from the address that
-//! was asked, so most of what sending has to find out is known already.
+//! A reply returns to the sender of the request, from the address that received the request. So
+//! most of what sending has to look up is known already.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tidegate_memory::arena::GiveBack;
-use tidegate_memory::fifo::Spare;
+use tidegate_memory::arena::FreeBatch;
+use tidegate_memory::fifo::PushBatch;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
 use super::socket::Socket;
-use super::{Datagram, Payload, UdpId, Waiting, array_at};
-use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, Ports, Template};
-use crate::path::Paths;
+use super::{Datagram, Payload, QueuedDatagram, UdpId, array_at};
+use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, HeaderTemplate, PortPair};
+use crate::path::PathCache;
 use crate::{Counters, Stack};
 
-/// A datagram to be answered.
+/// Received datagram, passed to the callback of [`Stack::udp_exchange`].
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The datagram.
+pub struct UdpRequest<'a> {
+    /// Payload.
     pub bytes: &'a [u8],
-    /// Who sent it.
+    /// Sender.
     pub from: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// Local address that the datagram was sent to.
     pub to: IpAddr,
 }
 
-/// A datagram to be answered where it lies.
+/// Received datagram, passed to the callback of [`Stack::udp_exchange_in_place`].
 #[derive(Debug)]
-pub struct InPlace<'a> {
-    /// The datagram, and behind it room for an answer that is longer. The
-    /// answer is written over it from the start.
+pub struct InPlaceRequest<'a> {
+    /// Payload, followed by spare space for a longer reply. The callback writes the reply over the
+    /// payload, from the start of the buffer.
     pub buffer: &'a mut [u8],
-    /// How many bytes of the buffer are the datagram.
+    /// Length of the received payload in bytes.
     pub len: usize,
-    /// Who sent it.
+    /// Sender.
     pub from: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// Local address that the datagram was sent to.
     pub to: IpAddr,
 }
 
-/// The two ends of a datagram that waits, as its headers tell them: `B` is twice
-/// the length `A` of an address.
+/// Four-tuple of a queued datagram in header byte order. `A` is the length of an address in bytes,
+/// `B` is twice that length.
 #[derive(Clone, Copy)]
-struct Ends<const A: usize, const B: usize> {
-    /// The peer's and ours.
+struct RawFourTuple<const A: usize, const B: usize> {
+    /// Remote address, then local address.
     addresses: [u8; B],
-    /// The peer's and ours.
-    ports: Ports,
+    /// Remote port, then local port.
+    ports: PortPair,
 }
 
-impl Ends<4, 8> {
+impl RawFourTuple<4, 8> {
     #[inline(always)]
-    fn v4(head: &[u8; HEADERS_V4_BYTES]) -> Self {
-        Self { addresses: array_at(head, 26), ports: Ports::of(array_at(head, 34)) }
+    fn from_headers_v4(head: &[u8; HEADERS_V4_BYTES]) -> Self {
+        Self { addresses: array_at(head, 26), ports: PortPair::from_header(array_at(head, 34)) }
     }
 }
 
-impl Ends<16, 32> {
+impl RawFourTuple<16, 32> {
     #[inline(always)]
-    fn v6(head: &[u8; HEADERS_V6_BYTES]) -> Self {
-        Self { addresses: array_at(head, 22), ports: Ports::of(array_at(head, 54)) }
+    fn from_headers_v6(head: &[u8; HEADERS_V6_BYTES]) -> Self {
+        Self { addresses: array_at(head, 22), ports: PortPair::from_header(array_at(head, 54)) }
     }
 }
 
-impl<const A: usize, const B: usize> Ends<A, B> {
-    /// The addresses of the peer and ours.
+impl<const A: usize, const B: usize> RawFourTuple<A, B> {
+    /// Remote and local address.
     #[inline(always)]
-    fn split(&self) -> ([u8; A], [u8; A]) {
+    fn split_addresses(&self) -> ([u8; A], [u8; A]) {
         (array_at(&self.addresses, 0), array_at(&self.addresses, A))
     }
 
-    /// The two ends as the application shall see them: who sent it, and the
-    /// address of ours. `mapped` says that IPv4 is mapped into IPv6.
+    /// Sender and local address in the form that the application sees. `mapped` selects IPv4-mapped
+    /// IPv6 addresses (RFC 4291 section 2.5.5.2).
     #[inline(always)]
-    fn present(&self, mapped: bool) -> (SocketAddr, IpAddr)
+    fn app_addresses(&self, mapped: bool) -> (SocketAddr, IpAddr)
     where
         IpAddr: From<[u8; A]>,
     {
@@ -82,99 +82,100 @@ impl<const A: usize, const B: usize> Ends<A, B> {
             IpAddr::V4(v4) if mapped => v4.to_ipv6_mapped().into(),
             ip => ip,
         };
-        let (remote, local) = self.split();
+        let (remote, local) = self.split_addresses();
         (SocketAddr::new(ip(remote), self.ports.source()), ip(local))
     }
 }
 
-/// How one socket sends its answers.
-struct Way<'a, const N: usize> {
+/// Path state of the replies of one socket.
+struct ReplyPath<'a, const N: usize> {
     now_ns: u64,
-    paths: &'a Paths,
-    /// The application sees IPv4 addresses mapped into IPv6.
+    paths: &'a PathCache,
+    /// The application sees IPv4-mapped IPv6 addresses.
     mapped: bool,
-    /// Whom the last answer went to, and the way there.
-    last: Last<'a, N>,
+    /// Route of the previous reply.
+    cached: CachedRoute<'a, N>,
 }
 
-/// The way that an answer went: the next one often goes there, too.
-struct Last<'a, const N: usize> {
-    /// The addresses, the peer's first.
+/// Route of a reply, cached because the next reply often has the same destination.
+struct CachedRoute<'a, const N: usize> {
+    /// Remote address, then local address.
     addresses: [u8; N],
-    template: &'a Template,
-    /// The longest answer that can go the short way.
-    most_bytes: usize,
+    template: &'a HeaderTemplate,
+    /// Largest payload in bytes that can take the fast path.
+    max_bytes: usize,
 }
 
-impl<const N: usize> Last<'_, N> {
-    const NONE: Self = Self { addresses: [0xff; N], template: &Template::NONE, most_bytes: 0 };
+impl<const N: usize> CachedRoute<'_, N> {
+    const NONE: Self = Self { addresses: [0xff; N], template: &HeaderTemplate::NONE, max_bytes: 0 };
 }
 
-impl<'a> Way<'a, 8> {
-    /// Whether an answer of `len` bytes can go the short way; `last` is that
-    /// way then.
+impl<'a> ReplyPath<'a, 8> {
+    /// True if a reply of `len` bytes can take the fast path. Its route is in `cached` then.
     #[inline(always)]
-    fn is_short_v4(&mut self, ends: &Ends<4, 8>, len: usize) -> bool {
-        if self.last.addresses != ends.addresses {
-            let (remote, local) = ends.split();
+    fn has_fast_path_v4(&mut self, tuple: &RawFourTuple<4, 8>, len: usize) -> bool {
+        if self.cached.addresses != tuple.addresses {
+            let (remote, local) = tuple.split_addresses();
             let path = self.paths.get(self.now_ns, Ipv4Addr::from(remote).into());
             let Some(path) = path else { return false };
             if path.template.source_v4() != Ipv4Addr::from(local) {
                 return false;
             }
-            let Some(most_bytes) = path.plain_bytes.checked_sub(HEADERS_V4_BYTES) else {
+            let Some(max_bytes) = path.max_plain_frame_bytes.checked_sub(HEADERS_V4_BYTES) else {
                 return false;
             };
-            self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
+            self.cached =
+                CachedRoute { addresses: tuple.addresses, template: &path.template, max_bytes };
         }
-        len <= self.last.most_bytes
+        len <= self.cached.max_bytes
     }
 }
 
-impl<'a> Way<'a, 32> {
-    /// Whether an answer of `len` bytes can go the short way; `last` is that
-    /// way then.
+impl<'a> ReplyPath<'a, 32> {
+    /// True if a reply of `len` bytes can take the fast path. Its route is in `cached` then.
     #[inline(always)]
-    fn is_short_v6(&mut self, ends: &Ends<16, 32>, len: usize) -> bool {
-        if self.last.addresses != ends.addresses {
-            let (remote, local) = ends.split();
+    fn has_fast_path_v6(&mut self, tuple: &RawFourTuple<16, 32>, len: usize) -> bool {
+        if self.cached.addresses != tuple.addresses {
+            let (remote, local) = tuple.split_addresses();
             let path = self.paths.get(self.now_ns, Ipv6Addr::from(remote).into());
             let Some(path) = path else { return false };
             if path.template.source_v6() != Ipv6Addr::from(local) {
                 return false;
             }
-            let Some(most_bytes) = path.plain_bytes.checked_sub(HEADERS_V6_BYTES) else {
+            let Some(max_bytes) = path.max_plain_frame_bytes.checked_sub(HEADERS_V6_BYTES) else {
                 return false;
             };
-            self.last = Last { addresses: ends.addresses, template: &path.template, most_bytes };
+            self.cached =
+                CachedRoute { addresses: tuple.addresses, template: &path.template, max_bytes };
         }
-        len <= self.last.most_bytes
+        len <= self.cached.max_bytes
     }
 }
 
-/// An answer that does not go the short way.
-struct Answer {
+/// Reply that takes the slow path.
+struct SlowPathReply {
     frame: Frame,
     to: SocketAddr,
     from: IpAddr,
 }
 
-/// What does not go the short way.
-enum Long {
-    /// An answer.
-    Answer(Answer),
-    /// A datagram that was not answered yet.
+/// Work that takes the slow path.
+enum SlowPath {
+    /// Finished reply.
+    Reply(SlowPathReply),
+    /// Request that was not passed to the callback yet.
     Datagram(Datagram),
 }
 
-/// What is needed of an arena to answer in it.
-trait Desk {
+/// Frame memory in which replies are written: the operations on the arena that both strategies
+/// need.
+trait ReplyBuffer {
     fn free(&mut self, frame: Frame);
 
     fn set_len(&self, frame: &mut Frame, len: usize) -> bool;
 }
 
-impl Desk for &mut Arena {
+impl ReplyBuffer for &mut Arena {
     #[inline(always)]
     fn free(&mut self, frame: Frame) {
         Arena::free(self, frame);
@@ -186,86 +187,85 @@ impl Desk for &mut Arena {
     }
 }
 
-impl Desk for GiveBack<'_> {
+impl ReplyBuffer for FreeBatch<'_> {
     #[inline(always)]
     fn free(&mut self, frame: Frame) {
-        GiveBack::free(self, frame);
+        FreeBatch::free(self, frame);
     }
 
     #[inline(always)]
     fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        GiveBack::set_len(self, frame, len)
+        FreeBatch::set_len(self, frame, len)
     }
 }
 
-/// Answers that are ready to be sent.
-struct Ready<'a> {
-    queue: Spare<'a, Frame>,
+/// Batch of finished replies in the transmit queue.
+struct ReplyQueue<'a> {
+    queue: PushBatch<'a, Frame>,
     transmitted: &'a mut u64,
 }
 
-impl<'a> Ready<'a> {
-    fn new(queue: Spare<'a, Frame>, transmitted: &'a mut u64) -> Self {
+impl<'a> ReplyQueue<'a> {
+    fn new(queue: PushBatch<'a, Frame>, transmitted: &'a mut u64) -> Self {
         Self { queue, transmitted }
     }
 
-    /// Queues a frame of which `len` bytes are the answer and whose headers are
-    /// in place, in front of it. There is room.
+    /// Queues a frame whose first `len` bytes are the reply. The headers are in the headroom
+    /// already. The queue must have space.
     #[inline(always)]
     fn push<const HEADERS: usize>(
         &mut self,
-        desk: &mut impl Desk,
+        buffers: &mut impl ReplyBuffer,
         mut frame: Frame,
         len: usize,
         checksum: PackedChecksum,
     ) {
-        if !desk.set_len(&mut frame, len) {
-            return lost(desk, frame);
+        if !buffers.set_len(&mut frame, len) {
+            return free_malformed(buffers, frame);
         }
         frame.retreat(HEADERS);
         frame.set_packed_checksum(checksum);
         if let Err(frame) = self.queue.push(frame) {
-            lost(desk, frame);
+            free_malformed(buffers, frame);
         }
     }
 }
 
-impl Drop for Ready<'_> {
+impl Drop for ReplyQueue<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.transmitted += self.queue.used() as u64;
+        *self.transmitted += self.queue.pushed() as u64;
     }
 }
 
-/// Where answers are written. `PARTIAL` says that the port completes checksums.
-trait Place {
-    /// The arena, as it is needed for that.
-    type Desk<'a>: Desk;
+/// Strategy for where replies are written. `PARTIAL`: the device completes checksums.
+trait ReplyStrategy {
+    /// Form of access to the arena that the strategy needs.
+    type Buffers<'a>: ReplyBuffer;
 
-    fn desk(arena: &mut Arena) -> Self::Desk<'_>;
+    fn buffers(arena: &mut Arena) -> Self::Buffers<'_>;
 
-    /// Has a datagram answered that waits as [`Waiting::V4`]. Returns what does
-    /// not go the short way.
-    fn answer_v4<const PARTIAL: bool>(
+    /// Passes a [`QueuedDatagram::V4`] entry to the callback and queues the reply. Returns a reply
+    /// that cannot take the fast path.
+    fn respond_v4<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 8>,
-        ready: &mut Ready<'_>,
-        desk: &mut Self::Desk<'_>,
+        reply_path: &mut ReplyPath<'_, 8>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut Self::Buffers<'_>,
         frame: Frame,
-    ) -> Option<Answer>;
+    ) -> Option<SlowPathReply>;
 
-    /// Has a datagram answered that waits as [`Waiting::V6`], as
-    /// [`Place::answer_v4`].
-    fn answer_v6<const PARTIAL: bool>(
+    /// As [`ReplyStrategy::respond_v4`], for [`QueuedDatagram::V6`].
+    fn respond_v6<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 32>,
-        ready: &mut Ready<'_>,
-        desk: &mut Self::Desk<'_>,
+        reply_path: &mut ReplyPath<'_, 32>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut Self::Buffers<'_>,
         frame: Frame,
-    ) -> Option<Answer>;
+    ) -> Option<SlowPathReply>;
 
-    /// Has any datagram answered. `send` takes the answer.
-    fn answer_any(
+    /// Passes any datagram to the callback. `send` receives the reply, if there is one.
+    fn respond_slow(
         &mut self,
         arena: &mut Arena,
         datagram: Datagram,
@@ -273,78 +273,78 @@ trait Place {
     );
 }
 
-/// Each answer is written over its datagram.
-struct Over<F>(F);
+/// Strategy that writes each reply over its request.
+struct InPlace<F>(F);
 
-impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
-    type Desk<'a> = GiveBack<'a>;
+impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<F> {
+    type Buffers<'a> = FreeBatch<'a>;
 
     #[inline(always)]
-    fn desk(arena: &mut Arena) -> GiveBack<'_> {
-        arena.give_back()
+    fn buffers(arena: &mut Arena) -> FreeBatch<'_> {
+        arena.free_batch()
     }
 
     #[inline(always)]
-    fn answer_v4<const PARTIAL: bool>(
+    fn respond_v4<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 8>,
-        ready: &mut Ready<'_>,
-        desk: &mut GiveBack<'_>,
+        reply_path: &mut ReplyPath<'_, 8>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut FreeBatch<'_>,
         mut frame: Frame,
-    ) -> Option<Answer> {
-        let asked = frame.len();
-        let Some((head, room)) = desk.headers_mut(&mut frame) else {
-            lost(desk, frame);
+    ) -> Option<SlowPathReply> {
+        let request_bytes = frame.len();
+        let Some((head, buffer)) = buffers.headers_mut(&mut frame) else {
+            free_malformed(buffers, frame);
             return None;
         };
-        let ends = Ends::v4(head);
-        let (from, to) = ends.present(way.mapped);
-        let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
-        let Some(payload) = len.and_then(|len| room.get(..len)) else {
-            desk.free(frame);
+        let tuple = RawFourTuple::from_headers_v4(head);
+        let (from, to) = tuple.app_addresses(reply_path.mapped);
+        let len = (self.0)(InPlaceRequest { buffer: &mut *buffer, len: request_bytes, from, to });
+        let Some(payload) = len.and_then(|len| buffer.get(..len)) else {
+            buffers.free(frame);
             return None;
         };
         let len = payload.len();
-        if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
-            return Some(long(desk, frame, len, ends.present(false)));
+        if replies.queue.is_full() || !reply_path.has_fast_path_v4(&tuple, len) {
+            return Some(slow_path_reply(buffers, frame, len, tuple.app_addresses(false)));
         }
-        let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v4(head, payload, ports, PARTIAL);
-        ready.push::<HEADERS_V4_BYTES>(desk, frame, len, checksum);
+        let ports = tuple.ports.swapped();
+        let checksum = reply_path.cached.template.emit_v4(head, payload, ports, PARTIAL);
+        replies.push::<HEADERS_V4_BYTES>(buffers, frame, len, checksum);
         None
     }
 
     #[inline(always)]
-    fn answer_v6<const PARTIAL: bool>(
+    fn respond_v6<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 32>,
-        ready: &mut Ready<'_>,
-        desk: &mut GiveBack<'_>,
+        reply_path: &mut ReplyPath<'_, 32>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut FreeBatch<'_>,
         mut frame: Frame,
-    ) -> Option<Answer> {
-        let asked = frame.len();
-        let Some((head, room)) = desk.headers_mut(&mut frame) else {
-            lost(desk, frame);
+    ) -> Option<SlowPathReply> {
+        let request_bytes = frame.len();
+        let Some((head, buffer)) = buffers.headers_mut(&mut frame) else {
+            free_malformed(buffers, frame);
             return None;
         };
-        let ends = Ends::v6(head);
-        let (from, to) = ends.present(way.mapped);
-        let len = (self.0)(InPlace { buffer: &mut *room, len: asked, from, to });
-        let Some(payload) = len.and_then(|len| room.get(..len)) else {
-            desk.free(frame);
+        let tuple = RawFourTuple::from_headers_v6(head);
+        let (from, to) = tuple.app_addresses(reply_path.mapped);
+        let len = (self.0)(InPlaceRequest { buffer: &mut *buffer, len: request_bytes, from, to });
+        let Some(payload) = len.and_then(|len| buffer.get(..len)) else {
+            buffers.free(frame);
             return None;
         };
         let len = payload.len();
-        if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
-            return Some(long(desk, frame, len, ends.present(false)));
+        if replies.queue.is_full() || !reply_path.has_fast_path_v6(&tuple, len) {
+            return Some(slow_path_reply(buffers, frame, len, tuple.app_addresses(false)));
         }
-        let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v6(head, payload, ports, PARTIAL);
-        ready.push::<HEADERS_V6_BYTES>(desk, frame, len, checksum);
+        let ports = tuple.ports.swapped();
+        let checksum = reply_path.cached.template.emit_v6(head, payload, ports, PARTIAL);
+        replies.push::<HEADERS_V6_BYTES>(buffers, frame, len, checksum);
         None
     }
 
-    fn answer_any(
+    fn respond_slow(
         &mut self,
         arena: &mut Arena,
         datagram: Datagram,
@@ -354,10 +354,10 @@ impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
         match datagram.payload {
             Payload::Frame(mut frame) => {
                 let len = frame.len();
-                let answered = arena
+                let reply_len = arena
                     .headers_mut::<0>(&mut frame)
-                    .and_then(|(_, buffer)| (self.0)(InPlace { buffer, len, from, to }));
-                if answered.is_some_and(|len| arena.set_len(&mut frame, len)) {
+                    .and_then(|(_, buffer)| (self.0)(InPlaceRequest { buffer, len, from, to }));
+                if reply_len.is_some_and(|len| arena.set_len(&mut frame, len)) {
                     send(arena, Payload::Frame(frame));
                 } else {
                     arena.free(frame);
@@ -366,8 +366,8 @@ impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
             Payload::Owned(bytes) => {
                 let mut bytes = bytes.into_vec();
                 let len = bytes.len();
-                let answered = (self.0)(InPlace { buffer: &mut bytes, len, from, to });
-                if let Some(len) = answered.filter(|&len| len <= bytes.len()) {
+                let reply_len = (self.0)(InPlaceRequest { buffer: &mut bytes, len, from, to });
+                if let Some(len) = reply_len.filter(|&len| len <= bytes.len()) {
                     bytes.truncate(len);
                     send(arena, Payload::Owned(bytes.into()));
                 }
@@ -376,143 +376,141 @@ impl<F: FnMut(InPlace<'_>) -> Option<usize>> Place for Over<F> {
     }
 }
 
-/// Each answer is written to a frame of its own.
-struct Apart<F>(F);
+/// Strategy that writes each reply to a separate frame.
+struct Separate<F>(F);
 
-impl<F: FnMut(Request<'_>, &mut [u8]) -> Option<usize>> Apart<F> {
-    /// Has a datagram answered. Returns the answer without headers.
+impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Separate<F> {
+    /// Passes a request to the callback and frees the request. Returns the reply without headers.
     #[inline(always)]
-    fn answer(
+    fn respond(
         &mut self,
         arena: &mut Arena,
         frame: Frame,
         (from, to): (SocketAddr, IpAddr),
     ) -> Option<Frame> {
-        let mut reply = blank(arena);
+        let mut reply = alloc_reply(arena);
         let len = reply.as_mut().and_then(|reply| {
-            let (bytes, buffer) = arena.pair(&frame, reply);
-            (self.0)(Request { bytes, from, to }, buffer)
+            let (bytes, buffer) = arena.read_and_write(&frame, reply);
+            (self.0)(UdpRequest { bytes, from, to }, buffer)
         });
         arena.free(frame);
-        cut(arena, reply?, len)
+        truncate_reply(arena, reply?, len)
     }
 }
 
-impl<F: FnMut(Request<'_>, &mut [u8]) -> Option<usize>> Place for Apart<F> {
-    type Desk<'a> = &'a mut Arena;
+impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> ReplyStrategy for Separate<F> {
+    type Buffers<'a> = &'a mut Arena;
 
     #[inline(always)]
-    fn desk(arena: &mut Arena) -> &mut Arena {
+    fn buffers(arena: &mut Arena) -> &mut Arena {
         arena
     }
 
     #[inline(always)]
-    fn answer_v4<const PARTIAL: bool>(
+    fn respond_v4<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 8>,
-        ready: &mut Ready<'_>,
-        desk: &mut &mut Arena,
+        reply_path: &mut ReplyPath<'_, 8>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut &mut Arena,
         frame: Frame,
-    ) -> Option<Answer> {
-        let Some(ends) = desk.headers(&frame).map(Ends::v4) else {
-            lost(desk, frame);
+    ) -> Option<SlowPathReply> {
+        let Some(tuple) = buffers.headers(&frame).map(RawFourTuple::from_headers_v4) else {
+            free_malformed(buffers, frame);
             return None;
         };
-        let mut reply = self.answer(desk, frame, ends.present(way.mapped))?;
+        let mut reply = self.respond(buffers, frame, tuple.app_addresses(reply_path.mapped))?;
         let len = reply.len();
-        if ready.queue.is_full() || !way.is_short_v4(&ends, len) {
-            return Some(long(desk, reply, len, ends.present(false)));
+        if replies.queue.is_full() || !reply_path.has_fast_path_v4(&tuple, len) {
+            return Some(slow_path_reply(buffers, reply, len, tuple.app_addresses(false)));
         }
-        let Some((head, room)) = desk.headers_mut(&mut reply) else {
-            lost(desk, reply);
+        let Some((head, buffer)) = buffers.headers_mut(&mut reply) else {
+            free_malformed(buffers, reply);
             return None;
         };
-        let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v4(head, &room[..len], ports, PARTIAL);
-        ready.push::<HEADERS_V4_BYTES>(desk, reply, len, checksum);
+        let ports = tuple.ports.swapped();
+        let checksum = reply_path.cached.template.emit_v4(head, &buffer[..len], ports, PARTIAL);
+        replies.push::<HEADERS_V4_BYTES>(buffers, reply, len, checksum);
         None
     }
 
     #[inline(always)]
-    fn answer_v6<const PARTIAL: bool>(
+    fn respond_v6<const PARTIAL: bool>(
         &mut self,
-        way: &mut Way<'_, 32>,
-        ready: &mut Ready<'_>,
-        desk: &mut &mut Arena,
+        reply_path: &mut ReplyPath<'_, 32>,
+        replies: &mut ReplyQueue<'_>,
+        buffers: &mut &mut Arena,
         frame: Frame,
-    ) -> Option<Answer> {
-        let Some(ends) = desk.headers(&frame).map(Ends::v6) else {
-            lost(desk, frame);
+    ) -> Option<SlowPathReply> {
+        let Some(tuple) = buffers.headers(&frame).map(RawFourTuple::from_headers_v6) else {
+            free_malformed(buffers, frame);
             return None;
         };
-        let mut reply = self.answer(desk, frame, ends.present(way.mapped))?;
+        let mut reply = self.respond(buffers, frame, tuple.app_addresses(reply_path.mapped))?;
         let len = reply.len();
-        if ready.queue.is_full() || !way.is_short_v6(&ends, len) {
-            return Some(long(desk, reply, len, ends.present(false)));
+        if replies.queue.is_full() || !reply_path.has_fast_path_v6(&tuple, len) {
+            return Some(slow_path_reply(buffers, reply, len, tuple.app_addresses(false)));
         }
-        let Some((head, room)) = desk.headers_mut(&mut reply) else {
-            lost(desk, reply);
+        let Some((head, buffer)) = buffers.headers_mut(&mut reply) else {
+            free_malformed(buffers, reply);
             return None;
         };
-        let ports = ends.ports.swapped();
-        let checksum = way.last.template.emit_v6(head, &room[..len], ports, PARTIAL);
-        ready.push::<HEADERS_V6_BYTES>(desk, reply, len, checksum);
+        let ports = tuple.ports.swapped();
+        let checksum = reply_path.cached.template.emit_v6(head, &buffer[..len], ports, PARTIAL);
+        replies.push::<HEADERS_V6_BYTES>(buffers, reply, len, checksum);
         None
     }
 
-    fn answer_any(
+    fn respond_slow(
         &mut self,
         arena: &mut Arena,
         datagram: Datagram,
         send: impl FnOnce(&mut Arena, Payload),
     ) {
         let (from, to) = (datagram.remote, datagram.local);
-        let mut reply = blank(arena);
+        let mut reply = alloc_reply(arena);
         let len = reply.as_mut().and_then(|reply| {
             datagram.with_reply(arena, reply, |bytes, buffer| {
-                (self.0)(Request { bytes, from, to }, buffer)
+                (self.0)(UdpRequest { bytes, from, to }, buffer)
             })
         });
         datagram.release(arena);
-        if let Some(reply) = reply.and_then(|reply| cut(arena, reply, len)) {
+        if let Some(reply) = reply.and_then(|reply| truncate_reply(arena, reply, len)) {
             send(arena, Payload::Frame(reply));
         }
     }
 }
 
 impl Stack {
-    /// Hands the datagrams that wait in a socket to `answer`, at most `most` of
-    /// them, with the payload of a frame to write the answer to, and sends as
-    /// many bytes of it as `answer` says; `None` sends nothing. Returns how many
-    /// datagrams were taken.
+    /// Passes up to `max_datagrams` queued datagrams of a socket to `respond`, and sends the
+    /// replies. Returns the number of datagrams taken from the receive queue.
     ///
-    /// An answer leaves from the address that was asked. It is lost, and
-    /// counted, when there is no room to send it.
+    /// `respond` writes a reply to the buffer and returns its length in bytes; `None` sends
+    /// nothing. A reply leaves from the address that the request was sent to. Without space to
+    /// send, a reply is dropped and counted.
     #[inline]
     pub fn udp_exchange(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        most: usize,
-        answer: impl FnMut(Request<'_>, &mut [u8]) -> Option<usize>,
+        max_datagrams: usize,
+        respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
     ) -> usize {
-        self.exchange(now_ns, arena, id, most, &mut Apart(answer))
+        self.exchange(now_ns, arena, id, max_datagrams, &mut Separate(respond))
     }
 
-    /// As [`Stack::udp_exchange`], but each answer is written over its
-    /// datagram: no second frame is needed, and what stays the same need not be
-    /// copied.
+    /// As [`Stack::udp_exchange`], but each reply is written over its request. This needs no second
+    /// frame, and unchanged bytes are not copied.
     #[inline]
     pub fn udp_exchange_in_place(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        most: usize,
-        answer: impl FnMut(InPlace<'_>) -> Option<usize>,
+        max_datagrams: usize,
+        respond: impl FnMut(InPlaceRequest<'_>) -> Option<usize>,
     ) -> usize {
-        self.exchange(now_ns, arena, id, most, &mut Over(answer))
+        self.exchange(now_ns, arena, id, max_datagrams, &mut InPlace(respond))
     }
 
     #[inline]
@@ -521,41 +519,43 @@ impl Stack {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        most: usize,
-        place: &mut impl Place,
+        max_datagrams: usize,
+        strategy: &mut impl ReplyStrategy,
     ) -> usize {
         let mut taken = 0;
-        while taken < most {
-            let left = most - taken;
-            let (count, long) = match self.udp.get(id).and_then(Socket::front) {
-                Some(Waiting::V4(_)) => {
-                    let (count, answer) = if self.transmit_checksum {
-                        self.exchange_v4::<_, true>(now_ns, arena, id, left, place)
+        while taken < max_datagrams {
+            let remaining = max_datagrams - taken;
+            let (count, slow_path) = match self.udp.get(id).and_then(Socket::front) {
+                Some(QueuedDatagram::V4(_)) => {
+                    let (count, reply) = if self.transmit_checksum {
+                        self.exchange_v4::<_, true>(now_ns, arena, id, remaining, strategy)
                     } else {
-                        self.exchange_v4::<_, false>(now_ns, arena, id, left, place)
+                        self.exchange_v4::<_, false>(now_ns, arena, id, remaining, strategy)
                     };
-                    (count, answer.map(Long::Answer))
+                    (count, reply.map(SlowPath::Reply))
                 }
-                Some(Waiting::V6(_)) => {
-                    let (count, answer) = if self.transmit_checksum {
-                        self.exchange_v6::<_, true>(now_ns, arena, id, left, place)
+                Some(QueuedDatagram::V6(_)) => {
+                    let (count, reply) = if self.transmit_checksum {
+                        self.exchange_v6::<_, true>(now_ns, arena, id, remaining, strategy)
                     } else {
-                        self.exchange_v6::<_, false>(now_ns, arena, id, left, place)
+                        self.exchange_v6::<_, false>(now_ns, arena, id, remaining, strategy)
                     };
-                    (count, answer.map(Long::Answer))
+                    (count, reply.map(SlowPath::Reply))
                 }
-                Some(Waiting::Described) => (1, self.udp_receive(arena, id).map(Long::Datagram)),
+                Some(QueuedDatagram::WithMetadata) => {
+                    (1, self.udp_recv(arena, id).map(SlowPath::Datagram))
+                }
                 None => break,
             };
             taken += count;
-            match long {
-                Some(Long::Answer(Answer { frame, to, from })) => {
-                    self.send_long(now_ns, arena, id, (to, from), Payload::Frame(frame));
+            match slow_path {
+                Some(SlowPath::Reply(SlowPathReply { frame, to, from })) => {
+                    self.send_slow(now_ns, arena, id, (to, from), Payload::Frame(frame));
                 }
-                Some(Long::Datagram(datagram)) => {
-                    let ends = (datagram.remote, datagram.local);
-                    place.answer_any(arena, datagram, |arena, payload| {
-                        self.send_long(now_ns, arena, id, ends, payload);
+                Some(SlowPath::Datagram(datagram)) => {
+                    let addresses = (datagram.remote, datagram.local);
+                    strategy.respond_slow(arena, datagram, |arena, payload| {
+                        self.send_slow(now_ns, arena, id, addresses, payload);
                     });
                 }
                 None if count == 0 => break,
@@ -565,72 +565,80 @@ impl Stack {
         taken
     }
 
-    /// Has IPv4 datagrams at the front answered, up to the first that does not
-    /// go the short way. Returns how many were taken, at least one, and what to
-    /// do for the last of them.
-    // A function of its own: so that all it needs finds a place in registers.
+    /// Answers IPv4 datagrams at the front of the queue, up to the first that needs the slow path.
+    /// Returns the number of datagrams taken, at least 1, and the slow-path reply of the last.
+    // A separate function, so that all its variables fit in registers.
     #[inline(never)]
-    fn exchange_v4<P: Place, const PARTIAL: bool>(
+    fn exchange_v4<P: ReplyStrategy, const PARTIAL: bool>(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        most: usize,
-        place: &mut P,
-    ) -> (usize, Option<Answer>) {
+        max_datagrams: usize,
+        strategy: &mut P,
+    ) -> (usize, Option<SlowPathReply>) {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
-        let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
+        let limit = if socket.uses_default_headers { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut way =
-            Way { now_ns, paths: &self.paths, mapped: socket.bound.is_ipv6(), last: Last::NONE };
-        let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
-        let mut queue = socket.empty(most, held, delivered);
-        let mut desk = P::desk(arena);
-        while let Some(Waiting::V4(frame)) =
-            queue.next_if(|waiting| matches!(waiting, Waiting::V4(_)))
+        let mut reply_path = ReplyPath {
+            now_ns,
+            paths: &self.paths,
+            mapped: socket.bound.is_ipv6(),
+            cached: CachedRoute::NONE,
+        };
+        let mut replies = ReplyQueue::new(self.transmit.push_batch(limit, 0), transmitted);
+        let mut queue = socket.pop_batch(max_datagrams, held, delivered);
+        let mut buffers = P::buffers(arena);
+        while let Some(QueuedDatagram::V4(frame)) =
+            queue.next_if(|waiting| matches!(waiting, QueuedDatagram::V4(_)))
         {
-            if let Some(answer) = place.answer_v4::<PARTIAL>(&mut way, &mut ready, &mut desk, frame)
+            if let Some(reply) =
+                strategy.respond_v4::<PARTIAL>(&mut reply_path, &mut replies, &mut buffers, frame)
             {
-                return (queue.taken(), Some(answer));
+                return (queue.taken(), Some(reply));
             }
         }
         (queue.taken(), None)
     }
 
-    /// Has IPv6 datagrams at the front answered, up to the first that does not
-    /// go the short way. Returns how many were taken, at least one, and what to
-    /// do for the last of them.
-    // A function of its own: so that all it needs finds a place in registers.
+    /// Answers IPv6 datagrams at the front of the queue, up to the first that needs the slow path.
+    /// Returns the number of datagrams taken, at least 1, and the slow-path reply of the last.
+    // A separate function, so that all its variables fit in registers.
     #[inline(never)]
-    fn exchange_v6<P: Place, const PARTIAL: bool>(
+    fn exchange_v6<P: ReplyStrategy, const PARTIAL: bool>(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        most: usize,
-        place: &mut P,
-    ) -> (usize, Option<Answer>) {
+        max_datagrams: usize,
+        strategy: &mut P,
+    ) -> (usize, Option<SlowPathReply>) {
         let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
-        let limit = if socket.sends_plainly { self.limits.transmit_frames } else { 0 };
+        let limit = if socket.uses_default_headers { self.limits.transmit_frames } else { 0 };
         let Counters { held, delivered, transmitted, .. } = &mut self.counters;
-        let mut way =
-            Way { now_ns, paths: &self.paths, mapped: socket.bound.is_ipv6(), last: Last::NONE };
-        let mut ready = Ready::new(self.transmit.spare(limit, 0), transmitted);
-        let mut queue = socket.empty(most, held, delivered);
-        let mut desk = P::desk(arena);
-        while let Some(Waiting::V6(frame)) =
-            queue.next_if(|waiting| matches!(waiting, Waiting::V6(_)))
+        let mut reply_path = ReplyPath {
+            now_ns,
+            paths: &self.paths,
+            mapped: socket.bound.is_ipv6(),
+            cached: CachedRoute::NONE,
+        };
+        let mut replies = ReplyQueue::new(self.transmit.push_batch(limit, 0), transmitted);
+        let mut queue = socket.pop_batch(max_datagrams, held, delivered);
+        let mut buffers = P::buffers(arena);
+        while let Some(QueuedDatagram::V6(frame)) =
+            queue.next_if(|waiting| matches!(waiting, QueuedDatagram::V6(_)))
         {
-            if let Some(answer) = place.answer_v6::<PARTIAL>(&mut way, &mut ready, &mut desk, frame)
+            if let Some(reply) =
+                strategy.respond_v6::<PARTIAL>(&mut reply_path, &mut replies, &mut buffers, frame)
             {
-                return (queue.taken(), Some(answer));
+                return (queue.taken(), Some(reply));
             }
         }
         (queue.taken(), None)
     }
 
     #[inline(never)]
-    fn send_long(
+    fn send_slow(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
@@ -638,7 +646,7 @@ impl Stack {
         (to, from): (SocketAddr, IpAddr),
         payload: Payload,
     ) {
-        // A refusal is counted by the stack under its reason.
+        // The stack counts a failure under its drop reason.
         let _ = match payload {
             Payload::Frame(frame) => {
                 self.udp_send_frame(now_ns, arena, id, Some(to), Some(from), frame)
@@ -648,19 +656,19 @@ impl Stack {
     }
 }
 
-/// A frame to write an answer to.
+/// Allocates a frame for a reply, with all its space as data.
 #[inline(always)]
-fn blank(arena: &mut Arena) -> Option<Frame> {
+fn alloc_reply(arena: &mut Arena) -> Option<Frame> {
     let mut frame = arena.alloc()?;
-    let room = arena.room(&frame);
-    arena.set_len(&mut frame, room);
+    let space = arena.space(&frame);
+    arena.set_len(&mut frame, space);
     Some(frame)
 }
 
-/// A frame cut to the length of the answer; given back when there is none, or
-/// it is longer than its room.
+/// Truncates a frame to the length of the reply. Frees the frame if there is no reply, or the
+/// reply is longer than the frame.
 #[inline(always)]
-fn cut(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Option<Frame> {
+fn truncate_reply(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Option<Frame> {
     if len.is_some_and(|len| arena.set_len(&mut frame, len)) {
         return Some(frame);
     }
@@ -669,20 +677,20 @@ fn cut(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Option<Frame>
 }
 
 #[inline(always)]
-fn long(
-    desk: &impl Desk,
+fn slow_path_reply(
+    buffers: &impl ReplyBuffer,
     mut frame: Frame,
     len: usize,
     (to, from): (SocketAddr, IpAddr),
-) -> Answer {
-    let fits = desk.set_len(&mut frame, len);
-    debug_assert!(fits, "an answer lies in its room");
-    Answer { frame, to, from }
+) -> SlowPathReply {
+    let fits = buffers.set_len(&mut frame, len);
+    debug_assert!(fits, "the reply fits in its buffer");
+    SlowPathReply { frame, to, from }
 }
 
-/// What waits in a queue has headers in front, and an answer has a place.
+/// Frees a frame that breaks an invariant: queued frames have headers, and replies have space.
 #[cold]
-fn lost(desk: &mut impl Desk, frame: Frame) {
-    debug_assert!(false, "a datagram lost its headers or its place");
-    desk.free(frame);
+fn free_malformed(buffers: &mut impl ReplyBuffer, frame: Frame) {
+    debug_assert!(false, "a queued datagram has no headers, or a reply no space");
+    buffers.free(frame);
 }

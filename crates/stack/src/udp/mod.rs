@@ -2,27 +2,27 @@
 
 mod datagram;
 mod exchange;
-mod fill;
-mod groups;
 mod lookup;
-mod moving;
+mod migration;
+mod port_groups;
 mod ports;
+mod queue_fill;
+mod queue_trim;
 mod receive;
-mod saved;
 mod send;
-mod sharing;
+mod snapshot;
 mod socket;
 mod table;
 
 pub use datagram::Datagram;
-pub(crate) use datagram::{Payload, Waiting, array_at};
-pub use exchange::{InPlace, Request};
-pub use fill::FULL;
+pub(crate) use datagram::{Payload, QueuedDatagram, array_at};
+pub use exchange::{InPlaceRequest, UdpRequest};
 pub(crate) use lookup::Lookup;
-pub(crate) use moving::TakenUdp;
+pub(crate) use migration::ExtractedUdp;
 pub(crate) use ports::choose as choose_port;
+pub use queue_fill::QUEUE_FILL_SCALE;
 pub(crate) use receive::{Delivery, IpInfo};
-pub(crate) use saved::SavedUdp;
+pub(crate) use snapshot::UdpSnapshot;
 pub use socket::{UdpId, UdpOptions};
 pub(crate) use table::UdpTable;
 
@@ -31,47 +31,49 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::DropReason;
 
-use crate::address::Kind;
+use crate::address::AddressKind;
 use crate::{SocketError, Stack, Transport};
 
 impl Stack {
-    /// Makes a socket bound to `local`. Port 0 chooses a free one at random
-    /// (RFC 6056); the unspecified address takes what is sent to any address
-    /// of ours, of the same family, and with `options.dual_stack` of both.
+    /// Creates a socket bound to `local`. Port 0 selects a random free ephemeral port (RFC 6056).
+    /// The unspecified address receives datagrams to any local address of its family, and with
+    /// `options.dual_stack` of both families.
     ///
     /// # Errors
-    /// When the address is not ours, the port is taken, or no port or socket
-    /// is left.
+    /// The address is not local, the port is in use, no ephemeral port is free, or the limit of
+    /// sockets is reached.
     pub fn udp_bind(
         &mut self,
         local: SocketAddr,
         options: UdpOptions,
     ) -> Result<UdpId, SocketError> {
         let ip = local.ip();
-        let bindable =
-            matches!(self.addresses.kind(ip), Kind::Ours | Kind::Broadcast | Kind::Group);
+        let bindable = matches!(
+            self.addresses.kind(ip),
+            AddressKind::Local | AddressKind::Broadcast | AddressKind::JoinedGroup
+        );
         if !ip.is_unspecified() && !bindable {
             return Err(SocketError::AddressNotAvailable(ip));
         }
         let options = options.with_defaults(&self.limits);
-        // Flow information and scope are no part of a name.
+        // A bound address has no flow information and no scope.
         let local = SocketAddr::new(ip, local.port());
         let reserved = &self.reserved_ports;
-        let is_reserved = |port| reserved.has(Transport::Udp, port);
-        self.udp.bind(&mut self.chance, local, options, is_reserved)
+        let is_reserved = |port| reserved.contains(Transport::Udp, port);
+        self.udp.bind(&mut self.rng, local, options, is_reserved)
     }
 
-    /// Connects a socket: it then sends to `remote` unless told otherwise,
-    /// and receives from nobody else. A socket bound to the unspecified
-    /// address gets the address that packets to `remote` leave from.
+    /// Connects a socket: `remote` becomes its default destination, and the socket receives
+    /// datagrams from `remote` only. A socket bound to the unspecified address gets the source
+    /// address of packets to `remote`.
     ///
     /// # Errors
-    /// When the socket is closed, the peer cannot be sent to from it, no route
-    /// leads there, or another socket is connected the same way.
+    /// The socket is closed, `remote` is not a valid peer for the socket, no route leads to
+    /// `remote`, or another socket is connected with the same two addresses.
     pub fn udp_connect(&mut self, id: UdpId, remote: SocketAddr) -> Result<(), SocketError> {
         let socket = self.udp.get(id).ok_or(SocketError::Closed)?;
         let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        if peer.port() == 0 || peer.ip().is_unspecified() || !socket.speaks_to(peer.ip()) {
+        if peer.port() == 0 || peer.ip().is_unspecified() || !socket.accepts_peer(peer.ip()) {
             return Err(SocketError::PeerInvalid(remote));
         }
         let local = match socket.bound.ip() {
@@ -81,102 +83,100 @@ impl Stack {
         self.udp.connect(id, local, peer)
     }
 
-    /// Undoes [`Stack::udp_connect`]: the socket is bound as it was before.
+    /// Undoes [`Stack::udp_connect`]: the socket is bound as before.
     ///
     /// # Errors
-    /// When the socket is closed, or another one took its place meanwhile.
+    /// The socket is closed, or its bound address is in use by another socket now.
     pub fn udp_disconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
         self.udp.disconnect(id)
     }
 
-    /// The options of a socket.
+    /// Options of a socket.
     pub fn udp_options(&self, id: UdpId) -> Option<UdpOptions> {
         self.udp.get(id).map(|socket| socket.options)
     }
 
-    /// Closes a socket. What it had not read is dropped; closing twice does
-    /// nothing.
+    /// Closes a socket. Unread datagrams are dropped. Closing a closed socket does nothing.
     pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
         let Some(mut socket) = self.udp.close(id) else { return };
-        self.udp.tell_over(&socket);
-        let unread = socket.cut(0, arena) as u64;
+        self.udp.notify_unbound(&socket);
+        let unread = socket.drop_oldest(0, arena) as u64;
         self.counters.held -= unread;
         self.counters.drops.add(DropReason::SocketClosed, unread);
     }
 
-    /// The address and port that a socket is bound to; when it is connected,
-    /// those that its packets leave from.
+    /// Address and port that a socket is bound to. For a connected socket: source address and port
+    /// of its packets.
     pub fn udp_local_addr(&self, id: UdpId) -> Option<SocketAddr> {
         let socket = self.udp.get(id)?;
         Some(match socket.remote {
-            Some(_) => socket.present(socket.local),
+            Some(_) => socket.to_app_address(socket.local),
             None => socket.bound,
         })
     }
 
-    /// The peer that a socket is connected to.
+    /// Peer of a connected socket.
     pub fn udp_peer_addr(&self, id: UdpId) -> Option<SocketAddr> {
         let socket = self.udp.get(id)?;
-        socket.remote.map(|remote| socket.present(remote))
+        socket.remote.map(|remote| socket.to_app_address(remote))
     }
 
-    /// Takes the datagram that has waited longest. Give it back with
+    /// Takes the oldest datagram from the receive queue. The caller must free the datagram with
     /// [`Datagram::release`].
     #[inline]
-    pub fn udp_receive(&mut self, arena: &Arena, id: UdpId) -> Option<Datagram> {
+    pub fn udp_recv(&mut self, arena: &Arena, id: UdpId) -> Option<Datagram> {
         let datagram = self.udp.get_mut(id)?.pop(arena)?;
         self.counters.held -= 1;
         self.counters.delivered += 1;
         Some(datagram)
     }
 
-    /// Shows the datagram that has waited longest, with who sent it and the
-    /// address it was sent to, and leaves it where it is.
+    /// Passes the sender, the destination address and the bytes of the oldest datagram to
+    /// `inspect`. The datagram stays in the receive queue.
     pub fn udp_peek<R>(
         &self,
         arena: &Arena,
         id: UdpId,
-        see: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+        inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
     ) -> Option<R> {
-        self.udp.get(id)?.peek(arena, see)
+        self.udp.get(id)?.peek(arena, inspect)
     }
 
-    /// Whether an error waits to be told.
+    /// True if an error is pending ([`Stack::udp_take_error`]).
     pub fn udp_has_error(&self, id: UdpId) -> bool {
         self.udp.get(id).is_some_and(|socket| socket.error.is_some())
     }
 
-    /// So many datagrams that were taken by [`Stack::udp_receive`] found no room
-    /// with those whom they were taken for: they count as dropped.
-    pub fn udp_refused(&mut self, datagrams: u64) {
+    /// Counts `datagrams` datagrams as dropped instead of delivered: the caller took them with
+    /// [`Stack::udp_recv`], but the queue of their reader was full.
+    pub fn udp_count_as_dropped(&mut self, datagrams: u64) {
         self.counters.delivered -= datagrams;
         self.counters.drops.add(DropReason::SocketQueueFull, datagrams);
     }
 
-    /// How many datagrams wait.
-    pub fn udp_readable(&self, id: UdpId) -> usize {
-        self.udp.get(id).map_or(0, socket::Socket::waiting)
+    /// Number of datagrams in the receive queue.
+    pub fn udp_queue_len(&self, id: UdpId) -> usize {
+        self.udp.get(id).map_or(0, socket::Socket::queue_len)
     }
 
-    /// Takes the error that a peer or a router reported last.
+    /// Takes the last error that a peer or a router reported.
     pub fn udp_take_error(&mut self, id: UdpId) -> Option<SocketError> {
         self.udp.get_mut(id)?.error.take()
     }
 
-    /// An empty frame with room in front for every header, to be filled and
-    /// handed to [`Stack::udp_send_frame`].
+    /// Allocates an empty frame with headroom for every header, to be filled and passed to
+    /// [`Stack::udp_send_frame`].
     #[inline]
     pub fn udp_alloc(&mut self, arena: &mut Arena) -> Option<Frame> {
         arena.alloc()
     }
 
-    /// Whether an address is one of ours.
+    /// True if `address` is a local address that is ready for use.
     pub fn has_address(&self, address: IpAddr) -> bool {
-        self.addresses.kind(address) == Kind::Ours
+        self.addresses.kind(address) == AddressKind::Local
     }
 
-    /// The address that packets to `destination` leave from; `None` when nothing
-    /// leads there.
+    /// Source address of packets to `destination`; `None` without a route.
     pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
         let next_hop = self.next_hop(destination)?;
         self.addresses.source_for(destination, next_hop)

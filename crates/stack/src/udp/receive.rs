@@ -1,4 +1,4 @@
-//! Datagrams on their way in.
+//! Input of datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,44 +7,44 @@ use tidegate_wire::{DropReason, UdpHeader, udp};
 
 use super::{Datagram, Payload};
 use crate::Stack;
-use crate::ethernet::Arrival;
-use crate::packet::Fate;
+use crate::ethernet::LinkMeta;
+use crate::packet::RxVerdict;
 
-/// What the IP header says about a packet.
+/// Fields of the IP header that UDP needs.
 #[derive(Clone, Copy)]
 pub(crate) struct IpInfo {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,
-    /// Whether it was sent to one address of ours, not to a group.
-    pub(crate) unicast: bool,
+    /// Sent to a single local address, not to a group or broadcast address.
+    pub(crate) is_unicast: bool,
 }
 
-/// Where a datagram goes, and which part of the packet it is.
+/// Destination socket of a datagram and position of its payload in the packet.
 pub(crate) struct Delivery {
     pub(crate) info: IpInfo,
     pub(crate) source_port: u16,
     pub(crate) destination_port: u16,
-    /// The socket, when there is just one.
+    /// Slot index of the socket; `None` delivers a copy to every socket of the group.
     pub(crate) socket: Option<u32>,
-    /// Where the payload begins in the packet.
-    pub(crate) at: usize,
-    pub(crate) len: usize,
+    /// Offset of the payload in the packet, in bytes.
+    pub(crate) payload_offset: usize,
+    pub(crate) payload_len: usize,
 }
 
 impl Stack {
-    /// Reads a datagram, which stands `at` bytes into its packet.
+    /// Parses and checks a datagram that begins `datagram_offset` bytes into its packet.
     #[inline]
     pub(crate) fn udp_input(
         &mut self,
         info: IpInfo,
-        arrival: &Arrival,
+        link_meta: &LinkMeta,
         datagram: &[u8],
-        at: usize,
-    ) -> Result<Fate, DropReason> {
+        datagram_offset: usize,
+    ) -> Result<RxVerdict, DropReason> {
         let (header, payload) = UdpHeader::parse(datagram)?;
-        if arrival.checksum == Checksum::Unknown {
+        if link_meta.checksum == Checksum::Unknown {
             let whole = datagram.get(..usize::from(header.length_bytes)).unwrap_or(datagram);
             match (info.source, info.destination) {
                 (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -62,23 +62,25 @@ impl Stack {
         let local = SocketAddr::new(info.destination, header.destination_port);
         let remote = SocketAddr::new(info.source, header.source_port);
         let socket = self.udp.find(local, remote);
-        if socket.is_none() && (info.unicast || self.udp.nth_listener(local, remote, 0).is_none()) {
+        if socket.is_none()
+            && (info.is_unicast || self.udp.nth_group_socket(local, remote, 0).is_none())
+        {
             return Err(DropReason::UdpNoSocket);
         }
-        Ok(Fate::Deliver(Delivery {
+        Ok(RxVerdict::Deliver(Delivery {
             info,
             source_port: header.source_port,
             destination_port: header.destination_port,
-            socket: socket.filter(|_| info.unicast),
-            at: at + UdpHeader::BYTES,
-            len: payload.len(),
+            socket: socket.filter(|_| info.is_unicast),
+            payload_offset: datagram_offset + UdpHeader::BYTES,
+            payload_len: payload.len(),
         }))
     }
 
-    /// Brings a datagram to its socket, or copies of it to all that listen.
+    /// Queues a datagram at its socket, or a copy at each socket of the group.
     #[inline]
     pub(crate) fn udp_deliver(&mut self, arena: &mut Arena, mut packet: Payload, to: &Delivery) {
-        packet.cut(to.at, to.len);
+        packet.narrow(to.payload_offset, to.payload_len);
         match to.socket {
             Some(index) => self.udp_enqueue(arena, packet, to, index),
             None => self.udp_deliver_copies(arena, packet, to),
@@ -88,9 +90,9 @@ impl Stack {
     fn udp_deliver_copies(&mut self, arena: &mut Arena, packet: Payload, to: &Delivery) {
         let local = SocketAddr::new(to.info.destination, to.destination_port);
         let remote = SocketAddr::new(to.info.source, to.source_port);
-        let mut taken = 0;
-        while let Some(index) = self.udp.nth_listener(local, remote, taken) {
-            taken += 1;
+        let mut delivered = 0;
+        while let Some(index) = self.udp.nth_group_socket(local, remote, delivered) {
+            delivered += 1;
             self.counters.copied += 1;
             let copy = match &packet {
                 Payload::Frame(frame) => arena.copy_of(frame).map(Payload::Frame),
@@ -107,25 +109,25 @@ impl Stack {
 
     #[inline]
     fn udp_enqueue(&mut self, arena: &mut Arena, packet: Payload, to: &Delivery, index: u32) {
-        let Some((id, socket)) = self.udp.at(index) else {
-            debug_assert!(false, "a lookup gave a place without a socket");
+        let Some((id, socket)) = self.udp.by_index(index) else {
+            debug_assert!(false, "a lookup returned a slot without a socket");
             self.counters.drops.count(DropReason::UdpNoSocket);
             return packet.release(arena);
         };
-        if let Err(reason) = socket.has_room(to.len) {
+        if let Err(reason) = socket.check_space(to.payload_len) {
             self.counters.drops.count(reason);
             return packet.release(arena);
         }
         let datagram = Datagram {
             payload: packet,
-            remote: SocketAddr::new(socket.present_ip(to.info.source), to.source_port),
-            local: socket.present_ip(to.info.destination),
+            remote: SocketAddr::new(socket.to_app_ip(to.info.source), to.source_port),
+            local: socket.to_app_ip(to.info.destination),
             hop_limit: to.info.hop_limit,
             traffic_class: to.info.traffic_class,
         };
         self.counters.held += 1;
         if socket.push(datagram) {
-            socket.tell_readable(id, &mut self.events);
+            socket.notify_readable(id, &mut self.events);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Datagrams on their way out.
+//! Output of datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,12 +6,12 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
 
 use super::UdpId;
-use crate::address::Kind;
+use crate::address::AddressKind;
 use crate::packet::Packet;
 use crate::path::Path;
 use crate::{SendError, Stack};
 
-/// From whom to whom a datagram goes, and how.
+/// Addresses, header fields and path of a datagram to send.
 struct Flow {
     source: IpAddr,
     source_port: u16,
@@ -23,12 +23,11 @@ struct Flow {
 }
 
 impl Stack {
-    /// Sends a copy of `payload`, in fragments if it must be. `to` may be left
-    /// out when the socket is connected; `from` chooses the source among our
-    /// addresses, for a socket bound to the unspecified one.
+    /// Sends a copy of `payload`, fragmented if necessary. A connected socket may omit `to`. `from`
+    /// selects one of the local addresses as source, for a socket bound to the unspecified address.
     ///
     /// # Errors
-    /// See [`SendError`]. Nothing was sent then.
+    /// See [`SendError`]; nothing was sent.
     #[inline]
     pub fn udp_send(
         &mut self,
@@ -45,18 +44,17 @@ impl Stack {
             return self.udp_send_frame(now_ns, arena, id, to, from, frame);
         }
         let flow = self.udp_flow(now_ns, arena, id, to, from)?;
-        if payload.len() > flow.most_unfragmented() {
-            return self.udp_send_long(arena, &flow, payload);
+        if payload.len() > flow.max_unfragmented_bytes() {
+            return self.udp_send_fragmented(arena, &flow, payload);
         }
         Err(SendError::WouldBlock)
     }
 
-    /// Sends a frame that holds the payload, without copying it when the frame
-    /// has room in front for the headers, as those of [`Stack::udp_alloc`] and
-    /// received ones have. The frame is used up whatever happens.
+    /// Sends the payload in `frame`. Frames from [`Stack::udp_alloc`] and received frames have
+    /// headroom for all headers and are not copied. The frame is consumed, also on error.
     ///
     /// # Errors
-    /// See [`SendError`]. Nothing was sent then.
+    /// See [`SendError`]; nothing was sent.
     #[inline]
     pub fn udp_send_frame(
         &mut self,
@@ -68,14 +66,15 @@ impl Stack {
         frame: Frame,
     ) -> Result<(), SendError> {
         match self.send_plain(now_ns, arena, id, to, from, frame) {
-            Some(frame) => self.udp_send_any(now_ns, arena, id, to, from, frame),
+            Some(frame) => self.udp_send_slow(now_ns, arena, id, to, from, frame),
             None => Ok(()),
         }
     }
 
-    /// Sends a frame that may need anything: a lookup, a copy, fragments.
+    /// Slow path of [`Stack::udp_send_frame`]: resolves the path, copies and fragments as
+    /// necessary.
     #[inline(never)]
-    fn udp_send_any(
+    fn udp_send_slow(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
@@ -85,7 +84,7 @@ impl Stack {
         frame: Frame,
     ) -> Result<(), SendError> {
         let checked = self.udp_flow(now_ns, arena, id, to, from).and_then(|flow| {
-            self.check_transmit_room(&flow.path)?;
+            self.check_transmit_space(&flow.path)?;
             Ok(flow)
         });
         let flow = match checked {
@@ -95,21 +94,23 @@ impl Stack {
                 return Err(error);
             }
         };
-        if frame.len() <= flow.most_unfragmented() && frame.headroom() >= self.header_room() {
+        if frame.len() <= flow.max_unfragmented_bytes()
+            && frame.headroom() >= self.max_header_bytes()
+        {
             self.udp_emit(arena, &flow, frame);
             return Ok(());
         }
         let payload = arena.bytes(&frame).to_vec();
         arena.free(frame);
-        if payload.len() > flow.most_unfragmented() {
-            return self.udp_send_long(arena, &flow, &payload);
+        if payload.len() > flow.max_unfragmented_bytes() {
+            return self.udp_send_fragmented(arena, &flow, &payload);
         }
         let frame = arena.alloc_from(&payload).ok_or(SendError::WouldBlock)?;
         self.udp_emit(arena, &flow, frame);
         Ok(())
     }
 
-    /// Finds out from whom to whom and how to send.
+    /// Determines addresses, header fields and path.
     #[inline]
     fn udp_flow(
         &mut self,
@@ -126,7 +127,7 @@ impl Stack {
                     IpAddr::V4(_) => to,
                     IpAddr::V6(ip) => SocketAddr::new(ip.to_canonical(), to.port()),
                 };
-                if to.port() == 0 || !socket.speaks_to(remote.ip()) {
+                if to.port() == 0 || !socket.accepts_peer(remote.ip()) {
                     return Err(SendError::DestinationInvalid(to));
                 }
                 remote
@@ -139,8 +140,8 @@ impl Stack {
         let source = match from {
             Some(from) => self.check_source(from.to_canonical(), remote.ip())?,
             None if local.ip().is_unspecified() => path.source,
-            // A socket bound to a group or broadcast address only listens there.
-            None if self.addresses.kind(local.ip()) != Kind::Ours => path.source,
+            // A socket bound to a group or broadcast address cannot send from that address.
+            None if self.addresses.kind(local.ip()) != AddressKind::Local => path.source,
             None => local.ip(),
         };
         Ok(Flow {
@@ -155,20 +156,20 @@ impl Stack {
     }
 
     fn check_source(&self, from: IpAddr, to: IpAddr) -> Result<IpAddr, SendError> {
-        if self.addresses.kind(from) != Kind::Ours || from.is_ipv4() != to.is_ipv4() {
-            return Err(SendError::SourceNotOurs(from));
+        if self.addresses.kind(from) != AddressKind::Local || from.is_ipv4() != to.is_ipv4() {
+            return Err(SendError::SourceNotLocal(from));
         }
         Ok(from)
     }
 
-    /// Puts the headers in front of the payload and sends the frame.
+    /// Writes the headers in front of the payload and sends the frame.
     #[inline]
     fn udp_emit(&mut self, arena: &mut Arena, flow: &Flow, mut frame: Frame) {
         frame.retreat(UdpHeader::BYTES);
-        let header_at = self.link_bytes() + ip_header_bytes(flow.remote.ip());
-        // Nobody looks at the checksum of what we send to ourselves.
-        let partial = self.transmit_checksum || flow.path.loops;
-        fill_udp(flow, partial, arena.bytes_mut(&mut frame));
+        let header_at = self.link_header_bytes() + ip_header_bytes(flow.remote.ip());
+        // No receiver verifies the checksum of loopback packets.
+        let partial = self.transmit_checksum || flow.path.is_loopback;
+        write_udp_header(flow, partial, arena.bytes_mut(&mut frame));
         if partial {
             frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 6 });
         } else {
@@ -177,31 +178,31 @@ impl Stack {
         self.send_frame(arena, &flow.packet(), &flow.path, None, frame);
     }
 
-    fn udp_send_long(
+    fn udp_send_fragmented(
         &mut self,
         arena: &mut Arena,
         flow: &Flow,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        let most = match (flow.dont_fragment, flow.remote.ip()) {
-            (true, _) => flow.most_unfragmented(),
+        let max_payload_bytes = match (flow.dont_fragment, flow.remote.ip()) {
+            (true, _) => flow.max_unfragmented_bytes(),
             (false, IpAddr::V4(_)) => UdpHeader::MAX_PAYLOAD_BYTES - 20,
             (false, IpAddr::V6(_)) => UdpHeader::MAX_PAYLOAD_BYTES,
         };
-        if payload.len() > most {
-            return Err(SendError::MessageTooLong { limit_bytes: most });
+        if payload.len() > max_payload_bytes {
+            return Err(SendError::MessageTooLong { limit_bytes: max_payload_bytes });
         }
         let mut datagram = vec![0; UdpHeader::BYTES + payload.len()];
         datagram[UdpHeader::BYTES..].copy_from_slice(payload);
-        fill_udp(flow, false, &mut datagram);
+        write_udp_header(flow, false, &mut datagram);
         self.send_fragments(arena, &flow.packet(), &flow.path, &datagram)
     }
 }
 
 impl Flow {
-    /// The largest payload that fits in one packet on the path.
+    /// Largest payload in bytes that fits in one packet on the path.
     #[inline]
-    fn most_unfragmented(&self) -> usize {
+    fn max_unfragmented_bytes(&self) -> usize {
         let headers = ip_header_bytes(self.remote.ip()) + UdpHeader::BYTES;
         self.path.mtu.saturating_sub(headers)
     }
@@ -223,11 +224,10 @@ fn ip_header_bytes(address: IpAddr) -> usize {
     if address.is_ipv4() { 20 } else { 40 }
 }
 
-/// Writes the UDP header to the front of `datagram`, whose payload is in
-/// place; the checksum field gets the sum of the pseudo-header when the rest
-/// is left to the port.
+/// Writes the UDP header to the front of `datagram`, whose payload is in place. With `partial` the
+/// device completes the checksum, and the field gets the pseudo-header sum.
 #[inline]
-fn fill_udp(flow: &Flow, partial: bool, datagram: &mut [u8]) {
+fn write_udp_header(flow: &Flow, partial: bool, datagram: &mut [u8]) {
     let bytes = datagram.len();
     let pseudo = pseudo_header(flow.source, flow.remote.ip(), bytes);
     let Some(mut header) =
@@ -240,7 +240,7 @@ fn fill_udp(flow: &Flow, partial: bool, datagram: &mut [u8]) {
         header.checksum = pseudo.fold();
     }
     let written = header.emit(datagram).is_some();
-    debug_assert!(written, "there is room for the header");
+    debug_assert!(written, "the header fits in the datagram");
     if !partial {
         udp::fill_checksum(pseudo, datagram);
     }

@@ -1,56 +1,54 @@
-//! One socket.
+//! UDP socket: options, receive queue and pending error.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use tidegate_memory::fifo::{Run, Spare};
+use tidegate_memory::fifo::{PopBatch, PushBatch};
 use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
-use super::datagram::{Payload, SavedDatagram, Waiting, ends_v4, ends_v6};
+use super::datagram::{
+    DatagramSnapshot, Payload, QueuedDatagram, parse_addresses_v4, parse_addresses_v6,
+};
 use crate::{Event, Limits, SocketError};
 
-/// The name of a socket. Never used again for another one.
+/// Socket handle: slot index and generation. A handle is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UdpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// How a socket shall behave.
+/// Options of a UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpOptions {
-    /// A socket bound to the unspecified IPv6 address takes IPv4 too; those
-    /// peers have IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
+    /// A socket bound to the unspecified IPv6 address also receives IPv4. Its IPv4 peers have
+    /// IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
     pub dual_stack: bool,
-    /// Other sockets may be bound to the same port, if all say so and their addresses
-    /// differ, also when one of them is the unspecified address, or if the others are
-    /// connected. Those of one party may be bound to the very same address: the one
-    /// that was bound last gets what comes.
+    /// Shares the port with other sockets that set this option. Their addresses must differ, where
+    /// the unspecified address differs from specific ones, or the other sockets must be connected.
+    /// Sockets of one owner may also bind the same address; the one bound last receives.
     pub reuse_address: bool,
-    /// Other sockets may be bound to the same address and port, if all say so and
-    /// are of the same party. They share what comes: all datagrams between two ends
-    /// go to one of them.
+    /// Shares address and port with other sockets of the same owner that set this option. The
+    /// sockets divide incoming flows: all datagrams between two addresses go to one socket.
     pub reuse_port: bool,
-    /// Whose socket it is, where one stack serves several parties: the number of a
-    /// user, or of a program's sockets that have one port together.
-    pub party: u64,
-    /// Datagrams are never fragmented, neither here nor on the way: what is
-    /// too long for the path is refused.
+    /// Owner of the socket, where one stack serves several owners: the number of a user, or of a
+    /// set of sockets of one application that share a port.
+    pub owner: u64,
+    /// Never fragments datagrams, neither here nor on the path. Sending a datagram that exceeds the
+    /// path MTU fails.
     pub dont_fragment: bool,
-    /// An unconnected socket, too, is told of errors that come back. A
-    /// connected one always is.
+    /// Reports ICMP errors on an unconnected socket too. A connected socket always reports them.
     pub report_errors: bool,
-    /// The hop limit of what is sent; `None` for that of the interface.
+    /// Hop limit of sent packets; `None` selects that of the interface.
     pub hop_limit: Option<u8>,
-    /// The differentiated services code point of what is sent, as the whole
-    /// byte (RFC 2474).
+    /// Differentiated services code point of sent packets, as the whole byte (RFC 2474).
     pub traffic_class: u8,
-    /// How many datagrams may wait to be read; `None` for that of the limits.
+    /// Receive queue limit in datagrams; `None` selects that of [`Limits`].
     pub queue_packets: Option<usize>,
-    /// How many bytes may wait to be read; `None` for that of the limits.
+    /// Receive queue limit in payload bytes; `None` selects that of [`Limits`].
     pub queue_bytes: Option<usize>,
 }
 
@@ -64,30 +62,31 @@ impl UdpOptions {
     }
 }
 
+/// UDP socket: addresses, options, receive queue and pending error.
 pub(crate) struct Socket {
-    /// As asked for in `bind`, with the port that was chosen.
+    /// Address requested in `bind`, with the selected port.
     pub(crate) bound: SocketAddr,
-    /// Where packets leave from when it is connected: `bound`, or the address
-    /// chosen for the peer. Never mapped.
+    /// Source address when connected: `bound`, or the address selected for the peer. Never an
+    /// IPv4-mapped address.
     pub(crate) local: SocketAddr,
-    /// The peer, never mapped.
+    /// Peer; never an IPv4-mapped address.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) options: UdpOptions,
-    /// When it was bound, among the others of its table.
-    pub(super) turn: u64,
-    queue: Fifo<Waiting>,
-    /// Those of the queue that cannot tell by themselves where they came from.
-    described: VecDeque<Datagram>,
-    /// How many more datagrams, and bytes of them, may wait.
+    /// Position in the bind order of the table.
+    pub(super) bind_order: u64,
+    queue: Fifo<QueuedDatagram>,
+    /// Datagrams of the queue that do not carry their metadata in plain headers.
+    metadata_queue: VecDeque<Datagram>,
+    /// Remaining space of the receive queue, in datagrams and in bytes.
     free_packets: usize,
     free_bytes: usize,
     pub(crate) error: Option<SocketError>,
-    /// No option asks for headers other than the usual.
-    pub(crate) sends_plainly: bool,
-    /// Whether an event about an error waits to be taken.
-    pub(crate) error_told: bool,
-    /// Whether an event about readiness waits to be taken.
-    pub(crate) readable_told: bool,
+    /// No option changes the default header fields.
+    pub(crate) uses_default_headers: bool,
+    /// An error event is queued and not taken yet.
+    pub(crate) error_notified: bool,
+    /// A readiness event is queued and not taken yet.
+    pub(crate) readable_notified: bool,
 }
 
 impl Socket {
@@ -97,218 +96,210 @@ impl Socket {
             local: bound,
             remote: None,
             options,
-            turn: 0,
+            bind_order: 0,
             queue: Fifo::new(),
-            described: VecDeque::new(),
+            metadata_queue: VecDeque::new(),
             free_packets: options.queue_packets.unwrap_or(usize::MAX),
             free_bytes: options.queue_bytes.unwrap_or(usize::MAX),
             error: None,
-            sends_plainly: options.hop_limit.is_none() && options.traffic_class == 0,
-            error_told: false,
-            readable_told: false,
+            uses_default_headers: options.hop_limit.is_none() && options.traffic_class == 0,
+            error_notified: false,
+            readable_notified: false,
         }
     }
 
-    /// Whether the socket is bound to the unspecified IPv6 address and takes
-    /// IPv4 as well.
+    /// True if the socket is bound to the unspecified IPv6 address and receives IPv4 as well.
     #[inline]
-    pub(crate) fn is_dual(&self) -> bool {
+    pub(crate) fn is_dual_stack(&self) -> bool {
         self.options.dual_stack && self.bound.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
     }
 
-    /// Whether the socket can have a peer with this address, which is not a
-    /// mapped one.
-    pub(crate) fn speaks_to(&self, peer: IpAddr) -> bool {
-        self.bound.is_ipv6() == peer.is_ipv6() || self.is_dual()
+    /// True if the socket can have a peer with this address, which is not IPv4-mapped.
+    pub(crate) fn accepts_peer(&self, peer: IpAddr) -> bool {
+        self.bound.is_ipv6() == peer.is_ipv6() || self.is_dual_stack()
     }
 
-    /// An address as the application shall see it: IPv4 on an IPv6 socket is
-    /// mapped.
+    /// Converts an address to the form that the application sees: IPv4-mapped on an IPv6 socket.
     #[inline]
-    pub(crate) fn present_ip(&self, ip: IpAddr) -> IpAddr {
+    pub(crate) fn to_app_ip(&self, ip: IpAddr) -> IpAddr {
         match ip {
             IpAddr::V4(v4) if self.bound.is_ipv6() => v4.to_ipv6_mapped().into(),
             _ => ip,
         }
     }
 
-    /// Like [`Socket::present_ip`], with a port.
+    /// As [`Socket::to_app_ip`], with a port.
     #[inline]
-    pub(crate) fn present(&self, address: SocketAddr) -> SocketAddr {
-        SocketAddr::new(self.present_ip(address.ip()), address.port())
+    pub(crate) fn to_app_address(&self, address: SocketAddr) -> SocketAddr {
+        SocketAddr::new(self.to_app_ip(address.ip()), address.port())
     }
 
-    /// Whether a datagram of `len` bytes fits in the queue.
+    /// Checks that a datagram of `len` bytes fits in the queue.
     ///
     /// # Errors
     /// [`DropReason::SocketQueueFull`].
     #[inline(always)]
-    pub(crate) fn has_room(&self, len: usize) -> Result<(), DropReason> {
-        let room = self.free_packets > 0 && len <= self.free_bytes;
-        if room { Ok(()) } else { Err(DropReason::SocketQueueFull) }
+    pub(crate) fn check_space(&self, len: usize) -> Result<(), DropReason> {
+        let has_space = self.free_packets > 0 && len <= self.free_bytes;
+        if has_space { Ok(()) } else { Err(DropReason::SocketQueueFull) }
     }
 
-    /// The packets and bytes that wait to be read.
-    pub(crate) fn held(&self) -> (usize, usize) {
-        let (_, limit_bytes) = self.limits();
+    /// Number of datagrams and bytes in the receive queue.
+    pub(crate) fn queued(&self) -> (usize, usize) {
+        let (_, limit_bytes) = self.queue_limits();
         (self.queue.len(), limit_bytes - self.free_bytes)
     }
 
-    /// The most packets and bytes that may wait.
-    pub(crate) fn limits(&self) -> (usize, usize) {
+    /// Receive queue limits in datagrams and bytes.
+    pub(crate) fn queue_limits(&self) -> (usize, usize) {
         let UdpOptions { queue_packets, queue_bytes, .. } = self.options;
         (queue_packets.unwrap_or(usize::MAX), queue_bytes.unwrap_or(usize::MAX))
     }
 
-    /// Whether nothing waits.
+    /// True if the receive queue is empty.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// How many datagrams wait.
+    /// Number of datagrams in the receive queue.
     #[inline]
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn queue_len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Puts a datagram of `len` bytes at the end of the queue, with the headers
-    /// that tell about it. Returns whether the queue was empty.
+    /// Queues a datagram of `len` bytes whose headers carry its metadata. Returns true if the queue
+    /// was empty.
     #[inline(always)]
-    pub(crate) fn push_plain(&mut self, datagram: Waiting, len: usize) -> bool {
+    pub(crate) fn push_plain(&mut self, datagram: QueuedDatagram, len: usize) -> bool {
         let was_empty = self.queue.is_empty();
-        self.take_room(len);
+        self.reserve_space(len);
         self.queue.push_back(datagram);
         was_empty
     }
 
-    /// To put many datagrams of at most `longest` bytes at the end of the queue,
-    /// with the headers that tell about them, one after the other: as many as
-    /// there is room for whatever their length, and places side by side. Of
-    /// these `wanted` are made at first. They are counted in `held`.
+    /// Begins a batch of plain datagrams of at most `max_datagram_bytes` each. The batch has as
+    /// many contiguous slots as the queue limits allow for datagrams of that size. A full queue,
+    /// or a small empty one, first grows by `wanted` slots. The datagrams are added to `held`.
     #[inline(always)]
-    pub(crate) fn fill<'a>(
+    pub(crate) fn push_batch<'a>(
         &'a mut self,
         wanted: usize,
-        longest: usize,
+        max_datagram_bytes: usize,
         held: &'a mut u64,
-    ) -> Filling<'a> {
+    ) -> QueuePushBatch<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
-        let room = (*free_packets).min(*free_bytes / longest.max(1));
-        let places = queue.spare(queue.len() + room, wanted);
-        Filling { places, bytes: 0, free_packets, free_bytes, held }
+        let space = (*free_packets).min(*free_bytes / max_datagram_bytes.max(1));
+        let slots = queue.push_batch(queue.len() + space, wanted);
+        QueuePushBatch { slots, bytes: 0, free_packets, free_bytes, held }
     }
 
-    /// Puts any datagram at the end of the queue. Returns whether the queue was
-    /// empty.
+    /// Queues any datagram. Returns true if the queue was empty.
     pub(crate) fn push(&mut self, datagram: Datagram) -> bool {
         let len = datagram.len();
-        self.described.push_back(datagram);
-        self.push_plain(Waiting::Described, len)
+        self.metadata_queue.push_back(datagram);
+        self.push_plain(QueuedDatagram::WithMetadata, len)
     }
 
-    /// Takes the datagram at the front. For one that is described elsewhere
-    /// call [`Socket::take_described`] next.
+    /// Removes the entry at the front. After a [`QueuedDatagram::WithMetadata`] entry, the caller
+    /// must call [`Socket::pop_with_metadata`].
     #[inline(always)]
-    pub(crate) fn pop_waiting(&mut self) -> Option<Waiting> {
-        let waiting = self.queue.pop_front()?;
-        if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
-            self.give_room(frame.len());
+    pub(crate) fn pop_queued(&mut self) -> Option<QueuedDatagram> {
+        let queued = self.queue.pop_front()?;
+        if let QueuedDatagram::V4(frame) | QueuedDatagram::V6(frame) = &queued {
+            self.release_space(frame.len());
         }
-        Some(waiting)
+        Some(queued)
     }
 
-    /// To take many datagrams from the front, one after the other: at most
-    /// `most`, and as many as lie side by side. They are counted from `held` to
-    /// `delivered`.
+    /// Begins to remove a batch of at most `max` entries that are contiguous at the front. The
+    /// datagrams move from the counter `held` to `delivered`.
     #[inline(always)]
-    pub(crate) fn empty<'a>(
+    pub(crate) fn pop_batch<'a>(
         &'a mut self,
-        most: usize,
+        max: usize,
         held: &'a mut u64,
         delivered: &'a mut u64,
-    ) -> Emptying<'a> {
+    ) -> QueuePopBatch<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
-        let run = queue.run_of(most);
-        Emptying { count: run.len(), run, free_packets, free_bytes, held, delivered }
+        let batch = queue.pop_batch_up_to(max);
+        QueuePopBatch { initial_len: batch.len(), batch, free_packets, free_bytes, held, delivered }
     }
 
-    /// What waits at the front.
+    /// Entry at the front of the queue.
     #[inline]
-    pub(crate) fn front(&self) -> Option<&Waiting> {
+    pub(crate) fn front(&self) -> Option<&QueuedDatagram> {
         self.queue.front()
     }
 
     #[inline(always)]
-    fn take_room(&mut self, len: usize) {
+    fn reserve_space(&mut self, len: usize) {
         self.free_packets -= 1;
         self.free_bytes -= len;
     }
 
     #[inline(always)]
-    fn give_room(&mut self, len: usize) {
+    fn release_space(&mut self, len: usize) {
         self.free_packets += 1;
         self.free_bytes += len;
     }
 
-    /// Tells that the queue is no longer empty, unless it was told already.
+    /// Queues a readiness event, unless one is queued already.
     #[inline]
-    pub(crate) fn tell_readable(&mut self, id: UdpId, events: &mut VecDeque<Event>) {
-        if !self.readable_told {
-            self.readable_told = true;
-            events.push_back(Event::Readable(id));
+    pub(crate) fn notify_readable(&mut self, id: UdpId, events: &mut VecDeque<Event>) {
+        if !self.readable_notified {
+            self.readable_notified = true;
+            events.push_back(Event::UdpReadable(id));
         }
     }
 
-    /// Takes the description of the datagram at the front, which waits as
-    /// [`Waiting::Described`].
+    /// Removes the datagram of the [`QueuedDatagram::WithMetadata`] entry that was just popped.
     #[inline(never)]
-    pub(crate) fn take_described(&mut self) -> Option<Datagram> {
-        let datagram = self.described.pop_front();
-        debug_assert!(datagram.is_some(), "a datagram without its description");
-        self.give_room(datagram.as_ref().map_or(0, Datagram::len));
+    pub(crate) fn pop_with_metadata(&mut self) -> Option<Datagram> {
+        let datagram = self.metadata_queue.pop_front();
+        debug_assert!(datagram.is_some(), "a queue entry has no datagram with metadata");
+        self.release_space(datagram.as_ref().map_or(0, Datagram::len));
         datagram
     }
 
-    /// Takes the datagram at the front, with all that is known about it.
+    /// Removes the datagram at the front, with its metadata.
     #[inline]
     pub(crate) fn pop(&mut self, arena: &Arena) -> Option<Datagram> {
-        let mut datagram = match self.pop_waiting()? {
-            Waiting::V4(frame) => Datagram::plain_v4(frame, arena),
-            Waiting::V6(frame) => Datagram::plain_v6(frame, arena),
-            Waiting::Described => return self.take_described(),
+        let mut datagram = match self.pop_queued()? {
+            QueuedDatagram::V4(frame) => Datagram::from_plain_v4(frame, arena),
+            QueuedDatagram::V6(frame) => Datagram::from_plain_v6(frame, arena),
+            QueuedDatagram::WithMetadata => return self.pop_with_metadata(),
         };
-        datagram.remote = self.present(datagram.remote);
-        datagram.local = self.present_ip(datagram.local);
+        datagram.remote = self.to_app_address(datagram.remote);
+        datagram.local = self.to_app_ip(datagram.local);
         Some(datagram)
     }
 
-    /// Shows the datagram at the front: who sent it, to which address of ours,
-    /// and its bytes.
+    /// Passes sender, destination address and payload of the datagram at the front to `inspect`.
     pub(crate) fn peek<R>(
         &self,
         arena: &Arena,
-        see: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+        inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
     ) -> Option<R> {
         let (remote, local, bytes) = match self.front()? {
-            Waiting::V4(frame) => {
-                let (remote, local) = ends_v4(arena.headers(frame)?);
+            QueuedDatagram::V4(frame) => {
+                let (remote, local) = parse_addresses_v4(arena.headers(frame)?);
                 (remote, local, arena.bytes(frame))
             }
-            Waiting::V6(frame) => {
-                let (remote, local) = ends_v6(arena.headers(frame)?);
+            QueuedDatagram::V6(frame) => {
+                let (remote, local) = parse_addresses_v6(arena.headers(frame)?);
                 (remote, local, arena.bytes(frame))
             }
-            Waiting::Described => {
-                let datagram = self.described.front()?;
+            QueuedDatagram::WithMetadata => {
+                let datagram = self.metadata_queue.front()?;
                 (datagram.remote, datagram.local, datagram.bytes(arena))
             }
         };
-        Some(see(self.present(remote), self.present_ip(local), bytes))
+        Some(inspect(self.to_app_address(remote), self.to_app_ip(local), bytes))
     }
 
-    /// Copies what waits into memory of its own, and gives the frames back.
-    pub(crate) fn leave_arena(&mut self, arena: &mut Arena) {
+    /// Copies the queued datagrams out of the arena, and frees their frames.
+    pub(crate) fn copy_out_of_arena(&mut self, arena: &mut Arena) {
         for _ in 0..self.queue.len() {
             let Some(datagram) = self.pop(arena) else { break };
             let payload = Payload::Owned(datagram.bytes(arena).into());
@@ -318,132 +309,138 @@ impl Socket {
         }
     }
 
-    /// Every datagram that waits, in order, as the application would see it.
-    pub(crate) fn datagrams<'a>(
+    /// Snapshots of the queued datagrams, in order, with the addresses that the application sees.
+    pub(crate) fn snapshot_datagrams<'a>(
         &'a self,
         arena: &'a Arena,
-    ) -> impl Iterator<Item = SavedDatagram> + 'a {
-        let mut described = self.described.iter();
+    ) -> impl Iterator<Item = DatagramSnapshot> + 'a {
+        let mut with_metadata = self.metadata_queue.iter();
         self.queue.iter().filter_map(move |waiting| match waiting {
-            Waiting::V4(frame) => {
+            QueuedDatagram::V4(frame) => {
                 let head = arena.headers(frame)?;
-                Some(self.save(ends_v4(head), head[8], head[1], arena.bytes(frame)))
+                Some(self.snapshot(parse_addresses_v4(head), head[8], head[1], arena.bytes(frame)))
             }
-            Waiting::V6(frame) => {
+            QueuedDatagram::V6(frame) => {
                 let head = arena.headers(frame)?;
                 let traffic_class = head[0] << 4 | head[1] >> 4;
-                Some(self.save(ends_v6(head), head[7], traffic_class, arena.bytes(frame)))
+                Some(self.snapshot(
+                    parse_addresses_v6(head),
+                    head[7],
+                    traffic_class,
+                    arena.bytes(frame),
+                ))
             }
-            Waiting::Described => {
-                let datagram = described.next()?;
+            QueuedDatagram::WithMetadata => {
+                let datagram = with_metadata.next()?;
                 let Datagram { remote, local, hop_limit, traffic_class, .. } = *datagram;
                 let bytes = datagram.bytes(arena);
-                Some(self.save((remote, local), hop_limit, traffic_class, bytes))
+                Some(self.snapshot((remote, local), hop_limit, traffic_class, bytes))
             }
         })
     }
 
-    fn save(
+    fn snapshot(
         &self,
         (remote, local): (SocketAddr, IpAddr),
         hop_limit: u8,
         traffic_class: u8,
         bytes: &[u8],
-    ) -> SavedDatagram {
-        let (remote, local) = (self.present(remote), self.present_ip(local));
-        SavedDatagram { remote, local, hop_limit, traffic_class, data: bytes.to_vec().into() }
+    ) -> DatagramSnapshot {
+        let (remote, local) = (self.to_app_address(remote), self.to_app_ip(local));
+        DatagramSnapshot { remote, local, hop_limit, traffic_class, data: bytes.to_vec().into() }
     }
 
-    /// Drops what has waited longest until `rest` datagrams wait at most, and returns
-    /// how many were dropped.
-    pub(crate) fn cut(&mut self, rest: usize, arena: &mut Arena) -> usize {
-        let cut = self.queue.len().saturating_sub(rest);
-        for _ in 0..cut {
-            let Some(waiting) = self.pop_waiting() else { break };
-            match waiting {
-                Waiting::V4(frame) | Waiting::V6(frame) => arena.free(frame),
-                Waiting::Described => {
-                    let described = self.take_described();
-                    described.into_iter().for_each(|datagram| datagram.release(arena));
+    /// Drops the oldest datagrams until at most `keep` are queued. Returns the number dropped.
+    pub(crate) fn drop_oldest(&mut self, keep: usize, arena: &mut Arena) -> usize {
+        let excess = self.queue.len().saturating_sub(keep);
+        for _ in 0..excess {
+            let Some(queued) = self.pop_queued() else { break };
+            match queued {
+                QueuedDatagram::V4(frame) | QueuedDatagram::V6(frame) => arena.free(frame),
+                QueuedDatagram::WithMetadata => {
+                    let dropped = self.pop_with_metadata();
+                    dropped.into_iter().for_each(|datagram| datagram.release(arena));
                 }
             }
         }
-        cut
+        excess
     }
 }
 
-/// Puts datagrams into a queue; made by [`Socket::fill`].
-pub(crate) struct Filling<'a> {
-    places: Spare<'a, Waiting>,
-    /// The bytes of those that were put there.
+/// Batch of datagrams being queued; made by [`Socket::push_batch`].
+pub(crate) struct QueuePushBatch<'a> {
+    slots: PushBatch<'a, QueuedDatagram>,
+    /// Payload bytes of the datagrams queued by this batch.
     bytes: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
     held: &'a mut u64,
 }
 
-impl Filling<'_> {
-    /// Takes the frames at the front of a run, as long as there are places and
-    /// `check` makes datagrams of them. They come with headers of so many bytes,
-    /// and leave without.
+impl QueuePushBatch<'_> {
+    /// Moves frames from the front of `frames` to the queue, while slots are free and `check`
+    /// accepts them. A frame enters with `headers_bytes` of headers and `check` strips them.
     #[inline(always)]
-    pub(crate) fn take_while(
+    pub(crate) fn push_while(
         &mut self,
-        run: &mut Run<'_, Frame>,
+        frames: &mut PopBatch<'_, Frame>,
         headers_bytes: usize,
-        mut check: impl FnMut(Frame) -> Result<Waiting, Frame>,
+        mut check: impl FnMut(Frame) -> Result<QueuedDatagram, Frame>,
     ) {
-        let (mut bytes, before) = (0, self.places.used());
-        run.move_while(&mut self.places, |frame| {
+        let (mut bytes, before) = (0, self.slots.pushed());
+        frames.move_while(&mut self.slots, |frame| {
             let len = frame.len();
             let datagram = check(frame)?;
             bytes += len;
             Ok(datagram)
         });
-        self.bytes += bytes - (self.places.used() - before) * headers_bytes;
+        self.bytes += bytes - (self.slots.pushed() - before) * headers_bytes;
     }
 }
 
-impl Drop for Filling<'_> {
+impl Drop for QueuePushBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let count = self.places.used();
+        let count = self.slots.pushed();
         *self.free_packets -= count;
         *self.free_bytes -= self.bytes;
         *self.held += count as u64;
     }
 }
 
-/// Takes datagrams out of a queue; made by [`Socket::empty`].
-pub(crate) struct Emptying<'a> {
-    run: Run<'a, Waiting>,
-    /// The datagrams there were.
-    count: usize,
+/// Batch of datagrams being removed; made by [`Socket::pop_batch`].
+pub(crate) struct QueuePopBatch<'a> {
+    batch: PopBatch<'a, QueuedDatagram>,
+    /// Length of the batch at its start.
+    initial_len: usize,
     free_packets: &'a mut usize,
     free_bytes: &'a mut usize,
     held: &'a mut u64,
     delivered: &'a mut u64,
 }
 
-impl Emptying<'_> {
-    /// The next datagram, if it is such a one and has a frame.
+impl QueuePopBatch<'_> {
+    /// Removes the next datagram if `accept` returns true.
     #[inline(always)]
-    pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Waiting) -> bool) -> Option<Waiting> {
-        let waiting = self.run.next_if(wanted)?;
-        if let Waiting::V4(frame) | Waiting::V6(frame) = &waiting {
+    pub(crate) fn next_if(
+        &mut self,
+        accept: impl FnOnce(&QueuedDatagram) -> bool,
+    ) -> Option<QueuedDatagram> {
+        let queued = self.batch.next_if(accept)?;
+        if let QueuedDatagram::V4(frame) | QueuedDatagram::V6(frame) = &queued {
             *self.free_bytes += frame.len();
         }
-        Some(waiting)
+        Some(queued)
     }
 
-    /// How many were taken.
+    /// Number of datagrams removed so far.
     #[inline(always)]
     pub(crate) fn taken(&self) -> usize {
-        self.count - self.run.len()
+        self.initial_len - self.batch.len()
     }
 }
 
-impl Drop for Emptying<'_> {
+impl Drop for QueuePopBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         let taken = self.taken();
@@ -453,7 +450,7 @@ impl Drop for Emptying<'_> {
     }
 }
 
-/// The address that stands for every IPv4 address of ours.
+/// Unspecified IPv4 address: all local IPv4 addresses.
 pub(crate) const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-/// The address that stands for every IPv6 address of ours.
+/// Unspecified IPv6 address: all local IPv6 addresses.
 pub(crate) const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);

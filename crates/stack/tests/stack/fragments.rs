@@ -1,41 +1,44 @@
-//! Fragments in and out, with hostile input of class 2.
+//! Fragmentation and reassembly, with hostile input of class 2 (fragments).
 
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_wire::{DropReason, Icmpv4Message, Icmpv6Message, Ipv4Header, Ipv6Header, Protocol};
 
 use crate::kit::packets::{fragment, frame, ip, packet_of, udp};
-use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 
 fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// A host with a socket on port 53, and a datagram for it, from host 2.
-fn listening(family: Family, payload_bytes: usize) -> (Host, tidegate_stack::UdpId, Vec<u8>) {
-    let mut host = Host::with_neighbour(2);
-    let socket = host.bind(at(family.any(), 53));
+/// Host with a socket on port 53, and a datagram from host 2 for that socket.
+fn host_with_socket(
+    family: Family,
+    payload_bytes: usize,
+) -> (TestHost, tidegate_stack::UdpId, Vec<u8>) {
+    let mut host = TestHost::with_neighbour(2);
+    let socket = host.bind(at(family.unspecified(), 53));
     let payload: Vec<u8> = (0..payload_bytes).map(|n| n as u8).collect();
     let datagram = udp(family.host(2), family.host(1), (4000, 53), &payload);
     (host, socket, datagram)
 }
 
-/// The frame with bytes `from..to` of a datagram.
-fn piece(family: Family, id: u32, datagram: &[u8], from: usize, to: usize) -> Vec<u8> {
+/// Frame with bytes `from..to` of a datagram.
+fn fragment_frame(family: Family, id: u32, datagram: &[u8], from: usize, to: usize) -> Vec<u8> {
     let more = to < datagram.len();
     frame(&fragment(family.host(2), family.host(1), id, from, more, &datagram[from..to]))
 }
 
 #[test]
-fn long_datagrams_travel_in_fragments() {
-    both(|family| {
+fn fragments_and_reassembles_long_datagrams() {
+    for_each_family(|family| {
         let longest = if family == Family::V4 { 65_507 } else { 65_527 };
         for bytes in [1500, 4000, longest] {
             let mut settings = config(1);
             settings.limits.unresolved_frames = 64;
-            let mut pair = Pair { a: Host::new(settings), b: Host::new(config(2)) };
-            let server = pair.b.bind(at(family.any(), 53));
-            let client = pair.a.bind(at(family.any(), 4000));
+            let mut pair = HostPair { a: TestHost::new(settings), b: TestHost::new(config(2)) };
+            let server = pair.b.bind(at(family.unspecified(), 53));
+            let client = pair.a.bind(at(family.unspecified(), 4000));
             let payload: Vec<u8> = (0..bytes).map(|n| (n / 7) as u8).collect();
             pair.a.send(client, Some(at(family.host(2), 53)), &payload);
             pair.run();
@@ -47,10 +50,10 @@ fn long_datagrams_travel_in_fragments() {
 }
 
 #[test]
-fn fragments_are_no_longer_than_the_mtu_and_share_an_identification() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
-        let socket = host.bind(at(family.any(), 4000));
+fn fragments_fit_the_mtu_and_share_an_identification() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        let socket = host.bind(at(family.unspecified(), 4000));
         let mut identifications = Vec::new();
         for _ in 0..2 {
             host.send(socket, Some(at(family.host(2), 53)), &[7; 5000]);
@@ -72,15 +75,15 @@ fn fragments_are_no_longer_than_the_mtu_and_share_an_identification() {
 }
 
 #[test]
-fn all_fragments_are_sent_or_none() {
-    both(|family| {
+fn sends_all_fragments_or_none() {
+    for_each_family(|family| {
         let mut settings = config(1);
         settings.limits.transmit_frames = 3;
-        let mut host = Host::quiet(settings);
+        let mut host = TestHost::quiet(settings);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
-        let socket = host.bind(at(family.any(), 4000));
+        let socket = host.bind(at(family.unspecified(), 4000));
         let to = Some(at(family.host(2), 53));
-        let Host { stack, arena, now_ns } = &mut host;
+        let TestHost { stack, arena, now_ns } = &mut host;
         let result = stack.udp_send(*now_ns, arena, socket, to, None, &[1; 6000]);
         assert_eq!(result, Err(tidegate_stack::SendError::WouldBlock));
         assert!(host.sent().is_empty());
@@ -89,13 +92,13 @@ fn all_fragments_are_sent_or_none() {
 }
 
 #[test]
-fn class_2_every_order_and_duplicates() {
-    both(|family| {
-        let (mut host, socket, datagram) = listening(family, 72);
+fn reassembles_in_any_order_and_drops_duplicates() {
+    for_each_family(|family| {
+        let (mut host, socket, datagram) = host_with_socket(family, 72);
         let cuts = [(0, 32), (32, 56), (56, 80)];
         for (id, order) in [[0, 1, 2], [2, 1, 0], [1, 2, 0]].into_iter().enumerate() {
             for (seen, at) in order.into_iter().enumerate() {
-                let frame = piece(family, id as u32, &datagram, cuts[at].0, cuts[at].1);
+                let frame = fragment_frame(family, id as u32, &datagram, cuts[at].0, cuts[at].1);
                 host.feed(&frame);
                 if seen < 2 {
                     host.feed_dropped(&frame, DropReason::FragmentDuplicate);
@@ -109,54 +112,54 @@ fn class_2_every_order_and_duplicates() {
 }
 
 #[test]
-fn class_2_overlaps_drop_the_whole_packet() {
-    both(|family| {
-        // Head, tail, inside, around, and the same place with other data.
+fn rejects_overlapping_fragments() {
+    for_each_family(|family| {
+        // Head, tail, inside, around, and the same range with other data.
         for (from, to) in [(0, 24), (24, 48), (24, 32), (8, 56), (16, 40)] {
-            let (mut host, socket, datagram) = listening(family, 72);
-            host.feed(&piece(family, 1, &datagram, 16, 40));
+            let (mut host, socket, datagram) = host_with_socket(family, 72);
+            host.feed(&fragment_frame(family, 1, &datagram, 16, 40));
             let mut other = datagram.clone();
             other[24] ^= 1;
-            host.feed(&piece(family, 1, &other, from, to));
+            host.feed(&fragment_frame(family, 1, &other, from, to));
             assert_eq!(host.drops(DropReason::FragmentOverlap), 2, "{from}..{to}");
-            // Nothing that comes later brings it back.
+            // No later fragment completes the packet.
             for (from, to) in [(0, 16), (16, 40), (40, 80)] {
-                let late = piece(family, 1, &datagram, from, to);
+                let late = fragment_frame(family, 1, &datagram, from, to);
                 host.feed_dropped(&late, DropReason::FragmentOverlap);
             }
             assert!(host.receive(socket).is_none());
-            assert!(host.sent().is_empty(), "overlaps are silent (RFC 5722)");
+            assert!(host.sent().is_empty(), "overlaps cause no error (RFC 5722)");
             host.finish();
         }
     });
 }
 
 #[test]
-fn class_2_a_packet_over_65535_bytes_is_refused() {
-    both(|family| {
-        let (mut host, ..) = listening(family, 8);
+fn rejects_packets_over_65535_bytes() {
+    for_each_family(|family| {
+        let (mut host, ..) = host_with_socket(family, 8);
         let (from, to) = (family.host(2), family.host(1));
         let beyond = frame(&fragment(from, to, 1, 65_528, false, &[0; 16]));
         host.feed_dropped(&beyond, DropReason::FragmentTooBig);
-        // RFC 8200 section 4.5 tells the sender; RFC 791 does not.
+        // RFC 8200 section 4.5 requires an error to the sender; RFC 791 does not.
         assert_eq!(host.sent().len(), usize::from(family == Family::V6));
         host.finish();
     });
 }
 
 #[test]
-fn class_2_impossible_lengths_are_refused() {
-    both(|family| {
-        let (mut host, ..) = listening(family, 8);
+fn rejects_fragments_of_invalid_length() {
+    for_each_family(|family| {
+        let (mut host, ..) = host_with_socket(family, 8);
         let (from, to) = (family.host(2), family.host(1));
         for (offset, data) in [(8, &[0; 15][..]), (8, &[])] {
             let bad = frame(&fragment(from, to, 1, offset, true, data));
             host.feed_dropped(&bad, DropReason::FragmentInvalid);
         }
-        let told = host.sent();
-        assert_eq!(told.len(), usize::from(family == Family::V6));
-        if let Some(told) = told.first() {
-            let error = &packet_of(told)[40..];
+        let sent = host.sent();
+        assert_eq!(sent.len(), usize::from(family == Family::V6));
+        if let Some(error_frame) = sent.first() {
+            let error = &packet_of(error_frame)[40..];
             assert_eq!((&error[..2], &error[4..8]), (&[4, 0][..], &[0, 0, 0, 4][..]));
         }
         assert_eq!(host.stack.counters().held, 0);
@@ -165,12 +168,12 @@ fn class_2_impossible_lengths_are_refused() {
 }
 
 #[test]
-fn class_2_a_tiny_first_fragment_is_refused() {
-    both(|family| {
-        let (mut host, _, datagram) = listening(family, 72);
+fn rejects_first_fragment_without_full_udp_header() {
+    for_each_family(|family| {
+        let (mut host, _, datagram) = host_with_socket(family, 72);
         let (from, to) = (family.host(2), family.host(1));
-        // IPv4 fragments come in steps of 8 bytes, so only a lying length makes
-        // one that holds less than a UDP header.
+        // IPv4 fragments have lengths in steps of 8 bytes. Only a wrong length gives a first
+        // fragment with less than a UDP header.
         let data = if family == Family::V4 { &datagram[..4] } else { &[] };
         let tiny = frame(&fragment(from, to, 1, 0, true, data));
         host.feed_dropped(&tiny, DropReason::FragmentHeaderChain);
@@ -179,36 +182,36 @@ fn class_2_a_tiny_first_fragment_is_refused() {
 }
 
 #[test]
-fn class_2_a_last_fragment_at_offset_zero_is_a_whole_packet() {
-    both(|family| {
-        let (mut host, socket, datagram) = listening(family, 72);
-        // For IPv6 an atomic fragment (RFC 6946), which must not be mixed with
-        // fragments that have the same identification.
-        host.feed(&piece(family, 5, &datagram, 0, 32));
-        host.feed(&piece(family, 5, &datagram, 0, 80));
+fn accepts_atomic_fragments() {
+    for_each_family(|family| {
+        let (mut host, socket, datagram) = host_with_socket(family, 72);
+        // For IPv6 an atomic fragment (RFC 6946), which must not be mixed with other fragments of
+        // the same identification.
+        host.feed(&fragment_frame(family, 5, &datagram, 0, 32));
+        host.feed(&fragment_frame(family, 5, &datagram, 0, 80));
         assert_eq!(host.receive(socket).unwrap().2, datagram[8..]);
-        host.feed(&piece(family, 5, &datagram, 32, 80));
+        host.feed(&fragment_frame(family, 5, &datagram, 32, 80));
         assert_eq!(host.receive(socket).unwrap().2, datagram[8..]);
         host.finish();
     });
 }
 
 #[test]
-fn class_2_a_hole_that_is_never_filled_times_out_and_is_told() {
-    both(|family| {
-        let (mut host, _, datagram) = listening(family, 72);
-        host.feed(&piece(family, 1, &datagram, 0, 32));
-        host.feed(&piece(family, 1, &datagram, 56, 80));
-        host.feed(&piece(family, 2, &datagram, 32, 56));
+fn times_out_incomplete_packet_and_sends_icmp_error() {
+    for_each_family(|family| {
+        let (mut host, _, datagram) = host_with_socket(family, 72);
+        host.feed(&fragment_frame(family, 1, &datagram, 0, 32));
+        host.feed(&fragment_frame(family, 1, &datagram, 56, 80));
+        host.feed(&fragment_frame(family, 2, &datagram, 32, 56));
         assert_eq!(host.stack.counters().held, 3);
-        host.pass(59 * SECOND_NS);
+        host.advance(59 * SECOND_NS);
         assert!(host.sent().is_empty());
-        host.pass(SECOND_NS);
+        host.advance(SECOND_NS);
         assert_eq!(host.drops(DropReason::FragmentTimeout), 3);
         assert_eq!(host.stack.counters().held, 0);
-        // Only about the packet whose first fragment came.
-        let told = host.sent();
-        let errors: Vec<_> = told
+        // Only for the packet whose first fragment arrived.
+        let sent = host.sent();
+        let errors: Vec<_> = sent
             .iter()
             .map(|frame| packet_of(frame))
             .filter(|packet| is_reassembly_timeout(packet, &datagram[..32]))
@@ -230,32 +233,32 @@ fn is_reassembly_timeout(packet: &[u8], first: &[u8]) -> bool {
 }
 
 #[test]
-fn class_2_exhaustion_gives_up_the_oldest_and_holds_no_frames() {
-    both(|family| {
-        let (mut host, socket, datagram) = listening(family, 72);
+fn evicts_oldest_fragments_and_holds_no_frames() {
+    for_each_family(|family| {
+        let (mut host, socket, datagram) = host_with_socket(family, 72);
         let free = host.arena.available();
         for id in 0..20_000 {
-            host.feed(&piece(family, id, &datagram, 32, 56));
+            host.feed(&fragment_frame(family, id, &datagram, 32, 56));
         }
         assert_eq!(host.arena.available(), free, "fragments hold no frames");
         assert!(host.stack.counters().held <= 1024);
         assert!(host.drops(DropReason::FragmentMemory) >= 18_976);
-        // A packet whose fragments come together gets through all the same.
-        host.feed(&piece(family, 77_777, &datagram, 0, 32));
-        host.feed(&piece(family, 77_777, &datagram, 32, 80));
+        // A packet whose fragments arrive together is still reassembled.
+        host.feed(&fragment_frame(family, 77_777, &datagram, 0, 32));
+        host.feed(&fragment_frame(family, 77_777, &datagram, 32, 80));
         assert!(host.receive(socket).is_some());
-        host.pass(61 * SECOND_NS);
+        host.advance(61 * SECOND_NS);
         assert_eq!(host.stack.counters().held, 0);
         host.finish();
     });
 }
 
 #[test]
-fn class_2_bytes_behind_the_packet_are_not_data() {
-    both(|family| {
-        let (mut host, socket, datagram) = listening(family, 72);
+fn ignores_padding_behind_fragments() {
+    for_each_family(|family| {
+        let (mut host, socket, datagram) = host_with_socket(family, 72);
         for (from, to) in [(0, 32), (32, 80)] {
-            let mut padded = piece(family, 1, &datagram, from, to);
+            let mut padded = fragment_frame(family, 1, &datagram, from, to);
             padded.extend([0xee; 9]);
             host.feed(&padded);
         }
@@ -265,12 +268,12 @@ fn class_2_bytes_behind_the_packet_are_not_data() {
 }
 
 #[test]
-fn class_2_a_bad_checksum_of_the_whole_is_found() {
-    both(|family| {
-        let (mut host, socket, mut datagram) = listening(family, 72);
+fn verifies_checksum_of_reassembled_datagram() {
+    for_each_family(|family| {
+        let (mut host, socket, mut datagram) = host_with_socket(family, 72);
         datagram[79] ^= 1;
-        host.feed(&piece(family, 1, &datagram, 0, 32));
-        host.feed(&piece(family, 1, &datagram, 32, 80));
+        host.feed(&fragment_frame(family, 1, &datagram, 0, 32));
+        host.feed(&fragment_frame(family, 1, &datagram, 32, 80));
         assert_eq!(host.drops(DropReason::UdpChecksum), 1);
         assert!(host.receive(socket).is_none());
         host.finish();
@@ -278,12 +281,12 @@ fn class_2_a_bad_checksum_of_the_whole_is_found() {
 }
 
 #[test]
-fn class_2_fragments_inside_fragments_are_refused() {
+fn rejects_nested_fragments() {
     let family = Family::V6;
-    let (mut host, _, datagram) = listening(family, 72);
+    let (mut host, _, datagram) = host_with_socket(family, 72);
     let (from, to) = (family.host(2), family.host(1));
     let inner = fragment(from, to, 9, 8, true, &datagram[8..32]);
-    // The payload of the outer packet is a fragment header again.
+    // The payload of the outer packet is another fragment header.
     let payload = &inner[40..];
     let outer = |offset: usize, more, data: &[u8]| {
         let mut head = vec![Protocol::FRAGMENT.0, 0, 0, 0, 0, 0, 0, 1];

@@ -1,4 +1,4 @@
-//! Hostile headers: class 1 (IPv4) and class 3 (IPv6), and what both share.
+//! Hostile headers: class 1 (IPv4), class 3 (IPv6), and cases of both families.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,20 +7,20 @@ use tidegate_wire::{DropReason, Ipv4Header, Protocol, Sum};
 use crate::kit::packets::{
     ethernet, frame, ip, ip_with_hops, packet_of, udp, udp_frame, udp_packet,
 };
-use crate::kit::{Family, Host, both, mac};
+use crate::kit::{Family, TestHost, for_each_family, mac};
 
-fn listening() -> (Host, [tidegate_stack::UdpId; 2]) {
-    let mut host = Host::with_neighbour(2);
-    let sockets = [Family::V4, Family::V6].map(|f| host.bind(SocketAddr::new(f.any(), 53)));
+fn host_with_sockets() -> (TestHost, [tidegate_stack::UdpId; 2]) {
+    let mut host = TestHost::with_neighbour(2);
+    let sockets = [Family::V4, Family::V6].map(|f| host.bind(SocketAddr::new(f.unspecified(), 53)));
     (host, sockets)
 }
 
-fn good(family: Family) -> Vec<u8> {
+fn valid_packet(family: Family) -> Vec<u8> {
     udp_packet(family.host(2), family.host(1), (4000, 53), b"payload")
 }
 
-/// An IPv4 packet with its header checksum made right again.
-fn resummed(mut packet: Vec<u8>) -> Vec<u8> {
+/// Recomputes the header checksum of an IPv4 packet.
+fn with_valid_header_checksum(mut packet: Vec<u8>) -> Vec<u8> {
     let header_bytes = usize::from(packet[0] & 15) * 4;
     packet[10..12].fill(0);
     let header = &packet[..header_bytes.min(packet.len())];
@@ -29,7 +29,7 @@ fn resummed(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// A datagram in an IPv4 packet with these options.
+/// IPv4 packet with a UDP datagram and these options.
 fn with_options(options: &[u8]) -> Vec<u8> {
     let (from, to) = (Family::V4.host(2), Family::V4.host(1));
     let datagram = udp(from, to, (4000, 53), b"payload");
@@ -46,8 +46,8 @@ fn with_options(options: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A datagram in an IPv6 packet behind these extension headers, the first of
-/// which is of kind `first`; the last must name UDP.
+/// IPv6 packet with these extension headers in front of a UDP datagram. `first` is the type of
+/// the first header; the last header must name UDP.
 fn with_extensions(first: Protocol, extensions: &[u8]) -> Vec<u8> {
     let (from, to) = (Family::V6.host(2), Family::V6.host(1));
     let mut payload = extensions.to_vec();
@@ -56,8 +56,8 @@ fn with_extensions(first: Protocol, extensions: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn class_1_lengths_that_lie() {
-    let (mut host, [socket, _]) = listening();
+fn rejects_ipv4_headers_with_wrong_lengths() {
+    let (mut host, [socket, _]) = host_with_sockets();
     let cases: [(usize, u8, DropReason); 6] = [
         (0, 0x44, DropReason::Ipv4HeaderLength),
         (0, 0x40, DropReason::Ipv4HeaderLength),
@@ -67,18 +67,23 @@ fn class_1_lengths_that_lie() {
         (2, 0xff, DropReason::Ipv4TotalLength),
     ];
     for (at, value, reason) in cases {
-        let mut packet = good(Family::V4);
+        let mut packet = valid_packet(Family::V4);
         packet[at] = value;
-        let bytes = ethernet(mac(1), mac(2), tidegate_wire::EtherType::IPV4, &resummed(packet));
+        let bytes = ethernet(
+            mac(1),
+            mac(2),
+            tidegate_wire::EtherType::IPV4,
+            &with_valid_header_checksum(packet),
+        );
         host.feed_dropped(&bytes, reason);
     }
-    let mut short = good(Family::V4);
+    let mut short = valid_packet(Family::V4);
     short.truncate(19);
     host.feed_dropped(&frame(&short), DropReason::Ipv4Truncated);
-    let mut past_the_end = good(Family::V4)[..24].to_vec();
+    let mut past_the_end = valid_packet(Family::V4)[..24].to_vec();
     past_the_end[0] = 0x4f;
     host.feed_dropped(&frame(&past_the_end), DropReason::Ipv4HeaderLength);
-    let mut wrong_sum = good(Family::V4);
+    let mut wrong_sum = valid_packet(Family::V4);
     wrong_sum[10] ^= 1;
     host.feed_dropped(&frame(&wrong_sum), DropReason::Ipv4Checksum);
     assert!(host.receive(socket).is_none() && host.sent().is_empty());
@@ -86,8 +91,8 @@ fn class_1_lengths_that_lie() {
 }
 
 #[test]
-fn class_1_options_with_impossible_lengths_and_source_routes() {
-    let (mut host, [socket, _]) = listening();
+fn rejects_malformed_ipv4_options_and_source_routes() {
+    let (mut host, [socket, _]) = host_with_sockets();
     for (options, reason) in [
         (&[7, 0, 0, 0], DropReason::Ipv4Options),
         (&[7, 1, 0, 0], DropReason::Ipv4Options),
@@ -109,10 +114,10 @@ fn class_1_options_with_impossible_lengths_and_source_routes() {
 }
 
 #[test]
-fn class_1_a_time_to_live_of_zero_is_no_reason_to_drop() {
-    both(|family| {
-        // RFC 1122 section 3.2.1.7: a host takes what arrives with little left.
-        let (mut host, sockets) = listening();
+fn accepts_hop_limit_of_zero() {
+    for_each_family(|family| {
+        // RFC 1122 section 3.2.1.7: a host must not drop a packet for its low time to live.
+        let (mut host, sockets) = host_with_sockets();
         let datagram = udp(family.host(2), family.host(1), (4000, 53), b"x");
         let packet = ip_with_hops(family.host(2), family.host(1), Protocol::UDP, 0, &datagram);
         host.feed(&frame(&packet));
@@ -122,9 +127,9 @@ fn class_1_a_time_to_live_of_zero_is_no_reason_to_drop() {
 }
 
 #[test]
-fn class_1_and_3_sources_that_cannot_be() {
-    both(|family| {
-        let (mut host, sockets) = listening();
+fn rejects_invalid_source_addresses() {
+    for_each_family(|family| {
+        let (mut host, sockets) = host_with_sockets();
         let (sources, reason) = match family {
             Family::V4 => (
                 &[
@@ -146,20 +151,20 @@ fn class_1_and_3_sources_that_cannot_be() {
             let packet = udp_packet(source.parse().unwrap(), family.host(1), (4000, 53), b"x");
             host.feed_dropped(&frame(&packet), reason);
         }
-        assert!(sockets.iter().all(|&socket| host.stack.udp_readable(socket) == 0));
+        assert!(sockets.iter().all(|&socket| host.stack.udp_queue_len(socket) == 0));
         assert!(host.sent().is_empty());
         host.finish();
     });
 }
 
 #[test]
-fn frames_and_packets_for_others_are_left_alone() {
-    both(|family| {
-        let (mut host, _) = listening();
-        let mut other_station = frame(&good(family));
+fn drops_frames_and_packets_for_other_hosts() {
+    for_each_family(|family| {
+        let (mut host, _) = host_with_sockets();
+        let mut other_station = frame(&valid_packet(family));
         other_station[5] = 77;
         host.feed_dropped(&other_station, DropReason::EthernetNotForUs);
-        let mut from_group = frame(&good(family));
+        let mut from_group = frame(&valid_packet(family));
         from_group[6] |= 1;
         host.feed_dropped(&from_group, DropReason::EthernetSourceInvalid);
         let reason = match family {
@@ -174,9 +179,9 @@ fn frames_and_packets_for_others_are_left_alone() {
 }
 
 #[test]
-fn udp_headers_that_lie() {
-    both(|family| {
-        let (mut host, _) = listening();
+fn rejects_malformed_udp_headers() {
+    for_each_family(|family| {
+        let (mut host, _) = host_with_sockets();
         let (from, to) = (family.host(2), family.host(1));
         for (length, reason) in
             [(7, DropReason::UdpLength), (0, DropReason::UdpLength), (100, DropReason::UdpLength)]
@@ -194,10 +199,10 @@ fn udp_headers_that_lie() {
 }
 
 #[test]
-fn every_truncation_of_a_good_frame_is_counted() {
-    both(|family| {
-        let (mut host, _) = listening();
-        let good = frame(&good(family));
+fn counts_every_truncated_frame() {
+    for_each_family(|family| {
+        let (mut host, _) = host_with_sockets();
+        let good = frame(&valid_packet(family));
         for len in 0..good.len() {
             host.feed(&good[..len]);
         }
@@ -208,8 +213,8 @@ fn every_truncation_of_a_good_frame_is_counted() {
 }
 
 #[test]
-fn class_3_hop_by_hop_not_first_or_twice() {
-    let (mut host, [_, socket]) = listening();
+fn rejects_misplaced_hop_by_hop_headers() {
+    let (mut host, [_, socket]) = host_with_sockets();
     let udp = Protocol::UDP.0;
     let pad = [1, 4, 0, 0, 0, 0];
     let header = |next: u8| [&[next, 0][..], &pad].concat();
@@ -219,15 +224,15 @@ fn class_3_hop_by_hop_not_first_or_twice() {
         let twice = [header(0), header(udp)].concat();
         let bad = frame(&with_extensions(first, &twice));
         host.feed_dropped(&bad, DropReason::Ipv6ExtensionOrder);
-        let told = host.sent_one();
-        assert_eq!(packet_of(&told)[40..42], [4, 1], "unrecognized next header");
+        let error_frame = host.sent_one();
+        assert_eq!(packet_of(&error_frame)[40..42], [4, 1], "unrecognized next header");
     }
     host.finish();
 }
 
 #[test]
-fn class_3_lengths_past_the_packet_and_endless_headers() {
-    let (mut host, _) = listening();
+fn rejects_overlong_ipv6_extension_headers() {
+    let (mut host, _) = host_with_sockets();
     let mut too_long = with_extensions(Protocol::HOP_BY_HOP, &[17, 0, 1, 4, 0, 0, 0, 0]);
     too_long[41] = 255;
     host.feed_dropped(&frame(&too_long), DropReason::Ipv6ExtensionTruncated);
@@ -240,36 +245,35 @@ fn class_3_lengths_past_the_packet_and_endless_headers() {
     many.extend([17, 0, 1, 4, 0, 0, 0, 0]);
     let endless = with_extensions(Protocol::DESTINATION_OPTIONS, &many);
     host.feed_dropped(&frame(&endless), DropReason::Ipv6ExtensionLimit);
-    let mut lying = good(Family::V6);
-    lying[5] = 0xff;
-    host.feed_dropped(&frame(&lying), DropReason::Ipv6PayloadLength);
+    let mut wrong_length = valid_packet(Family::V6);
+    wrong_length[5] = 0xff;
+    host.feed_dropped(&frame(&wrong_length), DropReason::Ipv6PayloadLength);
     host.finish();
 }
 
 #[test]
-fn class_3_routing_headers_are_followed_nowhere() {
-    let (mut host, [_, socket]) = listening();
+fn rejects_ipv6_routing_headers_with_segments_left() {
+    let (mut host, [_, socket]) = host_with_sockets();
     for kind in [0, 2, 4] {
         let with_segments = [17, 0, kind, 1, 0, 0, 0, 0];
         let bad = frame(&with_extensions(Protocol::ROUTING, &with_segments));
         host.feed_dropped(&bad, DropReason::Ipv6RoutingHeader);
-        let told = host.sent_one();
-        let error = &packet_of(&told)[40..];
-        assert_eq!((&error[..2], error[7]), (&[4, 0][..], 42), "points to the type");
-        let spent = [17, 0, kind, 0, 0, 0, 0, 0];
-        host.feed(&frame(&with_extensions(Protocol::ROUTING, &spent)));
+        let error_frame = host.sent_one();
+        let error = &packet_of(&error_frame)[40..];
+        assert_eq!((&error[..2], error[7]), (&[4, 0][..], 42), "pointer to the routing type");
+        let without_segments_left = [17, 0, kind, 0, 0, 0, 0, 0];
+        host.feed(&frame(&with_extensions(Protocol::ROUTING, &without_segments_left)));
         assert!(host.receive(socket).is_some());
     }
     host.finish();
 }
 
 #[test]
-fn class_3_the_four_actions_on_an_unknown_option() {
-    let (mut host, [_, socket]) = listening();
+fn handles_unknown_ipv6_options_by_their_action_bits() {
+    let (mut host, [_, socket]) = host_with_sockets();
     let group: IpAddr = "ff02::1".parse().unwrap();
-    // Option type, whether the packet passes, and whether an error is sent when
-    // it was for us and for a group.
-    for (kind, passes, told, told_group) in [
+    // Option type; is the packet delivered; is an error sent for unicast; and for multicast.
+    for (kind, passes, sends_error, sends_error_for_group) in [
         (0x1e, true, false, false),
         (0x5e, false, false, false),
         (0x9e, false, true, true),
@@ -279,21 +283,21 @@ fn class_3_the_four_actions_on_an_unknown_option() {
         let packet = with_extensions(Protocol::DESTINATION_OPTIONS, &header);
         host.feed(&frame(&packet));
         assert_eq!(host.receive(socket).is_some(), passes, "{kind:#x}");
-        assert_eq!(host.sent().len(), usize::from(told), "{kind:#x}");
+        assert_eq!(host.sent().len(), usize::from(sends_error), "{kind:#x}");
         if !passes {
             let mut to_group = packet.clone();
             let IpAddr::V6(v6) = group else { panic!("an IPv6 group") };
             to_group[24..40].copy_from_slice(&v6.octets());
             host.feed_dropped(&frame(&to_group), DropReason::Ipv6OptionUnknown);
-            assert_eq!(host.sent().len(), usize::from(told_group), "{kind:#x}");
+            assert_eq!(host.sent().len(), usize::from(sends_error_for_group), "{kind:#x}");
         }
     }
     host.finish();
 }
 
 #[test]
-fn class_3_jumbograms_are_refused() {
-    let (mut host, _) = listening();
+fn rejects_ipv6_jumbograms() {
+    let (mut host, _) = host_with_sockets();
     let jumbo = [17, 0, 0xc2, 4, 0, 1, 0, 0];
     let bad = frame(&with_extensions(Protocol::HOP_BY_HOP, &jumbo));
     host.feed_dropped(&bad, DropReason::Ipv6Jumbogram);
@@ -304,8 +308,8 @@ fn class_3_jumbograms_are_refused() {
 }
 
 #[test]
-fn class_3_nothing_follows() {
-    let (mut host, _) = listening();
+fn accepts_ipv6_no_next_header() {
+    let (mut host, _) = host_with_sockets();
     let packet = ip(Family::V6.host(2), Family::V6.host(1), Protocol::NO_NEXT_HEADER, &[1; 9]);
     host.feed(&frame(&packet));
     assert_eq!(host.stack.counters().handled, 1);

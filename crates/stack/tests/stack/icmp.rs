@@ -1,24 +1,24 @@
-//! ICMP: echo, errors that we send, errors that come back.
+//! ICMP: echo, errors sent and errors received.
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_stack::{Event, Ownership, SocketError, UdpOptions};
+use tidegate_stack::{AddressOwnership, Event, SocketError, UdpOptions};
 use tidegate_wire::{DropReason, MacAddr, Protocol};
 
 use crate::kit::packets::{
     echo_reply_data, echo_request, frame, frame_to, ip, packet_of, port_unreachable, udp_frame,
     udp_packet,
 };
-use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 
 fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
 #[test]
-fn echo_requests_are_answered_with_their_data() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn replies_to_echo_requests_with_their_data() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         host.feed(&frame(&echo_request(family.host(2), family.host(1), b"ping")));
         let reply = host.sent_one();
         assert_eq!(echo_reply_data(packet_of(&reply)).unwrap(), b"ping");
@@ -28,26 +28,26 @@ fn echo_requests_are_answered_with_their_data() {
 }
 
 #[test]
-fn large_echo_requests_are_answered_in_fragments() {
-    both(|family| {
-        let mut pair = Pair::new();
+fn replies_to_large_echo_requests_in_fragments() {
+    for_each_family(|family| {
+        let mut pair = HostPair::new();
         let data: Vec<u8> = (0..4000).map(|n| n as u8).collect();
         let request = echo_request(family.host(2), family.host(1), &data);
         let protocol = if family == Family::V4 { Protocol::ICMPV4 } else { Protocol::ICMPV6 };
-        for (at, piece) in request[family.header_bytes()..].chunks(1400).enumerate() {
-            let fragment = crate::kit::packets::fragment_of(
+        for (at, data) in request[family.header_bytes()..].chunks(1400).enumerate() {
+            let fragment = crate::kit::packets::fragment_with_protocol(
                 protocol,
                 family.host(2),
                 family.host(1),
                 5,
                 at * 1400,
                 at < 2,
-                piece,
+                data,
             );
             pair.a.feed(&frame(&fragment));
         }
-        // The answer is put together by the other host, which asked nobody and
-        // so ignores it: but it arrived whole.
+        // The other host reassembles the reply and ignores it, as it sent no request. Being
+        // counted as ignored proves that the reply arrived whole.
         pair.run();
         assert_eq!(pair.a.stack.counters().merged, 2);
         assert_eq!(pair.b.stack.counters().merged, 2);
@@ -57,11 +57,11 @@ fn large_echo_requests_are_answered_in_fragments() {
 }
 
 #[test]
-fn echo_has_a_rate() {
-    both(|family| {
+fn rate_limits_echo_replies() {
+    for_each_family(|family| {
         let mut settings = config(1);
         settings.limits.icmp_echo_pps = 10;
-        let mut host = Host::quiet(settings);
+        let mut host = TestHost::quiet(settings);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         for _ in 0..50 {
             host.feed(&frame(&echo_request(family.host(2), family.host(1), b"x")));
@@ -73,16 +73,16 @@ fn echo_has_a_rate() {
 }
 
 #[test]
-fn a_closed_port_is_told_to_the_sender_and_reaches_its_socket() {
-    both(|family| {
-        let mut pair = Pair::new();
-        let client = pair.a.bind(at(family.any(), 0));
+fn reports_closed_port_to_the_sending_socket() {
+    for_each_family(|family| {
+        let mut pair = HostPair::new();
+        let client = pair.a.bind(at(family.unspecified(), 0));
         let remote = at(family.host(2), 53);
         pair.a.stack.udp_connect(client, remote).unwrap();
         pair.a.send(client, None, b"question");
         pair.run();
         assert_eq!(pair.b.drops(DropReason::UdpNoSocket), 1);
-        assert_eq!(pair.a.events(), [Event::Error(client)]);
+        assert_eq!(pair.a.events(), [Event::UdpError(client)]);
         let error = pair.a.stack.udp_take_error(client);
         assert_eq!(error, Some(SocketError::ConnectionRefused(remote)));
         assert_eq!(pair.a.stack.udp_take_error(client), None);
@@ -91,12 +91,12 @@ fn a_closed_port_is_told_to_the_sender_and_reaches_its_socket() {
 }
 
 #[test]
-fn an_unconnected_socket_is_told_only_if_it_asked() {
-    both(|family| {
+fn reports_errors_to_unconnected_socket_only_on_request() {
+    for_each_family(|family| {
         for report_errors in [false, true] {
-            let mut host = Host::with_neighbour(2);
+            let mut host = TestHost::with_neighbour(2);
             let options = UdpOptions { report_errors, ..UdpOptions::default() };
-            let socket = host.stack.udp_bind(at(family.any(), 4000), options).unwrap();
+            let socket = host.stack.udp_bind(at(family.unspecified(), 4000), options).unwrap();
             host.send(socket, Some(at(family.host(2), 53)), b"x");
             let sent = host.sent_one();
             let error = port_unreachable(family.host(2), family.host(1), packet_of(&sent));
@@ -108,10 +108,10 @@ fn an_unconnected_socket_is_told_only_if_it_asked() {
 }
 
 #[test]
-fn errors_that_quote_what_we_never_sent_are_ignored() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
-        let socket = host.bind(at(family.any(), 4000));
+fn ignores_errors_quoting_packets_never_sent() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
         let (us, peer) = (family.host(1), family.host(2));
         let quotes = [
@@ -135,9 +135,9 @@ fn errors_that_quote_what_we_never_sent_are_ignored() {
 }
 
 #[test]
-fn an_unknown_protocol_is_told_to_the_sender() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn reports_unknown_protocol_to_the_sender() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         let packet = ip(family.host(2), family.host(1), Protocol(253), &[1; 20]);
         let reason = match family {
             Family::V4 => DropReason::ProtocolUnknown,
@@ -146,8 +146,8 @@ fn an_unknown_protocol_is_told_to_the_sender() {
         host.feed_dropped(&frame(&packet), reason);
         let sent = host.sent_one();
         let error = &packet_of(&sent)[family.header_bytes()..];
-        // IPv4: protocol unreachable. IPv6: a parameter problem that points to
-        // the next header field.
+        // IPv4: protocol unreachable. IPv6: a parameter problem that points to the next header
+        // field.
         match family {
             Family::V4 => assert_eq!(error[..2], [3, 2]),
             Family::V6 => assert_eq!((&error[..2], &error[4..8]), (&[4, 1][..], &[0, 0, 0, 6][..])),
@@ -158,9 +158,9 @@ fn an_unknown_protocol_is_told_to_the_sender() {
 }
 
 #[test]
-fn errors_are_no_longer_than_allowed() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn limits_length_of_icmp_errors() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         host.feed(&udp_frame(family, (4000, 53), &[1; 1400]));
         let sent = host.sent_one();
         let limit = if family == Family::V4 { 576 } else { 1280 };
@@ -170,9 +170,9 @@ fn errors_are_no_longer_than_allowed() {
 }
 
 #[test]
-fn no_error_answers_an_error_a_group_or_a_broadcast() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn sends_no_error_for_errors_multicast_or_broadcast() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         let (us, peer) = (family.host(1), family.host(2));
         let broadcast_mac = frame_to(MacAddr::BROADCAST, &udp_packet(peer, us, (1, 2), b"x"));
         host.feed_dropped(&broadcast_mac, DropReason::UdpNoSocket);
@@ -182,13 +182,13 @@ fn no_error_answers_an_error_a_group_or_a_broadcast() {
         };
         let group_mac = match group {
             IpAddr::V4(_) => MacAddr::BROADCAST,
-            IpAddr::V6(v6) => MacAddr::of_ipv6_group(v6),
+            IpAddr::V6(v6) => MacAddr::from_ipv6_group(v6),
         };
         let to_group = frame_to(group_mac, &udp_packet(peer, group, (1, 2), b"x"));
         host.feed_dropped(&to_group, DropReason::UdpNoSocket);
         // Even in a unicast frame.
-        let sly = frame(&udp_packet(peer, group, (1, 2), b"x"));
-        host.feed_dropped(&sly, DropReason::UdpNoSocket);
+        let unicast_frame = frame(&udp_packet(peer, group, (1, 2), b"x"));
+        host.feed_dropped(&unicast_frame, DropReason::UdpNoSocket);
         let echo = frame_to(group_mac, &echo_request(peer, group, b"smurf"));
         host.feed_dropped(&echo, DropReason::IcmpBroadcast);
         let quote = udp_packet(us, peer, (9, 9), b"");
@@ -200,35 +200,35 @@ fn no_error_answers_an_error_a_group_or_a_broadcast() {
 }
 
 #[test]
-fn errors_have_a_rate_for_each_destination_and_for_all() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn rate_limits_icmp_errors() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         for _ in 0..1000 {
             host.feed(&udp_frame(family, (4000, 53), b"x"));
         }
         assert_eq!(host.sent().len(), 10);
         assert_eq!(host.transmit_drops(DropReason::IcmpRateLimited), 990);
         assert_eq!(host.drops(DropReason::UdpNoSocket), 1000);
-        host.pass(SECOND_NS);
+        host.advance(SECOND_NS);
         host.feed(&udp_frame(family, (4000, 53), b"x"));
-        assert_eq!(host.sent().len(), 1, "after a second there are tokens again");
+        assert_eq!(host.sent().len(), 1, "tokens are refilled after a second");
         host.finish();
     });
 }
 
 #[test]
-fn a_shared_address_is_answered_for_by_the_kernel() {
-    both(|family| {
+fn leaves_echo_and_errors_of_a_shared_address_to_the_kernel() {
+    for_each_family(|family| {
         let mut settings = config(1);
-        settings.ownership = Ownership::Shared;
-        let mut host = Host::quiet(settings);
+        settings.ownership = AddressOwnership::Shared;
+        let mut host = TestHost::quiet(settings);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let echo = frame(&echo_request(family.host(2), family.host(1), b"x"));
         host.feed_dropped(&echo, DropReason::IcmpIgnored);
         host.feed_dropped(&udp_frame(family, (1, 2), b"x"), DropReason::UdpNoSocket);
         assert!(host.sent().is_empty());
-        // Errors about what we sent come to us all the same.
-        let socket = host.bind(at(family.any(), 4000));
+        // Errors about packets of this stack are still processed.
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.stack.udp_connect(socket, at(family.host(2), 53)).unwrap();
         host.send(socket, None, b"x");
         let sent = host.sent_one();

@@ -1,15 +1,15 @@
-//! A host that speaks to its own addresses: what it sends comes back in, and
-//! nothing of it goes out.
+//! Loopback: packets from a host to its own addresses come back in, and none leaves the host.
 
 use std::net::SocketAddr;
 
 use tidegate_stack::{
-    Config, Ownership, SendError, Shutdown, SocketError, TcpError, TcpId, TcpOptions, TcpState,
+    AddressOwnership, Config, SendError, Shutdown, SocketError, TcpError, TcpId, TcpOptions,
+    TcpState,
 };
 use tidegate_wire::{DropReason, EtherType, Medium, Protocol};
 
 use crate::kit::packets::{ethernet, frame, ip, udp_packet};
-use crate::kit::{FRAMES, Family, Host, SECOND_NS, both, config, mac};
+use crate::kit::{FRAMES, Family, SECOND_NS, TestHost, config, for_each_family, mac};
 
 const PORT: u16 = 80;
 
@@ -17,15 +17,15 @@ fn at(family: Family, port: u16) -> SocketAddr {
     SocketAddr::new(family.host(1), port)
 }
 
-impl Host {
-    /// Lets frames come back in until the host has nothing more to say to itself.
-    fn loop_all(&mut self) {
+impl TestHost {
+    /// Passes frames back in until the host sends no more of them.
+    fn run_loopback(&mut self) {
         for _ in 0..10_000 {
-            if self.loop_once() == 0 {
+            if self.deliver_loopback() == 0 {
                 return;
             }
         }
-        panic!("the host never stops talking to itself");
+        panic!("the host never stops sending to itself");
     }
 
     fn connect_to_itself(&mut self, local: Option<SocketAddr>, to: SocketAddr) -> TcpId {
@@ -33,66 +33,66 @@ impl Host {
         stack.tcp_connect(self.now_ns, arena, local, to, TcpOptions::default()).unwrap()
     }
 
-    /// Writes at one end of a connection and reads at the other until all is there.
-    fn carry(&mut self, from: TcpId, to: TcpId, data: &[u8]) {
-        let (mut sent, mut got, mut buf) = (0, Vec::<u8>::new(), [0; 4096]);
-        while got.len() < data.len() {
+    /// Sends at one end of a connection and receives at the other until all data has arrived.
+    fn transfer(&mut self, from: TcpId, to: TcpId, data: &[u8]) {
+        let (mut sent, mut received, mut buf) = (0, Vec::<u8>::new(), [0; 4096]);
+        while received.len() < data.len() {
             let Self { stack, arena, now_ns } = self;
             match stack.tcp_send(*now_ns, arena, from, &data[sent..]) {
                 Ok(len) => sent += len,
                 Err(error) => assert!(matches!(error, TcpError::WouldBlock), "{error}"),
             }
-            self.loop_all();
+            self.run_loopback();
             let Self { stack, arena, now_ns } = self;
             match stack.tcp_recv(*now_ns, arena, to, &mut buf) {
-                Ok(len) => got.extend(&buf[..len]),
+                Ok(len) => received.extend(&buf[..len]),
                 Err(error) => assert!(matches!(error, TcpError::WouldBlock), "{error}"),
             }
         }
-        assert!(got == data, "other bytes");
+        assert!(received == data, "received bytes differ");
     }
 
-    fn shut(&mut self, id: TcpId) {
+    fn shut_down_write(&mut self, id: TcpId) {
         let Self { stack, arena, now_ns } = self;
         stack.tcp_shutdown(*now_ns, arena, id, Shutdown::Write).unwrap();
-        self.loop_all();
+        self.run_loopback();
     }
 
     fn close(&mut self, id: TcpId) {
         let Self { stack, arena, now_ns } = self;
         stack.tcp_close(*now_ns, arena, id);
-        self.loop_all();
+        self.run_loopback();
     }
 }
 
-fn long() -> Vec<u8> {
+fn large_payload() -> Vec<u8> {
     (0..300_000).map(|at| (at % 251) as u8).collect()
 }
 
-/// Host 1 of all kinds that there are: a port that completes checksums and one
-/// that does not, and the link of a tunnel.
-fn every_host(test: impl Fn(Host)) {
+/// Runs a test on host 1 of every kind: a device that completes checksums, a device that does
+/// not, and a tunnel link.
+fn for_each_host_kind(test: impl Fn(TestHost)) {
     let tunnel = Config { medium: Medium::Ip, ..config(1) };
     for config in [config(1), Config { transmit_checksum: true, ..config(1) }, tunnel] {
-        test(Host::quiet(config));
+        test(TestHost::quiet(config));
     }
 }
 
 #[test]
-fn a_datagram_to_an_own_address_comes_back_in() {
-    both(|family| {
-        every_host(|mut host| {
+fn delivers_datagrams_to_local_addresses() {
+    for_each_family(|family| {
+        for_each_host_kind(|mut host| {
             let server = host.bind(at(family, PORT));
-            let client = host.bind(SocketAddr::new(family.any(), 0));
+            let client = host.bind(SocketAddr::new(family.unspecified(), 0));
             host.send(client, Some(at(family, PORT)), b"question");
-            assert!(host.sent().is_empty(), "it is not for the wire");
-            assert!(host.receive(server).is_none(), "it comes with the next turn");
-            host.loop_all();
+            assert!(host.sent().is_empty(), "loopback packets never reach the device");
+            assert!(host.receive(server).is_none(), "loopback packets arrive in the next turn");
+            host.run_loopback();
             let (client_at, local, question) = host.receive(server).unwrap();
             assert_eq!((client_at.ip(), local), (family.host(1), family.host(1)));
             assert_eq!(question, b"question");
             host.send(server, Some(client_at), b"answer");
-            host.loop_all();
+            host.run_loopback();
             let (server_at, _, answer) = host.receive(client).unwrap();
             assert_eq!((server_at, &*answer), (at(family, PORT), &b"answer"[..]));
             assert!(host.sent().is_empty());
@@ -102,28 +102,28 @@ fn a_datagram_to_an_own_address_comes_back_in() {
 }
 
 #[test]
-fn a_socket_can_be_its_own_peer() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
-        let socket = host.bind(SocketAddr::new(family.any(), PORT));
+fn udp_socket_can_send_to_itself() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
+        let socket = host.bind(SocketAddr::new(family.unspecified(), PORT));
         host.stack.udp_connect(socket, at(family, PORT)).unwrap();
         assert_eq!(host.stack.udp_local_addr(socket), Some(at(family, PORT)));
         host.send(socket, None, b"me");
-        host.loop_all();
+        host.run_loopback();
         assert_eq!(host.receive(socket).unwrap().2, b"me");
         host.finish();
     });
 }
 
 #[test]
-fn a_long_datagram_comes_back_in_fragments() {
-    both(|family| {
-        every_host(|mut host| {
+fn loops_back_long_datagrams_in_fragments() {
+    for_each_family(|family| {
+        for_each_host_kind(|mut host| {
             let server = host.bind(at(family, PORT));
-            let client = host.bind(SocketAddr::new(family.any(), 0));
+            let client = host.bind(SocketAddr::new(family.unspecified(), 0));
             let long: Vec<u8> = (0..20_000).map(|at| at as u8).collect();
             host.send(client, Some(at(family, PORT)), &long);
-            host.loop_all();
+            host.run_loopback();
             assert_eq!(host.receive(server).unwrap().2, long);
             host.finish();
         });
@@ -131,17 +131,17 @@ fn a_long_datagram_comes_back_in_fragments() {
 }
 
 #[test]
-fn a_port_that_nobody_has_is_refused() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
-        let client = host.bind(SocketAddr::new(family.any(), 0));
+fn unused_local_port_refuses_datagrams_and_connections() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
+        let client = host.bind(SocketAddr::new(family.unspecified(), 0));
         host.stack.udp_connect(client, at(family, PORT)).unwrap();
         host.send(client, None, b"anybody?");
-        host.loop_all();
+        host.run_loopback();
         let error = host.stack.udp_take_error(client);
         assert_eq!(error, Some(SocketError::ConnectionRefused(at(family, PORT))));
         let stream = host.connect_to_itself(None, at(family, PORT));
-        host.loop_all();
+        host.run_loopback();
         let read = host.stack.tcp_recv(host.now_ns, &mut host.arena, stream, &mut [0; 9]);
         assert!(matches!(read, Err(TcpError::Refused(_))), "{read:?}");
         assert!(host.sent().is_empty());
@@ -150,25 +150,25 @@ fn a_port_that_nobody_has_is_refused() {
 }
 
 #[test]
-fn a_connection_to_an_own_address_carries_data_both_ways_and_ends() {
-    both(|family| {
-        every_host(|mut host| {
+fn connection_to_local_address_transfers_both_ways_and_closes() {
+    for_each_family(|family| {
+        for_each_host_kind(|mut host| {
             let listener =
                 host.stack.tcp_listen(at(family, PORT), 16, TcpOptions::default()).unwrap();
             let client = host.connect_to_itself(None, at(family, PORT));
             assert_eq!(host.stack.tcp_state(client), Some(TcpState::SynSent));
-            host.loop_all();
+            host.run_loopback();
             let server = host.stack.tcp_accept(listener).unwrap();
             assert_eq!(host.stack.tcp_peer_addr(server), host.stack.tcp_local_addr(client));
-            host.carry(client, server, &long());
-            host.carry(server, client, &long());
-            host.shut(client);
-            host.shut(server);
+            host.transfer(client, server, &large_payload());
+            host.transfer(server, client, &large_payload());
+            host.shut_down_write(client);
+            host.shut_down_write(server);
             assert_eq!(host.stack.tcp_state(client), Some(TcpState::TimeWait));
             host.close(client);
             host.close(server);
             host.stack.tcp_close_listener(host.now_ns, &mut host.arena, listener);
-            host.pass(120 * SECOND_NS);
+            host.advance(120 * SECOND_NS);
             assert_eq!(host.stack.tcp_connections(), 0);
             let retransmitted = host.stack.counters().transmit_drops.total();
             assert_eq!((retransmitted, host.sent().len()), (0, 0));
@@ -178,45 +178,45 @@ fn a_connection_to_an_own_address_carries_data_both_ways_and_ends() {
 }
 
 #[test]
-fn a_connection_can_be_its_own_peer() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn connection_can_connect_to_itself() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         let only = host.connect_to_itself(Some(at(family, PORT)), at(family, PORT));
-        host.loop_all();
+        host.run_loopback();
         assert_eq!(host.stack.tcp_state(only), Some(TcpState::Established));
-        host.carry(only, only, &long());
-        host.shut(only);
+        host.transfer(only, only, &large_payload());
+        host.shut_down_write(only);
         host.close(only);
-        host.pass(120 * SECOND_NS);
+        host.advance(120 * SECOND_NS);
         assert_eq!((host.stack.tcp_connections(), host.sent().len()), (0, 0));
         host.finish();
     });
 }
 
 #[test]
-fn both_ends_can_open_one_connection() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn supports_simultaneous_open_over_loopback() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         let one = host.connect_to_itself(Some(at(family, 1000)), at(family, 2000));
         let other = host.connect_to_itself(Some(at(family, 2000)), at(family, 1000));
-        host.loop_all();
+        host.run_loopback();
         for id in [one, other] {
             assert_eq!(host.stack.tcp_state(id), Some(TcpState::Established));
         }
-        host.carry(one, other, &long());
-        host.carry(other, one, &long());
+        host.transfer(one, other, &large_payload());
+        host.transfer(other, one, &large_payload());
         host.finish();
     });
 }
 
 #[test]
-fn nobody_on_the_wire_can_send_from_an_own_address() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn rejects_local_source_addresses_from_the_wire() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         let socket = host.bind(at(family, PORT));
         let listener = host.stack.tcp_listen(at(family, PORT), 16, TcpOptions::default()).unwrap();
         host.send(socket, Some(at(family, PORT)), b"ours");
-        host.loop_all();
+        host.run_loopback();
         assert!(host.receive(socket).is_some());
         let own = family.host(1);
         let reason = match family {
@@ -224,7 +224,7 @@ fn nobody_on_the_wire_can_send_from_an_own_address() {
             Family::V6 => DropReason::Ipv6SourceInvalid,
         };
         let datagram = udp_packet(own, own, (PORT, PORT), b"theirs");
-        // From the hardware address of host 1, too.
+        // Also from the hardware address of host 1.
         for from in [mac(1), mac(2)] {
             let ethertype = if family == Family::V4 { EtherType::IPV4 } else { EtherType::IPV6 };
             host.feed_dropped(&ethernet(mac(1), from, ethertype, &datagram), reason);
@@ -237,35 +237,35 @@ fn nobody_on_the_wire_can_send_from_an_own_address() {
 }
 
 #[test]
-fn what_waits_to_come_back_in_is_bounded() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn limits_the_loopback_queue() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         let limit = Config::ethernet(mac(1), [0; 16]).limits.transmit_frames.min(FRAMES as usize);
-        let socket = host.bind(SocketAddr::new(family.any(), PORT));
-        let mut waiting = 0;
-        let refused = loop {
-            let Host { stack, arena, now_ns } = &mut host;
+        let socket = host.bind(SocketAddr::new(family.unspecified(), PORT));
+        let mut queued = 0;
+        let error = loop {
+            let TestHost { stack, arena, now_ns } = &mut host;
             match stack.udp_send(*now_ns, arena, socket, Some(at(family, PORT)), None, b"x") {
-                Ok(()) => waiting += 1,
+                Ok(()) => queued += 1,
                 Err(error) => break error,
             }
-            assert!(waiting <= limit, "there is no limit");
+            assert!(queued <= limit, "the loopback queue exceeds its limit");
         };
-        assert_eq!(refused, SendError::WouldBlock);
-        assert_eq!(host.loop_once(), waiting);
+        assert_eq!(error, SendError::WouldBlock);
+        assert_eq!(host.deliver_loopback(), queued);
         host.send(socket, Some(at(family, PORT)), b"there is room again");
         host.finish();
     });
 }
 
 #[test]
-fn sockets_that_answer_each_other_have_one_turn_after_the_other() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn delivers_loopback_replies_one_per_turn() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         let sockets = [1, 2].map(|port| host.bind(at(family, port)));
         host.send(sockets[0], Some(at(family, 2)), b"ball");
         for turn in 0..100 {
-            assert_eq!(host.loop_once(), 1);
+            assert_eq!(host.deliver_loopback(), 1);
             let [from, to] = [turn % 2, (turn + 1) % 2];
             let (back, _, ball) = host.receive(sockets[to]).unwrap();
             assert_eq!(back.port(), from as u16 + 1);
@@ -276,12 +276,12 @@ fn sockets_that_answer_each_other_have_one_turn_after_the_other() {
 }
 
 #[test]
-fn on_a_shared_address_it_may_be_the_kernels_and_is_refused() {
-    both(|family| {
-        let shared = Config { ownership: Ownership::Shared, ..config(1) };
-        let mut host = Host::quiet(shared);
+fn refuses_loopback_on_a_shared_address() {
+    for_each_family(|family| {
+        let shared = Config { ownership: AddressOwnership::Shared, ..config(1) };
+        let mut host = TestHost::quiet(shared);
         let socket = host.bind(at(family, PORT));
-        let Host { stack, arena, now_ns } = &mut host;
+        let TestHost { stack, arena, now_ns } = &mut host;
         let sent = stack.udp_send(*now_ns, arena, socket, Some(at(family, PORT)), None, b"x");
         assert_eq!(sent, Err(SendError::NetworkUnreachable(family.host(1))));
         let to = at(family, PORT);

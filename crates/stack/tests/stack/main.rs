@@ -1,4 +1,4 @@
-//! The stack from outside: packets in, packets out, time moved by hand.
+//! Tests of the stack from outside: packets in, packets out, on a virtual clock.
 
 mod forward;
 mod fragments;
@@ -6,17 +6,17 @@ mod hostile;
 mod icmp;
 mod kit;
 mod loopback;
-mod moving;
-mod moving_rest;
+mod migration;
+mod migration_udp_and_limits;
 mod neighbours;
 mod path_mtu;
-mod random;
-mod tcp_calls;
+mod random_input;
+mod tcp_api;
 mod tcp_goodput;
 mod tcp_pair;
 mod tcp_script;
-mod tcp_scripts;
+mod tcp_script_cases;
 mod tcp_segmentation;
 mod udp;
 mod upgrade;
-mod upgrade_rest;
+mod upgrade_udp_and_limits;

@@ -1,8 +1,8 @@
-//! ARP and neighbour discovery, with hostile input of class 7.
+//! ARP and neighbour discovery, with hostile input of class 7 (neighbour messages).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use tidegate_stack::{Event, Ownership, SocketError};
+use tidegate_stack::{AddressOwnership, Event, SocketError};
 use tidegate_wire::ipv6_extension::upper_layer;
 use tidegate_wire::mld::{self, MldMessage};
 use tidegate_wire::ndp::solicited_node;
@@ -14,7 +14,7 @@ use tidegate_wire::{
 use crate::kit::packets::{
     arp, arp_frame, ethernet, frame, frame_to, icmpv6_with_hops, ndp_frame, packet_of, udp_frame,
 };
-use crate::kit::{Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 
 fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
@@ -27,8 +27,8 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The answer of host `n` at hardware address `from`, to host 1.
-fn answer(family: Family, n: u8, from: MacAddr, solicited: bool, overrides: bool) -> Vec<u8> {
+/// ARP reply or neighbour advertisement from host `n` at hardware address `from`, to host 1.
+fn reply_frame(family: Family, n: u8, from: MacAddr, solicited: bool, overrides: bool) -> Vec<u8> {
     match family {
         Family::V4 => {
             let packet = ArpPacket { sender_mac: from, ..arp(ArpOperation::Reply, n, 1) };
@@ -42,15 +42,15 @@ fn answer(family: Family, n: u8, from: MacAddr, solicited: bool, overrides: bool
                 solicited,
                 overrides,
                 target: v6(family.host(n)),
-                target_link: Some(from),
+                target_mac: Some(from),
             }),
         ),
     }
 }
 
-/// Where the next datagram to host 2 goes.
-fn sent_to(host: &mut Host, family: Family) -> MacAddr {
-    let socket = host.bind(at(family.any(), 0));
+/// Destination hardware address of the next datagram to host 2.
+fn next_frame_destination(host: &mut TestHost, family: Family) -> MacAddr {
+    let socket = host.bind(at(family.unspecified(), 0));
     host.send(socket, Some(at(family.host(2), 9)), b"x");
     host.stack.udp_close(socket, &mut host.arena);
     let sent = host.sent();
@@ -65,23 +65,23 @@ fn unsolicited_reason(family: Family) -> DropReason {
 }
 
 #[test]
-fn packets_wait_for_the_answer_and_then_go_in_order() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
-        let socket = host.bind(at(family.any(), 4000));
+fn queues_packets_until_resolved_and_sends_in_order() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
+        let socket = host.bind(at(family.unspecified(), 4000));
         for n in 0..3 {
             host.send(socket, Some(at(family.host(2), 53)), &[n]);
         }
-        let question = host.sent_one();
-        let asked = EthernetHeader::parse(&question).unwrap().0;
+        let solicitation = host.sent_one();
+        let solicitation_header = EthernetHeader::parse(&solicitation).unwrap().0;
         match family {
-            Family::V4 => assert_eq!(asked.destination, MacAddr::BROADCAST),
+            Family::V4 => assert_eq!(solicitation_header.destination, MacAddr::BROADCAST),
             Family::V6 => {
                 let group = solicited_node(v6(family.host(2)));
-                assert_eq!(asked.destination, MacAddr::of_ipv6_group(group));
+                assert_eq!(solicitation_header.destination, MacAddr::from_ipv6_group(group));
             }
         }
-        host.feed(&answer(family, 2, mac(2), true, true));
+        host.feed(&reply_frame(family, 2, mac(2), true, true));
         let sent = host.sent();
         assert_eq!(sent.iter().map(|frame| frame[frame.len() - 1]).collect::<Vec<_>>(), [0, 1, 2]);
         assert!(sent.iter().all(|frame| frame[..6] == mac(2).0));
@@ -90,19 +90,19 @@ fn packets_wait_for_the_answer_and_then_go_in_order() {
 }
 
 #[test]
-fn a_neighbour_that_never_answers_is_asked_three_times() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
-        let socket = host.bind(at(family.any(), 4000));
+fn gives_up_after_three_solicitations() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
+        let socket = host.bind(at(family.unspecified(), 4000));
         let remote = at(family.host(2), 53);
         host.stack.udp_connect(socket, remote).unwrap();
         host.send(socket, None, b"x");
-        host.pass(10 * SECOND_NS);
+        host.advance(10 * SECOND_NS);
         assert_eq!(host.sent().len(), 3);
         assert_eq!(host.transmit_drops(DropReason::NeighbourUnreachable), 1);
         let error = host.stack.udp_take_error(socket);
         assert_eq!(error, Some(SocketError::HostUnreachable(remote)));
-        // The next packet begins anew.
+        // The next packet starts address resolution again.
         host.send(socket, None, b"x");
         assert_eq!(host.sent().len(), 1);
         host.finish();
@@ -110,18 +110,18 @@ fn a_neighbour_that_never_answers_is_asked_three_times() {
 }
 
 #[test]
-fn the_queue_for_one_neighbour_keeps_the_newest() {
-    both(|family| {
+fn unresolved_queue_keeps_newest_packets() {
+    for_each_family(|family| {
         let mut settings = config(1);
         settings.limits.unresolved_frames = 8;
-        let mut host = Host::quiet(settings);
-        let socket = host.bind(at(family.any(), 4000));
+        let mut host = TestHost::quiet(settings);
+        let socket = host.bind(at(family.unspecified(), 4000));
         for n in 0..20 {
             host.send(socket, Some(at(family.host(2), 53)), &[n]);
         }
         assert_eq!(host.transmit_drops(DropReason::NeighbourQueueFull), 12);
         host.sent();
-        host.feed(&answer(family, 2, mac(2), true, true));
+        host.feed(&reply_frame(family, 2, mac(2), true, true));
         let last: Vec<_> = host.sent().iter().map(|frame| frame[frame.len() - 1]).collect();
         assert_eq!(last, (12..20).collect::<Vec<_>>());
         host.finish();
@@ -129,54 +129,54 @@ fn the_queue_for_one_neighbour_keeps_the_newest() {
 }
 
 #[test]
-fn entries_age_through_stale_delay_and_probe() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
-        assert_eq!(sent_to(&mut host, family), mac(2));
-        // At most 45 seconds reachable, then stale: the next packet goes at
-        // once, and 5 seconds later the neighbour is asked, alone.
-        host.pass(46 * SECOND_NS);
+fn entries_pass_through_stale_delay_and_probe() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
+        // At most 45 seconds reachable, then stale. The next packet goes at once, and 5 seconds
+        // later a unicast probe follows.
+        host.advance(46 * SECOND_NS);
         assert!(host.sent().is_empty());
-        assert_eq!(sent_to(&mut host, family), mac(2));
-        host.pass(4 * SECOND_NS);
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
+        host.advance(4 * SECOND_NS);
         assert!(host.sent().is_empty(), "upper layers have time to confirm");
-        host.pass(SECOND_NS);
+        host.advance(SECOND_NS);
         let probe = host.sent_one();
         assert_eq!(EthernetHeader::parse(&probe).unwrap().0.destination, mac(2));
-        host.feed(&answer(family, 2, mac(2), true, false));
-        host.pass(10 * SECOND_NS);
-        assert!(host.sent().is_empty(), "it answered");
-        assert_eq!(sent_to(&mut host, family), mac(2));
+        host.feed(&reply_frame(family, 2, mac(2), true, false));
+        host.advance(10 * SECOND_NS);
+        assert!(host.sent().is_empty(), "the neighbour answered the probe");
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
         host.finish();
     });
 }
 
 #[test]
-fn a_neighbour_that_does_not_answer_probes_is_forgotten() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
-        host.pass(46 * SECOND_NS);
-        sent_to(&mut host, family);
-        host.pass(20 * SECOND_NS);
+fn removes_neighbour_after_three_unanswered_probes() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        host.advance(46 * SECOND_NS);
+        next_frame_destination(&mut host, family);
+        host.advance(20 * SECOND_NS);
         assert_eq!(host.sent().len(), 3, "three probes");
-        let socket = host.bind(at(family.any(), 4000));
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.send(socket, Some(at(family.host(2), 9)), b"x");
-        let question = host.sent_one();
-        assert!(EthernetHeader::parse(&question).unwrap().0.destination.is_group());
+        let solicitation = host.sent_one();
+        assert!(EthernetHeader::parse(&solicitation).unwrap().0.destination.is_group());
         host.finish();
     });
 }
 
 #[test]
 fn two_stacks_keep_each_other_reachable() {
-    both(|family| {
-        let mut pair = Pair::new();
-        let socket = pair.a.bind(at(family.any(), 4000));
-        let server = pair.b.bind(at(family.any(), 53));
+    for_each_family(|family| {
+        let mut pair = HostPair::new();
+        let socket = pair.a.bind(at(family.unspecified(), 4000));
+        let server = pair.b.bind(at(family.unspecified(), 53));
         for _ in 0..200 {
             pair.a.send(socket, Some(at(family.host(2), 53)), b"x");
             pair.run();
-            pair.pass(SECOND_NS);
+            pair.advance(SECOND_NS);
             pair.run();
         }
         assert_eq!(std::iter::from_fn(|| pair.b.receive(server)).count(), 200);
@@ -185,10 +185,10 @@ fn two_stacks_keep_each_other_reachable() {
 }
 
 #[test]
-fn hosts_off_the_link_go_through_the_router() {
-    both(|family| {
-        let mut host = Host::with_neighbour(254);
-        let socket = host.bind(at(family.any(), 4000));
+fn sends_off_link_packets_through_the_router() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(254);
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.send(socket, Some(at(family.far_host(), 53)), b"x");
         let sent = host.sent_one();
         assert_eq!(EthernetHeader::parse(&sent).unwrap().0.destination, mac(254));
@@ -197,46 +197,46 @@ fn hosts_off_the_link_go_through_the_router() {
 }
 
 #[test]
-fn with_a_shared_address_the_outside_is_asked() {
-    both(|family| {
+fn shared_address_leaves_resolution_to_the_caller() {
+    for_each_family(|family| {
         let mut settings = config(1);
-        settings.ownership = Ownership::Shared;
-        let mut host = Host::quiet(settings);
-        let socket = host.bind(at(family.any(), 4000));
+        settings.ownership = AddressOwnership::Shared;
+        let mut host = TestHost::quiet(settings);
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.send(socket, Some(at(family.host(2), 53)), b"1");
         host.send(socket, Some(at(family.host(2), 53)), b"2");
         assert!(host.sent().is_empty());
-        assert_eq!(host.events(), [Event::NeighbourWanted(family.host(2))]);
+        assert_eq!(host.events(), [Event::NeighbourUnresolved(family.host(2))]);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         assert_eq!(host.sent().len(), 2);
-        // Told that there is none, what waits is dropped.
+        // After a negative answer from outside, queued packets are dropped.
         host.send(socket, Some(at(family.host(3), 53)), b"3");
         host.stack.set_neighbour(host.now_ns, family.host(3), None, &mut host.arena);
         assert_eq!(host.transmit_drops(DropReason::NeighbourUnreachable), 1);
         // The kernel answers for the address.
-        let question = arp_frame(MacAddr::BROADCAST, arp(ArpOperation::Request, 2, 1));
-        host.feed_dropped(&question, DropReason::ArpNotForUs);
+        let request = arp_frame(MacAddr::BROADCAST, arp(ArpOperation::Request, 2, 1));
+        host.feed_dropped(&request, DropReason::ArpNotForUs);
         host.finish();
     });
 }
 
 #[test]
-fn questions_for_our_address_are_answered() {
-    let mut host = Host::quiet(config(1));
+fn replies_to_solicitations_for_its_addresses() {
+    let mut host = TestHost::quiet(config(1));
     host.feed(&arp_frame(MacAddr::BROADCAST, arp(ArpOperation::Request, 2, 1)));
     let reply = ArpPacket::parse(packet_of(&host.sent_one())).unwrap().0;
     assert_eq!((reply.operation, reply.sender_mac), (ArpOperation::Reply, mac(1)));
     assert_eq!((reply.target_mac, IpAddr::V4(reply.target_ip)), (mac(2), Family::V4.host(2)));
 
     let target = v6(Family::V6.host(1));
-    let message = NdpMessage::NeighbourSolicitation { target, source_link: Some(mac(2)) };
+    let message = NdpMessage::NeighbourSolicitation { target, source_mac: Some(mac(2)) };
     let packet = icmpv6_with_hops(
         Family::V6.host(2),
         solicited_node(target).into(),
         255,
         &Icmpv6Message::Ndp(message),
     );
-    host.feed(&frame_to(MacAddr::of_ipv6_group(solicited_node(target)), &packet));
+    host.feed(&frame_to(MacAddr::from_ipv6_group(solicited_node(target)), &packet));
     let sent = host.sent_one();
     assert_eq!(EthernetHeader::parse(&sent).unwrap().0.destination, mac(2));
     let (header, payload) = Ipv6Header::parse(packet_of(&sent)).unwrap();
@@ -246,22 +246,22 @@ fn questions_for_our_address_are_answered() {
         solicited: true,
         overrides: true,
         target,
-        target_link: Some(mac(1)),
+        target_mac: Some(mac(1)),
     };
     assert_eq!(
         Icmpv6Message::parse(&header, payload),
         Ok(Icmpv6Message::Ndp(NdpMessage::NeighbourAdvertisement(advertisement)))
     );
-    // Whoever asked is known now.
-    assert_eq!(sent_to(&mut host, Family::V4), mac(2));
-    assert_eq!(sent_to(&mut host, Family::V6), mac(2));
+    // The requesting neighbour is resolved now.
+    assert_eq!(next_frame_destination(&mut host, Family::V4), mac(2));
+    assert_eq!(next_frame_destination(&mut host, Family::V6), mac(2));
     host.finish();
 }
 
 #[test]
-fn groups_are_reported_to_routers_at_the_start_and_when_asked() {
-    let mut host = Host::new(config(1));
-    host.pass(5 * SECOND_NS);
+fn sends_mld_reports_at_start_and_on_query() {
+    let mut host = TestHost::new(config(1));
+    host.advance(5 * SECOND_NS);
     let sent = host.sent();
     assert_eq!(sent.len(), 2, "a change is reported twice");
     let (header, payload) = Ipv6Header::parse(packet_of(&sent[0])).unwrap();
@@ -288,38 +288,38 @@ fn groups_are_reported_to_routers_at_the_start_and_when_asked() {
     for _ in 0..10 {
         host.feed(&frame(&packet));
     }
-    host.pass(SECOND_NS);
-    assert_eq!(host.sent().len(), 1, "one answer serves all");
+    host.advance(SECOND_NS);
+    assert_eq!(host.sent().len(), 1, "one report answers all queries");
     host.finish();
 }
 
 #[test]
-fn an_address_is_used_only_when_nobody_else_has_it() {
+fn uses_address_only_after_duplicate_address_detection() {
     let mut settings = config(1);
     settings.duplicate_address_detection = true;
-    let mut host = Host::new(settings.clone());
-    host.pass(0);
+    let mut host = TestHost::new(settings.clone());
+    host.advance(0);
     let probes = host.sent();
-    let from_nobody = probes
+    let solicitations = probes
         .iter()
         .filter(|frame| Ipv6Header::parse(packet_of(frame)).unwrap().0.hop_limit == 255);
-    assert_eq!(from_nobody.count(), 2, "our own address and the link-local one");
+    assert_eq!(solicitations.count(), 2, "the configured and the link-local address");
     host.feed_dropped(&udp_frame(Family::V6, (1, 53), b"x"), DropReason::Ipv6NotForUs);
-    host.pass(2 * SECOND_NS);
+    host.advance(2 * SECOND_NS);
     host.sent();
-    let socket = host.bind(at(Family::V6.any(), 53));
+    let socket = host.bind(at(Family::V6.unspecified(), 53));
     host.feed(&udp_frame(Family::V6, (1, 53), b"x"));
     assert!(host.receive(socket).is_some());
     host.finish();
 
-    let mut host = Host::new(settings);
-    host.pass(0);
+    let mut host = TestHost::new(settings);
+    host.advance(0);
     let claim = NeighbourAdvertisement {
         router: false,
         solicited: false,
         overrides: true,
         target: v6(Family::V6.host(1)),
-        target_link: Some(mac(9)),
+        target_mac: Some(mac(9)),
     };
     let claim = ndp_frame(
         Family::V6.host(1),
@@ -328,66 +328,66 @@ fn an_address_is_used_only_when_nobody_else_has_it() {
     );
     host.feed_dropped(&claim, DropReason::NdpConflict);
     assert_eq!(host.events(), [Event::AddressConflict(Family::V6.host(1))]);
-    host.pass(5 * SECOND_NS);
+    host.advance(5 * SECOND_NS);
     host.feed_dropped(&udp_frame(Family::V6, (1, 53), b"x"), DropReason::Ipv6NotForUs);
     host.finish();
 }
 
 #[test]
-fn class_7_answers_that_nobody_asked_for_make_no_entries() {
-    both(|family| {
-        let mut host = Host::quiet(config(1));
+fn ignores_unsolicited_replies_for_unknown_neighbours() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
         for overrides in [false, true] {
             for solicited in [false, true] {
-                let frame = answer(family, 2, mac(66), solicited, overrides);
+                let frame = reply_frame(family, 2, mac(66), solicited, overrides);
                 host.feed_dropped(&frame, unsolicited_reason(family));
             }
         }
-        let socket = host.bind(at(family.any(), 4000));
+        let socket = host.bind(at(family.unspecified(), 4000));
         host.send(socket, Some(at(family.host(2), 9)), b"x");
-        let question = host.sent_one();
-        assert!(EthernetHeader::parse(&question).unwrap().0.destination.is_group());
+        let solicitation = host.sent_one();
+        assert!(EthernetHeader::parse(&solicitation).unwrap().0.destination.is_group());
         host.finish();
     });
 }
 
 #[test]
-fn class_7_an_unasked_claim_on_a_neighbour_is_checked_before_it_is_believed() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
-        host.feed(&answer(family, 2, mac(66), false, false));
-        // Everybody is asked; until then the old address stays in use.
+fn verifies_unsolicited_claim_before_replacing_neighbour() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        host.feed(&reply_frame(family, 2, mac(66), false, false));
+        // A solicitation goes to the group; until the reply the old address stays in use.
         assert_eq!(host.sent().len(), 1);
-        assert_eq!(sent_to(&mut host, family), mac(2));
-        // More claims make no more questions.
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
+        // Further claims cause no further solicitations.
         for _ in 0..100 {
             if family == Family::V6 {
-                host.feed(&answer(family, 2, mac(66), false, false));
+                host.feed(&reply_frame(family, 2, mac(66), false, false));
             }
         }
         assert!(host.sent().is_empty());
-        host.feed(&answer(family, 2, mac(2), true, true));
-        assert_eq!(sent_to(&mut host, family), mac(2));
+        host.feed(&reply_frame(family, 2, mac(2), true, true));
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
         host.finish();
     });
 }
 
 #[test]
-fn class_7_an_override_moves_a_neighbour_and_is_verified_when_used() {
-    let mut host = Host::with_neighbour(2);
-    host.feed(&answer(Family::V6, 2, mac(66), false, true));
-    // RFC 4861 section 7.2.5: the new address, but stale.
-    assert_eq!(sent_to(&mut host, Family::V6), mac(66));
-    host.pass(5 * SECOND_NS);
+fn override_replaces_neighbour_and_is_verified_on_use() {
+    let mut host = TestHost::with_neighbour(2);
+    host.feed(&reply_frame(Family::V6, 2, mac(66), false, true));
+    // RFC 4861 section 7.2.5: the new address is used, but its state is stale.
+    assert_eq!(next_frame_destination(&mut host, Family::V6), mac(66));
+    host.advance(5 * SECOND_NS);
     let probe = host.sent_one();
     assert_eq!(EthernetHeader::parse(&probe).unwrap().0.destination, mac(66));
     host.finish();
 }
 
 #[test]
-fn class_7_a_conflict_for_our_own_address_is_told_and_changes_nothing() {
-    both(|family| {
-        let mut host = Host::with_neighbour(2);
+fn reports_address_conflict_and_keeps_entries() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
         let claims = match family {
             Family::V4 => vec![
                 arp_frame(
@@ -399,7 +399,7 @@ fn class_7_a_conflict_for_our_own_address_is_told_and_changes_nothing() {
                     ArpPacket { sender_mac: mac(9), ..arp(ArpOperation::Request, 1, 1) },
                 ),
             ],
-            Family::V6 => vec![answer(family, 1, mac(9), false, true)],
+            Family::V6 => vec![reply_frame(family, 1, mac(9), false, true)],
         };
         let reason = match family {
             Family::V4 => DropReason::ArpConflict,
@@ -409,13 +409,13 @@ fn class_7_a_conflict_for_our_own_address_is_told_and_changes_nothing() {
             host.feed_dropped(&claim, reason);
         }
         if family == Family::V6 {
-            // From another source, about our address.
+            // From another source address, about the local address.
             let claim = NeighbourAdvertisement {
                 router: false,
                 solicited: false,
                 overrides: true,
                 target: v6(family.host(1)),
-                target_link: Some(mac(9)),
+                target_mac: Some(mac(9)),
             };
             let claim = ndp_frame(
                 family.host(9),
@@ -427,30 +427,30 @@ fn class_7_a_conflict_for_our_own_address_is_told_and_changes_nothing() {
             }
         }
         assert_eq!(host.events(), [Event::AddressConflict(family.host(1))]);
-        assert_eq!(sent_to(&mut host, family), mac(2));
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
         host.finish();
     });
 }
 
 #[test]
-fn class_7_senders_that_cannot_be_are_refused() {
-    let mut host = Host::quiet(config(1));
-    let ask = arp(ArpOperation::Request, 2, 1);
+fn rejects_invalid_sender_addresses() {
+    let mut host = TestHost::quiet(config(1));
+    let request = arp(ArpOperation::Request, 2, 1);
     for sender_mac in
         [MacAddr::BROADCAST, MacAddr::UNSPECIFIED, "01:00:5e:00:00:01".parse().unwrap()]
     {
-        let mut bytes = arp_frame(MacAddr::BROADCAST, ArpPacket { sender_mac, ..ask });
+        let mut bytes = arp_frame(MacAddr::BROADCAST, ArpPacket { sender_mac, ..request });
         bytes[6..12].copy_from_slice(&mac(2).0);
         host.feed_dropped(&bytes, DropReason::ArpSenderInvalid);
     }
     for sender_ip in ["127.0.0.1", "224.0.0.1", "255.255.255.255", "192.0.2.255", "0.0.0.1"] {
-        let packet = ArpPacket { sender_ip: sender_ip.parse().unwrap(), ..ask };
+        let packet = ArpPacket { sender_ip: sender_ip.parse().unwrap(), ..request };
         host.feed_dropped(&arp_frame(MacAddr::BROADCAST, packet), DropReason::ArpSenderInvalid);
     }
     let target = v6(Family::V6.host(1));
     for link in [MacAddr::BROADCAST, MacAddr::UNSPECIFIED] {
-        let ask = NdpMessage::NeighbourSolicitation { target, source_link: Some(link) };
-        let bytes = ndp_frame(Family::V6.host(2), target.into(), ask);
+        let solicitation = NdpMessage::NeighbourSolicitation { target, source_mac: Some(link) };
+        let bytes = ndp_frame(Family::V6.host(2), target.into(), solicitation);
         host.feed_dropped(&bytes, DropReason::NdpMalformed);
     }
     assert!(host.sent().is_empty());
@@ -458,40 +458,40 @@ fn class_7_senders_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn class_7_neighbour_discovery_from_off_the_link_is_refused() {
-    let mut host = Host::with_neighbour(2);
+fn rejects_neighbour_discovery_with_hop_limit_below_255() {
+    let mut host = TestHost::with_neighbour(2);
     let target = v6(Family::V6.host(1));
-    let ask = NdpMessage::NeighbourSolicitation { target, source_link: Some(mac(2)) };
-    let answer = NeighbourAdvertisement {
+    let solicitation = NdpMessage::NeighbourSolicitation { target, source_mac: Some(mac(2)) };
+    let advertisement = NeighbourAdvertisement {
         router: false,
         solicited: true,
         overrides: true,
         target: v6(Family::V6.host(2)),
-        target_link: Some(mac(66)),
+        target_mac: Some(mac(66)),
     };
     for hops in [0, 64, 254] {
-        for message in [ask, NdpMessage::NeighbourAdvertisement(answer)] {
+        for message in [solicitation, NdpMessage::NeighbourAdvertisement(advertisement)] {
             let message = Icmpv6Message::Ndp(message);
             let packet = icmpv6_with_hops(Family::V6.host(2), target.into(), hops, &message);
             host.feed_dropped(&frame(&packet), DropReason::NdpHopLimit);
         }
     }
-    assert_eq!(sent_to(&mut host, Family::V6), mac(2));
+    assert_eq!(next_frame_destination(&mut host, Family::V6), mac(2));
     host.finish();
 }
 
 #[test]
-fn class_7_options_of_length_zero_router_advertisements_and_redirects() {
-    let mut host = Host::with_neighbour(2);
+fn rejects_zero_length_options_and_ignores_router_messages() {
+    let mut host = TestHost::with_neighbour(2);
     let target = v6(Family::V6.host(1));
-    let ask = NdpMessage::NeighbourSolicitation { target, source_link: Some(mac(2)) };
-    let good = ndp_frame(Family::V6.host(2), target.into(), ask);
+    let solicitation = NdpMessage::NeighbourSolicitation { target, source_mac: Some(mac(2)) };
+    let good = ndp_frame(Family::V6.host(2), target.into(), solicitation);
     let mut body = packet_of(&good)[44..].to_vec();
     body[21] = 0;
     let bad = Icmpv6Message::Other { kind: 135, code: 0, body: &body };
     let bad = icmpv6_with_hops(Family::V6.host(2), target.into(), 255, &bad);
     host.feed_dropped(&frame(&bad), DropReason::NdpMalformed);
-    // A router advertisement and a redirect, well formed, from the link.
+    // A well-formed router advertisement and redirect from the link.
     let router = IpAddr::V6(mac(254).link_local());
     let mut redirect = vec![0; 4];
     redirect.extend(v6(router).octets());
@@ -505,41 +505,41 @@ fn class_7_options_of_length_zero_router_advertisements_and_redirects() {
 }
 
 #[test]
-fn class_7_a_sweep_of_the_network_does_not_push_out_who_is_in_use() {
-    both(|family| {
+fn address_sweep_does_not_evict_neighbours_in_use() {
+    for_each_family(|family| {
         let mut settings = config(1);
         settings.limits.neighbours = 32;
         settings.limits.unresolved_frames_total = 24;
-        let mut host = Host::quiet(settings);
+        let mut host = TestHost::quiet(settings);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
-        sent_to(&mut host, family);
-        let socket = host.bind(at(family.any(), 4000));
+        next_frame_destination(&mut host, family);
+        let socket = host.bind(at(family.unspecified(), 4000));
         let mut refused = 0;
         for n in 10..200 {
             let to = Some(at(family.host(n), 9));
-            let Host { stack, arena, now_ns } = &mut host;
+            let TestHost { stack, arena, now_ns } = &mut host;
             refused += usize::from(stack.udp_send(*now_ns, arena, socket, to, None, b"x").is_err());
         }
-        // Unanswered entries fill half of the table at most.
+        // Unresolved entries fill at most half of the table.
         assert_eq!(refused, 190 - 16);
         assert_eq!(host.transmit_drops(DropReason::NeighbourTableFull), 190 - 16);
-        assert_eq!(sent_to(&mut host, family), mac(2));
-        host.pass(10 * SECOND_NS);
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
+        host.advance(10 * SECOND_NS);
         host.sent();
-        // After they timed out there is room again.
+        // After the entries time out there is space again.
         host.send(socket, Some(at(family.host(250), 9)), b"x");
         host.finish();
     });
 }
 
 #[test]
-fn class_7_a_flood_of_questions_does_not_push_out_who_is_in_use() {
-    both(|family| {
+fn solicitation_flood_does_not_evict_neighbours_in_use() {
+    for_each_family(|family| {
         let mut settings = config(1);
         settings.limits.neighbours = 32;
-        let mut host = Host::quiet(settings);
+        let mut host = TestHost::quiet(settings);
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
-        sent_to(&mut host, family);
+        next_frame_destination(&mut host, family);
         for n in 3..250 {
             let bytes = match family {
                 Family::V4 => arp_frame(mac(1), arp(ArpOperation::Request, n, 1)),
@@ -548,21 +548,21 @@ fn class_7_a_flood_of_questions_does_not_push_out_who_is_in_use() {
                     family.host(1),
                     NdpMessage::NeighbourSolicitation {
                         target: v6(family.host(1)),
-                        source_link: Some(mac(n)),
+                        source_mac: Some(mac(n)),
                     },
                 ),
             };
             host.feed(&bytes);
         }
-        assert_eq!(host.sent().len(), 247, "each is answered all the same");
-        assert_eq!(sent_to(&mut host, family), mac(2));
+        assert_eq!(host.sent().len(), 247, "each solicitation is still answered");
+        assert_eq!(next_frame_destination(&mut host, family), mac(2));
         host.finish();
     });
 }
 
 #[test]
-fn class_7_truncated_and_foreign_arp() {
-    let mut host = Host::quiet(config(1));
+fn drops_malformed_or_foreign_arp_and_unknown_ethertypes() {
+    let mut host = TestHost::quiet(config(1));
     let good = arp_frame(mac(1), arp(ArpOperation::Request, 2, 1));
     for len in 14..good.len() {
         host.feed_dropped(&good[..len], DropReason::ArpMalformed);
@@ -576,7 +576,7 @@ fn class_7_truncated_and_foreign_arp() {
     host.feed_dropped(&other, DropReason::ArpNotForUs);
     let mut settings = tidegate_stack::Config::ip([1; 16]);
     settings.addresses = config(1).addresses;
-    let mut bare = Host::new(settings);
+    let mut bare = TestHost::new(settings);
     bare.feed_dropped(&[], DropReason::Ipv4Truncated);
     bare.feed_dropped(&[0x50; 40], DropReason::EtherTypeUnknown);
     bare.finish();

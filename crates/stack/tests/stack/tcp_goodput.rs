@@ -1,7 +1,7 @@
-//! How long a transfer takes over links that lose and delay: a table that shows
-//! a change of behaviour as a change of numbers.
+//! Transfer times over links with loss and delay: a golden table that shows a change of
+//! behaviour as a change of numbers.
 //!
-//! `TIDEGATE_GOLDEN=write cargo test -p tidegate-stack goodput` accepts one.
+//! `TIDEGATE_GOLDEN=write cargo test -p tidegate-stack goodput` accepts the new table.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 use tidegate_stack::{CongestionControl, TcpOptions};
 
 use crate::kit::{Family, SECOND_NS};
-use crate::tcp_pair::{Exchange, Link, Side};
+use crate::tcp_pair::{Endpoint, Exchange, Link};
 
 const MS: u64 = 1_000_000;
 const BYTES: usize = 2_000_000;
@@ -28,8 +28,8 @@ fn goodput_over_loss_and_delay() {
                     .collect();
                 let mut sorted = took;
                 sorted.sort_unstable();
-                let [least, _, median, _, most] = sorted[..] else { unreachable!("five runs") };
-                writeln!(table, "{name} {delay_ms} {lost}: {least} {median} {most}").unwrap();
+                let [min_ms, _, median, _, max_ms] = sorted[..] else { unreachable!("five runs") };
+                writeln!(table, "{name} {delay_ms} {lost}: {min_ms} {median} {max_ms}").unwrap();
             }
         }
     }
@@ -41,12 +41,12 @@ fn goodput_over_loss_and_delay() {
     assert!(table == golden, "the table has changed; now it is\n{table}");
 }
 
-/// Milliseconds from the SYN to the last byte.
+/// Time from the SYN to the last byte, in milliseconds.
 fn transfer(congestion_control: CongestionControl, delay_ms: u64, lost: u32, seed: u64) -> u64 {
     let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let link = Link { lost, delay_ns: delay_ms * MS, seed, ..Link::default() };
     let options = TcpOptions { congestion_control, ..TcpOptions::default() };
-    let (up, down) = (Side::new(BYTES, 64_000, 0), Side::new(0, 64_000, 0));
+    let (up, down) = (Endpoint::new(BYTES, 64_000, 0), Endpoint::new(0, 64_000, 0));
     let mut exchange = Exchange::new(Family::V4, link, options, up, down);
     exchange.run_until(1000 * SECOND_NS, |exchange| exchange.server_has(BYTES)) / MS
 }

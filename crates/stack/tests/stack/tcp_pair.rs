@@ -1,4 +1,4 @@
-//! Two stacks and a link that loses, doubles, delays, reorders and corrupts:
+//! Two stacks on a link that loses, duplicates, delays, reorders and corrupts frames:
 //! every byte arrives once and in order, and every connection ends.
 
 use std::collections::BTreeMap;
@@ -6,43 +6,43 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use tidegate_stack::{
-    Config, CongestionControl, Keepalive, MovingSockets, Shutdown, TcpError, TcpId, TcpListenerId,
-    TcpOptions, TcpState,
+    Config, CongestionControl, Keepalive, Shutdown, SocketSelection, TcpError, TcpId,
+    TcpListenerId, TcpOptions, TcpState,
 };
 
-use crate::kit::{Family, Host, SECOND_NS, both, config, mac};
-use crate::moving::{move_between, renamed};
+use crate::kit::{Family, SECOND_NS, TestHost, config, for_each_family, mac};
+use crate::migration::{migrate_sockets, new_id};
 use crate::upgrade::upgrade;
 
 const MS: u64 = 1_000_000;
 const PORT: u16 = 80;
 
-/// What a link does to frames, each in so many of a thousand cases.
+/// Faults of a link, each in cases per thousand, and its one-way delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Link {
     pub lost: u32,
-    pub doubled: u32,
-    pub late: u32,
+    pub duplicated: u32,
+    pub delayed: u32,
     pub corrupted: u32,
     pub delay_ns: u64,
     pub seed: u64,
 }
 
-/// Frames under way, and what happens to them.
+/// Link state: the frames in flight and the generator that decides their faults.
 struct Wire {
     link: Link,
     state: u64,
-    /// By time of arrival and a number to keep them apart: whether to `b`.
-    flying: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
+    /// Frames by arrival time and a unique number; the flag is true for frames to `b`.
+    in_flight: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
     count: u64,
 }
 
 impl Wire {
     fn new(link: Link) -> Self {
-        Self { link, state: link.seed | 1, flying: BTreeMap::new(), count: 0 }
+        Self { link, state: link.seed | 1, in_flight: BTreeMap::new(), count: 0 }
     }
 
-    /// Whether something of `thousandths` happens (xorshift).
+    /// Draws an event of probability `thousandths` / 1000 (xorshift).
     fn happens(&mut self, thousandths: u32) -> bool {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -50,7 +50,7 @@ impl Wire {
         (self.state >> 20) % 1000 < u64::from(thousandths)
     }
 
-    fn take(&mut self, now_ns: u64, to_b: bool, mut bytes: Vec<u8>) {
+    fn send(&mut self, now_ns: u64, to_b: bool, mut bytes: Vec<u8>) {
         if self.happens(self.link.lost) {
             return;
         }
@@ -58,45 +58,45 @@ impl Wire {
             let at = self.state as usize % bytes.len();
             bytes[at] ^= 1 << (self.state % 8);
         }
-        let copies = 1 + usize::from(self.happens(self.link.doubled));
+        let copies = 1 + usize::from(self.happens(self.link.duplicated));
         for _ in 0..copies {
-            let late = self.happens(self.link.late);
-            let extra = if late { self.link.delay_ns * (1 + self.state % 5) } else { 0 };
+            let delayed = self.happens(self.link.delayed);
+            let extra = if delayed { self.link.delay_ns * (1 + self.state % 5) } else { 0 };
             self.count += 1;
             let at = (now_ns + self.link.delay_ns + extra, self.count);
-            self.flying.insert(at, (to_b, bytes.clone()));
+            self.in_flight.insert(at, (to_b, bytes.clone()));
         }
     }
 }
 
-/// One side of an exchange.
-pub struct Side {
+/// One side of an exchange: the application and its connection.
+pub struct Endpoint {
     id: Option<TcpId>,
     to_send: usize,
     sent: usize,
     received: Vec<u8>,
-    shut: bool,
-    ended: bool,
+    write_closed: bool,
+    received_eof: bool,
     failure: Option<TcpError>,
     /// The connection after its handle was closed.
     closed: Option<TcpId>,
-    /// Reads at most so much at a time.
-    appetite: usize,
+    /// Maximum bytes read by one call.
+    max_read_bytes: usize,
     salt: u8,
 }
 
-impl Side {
-    pub fn new(to_send: usize, appetite: usize, salt: u8) -> Self {
+impl Endpoint {
+    pub fn new(to_send: usize, max_read_bytes: usize, salt: u8) -> Self {
         Self {
             id: None,
             to_send,
             sent: 0,
             received: Vec::new(),
-            shut: false,
-            ended: false,
+            write_closed: false,
+            received_eof: false,
             failure: None,
             closed: None,
-            appetite,
+            max_read_bytes,
             salt,
         }
     }
@@ -105,9 +105,9 @@ impl Side {
         (at % 249) as u8 ^ self.salt
     }
 
-    /// Does what a program would: writes, reads, shuts when all is written, and
-    /// closes when both sides have.
-    fn act(&mut self, host: &mut Host) {
+    /// Acts as an application: writes, reads, shuts down writing after the last byte, and
+    /// closes once both directions have ended.
+    fn run_application(&mut self, host: &mut TestHost) {
         let Some(id) = self.id else { return };
         let now_ns = host.now_ns;
         while self.sent < self.to_send && self.failure.is_none() {
@@ -119,50 +119,51 @@ impl Side {
                 Err(error) => self.failure = Some(error),
             }
         }
-        let mut buf = vec![0; self.appetite];
-        while !self.ended && self.failure.is_none() {
+        let mut buf = vec![0; self.max_read_bytes];
+        while !self.received_eof && self.failure.is_none() {
             match host.stack.tcp_recv(now_ns, &mut host.arena, id, &mut buf) {
-                Ok(0) => self.ended = true,
+                Ok(0) => self.received_eof = true,
                 Ok(len) => self.received.extend(&buf[..len]),
                 Err(TcpError::WouldBlock | TcpError::NotConnected) => break,
                 Err(error) => self.failure = Some(error),
             }
-            if self.appetite < 1000 {
+            if self.max_read_bytes < 1000 {
                 break;
             }
         }
         let established = host.stack.tcp_state(id) != Some(TcpState::SynSent);
-        if self.sent == self.to_send && !self.shut && established && self.failure.is_none() {
+        if self.sent == self.to_send && !self.write_closed && established && self.failure.is_none()
+        {
             match host.stack.tcp_shutdown(now_ns, &mut host.arena, id, Shutdown::Write) {
-                Ok(()) => self.shut = true,
+                Ok(()) => self.write_closed = true,
                 Err(TcpError::NotConnected) => {}
                 Err(error) => self.failure = Some(error),
             }
         }
-        if self.shut && self.ended || self.failure.is_some() {
+        if self.write_closed && self.received_eof || self.failure.is_some() {
             host.stack.tcp_close(now_ns, &mut host.arena, id);
             self.closed = self.id.take();
         }
     }
 
     fn is_done(&self) -> bool {
-        self.shut && self.ended || self.failure.is_some()
+        self.write_closed && self.received_eof || self.failure.is_some()
     }
 }
 
 pub struct Exchange {
-    a: Host,
-    b: Host,
+    a: TestHost,
+    b: TestHost,
     wire: Wire,
     listener: TcpListenerId,
-    client: Side,
-    server: Side,
-    /// In so many of a thousand moments a side is replaced.
-    upgrades: u32,
-    /// In so many of a thousand moments the sockets of a side move to its other
-    /// stack.
-    moves: u32,
-    other_stacks: [Host; 2],
+    client: Endpoint,
+    server: Endpoint,
+    /// Probability per step that a side is upgraded, in thousandths.
+    upgrade_permille: u32,
+    /// Probability per step that the sockets of a side migrate to its other stack, in
+    /// thousandths.
+    migration_permille: u32,
+    other_stacks: [TestHost; 2],
 }
 
 fn config_of(n: u8) -> Config {
@@ -171,8 +172,8 @@ fn config_of(n: u8) -> Config {
     config
 }
 
-fn host(n: u8, other: u8) -> Host {
-    let mut host = Host::quiet(config_of(n));
+fn host(n: u8, other: u8) -> TestHost {
+    let mut host = TestHost::quiet(config_of(n));
     for family in [Family::V4, Family::V6] {
         host.stack.set_neighbour(
             host.now_ns,
@@ -185,16 +186,22 @@ fn host(n: u8, other: u8) -> Host {
 }
 
 impl Exchange {
-    pub fn new(family: Family, link: Link, options: TcpOptions, up: Side, down: Side) -> Self {
+    pub fn new(
+        family: Family,
+        link: Link,
+        options: TcpOptions,
+        up: Endpoint,
+        down: Endpoint,
+    ) -> Self {
         let (mut a, mut b) = (host(1, 2), host(2, 1));
         let to = SocketAddr::new(family.host(2), PORT);
-        let any = SocketAddr::new(family.any(), PORT);
+        let any = SocketAddr::new(family.unspecified(), PORT);
         let listener = b.stack.tcp_listen(any, 4, options).unwrap();
         let id = a.stack.tcp_connect(a.now_ns, &mut a.arena, None, to, options).unwrap();
-        let client = Side { id: Some(id), ..up };
+        let client = Endpoint { id: Some(id), ..up };
         let mut other_stacks = [host(1, 2), host(2, 1)];
         for (host, other) in [&a, &b].into_iter().zip(&mut other_stacks) {
-            other.stack.share_tcp_secrets(host.stack.tcp_secrets());
+            other.stack.set_tcp_secrets(host.stack.tcp_secrets());
         }
         Self {
             a,
@@ -203,124 +210,127 @@ impl Exchange {
             listener,
             client,
             server: down,
-            upgrades: 0,
-            moves: 0,
+            upgrade_permille: 0,
+            migration_permille: 0,
             other_stacks,
         }
     }
 
-    /// In so many of a thousand moments the sockets of a side move from one of
-    /// its stacks to the other.
+    /// Migrates the sockets of a side between its two stacks, with `moves` / 1000 probability
+    /// per step.
     pub fn with_moves(self, moves: u32) -> Self {
-        Self { moves, ..self }
+        Self { migration_permille: moves, ..self }
     }
 
-    fn move_some(&mut self) {
-        if self.moves == 0 {
+    fn migrate_some(&mut self) {
+        if self.migration_permille == 0 {
             return;
         }
         let sides = [(&mut self.a, &mut self.client), (&mut self.b, &mut self.server)];
         for (at, (host, side)) in sides.into_iter().enumerate() {
-            if !self.wire.happens(self.moves) {
+            if !self.wire.happens(self.migration_permille) {
                 continue;
             }
             let connections = side.id.into_iter().chain(side.closed).collect();
             let listeners = if at == 1 { vec![self.listener] } else { Vec::new() };
-            let sockets = MovingSockets { listeners, connections, ..MovingSockets::default() };
-            let moved = move_between(host, &mut self.other_stacks[at], &sockets);
+            let sockets = SocketSelection { listeners, connections, ..SocketSelection::default() };
+            let moved = migrate_sockets(host, &mut self.other_stacks[at], &sockets);
             std::mem::swap(host, &mut self.other_stacks[at]);
-            side.id = side.id.map(|old| renamed(&moved.connections, old).expect("it moves"));
-            side.closed = side.closed.and_then(|old| renamed(&moved.connections, old));
+            side.id = side.id.map(|old| {
+                new_id(&moved.connections, old).expect("a connection with an open handle migrates")
+            });
+            side.closed = side.closed.and_then(|old| new_id(&moved.connections, old));
             if at == 1 {
-                // It may be closed.
-                self.listener = renamed(&moved.listeners, self.listener).unwrap_or(self.listener);
+                // A closed listener does not migrate.
+                self.listener = new_id(&moved.listeners, self.listener).unwrap_or(self.listener);
             }
         }
     }
 
-    /// In so many of a thousand moments a side is saved, and another with a
-    /// fresh arena goes on.
+    /// Saves a side and restores it into a fresh arena, with `upgrades` / 1000 probability
+    /// per step.
     pub fn with_upgrades(self, upgrades: u32) -> Self {
-        Self { upgrades, ..self }
+        Self { upgrade_permille: upgrades, ..self }
     }
 
-    fn change_some(&mut self) {
+    fn apply_changes(&mut self) {
         self.upgrade_some();
-        self.move_some();
+        self.migrate_some();
     }
 
     fn upgrade_some(&mut self) {
-        if self.upgrades == 0 {
+        if self.upgrade_permille == 0 {
             return;
         }
         for (n, host) in [(1, &mut self.a), (2, &mut self.b)] {
-            if self.wire.happens(self.upgrades) {
+            if self.wire.happens(self.upgrade_permille) {
                 upgrade(host, config_of(n));
             }
         }
     }
 
-    /// Runs until both programs are done. Returns how long it took.
+    /// Runs until both applications are done. Returns the elapsed time in nanoseconds.
     pub fn run(&mut self, limit_ns: u64) -> u64 {
         self.run_until(limit_ns, |exchange| exchange.client.is_done() && exchange.server.is_done())
     }
 
-    /// Whether the server has received so much.
+    /// True once the server has received `bytes` bytes.
     pub fn server_has(&self, bytes: usize) -> bool {
         self.server.received.len() >= bytes
     }
 
-    /// Runs until `done`. Returns how long it took.
+    /// Runs until `done` returns true. Returns the elapsed time in nanoseconds.
     pub fn run_until(&mut self, limit_ns: u64, done: impl Fn(&Self) -> bool) -> u64 {
         let start_ns = self.a.now_ns;
         for _ in 0..2_000_000 {
             self.collect();
-            self.change_some();
-            self.act();
+            self.apply_changes();
+            self.run_applications();
             self.collect();
-            self.change_some();
+            self.apply_changes();
             if done(self) {
                 return self.a.now_ns - start_ns;
             }
-            let flying = self.wire.flying.keys().next().map(|key| key.0);
+            let flying = self.wire.in_flight.keys().next().map(|key| key.0);
             let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
-            let hungry = self.is_hungry().then_some(self.a.now_ns + MS);
-            let times = timers.into_iter().flatten().chain(flying).chain(hungry);
+            let unread = self.has_unread_data().then_some(self.a.now_ns + MS);
+            let times = timers.into_iter().flatten().chain(flying).chain(unread);
             let Some(next_ns) = times.min() else {
-                // No SYN got through: the server never heard of its client.
+                // No SYN got through: the server never learned of its client.
                 if self.client.failure.is_some() && self.server.id.is_none() {
                     return self.a.now_ns - start_ns;
                 }
-                panic!("nothing happens any more: {:?} {:?}", self.info(), self.progress());
+                panic!("no timer and no frame in flight: {:?} {:?}", self.info(), self.progress());
             };
             assert!(
                 next_ns < start_ns + limit_ns,
-                "it takes too long: {:?} {:?}",
+                "the exchange exceeds its time limit: {:?} {:?}",
                 self.info(),
                 self.progress()
             );
             self.advance(next_ns);
         }
-        panic!("it never ends: {:?} {:?}", self.info(), self.progress());
+        panic!("the exchange does not end: {:?} {:?}", self.info(), self.progress());
     }
 
-    /// Whether a program has left something to be read. (The end of what
-    /// comes stays readable; who has seen it has nothing left.)
-    fn is_hungry(&self) -> bool {
-        let left = |host: &Host, side: &Side| {
-            !side.ended && side.id.is_some_and(|id| host.stack.tcp_readiness(id).readable)
+    /// True while an application has unread data. End of stream stays readable, so a side
+    /// that has received it counts as having none.
+    fn has_unread_data(&self) -> bool {
+        let has_unread = |host: &TestHost, side: &Endpoint| {
+            !side.received_eof && side.id.is_some_and(|id| host.stack.tcp_readiness(id).readable)
         };
-        left(&self.a, &self.client) || left(&self.b, &self.server)
+        has_unread(&self.a, &self.client) || has_unread(&self.b, &self.server)
     }
 
     fn info(&self) -> impl std::fmt::Debug + use<> {
-        let of = |host: &Host, side: &Side| side.id.and_then(|id| host.stack.tcp_info(id));
+        let of = |host: &TestHost, side: &Endpoint| side.id.and_then(|id| host.stack.tcp_info(id));
         (of(&self.a, &self.client), of(&self.b, &self.server))
     }
 
     fn progress(&self) -> impl std::fmt::Debug + use<> {
-        let of =
-            |side: &Side| (side.sent, side.received.len(), side.shut, side.ended, side.failure);
+        let of = |side: &Endpoint| {
+            (side.sent, side.received.len(), side.write_closed, side.received_eof, side.failure)
+        };
         (of(&self.client), of(&self.server))
     }
 
@@ -329,7 +339,7 @@ impl Exchange {
             host.now_ns = host.now_ns.max(now_ns);
             host.stack.handle_timeout(host.now_ns, &mut host.arena);
         }
-        while let Some(entry) = self.wire.flying.first_entry() {
+        while let Some(entry) = self.wire.in_flight.first_entry() {
             if entry.key().0 > now_ns {
                 break;
             }
@@ -341,25 +351,25 @@ impl Exchange {
     fn collect(&mut self) {
         let now_ns = self.a.now_ns;
         for bytes in self.a.sent() {
-            self.wire.take(now_ns, true, bytes);
+            self.wire.send(now_ns, true, bytes);
         }
         for bytes in self.b.sent() {
-            self.wire.take(now_ns, false, bytes);
+            self.wire.send(now_ns, false, bytes);
         }
     }
 
-    fn act(&mut self) {
+    fn run_applications(&mut self) {
         if self.server.id.is_none()
             && !self.server.is_done()
             && let Ok(id) = self.b.stack.tcp_accept(self.listener)
         {
             self.server.id = Some(id);
         }
-        self.client.act(&mut self.a);
-        self.server.act(&mut self.b);
+        self.client.run_application(&mut self.a);
+        self.server.run_application(&mut self.b);
     }
 
-    /// Everything arrived, and nothing is left behind.
+    /// Asserts that all data arrived intact and that nothing is left behind.
     pub fn check(self) {
         assert_eq!((self.client.failure, self.server.failure), (None, None));
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
@@ -367,22 +377,27 @@ impl Exchange {
             let wrong = to.received.iter().enumerate().find(|&(at, &byte)| byte != from.byte(at));
             assert_eq!(wrong, None);
         }
-        self.end();
+        self.close_all();
     }
 
-    /// Every connection comes to its end, and every stack.
-    fn end(mut self) {
+    /// Runs until every connection has ended, and finishes the stacks.
+    fn close_all(mut self) {
         let now_ns = self.b.now_ns;
         self.b.stack.tcp_close_listener(now_ns, &mut self.b.arena, self.listener);
         let limit_ns = self.a.now_ns + 3000 * SECOND_NS;
         while self.a.stack.tcp_connections() + self.b.stack.tcp_connections() > 0 {
             self.collect();
-            self.change_some();
+            self.apply_changes();
             self.collect();
-            let flying = self.wire.flying.keys().next().map(|key| key.0);
+            let flying = self.wire.in_flight.keys().next().map(|key| key.0);
             let timers = [self.a.stack.next_timeout(), self.b.stack.next_timeout()];
-            let next_ns = timers.into_iter().flatten().chain(flying).min().expect("an end");
-            assert!(next_ns < limit_ns, "connections are left");
+            let next_ns = timers
+                .into_iter()
+                .flatten()
+                .chain(flying)
+                .min()
+                .expect("a timer or a frame in flight");
+            assert!(next_ns < limit_ns, "connections are still open at the time limit");
             self.advance(next_ns);
         }
         self.collect();
@@ -395,36 +410,36 @@ impl Exchange {
         }
     }
 
-    /// Both sides have ended, however they did.
+    /// Asserts that both sides have ended; a failure is accepted with `may_fail`.
     pub fn check_ended(self, may_fail: bool) {
         let failed = self.client.failure.is_some() || self.server.failure.is_some();
         if !failed {
             return self.check();
         }
         assert!(may_fail, "{:?}", self.progress());
-        self.end();
+        self.close_all();
     }
 }
 
 #[test]
-fn an_exchange_over_a_good_link() {
-    both(|family| {
+fn exchanges_data_over_lossless_link() {
+    for_each_family(|family| {
         let link = Link { delay_ns: 5 * MS, ..Link::default() };
-        let (up, down) = (Side::new(300_000, 8000, 0), Side::new(200_000, 8000, 0x55));
+        let (up, down) = (Endpoint::new(300_000, 8000, 0), Endpoint::new(200_000, 8000, 0x55));
         let mut exchange = Exchange::new(family, link, TcpOptions::default(), up, down);
         let took_ns = exchange.run(60 * SECOND_NS);
-        // Six round trips of slow start from ten segments, and two to begin.
+        // Six round trips of slow start from ten segments, and two for the handshake.
         assert!(took_ns < 150 * MS, "{} ms", took_ns / MS);
         exchange.check();
     });
 }
 
 #[test]
-fn one_byte_and_none() {
-    both(|family| {
+fn exchanges_one_byte_or_none() {
+    for_each_family(|family| {
         for (up, down) in [(1, 0), (0, 1), (0, 0)] {
             let link = Link { delay_ns: MS, ..Link::default() };
-            let (up, down) = (Side::new(up, 8000, 0), Side::new(down, 8000, 1));
+            let (up, down) = (Endpoint::new(up, 8000, 0), Endpoint::new(down, 8000, 1));
             let mut exchange = Exchange::new(family, link, TcpOptions::default(), up, down);
             exchange.run(60 * SECOND_NS);
             exchange.check();
@@ -432,15 +447,15 @@ fn one_byte_and_none() {
     });
 }
 
-/// An exchange to be made, of any kind over any link.
+/// Parameters of one exchange: family, link, options and sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     family: Family,
     link: Link,
     options: TcpOptions,
-    /// Bytes each way, and how many at a time are written and read.
+    /// Bytes sent each way.
     sizes: (usize, usize),
-    appetites: (usize, usize),
+    read_sizes: (usize, usize),
 }
 
 prop_compose! {
@@ -450,7 +465,7 @@ prop_compose! {
         link in links(),
         sizes in (0usize..150_000, 0usize..150_000),
         buffers in (2048u32..200_000, 2048u32..200_000),
-        appetites in (1usize..20_000, 100usize..20_000),
+        read_sizes in (1usize..20_000, 100usize..20_000),
         newreno in any::<bool>(),
         no_delay in any::<bool>(),
         ecn in any::<bool>(),
@@ -460,7 +475,7 @@ prop_compose! {
             receive_buffer_bytes: buffers.1,
             no_delay,
             ecn,
-            // A peer that has given up may not get the word through.
+            // The reset of a peer that has given up may be lost.
             keepalive: Some(Keepalive { idle_ms: 60_000, interval_ms: 10_000, probes: 20 }),
             congestion_control: match newreno {
                 true => CongestionControl::NewReno,
@@ -468,41 +483,42 @@ prop_compose! {
             },
             ..TcpOptions::default()
         };
-        Plan { family: if v6 { Family::V6 } else { Family::V4 }, link, options, sizes, appetites }
+        Plan { family: if v6 { Family::V6 } else { Family::V4 }, link, options, sizes, read_sizes }
     }
 }
 
 prop_compose! {
     fn links()(
         lost in 0u32..250,
-        doubled in 0u32..200,
-        late in 0u32..300,
+        duplicated in 0u32..200,
+        delayed in 0u32..300,
         corrupted in 0u32..60,
         delay_us in 1u64..100_000,
         seed in any::<u64>(),
     ) -> Link {
-        Link { lost, doubled, late, corrupted, delay_ns: delay_us * 1000, seed }
+        Link { lost, duplicated, delayed, corrupted, delay_ns: delay_us * 1000, seed }
     }
 }
 
 impl Plan {
-    /// Makes the exchange, changed by `change`, and checks how it ended.
+    /// Runs the exchange as altered by `change`, and checks how it ended.
     pub fn carry_out(self, change: impl FnOnce(Exchange) -> Exchange) {
-        let Self { family, link, options, sizes, appetites } = self;
-        // With a quarter of everything lost both ways, a SYN or the last segments
-        // may be given up: then both sides have to end all the same.
+        let Self { family, link, options, sizes, read_sizes } = self;
+        // With a quarter of all frames lost each way, the SYN or the last segments may be
+        // given up. Both sides still have to end.
         let may_fail = link.lost > 100;
-        // A tiny appetite makes many steps: less to eat then.
-        let eaten = |size: usize, appetite: usize| size.min(appetite.saturating_mul(2000));
-        let up = Side::new(eaten(sizes.0, appetites.1), appetites.0, 0);
-        let down = Side::new(eaten(sizes.1, appetites.0), appetites.1, 0xaa);
+        // Small reads make many steps, so such an exchange transfers less.
+        let limited =
+            |size: usize, max_read_bytes: usize| size.min(max_read_bytes.saturating_mul(2000));
+        let up = Endpoint::new(limited(sizes.0, read_sizes.1), read_sizes.0, 0);
+        let down = Endpoint::new(limited(sizes.1, read_sizes.0), read_sizes.1, 0xaa);
         let mut exchange = change(Exchange::new(family, link, options, up, down));
         exchange.run(100_000 * SECOND_NS);
         exchange.check_ended(may_fail);
     }
 }
 
-/// How often exchanges are made.
+/// Proptest configuration of the exchange tests: 96 cases each.
 pub fn cases() -> ProptestConfig {
     ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() }
 }

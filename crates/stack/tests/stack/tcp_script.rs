@@ -1,48 +1,47 @@
-//! Runs packet scripts: files in `tests/scripts/tcp`, one packet or call per
-//! line, on a virtual clock, each for both families.
+//! Runs packet scripts: files in `tests/scripts/tcp` with one packet or call per line.
+//! Each script runs on a virtual clock, once for IPv4 and once for IPv6.
 //!
 //! ```text
 //! # a comment
-//! TIME  WHAT
+//! TIME  ACTION
 //! ```
 //!
-//! `TIME` is in milliseconds from the start, or `+N` after the line before. A
-//! line without a time and with `set` in front of it sets something up:
+//! `TIME` is in milliseconds from the start, or `+N` after the line before. A line that
+//! begins with `set` has no time and changes the setup:
 //!
 //! ```text
-//! set family v4                only this family
+//! set family v4                run for this family only
 //! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
 //!                              user-timeout MS, newreno
 //! set limit half-open 1        also: backlog N, resets N, memory BYTES
-//! set peer-isn 4294967000      where the peer's numbers begin
+//! set peer-isn 4294967000      the peer's initial sequence number
 //! set port 4001                the peer's port from here on
-//! set salt 1                   the peer's data is other data from here on
+//! set salt 1                   the peer sends different data from here on
 //! ```
 //!
-//! What can happen:
+//! Actions:
 //!
 //! ```text
 //! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
-//! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          we have sent
-//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    about our SEQ
+//! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          the stack has sent
+//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    quoting the stack's SEQ
 //! listen [error KIND] | accept [wait] | connect | close | abort | close-listener
 //! shutdown read|write|both
-//! send N [= M]     writes N bytes; M were taken, if not all
+//! send N [= M]     writes N bytes; M were accepted, if not all
 //! recv N [= M]     reads up to N bytes and gets M
 //! recv end | recv wait | recv error KIND
 //! send error KIND | error KIND
 //! state NAME | gone            of the connection
-//! drops REASON                 what came last was dropped for this reason
+//! drops REASON                 the last packet was dropped for this reason
 //! quiet                        nothing was sent up to now
-//! ```
 //!
-//! Flags are letters of `SFRPAUEC`, `-` for none. Numbers are relative to each
-//! side's first. Options: `mss N`, `scale N`, `sack-ok`, `ts VALUE ECHO`,
-//! `sack A..B`, `raw HEX`, separated by commas; `<>` says that there are none. What an
-//! expected packet does not mention is not compared, nor is the push flag when
-//! it does not stand there. Of expected time stamps `*` fits all. Everything
-//! that is sent must be expected, and come within two milliseconds of its time.
+//! Flags are letters of `SFRPAUEC`, `-` for none. Sequence numbers are relative to each
+//! side's initial one. Options, separated by commas: `mss N`, `scale N`, `sack-ok`,
+//! `ts VALUE ECHO`, `sack A..B`, `raw HEX`; `<>` stands for no options. Fields that an
+//! expected packet does not mention are not compared, nor is an unmentioned push flag.
+//! In expected time stamps `*` matches any value. Every packet the stack sends must be
+//! expected, and must come within two milliseconds of its time.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -55,30 +54,32 @@ use tidegate_stack::{
 use tidegate_wire::tcp::{TcpFlags, TcpOption};
 use tidegate_wire::{DropCounters, DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
 
-use crate::kit::packets::{frame, ip_with_class, port_unreachable, too_big, transport_pseudo};
-use crate::kit::{Family, Host, config, mac};
-use crate::moving::{GONE, move_all, renamed};
+use crate::kit::packets::{
+    frame, ip_with_class, packet_too_big, port_unreachable, transport_pseudo,
+};
+use crate::kit::{Family, TestHost, config, mac};
+use crate::migration::{UNKNOWN_ID, migrate_all, new_id};
 use crate::upgrade::upgrade;
 
 const MS: u64 = 1_000_000;
-/// Timers of TCP come on ticks of a millisecond.
+/// TCP timers fire on ticks of one millisecond.
 const TOLERANCE_NS: u64 = 2_200_000;
 const OUR_PORT: u16 = 80;
 const PEER_PORT: u16 = 4000;
 
-/// When another stack goes on in the place of the one there is.
+/// Replacement of the stack while a script runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Changes {
+pub enum StackReplacement {
     Never,
-    /// It goes on from its state, after each line that leaves nothing on its way.
-    UpgradesAtRest,
-    /// The same after each line.
-    Upgrades,
-    /// All sockets move to it, after each line.
-    Moves,
+    /// Upgrade after each line that leaves no data in flight.
+    UpgradeAtRest,
+    /// Upgrade after each line.
+    UpgradeAlways,
+    /// Migration of all sockets to another stack after each line.
+    MigrateSockets,
 }
 
-/// A segment as scripts see it.
+/// A segment in the terms of a script: numbers are relative.
 #[derive(Clone)]
 struct Packet {
     flags: TcpFlags,
@@ -104,7 +105,7 @@ impl std::fmt::Debug for Packet {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Opt {
-    /// Bytes as they stand, however wrong.
+    /// Option bytes as written in the script, valid or not.
     Raw(Vec<u8>),
     Mss(u16),
     Scale(u8),
@@ -117,15 +118,15 @@ pub struct Script {
     name: String,
     line: String,
     family: Family,
-    host: Host,
+    host: TestHost,
     start_ns: u64,
     options: TcpOptions,
     backlog: usize,
     peer_port: u16,
     peer_isn: u32,
-    /// What the peer's data is falsified with.
+    /// Value XORed into every byte of the peer's data.
     salt: u8,
-    /// Our first number and time stamp, once seen.
+    /// The stack's initial sequence number and first time stamp, once seen.
     our_isn: Option<u32>,
     our_ts: Option<u32>,
     sent: VecDeque<(u64, Packet)>,
@@ -134,11 +135,11 @@ pub struct Script {
     written: u32,
     read: u32,
     last_drops: DropCounters,
-    /// Of stacks that sockets have moved away from.
+    /// Drops counted by stacks that the sockets have migrated away from.
     drops_before: DropCounters,
 }
 
-/// The byte at a place in a stream.
+/// The byte at an offset of a stream.
 fn pattern(at: u32) -> u8 {
     (at % 251) as u8
 }
@@ -148,8 +149,8 @@ fn pattern_bytes(at: u32, len: u32) -> Vec<u8> {
 }
 
 impl Script {
-    /// Runs a script; it panics with what is wrong.
-    pub fn run(name: &str, text: &str, family: Family, changes: Changes) {
+    /// Runs a script. Panics with the script, the line and the problem.
+    pub fn run(name: &str, text: &str, family: Family, replacement: StackReplacement) {
         let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
         let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         if lines.iter().any(|line| {
@@ -170,7 +171,7 @@ impl Script {
             }
         }
         let config = Config { limits, ..config(1) };
-        let mut host = Host::quiet(config.clone());
+        let mut host = TestHost::quiet(config.clone());
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let start_ns = host.now_ns;
         let last_drops = host.stack.counters().drops.clone();
@@ -207,15 +208,15 @@ impl Script {
                 Some(more) => now_ms + more.parse::<f64>().expect(line),
                 None => words[0].parse::<f64>().expect(line),
             };
-            script.at(now_ms);
+            script.advance_to(now_ms);
             script.step(&words[1..]);
-            match changes {
-                Changes::UpgradesAtRest if script.is_at_rest() => {
+            match replacement {
+                StackReplacement::UpgradeAtRest if script.is_at_rest() => {
                     upgrade(&mut script.host, config.clone());
                 }
-                Changes::Upgrades => upgrade(&mut script.host, config.clone()),
-                Changes::Moves => script.move_on(config.clone()),
-                Changes::UpgradesAtRest | Changes::Never => continue,
+                StackReplacement::UpgradeAlways => upgrade(&mut script.host, config.clone()),
+                StackReplacement::MigrateSockets => script.migrate(config.clone()),
+                StackReplacement::UpgradeAtRest | StackReplacement::Never => continue,
             }
             script.collect();
         }
@@ -225,20 +226,23 @@ impl Script {
     }
 
     #[track_caller]
-    fn fail(&self, what: &str) -> ! {
-        panic!("{}: {}: {what}; still queued: {:?}", self.name, self.line, self.sent);
+    fn fail(&self, problem: &str) -> ! {
+        panic!(
+            "{}: {}: {problem}; sent but not expected yet: {:?}",
+            self.name, self.line, self.sent
+        );
     }
 
-    /// Everything goes on in another stack.
-    fn move_on(&mut self, config: Config) {
+    /// Migrates all sockets to another stack.
+    fn migrate(&mut self, config: Config) {
         self.drops_before = self.drops();
-        let moved = move_all(&mut self.host, config, &[]);
-        let new_name = |old| renamed(&moved.connections, old).unwrap_or(GONE);
-        self.connection = self.connection.map(new_name);
-        self.listener = self.listener.and_then(|old| renamed(&moved.listeners, old));
+        let moved = migrate_all(&mut self.host, config, &[]);
+        let new_connection = |old| new_id(&moved.connections, old).unwrap_or(UNKNOWN_ID);
+        self.connection = self.connection.map(new_connection);
+        self.listener = self.listener.and_then(|old| new_id(&moved.listeners, old));
     }
 
-    /// Whether nothing of ours is on its way.
+    /// True while the stack has no unacknowledged data and no handshake in progress.
     fn is_at_rest(&self) -> bool {
         match self.connection.and_then(|id| self.host.stack.tcp_info(id)) {
             Some(info) => {
@@ -252,12 +256,12 @@ impl Script {
     fn expect_silence(&mut self) {
         if let Some((at_ns, packet)) = self.sent.front() {
             let ms = (at_ns - self.start_ns) / MS;
-            self.fail(&format!("nothing was expected, but at {ms} ms we sent {packet:?}"));
+            self.fail(&format!("no packet was expected, but at {ms} ms the stack sent {packet:?}"));
         }
     }
 
-    /// Lets time pass up to a line's time.
-    fn at(&mut self, ms: f64) {
+    /// Advances the clock to a line's time.
+    fn advance_to(&mut self, ms: f64) {
         self.run_until(self.start_ns + (ms * MS as f64) as u64);
     }
 
@@ -277,26 +281,27 @@ impl Script {
         for bytes in self.host.sent() {
             match self.parse(&bytes) {
                 Some(packet) => self.sent.push_back((self.host.now_ns, packet)),
-                // It asks for our hardware address.
+                // A neighbour solicitation or ARP request for the peer.
                 None => self.introduce_peer(),
             }
         }
     }
 
     fn introduce_peer(&mut self) {
-        let Host { stack, arena, now_ns } = &mut self.host;
+        let TestHost { stack, arena, now_ns } = &mut self.host;
         stack.set_neighbour(*now_ns, self.family.host(2), Some(mac(2)), arena);
     }
 
-    /// Reads one of our segments, with numbers made relative.
+    /// Parses a transmitted segment and makes its numbers relative.
     fn parse(&mut self, bytes: &[u8]) -> Option<Packet> {
-        let (segment, ecn, ends) = match self.family {
+        let (segment, ecn, destination) = match self.family {
             Family::V4 => {
                 let (header, payload) = Ipv4Header::parse(&bytes[14..]).ok()?;
                 if header.protocol != Protocol::TCP {
                     return None;
                 }
-                tcp::verify_v4(header.source, header.destination, payload).expect("the checksum");
+                tcp::verify_v4(header.source, header.destination, payload)
+                    .expect("a valid checksum");
                 (payload, header.dscp_ecn & 3, IpAddr::from(header.destination))
             }
             Family::V6 => {
@@ -304,11 +309,12 @@ impl Script {
                 if header.next_header != Protocol::TCP {
                     return None;
                 }
-                tcp::verify_v6(header.source, header.destination, payload).expect("the checksum");
+                tcp::verify_v6(header.source, header.destination, payload)
+                    .expect("a valid checksum");
                 (payload, header.traffic_class & 3, IpAddr::from(header.destination))
             }
         };
-        assert_eq!(ends, self.family.host(2));
+        assert_eq!(destination, self.family.host(2));
         let (header, payload) = TcpHeader::parse(segment).unwrap();
         assert_eq!((header.source_port, header.destination_port), (OUR_PORT, self.peer_port));
         if header.flags.contains(TcpFlags::SYN) && self.our_isn.is_none() {
@@ -329,7 +335,7 @@ impl Script {
                     let relative = |edge: u32| edge.wrapping_sub(peers);
                     Opt::Sack(blocks.map(|(a, b)| (relative(a), relative(b))).collect())
                 }
-                other => panic!("we sent {other:?}"),
+                other => panic!("the stack sent the unexpected option {other:?}"),
             });
         }
         let has_ack = header.flags.contains(TcpFlags::ACK);
@@ -377,7 +383,7 @@ impl Script {
                 self.peer_port = n.parse().unwrap();
                 (self.our_isn, self.our_ts) = (None, None);
             }
-            _ => self.fail("nothing like this can be set"),
+            _ => self.fail("unknown setting"),
         }
     }
 
@@ -413,14 +419,18 @@ impl Script {
     }
 
     fn expect_drop(&mut self, reason: &str) {
-        let reason = DropReason::from_name(reason).unwrap_or_else(|| self.fail("no such reason"));
+        let reason =
+            DropReason::from_name(reason).unwrap_or_else(|| self.fail("unknown drop reason"));
         let drops = self.drops();
         if drops.get(reason) != self.last_drops.get(reason) + 1 {
-            self.fail(&format!("dropped were {drops:?} and before that {:?}", self.last_drops));
+            self.fail(&format!(
+                "the drop counters are {drops:?}, before the last packet {:?}",
+                self.last_drops
+            ));
         }
     }
 
-    /// What was dropped up to now.
+    /// Drops counted so far, including those of earlier stacks.
     fn drops(&self) -> DropCounters {
         let mut drops = self.drops_before.clone();
         drops.merge(&self.host.stack.counters().drops);
@@ -433,7 +443,7 @@ impl Script {
 
     fn call(&mut self, words: &[&str]) {
         let (now_ns, options, us, peer) = (self.host.now_ns, self.options, self.us(), self.peer());
-        let Host { stack, arena, .. } = &mut self.host;
+        let TestHost { stack, arena, .. } = &mut self.host;
         match words {
             ["listen"] => {
                 self.listener = Some(stack.tcp_listen(us, self.backlog, options).unwrap());
@@ -482,7 +492,7 @@ impl Script {
                 let words: Vec<_> = ["option"].into_iter().chain(rest.iter().copied()).collect();
                 self.set(&words);
                 let (id, options) = (self.connection(), self.options);
-                let Host { stack, arena, .. } = &mut self.host;
+                let TestHost { stack, arena, .. } = &mut self.host;
                 stack.tcp_set_options(now_ns, arena, id, options).unwrap();
             }
             ["send", rest @ ..] => self.send(rest),
@@ -494,18 +504,18 @@ impl Script {
             }
             ["state", name] => {
                 let state = self.host.stack.tcp_state(self.connection());
-                let told = state.map(|state| format!("{state:?}"));
-                if told.as_deref() != Some(*name) {
-                    self.fail(&format!("the state is {told:?}"));
+                let actual = state.map(|state| format!("{state:?}"));
+                if actual.as_deref() != Some(*name) {
+                    self.fail(&format!("the state is {actual:?}"));
                 }
             }
             ["gone"] => {
                 let count = self.host.stack.tcp_connections();
                 if count != 0 {
-                    self.fail(&format!("{count} connections are left"));
+                    self.fail(&format!("{count} connections still exist"));
                 }
             }
-            _ => self.fail("nothing like this can happen"),
+            _ => self.fail("unknown action"),
         }
     }
 
@@ -521,7 +531,7 @@ impl Script {
             "not-connected" => found == Some(ErrorKind::NotConnected),
             "in-use" => found == Some(ErrorKind::AddrInUse),
             "wait" => found == Some(ErrorKind::WouldBlock),
-            _ => self.fail("no such kind of error"),
+            _ => self.fail("unknown kind of error"),
         };
         if !fits {
             self.fail(&format!("the error is {error:?}"));
@@ -531,7 +541,7 @@ impl Script {
     fn send(&mut self, words: &[&str]) {
         let id = self.connection();
         let (now_ns, written) = (self.host.now_ns, self.written);
-        let Host { stack, arena, .. } = &mut self.host;
+        let TestHost { stack, arena, .. } = &mut self.host;
         match words {
             ["error", kind] => {
                 let error = stack.tcp_send(now_ns, arena, id, b"x").err();
@@ -546,10 +556,10 @@ impl Script {
                 let data = pattern_bytes(written, count);
                 match stack.tcp_send(now_ns, arena, id, &data) {
                     Ok(len) if len == taken as usize => self.written += taken,
-                    other => self.fail(&format!("sending gave {other:?}")),
+                    other => self.fail(&format!("send returned {other:?}")),
                 }
             }
-            [] => self.fail("send how much?"),
+            [] => self.fail("send needs a number of bytes"),
         }
     }
 
@@ -558,7 +568,7 @@ impl Script {
         let now_ns = self.host.now_ns;
         let count = words[0].parse().unwrap_or(1);
         let mut buf = vec![0; count];
-        let Host { stack, arena, .. } = &mut self.host;
+        let TestHost { stack, arena, .. } = &mut self.host;
         let result = stack.tcp_recv(now_ns, arena, id, &mut buf);
         match (words, result) {
             (["end"], Ok(0)) | (["wait"], Err(TcpError::WouldBlock)) => {}
@@ -573,11 +583,11 @@ impl Script {
                 }
                 self.read += len as u32;
             }
-            (_, other) => self.fail(&format!("receiving gave {other:?}")),
+            (_, other) => self.fail(&format!("recv returned {other:?}")),
         }
     }
 
-    /// Reads the words of a packet.
+    /// Parses a packet: its fields, the optional fields mentioned, and its data length.
     fn packet(&self, words: &[&str]) -> (Packet, Vec<&'static str>, u32) {
         let text = words.join(" ");
         let (text, options) = match text.split_once('<') {
@@ -586,17 +596,17 @@ impl Script {
             }
             None => (text, None),
         };
-        let mut told = Vec::new();
+        let mut mentioned = Vec::new();
         let mut words = text.split_whitespace();
         let mut flags = 0;
-        for letter in words.next().unwrap_or_else(|| self.fail("no flags")).chars() {
+        for letter in words.next().unwrap_or_else(|| self.fail("the packet has no flags")).chars() {
             match "FSRPAUEC".find(letter) {
                 Some(bit) => flags |= 1 << bit,
                 None if letter == '-' => {}
-                None => self.fail("no such flag"),
+                None => self.fail("unknown flag"),
             }
         }
-        let range = words.next().unwrap_or_else(|| self.fail("no number"));
+        let range = words.next().unwrap_or_else(|| self.fail("the packet has no sequence number"));
         let (seq, end): (u32, u32) = match range.split_once("..") {
             Some((start, end)) => (start.parse().unwrap(), end.parse().unwrap()),
             None => (range.parse().unwrap(), range.parse().unwrap()),
@@ -617,28 +627,28 @@ impl Script {
                 "ack" => packet.ack = number(),
                 "win" => {
                     packet.window = number() as u16;
-                    told.push("win");
+                    mentioned.push("win");
                 }
                 "urg" => packet.urgent = number() as u16,
                 "ce" => packet.ecn = 3,
                 "ect" => packet.ecn = 2,
-                _ => self.fail("no such part of a packet"),
+                _ => self.fail("unknown packet field"),
             }
         }
         if let Some(options) = options {
-            told.push("options");
+            mentioned.push("options");
             for option in options.split(',').filter(|option| !option.trim().is_empty()) {
                 packet.options.push(self.option(option));
             }
         }
-        (packet, told, end.wrapping_sub(seq))
+        (packet, mentioned, end.wrapping_sub(seq))
     }
 
     fn option(&self, text: &str) -> Opt {
         let words: Vec<_> = text.split_whitespace().collect();
         let number = |text: &str| match text {
             "*" => u32::MAX,
-            text => text.parse().unwrap_or_else(|_| self.fail("no number")),
+            text => text.parse().unwrap_or_else(|_| self.fail("an option value is no number")),
         };
         match words[..] {
             ["raw", hex] => {
@@ -656,7 +666,7 @@ impl Script {
                 };
                 Opt::Sack(blocks.iter().map(block).collect())
             }
-            _ => self.fail("no such option"),
+            _ => self.fail("unknown option"),
         }
     }
 
@@ -664,7 +674,7 @@ impl Script {
         if self.sent.is_empty() {
             self.run_until(self.host.now_ns + TOLERANCE_NS);
         }
-        let (expected, told, len) = self.packet(words);
+        let (expected, mentioned, len) = self.packet(words);
         let Some((at_ns, sent)) = self.sent.pop_front() else { self.fail("nothing was sent") };
         let now_ns = self.host.now_ns;
         if at_ns + TOLERANCE_NS < now_ns {
@@ -676,14 +686,15 @@ impl Script {
             && sent.seq == expected.seq
             && sent.ack == expected.ack
             && sent.payload.len() == len as usize
-            && (!told.contains(&"win") || sent.window == expected.window)
+            && (!mentioned.contains(&"win") || sent.window == expected.window)
             && sent.ecn == expected.ecn
-            && (!told.contains(&"options") || self.options_fit(&sent.options, &expected.options));
+            && (!mentioned.contains(&"options")
+                || self.options_fit(&sent.options, &expected.options));
         if !same {
-            self.fail(&format!("sent was {sent:?}, expected {expected:?} with {len} bytes"));
+            self.fail(&format!("the stack sent {sent:?}, expected {expected:?} with {len} bytes"));
         }
         if sent.payload != pattern_bytes(sent.seq.wrapping_sub(1), len) {
-            self.fail("the data is wrong");
+            self.fail("the payload differs from the pattern");
         }
     }
 
@@ -695,14 +706,14 @@ impl Script {
                         (*wanted_value == u32::MAX || value.abs_diff(*wanted_value) <= 2)
                             && (*wanted_echo == u32::MAX || echo == wanted_echo)
                     }
-                    // What the link takes is not the script's business.
+                    // The MSS that the link allows is not under test.
                     (Opt::Mss(_), Opt::Mss(u16::MAX)) => true,
                     _ => option == wanted,
                 })
             })
     }
 
-    /// The peer sends a segment.
+    /// Feeds a segment from the peer.
     fn inject(&mut self, words: &[&str]) {
         let (packet, _, len) = self.packet(words);
         let ours = self.our_isn.unwrap_or(0);
@@ -760,7 +771,7 @@ impl Script {
         self.host.feed(&frame(&packet));
     }
 
-    /// A router or the peer's host reports about a segment of ours.
+    /// Feeds an ICMP error from the peer's address that quotes a segment of the stack.
     fn inject_icmp(&mut self, words: &[&str]) {
         let seq: u32 = words[words.len() - 1].parse().unwrap();
         let (us, peer) = (self.family.host(1), self.family.host(2));
@@ -778,13 +789,13 @@ impl Script {
         };
         assert!(header.emit(&mut quoted).is_some());
         let whole = ip_with_class(us, peer, Protocol::TCP, 0, &quoted);
-        // As little as RFC 792 asks for.
+        // The minimum quote of RFC 792: header and eight bytes.
         let quote = &whole[..self.family.header_bytes() + 8];
         let packet = match words {
-            ["too-big", mtu, _] => too_big(peer, us, mtu.parse().unwrap(), quote),
+            ["too-big", mtu, _] => packet_too_big(peer, us, mtu.parse().unwrap(), quote),
             ["port", _] => port_unreachable(peer, us, quote),
             ["host", _] => crate::kit::packets::host_unreachable(peer, us, quote),
-            _ => self.fail("no such report"),
+            _ => self.fail("unknown ICMP error"),
         };
         self.host.feed(&frame(&packet));
     }

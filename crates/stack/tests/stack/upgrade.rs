@@ -1,44 +1,44 @@
-//! A stack is saved, written down, and taken up by another with a fresh arena
-//! and another clock: nobody notices but by the pause.
+//! A stack is saved, encoded, and restored with a fresh arena and another clock: peers and
+//! applications notice only the pause.
 
 use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_stack::{
-    Config, Event, Keepalive, SavedStack, Shutdown, Stack, TcpError, TcpId, TcpListenerId,
+    Config, Event, Keepalive, Shutdown, Stack, StackSnapshot, TcpError, TcpId, TcpListenerId,
     TcpOptions, TcpState,
 };
 use tidegate_wire::tcp::TcpOption;
 use tidegate_wire::{Protocol, TcpHeader};
 
-use crate::kit::{FRAMES, Family, Host, Pair, SECOND_NS, both, config, mac};
+use crate::kit::{FRAMES, Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 use crate::tcp_pair::{cases, plans};
 
 const PORT: u16 = 80;
 
-/// A state after its way through bytes.
-pub fn written_and_read(saved: &SavedStack) -> SavedStack {
+/// Encodes a snapshot and decodes it again.
+pub fn encode_and_decode(saved: &StackSnapshot) -> StackSnapshot {
     let bytes = postcard::to_allocvec(saved).unwrap();
     postcard::from_bytes(&bytes).unwrap()
 }
 
-/// An arena that nobody has used.
+/// A new, unused arena.
 pub fn fresh_arena() -> Arena {
     let frames = ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false };
     Arena::new(frames).unwrap()
 }
 
 /// Replaces the stack and the arena of a host; its configuration is `config`.
-pub fn upgrade(host: &mut Host, config: Config) {
+pub fn upgrade(host: &mut TestHost, config: Config) {
     upgrade_at(host, config, host.now_ns);
 }
 
-/// As [`upgrade`], to a stack on whose clock it is `now_ns`.
-pub fn upgrade_at(host: &mut Host, config: Config, now_ns: u64) {
-    let saved = written_and_read(&host.stack.save(host.now_ns, &host.arena));
+/// Works like [`upgrade`]; the clock of the new stack stands at `now_ns`.
+pub fn upgrade_at(host: &mut TestHost, config: Config, now_ns: u64) {
+    let saved = encode_and_decode(&host.stack.save(host.now_ns, &host.arena));
     let mut arena = fresh_arena();
-    // The seed is another one in life too.
+    // A new process has another seed too.
     let config = Config { seed: [host.now_ns as u8 ^ 0x5a; 16], ..config };
     let stack = Stack::restore(config, saved, now_ns, &mut arena).unwrap();
     let old = std::mem::replace(&mut host.stack, stack);
@@ -50,48 +50,49 @@ pub fn upgrade_at(host: &mut Host, config: Config, now_ns: u64) {
 
 /// Two hosts; the second listens.
 pub struct Hosts {
-    pub pair: Pair,
+    pub pair: HostPair,
     pub family: Family,
     options: TcpOptions,
     pub listener: TcpListenerId,
-    /// As they were made.
+    /// Configurations that the hosts were created with.
     pub configs: [Config; 2],
 }
 
 impl Hosts {
     pub fn new(family: Family) -> Self {
-        Self::with(family, TcpOptions::default(), [config(1), config(2)])
+        Self::with_options(family, TcpOptions::default(), [config(1), config(2)])
     }
 
-    pub fn with(family: Family, options: TcpOptions, configs: [Config; 2]) -> Self {
-        let [a, b] = configs.clone().map(Host::quiet);
-        let mut pair = Pair { a, b };
+    pub fn with_options(family: Family, options: TcpOptions, configs: [Config; 2]) -> Self {
+        let [a, b] = configs.clone().map(TestHost::quiet);
+        let mut pair = HostPair { a, b };
         for (host, other) in [(&mut pair.a, 2), (&mut pair.b, 1)] {
-            let Host { stack, arena, now_ns } = host;
+            let TestHost { stack, arena, now_ns } = host;
             stack.set_neighbour(*now_ns, family.host(other), Some(mac(other)), arena);
         }
-        let any = SocketAddr::new(family.any(), PORT);
+        let any = SocketAddr::new(family.unspecified(), PORT);
         let listener = pair.b.stack.tcp_listen(any, 4, options).unwrap();
         Self { pair, family, options, listener, configs }
     }
 
-    /// Begins a connection; nothing is carried yet.
+    /// Starts a connection; no frame is delivered yet.
     pub fn connect(&mut self) -> TcpId {
         let to = SocketAddr::new(self.family.host(2), PORT);
-        let Host { stack, arena, now_ns } = &mut self.pair.a;
+        let TestHost { stack, arena, now_ns } = &mut self.pair.a;
         stack.tcp_connect(*now_ns, arena, None, to, self.options).unwrap()
     }
 
-    /// Both sides connect to each other; their SYNs have crossed.
-    pub fn connect_at_once(&mut self) -> (TcpId, TcpId) {
-        let ends = [1, 2].map(|n| SocketAddr::new(self.family.host(n), 7000));
-        let connect = |host: &mut Host, from: SocketAddr, to: SocketAddr| {
-            let Host { stack, arena, now_ns } = host;
+    /// Opens a connection from both sides (simultaneous open); the SYNs have crossed.
+    pub fn connect_simultaneously(&mut self) -> (TcpId, TcpId) {
+        let addresses = [1, 2].map(|n| SocketAddr::new(self.family.host(n), 7000));
+        let connect = |host: &mut TestHost, from: SocketAddr, to: SocketAddr| {
+            let TestHost { stack, arena, now_ns } = host;
             let options = TcpOptions::default();
             stack.tcp_connect(*now_ns, arena, Some(from), to, options).unwrap()
         };
-        let Pair { a, b } = &mut self.pair;
-        let (id_a, id_b) = (connect(a, ends[0], ends[1]), connect(b, ends[1], ends[0]));
+        let HostPair { a, b } = &mut self.pair;
+        let (id_a, id_b) =
+            (connect(a, addresses[0], addresses[1]), connect(b, addresses[1], addresses[0]));
         let (from_a, from_b) = (a.sent_one(), b.sent_one());
         a.feed(&from_b);
         b.feed(&from_a);
@@ -102,8 +103,8 @@ impl Hosts {
         self.pair.b.stack.tcp_accept(self.listener).unwrap()
     }
 
-    /// Both ends of a new connection, whose events were taken.
-    pub fn connected(&mut self) -> (TcpId, TcpId) {
+    /// Establishes a connection and discards its events; returns both handles.
+    pub fn establish_connection(&mut self) -> (TcpId, TcpId) {
         let client = self.connect();
         self.pair.run();
         let server = self.accept();
@@ -112,7 +113,7 @@ impl Hosts {
         (client, server)
     }
 
-    /// Replaces both sides, by some on another clock each: one has just begun.
+    /// Upgrades both hosts, each to another clock: that of the first has just started.
     pub fn upgrade(&mut self) {
         let [a, b] = self.configs.clone();
         upgrade_at(&mut self.pair.a, a, 123_456);
@@ -125,34 +126,34 @@ impl Hosts {
         assert_eq!(self.pair.b.stack.counters().balance(), 0);
     }
 
-    /// Lets time pass, and carries what is sent.
-    pub fn pass(&mut self, ns: u64) {
+    /// Advances both clocks by `ns` and delivers the frames sent.
+    pub fn advance(&mut self, ns: u64) {
         const STEPS: u64 = 100;
         for _ in 0..STEPS {
             self.pair.run();
-            self.pair.pass(ns / STEPS);
+            self.pair.advance(ns / STEPS);
         }
         self.pair.run();
     }
 
-    /// Everything is closed and over.
+    /// Asserts that everything is closed and all memory is free.
     pub fn finish(mut self) {
-        let Host { stack, arena, now_ns } = &mut self.pair.b;
+        let TestHost { stack, arena, now_ns } = &mut self.pair.b;
         stack.tcp_close_listener(*now_ns, arena, self.listener);
-        self.pass(200 * SECOND_NS);
-        let Pair { a, b } = &self.pair;
+        self.advance(200 * SECOND_NS);
+        let HostPair { a, b } = &self.pair;
         assert_eq!((a.stack.tcp_connections(), b.stack.tcp_connections()), (0, 0));
         assert_eq!((a.stack.tcp_memory_used(), b.stack.tcp_memory_used()), (0, 0));
         self.pair.finish();
     }
 }
 
-pub fn send(host: &mut Host, id: TcpId, data: &[u8]) -> usize {
+pub fn send(host: &mut TestHost, id: TcpId, data: &[u8]) -> usize {
     host.stack.tcp_send(host.now_ns, &mut host.arena, id, data).unwrap()
 }
 
-/// All that can be read now.
-pub fn receive(host: &mut Host, id: TcpId) -> Vec<u8> {
+/// Reads all bytes available now.
+pub fn receive(host: &mut TestHost, id: TcpId) -> Vec<u8> {
     let (mut all, mut buf) = (Vec::new(), vec![0; 1 << 16]);
     while let Ok(len @ 1..) = host.stack.tcp_recv(host.now_ns, &mut host.arena, id, &mut buf) {
         all.extend(&buf[..len]);
@@ -160,20 +161,21 @@ pub fn receive(host: &mut Host, id: TcpId) -> Vec<u8> {
     all
 }
 
-/// The segments among the frames that the stack wants to send: another process
-/// tells of its groups again.
-pub fn sent_segments(host: &mut Host) -> Vec<Vec<u8>> {
+/// TCP segments among the frames to transmit.
+///
+/// The others are group membership reports, which a restored stack sends again.
+pub fn sent_segments(host: &mut TestHost) -> Vec<Vec<u8>> {
     let mut sent = host.sent();
     let protocol_at = |frame: &[u8]| if frame[12] == 8 { 23 } else { 20 };
     sent.retain(|frame| frame[protocol_at(frame)] == Protocol::TCP.0);
     sent
 }
 
-fn shut(host: &mut Host, id: TcpId) {
+fn shutdown_write(host: &mut TestHost, id: TcpId) {
     host.stack.tcp_shutdown(host.now_ns, &mut host.arena, id, Shutdown::Write).unwrap();
 }
 
-pub fn close(host: &mut Host, id: TcpId) {
+pub fn close(host: &mut TestHost, id: TcpId) {
     host.stack.tcp_close(host.now_ns, &mut host.arena, id);
 }
 
@@ -182,10 +184,10 @@ fn bytes(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn an_established_connection_goes_on_time_after_time() {
-    both(|family| {
+fn established_connection_survives_repeated_upgrades() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         for message in [b"before".as_slice(), b"after", b"and after that"] {
             assert_eq!(send(&mut hosts.pair.a, client, message), message.len());
             hosts.pair.run();
@@ -193,7 +195,7 @@ fn an_established_connection_goes_on_time_after_time() {
             assert_eq!(send(&mut hosts.pair.b, server, message), message.len());
             hosts.pair.run();
             assert_eq!(receive(&mut hosts.pair.a, client), *message);
-            hosts.pass(SECOND_NS);
+            hosts.advance(SECOND_NS);
             hosts.upgrade();
         }
         assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Established));
@@ -204,13 +206,13 @@ fn an_established_connection_goes_on_time_after_time() {
 }
 
 #[test]
-fn the_stack_that_was_saved_can_go_on_if_nobody_takes_over() {
-    both(|family| {
+fn saved_stack_continues_if_upgrade_is_abandoned() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         send(&mut hosts.pair.a, client, b"hello");
         hosts.pair.run();
-        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.b;
         drop(stack.save(*now_ns, arena));
         assert_eq!(receive(&mut hosts.pair.b, server), b"hello");
         close(&mut hosts.pair.a, client);
@@ -220,14 +222,14 @@ fn the_stack_that_was_saved_can_go_on_if_nobody_takes_over() {
 }
 
 #[test]
-fn both_connect_at_once() {
-    both(|family| {
+fn simultaneous_open_survives_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (a, b) = hosts.connect_at_once();
+        let (a, b) = hosts.connect_simultaneously();
         assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
         hosts.upgrade();
         assert_eq!(hosts.pair.a.stack.tcp_state(a), Some(TcpState::SynReceived));
-        hosts.pass(5 * SECOND_NS);
+        hosts.advance(5 * SECOND_NS);
         hosts.upgrade();
         assert_eq!(send(&mut hosts.pair.a, a, b"hello"), 5);
         hosts.pair.run();
@@ -239,13 +241,13 @@ fn both_connect_at_once() {
 }
 
 #[test]
-fn options_and_a_shut_reading_half_stay() {
-    both(|family| {
+fn options_and_read_shutdown_survive_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         send(&mut hosts.pair.b, server, &bytes(20_000));
         hosts.pair.run();
-        // Less room than there is data.
+        // The receive buffer is smaller than the data in it.
         let small = TcpOptions {
             receive_buffer_bytes: 4096,
             send_buffer_bytes: 4096,
@@ -253,21 +255,21 @@ fn options_and_a_shut_reading_half_stay() {
             user_timeout_ms: Some(90_000),
             ..TcpOptions::default()
         };
-        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
         stack.tcp_set_options(*now_ns, arena, client, small).unwrap();
         hosts.upgrade();
         assert_eq!(hosts.pair.a.stack.tcp_options(client), Some(small));
         assert_eq!(receive(&mut hosts.pair.a, client), bytes(20_000));
-        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
         stack.tcp_shutdown(*now_ns, arena, client, Shutdown::Read).unwrap();
         hosts.upgrade();
         send(&mut hosts.pair.b, server, b"for nobody");
-        hosts.pass(SECOND_NS);
+        hosts.advance(SECOND_NS);
         assert!(hosts.pair.a.stack.tcp_readiness(client).read_closed);
         assert_eq!(hosts.pair.a.stack.tcp_readable(client), 0);
         hosts.upgrade();
         assert_eq!(send(&mut hosts.pair.a, client, b"still heard"), 11);
-        hosts.pass(SECOND_NS);
+        hosts.advance(SECOND_NS);
         assert_eq!(receive(&mut hosts.pair.b, server), b"still heard");
         close(&mut hosts.pair.a, client);
         close(&mut hosts.pair.b, server);
@@ -276,34 +278,34 @@ fn options_and_a_shut_reading_half_stay() {
 }
 
 #[test]
-fn who_waits_for_memory_is_told_when_there_is_some() {
-    both(|family| {
+fn writer_waiting_for_memory_is_notified_after_upgrade() {
+    for_each_family(|family| {
         let mut tight = config(1);
         tight.limits.tcp_buffer_bytes = 64 << 10;
         let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
-        let mut hosts = Hosts::with(family, options, [tight, config(2)]);
-        let pairs = [(); 4].map(|()| hosts.connected());
-        let mut starved = Vec::new();
+        let mut hosts = Hosts::with_options(family, options, [tight, config(2)]);
+        let pairs = [(); 4].map(|()| hosts.establish_connection());
+        let mut waiting = Vec::new();
         for &(client, _) in &pairs {
             for _ in 0..40 {
-                let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+                let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
                 if stack.tcp_send(*now_ns, arena, client, &[1; 2048]).is_err() {
-                    starved.push(client);
+                    waiting.push(client);
                     break;
                 }
             }
         }
-        assert_eq!(starved.len(), 4);
+        assert_eq!(waiting.len(), 4);
         hosts.upgrade();
         hosts.pair.a.events();
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for _ in 0..60 {
-            hosts.pass(SECOND_NS);
+            hosts.advance(SECOND_NS);
             pairs.iter().for_each(|&(_, server)| drop(receive(&mut hosts.pair.b, server)));
-            told.extend(hosts.pair.a.events());
+            events.extend(hosts.pair.a.events());
         }
         for (client, server) in pairs {
-            assert!(told.contains(&Event::TcpWritable(client)), "{told:?}");
+            assert!(events.contains(&Event::TcpWritable(client)), "{events:?}");
             close(&mut hosts.pair.a, client);
             close(&mut hosts.pair.b, server);
         }
@@ -311,8 +313,8 @@ fn who_waits_for_memory_is_told_when_there_is_some() {
     });
 }
 
-/// Number and time stamp of a segment.
-pub fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
+/// Sequence number and time stamp of a segment.
+pub fn sequence_and_timestamp(family: Family, frame: &[u8]) -> (u32, u32) {
     let tcp = &frame[14 + family.header_bytes()..];
     let (header, _) = TcpHeader::parse(tcp).unwrap();
     let mut options = header.options(tcp).map(Result::unwrap);
@@ -324,11 +326,11 @@ pub fn numbers(family: Family, frame: &[u8]) -> (u32, u32) {
 }
 
 #[test]
-fn numbers_and_time_stamps_go_on_where_they_were() {
-    both(|family| {
+fn sequence_numbers_and_timestamps_continue() {
+    for_each_family(|family| {
         let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
-        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
-        let (client, server) = hosts.connected();
+        let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.establish_connection();
         let from = Some(SocketAddr::new(family.host(1), 50_000));
         let closed = SocketAddr::new(family.host(2), 9);
         let mut last = None;
@@ -336,23 +338,26 @@ fn numbers_and_time_stamps_go_on_where_they_were() {
         for _ in 0..3 {
             assert_eq!(send(&mut hosts.pair.a, client, b"x"), 1);
             let [data] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
-            let (seq, stamp) = numbers(family, data);
+            let (seq, stamp) = sequence_and_timestamp(family, data);
             assert!(last.is_none_or(|last| last == (seq.wrapping_sub(1), stamp)), "{last:?}");
             last = Some((seq, stamp));
             hosts.pair.b.feed(data);
             hosts.pair.run();
-            let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+            let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
             let options = TcpOptions::default();
             let refused = stack.tcp_connect(*now_ns, arena, from, closed, options).unwrap();
             let [syn] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
-            let numbers = numbers(family, syn);
-            assert_eq!(numbers.1, stamp, "the same for all between two hosts");
+            let numbers = sequence_and_timestamp(family, syn);
+            assert_eq!(
+                numbers.1, stamp,
+                "connections between the same two hosts share a time-stamp clock"
+            );
             assert!(last_syn.is_none_or(|last| last == numbers), "{last_syn:?}");
             last_syn = Some(numbers);
             hosts.pair.b.feed(syn);
             hosts.pair.run();
             close(&mut hosts.pair.a, refused);
-            // No time passes but between the clocks.
+            // Only the difference of the clocks passes as time.
             hosts.upgrade();
         }
         close(&mut hosts.pair.a, client);
@@ -362,16 +367,16 @@ fn numbers_and_time_stamps_go_on_where_they_were() {
 }
 
 #[test]
-fn a_syn_that_was_not_answered_goes_again_with_the_same_number() {
-    both(|family| {
+fn retransmitted_syn_keeps_its_sequence_number() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
         let client = hosts.connect();
         let lost = hosts.pair.a.sent_one();
-        hosts.pair.a.pass(SECOND_NS / 2);
+        hosts.pair.a.advance(SECOND_NS / 2);
         hosts.upgrade();
         hosts.pair.a.sent();
         assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::SynSent));
-        hosts.pair.a.pass(6 * SECOND_NS / 10);
+        hosts.pair.a.advance(6 * SECOND_NS / 10);
         let [again] = &sent_segments(&mut hosts.pair.a)[..] else { panic!("one segment") };
         let seq_at = 14 + family.header_bytes() + 4;
         assert_eq!(lost[seq_at..seq_at + 4], again[seq_at..seq_at + 4]);
@@ -386,8 +391,8 @@ fn a_syn_that_was_not_answered_goes_again_with_the_same_number() {
 }
 
 #[test]
-fn a_half_open_connection_can_still_be_established() {
-    both(|family| {
+fn half_open_connection_is_established_after_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
         let client = hosts.connect();
         let syn = hosts.pair.a.sent_one();
@@ -410,12 +415,12 @@ fn a_half_open_connection_can_still_be_established() {
 }
 
 #[test]
-fn a_cookie_is_taken_back_by_another_process_on_another_clock() {
-    both(|family| {
+fn syn_cookie_is_accepted_after_upgrade() {
+    for_each_family(|family| {
         let mut crowded = config(2);
         crowded.limits.tcp_half_open = 0;
         let options = TcpOptions::default();
-        let mut hosts = Hosts::with(family, options, [config(1), crowded]);
+        let mut hosts = Hosts::with_options(family, options, [config(1), crowded]);
         let client = hosts.connect();
         let syn = hosts.pair.a.sent_one();
         hosts.pair.b.feed(&syn);
@@ -424,7 +429,7 @@ fn a_cookie_is_taken_back_by_another_process_on_another_clock() {
         hosts.pair.a.feed(&answer);
         hosts.upgrade();
         hosts.pair.run();
-        // The acknowledgement was in the queue that is lost: data brings it.
+        // The ACK was in the transmit queue that the upgrade discards: data replaces it.
         send(&mut hosts.pair.a, client, b"hello");
         hosts.pair.run();
         let server = hosts.accept();
@@ -437,8 +442,8 @@ fn a_cookie_is_taken_back_by_another_process_on_another_clock() {
 }
 
 #[test]
-fn those_not_accepted_wait_on_in_their_order() {
-    both(|family| {
+fn accept_queue_keeps_its_order() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
         let clients = [(); 3].map(|()| hosts.connect());
         hosts.pair.run();
@@ -461,16 +466,16 @@ fn those_not_accepted_wait_on_in_their_order() {
 }
 
 #[test]
-fn what_is_ready_is_told_again() {
-    both(|family| {
+fn readiness_is_reported_again_after_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         send(&mut hosts.pair.a, client, b"unread");
         hosts.pair.run();
         assert_eq!(hosts.pair.b.events(), [Event::TcpReadable(server)]);
         hosts.upgrade();
-        let told = [Event::TcpReadable(server), Event::TcpWritable(server)];
-        assert_eq!(hosts.pair.b.events(), told);
+        let expected = [Event::TcpReadable(server), Event::TcpWritable(server)];
+        assert_eq!(hosts.pair.b.events(), expected);
         assert_eq!(hosts.pair.a.events(), [Event::TcpWritable(client)]);
         assert_eq!(receive(&mut hosts.pair.b, server), b"unread");
         close(&mut hosts.pair.a, client);
@@ -480,20 +485,20 @@ fn what_is_ready_is_told_again() {
 }
 
 #[test]
-fn a_closed_window_opens_again() {
-    both(|family| {
+fn zero_window_reopens_after_upgrade() {
+    for_each_family(|family| {
         let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
-        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
-        let (client, server) = hosts.connected();
+        let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.establish_connection();
         let data = bytes(100_000);
         assert_eq!(send(&mut hosts.pair.a, client, &data), data.len());
-        hosts.pass(SECOND_NS);
+        hosts.advance(SECOND_NS);
         let mut received = Vec::new();
         for _ in 0..40 {
             hosts.upgrade();
-            hosts.pass(SECOND_NS);
+            hosts.advance(SECOND_NS);
             received.extend(receive(&mut hosts.pair.b, server));
-            hosts.pass(SECOND_NS);
+            hosts.advance(SECOND_NS);
         }
         assert_eq!(received, data);
         close(&mut hosts.pair.a, client);
@@ -503,10 +508,10 @@ fn a_closed_window_opens_again() {
 }
 
 #[test]
-fn data_out_of_order_and_what_was_lost_are_put_together() {
-    both(|family| {
+fn out_of_order_and_lost_data_are_reassembled() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         let data = bytes(10_000);
         send(&mut hosts.pair.a, client, &data);
         let mut sent = hosts.pair.a.sent();
@@ -515,13 +520,13 @@ fn data_out_of_order_and_what_was_lost_are_put_together() {
         let acks = hosts.pair.b.sent();
         hosts.upgrade();
         assert_eq!(receive(&mut hosts.pair.b, server), b"");
-        // Only what is missing is needed.
+        // The missing segment alone completes the data.
         hosts.pair.b.feed(&lost);
         assert_eq!(receive(&mut hosts.pair.b, server), data);
         hosts.pair.b.sent();
         acks.iter().for_each(|frame| hosts.pair.a.feed(frame));
         hosts.upgrade();
-        hosts.pass(5 * SECOND_NS);
+        hosts.advance(5 * SECOND_NS);
         assert_eq!(hosts.pair.a.stack.tcp_info(client).unwrap().unacknowledged_bytes, 0);
         close(&mut hosts.pair.a, client);
         close(&mut hosts.pair.b, server);
@@ -530,59 +535,59 @@ fn data_out_of_order_and_what_was_lost_are_put_together() {
 }
 
 #[test]
-fn a_connection_ends_in_order_with_an_upgrade_in_every_state() {
-    both(|family| {
+fn closes_in_order_with_an_upgrade_in_every_state() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         let states = |hosts: &Hosts| {
-            let Pair { a, b } = &hosts.pair;
+            let HostPair { a, b } = &hosts.pair;
             (a.stack.tcp_state(client), b.stack.tcp_state(server))
         };
-        shut(&mut hosts.pair.a, client);
+        shutdown_write(&mut hosts.pair.a, client);
         let fin = hosts.pair.a.sent_one();
         hosts.upgrade();
         assert_eq!(states(&hosts), (Some(TcpState::FinWait1), Some(TcpState::Established)));
         hosts.pair.a.sent();
         hosts.pair.b.feed(&fin);
         hosts.pair.run();
-        hosts.pass(SECOND_NS);
+        hosts.advance(SECOND_NS);
         hosts.upgrade();
         assert_eq!(states(&hosts), (Some(TcpState::FinWait2), Some(TcpState::CloseWait)));
-        // The other half goes on.
+        // The other direction stays open.
         send(&mut hosts.pair.b, server, b"late");
         hosts.upgrade();
-        hosts.pass(SECOND_NS);
+        hosts.advance(SECOND_NS);
         assert_eq!(receive(&mut hosts.pair.a, client), b"late");
-        shut(&mut hosts.pair.b, server);
+        shutdown_write(&mut hosts.pair.b, server);
         hosts.pair.b.sent();
         hosts.upgrade();
         assert_eq!(states(&hosts), (Some(TcpState::FinWait2), Some(TcpState::LastAck)));
-        hosts.pass(5 * SECOND_NS);
+        hosts.advance(5 * SECOND_NS);
         assert_eq!(states(&hosts), (Some(TcpState::TimeWait), Some(TcpState::Closed)));
         hosts.upgrade();
         assert_eq!(states(&hosts), (Some(TcpState::TimeWait), Some(TcpState::Closed)));
         let mut buf = [0; 8];
         for (host, id) in [(&mut hosts.pair.a, client), (&mut hosts.pair.b, server)] {
             let read = host.stack.tcp_recv(host.now_ns, &mut host.arena, id, &mut buf);
-            assert_eq!(read, Ok(0), "the end is still the end");
+            assert_eq!(read, Ok(0), "end of stream is kept");
             close(host, id);
         }
-        hosts.pass(30 * SECOND_NS);
+        hosts.advance(30 * SECOND_NS);
         hosts.upgrade();
         assert!(hosts.pair.a.stack.tcp_exists(client), "TIME-WAIT lasts a minute");
-        hosts.pass(31 * SECOND_NS);
+        hosts.advance(31 * SECOND_NS);
         assert!(!hosts.pair.a.stack.tcp_exists(client));
         hosts.finish();
     });
 }
 
 #[test]
-fn both_close_at_once() {
-    both(|family| {
+fn simultaneous_close_survives_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
-        shut(&mut hosts.pair.a, client);
-        shut(&mut hosts.pair.b, server);
+        let (client, server) = hosts.establish_connection();
+        shutdown_write(&mut hosts.pair.a, client);
+        shutdown_write(&mut hosts.pair.b, server);
         let (from_a, from_b) = (hosts.pair.a.sent_one(), hosts.pair.b.sent_one());
         hosts.pair.a.feed(&from_b);
         hosts.pair.a.sent();
@@ -590,7 +595,7 @@ fn both_close_at_once() {
         hosts.upgrade();
         assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Closing));
         hosts.pair.b.feed(&from_a);
-        hosts.pass(5 * SECOND_NS);
+        hosts.advance(5 * SECOND_NS);
         close(&mut hosts.pair.a, client);
         close(&mut hosts.pair.b, server);
         hosts.finish();
@@ -598,10 +603,10 @@ fn both_close_at_once() {
 }
 
 #[test]
-fn what_was_written_before_closing_still_goes_out() {
-    both(|family| {
+fn data_written_before_close_is_sent_after_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         let data = bytes(300_000);
         assert_eq!(send(&mut hosts.pair.a, client, &data), data.len());
         close(&mut hosts.pair.a, client);
@@ -609,7 +614,7 @@ fn what_was_written_before_closing_still_goes_out() {
         let mut received = Vec::new();
         for _ in 0..20 {
             hosts.upgrade();
-            hosts.pass(SECOND_NS);
+            hosts.advance(SECOND_NS);
             received.extend(receive(&mut hosts.pair.b, server));
         }
         assert_eq!(received, data);
@@ -619,26 +624,26 @@ fn what_was_written_before_closing_still_goes_out() {
 }
 
 #[test]
-fn an_error_is_told_once() {
-    both(|family| {
+fn connection_error_is_reported_once() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
+        let (client, server) = hosts.establish_connection();
         send(&mut hosts.pair.b, server, b"last words");
         hosts.pair.run();
-        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.b;
         stack.tcp_abort(*now_ns, arena, server);
         hosts.pair.run();
         hosts.pair.a.events();
         hosts.upgrade();
-        let told = [Event::TcpReadable(client), Event::TcpWritable(client)];
-        assert_eq!(hosts.pair.a.events(), told);
+        let expected = [Event::TcpReadable(client), Event::TcpWritable(client)];
+        assert_eq!(hosts.pair.a.events(), expected);
         assert_eq!(receive(&mut hosts.pair.a, client), b"last words");
         let reset = TcpError::Reset(SocketAddr::new(family.host(2), PORT));
         hosts.upgrade();
-        assert_eq!(hosts.pair.a.stack.tcp_take_error(client), None, "reading has told it");
+        assert_eq!(hosts.pair.a.stack.tcp_take_error(client), None, "recv has returned the error");
         close(&mut hosts.pair.a, client);
-        let (client, server) = hosts.connected();
-        let Host { stack, arena, now_ns } = &mut hosts.pair.b;
+        let (client, server) = hosts.establish_connection();
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.b;
         stack.tcp_abort(*now_ns, arena, server);
         hosts.pair.run();
         hosts.upgrade();
@@ -651,18 +656,18 @@ fn an_error_is_told_once() {
 }
 
 #[test]
-fn names_that_were_given_back_stay_so() {
-    both(|family| {
+fn freed_ids_stay_invalid_after_upgrade() {
+    for_each_family(|family| {
         let mut hosts = Hosts::new(family);
-        let (client, server) = hosts.connected();
-        let Host { stack, arena, now_ns } = &mut hosts.pair.a;
+        let (client, server) = hosts.establish_connection();
+        let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
         stack.tcp_abort(*now_ns, arena, client);
         hosts.pair.run();
         close(&mut hosts.pair.b, server);
         hosts.upgrade();
         assert!(!hosts.pair.a.stack.tcp_exists(client));
-        let (next_client, next_server) = hosts.connected();
-        assert_eq!(next_client.place(), client.place(), "the place is used again");
+        let (next_client, next_server) = hosts.establish_connection();
+        assert_eq!(next_client.slot(), client.slot(), "the slot is reused");
         assert_ne!((next_client, next_server), (client, server));
         assert_eq!(hosts.pair.a.stack.tcp_state(client), None);
         close(&mut hosts.pair.a, next_client);
@@ -672,22 +677,22 @@ fn names_that_were_given_back_stay_so() {
 }
 
 #[test]
-fn keep_alive_goes_on_asking() {
-    both(|family| {
+fn keepalive_probes_continue_after_upgrade() {
+    for_each_family(|family| {
         let keepalive = Keepalive { idle_ms: 10_000, interval_ms: 1000, probes: 3 };
         let options = TcpOptions { keepalive: Some(keepalive), ..TcpOptions::default() };
-        let mut hosts = Hosts::with(family, options, [config(1), config(2)]);
-        let (client, server) = hosts.connected();
-        hosts.pair.a.pass(5 * SECOND_NS);
-        // On a clock that has just begun it takes as long again.
+        let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
+        let (client, server) = hosts.establish_connection();
+        hosts.pair.a.advance(5 * SECOND_NS);
+        // On a clock that has just started the idle time stays the same.
         upgrade_at(&mut hosts.pair.a, config(1), 2_000 * SECOND_NS);
         hosts.pair.a.sent();
-        hosts.pair.a.pass(4 * SECOND_NS);
+        hosts.pair.a.advance(4 * SECOND_NS);
         assert_eq!(sent_segments(&mut hosts.pair.a).len(), 0);
-        hosts.pair.a.pass(2 * SECOND_NS);
-        assert_eq!(sent_segments(&mut hosts.pair.a).len(), 1, "the first question");
+        hosts.pair.a.advance(2 * SECOND_NS);
+        assert_eq!(sent_segments(&mut hosts.pair.a).len(), 1, "the first probe");
         upgrade_at(&mut hosts.pair.a, config(1), 4_000 * SECOND_NS);
-        hosts.pair.a.pass(5 * SECOND_NS);
+        hosts.pair.a.advance(5 * SECOND_NS);
         assert_eq!(hosts.pair.a.stack.tcp_state(client), Some(TcpState::Closed));
         hosts.pair.run();
         close(&mut hosts.pair.a, client);

@@ -1,155 +1,154 @@
-//! Calls on a stack in a daemon, through shared memory.
+//! Sockets of a stack in a daemon, through shared memory.
 
-mod calls;
-mod held;
-mod lines;
-mod parts;
+mod attachments;
+mod kernel_sockets;
+mod ops;
+mod shards;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_engine::{Idle, IdleConfig, Step, pause};
-use tidegate_service::Part;
-use tidegate_service::attachment::{Attachment, Kind};
+use tidegate_engine::{IdleConfig, IdleGovernor, IdleStep, pause};
+use tidegate_service::Shard;
+use tidegate_service::attachment::{Attachment, SocketType};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
-use self::held::Held;
-use self::lines::Lines;
-use self::parts::Parts;
+use self::attachments::Attachments;
+use self::kernel_sockets::KernelSockets;
+use self::shards::Shards;
 use crate::batch;
-use crate::calls::Calls;
-use crate::poll::Polls;
+use crate::poll::PollSets;
 use crate::readiness::{Readiness, Sleeper};
-use crate::tasks::{Guard, Tasks};
-use crate::wait::{self, JustSleep, Patience, SocketId, Waiters};
+use crate::socket_ops::SocketOps;
+use crate::tasks::{StackGuard, Tasks};
+use crate::wait::{self, Deadline, PollSleeper, SocketId, Waiters};
 
-/// While there is always something of the sockets', a sleeper's own things are
-/// looked at each so many looks.
-const LOOKS: u32 = 8;
+/// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
+const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
 
-/// When the daemon has ended so many waits end at once: programs hear of errors, and
-/// clean up.
-const PROMPT_WAITS: u32 = 256;
+/// Waits that end at once after the daemon has exited, so that applications see their errors
+/// and clean up.
+const IMMEDIATE_WAITS: u32 = 256;
 
-/// Later ones take so long where there is nothing but errors: whoever keeps a socket
-/// that gives nothing else would be busy with it for ever.
-const LATE_WAIT: Duration = Duration::from_millis(100);
+/// Duration of later waits that find nothing but errors: an application that keeps such a
+/// socket would spin forever.
+const DELAYED_WAIT: Duration = Duration::from_millis(100);
 
-/// The attachments of a program, which its threads share.
-pub(crate) struct Attached {
+/// Attached stack, shared by the threads of the application.
+pub(crate) struct AttachedStack {
     core: Mutex<AttachedCore>,
     began: Instant,
 }
 
-/// The attachments of a program, and who waits for its sockets.
+/// Attachments of the application, and the threads and tasks that wait for its sockets.
 pub(crate) struct AttachedCore {
-    lines: Lines,
-    /// Sockets that are on several lines.
-    parts: Parts,
-    held: Held,
+    attachments: Attachments,
+    /// Sockets that are open on several attachments.
+    shards: Shards,
+    kernel_sockets: KernelSockets,
     waiters: Waiters,
-    polls: Polls,
+    poll_sets: PollSets,
     tasks: Tasks,
-    idle: Idle,
-    has_failed: bool,
-    /// How many have waited since.
-    waits_after: u32,
+    idle: IdleGovernor,
+    has_daemon_exited: bool,
+    /// Waits since the daemon exited.
+    waits_since_exit: u32,
 }
 
-impl Attached {
+impl AttachedStack {
     pub(crate) fn new(attachment: Attachment) -> io::Result<Self> {
         let core = AttachedCore {
-            lines: Lines::new(attachment)?,
-            parts: Parts::default(),
-            held: Held::default(),
+            attachments: Attachments::new(attachment)?,
+            shards: Shards::default(),
+            kernel_sockets: KernelSockets::default(),
             waiters: Waiters::default(),
-            polls: Polls::default(),
+            poll_sets: PollSets::default(),
             tasks: Tasks::default(),
             idle: new_idle(0),
-            has_failed: false,
-            waits_after: 0,
+            has_daemon_exited: false,
+            waits_since_exit: 0,
         };
         Ok(Self { core: Mutex::new(core), began: Instant::now() })
     }
 
-    pub(crate) fn lock(&self) -> Guard<'_, AttachedCore> {
-        assert!(!batch::is_held(), "a socket was used inside a batch by other ways than the batch");
-        // A thread that panicked while it held the lock was between two calls.
-        Guard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn lock(&self) -> StackGuard<'_, AttachedCore> {
+        assert!(!batch::is_active(), "a socket was used inside a batch, but not through the batch");
+        // A thread that panicked while it held the lock was between two operations.
+        StackGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Before this process is forked: gets an attachment for the child, and holds
-    /// other threads back until the fork is over.
+    /// Prepares a fork: creates an attachment for the child, and blocks the other threads
+    /// until the fork is done.
     pub(crate) fn prepare_fork(&self) -> Fork<'_> {
         let mut core = self.lock();
-        let heirs = core.lines.heirs();
-        Fork { core, heirs }
+        let children = core.attachments.fork_children();
+        Fork { core, children }
     }
 
-    /// Waits until `ready` gives a value or patience ends.
-    pub(crate) fn wait_for<R>(
+    /// Waits until `ready` returns a value or the deadline passes.
+    pub(crate) fn wait_until<R>(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
-        mut ready: impl FnMut(&mut dyn Calls) -> Option<io::Result<R>>,
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         let mut result = None;
-        let found = self.wait_for_daemon(sockets, patience, &mut JustSleep, &mut |core| {
+        let found = self.wait_for_daemon(sockets, deadline, &mut PollSleeper, &mut |core| {
             result = ready(core);
             result.is_some()
         })?;
         match found {
             Some(_) => result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into())),
-            None => ready(&mut *self.lock()).unwrap_or_else(|| Err(ended())),
+            None => ready(&mut *self.lock()).unwrap_or_else(|| Err(daemon_exited())),
         }
     }
 
-    /// Waits until `ready` says so, `sleeper` has found something of its own, or
-    /// patience ends, when this gives `false`. When the daemon has ended every socket
-    /// is ready, for its error, and the sleeper finds what it has found before.
+    /// Waits until `ready` returns true, or `sleeper` has found an event of its own. Returns
+    /// `false` when the deadline passes. After the daemon exits every socket is ready, for its
+    /// error, and the sleeper still finds its events.
     pub(crate) fn wait(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
+        deadline: Deadline,
         sleeper: &mut dyn Sleeper,
         ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
     ) -> io::Result<bool> {
-        if let Some(found) = self.wait_for_daemon(sockets, patience, sleeper, ready)? {
+        if let Some(found) = self.wait_for_daemon(sockets, deadline, sleeper, ready)? {
             return Ok(found);
         }
         let mut core = self.lock();
         let is_ready = ready(&mut core);
-        core.waits_after = core.waits_after.saturating_add(1);
-        let limit = match core.waits_after {
+        core.waits_since_exit = core.waits_since_exit.saturating_add(1);
+        let limit = match core.waits_since_exit {
             _ if !is_ready => None,
-            ..=PROMPT_WAITS => Some(Duration::ZERO),
-            _ => Some(LATE_WAIT),
+            ..=IMMEDIATE_WAITS => Some(Duration::ZERO),
+            _ => Some(DELAYED_WAIT),
         };
         drop(core);
-        let limit = limit.into_iter().chain(patience.left()).min();
+        let limit = limit.into_iter().chain(deadline.remaining()).min();
         Ok(sleeper.sleep(&[], limit)? || is_ready)
     }
 
-    /// As [`Attached::wait`]; `None` when the daemon has ended.
+    /// Like [`AttachedStack::wait`]; returns `None` when the daemon has exited.
     fn wait_for_daemon(
         &self,
         sockets: &[SocketId],
-        patience: Patience,
+        deadline: Deadline,
         sleeper: &mut dyn Sleeper,
         ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
     ) -> io::Result<Option<bool>> {
-        let mut looks = 0;
+        let mut pauses = 0;
         loop {
             let mut core = self.lock();
-            if core.has_failed {
+            if core.has_daemon_exited {
                 return Ok(None);
             }
             if ready(&mut core) {
                 return Ok(Some(true));
             }
-            match core.hear() {
+            match core.poll_daemon() {
                 Ok(false) => {}
                 Ok(true) => {
                     let now_ns = self.now_ns();
@@ -160,38 +159,40 @@ impl Attached {
                 }
                 Err(_) => return Ok(None),
             }
-            let left = patience.left();
-            if left.is_some_and(|left| left.is_zero()) {
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
                 drop(core);
                 return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
             }
             let step = core.idle.step(self.now_ns());
-            if step != Step::Sleep {
+            if step != IdleStep::Sleep {
                 drop(core);
-                if looks % LOOKS == 0 && sleeper.sleep(&[], Some(Duration::ZERO))? {
+                if pauses % PAUSES_PER_SLEEPER_CHECK == 0
+                    && sleeper.sleep(&[], Some(Duration::ZERO))?
+                {
                     return Ok(Some(true));
                 }
-                looks += 1;
+                pauses += 1;
                 if pause() {
-                    self.lock().idle.on_crowded();
+                    self.lock().idle.on_cpu_contention();
                 }
                 continue;
             }
             let bell = wait::thread_bell()?;
             bell.arm();
             core.waiters.enter(Arc::clone(&bell), sockets);
-            let sleeps = core.lines.prepare_sleep();
-            let signal = Arc::clone(core.lines.signal());
+            let prepared = core.attachments.prepare_sleep();
+            let wake_fd = Arc::clone(core.attachments.wake_fd());
             drop(core);
-            let found = match sleeps {
-                Ok(true) => sleeper.sleep(&[signal.as_fd(), bell.as_fd()], left),
-                // One that has ended is found out when we wake up.
+            let found = match prepared {
+                Ok(true) => sleeper.sleep(&[wake_fd.as_fd(), bell.as_fd()], remaining),
+                // An exited daemon is detected after the sleep.
                 Ok(false) | Err(_) => Ok(false),
             };
             let mut core = self.lock();
             core.waiters.leave(&bell);
             bell.disarm();
-            let woken = core.wake_up();
+            let woken = core.finish_sleep();
             if found? {
                 return Ok(Some(true));
             }
@@ -201,10 +202,10 @@ impl Attached {
         }
     }
 
-    /// What becomes readable when the daemon tells something.
+    /// Copy of the descriptor that is readable when the daemon has sent a notification.
     #[cfg(feature = "tokio")]
-    pub(crate) fn signal(&self) -> io::Result<std::os::fd::OwnedFd> {
-        self.lock().lines.signal().try_clone()
+    pub(crate) fn wake_fd(&self) -> io::Result<std::os::fd::OwnedFd> {
+        self.lock().attachments.wake_fd().try_clone()
     }
 
     fn now_ns(&self) -> u64 {
@@ -212,72 +213,72 @@ impl Attached {
     }
 }
 
-/// What is said of a daemon that has ended.
-fn ended() -> io::Error {
+/// Error of all operations after the daemon has exited.
+fn daemon_exited() -> io::Error {
     io::ErrorKind::ConnectionAborted.into()
 }
 
-/// The daemon may need this processor: a pause lets it have it.
-fn new_idle(now_ns: u64) -> Idle {
-    Idle::new(IdleConfig { spin_ns: 0, ..IdleConfig::default() }, now_ns)
+/// Idle policy without spinning: the daemon may need this processor, and a pause yields it.
+fn new_idle(now_ns: u64) -> IdleGovernor {
+    IdleGovernor::new(IdleConfig { spin_ns: 0, ..IdleConfig::default() }, now_ns)
 }
 
-/// An attached process that is about to be forked, or just was.
+/// Fork in progress of an attached process.
 ///
-/// Nothing of the attachment changes while this is there. One of its functions is
-/// to be called in the parent and one in the child.
+/// The attachments are locked while this value exists. Call [`Fork::in_parent`] in the parent
+/// and [`Fork::in_child`] in the child.
 pub struct Fork<'a> {
-    core: Guard<'a, AttachedCore>,
-    heirs: io::Result<Lines>,
+    core: StackGuard<'a, AttachedCore>,
+    children: io::Result<Attachments>,
 }
 
 impl Fork<'_> {
-    /// In the parent, also when there is no child: it goes on as before.
+    /// Continues in the parent, also when the fork failed.
     pub fn in_parent(self) {}
 
-    /// In the child: its sockets are the parent's, by attachments of its own.
+    /// Continues in the child: it holds the parent's sockets through attachments of its own.
     ///
     /// # Errors
-    /// When it got none: the daemon has ended, or this user may not attach. All
-    /// calls fail then.
+    /// When the child got no attachment, because the daemon has exited or this user may not
+    /// attach. All later calls fail.
     pub fn in_child(self) -> io::Result<()> {
-        let Self { mut core, heirs } = self;
-        // Those who slept and waited are threads and tasks of the parent's.
+        let Self { mut core, children: heirs } = self;
+        // The registered sleepers and tasks are threads and tasks of the parent.
         wait::forget_thread_bell();
         core.waiters = Waiters::default();
         core.tasks = Tasks::default();
         core.idle = new_idle(0);
-        let taken = heirs.map(|heirs| core.lines = heirs);
-        if taken.is_err() {
-            core.lines.abandon();
+        let result = heirs.map(|heirs| core.attachments = heirs);
+        if result.is_err() {
+            core.attachments.abandon();
             core.fail();
         }
-        taken
+        result
     }
 }
 
 impl std::fmt::Debug for Fork<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fork").field("is_prepared", &self.heirs.is_ok()).finish_non_exhaustive()
+        f.debug_struct("Fork").field("is_prepared", &self.children.is_ok()).finish_non_exhaustive()
     }
 }
 
-/// The number of a socket is that of one of a stack's.
-pub(crate) fn udp(number: u64) -> UdpId {
+/// UDP handle made of a socket number.
+pub(crate) fn udp_id(number: u64) -> UdpId {
     UdpId::from_bits(number)
 }
 
-pub(crate) fn stream(number: u64) -> TcpId {
+pub(crate) fn stream_id(number: u64) -> TcpId {
     TcpId::from_bits(number)
 }
 
-/// The daemon gives no listener a name that is none.
-pub(crate) fn listener(number: u64) -> io::Result<TcpListenerId> {
+/// Listener handle made of a socket number; fails with `InvalidData` for an invalid number.
+pub(crate) fn listener_id(number: u64) -> io::Result<TcpListenerId> {
     TcpListenerId::from_bits(number).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The number of a socket; a set has none.
-fn number(id: SocketId) -> Option<u64> {
+/// Socket number of a handle; a poll set has none.
+fn socket_number(id: SocketId) -> Option<u64> {
     match id {
         SocketId::Udp(id) => Some(id.to_bits()),
         SocketId::Listener(id) => Some(id.to_bits()),
@@ -286,156 +287,155 @@ fn number(id: SocketId) -> Option<u64> {
     }
 }
 
-/// A socket that came from another process, by its number.
-pub(crate) struct Arrived {
+/// Socket received from another process, by its socket number.
+pub(crate) struct TransferredSocket {
     pub(crate) socket: u64,
-    pub(crate) kind: Kind,
-    /// This process did not have it before.
+    pub(crate) kind: SocketType,
+    /// False if this process had the socket before.
     pub(crate) is_new: bool,
 }
 
 impl AttachedCore {
-    /// Takes what the daemon has told, and wakes those whom it concerns. Whether
-    /// it was anything.
-    pub(crate) fn hear(&mut self) -> io::Result<bool> {
-        let heard = match self.lines.poll() {
+    /// Takes the daemon's notifications, and wakes the threads and tasks that wait for them.
+    /// Returns true if there was any.
+    pub(crate) fn poll_daemon(&mut self) -> io::Result<bool> {
+        let received = match self.attachments.poll() {
             Ok(heard) => heard,
             Err(error) => {
                 self.fail();
                 return Err(error);
             }
         };
-        self.dispatch()?;
-        Ok(heard)
+        self.dispatch_events()?;
+        Ok(received)
     }
 
-    /// Wakes those who wait for what has changed.
-    fn dispatch(&mut self) -> io::Result<()> {
-        while let Some((changed, kind)) = self.lines.next_changed() {
-            let changed = self.parts.whole(changed);
+    /// Wakes the threads and tasks that wait for the changed sockets.
+    fn dispatch_events(&mut self) -> io::Result<()> {
+        while let Some((changed, kind)) = self.attachments.next_changed() {
+            let changed = self.shards.socket_of(changed);
             let id = match kind {
-                Kind::Datagrams => SocketId::Udp(udp(changed)),
-                Kind::Stream => SocketId::Stream(stream(changed)),
-                Kind::Listener => SocketId::Listener(listener(changed)?),
+                SocketType::Udp => SocketId::Udp(udp_id(changed)),
+                SocketType::Stream => SocketId::Stream(stream_id(changed)),
+                SocketType::Listener => SocketId::Listener(listener_id(changed)?),
             };
             self.waiters.wake(id);
-            self.polls.on_event(id, &self.waiters);
+            self.poll_sets.on_event(id, &self.waiters);
             self.tasks.wake_both(id);
         }
         Ok(())
     }
 
-    /// After a sleep on the connection.
-    pub(crate) fn wake_up(&mut self) -> io::Result<()> {
-        self.lines.end_sleep().inspect_err(|_| self.fail())?;
-        self.hear().map(|_| ())
+    /// Finishes a sleep on the wake descriptor.
+    pub(crate) fn finish_sleep(&mut self) -> io::Result<()> {
+        self.attachments.end_sleep().inspect_err(|_| self.fail())?;
+        self.poll_daemon().map(|_| ())
     }
 
-    /// Makes ready to sleep on the connection. `false` when there is something
-    /// already.
+    /// Prepares a sleep on the wake descriptor. Returns `false` when a notification waits.
     #[cfg(feature = "tokio")]
     pub(crate) fn prepare_sleep(&mut self) -> io::Result<bool> {
-        self.lines.prepare_sleep().inspect_err(|_| self.fail())
+        self.attachments.prepare_sleep().inspect_err(|_| self.fail())
     }
 
-    /// The daemon has ended: nobody shall wait for it.
+    /// Records that the daemon has exited, and wakes all waiters.
     fn fail(&mut self) {
-        if !std::mem::replace(&mut self.has_failed, true) {
-            self.polls.on_event_for_all(&self.waiters);
+        if !std::mem::replace(&mut self.has_daemon_exited, true) {
+            self.poll_sets.on_event_for_all(&self.waiters);
             self.waiters.wake_all();
             self.tasks.wake_all();
         }
     }
 
-    fn look(&mut self, id: SocketId) -> Readiness {
-        let Some(number) = number(id) else { return Readiness::default() };
-        let first = self.lines.look(self.parts.first(number));
-        let others = self.parts.others(number);
-        others.iter().fold(first, |found, &other| found.union(self.lines.look(other)))
+    fn readiness_of(&mut self, id: SocketId) -> Readiness {
+        let Some(number) = socket_number(id) else { return Readiness::default() };
+        let first = self.attachments.readiness(self.shards.first(number));
+        let others = self.shards.others(number);
+        others.iter().fold(first, |found, &other| found.union(self.attachments.readiness(other)))
     }
 
-    /// As [`Attachment::hold`]. With several lines it is not known yet which of them get
-    /// the port.
-    pub(crate) fn hold(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        if self.lines.most() == 1 {
-            return self.lines.first().hold(Part::ONLY, descriptor);
+    /// Like [`Attachment::reserve_port`]. With several attachments the socket is kept until the
+    /// attachments that get its port are known.
+    pub(crate) fn reserve_port(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if self.attachments.max() == 1 {
+            return self.attachments.first().reserve_port(Shard::ONLY, fd);
         }
-        self.held.insert(descriptor)
+        self.kernel_sockets.insert(fd)
     }
 
-    /// Everything that was asked of the daemon before has been done then.
+    /// Waits until the daemon has executed all previous commands.
     pub(crate) fn await_closed(&mut self) -> io::Result<()> {
-        self.lines.ping()
+        self.attachments.ping()
     }
 
-    /// As [`Attachment::offer`], with all parts.
-    pub(crate) fn offer(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        let all = self.parts.of(number(id).ok_or(io::ErrorKind::InvalidInput)?);
-        let of = all.len() as u8;
-        let mut offered = Ok(());
-        let mut done = 0;
-        for &part in &all {
-            let (line, socket) = self.lines.of(part)?;
-            offered = line.offer(socket, Part { number: done, of }, descriptor);
-            if offered.is_err() {
+    /// Like [`Attachment::send_socket`], with all shards.
+    pub(crate) fn send_socket(&mut self, id: SocketId, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let all = self.shards.shards_of(socket_number(id).ok_or(io::ErrorKind::InvalidInput)?);
+        let count = all.len() as u8;
+        let mut sent = Ok(());
+        let mut sent_count = 0;
+        for &shard in &all {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            sent = attachment.send_socket(socket, Shard { index: sent_count, count }, fd);
+            if sent.is_err() {
                 break;
             }
-            done += 1;
+            sent_count += 1;
         }
-        if offered.is_err() {
-            self.withdraw_parts(&all[..done.into()], descriptor)?;
+        if sent.is_err() {
+            self.withdraw_shards(&all[..sent_count.into()], fd)?;
         }
-        offered
+        sent
     }
 
-    /// As [`Attachment::withdraw`], with all parts.
-    pub(crate) fn withdraw(&mut self, id: SocketId, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        let all = self.parts.of(number(id).ok_or(io::ErrorKind::InvalidInput)?);
-        self.withdraw_parts(&all, descriptor)
+    /// Like [`Attachment::withdraw_socket`], with all shards.
+    pub(crate) fn withdraw_socket(&mut self, id: SocketId, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let all = self.shards.shards_of(socket_number(id).ok_or(io::ErrorKind::InvalidInput)?);
+        self.withdraw_shards(&all, fd)
     }
 
-    fn withdraw_parts(&mut self, parts: &[u64], descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        (0..).zip(parts).try_for_each(|(number, &part)| {
-            let (line, _) = self.lines.of(part)?;
-            line.withdraw(number, descriptor)
+    fn withdraw_shards(&mut self, shards: &[u64], fd: BorrowedFd<'_>) -> io::Result<()> {
+        (0..).zip(shards).try_for_each(|(number, &part)| {
+            let (attachment, _) = self.attachments.attachment_of(part)?;
+            attachment.withdraw_socket(number, fd)
         })
     }
 
-    /// As [`Attachment::take`], with all parts, each on a line of its own as far as there
-    /// are so many.
-    pub(crate) fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<Arrived> {
-        let first = self.lines.first().take(0, descriptor)?;
-        let socket = self.lines.number(0, first.socket);
-        let arrived = Arrived { socket, kind: first.kind, is_new: first.is_new };
-        if !first.is_new || first.parts == 1 {
-            return Ok(arrived);
+    /// Like [`Attachment::receive_socket`], with all shards, each on an attachment of its own as far as
+    /// there are enough.
+    pub(crate) fn receive_socket(&mut self, fd: BorrowedFd<'_>) -> io::Result<TransferredSocket> {
+        let first = self.attachments.first().receive_socket(0, fd)?;
+        let socket = self.attachments.pack(0, first.socket);
+        let received = TransferredSocket { socket, kind: first.socket_type, is_new: first.is_new };
+        if !first.is_new || first.shards == 1 {
+            return Ok(received);
         }
-        self.lines.complete();
+        self.attachments.attach_to_all_cores();
         let mut all = vec![socket];
-        for part in 1..first.parts {
-            let at = usize::from(part) % self.lines.count();
-            match self.lines.line(at)?.take(part, descriptor) {
-                Ok(other) => all.push(self.lines.number(at, other.socket)),
-                // A line did not get its part.
+        for shard in 1..first.shards {
+            let index = usize::from(shard) % self.attachments.count();
+            match self.attachments.get(index)?.receive_socket(shard, fd) {
+                Ok(other) => all.push(self.attachments.pack(index, other.socket)),
+                // The daemon has no shard of this number.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
                 Err(error) => {
-                    all.into_iter().for_each(|part| self.lines.close(part, false));
+                    all.into_iter().for_each(|shard| self.attachments.close(shard, false));
                     return Err(error);
                 }
             }
         }
-        self.parts.insert(all);
-        Ok(arrived)
+        self.shards.insert(all);
+        Ok(received)
     }
 
-    /// Does something to the sets, which want to know what sockets are ready for.
+    /// Runs `call` on the poll sets, with a function that returns a socket's readiness.
     fn with_polls<R>(
         &mut self,
-        call: impl FnOnce(&mut Polls, &mut dyn FnMut(SocketId) -> Readiness) -> R,
+        call: impl FnOnce(&mut PollSets, &mut dyn FnMut(SocketId) -> Readiness) -> R,
     ) -> R {
-        let mut polls = std::mem::take(&mut self.polls);
-        let result = call(&mut polls, &mut |id| self.look(id));
-        self.polls = polls;
+        let mut polls = std::mem::take(&mut self.poll_sets);
+        let result = call(&mut polls, &mut |id| self.readiness_of(id));
+        self.poll_sets = polls;
         result
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's side of the sockets that have several readers.
+//! Engine side of the sockets that have several readers.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -10,140 +10,139 @@ use tidegate_engine::Engine;
 use tidegate_memory::{Doorbell, spsc};
 use tidegate_stack::{SendError, UdpId};
 
-use super::lane::{Lane, Outbox, ReaderEnd, Slot, lane};
+use super::ring::{DatagramSlot, PendingReplies, ReaderEnd, ReaderRing, reader_ring};
 use super::{Distribution, ReadersConfig};
 
 /// All sockets that have several readers.
-pub(crate) struct Groups {
-    groups: HashMap<UdpId, Group>,
-    pub(crate) outbox: Arc<Outbox>,
-    /// Sockets that the stack has something for.
+pub(crate) struct ReaderGroups {
+    groups: HashMap<UdpId, ReaderGroup>,
+    pub(crate) pending_replies: Arc<PendingReplies>,
+    /// Sockets with datagrams to distribute.
     readable: Vec<UdpId>,
-    /// Lanes with replies; kept for its memory.
-    listed: Vec<(UdpId, u64)>,
-    /// Sockets with datagrams that no reader had room for when theirs left.
-    left_behind: usize,
-    /// Receiving is held back, perhaps because of a reader.
-    held: bool,
+    /// Readers with pending replies; kept to reuse the allocation.
+    replying: Vec<(UdpId, u64)>,
+    /// Number of sockets with orphaned datagrams: unread datagrams of removed readers that no
+    /// other reader has space for.
+    orphaned_sockets: usize,
+    /// True while receiving is paused, perhaps because of a reader.
+    is_receive_paused: bool,
 }
 
-/// The readers of one socket.
-struct Group {
+/// Readers of one socket.
+struct ReaderGroup {
     config: ReadersConfig,
-    lanes: Vec<Lane>,
-    /// The number of the next lane.
-    number: u64,
-    /// Where round robin goes on.
-    next: usize,
-    hash: RandomState,
-    /// What readers that left had not read and the others had no room for.
-    left_behind: VecDeque<(SocketAddr, IpAddr, Box<[u8]>)>,
+    rings: Vec<ReaderRing>,
+    /// Number of the next reader.
+    next_number: u64,
+    /// Index of the next reader in round robin.
+    round_robin_next: usize,
+    flow_hasher: RandomState,
+    /// Unread datagrams of removed readers that the other readers had no space for.
+    orphaned: VecDeque<(SocketAddr, IpAddr, Box<[u8]>)>,
 }
 
-impl Groups {
+impl ReaderGroups {
     pub(crate) fn new(bell: Option<Arc<Doorbell>>) -> Self {
         Self {
             groups: HashMap::new(),
-            outbox: Arc::new(Outbox::new(bell)),
+            pending_replies: Arc::new(PendingReplies::new(bell)),
             readable: Vec::new(),
-            listed: Vec::new(),
-            left_behind: 0,
-            held: false,
+            replying: Vec::new(),
+            orphaned_sockets: 0,
+            is_receive_paused: false,
         }
     }
 
-    /// Whether receiving is held back; then readers say when they have made
-    /// room.
-    pub(crate) fn set_held(&mut self, held: bool) {
-        self.held = held;
-        self.outbox.set_wants_room(held || self.left_behind > 0);
+    /// Sets the paused state of receiving. While paused, readers report freed space.
+    pub(crate) fn set_receive_paused(&mut self, paused: bool) {
+        self.is_receive_paused = paused;
+        self.pending_replies.set_wants_space(paused || self.orphaned_sockets > 0);
     }
 
-    /// From now on this socket may have several readers.
+    /// Allows several readers on a socket.
     pub(crate) fn open(&mut self, id: UdpId, config: ReadersConfig) -> io::Result<()> {
         if self.groups.contains_key(&id) {
-            let what = "the socket has readers already: clone or add to those";
+            let what =
+                "the socket already has readers: clone its UdpReaders, or add a reader there";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
-        let group = Group {
+        let group = ReaderGroup {
             config,
-            lanes: Vec::new(),
-            number: 0,
-            next: 0,
-            hash: RandomState::new(),
-            left_behind: VecDeque::new(),
+            rings: Vec::new(),
+            next_number: 0,
+            round_robin_next: 0,
+            flow_hasher: RandomState::new(),
+            orphaned: VecDeque::new(),
         };
         self.groups.insert(id, group);
         Ok(())
     }
 
-    /// The socket is closed.
+    /// Removes a closed socket.
     pub(crate) fn close(&mut self, id: UdpId) {
         if let Some(group) = self.groups.remove(&id) {
-            self.left_behind -= usize::from(!group.left_behind.is_empty());
+            self.orphaned_sockets -= usize::from(!group.orphaned.is_empty());
         }
     }
 
-    /// How many readers a socket has.
+    /// Number of readers of a socket.
     pub(crate) fn count(&self, id: UdpId) -> usize {
-        self.groups.get(&id).map_or(0, |group| group.lanes.len())
+        self.groups.get(&id).map_or(0, |group| group.rings.len())
     }
 
-    /// Adds a reader; what waits is distributed anew from here on.
+    /// Adds a reader; datagrams that arrive from now on are distributed over it as well.
     pub(crate) fn add(&mut self, id: UdpId, engine: &mut Engine) -> Option<(u64, ReaderEnd)> {
         let group = self.groups.get_mut(&id)?;
-        let number = group.number;
-        let (lane, end) = lane(number, &group.config);
-        group.number += 1;
-        group.lanes.push(lane);
+        let number = group.next_number;
+        let (ring, end) = reader_ring(number, &group.config);
+        group.next_number += 1;
+        group.rings.push(ring);
         self.distribute(id, engine);
         Some((number, end))
     }
 
-    /// Removes a reader. Its replies are sent, and what it had not read goes to
-    /// the others.
+    /// Removes a reader. Its replies are sent, and its unread datagrams go to the others.
     pub(crate) fn remove(
         &mut self,
         id: UdpId,
         number: u64,
-        unread: &mut spsc::Consumer<Slot>,
+        unread: &mut spsc::Consumer<DatagramSlot>,
         engine: &mut Engine,
     ) {
         self.send_replies(id, number, engine);
         let Some(group) = self.groups.get_mut(&id) else { return };
-        group.lanes.retain(|lane| lane.number != number);
-        let had_left = !group.left_behind.is_empty();
-        let mut refused = 0;
+        group.rings.retain(|ring| ring.number != number);
+        let had_orphans = !group.orphaned.is_empty();
+        let mut dropped = 0;
         unread.release_each(usize::MAX, |slot| {
             let (remote, local, bytes) = (slot.remote, slot.local, slot.bytes());
-            if group.put(remote, local, bytes) {
+            if group.push(remote, local, bytes) {
                 return;
             }
-            if group.left_behind.len() < group.config.queue_packets {
-                group.left_behind.push_back((remote, local, bytes.into()));
+            if group.orphaned.len() < group.config.queue_packets {
+                group.orphaned.push_back((remote, local, bytes.into()));
             } else {
-                refused += 1;
+                dropped += 1;
             }
         });
         group.publish();
-        self.left_behind += usize::from(!had_left && !group.left_behind.is_empty());
-        engine.parts().0.udp_refused(refused);
+        self.orphaned_sockets += usize::from(!had_orphans && !group.orphaned.is_empty());
+        engine.parts().0.udp_count_as_dropped(dropped);
     }
 
-    /// The stack has something for this socket. Says whether it has readers.
+    /// Queues a readable socket for distribution. Returns true if it has readers.
     pub(crate) fn on_readable(&mut self, id: UdpId) -> bool {
-        let has_readers = self.groups.get(&id).is_some_and(|group| !group.lanes.is_empty());
+        let has_readers = self.groups.get(&id).is_some_and(|group| !group.rings.is_empty());
         if has_readers {
             self.readable.push(id);
         }
         has_readers
     }
 
-    /// Gives readers what the stack has for them, and the stack what they have
-    /// for it.
+    /// Distributes datagrams to readers, and sends the readers' replies.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub(crate) fn serve(&mut self, engine: &mut Engine) -> io::Result<()> {
         if self.groups.is_empty() {
             return Ok(());
@@ -151,78 +150,77 @@ impl Groups {
         while let Some(id) = self.readable.pop() {
             self.distribute(id, engine);
         }
-        if self.left_behind > 0 {
-            let has_left =
-                |(&id, group): (&UdpId, &Group)| (!group.left_behind.is_empty()).then_some(id);
-            let ids: Vec<UdpId> = self.groups.iter().filter_map(has_left).collect();
+        if self.orphaned_sockets > 0 {
+            let has_orphans =
+                |(&id, group): (&UdpId, &ReaderGroup)| (!group.orphaned.is_empty()).then_some(id);
+            let ids: Vec<UdpId> = self.groups.iter().filter_map(has_orphans).collect();
             ids.into_iter().for_each(|id| self.distribute(id, engine));
         }
-        self.outbox.set_wants_room(self.held || self.left_behind > 0);
-        let mut listed = std::mem::take(&mut self.listed);
-        self.outbox.take(&mut listed);
-        let any = !listed.is_empty();
-        for (id, number) in listed.drain(..) {
+        self.pending_replies.set_wants_space(self.is_receive_paused || self.orphaned_sockets > 0);
+        let mut replying = std::mem::take(&mut self.replying);
+        self.pending_replies.take(&mut replying);
+        let has_replies = !replying.is_empty();
+        for (id, number) in replying.drain(..) {
             self.send_replies(id, number, engine);
         }
-        self.listed = listed;
-        if any { engine.flush() } else { Ok(()) }
+        self.replying = replying;
+        if has_replies { engine.flush() } else { Ok(()) }
     }
 
-    /// Whether there is work that an engine that sleeps would not do.
+    /// True if there is work that a sleeping engine would leave undone.
     pub(crate) fn has_work(&self) -> bool {
-        self.outbox.has_any()
+        self.pending_replies.has_any()
     }
 
-    /// How full the reader is that is least so: as long as one can take more,
-    /// one that does not read is no reason to hold receiving back. `None`
-    /// without readers.
-    pub(crate) fn fill(&mut self, id: UdpId) -> Option<u32> {
-        self.groups.get_mut(&id)?.lanes.iter_mut().map(Lane::fill).min()
+    /// Fill level of the least loaded reader: as long as one reader has space, another reader
+    /// that does not read is no reason to pause receiving. `None` without readers.
+    pub(crate) fn fill_level(&mut self, id: UdpId) -> Option<u32> {
+        self.groups.get_mut(&id)?.rings.iter_mut().map(ReaderRing::fill_level).min()
     }
 
-    /// Wakes every reader, since the engine has ended.
+    /// Wakes every reader after the engine has failed.
     pub(crate) fn fail(&self) {
-        self.outbox.fail();
-        self.groups.values().flat_map(|group| &group.lanes).for_each(Lane::wake);
+        self.pending_replies.fail();
+        self.groups.values().flat_map(|group| &group.rings).for_each(ReaderRing::wake);
     }
 
-    /// Hands what waits in a socket to its readers.
+    /// Distributes a socket's queued datagrams to its readers.
     fn distribute(&mut self, id: UdpId, engine: &mut Engine) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        if group.lanes.is_empty() {
+        if group.rings.is_empty() {
             return;
         }
-        let had_left = !group.left_behind.is_empty();
-        while let Some((remote, local, bytes)) = group.left_behind.pop_front() {
-            if !group.put(remote, local, &bytes) {
-                group.left_behind.push_front((remote, local, bytes));
+        let had_orphans = !group.orphaned.is_empty();
+        while let Some((remote, local, bytes)) = group.orphaned.pop_front() {
+            if !group.push(remote, local, &bytes) {
+                group.orphaned.push_front((remote, local, bytes));
                 break;
             }
         }
-        self.left_behind -= usize::from(had_left && group.left_behind.is_empty());
+        self.orphaned_sockets -= usize::from(had_orphans && group.orphaned.is_empty());
         let (stack, arena, _) = engine.parts();
-        let mut refused = 0;
-        while let Some(datagram) = stack.udp_receive(arena, id) {
-            if !group.put(datagram.remote, datagram.local, datagram.bytes(arena)) {
-                refused += 1;
+        let mut dropped = 0;
+        while let Some(datagram) = stack.udp_recv(arena, id) {
+            if !group.push(datagram.remote, datagram.local, datagram.bytes(arena)) {
+                dropped += 1;
             }
             datagram.release(arena);
         }
-        stack.udp_refused(refused);
+        stack.udp_count_as_dropped(dropped);
         group.publish();
     }
 
-    /// Sends what a reader has answered, as far as there is room.
+    /// Sends a reader's replies, as far as there is transmit space.
     fn send_replies(&mut self, id: UdpId, number: u64, engine: &mut Engine) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(lane) = group.lanes.iter_mut().find(|lane| lane.number == number) else { return };
-        lane.unlist();
+        let Some(ring) = group.rings.iter_mut().find(|lane| lane.number == number) else { return };
+        ring.clear_pending();
         let mut flushed = false;
-        while lane.replies.ready(1) > 0 {
-            let sent = lane.replies.slot(0, |slot| send(engine, id, slot));
+        while ring.replies.ready_slots(1) > 0 {
+            let sent = ring.replies.slot(0, |slot| send(engine, id, slot));
             match sent {
                 Err(SendError::WouldBlock) if !flushed => {
-                    // A port that fails says so to whoever runs the engine next.
+                    // A device error is reported by the engine's next run.
                     flushed = engine.flush().is_ok();
                     if flushed {
                         continue;
@@ -230,12 +228,12 @@ impl Groups {
                     break;
                 }
                 Err(SendError::WouldBlock) => {
-                    lane.list(&self.outbox, id);
+                    ring.mark_pending(&self.pending_replies, id);
                     break;
                 }
-                // What cannot be sent is lost, as on any network.
+                // Replies that cannot be sent are lost, as on any network.
                 Ok(()) | Err(_) => {
-                    lane.replies.release(1);
+                    ring.replies.release(1);
                     flushed = false;
                 }
             }
@@ -243,52 +241,53 @@ impl Groups {
     }
 }
 
-fn send(engine: &mut Engine, id: UdpId, slot: &Slot) -> Result<(), SendError> {
+fn send(engine: &mut Engine, id: UdpId, slot: &DatagramSlot) -> Result<(), SendError> {
     let (stack, arena, now_ns) = engine.parts();
     let sent = stack.udp_send(now_ns, arena, id, Some(slot.remote), Some(slot.local), slot.bytes());
     match sent {
-        // What was sent to a group or to everybody is answered from the
-        // address of the interface.
-        Err(SendError::SourceNotOurs(_)) => {
+        // Datagrams sent to a multicast or broadcast address are answered from the interface's
+        // address.
+        Err(SendError::SourceNotLocal(_)) => {
             stack.udp_send(now_ns, arena, id, Some(slot.remote), None, slot.bytes())
         }
         sent => sent,
     }
 }
 
-impl Group {
-    /// Puts a datagram into the queue of the reader that it is for. Returns
-    /// whether there was room.
-    fn put(&mut self, remote: SocketAddr, local: IpAddr, bytes: &[u8]) -> bool {
-        let count = self.lanes.len();
+impl ReaderGroup {
+    /// Pushes a datagram into the queue of its reader. Returns false if there is no space.
+    fn push(&mut self, remote: SocketAddr, local: IpAddr, bytes: &[u8]) -> bool {
+        let count = self.rings.len();
         if count == 0 {
             return false;
         }
         let chosen = match self.config.distribution {
             Distribution::FlowHash => {
-                let hash = self.hash.hash_one((remote, local));
-                let lane = ((u128::from(hash) * count as u128) >> 64) as usize;
-                self.lanes[lane].has_room(bytes.len()).then_some(lane)
+                let hash = self.flow_hasher.hash_one((remote, local));
+                let index = ((u128::from(hash) * count as u128) >> 64) as usize;
+                self.rings[index].has_space(bytes.len()).then_some(index)
             }
             Distribution::RoundRobin => {
-                let first = self.next;
-                self.next = if first + 1 >= count { 0 } else { first + 1 };
+                let first = self.round_robin_next;
+                self.round_robin_next = if first + 1 >= count { 0 } else { first + 1 };
                 let mut order = (0..count).map(|ahead| (first + ahead) % count);
-                order.find(|&lane| self.lanes[lane].has_room(bytes.len()))
+                order.find(|&index| self.rings[index].has_space(bytes.len()))
             }
             Distribution::LeastLoaded => {
-                let loads = self.lanes.iter_mut().map(Lane::waiting).enumerate();
-                let least = loads.min_by_key(|&(_, waiting)| waiting);
-                least.map(|(lane, _)| lane).filter(|&lane| self.lanes[lane].has_room(bytes.len()))
+                let backlogs = self.rings.iter_mut().map(ReaderRing::queued).enumerate();
+                let shortest = backlogs.min_by_key(|&(_, waiting)| waiting);
+                shortest
+                    .map(|(lane, _)| lane)
+                    .filter(|&lane| self.rings[lane].has_space(bytes.len()))
             }
         };
-        if let Some(lane) = chosen {
-            self.lanes[lane].put(remote, local, bytes);
+        if let Some(index) = chosen {
+            self.rings[index].push(remote, local, bytes);
         }
         chosen.is_some()
     }
 
     fn publish(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::publish);
+        self.rings.iter_mut().for_each(ReaderRing::publish);
     }
 }

@@ -1,59 +1,57 @@
-//! Several readers on one bound socket, each with a queue of its own.
+//! Several readers on one bound UDP socket, each with a queue of its own.
 //!
-//! The thread that runs the stack copies each datagram into the ring of one
-//! reader; answers come back by another ring. No two readers ever touch the
-//! same index, and none takes a lock for a datagram: `tidegate lab queues`
-//! shows why.
+//! The thread that runs the stack copies each datagram into the ring of one reader; replies
+//! return through a second ring. Each ring has one producer and one consumer, and no lock is
+//! taken per datagram: `tidegate lab queues` measures the difference.
 
 pub(crate) mod group;
-pub(crate) mod lane;
+pub(crate) mod ring;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::{Shared, elsewhere};
+use crate::net::{EmbeddedStack, unsupported_when_attached};
 use crate::poll::Pollable;
-use crate::udp::{Received, UdpSocket};
-use crate::wait::{self, Patience};
-use lane::{Outbox, ReaderEnd};
+use crate::udp::{DatagramMeta, UdpSocket};
+use crate::wait::{self, Deadline};
+use ring::{PendingReplies, ReaderEnd};
 
-/// At most so many datagrams are answered before the answers leave.
-const BATCH: usize = 64;
+/// Most datagrams answered before the replies are transmitted.
+const MAX_BATCH_DATAGRAMS: usize = 64;
 
-/// Looks at a queue before its reader goes to sleep: a few microseconds.
-const LOOKS_BEFORE_SLEEP: usize = 64;
+/// Polls of a queue before its reader sleeps: a few microseconds.
+const POLLS_BEFORE_SLEEP: usize = 64;
 
-/// A queue is nearly empty when it is no fuller than one part of so many: below
-/// the gate's usual low-water mark.
-const FEW_PART: usize = 5;
+/// A queue is at its low-water mark when at most 1/5 full: below the gate's usual low-water
+/// mark.
+const LOW_WATER_DIVISOR: usize = 5;
 
-/// Which reader gets a datagram.
+/// Choice of the reader that gets a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distribution {
-    /// The one that the peer's address and port lead to, so that one peer's
-    /// datagrams stay in order. What that reader has no room for is dropped.
+    /// By hash of the peer's address and port and the local address, so that one peer's
+    /// datagrams stay in order. A datagram is dropped if that reader's queue is full.
     #[default]
     FlowHash,
-    /// Each in turn, leaving out those that have no room.
+    /// In turn, skipping readers whose queue is full.
     RoundRobin,
-    /// The one that has the fewest datagrams waiting.
+    /// The reader with the fewest queued datagrams.
     LeastLoaded,
 }
 
-/// How the readers of a socket shall be.
+/// Configuration of a socket's readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadersConfig {
-    /// Which reader gets a datagram.
+    /// Choice of the reader that gets a datagram.
     pub distribution: Distribution,
-    /// How many datagrams may wait for each reader. So many of its answers may
-    /// wait to be sent as well.
+    /// Most datagrams queued for each reader, and most of its replies waiting to be sent.
     pub queue_packets: usize,
-    /// How many bytes of them may wait for each reader.
+    /// Most bytes queued for each reader.
     pub queue_bytes: usize,
-    /// How long an answer of [`UdpReader::exchange`] may be.
-    pub answer_bytes: usize,
+    /// Longest reply of [`UdpReader::exchange`], in bytes.
+    pub max_reply_bytes: usize,
 }
 
 impl Default for ReadersConfig {
@@ -62,134 +60,167 @@ impl Default for ReadersConfig {
             distribution: Distribution::default(),
             queue_packets: 256,
             queue_bytes: 512 << 10,
-            answer_bytes: 2048,
+            max_reply_bytes: 2048,
         }
     }
 }
 
 impl ReadersConfig {
-    /// The most datagrams that a queue may hold.
-    pub const MOST_PACKETS: usize = 1 << 20;
+    /// Upper limit of `queue_packets`.
+    pub const MAX_QUEUE_PACKETS: usize = 1 << 20;
 
     fn check(&self) -> io::Result<()> {
-        let what = if self.queue_packets == 0 || self.queue_packets > Self::MOST_PACKETS {
-            format!("queue_packets is {}: give 1 to {}", self.queue_packets, Self::MOST_PACKETS)
-        } else if self.queue_bytes == 0 || self.answer_bytes == 0 {
-            "queue_bytes and answer_bytes must be at least 1".to_owned()
+        let message = if self.queue_packets == 0 || self.queue_packets > Self::MAX_QUEUE_PACKETS {
+            format!(
+                "queue_packets is {}: give 1 to {}",
+                self.queue_packets,
+                Self::MAX_QUEUE_PACKETS
+            )
+        } else if self.queue_bytes == 0 || self.max_reply_bytes == 0 {
+            "queue_bytes and max_reply_bytes must be at least 1".to_owned()
         } else {
             return Ok(());
         };
-        Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+        Err(io::Error::new(io::ErrorKind::InvalidInput, message))
     }
 }
 
-/// The readers of one socket. Cheap to clone; they are gone when the last clone
-/// and the last reader are.
+/// Readers of one socket. Cheap to clone; they keep the socket open until the last clone and
+/// the last reader are dropped.
 ///
-/// While there is a reader, datagrams go to readers and not to
-/// [`UdpSocket::recv_from`].
+/// While there is a reader, datagrams go to readers and not to [`UdpSocket::recv_from`].
+///
+/// # Examples
+/// ```
+/// use tidegate::{Net, NetConfig, ReadersConfig, UdpSocket};
+///
+/// let (device_a, device_b) = tidegate::mem::wire(&Default::default())?;
+/// let server = NetConfig::new(device_a).address("192.0.2.1/24".parse().unwrap());
+/// // Readers need a thread that drives the stack.
+/// let server = Net::open(server.own_thread(true))?;
+/// let client = NetConfig::new(device_b).address("192.0.2.2/24".parse().unwrap());
+/// let client = Net::open(client.own_thread(true))?;
+///
+/// let readers = UdpSocket::bind(&server, "192.0.2.1:7")?.readers(ReadersConfig::default())?;
+/// let mut reader = readers.add()?;
+/// let echo = std::thread::spawn(move || {
+///     // Copies each request into the reply buffer and sends it back.
+///     reader.exchange(|request, _peer, reply| {
+///         reply[..request.len()].copy_from_slice(request);
+///         Some(request.len())
+///     })
+/// });
+///
+/// let socket = UdpSocket::bind(&client, "192.0.2.2:0")?;
+/// socket.send_to(b"hello", "192.0.2.1:7")?;
+/// let mut buf = [0; 64];
+/// let (len, _) = socket.recv_from(&mut buf)?;
+/// assert_eq!(&buf[..len], b"hello");
+/// assert_eq!(echo.join().unwrap()?, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct UdpReaders {
-    shared: Arc<Shared>,
+    shared: Arc<EmbeddedStack>,
     socket: UdpSocket,
     config: ReadersConfig,
 }
 
-/// One reader of a socket, for one thread. Dropping it removes it: what it had
-/// not read goes to the other readers.
+/// One reader of a socket, for one thread. Dropping a reader removes it: its unread datagrams
+/// go to the other readers.
 pub struct UdpReader {
     readers: UdpReaders,
     number: u64,
     end: ReaderEnd,
-    outbox: Arc<Outbox>,
-    answer_bytes: usize,
-    /// With so many datagrams left there is room again.
-    few_packets: usize,
+    pending_replies: Arc<PendingReplies>,
+    max_reply_bytes: usize,
+    /// Low-water mark in datagrams: at or below it, the reader reports freed space.
+    low_water_packets: usize,
     read_timeout: Option<Duration>,
     nonblocking: bool,
 }
 
 impl UdpSocket {
-    /// Lets this socket have several readers. There are none at first: see
+    /// Allows several readers on this socket. There are none at first: see
     /// [`UdpReaders::add`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for limits of nothing, or if no thread of
-    /// its own runs the stack; [`io::ErrorKind::AlreadyExists`] for the second
-    /// time.
+    /// [`io::ErrorKind::InvalidInput`] for limits out of range, or if no dedicated thread
+    /// drives the stack; [`io::ErrorKind::AlreadyExists`] if the socket already has readers.
     pub fn readers(&self, config: ReadersConfig) -> io::Result<UdpReaders> {
         config.check()?;
         if !self.net().has_threads() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "several readers need a stack with a thread of its own: \
+                "several readers need a dedicated thread that drives the stack: \
                  open the Net with NetConfig::own_thread(true)",
             ));
         }
-        let shared = self.net().here().ok_or_else(|| elsewhere("a socket with several readers"))?;
-        shared.lock().groups.open(self.udp_id(), config)?;
+        let shared = self
+            .net()
+            .embedded()
+            .ok_or_else(|| unsupported_when_attached("a socket with several readers"))?;
+        shared.lock().reader_groups.open(self.udp_id(), config)?;
         Ok(UdpReaders { shared: Arc::clone(shared), socket: self.clone(), config })
     }
 }
 
 impl UdpReaders {
-    /// Adds a reader. Its share of the datagrams comes to it from now on;
-    /// nothing that waits for others is touched, so for a moment a peer may
-    /// have datagrams with two readers.
+    /// Adds a reader. New datagrams are distributed over it from now on. Datagrams queued for
+    /// other readers stay there, so one peer may have datagrams with two readers for a moment.
     ///
     /// # Errors
     /// None while the socket is open.
     pub fn add(&self) -> io::Result<UdpReader> {
         let mut core = self.shared.lock();
         let core = &mut *core;
-        let added = core.groups.add(self.socket.udp_id(), &mut core.engine);
+        let added = core.reader_groups.add(self.socket.udp_id(), &mut core.engine);
         let (number, end) = added.ok_or(io::ErrorKind::NotConnected)?;
         Ok(UdpReader {
             readers: self.clone(),
             number,
             end,
-            outbox: Arc::clone(&core.groups.outbox),
-            answer_bytes: self.config.answer_bytes,
-            few_packets: self.config.queue_packets / FEW_PART,
+            pending_replies: Arc::clone(&core.reader_groups.pending_replies),
+            max_reply_bytes: self.config.max_reply_bytes,
+            low_water_packets: self.config.queue_packets / LOW_WATER_DIVISOR,
             read_timeout: None,
             nonblocking: false,
         })
     }
 
-    /// How many readers there are.
+    /// Number of readers.
     pub fn count(&self) -> usize {
-        self.shared.lock().groups.count(self.socket.udp_id())
+        self.shared.lock().reader_groups.count(self.socket.udp_id())
     }
 
-    /// The socket.
+    /// The socket that is read.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 }
 
 impl UdpReader {
-    /// How long receiving calls wait; `None`, as at first, for ever.
+    /// Sets the timeout of receiving calls; `None`, the default, waits without limit.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
     }
 
-    /// Whether receiving calls return at once with
-    /// [`io::ErrorKind::WouldBlock`] instead of waiting.
+    /// Makes receiving calls return [`io::ErrorKind::WouldBlock`] instead of waiting.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
         self.nonblocking = nonblocking;
     }
 
-    /// How many datagrams wait for this reader.
+    /// Number of datagrams queued for this reader.
     pub fn readable(&mut self) -> usize {
-        self.end.requests.ready(usize::MAX)
+        self.end.requests.ready_slots(usize::MAX)
     }
 
-    /// Receives one datagram. What does not fit in `buf` is lost.
+    /// Receives one datagram. Bytes beyond the length of `buf` are lost.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the time-out is over or the reader is
-    /// non-blocking and there is nothing; when the stack has ended.
-    pub fn recv_from(&mut self, buf: &mut [u8]) -> io::Result<Received> {
+    /// [`io::ErrorKind::WouldBlock`] when the timeout expires, or the reader is non-blocking and
+    /// its queue is empty; the stack's error when the stack has failed.
+    pub fn recv_from(&mut self, buf: &mut [u8]) -> io::Result<DatagramMeta> {
         self.wait()?;
         let (received, bytes) = self.end.requests.slot(0, |slot| {
             let bytes = slot.bytes();
@@ -198,23 +229,23 @@ impl UdpReader {
             let truncated = len < bytes.len();
             let datagram_len = bytes.len();
             (
-                Received { len, truncated, datagram_len, from: slot.remote, to: slot.local },
+                DatagramMeta { len, truncated, datagram_len, from: slot.remote, to: slot.local },
                 datagram_len,
             )
         });
         self.end.release(1, bytes);
-        self.made_room();
+        self.on_space_freed();
         Ok(received)
     }
 
-    /// Sends one datagram to `to`, from the address `from` of ours. It leaves
-    /// when the thread that runs the stack comes by.
+    /// Sends one datagram to `to` from the local address `from`. The thread that drives the
+    /// stack transmits it.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when too many wait to leave.
+    /// [`io::ErrorKind::WouldBlock`] when the reply queue is full.
     pub fn send_to(&mut self, payload: &[u8], to: SocketAddr, from: IpAddr) -> io::Result<()> {
-        if self.end.replies.free(1) == 0 {
-            self.outbox.ring();
+        if self.end.replies.free_slots(1) == 0 {
+            self.pending_replies.ring();
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.end.replies.slot(0, |slot| slot.fill(to, from, payload));
@@ -222,70 +253,73 @@ impl UdpReader {
         Ok(())
     }
 
-    /// Waits for at least one datagram, hands each to `answer` with room to
-    /// write the answer to, and sends as many bytes of that as `answer` says;
-    /// `None` sends nothing. An answer leaves from the address that was asked.
-    /// Returns how many datagrams were taken, at most 64: 0 when the answers
-    /// before have not left yet.
+    /// Waits for at least one datagram, and passes each to `respond` with a buffer for the
+    /// reply. `respond` returns the reply's length in bytes, or `None` to send nothing. The
+    /// reply leaves from the address that the datagram was sent to. Returns the number of
+    /// datagrams taken, at most 64; 0 when the reply queue is full.
     ///
     /// # Errors
     /// As [`UdpReader::recv_from`].
     pub fn exchange(
         &mut self,
-        mut answer: impl FnMut(&[u8], SocketAddr, &mut [u8]) -> Option<usize>,
+        mut respond: impl FnMut(&[u8], SocketAddr, &mut [u8]) -> Option<usize>,
     ) -> io::Result<usize> {
         self.wait()?;
-        let room = self.end.replies.free(BATCH).min(BATCH);
-        let count = self.end.requests.ready(BATCH).min(room);
+        let space = self.end.replies.free_slots(MAX_BATCH_DATAGRAMS).min(MAX_BATCH_DATAGRAMS);
+        let count = self.end.requests.ready_slots(MAX_BATCH_DATAGRAMS).min(space);
         if count == 0 {
-            self.outbox.ring();
+            self.pending_replies.ring();
             std::thread::yield_now();
             return Ok(0);
         }
-        let (mut answers, mut bytes) = (0, 0);
+        let (mut reply_count, mut bytes) = (0, 0);
         let ReaderEnd { requests, replies, .. } = &mut self.end;
         for ahead in 0..count {
             requests.slot(ahead, |request| {
                 bytes += request.bytes().len();
-                replies.slot(answers, |reply| {
-                    let room = reply.room(self.answer_bytes);
-                    let Some(len) = answer(request.bytes(), request.remote, room) else { return };
+                replies.slot(reply_count, |reply| {
+                    let buffer = reply.buffer_mut(self.max_reply_bytes);
+                    let Some(len) = respond(request.bytes(), request.remote, buffer) else {
+                        return;
+                    };
                     reply.set_len(len);
                     (reply.remote, reply.local) = (request.remote, request.local);
-                    answers += 1;
+                    reply_count += 1;
                 });
             });
         }
         self.end.release(count, bytes);
-        self.publish(answers);
-        self.made_room();
+        self.publish(reply_count);
+        self.on_space_freed();
         Ok(count)
     }
 
-    /// Waits until a datagram is there, as the reader is set to.
+    /// Waits for a datagram, for at most the configured timeout.
     fn wait(&mut self) -> io::Result<()> {
-        let patience =
-            if self.nonblocking { Patience::None } else { Patience::timeout(self.read_timeout) };
-        if wait_for_any(&mut [self], patience)? {
+        let deadline =
+            if self.nonblocking { Deadline::Now } else { Deadline::after(self.read_timeout) };
+        if wait_for_any(&mut [self], deadline)? {
             return Ok(());
         }
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    fn publish(&mut self, answers: usize) {
-        if answers > 0 {
-            self.end.replies.publish(answers);
+    fn publish(&mut self, count: usize) {
+        if count > 0 {
+            self.end.replies.publish(count);
             let id = self.readers.socket.udp_id();
-            self.outbox.list(&self.end.shared, id, self.number);
+            self.pending_replies.mark_pending(&self.end.shared, id, self.number);
         }
     }
 
-    /// The engine may wait for that. It is told before the queue is empty, so
-    /// that there is something to read while it wakes up.
-    fn made_room(&mut self) {
-        let few = self.few_packets;
-        if self.outbox.wants_room() && self.end.requests.ready(few + 1) <= few {
-            self.outbox.ring();
+    /// Reports freed space to a waiting engine. The report comes before the queue is empty, so
+    /// that the reader has work while the engine wakes up.
+    fn on_space_freed(&mut self) {
+        let low_water = self.low_water_packets;
+        if self.pending_replies.wants_space()
+            && self.end.requests.ready_slots(low_water + 1) <= low_water
+        {
+            self.pending_replies.ring();
         }
     }
 
@@ -299,29 +333,29 @@ impl UdpReader {
     }
 }
 
-/// Waits until one of these readers, of one or of several sockets, has a
-/// datagram, at most `timeout` (`None`: for ever). Says whether one has.
+/// Waits until one of the readers, of one or of several sockets, has a datagram, for at most
+/// `timeout` (`None`: no limit). Returns true if a reader has one.
 ///
 /// # Errors
-/// When a stack has ended.
+/// When a stack has failed.
 pub fn wait_readable(readers: &mut [UdpReader], timeout: Option<Duration>) -> io::Result<bool> {
     let mut readers: Vec<&mut UdpReader> = readers.iter_mut().collect();
-    wait_for_any(&mut readers, Patience::timeout(timeout))
+    wait_for_any(&mut readers, Deadline::after(timeout))
 }
 
-fn wait_for_any(readers: &mut [&mut UdpReader], patience: Patience) -> io::Result<bool> {
+fn wait_for_any(readers: &mut [&mut UdpReader], deadline: Deadline) -> io::Result<bool> {
     loop {
-        for _ in 0..LOOKS_BEFORE_SLEEP {
-            if readers.iter_mut().any(|reader| reader.end.requests.ready(1) > 0) {
+        for _ in 0..POLLS_BEFORE_SLEEP {
+            if readers.iter_mut().any(|reader| reader.end.requests.ready_slots(1) > 0) {
                 return Ok(true);
             }
             std::hint::spin_loop();
         }
-        if let Some(reader) = readers.iter().find(|reader| reader.outbox.has_failed()) {
+        if let Some(reader) = readers.iter().find(|reader| reader.pending_replies.has_failed()) {
             return Err(reader.failure());
         }
-        let left = patience.left();
-        if left.is_some_and(|left| left.is_zero()) {
+        let remaining = deadline.remaining();
+        if remaining.is_some_and(|left| left.is_zero()) {
             return Ok(false);
         }
         let bell = wait::thread_bell()?;
@@ -329,10 +363,10 @@ fn wait_for_any(readers: &mut [&mut UdpReader], patience: Patience) -> io::Resul
         for reader in &*readers {
             reader.end.shared.arm(&bell);
         }
-        let ready = readers
-            .iter_mut()
-            .any(|reader| reader.end.requests.ready(1) > 0 || reader.outbox.has_failed());
-        let slept = if ready { Ok(()) } else { wait::sleep([], &bell, left) };
+        let ready = readers.iter_mut().any(|reader| {
+            reader.end.requests.ready_slots(1) > 0 || reader.pending_replies.has_failed()
+        });
+        let slept = if ready { Ok(()) } else { wait::sleep([], &bell, remaining) };
         for reader in &*readers {
             reader.end.shared.disarm();
         }
@@ -355,9 +389,9 @@ impl Drop for UdpReader {
         let mut core = self.readers.shared.lock();
         let core = &mut *core;
         let id = self.readers.socket.udp_id();
-        core.groups.remove(id, self.number, &mut self.end.requests, &mut core.engine);
-        // A port that fails says so to whoever runs the engine next.
+        core.reader_groups.remove(id, self.number, &mut self.end.requests, &mut core.engine);
+        // A device error is reported by the engine's next run.
         let _ = core.engine.flush();
-        core.mind_timers();
+        core.wake_for_timers();
     }
 }

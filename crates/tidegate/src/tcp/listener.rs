@@ -1,25 +1,48 @@
-//! Listening for connections.
+//! TCP listeners.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate_engine::Claim;
+use tidegate_engine::PortClaim;
 use tidegate_stack::{TcpId, TcpListenerId, TcpOptions};
 
-use super::{TcpStream, patience};
-use crate::calls::{Calls, unless_blocked};
+use super::{TcpStream, deadline};
 use crate::net::Net;
 use crate::poll::{Pollable, Source};
-use crate::udp::first_that_works;
+use crate::socket_ops::{SocketOps, unless_blocked};
+use crate::udp::try_each_address;
 use crate::wait::SocketId;
 
-/// Connections that wait to be accepted, unless another number is asked for.
+/// Default accept queue length, in connections.
 const BACKLOG: usize = 1024;
 
-/// A listener for TCP connections on a [`Net`], in the style of
-/// `std::net::TcpListener`.
+/// TCP listener on a [`Net`], in the style of `std::net::TcpListener`.
+///
+/// # Examples
+/// ```
+/// use std::io::{Read, Write};
+///
+/// use tidegate::{Net, NetConfig, TcpListener, TcpStream};
+///
+/// let (device_a, device_b) = tidegate::mem::wire(&Default::default())?;
+/// let a = Net::open(NetConfig::new(device_a).address("192.0.2.1/24".parse().unwrap()))?;
+/// let b = Net::open(NetConfig::new(device_b).address("192.0.2.2/24".parse().unwrap()))?;
+///
+/// let listener = TcpListener::bind(&a, "192.0.2.1:7")?;
+/// let server = std::thread::spawn(move || -> std::io::Result<()> {
+///     let (mut stream, _peer) = listener.accept()?;
+///     stream.write_all(b"hello")
+/// });
+///
+/// let mut stream = TcpStream::connect(&b, "192.0.2.1:7")?;
+/// let mut received = String::new();
+/// stream.read_to_string(&mut received)?;
+/// assert_eq!(received, "hello");
+/// server.join().unwrap()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct TcpListener {
     pub(super) inner: Arc<ListenerInner>,
@@ -29,24 +52,24 @@ pub(super) struct ListenerInner {
     pub(super) net: Net,
     pub(super) id: TcpListenerId,
     nonblocking: AtomicBool,
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<PortClaim>>,
 }
 
 impl TcpListener {
-    /// Listens on the first of the addresses that it can. Port 0 lets the stack
-    /// choose; the unspecified address takes connections to every address of
-    /// the stack, that of IPv6 also those over IPv4.
+    /// Listens on the first of the addresses that can be bound. With port 0 the stack chooses a
+    /// port. The unspecified address accepts connections to every address of the stack; the
+    /// unspecified IPv6 address accepts IPv4 connections as well.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an
-    /// address that is not of this stack, and what resolving a name gives.
+    /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an address that the
+    /// stack does not have, and errors of name resolution.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
         let options = TcpOptions { dual_stack: true, ..TcpOptions::default() };
         Self::bind_with(net, address, BACKLOG, options)
     }
 
-    /// As [`TcpListener::bind`], with room for `backlog` connections that were
-    /// not accepted yet, and with options for all of them.
+    /// Like [`TcpListener::bind`], with an accept queue of `backlog` connections, and with
+    /// options for all connections.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
@@ -56,7 +79,7 @@ impl TcpListener {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        first_that_works(address, |address| Self::bind_one(net, address, backlog, options))
+        try_each_address(address, |address| Self::bind_one(net, address, backlog, options))
     }
 
     fn bind_one(
@@ -65,27 +88,27 @@ impl TcpListener {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let (id, claim) = net.with(|calls| calls.tcp_listen(address, backlog, options))?;
+        let (id, claim) = net.with(|ops| ops.tcp_listen(address, backlog, options))?;
         Ok(Self::new(net, id, claim))
     }
 
-    pub(crate) fn new(net: &Net, id: TcpListenerId, claim: Option<Arc<Claim>>) -> Self {
+    pub(crate) fn new(net: &Net, id: TcpListenerId, claim: Option<Arc<PortClaim>>) -> Self {
         let nonblocking = AtomicBool::new(false);
         let inner = ListenerInner { net: net.clone(), id, nonblocking, claim };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Waits for a connection. Returns it with the peer's address.
+    /// Waits for a connection. Returns its stream and the peer's address.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the listener is non-blocking and no
-    /// connection waits.
+    /// [`io::ErrorKind::WouldBlock`] when the listener is non-blocking and no connection is
+    /// waiting.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let inner = &*self.inner;
-        let patience = patience(&inner.nonblocking, None);
+        let deadline = deadline(&inner.nonblocking, None);
         let ids = [SocketId::Listener(inner.id)];
-        let accept = |calls: &mut dyn Calls| unless_blocked(calls.tcp_accept(inner.id));
-        let (id, peer) = inner.net.wait_for(&ids, patience, accept)?;
+        let accept = |ops: &mut dyn SocketOps| unless_blocked(ops.tcp_accept(inner.id));
+        let (id, peer) = inner.net.wait_until(&ids, deadline, accept)?;
         Ok((self.stream(id), peer))
     }
 
@@ -97,22 +120,21 @@ impl TcpListener {
         TcpStream::new(&self.inner.net, id, self.inner.claim.clone())
     }
 
-    /// Connections, one after the other, for ever.
+    /// Endless iterator over accepted connections.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// The address it listens on.
+    /// Local address of the listener.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the listener is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.inner.net.with(|calls| calls.tcp_listener_addr(self.inner.id));
+        let address = self.inner.net.with(|ops| ops.tcp_listener_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// Whether [`TcpListener::accept`] returns at once with
-    /// [`io::ErrorKind::WouldBlock`] instead of waiting.
+    /// Makes [`TcpListener::accept`] return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -121,7 +143,7 @@ impl TcpListener {
         Ok(())
     }
 
-    /// A second handle on the same listener.
+    /// Creates a second handle of the same listener.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -151,10 +173,10 @@ impl std::fmt::Debug for TcpListener {
 impl Drop for ListenerInner {
     fn drop(&mut self) {
         let (id, claim) = (self.id, self.claim.take());
-        self.net.with(|calls| {
-            calls.polls().forget(SocketId::Listener(id));
-            calls.tasks().forget(SocketId::Listener(id));
-            calls.tcp_close_listener(id, claim);
+        self.net.with(|ops| {
+            ops.poll_sets().forget(SocketId::Listener(id));
+            ops.tasks().forget(SocketId::Listener(id));
+            ops.tcp_close_listener(id, claim);
         });
     }
 }

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use listener::TcpListener;
-pub(crate) use stream::Ended;
+pub(crate) use stream::ClosingStream;
 pub use stream::TcpStream;
 
-use crate::wait::Patience;
+use crate::wait::Deadline;
 
-fn patience(nonblocking: &AtomicBool, timeout: Option<Duration>) -> Patience {
+fn deadline(nonblocking: &AtomicBool, timeout: Option<Duration>) -> Deadline {
     match nonblocking.load(Ordering::Relaxed) {
-        true => Patience::None,
-        false => Patience::timeout(timeout),
+        true => Deadline::Now,
+        false => Deadline::after(timeout),
     }
 }

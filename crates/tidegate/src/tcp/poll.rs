@@ -1,78 +1,79 @@
-//! What futures are made of: calls that never wait, but see to it that the
-//! task is woken when it is worth another try.
+//! Building blocks of futures: calls that never wait, but register the task's waker for the
+//! next try.
 //!
-//! They need somebody who runs the stack: a thread of its own
-//! ([`crate::NetConfig::own_thread`]), or a task (`tidegate::tokio::drive`).
+//! Something must drive the stack: a dedicated thread ([`crate::NetConfig::own_thread`]), or a
+//! task (`tidegate::tokio::drive`).
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::task::{Context, Poll, ready};
 
-use super::stream::write_pieces;
+use super::stream::send_buffers;
 use super::{TcpListener, TcpStream};
-use crate::calls::{CallError, Called, Calls};
-use crate::tasks::Side;
+use crate::socket_ops::{OpError, OpResult, SocketOps};
+use crate::tasks::IoDirection;
 use crate::wait::SocketId;
 
-/// Asks `ready`. If it has nothing yet, the task is woken when it may have.
+/// Runs a non-blocking operation. If it would block, registers the task's waker.
 fn poll<R>(
-    calls: &mut dyn Calls,
+    ops: &mut dyn SocketOps,
     context: &mut Context<'_>,
-    (id, side): (SocketId, Side),
-    ready: impl FnOnce(&mut dyn Calls) -> Called<R>,
+    (id, direction): (SocketId, IoDirection),
+    op: impl FnOnce(&mut dyn SocketOps) -> OpResult<R>,
 ) -> Poll<io::Result<R>> {
-    match ready(calls) {
+    match op(ops) {
         Ok(result) => Poll::Ready(Ok(result)),
-        Err(CallError::WouldBlock) => {
-            if let Some(failure) = calls.failure() {
+        Err(OpError::WouldBlock) => {
+            if let Some(failure) = ops.failure() {
                 return Poll::Ready(Err(failure));
             }
-            calls.tasks().wait(id, side, context.waker());
+            ops.tasks().register(id, direction, context.waker());
             Poll::Pending
         }
-        Err(CallError::Failed(error)) => Poll::Ready(Err(error)),
+        Err(OpError::Failed(error)) => Poll::Ready(Err(error)),
     }
 }
 
 impl TcpListener {
-    /// A connection, if one waits; else the task is woken when one may wait.
-    /// Several tasks may wait for one listener.
+    /// Returns a waiting connection, or registers the task for the next one. Several tasks may
+    /// wait on one listener.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub fn poll_accept(
         &self,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         let id = self.inner.id;
-        let accepted = self.inner.net.with(|calls| {
-            poll(calls, context, (SocketId::Listener(id), Side::Read), |calls| calls.tcp_accept(id))
+        let accepted = self.inner.net.with(|ops| {
+            poll(ops, context, (SocketId::Listener(id), IoDirection::Read), |calls| {
+                calls.tcp_accept(id)
+            })
         });
         accepted.map_ok(|(id, peer)| (self.stream(id), peer))
     }
 }
 
 impl TcpStream {
-    /// Whether the connection is established; else the task is woken when it
-    /// is, or has failed.
+    /// Ready once the connection is established; otherwise the task is woken when it is, or when
+    /// connecting has failed.
     ///
     /// # Errors
     /// As [`TcpStream::connect`].
     pub fn poll_connected(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let id = self.inner.id;
-        self.inner.net.with(|calls| {
-            poll(calls, context, (SocketId::Stream(id), Side::Write), |calls| {
+        self.inner.net.with(|ops| {
+            poll(ops, context, (SocketId::Stream(id), IoDirection::Write), |calls| {
                 calls.tcp_finish_connect(id)
             })
         })
     }
 
-    /// Reads what has arrived, where it lies, at least one byte: `read` is
-    /// shown one piece after the other and says how much it takes, until it
-    /// takes less than it was shown. 0 is the end. Else the task is woken when
-    /// something arrives.
+    /// Reads received data in place, at least one byte. `read` gets one slice after the other
+    /// and returns the number of bytes it takes, until it takes fewer than it got. Returns the
+    /// total; 0 at the end of the stream. The task is woken when data arrives.
     ///
-    /// One task at a time may wait to read from a connection.
+    /// Only one task at a time may wait to read from a connection.
     ///
     /// # Errors
     /// As [`TcpStream::recv`].
@@ -82,20 +83,20 @@ impl TcpStream {
         mut read: impl FnMut(&[u8]) -> usize,
     ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
-        self.inner.net.with(|calls| {
-            let taken = poll(calls, context, (SocketId::Stream(id), Side::Read), |calls| {
+        self.inner.net.with(|ops| {
+            let received = poll(ops, context, (SocketId::Stream(id), IoDirection::Read), |calls| {
                 calls.read_clock();
                 let mut total = 0;
                 loop {
-                    let mut shown = 0;
+                    let mut offered = 0;
                     let used = calls.tcp_recv_with(id, &mut |bytes| {
-                        shown = bytes.len();
-                        read(bytes).min(shown)
+                        offered = bytes.len();
+                        read(bytes).min(offered)
                     });
                     match used {
                         Ok(used) => {
                             total += used;
-                            if used < shown || shown == 0 || calls.tcp_readable(id) == 0 {
+                            if used < offered || offered == 0 || calls.tcp_readable(id) == 0 {
                                 return Ok(total);
                             }
                         }
@@ -104,16 +105,16 @@ impl TcpStream {
                     }
                 }
             });
-            let taken = ready!(taken)?;
-            // The peer may have to be told that there is room again.
-            Poll::Ready(calls.commit_later().map(|()| taken))
+            let taken = ready!(received)?;
+            // The peer may need a window update.
+            Poll::Ready(ops.commit_later().map(|()| taken))
         })
     }
 
-    /// Writes some of these pieces of data, at least one byte of them; else the
-    /// task is woken when there is room.
+    /// Writes some of the data in these slices, at least one byte. The task is woken when there
+    /// is send-buffer space.
     ///
-    /// One task at a time may wait to write to a connection.
+    /// Only one task at a time may wait to write to a connection.
     ///
     /// # Errors
     /// As [`TcpStream::send`].
@@ -123,13 +124,13 @@ impl TcpStream {
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
-        self.inner.net.with(|calls| {
-            let written = poll(calls, context, (SocketId::Stream(id), Side::Write), |calls| {
+        self.inner.net.with(|ops| {
+            let written = poll(ops, context, (SocketId::Stream(id), IoDirection::Write), |calls| {
                 calls.read_clock();
-                write_pieces(calls, id, data)
+                send_buffers(calls, id, data)
             });
             let written = ready!(written)?;
-            Poll::Ready(calls.commit_later().map(|()| written))
+            Poll::Ready(ops.commit_later().map(|()| written))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! One connection.
+//! TCP connections.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
@@ -6,22 +6,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_engine::Claim;
+use tidegate_engine::PortClaim;
 use tidegate_stack::{Keepalive, Shutdown as Half, TcpId, TcpInfo, TcpOptions};
 
-use super::patience;
+use super::deadline;
 use crate::batch;
-use crate::calls::{Called, Calls, one_after_another, unless_blocked};
 use crate::net::Net;
 use crate::poll::{Pollable, Source};
-use crate::udp::first_that_works;
-use crate::wait::{Patience, SharedTimeout, SocketId};
+use crate::socket_ops::{OpResult, SocketOps, unless_blocked, vectored_op};
+use crate::udp::try_each_address;
+use crate::wait::{Deadline, SharedTimeout, SocketId};
 
-/// A TCP connection on a [`Net`], in the style of `std::net::TcpStream`.
+/// TCP connection on a [`Net`], in the style of `std::net::TcpStream`.
 ///
-/// It may be used from several threads at once and passed between them. When
-/// the last handle is dropped the connection is closed: what was written still
-/// goes out.
+/// Threads may share a stream and pass it on. Dropping the last handle closes the connection;
+/// written data is still sent.
+///
+/// # Examples
+/// ```no_run
+/// use std::io::{Read, Write};
+/// use std::time::Duration;
+///
+/// use tidegate::{Net, TcpStream};
+///
+/// # let net = Net::attach("/run/tidegate/tidegate.sock", "example")?;
+/// let mut stream = TcpStream::connect(&net, "192.0.2.1:80")?;
+/// stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+/// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+/// let mut reply = Vec::new();
+/// stream.read_to_end(&mut reply)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct TcpStream {
     pub(super) inner: Arc<StreamInner>,
@@ -31,20 +46,20 @@ pub(super) struct StreamInner {
     pub(super) net: Net,
     pub(super) id: TcpId,
     nonblocking: AtomicBool,
-    /// Whether closing breaks the connection off.
-    abrupt: AtomicBool,
+    /// Reset the connection on close (RST instead of FIN).
+    reset_on_close: AtomicBool,
     read_timeout: SharedTimeout,
     write_timeout: SharedTimeout,
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<PortClaim>>,
 }
 
 impl TcpStream {
-    pub(crate) fn new(net: &Net, id: TcpId, claim: Option<Arc<Claim>>) -> Self {
+    pub(crate) fn new(net: &Net, id: TcpId, claim: Option<Arc<PortClaim>>) -> Self {
         let inner = StreamInner {
             net: net.clone(),
             id,
             nonblocking: AtomicBool::new(false),
-            abrupt: AtomicBool::new(false),
+            reset_on_close: AtomicBool::new(false),
             read_timeout: SharedTimeout::none(),
             write_timeout: SharedTimeout::none(),
             claim,
@@ -52,27 +67,26 @@ impl TcpStream {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Connects to the first of the addresses that answers.
+    /// Connects to the first of the addresses that accepts.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionRefused`], [`io::ErrorKind::TimedOut`],
-    /// [`io::ErrorKind::HostUnreachable`] and the like, and what resolving a
-    /// name gives.
+    /// [`io::ErrorKind::HostUnreachable`] and the like, and errors of name resolution.
     pub fn connect(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        first_that_works(address, |address| {
+        try_each_address(address, |address| {
             let stream = Self::connect_nonblocking(net, address, TcpOptions::default())?;
-            stream.wait_connected(Patience::Forever)?;
+            stream.wait_connected(Deadline::Never)?;
             Ok(stream)
         })
     }
 
-    /// Connects to one address, and gives up after `limit`.
+    /// Connects to one address, for at most `limit`.
     ///
     /// # Errors
     /// As [`TcpStream::connect`].
     pub fn connect_timeout(net: &Net, address: SocketAddr, limit: Duration) -> io::Result<Self> {
         let stream = Self::connect_nonblocking(net, address, TcpOptions::default())?;
-        match stream.wait_connected(Patience::timeout(Some(limit))) {
+        match stream.wait_connected(Deadline::after(Some(limit))) {
             Ok(()) => Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(io::ErrorKind::TimedOut.into())
@@ -81,51 +95,51 @@ impl TcpStream {
         }
     }
 
-    /// Begins to connect and does not wait: the stream is writable when it is
-    /// connected, or has failed, which [`TcpStream::take_error`] tells.
+    /// Starts a connection without waiting. The stream becomes writable when the connection is
+    /// established or has failed; [`TcpStream::take_error`] returns the error.
     ///
     /// # Errors
-    /// When nothing leads to the address, or no port is free.
+    /// When there is no route to the address, or no free local port.
     pub fn connect_nonblocking(
         net: &Net,
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        net.with(|calls| {
-            let stream = Self::begin(net, calls, None, address, options)?;
-            calls.commit()?;
+        net.with(|ops| {
+            let stream = Self::start_connect(net, ops, None, address, options)?;
+            ops.commit()?;
             Ok(stream)
         })
     }
 
-    /// As [`TcpStream::connect_nonblocking`], from a local address. Port 0
-    /// lets the stack choose.
+    /// Like [`TcpStream::connect_nonblocking`], from a local address. With port 0 the stack
+    /// chooses a port.
     ///
     /// # Errors
-    /// As [`TcpStream::connect_nonblocking`], and for an address that is not
-    /// ours or in use.
+    /// As [`TcpStream::connect_nonblocking`], and for a local address that the stack does not
+    /// have or that is in use.
     pub fn connect_from(
         net: &Net,
         local: SocketAddr,
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        net.with(|calls| {
-            let stream = Self::begin(net, calls, Some(local), address, options)?;
-            calls.commit()?;
+        net.with(|ops| {
+            let stream = Self::start_connect(net, ops, Some(local), address, options)?;
+            ops.commit()?;
             Ok(stream)
         })
     }
 
-    /// Begins to connect; the first segment is not on its way yet.
-    pub(crate) fn begin(
+    /// Starts a connection; the SYN segment is not transmitted yet.
+    pub(crate) fn start_connect(
         net: &Net,
-        calls: &mut dyn Calls,
+        ops: &mut dyn SocketOps,
         local: Option<SocketAddr>,
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let (id, claim) = calls.tcp_connect(local, address, options)?;
+        let (id, claim) = ops.tcp_connect(local, address, options)?;
         Ok(Self::new(net, id, claim))
     }
 
@@ -133,54 +147,54 @@ impl TcpStream {
         self.inner.id
     }
 
-    fn wait_connected(&self, patience: Patience) -> io::Result<()> {
+    fn wait_connected(&self, deadline: Deadline) -> io::Result<()> {
         let id = self.inner.id;
-        self.inner.net.wait_for(&[SocketId::Stream(id)], patience, |calls| {
-            unless_blocked(calls.tcp_finish_connect(id))
+        self.inner.net.wait_until(&[SocketId::Stream(id)], deadline, |ops| {
+            unless_blocked(ops.tcp_finish_connect(id))
         })
     }
 
-    /// Reads what has arrived, at least one byte; 0 is the end.
+    /// Reads received data, at least one byte. Returns 0 at the end of the stream.
     ///
     /// # Errors
     /// As [`Read::read`] of the stream.
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |calls| calls.tcp_recv(id, buf))
+        self.wait_for_op(&self.inner.read_timeout, |ops| ops.tcp_recv(id, buf))
     }
 
-    /// Copies what [`TcpStream::recv`] would read next, and leaves it there.
+    /// Copies the data that [`TcpStream::recv`] would read next, without consuming it.
     ///
     /// # Errors
     /// As [`Read::read`] of the stream.
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |calls| calls.tcp_peek(id, buf))
+        self.wait_for_op(&self.inner.read_timeout, |ops| ops.tcp_peek(id, buf))
     }
 
-    /// Reads what has arrived where it lies, as much as lies together: `read`
-    /// says how much of it is done with.
+    /// Reads received data in place, as much as is contiguous: `read` returns the number of
+    /// bytes it has consumed.
     ///
     /// # Errors
     /// As [`Read::read`] of the stream.
     pub fn recv_with(&self, mut read: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |calls| calls.tcp_recv_with(id, &mut read))
+        self.wait_for_op(&self.inner.read_timeout, |ops| ops.tcp_recv_with(id, &mut read))
     }
 
-    /// Writes some of `data`, at least one byte of it.
+    /// Writes some of `data`, at least one byte.
     ///
     /// # Errors
     /// As [`Write::write`] of the stream.
     pub fn send(&self, data: &[u8]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.write_timeout, |calls| calls.tcp_send(id, data))
+        self.wait_for_op(&self.inner.write_timeout, |ops| ops.tcp_send(id, data))
     }
 
-    /// Has `write` put data where it stays until the peer has it, as much as
-    /// lies together (up to 2 KiB) and no more than `limit`: the program needs
-    /// no buffer of its own. `write` says how much it wrote; what it finds there
-    /// has no meaning. It runs while nobody else can use the stack.
+    /// Writes in place: `write` gets contiguous send-buffer memory (up to 2 KiB, and at most
+    /// `limit` bytes) and returns the number of bytes written. The data stays there until the
+    /// peer acknowledges it, so the application needs no buffer. The previous content of the
+    /// memory is undefined. `write` runs with the stack locked.
     ///
     /// # Errors
     /// As [`Write::write`] of the stream; `write` is not called then.
@@ -190,34 +204,34 @@ impl TcpStream {
         mut write: impl FnMut(&mut [u8]) -> usize,
     ) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.write_timeout, |calls| calls.tcp_send_with(id, limit, &mut write))
+        self.wait_for_op(&self.inner.write_timeout, |ops| ops.tcp_send_with(id, limit, &mut write))
     }
 
-    /// Reads what has arrived into these buffers, one after the other.
+    /// Reads received data into these buffers, one after the other.
     ///
     /// # Errors
     /// As [`Read::read`] of the stream.
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.read_timeout, |calls| {
+        self.wait_for_op(&self.inner.read_timeout, |ops| {
             let filled = bufs.iter_mut().filter(|buf| !buf.is_empty());
-            one_after_another(filled, |buf| {
-                let len = calls.tcp_recv(id, buf)?;
-                Ok((len, calls.tcp_readable(id) > 0))
+            vectored_op(filled, |buf| {
+                let len = ops.tcp_recv(id, buf)?;
+                Ok((len, ops.tcp_readable(id) > 0))
             })
         })
     }
 
-    /// Writes some of these pieces of data, at least one byte of them.
+    /// Writes some of the data in these slices, at least one byte.
     ///
     /// # Errors
     /// As [`Write::write`] of the stream.
     pub fn send_vectored(&self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.call(&self.inner.write_timeout, |calls| write_pieces(calls, id, data))
+        self.wait_for_op(&self.inner.write_timeout, |ops| send_buffers(ops, id, data))
     }
 
-    /// Shuts reading, writing or both.
+    /// Shuts down reading, writing or both.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`].
@@ -227,106 +241,103 @@ impl TcpStream {
             Shutdown::Write => Half::Write,
             Shutdown::Both => Half::Both,
         };
-        self.inner.net.with(|calls| calls.tcp_shutdown(self.inner.id, half))
+        self.inner.net.with(|ops| ops.tcp_shutdown(self.inner.id, half))
     }
 
-    /// The peer's address.
+    /// Address of the peer.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.inner.net.with(|calls| calls.tcp_peer_addr(self.inner.id));
+        let address = self.inner.net.with(|ops| ops.tcp_peer_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// Our own address.
+    /// Local address.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.inner.net.with(|calls| calls.tcp_local_addr(self.inner.id));
+        let address = self.inner.net.with(|ops| ops.tcp_local_addr(self.inner.id));
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// How many bytes can be written now: what there is room for. A socket may be
-    /// ready to write only when that is a good part of its send buffer.
+    /// Free send-buffer space in bytes. A socket may become ready to write only when a good part
+    /// of its send buffer is free.
     pub fn writable_bytes(&self) -> usize {
-        self.inner.net.with(|calls| calls.tcp_writable(self.inner.id))
+        self.inner.net.with(|ops| ops.tcp_writable(self.inner.id))
     }
 
-    /// What is known about the connection.
+    /// State and statistics of the connection, as Linux's `TCP_INFO`.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn info(&self) -> io::Result<TcpInfo> {
-        let info = self.inner.net.with(|calls| calls.tcp_info(self.inner.id));
+        let info = self.inner.net.with(|ops| ops.tcp_info(self.inner.id));
         info.ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// The options of the connection.
+    /// Options of the connection.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn options(&self) -> io::Result<TcpOptions> {
-        let options = self.inner.net.with(|calls| calls.tcp_options(self.inner.id));
+        let options = self.inner.net.with(|ops| ops.tcp_options(self.inner.id));
         options.ok_or(io::ErrorKind::NotConnected.into())
     }
 
     /// Changes the options of the connection.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn set_options(&self, change: impl FnOnce(&mut TcpOptions)) -> io::Result<()> {
-        self.inner.net.with(|calls| {
-            let mut options =
-                calls.tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected)?;
+        self.inner.net.with(|ops| {
+            let mut options = ops.tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected)?;
             change(&mut options);
-            calls.tcp_set_options(self.inner.id, options)
+            ops.tcp_set_options(self.inner.id, options)
         })
     }
 
-    /// Whether small segments go out at once.
+    /// Sends small segments at once (`TCP_NODELAY`), without Nagle's algorithm.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.set_options(|options| options.no_delay = nodelay)
     }
 
-    /// Whether small segments go out at once.
+    /// True if small segments are sent at once.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn nodelay(&self) -> io::Result<bool> {
         Ok(self.options()?.no_delay)
     }
 
-    /// Whether and how a silent peer is asked if it is still there.
+    /// Enables or disables keepalive probes to a silent peer.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the connection is open.
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
         self.set_options(|options| options.keepalive = keepalive)
     }
 
-    /// The time to live, or hop limit, of what is sent.
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of sent packets.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a number over 255.
+    /// [`io::ErrorKind::InvalidInput`] for a value over 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = u8::try_from(ttl).map_err(|_| io::ErrorKind::InvalidInput)?;
         self.set_options(|options| options.hop_limit = Some(ttl))
     }
 
-    /// Whether dropping the last handle breaks the connection off by a reset
-    /// instead of bringing it to an orderly end: what is `SO_LINGER` with a
-    /// time of zero elsewhere.
-    pub fn set_abrupt(&self, abrupt: bool) {
-        self.inner.abrupt.store(abrupt, Ordering::Relaxed);
+    /// Resets the connection (RST) when the last handle is dropped, instead of an orderly close
+    /// (FIN): `SO_LINGER` with a time of zero.
+    pub fn set_reset_on_close(&self, reset: bool) {
+        self.inner.reset_on_close.store(reset, Ordering::Relaxed);
     }
 
-    /// Whether calls return at once with [`io::ErrorKind::WouldBlock`] instead
-    /// of waiting.
+    /// Makes calls return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -335,31 +346,31 @@ impl TcpStream {
         Ok(())
     }
 
-    /// How long reading waits; `None` for ever.
+    /// Sets the timeout of reads; `None` waits without limit.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    /// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.read_timeout.set(timeout)
     }
 
-    /// How long writing waits for room; `None` for ever.
+    /// Sets the timeout of writes that wait for send-buffer space; `None` waits without limit.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a time-out of zero.
+    /// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.write_timeout.set(timeout)
     }
 
-    /// The error that the connection ended with, if any; it is then forgotten.
+    /// Takes the error that ended the connection, if any; later calls return `None`.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.inner.net.with(|calls| calls.tcp_take_error(self.inner.id)))
+        Ok(self.inner.net.with(|ops| ops.tcp_take_error(self.inner.id)))
     }
 
-    /// A second handle on the same connection.
+    /// Creates a second handle of the same connection.
     ///
     /// # Errors
     /// None; the signature is that of `std::net`.
@@ -367,18 +378,18 @@ impl TcpStream {
         Ok(self.clone())
     }
 
-    /// Waits until a call gives something, and sends what that has made.
-    fn call<R>(
+    /// Waits until an operation succeeds or fails, and transmits its segments.
+    fn wait_for_op<R>(
         &self,
-        limit: &SharedTimeout,
-        mut call: impl FnMut(&mut dyn Calls) -> Called<R>,
+        timeout: &SharedTimeout,
+        mut op: impl FnMut(&mut dyn SocketOps) -> OpResult<R>,
     ) -> io::Result<R> {
-        let patience = patience(&self.inner.nonblocking, limit.get());
-        self.inner.net.wait_for(&[SocketId::Stream(self.inner.id)], patience, |calls| {
-            calls.read_clock();
-            unless_blocked(call(calls)).map(|called| {
-                called.and_then(|result| {
-                    calls.commit()?;
+        let deadline = deadline(&self.inner.nonblocking, timeout.get());
+        self.inner.net.wait_until(&[SocketId::Stream(self.inner.id)], deadline, |ops| {
+            ops.read_clock();
+            unless_blocked(op(ops)).map(|outcome| {
+                outcome.and_then(|result| {
+                    ops.commit()?;
                     Ok(result)
                 })
             })
@@ -415,7 +426,7 @@ impl Write for TcpStream {
         self.send_vectored(data)
     }
 
-    /// Nothing is held back here.
+    /// Does nothing: written data is not held back.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -458,67 +469,66 @@ impl std::fmt::Debug for TcpStream {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        let ended = Ended {
+        let ended = ClosingStream {
             net: self.net.clone(),
             id: self.id,
-            abrupt: self.abrupt.load(Ordering::Relaxed),
+            reset_on_close: self.reset_on_close.load(Ordering::Relaxed),
             claim: self.claim.take(),
-            is_over: false,
+            is_closed: false,
         };
-        // What cannot be deferred ends here.
-        drop(batch::defer(ended));
+        // An error carries the stream back: dropping it closes the connection here.
+        drop(batch::defer_close(ended));
     }
 }
 
-/// A connection that the program has no handle on any more. It is closed when
-/// this is dropped.
-pub(crate) struct Ended {
+/// Connection whose last handle was dropped. Dropping this value closes the connection.
+pub(crate) struct ClosingStream {
     net: Net,
     id: TcpId,
-    abrupt: bool,
-    claim: Option<Arc<Claim>>,
-    is_over: bool,
+    reset_on_close: bool,
+    claim: Option<Arc<PortClaim>>,
+    is_closed: bool,
 }
 
-impl Ended {
-    /// Closes the connection, if it is of this stack; `None` when it is done.
-    pub(crate) fn end_in(mut self, net: &Net, calls: &mut dyn Calls) -> Option<Self> {
+impl ClosingStream {
+    /// Closes the connection if it belongs to the stack `net`; otherwise returns the value.
+    pub(crate) fn close_in(mut self, net: &Net, ops: &mut dyn SocketOps) -> Option<Self> {
         if !self.net.is_same(net) {
             return Some(self);
         }
-        self.end(calls);
+        self.close(ops);
         None
     }
 
-    fn end(&mut self, calls: &mut dyn Calls) {
-        self.is_over = true;
-        calls.tcp_end(self.id, self.abrupt, self.claim.take());
+    fn close(&mut self, ops: &mut dyn SocketOps) {
+        self.is_closed = true;
+        ops.tcp_close(self.id, self.reset_on_close, self.claim.take());
     }
 }
 
-impl Drop for Ended {
+impl Drop for ClosingStream {
     fn drop(&mut self) {
-        if self.is_over {
+        if self.is_closed {
             return;
         }
         let net = self.net.clone();
-        net.with(|calls| {
-            self.end(calls);
-            // A port that takes nothing more says so to the next who uses it.
-            let _ = calls.commit();
+        net.with(|ops| {
+            self.close(ops);
+            // A device error is reported to the next call.
+            let _ = ops.commit();
         });
     }
 }
 
-/// Writes one piece after the other, as far as there is room.
-pub(super) fn write_pieces(
-    calls: &mut dyn Calls,
+/// Sends one slice after the other, as far as there is send-buffer space.
+pub(super) fn send_buffers(
+    ops: &mut dyn SocketOps,
     id: TcpId,
     data: &[IoSlice<'_>],
-) -> Called<usize> {
-    let pieces = data.iter().filter(|piece| !piece.is_empty());
-    one_after_another(pieces, |piece| {
-        let len = calls.tcp_send(id, piece)?;
+) -> OpResult<usize> {
+    let buffers = data.iter().filter(|piece| !piece.is_empty());
+    vectored_op(buffers, |piece| {
+        let len = ops.tcp_send(id, piece)?;
         Ok((len, len == piece.len()))
     })
 }

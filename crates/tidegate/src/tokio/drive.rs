@@ -1,4 +1,4 @@
-//! The task that runs a stack for other tasks.
+//! Task that drives a stack for other tasks.
 
 use std::future::poll_fn;
 use std::io;
@@ -13,29 +13,45 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use tidegate_engine::{Sleep, Step};
+use tidegate_engine::{IdleStep, SleepPlan};
 use tidegate_memory::Doorbell;
 
 use crate::Net;
-use crate::attached::Attached;
-use crate::net::{Core, Shared};
+use crate::attached::AttachedStack;
+use crate::net::{EmbeddedCore, EmbeddedStack};
 
-/// The most rounds before other tasks have a turn though frames still come.
-const ROUNDS: usize = 4;
+/// Most rounds before other tasks run, although frames still arrive.
+const MAX_ROUNDS_PER_POLL: usize = 4;
 
-/// Runs the stack for the tasks that wait for its sockets, until it fails or
-/// is dropped. To be spawned once for each [`Net`], on a runtime with I/O
-/// enabled. It sleeps while nothing happens.
+/// Drives the stack for the tasks that wait for its sockets, until the stack fails or the future
+/// is dropped. Spawn it once for each [`Net`], on a runtime with I/O enabled. It sleeps while
+/// nothing happens.
 ///
-/// With a thread of the stack's own it only waits, for the thread to fail.
+/// With a dedicated thread of the stack it only waits for a failure of that thread.
 ///
 /// # Errors
-/// When the port is of no further use.
+/// When the device has failed, or the daemon has exited.
+///
+/// # Examples
+/// ```no_run
+/// use tidegate::Net;
+/// use tidegate::tokio::{TcpListener, drive};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// let net = Net::attach("/run/tidegate/tidegate.sock", "my-server")?;
+/// tokio::spawn(drive(net.clone()));
+/// let listener = TcpListener::bind(&net, "0.0.0.0:80")?;
+/// let (_stream, peer) = listener.accept().await?;
+/// println!("connection from {peer}");
+/// # Ok(())
+/// # }
+/// ```
 pub async fn drive(net: Net) -> io::Result<()> {
     if let Some(attached) = net.attached() {
-        return hear(attached).await;
+        return drive_attached(attached).await;
     }
-    let Some(shared) = net.here() else { return Ok(()) };
+    let Some(shared) = net.embedded() else { return Ok(()) };
     let driver = Driver::new(Arc::clone(shared))?;
     let result = match net.has_threads() {
         true => poll_fn(|context| driver.poll_failure(context)).await,
@@ -48,24 +64,24 @@ pub async fn drive(net: Net) -> io::Result<()> {
     result
 }
 
-/// Hears what a daemon tells, and wakes the tasks that it concerns.
-async fn hear(attached: &Attached) -> io::Result<()> {
-    let connection = watch(attached.signal()?)?;
+/// Takes the daemon's notifications, and wakes the tasks that they concern.
+async fn drive_attached(attached: &AttachedStack) -> io::Result<()> {
+    let connection = watch(attached.wake_fd()?)?;
     loop {
         if attached.lock().prepare_sleep()? {
             connection.readable().await?.clear_ready();
         }
-        attached.lock().wake_up()?;
-        // Tasks that were woken have their turn.
+        attached.lock().finish_sleep()?;
+        // Woken tasks run first.
         yield_now().await;
     }
 }
 
 struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<EmbeddedStack>,
     bell: Arc<Doorbell>,
-    /// What there is to wait for, by its use.
-    port: Option<AsyncFd<OwnedFd>>,
+    /// Descriptors to wait for, by their use.
+    device: Option<AsyncFd<OwnedFd>>,
     others: Vec<AsyncFd<OwnedFd>>,
     timer: AsyncFd<OwnedFd>,
 }
@@ -76,7 +92,7 @@ fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>) -> io::Result<Self> {
+    fn new(shared: Arc<EmbeddedStack>) -> io::Result<Self> {
         let bell = Arc::new(Doorbell::new()?);
         let fds = shared.lock().engine.wake_fds()?;
         let rung = bell.as_fd().try_clone_to_owned()?;
@@ -86,7 +102,7 @@ impl Driver {
         )?;
         Ok(Self {
             bell,
-            port: fds.port.map(watch).transpose()?,
+            device: fds.device.map(watch).transpose()?,
             others: fds
                 .neighbours
                 .into_iter()
@@ -100,10 +116,10 @@ impl Driver {
 
     async fn run(&self) -> io::Result<()> {
         loop {
-            match self.rounds()? {
-                // Tasks that were woken have their turn.
-                Step::Spin | Step::Pause => yield_now().await,
-                Step::Sleep => self.sleep().await?,
+            match self.run_rounds()? {
+                // Woken tasks run first.
+                IdleStep::Spin | IdleStep::Pause => yield_now().await,
+                IdleStep::Sleep => self.sleep().await?,
             }
         }
     }
@@ -113,51 +129,51 @@ impl Driver {
         match &core.failure {
             Some(failure) => Poll::Ready(Err(io::Error::new(failure.kind(), failure.to_string()))),
             None => {
-                core.tasks.wait_for_failure(context.waker());
+                core.tasks.register_for_failure(context.waker());
                 Poll::Pending
             }
         }
     }
 
-    /// Runs the engine, and says how to wait for the next time.
-    fn rounds(&self) -> io::Result<Step> {
+    /// Runs the engine. Returns the way to wait for the next run.
+    fn run_rounds(&self) -> io::Result<IdleStep> {
         let mut core = self.shared.lock();
-        for _ in 0..ROUNDS {
-            core.send_written();
+        for _ in 0..MAX_ROUNDS_PER_POLL {
+            core.flush_written();
             if core.run()? == 0 {
                 break;
             }
             if core.tasks.has_woken() {
-                return Ok(Step::Spin);
+                return Ok(IdleStep::Spin);
             }
         }
-        Ok(if core.tasks.has_woken() { Step::Spin } else { core.engine.idle_step() })
+        Ok(if core.tasks.has_woken() { IdleStep::Spin } else { core.engine.idle_step() })
     }
 
-    /// Sleeps until there is something for the engine to do.
+    /// Sleeps until the engine has work.
     async fn sleep(&self) -> io::Result<()> {
-        let mut asleep = None;
-        poll_fn(|context| self.poll_sleep(context, &mut asleep)).await
+        let mut sleep_guard = None;
+        poll_fn(|context| self.poll_sleep(context, &mut sleep_guard)).await
     }
 
     fn poll_sleep<'d>(
         &'d self,
         context: &mut Context<'_>,
-        asleep: &mut Option<Asleep<'d>>,
+        sleep_guard: &mut Option<SleepGuard<'d>>,
     ) -> Poll<io::Result<()>> {
-        let sleep = match asleep {
+        let sleep = match sleep_guard {
             Some(asleep) => {
                 asleep.shared.lock().tasks.set_driver(Some(context.waker()));
                 asleep.sleep
             }
-            None => match Asleep::enter(self, context)? {
-                Some(entered) => asleep.insert(entered).sleep,
+            None => match SleepGuard::enter(self, context)? {
+                Some(entered) => sleep_guard.insert(entered).sleep,
                 None => return Poll::Ready(Ok(())),
             },
         };
-        let mut woken = self.shared.lock().tasks.driver_called;
-        let port = self.port.iter().filter(|_| !sleep.held);
-        for fd in port.chain(&self.others).chain([&self.timer]) {
+        let mut woken = self.shared.lock().tasks.is_driver_woken;
+        let device = self.device.iter().filter(|_| !sleep.receive_paused);
+        for fd in device.chain(&self.others).chain([&self.timer]) {
             if let Poll::Ready(guard) = fd.poll_read_ready(context) {
                 guard?.clear_ready();
                 woken = true;
@@ -168,7 +184,7 @@ impl Driver {
 
     fn set_timer(&self, timeout_ns: Option<u64>) -> io::Result<()> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Zero would stop the timer.
+        // A value of zero would stop the timer.
         let value = timeout_ns.map_or(zero, |ns| Timespec {
             tv_sec: (ns.max(1) / 1_000_000_000) as i64,
             tv_nsec: (ns.max(1) % 1_000_000_000) as i64,
@@ -183,31 +199,31 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let mut core = self.shared.lock();
         core.tasks.set_driver(None);
-        // What was left to it goes out all the same.
-        core.send_written();
-        let _ = core.send_and_tell();
+        // Data left to this driver is still sent.
+        core.flush_written();
+        let _ = core.flush_and_dispatch();
     }
 }
 
-/// Somebody who sleeps and will run the engine then.
-struct Asleep<'d> {
-    shared: &'d Arc<Shared>,
+/// Registration of the driver as a sleeper that will run the engine.
+struct SleepGuard<'d> {
+    shared: &'d Arc<EmbeddedStack>,
     bell: &'d Arc<Doorbell>,
-    sleep: Sleep,
+    sleep: SleepPlan,
 }
 
-impl<'d> Asleep<'d> {
-    /// `None` when there is work.
+impl<'d> SleepGuard<'d> {
+    /// Registers the driver; `None` when there is work.
     fn enter(driver: &'d Driver, context: &mut Context<'_>) -> io::Result<Option<Self>> {
         let Driver { shared, bell, .. } = driver;
         bell.arm();
         let mut core = shared.lock();
         core.tasks.set_driver(Some(context.waker()));
-        if core.tasks.driver_called || core.groups.has_work() {
+        if core.tasks.is_driver_woken || core.reader_groups.has_work() {
             return Ok(None);
         }
         let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(None) };
-        core.held = sleep.held.then(|| Arc::clone(bell));
+        core.paused_sleeper = sleep.receive_paused.then(|| Arc::clone(bell));
         core.enter_sleep(bell, sleep.timeout_ns);
         drop(core);
         driver.set_timer(sleep.timeout_ns)?;
@@ -215,17 +231,17 @@ impl<'d> Asleep<'d> {
     }
 }
 
-impl Drop for Asleep<'_> {
+impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
         self.shared.lock().leave_sleep(self.bell);
         self.bell.disarm();
     }
 }
 
-impl Core {
-    /// Lets go what tasks have written.
-    fn send_written(&mut self) {
-        if std::mem::take(&mut self.tasks.driver_called) {
+impl EmbeddedCore {
+    /// Queues the segments of data that tasks have written.
+    fn flush_written(&mut self) {
+        if std::mem::take(&mut self.tasks.is_driver_woken) {
             let now_ns = self.engine.read_clock();
             let (stack, arena, _) = self.engine.parts();
             stack.tcp_flush(now_ns, arena);

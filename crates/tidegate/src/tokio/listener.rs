@@ -1,4 +1,4 @@
-//! Listening for connections.
+//! TCP listeners.
 
 use std::future::poll_fn;
 use std::io;
@@ -10,15 +10,15 @@ use tidegate_stack::TcpOptions;
 use super::TcpStream;
 use crate::Net;
 
-/// A listener for TCP connections, in the style of `tokio::net::TcpListener`.
+/// TCP listener, in the style of `tokio::net::TcpListener`.
 #[derive(Clone, Debug)]
 pub struct TcpListener {
     inner: crate::TcpListener,
 }
 
 impl TcpListener {
-    /// Listens, as [`crate::TcpListener::bind`]. Names are resolved at once,
-    /// which may block: give addresses.
+    /// Listens, as [`crate::TcpListener::bind`]. Name resolution blocks the thread: pass
+    /// addresses.
     ///
     /// # Errors
     /// As [`crate::TcpListener::bind`].
@@ -26,8 +26,8 @@ impl TcpListener {
         crate::TcpListener::bind(net, address).map(Self::from)
     }
 
-    /// As [`TcpListener::bind`], with room for `backlog` connections that were
-    /// not accepted yet, and with options for all of them.
+    /// Like [`TcpListener::bind`], with an accept queue of `backlog` connections, and with
+    /// options for all connections.
     ///
     /// # Errors
     /// As [`crate::TcpListener::bind`].
@@ -40,19 +40,19 @@ impl TcpListener {
         crate::TcpListener::bind_with(net, address, backlog, options).map(Self::from)
     }
 
-    /// Waits for a connection. Returns it with the peer's address. Several
-    /// tasks may wait; nothing is lost when one gives up.
+    /// Waits for a connection. Returns its stream and the peer's address. Several tasks may
+    /// wait. Cancel-safe: no connection is lost when the future is dropped.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|context| self.poll_accept(context)).await
     }
 
-    /// As [`TcpListener::accept`], for futures written by hand.
+    /// Like [`TcpListener::accept`], for hand-written futures.
     ///
     /// # Errors
-    /// When the port is of no further use.
+    /// When the device has failed.
     pub fn poll_accept(
         &self,
         context: &mut Context<'_>,
@@ -60,10 +60,10 @@ impl TcpListener {
         self.inner.poll_accept(context).map_ok(|(stream, peer)| (TcpStream::from(stream), peer))
     }
 
-    /// The address it listens on.
+    /// Local address of the listener.
     ///
     /// # Errors
-    /// None while it is open.
+    /// None while the listener is open.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.local_addr()
     }

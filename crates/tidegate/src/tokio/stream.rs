@@ -1,4 +1,4 @@
-//! One connection.
+//! TCP connections.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -13,18 +13,18 @@ use tidegate_stack::TcpOptions;
 use crate::Net;
 use crate::udp::no_address;
 
-/// A TCP connection, in the style of `tokio::net::TcpStream`. What does not
-/// wait, such as options, is done by the [`crate::TcpStream`] inside.
+/// TCP connection, in the style of `tokio::net::TcpStream`. Calls that do not wait, such as
+/// options, are those of the inner [`crate::TcpStream`].
 ///
-/// One task at a time may read from a connection, and one write to it.
+/// One task at a time may read from a connection, and one task may write to it.
 #[derive(Debug)]
 pub struct TcpStream {
     inner: crate::TcpStream,
 }
 
 impl TcpStream {
-    /// Connects to the first of the addresses that answers. Names are resolved
-    /// at once, which may block: give addresses.
+    /// Connects to the first of the addresses that accepts. Name resolution blocks the thread:
+    /// pass addresses.
     ///
     /// # Errors
     /// As [`crate::TcpStream::connect`].
@@ -53,7 +53,7 @@ impl TcpStream {
         Ok(Self { inner })
     }
 
-    /// The connection for calls that block.
+    /// Converts to the connection with blocking calls.
     pub fn into_blocking(self) -> crate::TcpStream {
         self.inner
     }
@@ -112,12 +112,12 @@ impl AsyncWrite for TcpStream {
         true
     }
 
-    /// Nothing is held back here.
+    /// Does nothing: written data is not held back.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// The peer reads the end after what was written.
+    /// Shuts down writing: the peer reads the end of the stream after the written data.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.inner.shutdown(Shutdown::Write))
     }

@@ -1,4 +1,4 @@
-//! Two hosts in one process, joined by a wire in memory.
+//! Two hosts in one process, joined by an in-memory link.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use tidegate::mem::{MemConfig, wire};
 use tidegate::{FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
 use tidegate_service::daemon::{
-    DEFAULT_COALESCING, Daemon, DoorConfig, Quota, Report, Start, Upgrade,
+    AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota, StartOptions, UpgradeMode,
 };
 
-/// The addresses of the first and of the second host, in each family.
+/// Addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 
-/// The configurations of the hosts, each with so many frames.
+/// Configurations of the hosts, with `frames` frames each.
 fn configs(frames: u32) -> [NetConfig; 2] {
     let (a, b) = wire(&MemConfig::default()).unwrap();
-    [(a, 0), (b, 1)].map(|(port, host)| {
-        NetConfig::new(port)
+    [(a, 0), (b, 1)].map(|(device, host)| {
+        NetConfig::new(device)
             .address(format!("{}/24", FAMILIES[0][host]).parse().unwrap())
             .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
             .frames(frames, FrameSize::K2)
@@ -27,12 +27,12 @@ fn configs(frames: u32) -> [NetConfig; 2] {
     })
 }
 
-/// The hosts, each with so many frames; `change` sets what else a test needs.
+/// Opens the hosts with `frames` frames each; `change` adds the test's own configuration.
 pub fn open(frames: u32, change: impl Fn(NetConfig) -> NetConfig) -> [Net; 2] {
     try_open(frames, change).unwrap()
 }
 
-/// As [`open`], where that may fail.
+/// As [`open`], but returns errors.
 pub fn try_open(
     frames: u32,
     change: impl Fn(NetConfig) -> NetConfig,
@@ -41,19 +41,19 @@ pub fn try_open(
     Ok([a?, b?])
 }
 
-/// Hosts whose stacks are in daemons, which end with this.
+/// Two hosts with a daemon each; dropping this stops the daemons.
 pub struct Daemons {
     daemons: [(Daemon, std::path::PathBuf); 2],
     _folder: TempDir,
 }
 
-/// Starts them, each with so many frames and on so many network cores.
+/// Starts a daemon on each host, with `frames` frames and `cores` network cores.
 pub fn daemons(frames: u32, cores: usize) -> Daemons {
     let folder = tempfile::tempdir().unwrap();
     let mut names = ["a.sock", "b.sock"].into_iter();
     let daemons = configs(frames).map(|config| {
         let path = folder.path().join(names.next().unwrap());
-        let door = DoorConfig {
+        let attach = AttachConfig {
             path: path.clone(),
             mode: 0o600,
             group: None,
@@ -61,36 +61,36 @@ pub fn daemons(frames: u32, cores: usize) -> Daemons {
             coalescing: DEFAULT_COALESCING,
             quota: Quota::default(),
         };
-        let start = Start {
-            door,
+        let options = StartOptions {
+            attach,
             cores: cores..=cores,
-            begin: |_| Ok(()),
-            settle: || Ok(()),
-            upgrade: Upgrade::Refused("it is not asked"),
+            on_core_start: |_| Ok(()),
+            drop_privileges: || Ok(()),
+            upgrade: UpgradeMode::Refused("the tests do not upgrade it"),
             log: Arc::new(|_: &str| {}),
         };
-        (Daemon::start_with(config, start).unwrap(), path)
+        (Daemon::start_with(config, options).unwrap(), path)
     });
     Daemons { daemons, _folder: folder }
 }
 
 impl Daemons {
-    /// How it stands with one of them.
-    pub fn report(&self, host: usize) -> Report {
+    /// Report of the daemon on host 0 or 1.
+    pub fn report(&self, host: usize) -> DaemonReport {
         self.daemons[host].0.report().unwrap()
     }
 
-    /// A program on each.
+    /// Attaches an application to each daemon.
     pub fn attach(&self) -> [Net; 2] {
         [0, 1].map(|n| Net::attach(&self.daemons[n].1, "test").unwrap())
     }
 }
 
-/// Network cores of a daemon: one, and several, on all of which its programs have what
-/// can be divided.
+/// Numbers of network cores to test a daemon with: one, and several, over which sockets are
+/// sharded.
 pub const CORES: [usize; 2] = [1, 3];
 
-/// Runs `check` with stacks in this program, and with stacks in daemons.
+/// Runs `check` with embedded stacks, and with daemons for each number of [`CORES`].
 pub fn in_both_forms(frames: u32, check: impl Fn([Net; 2])) {
     check(open(frames, |config| config));
     CORES.into_iter().for_each(|cores| check(daemons(frames, cores).attach()));

@@ -1,10 +1,10 @@
-//! That differences are found, and only those.
+//! Tests of reply comparison: real differences are reported, and no others.
 
 use super::*;
 
 const QUESTION: &[u8] = b"\x03www\x07example\x00\x00\x01\x00\x01";
 
-/// A record with an owner in wire format; TTL 60.
+/// Builds a record with an owner in wire format and TTL 60.
 fn record(owner: &[u8], rtype: u8, data: &[u8]) -> Vec<u8> {
     let head = [0, rtype, 0, 1, 0, 0, 0, 60, 0, data.len() as u8];
     [owner, &head, data].concat()
@@ -47,20 +47,20 @@ fn assert_section(
 }
 
 #[test]
-fn order_case_and_compression_mean_nothing() {
+fn ignores_order_case_and_compression() {
     let (one, two) = ([192, 0, 2, 1], [192, 0, 2, 2]);
     let expected = message(AA, [&[record(WWW, 1, &one), record(WWW, 1, &two)], &[], &[]]);
     let spelled = b"\x03WWW\x07Example\x00";
     let got = message(AA, [&[record(spelled, 1, &two), record(WWW, 1, &one)], &[], &[]]);
     compare(&expected, &got).unwrap();
-    // A name in record data, whole and as a pointer.
+    // A name in record data, once uncompressed and once with a pointer.
     let expected = message(AA, [&[record(WWW, 5, b"\x01A\x07example\x00")], &[], &[]]);
     let got = message(AA, [&[record(WWW, 5, b"\x01a\xc0\x10")], &[], &[]]);
     compare(&expected, &got).unwrap();
 }
 
 #[test]
-fn fields_of_the_header_are_compared() {
+fn reports_different_header_fields() {
     let expected = message(AA, [&[], &[], &[]]);
     let changed = |at: usize, value: u8| {
         let mut got = expected.clone();
@@ -74,15 +74,15 @@ fn fields_of_the_header_are_compared() {
     assert_eq!(field(&expected, &changed(13, b'x')), "question");
     let opt = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0].to_vec();
     assert_eq!(field(&expected, &message(AA, [&[], &[], &[opt]])), "EDNS");
-    // Recursion is not what authoritative servers are asked about.
+    // RA is not compared: recursion is no subject of an authoritative server.
     compare(&expected, &changed(3, 0x80)).unwrap();
     let unreadable = compare(&expected, &changed(2, 0x04));
-    assert!(matches!(unreadable, Err(Difference::Unreadable { which: "got", .. })));
+    assert!(matches!(unreadable, Err(Difference::Unreadable { side: "got", .. })));
     assert!(compare(&expected, &expected[..20]).is_err());
 }
 
 #[test]
-fn answers_must_be_the_same() {
+fn reports_missing_and_extra_answers() {
     let (one, two) = (record(WWW, 1, &[1; 4]), record(WWW, 1, &[2; 4]));
     let both = message(AA, [&[one.clone(), two.clone()], &[], &[]]);
     let only_one = message(AA, [std::slice::from_ref(&one), &[], &[]]);
@@ -97,7 +97,7 @@ fn answers_must_be_the_same() {
 }
 
 #[test]
-fn an_authority_section_is_needed_without_an_answer_only() {
+fn requires_authority_section_only_without_answers() {
     let ns = record(b"\xc0\x10", 2, b"\x01n\xc0\x10");
     let a = record(WWW, 1, &[1; 4]);
     let none: &[Vec<u8>] = &[];
@@ -110,7 +110,7 @@ fn an_authority_section_is_needed_without_an_answer_only() {
 }
 
 #[test]
-fn glue_is_needed_only_inside_the_delegated_zone() {
+fn requires_glue_only_inside_the_delegated_zone() {
     let inside = b"\x01n\x03www\x07example\x00";
     let outside = b"\x01n\x05other\x00";
     let servers = [record(WWW, 2, inside), record(WWW, 2, outside)];
@@ -123,7 +123,7 @@ fn glue_is_needed_only_inside_the_delegated_zone() {
 }
 
 #[test]
-fn any_may_be_answered_in_part_but_not_wrongly() {
+fn accepts_partial_but_not_wrong_any_answers() {
     let ask_any = |records: &[Vec<u8>]| {
         let mut message = message(AA, [records, &[], &[]]);
         message[12 + QUESTION.len() - 3] = 255;

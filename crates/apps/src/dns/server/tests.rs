@@ -1,4 +1,4 @@
-//! Whole answers, byte by byte where bytes matter.
+//! Tests of whole replies, byte by byte where bytes matter.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ ns2.sub AAAA 2001:db8::5
 mx MX 10 ns1
 ";
 
-fn server(texts: &[&str]) -> Server {
+fn server(texts: &[&str]) -> DnsServer {
     let folder = tempfile::tempdir().unwrap();
     let mut zones = Vec::new();
     for (index, text) in texts.iter().enumerate() {
@@ -44,11 +44,11 @@ fn server(texts: &[&str]) -> Server {
         std::fs::write(&path, text).unwrap();
         zones.push(super::super::ZoneSource { origin: None, path });
     }
-    Server::load(&DnsConfig { zones, hash_seed: 1, ..DnsConfig::default() }).unwrap()
+    DnsServer::load(&DnsConfig { zones, hash_seed: 1, ..DnsConfig::default() }).unwrap()
 }
 
-/// Asks over the responder, as both families do, and returns the answer.
-fn ask(server: &mut Server, message: &[u8]) -> Option<Vec<u8>> {
+/// Passes a message to the responder, from an IPv4 and an IPv6 client, and returns the reply.
+fn send_query(server: &mut DnsServer, message: &[u8]) -> Option<Vec<u8>> {
     let replies = CLIENTS.map(|client| {
         let mut reply = vec![0xee; 4096];
         let len = server.respond(message, client.parse().unwrap(), &mut reply)?;
@@ -63,8 +63,8 @@ fn question(name: &str, rtype: Rtype) -> Question {
     Question { name: Name::from_text(name).unwrap(), rtype: rtype.to_int() }
 }
 
-fn answer(server: &mut Server, name: &str, rtype: Rtype) -> Message<Vec<u8>> {
-    let reply = ask(server, &question(name, rtype).to_message(7, Some(1232))).unwrap();
+fn reply_to(server: &mut DnsServer, name: &str, rtype: Rtype) -> Message<Vec<u8>> {
+    let reply = send_query(server, &question(name, rtype).to_message(7, Some(1232))).unwrap();
     Message::from_octets(reply).unwrap()
 }
 
@@ -87,57 +87,59 @@ fn records(message: &Message<Vec<u8>>) -> Vec<String> {
 }
 
 #[test]
-fn an_answer_is_what_the_wire_format_says() {
+fn encodes_reply_in_wire_format() {
     let mut server = server(&[ZONE]);
     let query = question("wWw.eXample", Rtype::A).to_message(0x1234, None);
     let mut expected = vec![0x12, 0x34, 0x84, 0x00, 0, 1, 0, 1, 0, 0, 0, 0];
     expected.extend_from_slice(b"\x03wWw\x07eXample\x00\x00\x01\x00\x01");
     expected.extend_from_slice(b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x01\x2c\x00\x04\xc0\x00\x02\x02");
-    assert_eq!(ask(&mut server, &query).unwrap(), expected);
+    assert_eq!(send_query(&mut server, &query).unwrap(), expected);
 }
 
 #[test]
-fn flags_of_the_query_come_back_as_they_should() {
+fn copies_rd_and_cd_and_clears_other_flags() {
     let mut server = server(&[ZONE]);
     let mut query = question("www.example", Rtype::A).to_message(1, None);
-    // RD and CD set, AA, TC, RA, Z, AD and a code set by a rude client.
+    // RD and CD set; AA, TC, RA, Z, AD and a response code set by a misbehaving client.
     query[2..4].copy_from_slice(&[0x07, 0xff]);
-    let reply = ask(&mut server, &query).unwrap();
+    let reply = send_query(&mut server, &query).unwrap();
     assert_eq!(reply[2..4], [0x85, 0x10]);
 }
 
 #[test]
-fn an_opt_record_comes_only_when_asked_for() {
+fn sends_opt_record_only_to_edns_clients() {
     let mut server = server(&[ZONE]);
-    let plain = ask(&mut server, &question("www.example", Rtype::A).to_message(1, None)).unwrap();
-    let with =
-        ask(&mut server, &question("www.example", Rtype::A).to_message(1, Some(4000))).unwrap();
-    assert_eq!(with.len(), plain.len() + 11);
-    assert_eq!(with[plain.len()..], [0, 0, 41, 0x04, 0xd0, 0, 0, 0, 0, 0, 0]);
+    let without_opt =
+        send_query(&mut server, &question("www.example", Rtype::A).to_message(1, None)).unwrap();
+    let with_opt =
+        send_query(&mut server, &question("www.example", Rtype::A).to_message(1, Some(4000)))
+            .unwrap();
+    assert_eq!(with_opt.len(), without_opt.len() + 11);
+    assert_eq!(with_opt[without_opt.len()..], [0, 0, 41, 0x04, 0xd0, 0, 0, 0, 0, 0, 0]);
     let mut secure = question("www.example", Rtype::A).to_message(1, Some(4000));
     let flags_at = secure.len() - 4;
     secure[flags_at] = 0x80;
-    let reply = ask(&mut server, &secure).unwrap();
+    let reply = send_query(&mut server, &secure).unwrap();
     assert_eq!(reply[reply.len() - 4], 0x80);
 }
 
 #[test]
-fn another_edns_version_is_refused() {
+fn answers_unknown_edns_version_with_badvers() {
     let mut server = server(&[ZONE]);
     let mut query = question("www.example", Rtype::A).to_message(1, Some(1232));
     let version_at = query.len() - 5;
     query[version_at] = 1;
-    let message = Message::from_octets(ask(&mut server, &query).unwrap()).unwrap();
+    let message = Message::from_octets(send_query(&mut server, &query).unwrap()).unwrap();
     assert_eq!(message.opt_rcode().to_int(), 16);
     assert_eq!(counts(&message), [1, 0, 0, 1]);
-    assert_eq!(server.counters().answers_with(Rcode::BadVers), 2);
+    assert_eq!(server.counters().replies_with(Rcode::BadVers), 2);
 }
 
 #[test]
-fn what_is_not_ours_is_refused() {
+fn refuses_foreign_names_and_classes() {
     let mut server = server(&[ZONE]);
     for name in ["other", ".", "www.other", "myexample", "example.com"] {
-        let message = answer(&mut server, name, Rtype::A);
+        let message = reply_to(&mut server, name, Rtype::A);
         assert_eq!(message.header().rcode().to_int(), 5, "{name}");
         assert_eq!(counts(&message), [1, 0, 0, 1]);
         assert!(!message.header().aa());
@@ -146,32 +148,32 @@ fn what_is_not_ours_is_refused() {
     let class_at = query.len() - 1;
     for class in [0, 3, 4, 254, 255] {
         query[class_at] = class;
-        assert_eq!(ask(&mut server, &query).unwrap()[3], 5);
+        assert_eq!(send_query(&mut server, &query).unwrap()[3], 5);
     }
 }
 
 #[test]
-fn types_that_are_no_data_are_not_looked_up() {
+fn answers_meta_types_with_an_error() {
     let mut server = server(&[ZONE]);
     for (rtype, rcode) in
         [(252, 5), (251, 5), (253, 4), (254, 4), (249, 4), (250, 4), (41, 1), (0, 1)]
     {
-        let message = answer(&mut server, "example", Rtype::from_int(rtype));
+        let message = reply_to(&mut server, "example", Rtype::from_int(rtype));
         assert_eq!(message.header().rcode().to_int(), rcode, "{rtype}");
         assert_eq!(counts(&message)[1..3], [0, 0]);
     }
 }
 
 #[test]
-fn wildcards_answer_for_names_of_every_length() {
+fn wildcards_match_names_of_every_length() {
     let mut server = server(&[ZONE]);
     let long = format!("{}.{}.{}.w.example", "a".repeat(63), "b".repeat(63), "c".repeat(63));
     for name in ["x.w.example", "x.y.z.w.example", "*.w.example", &long] {
         assert_eq!(
-            records(&answer(&mut server, name, Rtype::A)),
+            records(&reply_to(&mut server, name, Rtype::A)),
             [format!("{name}. 300 IN A 192.0.2.3")]
         );
-        let none = answer(&mut server, name, Rtype::TXT);
+        let none = reply_to(&mut server, name, Rtype::TXT);
         assert_eq!(none.header().rcode().to_int(), 0);
         assert_eq!(
             records(&none),
@@ -181,7 +183,7 @@ fn wildcards_answer_for_names_of_every_length() {
     let long = format!("{}.{}.c.example", "a".repeat(63), "b".repeat(63));
     for name in ["x.c.example", &long] {
         assert_eq!(
-            records(&answer(&mut server, name, Rtype::A)),
+            records(&reply_to(&mut server, name, Rtype::A)),
             [
                 format!("{name}. 300 IN CNAME www.example."),
                 "www.example. 300 IN A 192.0.2.2".into()
@@ -191,11 +193,11 @@ fn wildcards_answer_for_names_of_every_length() {
 }
 
 #[test]
-fn referrals_answer_for_names_of_every_length() {
+fn refers_names_of_every_length() {
     let mut server = server(&[ZONE]);
     let long = format!("{}.{}.{}.sub.example", "a".repeat(63), "b".repeat(63), "c".repeat(63));
     for name in ["sub.example", "ns.sub.example", "x.y.sub.example", &long] {
-        let message = answer(&mut server, name, Rtype::A);
+        let message = reply_to(&mut server, name, Rtype::A);
         assert!(!message.header().aa());
         assert_eq!(
             records(&message),
@@ -211,54 +213,55 @@ fn referrals_answer_for_names_of_every_length() {
 }
 
 #[test]
-fn loops_of_aliases_end() {
+fn cname_loops_end() {
     let mut server = server(&[ZONE]);
-    for (name, at_most) in [("loop.example", 2), ("self.example", 1), ("a.l.example", 2)] {
-        let message = answer(&mut server, name, Rtype::A);
+    for (name, max_answers) in [("loop.example", 2), ("self.example", 1), ("a.l.example", 2)] {
+        let message = reply_to(&mut server, name, Rtype::A);
         let answers = counts(&message)[1];
-        assert!((1..=at_most).contains(&answers), "{name}: {answers}");
+        assert!((1..=max_answers).contains(&answers), "{name}: {answers}");
     }
 }
 
 #[test]
-fn long_chains_of_aliases_are_cut() {
+fn cname_chains_end_after_the_limit() {
     let links: String = (0..100).map(|n| format!("a{n} CNAME a{}\n", n + 1)).collect();
     let mut server = server(&[&format!("{ZONE}{links}")]);
-    let message = answer(&mut server, "a0.example", Rtype::A);
+    let message = reply_to(&mut server, "a0.example", Rtype::A);
     assert_eq!(counts(&message)[1], 17);
 }
 
 #[test]
-fn dname_makes_an_alias_for_every_name_under_it() {
+fn dname_synthesizes_cname_for_names_below() {
     let mut server = server(&[ZONE]);
     assert_eq!(
-        records(&answer(&mut server, "a.B.d.example", Rtype::A)),
+        records(&reply_to(&mut server, "a.B.d.example", Rtype::A)),
         ["d.example. 300 IN DNAME target.other.", "a.B.d.example. 300 IN CNAME a.B.target.other.",]
     );
-    // The record itself is data; its owner has no other.
-    assert_eq!(records(&answer(&mut server, "d.example", Rtype::DNAME)).len(), 1);
-    assert_eq!(counts(&answer(&mut server, "d.example", Rtype::A))[1..3], [0, 1]);
+    // The DNAME record itself is data; its owner has no other data.
+    assert_eq!(records(&reply_to(&mut server, "d.example", Rtype::DNAME)).len(), 1);
+    assert_eq!(counts(&reply_to(&mut server, "d.example", Rtype::A))[1..3], [0, 1]);
     let tail =
         format!("{}.{}.{}.{}", "a".repeat(63), "b".repeat(63), "c".repeat(63), "e".repeat(50));
-    let message = answer(&mut server, &format!("{tail}.d.example"), Rtype::A);
+    let message = reply_to(&mut server, &format!("{tail}.d.example"), Rtype::A);
     assert_eq!(message.header().rcode().to_int(), 6);
     assert_eq!(counts(&message)[1], 1);
 }
 
 #[test]
-fn answers_that_do_not_fit_are_truncated_whole() {
+fn truncates_whole_record_sets() {
     let many: String = (0..100).map(|n| format!("many A 192.0.2.{n}\n")).collect();
     let mut server = server(&[&format!("{ZONE}{many}")]);
     for (edns, fits) in
         [(None, false), (Some(512), false), (Some(1231), false), (Some(65_535), false)]
     {
         let reply =
-            ask(&mut server, &question("many.example", Rtype::A).to_message(1, edns)).unwrap();
+            send_query(&mut server, &question("many.example", Rtype::A).to_message(1, edns))
+                .unwrap();
         let message = Message::from_octets(reply).unwrap();
         assert_eq!(message.header().tc(), !fits);
         assert_eq!(counts(&message)[1], 0);
     }
-    // Over a transport without such limits all of it comes.
+    // A transport without such limits carries the whole answer.
     let query = question("many.example", Rtype::A).to_message(1, None);
     let mut reply = vec![0; 65_535];
     let len = server.answer(&Query::parse(&query).unwrap(), 65_535, &mut reply).unwrap();
@@ -267,7 +270,7 @@ fn answers_that_do_not_fit_are_truncated_whole() {
 }
 
 #[test]
-fn glue_that_does_not_fit_is_left_out_set_by_set() {
+fn drops_glue_set_by_set_and_sets_tc() {
     let mut server = server(&[ZONE]);
     let query = question("x.sub.example", Rtype::A).to_message(1, None);
     let query = Query::parse(&query).unwrap();
@@ -278,17 +281,17 @@ fn glue_that_does_not_fit_is_left_out_set_by_set() {
         assert!(len <= max_len);
         reply.truncate(len);
         let message = Message::from_octets(reply).unwrap();
-        let shown = records(&message).len();
-        // All glue is inside the delegated zone, so less of it is truncation.
-        assert_eq!(message.header().tc(), shown < 5, "{max_len}");
-        lens.push(shown);
+        let record_count = records(&message).len();
+        // All glue is inside the delegated zone, so missing glue sets TC.
+        assert_eq!(message.header().tc(), record_count < 5, "{max_len}");
+        lens.push(record_count);
     }
     lens.dedup();
     assert_eq!(lens, [0, 2, 3, 4, 5]);
 }
 
 #[test]
-fn courtesies_that_do_not_fit_are_left_out_without_truncation() {
+fn drops_optional_additional_records_without_tc() {
     let mut server = server(&[ZONE]);
     let query = question("mx.example", Rtype::MX).to_message(1, None);
     let query = Query::parse(&query).unwrap();
@@ -304,69 +307,69 @@ fn courtesies_that_do_not_fit_are_left_out_without_truncation() {
 }
 
 #[test]
-fn ds_is_answered_by_the_zone_above() {
+fn answers_ds_from_the_parent_zone() {
     let child =
         "$ORIGIN child.example.\n@ 60 SOA ns host 1 2 3 4 5\n@ 60 NS ns\nns 60 A 192.0.2.7\n";
     let parent = format!("{ZONE}child NS ns.child\nchild DS 1 8 2 00\nns.child A 192.0.2.7\n");
     let mut server = server(&[&parent, child]);
     assert_eq!(
-        records(&answer(&mut server, "child.example", Rtype::DS)),
+        records(&reply_to(&mut server, "child.example", Rtype::DS)),
         ["child.example. 300 IN DS 1 8 2 00"]
     );
-    // All else belongs to the child.
+    // All other types belong to the child zone.
     assert!(
-        records(&answer(&mut server, "child.example", Rtype::A))[0]
+        records(&reply_to(&mut server, "child.example", Rtype::A))[0]
             .starts_with("child.example. 5 IN SOA")
     );
-    assert_eq!(answer(&mut server, "x.child.example", Rtype::A).header().rcode().to_int(), 3);
-    let mut alone = self::server(&[child]);
-    assert!(records(&answer(&mut alone, "child.example", Rtype::DS))[0].contains("SOA"));
+    assert_eq!(reply_to(&mut server, "x.child.example", Rtype::A).header().rcode().to_int(), 3);
+    let mut child_only = self::server(&[child]);
+    assert!(records(&reply_to(&mut child_only, "child.example", Rtype::DS))[0].contains("SOA"));
 }
 
 #[test]
-fn the_root_can_be_served() {
+fn serves_the_root_zone() {
     let root =
         "$ORIGIN .\n@ 60 SOA a.host h.host 1 2 3 4 5\n@ 60 NS a.host\na.host 60 A 192.0.2.1\n";
     let mut server = server(&[root]);
-    assert_eq!(answer(&mut server, ".", Rtype::SOA).header_counts().ancount(), 1);
-    assert_eq!(answer(&mut server, "nothing", Rtype::A).header().rcode().to_int(), 3);
-    assert_eq!(records(&answer(&mut server, "a.host", Rtype::A)), ["a.host. 60 IN A 192.0.2.1"]);
+    assert_eq!(reply_to(&mut server, ".", Rtype::SOA).header_counts().ancount(), 1);
+    assert_eq!(reply_to(&mut server, "nothing", Rtype::A).header().rcode().to_int(), 3);
+    assert_eq!(records(&reply_to(&mut server, "a.host", Rtype::A)), ["a.host. 60 IN A 192.0.2.1"]);
 }
 
 #[test]
-fn what_gets_no_answer_is_counted() {
+fn counts_unanswered_messages() {
     let mut server = server(&[ZONE]);
     let query = question("www.example", Rtype::A).to_message(1, None);
     let mut response = query.clone();
     response[2] |= 0x80;
-    assert_eq!(ask(&mut server, &response), None);
-    assert_eq!(ask(&mut server, &query[..11]), None);
+    assert_eq!(send_query(&mut server, &response), None);
+    assert_eq!(send_query(&mut server, &query[..11]), None);
     let from = CLIENTS[0].parse().unwrap();
     assert_eq!(server.respond(&query, from, &mut [0; 20]), None);
     assert!(server.respond(&query, from, &mut [0; 512]).is_some());
     let counters = server.counters();
-    assert_eq!((counters.queries, counters.responses, counters.too_short), (6, 2, 2));
-    assert_eq!((counters.no_room, counters.answers()), (1, 1));
+    assert_eq!((counters.queries, counters.responses_received, counters.too_short), (6, 2, 2));
+    assert_eq!((counters.no_reply_space, counters.replies()), (1, 1));
     assert_eq!(server.share().counters(), &DnsCounters::default());
 }
 
 #[test]
-fn a_malformed_query_is_answered_with_its_front_only() {
+fn echoes_only_header_and_question_of_a_malformed_query() {
     let mut server = server(&[ZONE]);
     let query = question("www.example", Rtype::A).to_message(1, None);
-    let front = query.len();
-    let rude = [&query[..], &[1; 400]].concat();
-    let reply = ask(&mut server, &rude).unwrap();
-    assert_eq!(reply.len(), front);
+    let question_end = query.len();
+    let malformed = [&query[..], &[1; 400]].concat();
+    let reply = send_query(&mut server, &malformed).unwrap();
+    assert_eq!(reply.len(), question_end);
     assert_eq!((reply[2], reply[3]), (0x80, 1));
     assert_eq!(reply[4..12], [0, 1, 0, 0, 0, 0, 0, 0]);
-    let reply = ask(&mut server, &query[..15]).unwrap();
+    let reply = send_query(&mut server, &query[..15]).unwrap();
     assert_eq!(reply.len(), HEADER_BYTES);
     assert_eq!(reply[4..12], [0; 8]);
 }
 
 #[test]
-fn the_same_zone_twice_is_an_error() {
+fn rejects_duplicate_and_missing_zones() {
     let zone = || {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("zone");
@@ -375,16 +378,16 @@ fn the_same_zone_twice_is_an_error() {
     };
     let error = Catalog::new(vec![zone(), zone()]).err().unwrap();
     assert!(error.to_string().contains("given twice"), "{error}");
-    assert!(matches!(Server::load(&DnsConfig::default()), Err(DnsError::NoZones)));
+    assert!(matches!(DnsServer::load(&DnsConfig::default()), Err(DnsError::NoZones)));
 }
 
 #[test]
-fn a_zone_that_cannot_be_read_is_named() {
+fn error_names_the_unreadable_zone() {
     let problem = |origin: Option<&str>| {
         let path = "no/such/file.zone".into();
         let zones = vec![super::super::ZoneSource { origin: origin.map(str::to_owned), path }];
         let config = DnsConfig { zones, ..DnsConfig::default() };
-        Server::load(&config).err().unwrap().to_string()
+        DnsServer::load(&config).err().unwrap().to_string()
     };
     assert!(problem(None).contains("cannot read zone file no/such/file.zone"));
     assert!(problem(Some("a..b")).contains("`a..b` is not a domain name"));
@@ -396,13 +399,13 @@ fn any_name() -> impl Strategy<Value = Vec<u8>> {
         2 => Just(b"d".to_vec()), 2 => Just(b"C".to_vec()), 1 => Just(b"loop".to_vec()),
         2 => proptest::collection::vec(any::<u8>(), 1..=63),
     ];
-    (proptest::collection::vec(label, 0..6), any::<bool>()).prop_map(|(labels, is_ours)| {
+    (proptest::collection::vec(label, 0..6), any::<bool>()).prop_map(|(labels, is_in_zone)| {
         let mut wire = Vec::new();
         for label in labels {
             wire.push(label.len() as u8);
             wire.extend(label);
         }
-        if is_ours {
+        if is_in_zone {
             wire.extend_from_slice(b"\x07eXaMple");
         }
         wire.push(0);
@@ -412,7 +415,7 @@ fn any_name() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn every_answer_can_be_read_and_stays_in_bounds(
+    fn every_reply_is_well_formed_and_within_limits(
         name in any_name(),
         rtype in prop_oneof![Just(1_u16), Just(2), Just(5), Just(15), Just(43), Just(255), any::<u16>()],
         edns in proptest::option::of(any::<u16>()),
@@ -420,11 +423,11 @@ proptest! {
         let Some(name) = Name::from_wire(&name) else { return Ok(()) };
         let mut server = server(&[ZONE]);
         let query = Question { name, rtype }.to_message(9, edns);
-        let reply = ask(&mut server, &query).unwrap();
+        let reply = send_query(&mut server, &query).unwrap();
         prop_assert!(reply.len() <= usize::from(edns.unwrap_or(512)).clamp(512, 1232));
         let message = Message::from_octets(reply).unwrap();
         prop_assert_eq!(message.header_counts().arcount() > 0 && message.opt().is_some(), edns.is_some());
-        // Reads every name and every record through all pointers.
+        // Parses every name and every record through all pointers.
         let read = records(&message);
         let [_, answers, authorities, additionals] = counts(&message);
         let total = usize::from(answers + authorities + additionals);
@@ -432,9 +435,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_get_no_more_than_a_small_answer(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn replies_to_random_bytes_are_small(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let mut server = server(&[ZONE]);
-        if let Some(reply) = ask(&mut server, &bytes) {
+        if let Some(reply) = send_query(&mut server, &bytes) {
             prop_assert!(reply[2] & 0x80 != 0);
             prop_assert!(reply.len() <= 1232);
         }

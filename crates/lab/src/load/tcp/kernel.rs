@@ -1,4 +1,4 @@
-//! Connections on kernel sockets, with epoll.
+//! TCP connections on kernel sockets, with epoll.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,74 +10,78 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{Calls, Streams, TcpLoadConfig, source};
+use super::{ConnectionOps, ConnectionSet, TcpLoadConfig, source_address};
 
-const EVENTS: usize = 256;
+/// Maximum number of events per `epoll_wait`.
+const EVENTS_PER_WAIT: usize = 256;
 
 /// Connections on kernel sockets.
-pub(super) struct KernelStreams<'c> {
-    sockets: Sockets<'c>,
+pub(super) struct KernelConnections<'c> {
+    ops: KernelOps<'c>,
     events: Vec<epoll::Event>,
 }
 
-struct Sockets<'c> {
+struct KernelOps<'c> {
     config: &'c TcpLoadConfig,
     epoll: OwnedFd,
     streams: Vec<Option<TcpStream>>,
 }
 
-impl<'c> KernelStreams<'c> {
+impl<'c> KernelConnections<'c> {
     pub(super) fn new(config: &'c TcpLoadConfig) -> io::Result<Self> {
-        // Each connection is a descriptor.
+        // Each connection uses one file descriptor.
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let streams = (0..config.connections).map(|_| None).collect();
-        let sockets = Sockets { config, epoll, streams };
-        Ok(Self { sockets, events: Vec::with_capacity(EVENTS) })
+        let ops = KernelOps { config, epoll, streams };
+        Ok(Self { ops, events: Vec::with_capacity(EVENTS_PER_WAIT) })
     }
 }
 
-impl Streams for KernelStreams<'_> {
-    fn turn(
+impl ConnectionSet for KernelConnections<'_> {
+    fn wait_ready(
         &mut self,
         timeout_ns: u64,
-        each: &mut dyn FnMut(&mut dyn Calls, usize) -> io::Result<()>,
+        on_ready: &mut dyn FnMut(&mut dyn ConnectionOps, usize) -> io::Result<()>,
     ) -> io::Result<()> {
         let timeout = Duration::from_nanos(timeout_ns);
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         self.events.clear();
         let events = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.sockets.epoll, events, Some(&timeout)) {
+        match epoll::wait(&self.ops.epoll, events, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         for event in self.events.drain(..) {
-            each(&mut self.sockets, event.data.u64() as usize)?;
+            on_ready(&mut self.ops, event.data.u64() as usize)?;
         }
         Ok(())
     }
 
-    fn calls(&mut self, work: &mut dyn FnMut(&mut dyn Calls) -> io::Result<()>) -> io::Result<()> {
-        work(&mut self.sockets)
+    fn with_ops(
+        &mut self,
+        action: &mut dyn FnMut(&mut dyn ConnectionOps) -> io::Result<()>,
+    ) -> io::Result<()> {
+        action(&mut self.ops)
     }
 }
 
-impl Sockets<'_> {
+impl KernelOps<'_> {
     fn get(&mut self, slot: usize) -> io::Result<&mut TcpStream> {
         self.streams[slot].as_mut().ok_or(ErrorKind::NotConnected.into())
     }
 }
 
-impl Calls for Sockets<'_> {
+impl ConnectionOps for KernelOps<'_> {
     fn connect(&mut self, slot: usize) -> io::Result<()> {
         let target = self.config.target;
         let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
-        if let Some(source) = source(self.config, slot) {
+        if let Some(source) = source_address(self.config, slot) {
             bind(&socket, &SocketAddr::new(source, 0))?;
         }
         match connect(&socket, &target) {
@@ -112,7 +116,7 @@ impl Calls for Sockets<'_> {
         self.get(slot)?.read(buf)
     }
 
-    fn want_room(&mut self, slot: usize, wanted: bool) -> io::Result<()> {
+    fn set_write_interest(&mut self, slot: usize, wanted: bool) -> io::Result<()> {
         let mut flags = epoll::EventFlags::IN;
         flags.set(epoll::EventFlags::OUT, wanted);
         let Some(stream) = &self.streams[slot] else { return Ok(()) };
@@ -120,11 +124,11 @@ impl Calls for Sockets<'_> {
         Ok(())
     }
 
-    fn close(&mut self, slot: usize, abrupt: bool) {
+    fn close(&mut self, slot: usize, reset: bool) {
         if let Some(stream) = self.streams[slot].take()
-            && abrupt
+            && reset
         {
-            // It ends all the same, only later.
+            // Without the option the close is graceful: it only takes longer.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
     }

@@ -1,13 +1,13 @@
-//! Load over TCP connections: requests that are echoed, or bytes one way.
+//! Load over TCP connections: echoed requests, or bulk transfer in one direction.
 //!
-//! One thread does everything, on kernel sockets or on Tidegate. In a closed
-//! loop each connection asks again when it has its answer; in an open loop
-//! requests have their times, and latency counts from then, so a stall counts
-//! for every request that it delays.
+//! One thread drives all connections, on kernel sockets or on Tidegate. In a closed loop each
+//! connection sends the next request when its response has arrived. In an open loop requests
+//! have scheduled times and latency counts from these times, so a stall counts for every request
+//! that it delays.
 
-mod drive;
+mod embedded;
+mod generator;
 mod kernel;
-mod tidegate;
 
 use std::fmt;
 use std::io;
@@ -18,116 +18,117 @@ use serde::Serialize;
 use super::{LatencySummary, LinkKind};
 use crate::cpu;
 use crate::error::LabError;
-use crate::experiment::number;
+use crate::experiment::format_number;
 
-/// What goes over the connections.
+/// Traffic on the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exchange {
-    /// Messages, which come back.
+    /// Messages that the server echoes.
     #[default]
     Echo,
-    /// Bytes to the server, as fast as it takes them.
+    /// Bulk transfer to the server, as fast as the server receives.
     Send,
-    /// Bytes from the server, as fast as it sends them.
+    /// Bulk transfer from the server, as fast as the server sends.
     Receive,
 }
 
-/// A question to a server that knows more than to echo, and its answer.
+/// Request to a server that does more than echo, and the expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// What is sent.
+pub struct Transaction {
+    /// Bytes of the request.
     pub request: Vec<u8>,
-    /// What comes back.
-    pub answer: Answer,
+    /// Expected response.
+    pub response: ExpectedResponse,
 }
 
-/// The answer to a question.
+/// Expected response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// These bytes.
+pub enum ExpectedResponse {
+    /// Exactly these bytes.
     Exactly(Vec<u8>),
-    /// So many bytes, whatever they are.
-    Bytes(usize),
+    /// Any bytes of this length.
+    Length(usize),
 }
 
-impl Answer {
-    /// How long it is.
+impl ExpectedResponse {
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Exactly(bytes) => bytes.len(),
-            Self::Bytes(len) => *len,
+            Self::Length(len) => *len,
         }
     }
 
-    /// Whether there is none.
+    /// True for a response of length 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether these bytes may be what follows the first `received` ones.
-    fn goes_on(&self, received: usize, bytes: &[u8]) -> bool {
+    /// True if `bytes` match the response from offset `received` on.
+    fn matches_at(&self, received: usize, bytes: &[u8]) -> bool {
         match self {
-            Self::Exactly(whole) => whole.get(received..received + bytes.len()) == Some(bytes),
-            Self::Bytes(len) => received + bytes.len() <= *len,
+            Self::Exactly(expected) => {
+                expected.get(received..received + bytes.len()) == Some(bytes)
+            }
+            Self::Length(len) => received + bytes.len() <= *len,
         }
     }
 }
 
-/// How to make load.
+/// Configuration of a TCP load.
 #[derive(Clone, Debug)]
 pub struct TcpLoadConfig {
-    /// The server.
+    /// Address and port of the server.
     pub target: SocketAddr,
-    /// What to connect through.
+    /// Means of transmission.
     pub link: LinkKind,
-    /// The interface; not for kernel sockets.
+    /// Network interface or DPDK device; not for kernel sockets.
     pub interface: Option<String>,
-    /// The first source address; Tidegate's own, or one that the kernel has.
+    /// First source address: the generator's own on Tidegate, an address of the kernel otherwise.
     pub source: Option<IpAddr>,
-    /// How many source addresses, counting up from the first. Each has about
-    /// 16,000 ports.
-    pub sources: u32,
-    /// The length of the network's prefix, in bits.
-    pub prefix: u8,
-    /// Connections at the same time.
+    /// Number of source addresses, counting up from the first. Each has about 16,000 ports.
+    pub source_count: u32,
+    /// Prefix length of the source network, in bits.
+    pub prefix_len: u8,
+    /// Number of concurrent connections.
     pub connections: usize,
-    /// So many of them make load, the others are idle; `None` is all.
-    pub active: Option<usize>,
-    /// What goes over them.
+    /// Number of connections that carry load, the rest stays idle; `None` is all.
+    pub active_connections: Option<usize>,
+    /// Traffic on the connections.
     pub exchange: Exchange,
-    /// The length of a message.
+    /// Length of a message in bytes.
     pub message_bytes: usize,
-    /// What to ask instead of sending messages that come back.
-    pub question: Option<Question>,
-    /// A connection for each request.
-    pub connect_each: bool,
+    /// Request and response that replace the echoed message.
+    pub transaction: Option<Transaction>,
+    /// Opens a connection for each request.
+    pub connection_per_request: bool,
     /// Requests per second; `None` is a closed loop.
     pub rate_per_second: Option<f64>,
-    /// How long to measure.
+    /// Duration of the measurement, in seconds.
     pub seconds: f64,
-    /// How long to make load before.
+    /// Warm-up before measuring, in seconds.
     pub warm_up_seconds: f64,
-    /// Run on this processor only.
+    /// Core to run on; `None` is any.
     pub core: Option<usize>,
 }
 
 impl TcpLoadConfig {
-    /// One connection, messages of 64 bytes, for ten seconds.
+    /// Returns a load with defaults: one connection, echoed messages of 64 bytes, ten seconds.
     pub fn new(link: LinkKind, target: SocketAddr) -> Self {
         Self {
             target,
             link,
             interface: None,
             source: None,
-            sources: 1,
-            prefix: if target.is_ipv4() { 24 } else { 64 },
+            source_count: 1,
+            prefix_len: if target.is_ipv4() { 24 } else { 64 },
             connections: 1,
-            active: None,
+            active_connections: None,
             exchange: Exchange::Echo,
             message_bytes: 64,
-            question: None,
-            connect_each: false,
+            transaction: None,
+            connection_per_request: false,
             rate_per_second: None,
             seconds: 10.0,
             warm_up_seconds: 0.0,
@@ -136,45 +137,45 @@ impl TcpLoadConfig {
     }
 }
 
-/// What came of it.
+/// Result of a TCP load.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TcpLoadReport {
-    /// What it went through.
+    /// Description of the link.
     pub link: String,
-    /// Connections that were open at the end.
+    /// Connections open at the end.
     pub connections: usize,
-    /// How long was measured.
+    /// Duration of the measurement, in seconds.
     pub seconds: f64,
-    /// Requests with a whole answer.
+    /// Requests with a complete response.
     pub requests: u64,
-    /// The same per second.
+    /// Requests with a complete response per second.
     pub requests_per_second: f64,
-    /// Payload sent per second.
+    /// Payload bytes sent per second.
     pub sent_bytes_per_second: f64,
-    /// Payload received per second.
+    /// Payload bytes received per second.
     pub received_bytes_per_second: f64,
-    /// From the time a request was meant to be sent to the end of its answer.
+    /// Time from the intended send time of a request to the end of its response.
     pub latency: LatencySummary,
-    /// From the first segment to an established connection.
+    /// Time from the connect call to the established connection.
     pub connect_latency: LatencySummary,
-    /// Connections established while it was measured.
+    /// Connections established during the measurement.
     pub connects: u64,
-    /// Connections that could not be established, from the beginning on.
+    /// Failed connection attempts, since the start.
     pub connects_failed: u64,
-    /// Connections that ended by an error, from the beginning on.
+    /// Connections that ended with an error, since the start.
     pub broken: u64,
-    /// Answers that were not what was sent, from the beginning on.
+    /// Responses that differ from the expected response, since the start.
     pub wrong_answers: u64,
-    /// Requests that were due and not sent when the time was over.
+    /// Requests that were due but not sent by the end.
     pub unsent: u64,
 }
 
 impl fmt::Display for TcpLoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = number(self.requests_per_second.round());
+        let rate = format_number(self.requests_per_second.round());
         let gigabits = |bytes: f64| bytes * 8.0 / 1e9;
-        writeln!(f, "{} connections by {}, {:.1} s", self.connections, self.link, self.seconds)?;
-        writeln!(f, "{} requests, {rate} per second", number(self.requests as f64))?;
+        writeln!(f, "{} connections over {}, {:.1} s", self.connections, self.link, self.seconds)?;
+        writeln!(f, "{} requests, {rate} per second", format_number(self.requests as f64))?;
         writeln!(
             f,
             "{:.2} Gbit/s sent, {:.2} Gbit/s received",
@@ -197,9 +198,9 @@ impl fmt::Display for TcpLoadReport {
         }
         for (count, what) in [
             (self.connects_failed, "connections could not be established"),
-            (self.broken, "connections broke"),
-            (self.wrong_answers, "answers were not what was sent"),
-            (self.unsent, "requests were due and not sent"),
+            (self.broken, "connections failed"),
+            (self.wrong_answers, "responses were wrong"),
+            (self.unsent, "requests were due but not sent"),
         ] {
             if count > 0 {
                 writeln!(f, "{count} {what}")?;
@@ -209,103 +210,106 @@ impl fmt::Display for TcpLoadReport {
     }
 }
 
-/// Makes load over TCP and tells what came of it.
+/// Generates load over TCP and returns the result.
 ///
 /// # Errors
-/// When the settings make no sense, the port cannot be opened, or connections
-/// cannot be established.
+/// When the configuration is invalid, the device cannot be opened, or the connections cannot be
+/// established.
 pub fn load_tcp(config: &TcpLoadConfig) -> Result<TcpLoadReport, LabError> {
-    load_tcp_watched(config, || Ok(()))
+    load_tcp_with_hook(config, || Ok(()))
 }
 
-/// As [`load_tcp`]; calls `opened` when all connections are established and
-/// nothing goes over them yet.
+/// As [`load_tcp`]; calls `on_established` when all connections are established and carry no
+/// data yet.
 ///
 /// # Errors
-/// As [`load_tcp`], and what `opened` says.
-pub fn load_tcp_watched(
+/// As [`load_tcp`], and the error of `on_established`.
+pub fn load_tcp_with_hook(
     config: &TcpLoadConfig,
-    opened: impl FnOnce() -> Result<(), LabError>,
+    on_established: impl FnOnce() -> Result<(), LabError>,
 ) -> Result<TcpLoadReport, LabError> {
     check(config)?;
     if let Some(core) = config.core {
         cpu::pin_this_thread(core)?;
     }
-    let failed = |source: io::Error| LabError::io(format!("load on {}", config.target))(source);
+    let failed =
+        |source: io::Error| LabError::io(format!("TCP load on {} failed", config.target))(source);
     if config.link == LinkKind::Kernel {
-        let mut sockets = kernel::KernelStreams::new(config).map_err(failed)?;
-        let mut load = drive::Load::new(config);
-        load.open(&mut sockets).map_err(failed)?;
-        opened()?;
-        return load.run(&mut sockets, "kernel sockets".to_owned()).map_err(failed);
+        let mut connections = kernel::KernelConnections::new(config).map_err(failed)?;
+        let mut load = generator::TcpLoad::new(config);
+        load.connect_all(&mut connections).map_err(failed)?;
+        on_established()?;
+        return load.run(&mut connections, "kernel sockets".to_owned()).map_err(failed);
     }
-    let mut sockets = tidegate::OwnStreams::open(config)?;
-    let name = sockets.name();
-    let mut load = drive::Load::new(config);
-    load.open(&mut sockets).map_err(failed)?;
-    opened()?;
-    load.run(&mut sockets, name).map_err(failed)
+    let mut connections = embedded::EmbeddedConnections::open(config)?;
+    let name = connections.describe();
+    let mut load = generator::TcpLoad::new(config);
+    load.connect_all(&mut connections).map_err(failed)?;
+    on_established()?;
+    load.run(&mut connections, name).map_err(failed)
 }
 
 fn check(config: &TcpLoadConfig) -> Result<(), LabError> {
-    let wrong = |what: &str| Err(LabError::Config(what.to_owned()));
-    if config.connections == 0 || config.message_bytes == 0 || config.sources == 0 {
-        return wrong("connections, bytes and sources must be 1 or more");
+    let invalid = |what: &str| Err(LabError::Config(what.to_owned()));
+    if config.connections == 0 || config.message_bytes == 0 || config.source_count == 0 {
+        return invalid("connections, bytes and sources must be 1 or more");
     }
-    if let Some(question) = &config.question
-        && (question.request.is_empty() || question.answer.is_empty())
+    if let Some(transaction) = &config.transaction
+        && (transaction.request.is_empty() || transaction.response.is_empty())
     {
-        return wrong("a request and its answer must be 1 byte or more");
+        return invalid("a request and its response must be 1 byte or more");
     }
     if !(config.seconds > 0.0 && config.warm_up_seconds >= 0.0) {
-        return wrong("the time to measure must be more than 0 seconds");
+        return invalid("the time to measure must be more than 0 seconds");
     }
     if config.rate_per_second.is_some_and(|rate| !(rate > 0.0 && rate <= 1e9)) {
-        return wrong("a rate must be more than 0 and at most 1,000,000,000 per second");
+        return invalid("a rate must be more than 0 and at most 1,000,000,000 per second");
     }
     if config.exchange != Exchange::Echo
-        && (config.connect_each || config.rate_per_second.is_some())
+        && (config.connection_per_request || config.rate_per_second.is_some())
     {
-        return wrong("a rate and a connection for each request are for echoes");
+        return invalid("a rate or a connection for each request is possible for echoes only");
     }
     Ok(())
 }
 
-/// The source address of a connection: the first one and those behind it, in
-/// turn.
-fn source(config: &TcpLoadConfig, slot: usize) -> Option<IpAddr> {
-    let offset = (slot % config.sources as usize) as u32;
+/// Returns the source address of a connection: the configured addresses in turn.
+fn source_address(config: &TcpLoadConfig, slot: usize) -> Option<IpAddr> {
+    let offset = (slot % config.source_count as usize) as u32;
     Some(match config.source? {
         IpAddr::V4(first) => IpAddr::V4((u32::from(first) + offset).into()),
         IpAddr::V6(first) => IpAddr::V6((u128::from(first) + u128::from(offset)).into()),
     })
 }
 
-/// Calls on connections, which have numbers.
-trait Calls {
-    /// Begins to connect.
+/// Operations on connections, addressed by slot.
+trait ConnectionOps {
+    /// Starts to connect.
     fn connect(&mut self, slot: usize) -> io::Result<()>;
-    /// Whether it is connected, when it became writable.
+    /// Checks a writable connection: `Ok` when established, `WouldBlock` while connecting.
     fn finish_connect(&mut self, slot: usize) -> io::Result<()>;
-    /// Writes some.
+    /// Sends bytes; returns the number accepted.
     fn send(&mut self, slot: usize, data: &[u8]) -> io::Result<usize>;
-    /// Reads some.
+    /// Receives bytes; returns 0 at the end of the stream.
     fn recv(&mut self, slot: usize, buf: &mut [u8]) -> io::Result<usize>;
-    /// Whether to be told that there is room.
-    fn want_room(&mut self, slot: usize, wanted: bool) -> io::Result<()>;
-    /// Ends it; `abrupt` by a reset, so that no port waits for it.
-    fn close(&mut self, slot: usize, abrupt: bool);
+    /// Sets whether the connection is reported as ready when it is writable.
+    fn set_write_interest(&mut self, slot: usize, wanted: bool) -> io::Result<()>;
+    /// Closes the connection; `reset` sends RST, so that no port stays in TIME-WAIT.
+    fn close(&mut self, slot: usize, reset: bool);
 }
 
-/// Many connections.
-trait Streams {
-    /// Waits at most `timeout_ns`, and calls `each` for those that are ready.
-    fn turn(
+/// Set of connections with readiness events.
+trait ConnectionSet {
+    /// Waits for at most `timeout_ns` and calls `on_ready` for each ready connection.
+    fn wait_ready(
         &mut self,
         timeout_ns: u64,
-        each: &mut dyn FnMut(&mut dyn Calls, usize) -> io::Result<()>,
+        on_ready: &mut dyn FnMut(&mut dyn ConnectionOps, usize) -> io::Result<()>,
     ) -> io::Result<()>;
 
-    /// Calls that need no readiness.
-    fn calls(&mut self, work: &mut dyn FnMut(&mut dyn Calls) -> io::Result<()>) -> io::Result<()>;
+    /// Runs `action` without waiting for readiness.
+    fn with_ops(
+        &mut self,
+        action: &mut dyn FnMut(&mut dyn ConnectionOps) -> io::Result<()>,
+    ) -> io::Result<()>;
 }

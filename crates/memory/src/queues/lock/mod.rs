@@ -1,22 +1,22 @@
-//! Locks around one value: the ones that receive queues have been built with,
-//! behind one interface.
+//! Locks around one value, behind one interface: the kinds that receive queues have been built
+//! with.
 //!
-//! A lock is used through a closure, so that it is released whatever happens,
-//! and so that what a waiting thread needs can lie on its own stack.
+//! A lock is used through a closure, so that it is always released, and so that the state of a
+//! waiting thread can lie on its own stack.
 //!
-//! [`Spin`], [`Ticket`] and [`Mcs`] wait in a loop. That is right only while
-//! every thread has a processor: when the holder has lost its own, the others
-//! burn theirs. [`Sleeping`] gives the processor away.
+//! [`Spin`], [`Ticket`] and [`Mcs`] busy-wait. That is right only while every thread has a
+//! processor: when the holder is preempted, the waiters burn their processors. [`Sleeping`]
+//! yields the processor.
 
-mod counted;
 mod mcs;
+mod metered;
 mod mutex;
 mod spin;
 mod ticket;
 mod ticks;
 
-pub use counted::{Counted, CountedLock, FoundTaken, LockMeter, LockStatistics};
 pub use mcs::{Mcs, McsLock};
+pub use metered::{ContentionStart, LockMeter, LockStatistics, Metered, MeteredLock};
 pub use mutex::{Sleeping, SleepingLock};
 pub use spin::{Spin, SpinLock};
 pub use ticket::{Ticket, TicketLock};
@@ -25,38 +25,38 @@ pub use ticket::{Ticket, TicketLock};
 pub trait LockKind: Send + Sync + 'static {
     /// The lock of this kind around a `T`.
     type Lock<T: Send>: Lock<T>;
-    /// The name in tables.
+    /// Name in tables.
     const NAME: &'static str;
 }
 
-/// One value that one thread at a time may use.
+/// A value that one thread at a time may use.
 pub trait Lock<T>: Send + Sync {
-    /// A free lock around `value`.
+    /// Creates a free lock around `value`.
     fn new(value: T) -> Self;
 
     /// Waits until no other thread uses the value, then uses it.
     fn with<R>(&self, using: impl FnOnce(&mut T) -> R) -> R;
 
-    /// Uses the value if no other thread does.
+    /// Uses the value if no other thread uses it.
     ///
     /// # Errors
-    /// Gives `using` back, not called, when another thread uses the value.
+    /// Returns `using`, not called, when another thread uses the value.
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, using: F) -> Result<R, F>;
 
-    /// What was counted, if this kind of lock counts.
+    /// Statistics, if this kind of lock keeps them.
     fn statistics(&self) -> Option<LockStatistics> {
         None
     }
 }
 
-/// Turns of waiting after which a queue of waiters gives its processor away:
-/// the one whose turn it is may have none.
-const TURNS_BEFORE_YIELD: u32 = 256;
+/// Spins after which a waiter in a fair lock yields its processor: the next thread in line may
+/// have none.
+const SPINS_BEFORE_YIELD: u32 = 256;
 
-/// One turn of waiting in a lock that serves its waiters in order.
-fn wait_in_order(turn: &mut u32) {
-    *turn = turn.saturating_add(1);
-    if *turn < TURNS_BEFORE_YIELD { crate::sync::relax() } else { crate::sync::yield_now() }
+/// One pause of a waiter in a lock that serves its waiters in order.
+fn spin_then_yield(spins: &mut u32) {
+    *spins = spins.saturating_add(1);
+    if *spins < SPINS_BEFORE_YIELD { crate::sync::relax() } else { crate::sync::yield_now() }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     const THREADS: usize = 4;
-    const TURNS: usize = if cfg!(miri) { 8 } else { 5_000 };
+    const ITERATIONS: usize = if cfg!(miri) { 8 } else { 5_000 };
 
     fn excludes<K: LockKind>() {
         let lock = K::Lock::new((0, 0));
@@ -72,27 +72,32 @@ mod tests {
             for thread in 0..THREADS {
                 let lock = &lock;
                 scope.spawn(move || {
-                    for turn in 0..TURNS {
+                    for iteration in 0..ITERATIONS {
                         let add = |both: &mut (usize, usize)| {
                             assert_eq!(both.0, both.1, "two threads at once");
                             both.0 += 1;
                             both.1 += 1;
                         };
-                        // Both ways in, so that each meets the other.
-                        if (turn + thread) % 2 == 0
+                        // Both entry points, so that each meets the other.
+                        if (iteration + thread) % 2 == 0
                             && let Err(add) = lock.try_with(add)
                         {
                             lock.with(add);
-                        } else if (turn + thread) % 2 == 1 {
+                        } else if (iteration + thread) % 2 == 1 {
                             lock.with(add);
                         }
                     }
                 });
             }
         });
-        assert_eq!(lock.with(|both| *both), (THREADS * TURNS, THREADS * TURNS), "{}", K::NAME);
+        assert_eq!(
+            lock.with(|both| *both),
+            (THREADS * ITERATIONS, THREADS * ITERATIONS),
+            "{}",
+            K::NAME
+        );
         let tried = lock.with(|_| lock.try_with(|_| ()).is_err());
-        assert!(tried, "{}: a taken lock was taken", K::NAME);
+        assert!(tried, "{}: try_with acquired a held lock", K::NAME);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             lock.with(|_| panic!("on purpose"));
         }));
@@ -106,12 +111,12 @@ mod tests {
         excludes::<Ticket>();
         excludes::<Mcs>();
         excludes::<Sleeping>();
-        excludes::<Counted<Spin>>();
-        excludes::<Counted<Sleeping>>();
+        excludes::<Metered<Spin>>();
+        excludes::<Metered<Sleeping>>();
     }
 }
 
-/// Every interleaving of small runs.
+/// Explores every interleaving of small runs.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;
@@ -119,7 +124,7 @@ mod model {
 
     use super::*;
 
-    /// Two threads: loom lets two that spin wait for each other's turn for ever.
+    /// Two threads: loom lets two spinning threads wait for each other forever.
     fn excludes<K: LockKind>(turns: [usize; 2]) {
         loom::model(move || {
             let lock = Arc::new(K::Lock::new(0usize));

@@ -1,4 +1,4 @@
-//! The system's mutex: waiters sleep.
+//! Mutex of the operating system: waiters sleep.
 
 use std::sync::{PoisonError, TryLockError};
 

@@ -1,7 +1,7 @@
-//! First come, first served: each thread takes a number and waits until it is
-//! called.
+//! Ticket lock, first come, first served: each thread takes a ticket number and waits until
+//! that number is served.
 
-use super::{Lock, LockKind, wait_in_order};
+use super::{Lock, LockKind, spin_then_yield};
 use crate::sync::{AtomicUsize, Ordering, UnsafeCell};
 
 /// Ticket locks.
@@ -12,26 +12,26 @@ impl LockKind for Ticket {
     const NAME: &'static str = "ticket";
 }
 
-/// A lock with a counter for arrivals and one for departures.
+/// A lock with a counter for tickets issued and one for the ticket served.
 pub struct TicketLock<T> {
-    next: AtomicUsize,
+    next_ticket: AtomicUsize,
     serving: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only by the thread whose number is called, and
-// each number is given out once; acquire and release order the uses.
+// SAFETY: the value is reached only by the thread whose ticket is served, and each ticket is
+// issued once; acquire and release order the uses.
 unsafe impl<T: Send> Sync for TicketLock<T> {}
 // SAFETY: the lock owns its value.
 unsafe impl<T: Send> Send for TicketLock<T> {}
 
-/// Calls the next number, also when the user of the value panics.
-struct CallNext<'a> {
+/// Serves the next ticket, also when the user of the value panics.
+struct ReleaseGuard<'a> {
     serving: &'a AtomicUsize,
     ticket: usize,
 }
 
-impl Drop for CallNext<'_> {
+impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
         self.serving.store(self.ticket.wrapping_add(1), Ordering::Release);
     }
@@ -39,9 +39,9 @@ impl Drop for CallNext<'_> {
 
 impl<T> TicketLock<T> {
     #[inline(always)]
-    fn called<R>(&self, ticket: usize, using: impl FnOnce(&mut T) -> R) -> R {
-        let _next = CallNext { serving: &self.serving, ticket };
-        // SAFETY: `ticket` is called, and `_next` calls another one later.
+    fn run_locked<R>(&self, ticket: usize, using: impl FnOnce(&mut T) -> R) -> R {
+        let _release = ReleaseGuard { serving: &self.serving, ticket };
+        // SAFETY: `ticket` is served now, and `_release` serves the next one later.
         self.value.with_mut(|value| using(unsafe { &mut *value }))
     }
 }
@@ -49,7 +49,7 @@ impl<T> TicketLock<T> {
 impl<T: Send> Lock<T> for TicketLock<T> {
     fn new(value: T) -> Self {
         Self {
-            next: AtomicUsize::new(0),
+            next_ticket: AtomicUsize::new(0),
             serving: AtomicUsize::new(0),
             value: UnsafeCell::new(value),
         }
@@ -57,27 +57,27 @@ impl<T: Send> Lock<T> for TicketLock<T> {
 
     #[inline]
     fn with<R>(&self, using: impl FnOnce(&mut T) -> R) -> R {
-        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut turn = 0;
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let mut spins = 0;
         while self.serving.load(Ordering::Acquire) != ticket {
-            wait_in_order(&mut turn);
+            spin_then_yield(&mut spins);
         }
-        self.called(ticket, using)
+        self.run_locked(ticket, using)
     }
 
     #[inline]
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, using: F) -> Result<R, F> {
         let ticket = self.serving.load(Ordering::Acquire);
-        // Only the number that is called now is worth having.
-        let taken = self.next.compare_exchange(
+        // Only the ticket that is served now acquires the lock without waiting.
+        let acquired = self.next_ticket.compare_exchange(
             ticket,
             ticket.wrapping_add(1),
             Ordering::Relaxed,
             Ordering::Relaxed,
         );
-        if taken.is_err() {
+        if acquired.is_err() {
             return Err(using);
         }
-        Ok(self.called(ticket, using))
+        Ok(self.run_locked(ticket, using))
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-/// The processor's time stamp: in ticks of constant length on every x86-64 of
-/// the last fifteen years, in nanoseconds elsewhere.
+/// Time stamp of the processor: in ticks of constant length on every x86-64 of the last fifteen
+/// years, in nanoseconds elsewhere.
 #[inline(always)]
 pub(super) fn now() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -19,18 +19,18 @@ pub(super) fn now() -> u64 {
     }
 }
 
-/// A moment on both clocks, to tell later how long a tick is.
-pub(super) struct Moment {
+/// A simultaneous reading of both clocks, to calibrate the length of a tick.
+pub(super) struct ClockSample {
     ticks: u64,
     instant: Instant,
 }
 
-impl Moment {
+impl ClockSample {
     pub(super) fn now() -> Self {
         Self { ticks: now(), instant: Instant::now() }
     }
 
-    /// Nanoseconds per tick since this moment; better the longer ago it is.
+    /// Nanoseconds per tick since this sample; more precise the older the sample is.
     pub(super) fn ns_per_tick(&self) -> f64 {
         let ticks = now().saturating_sub(self.ticks).max(1);
         self.instant.elapsed().as_nanos() as f64 / ticks as f64

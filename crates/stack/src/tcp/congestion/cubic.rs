@@ -1,26 +1,27 @@
-//! CUBIC (RFC 9438).
+//! CUBIC congestion control (RFC 9438).
 
-use super::{Acked, Congestion, Window};
+use super::{AckInfo, CongestionAlgorithm, CongestionWindow};
 
-/// RFC 9438 section 5: how fast the window grows.
+/// Growth constant in segments per second cubed (RFC 9438 section 5).
 const C: f64 = 0.4;
-/// RFC 9438 section 4.6: what is left of the window after a loss.
+/// Multiplicative decrease factor (RFC 9438 section 4.6).
 const BETA: f64 = 0.7;
-/// RFC 9438 section 4.3: the additive increase that gives Reno's rate.
+/// Additive increase that matches Reno's rate (RFC 9438 section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
-/// Windows are in segments here, as in the RFC.
+/// CUBIC state. Windows are in segments, as in the RFC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cubic {
-    /// When this growth began; 0 when it has not. In milliseconds that wrap.
+    /// Start of the current growth epoch in milliseconds, wrapping; 0 when none has begun.
     epoch_ms: u32,
-    /// The window before the last loss.
+    /// Window before the last reduction.
     w_max: f32,
-    /// How long it takes to come back to it, in seconds.
+    /// Seconds until the window is back at `w_max`.
     k: f32,
-    /// The window that Reno would have.
+    /// Estimate of Reno's window.
     w_est: f32,
-    /// The window at the last loss, to see whether another flow needs room.
+    /// Window at the last reduction. A smaller window at the next one means that another flow
+    /// needs bandwidth (fast convergence).
     w_last_max: f32,
 }
 
@@ -29,9 +30,10 @@ fn milliseconds(ns: u64) -> u32 {
 }
 
 impl Cubic {
-    fn begin(&mut self, now_ns: u64, cwnd: f64) {
+    /// Starts a growth epoch at the current window.
+    fn start_epoch(&mut self, now_ns: u64, cwnd: f64) {
         self.epoch_ms = milliseconds(now_ns).max(1);
-        // Section 4.2, and 4.8 for a window beyond the last one.
+        // Section 4.2, and section 4.8 for a window that already exceeds `w_max`.
         if f64::from(self.w_max) > cwnd {
             self.k = ((f64::from(self.w_max) - cwnd) / C).cbrt() as f32;
         } else {
@@ -41,29 +43,29 @@ impl Cubic {
         self.w_est = cwnd as f32;
     }
 
-    /// The windows before the last loss and at it: what outlasts a growth.
+    /// Returns `w_max` and `w_last_max`, the state that outlasts a growth epoch.
     pub(super) fn windows(&self) -> (f32, f32) {
         (self.w_max, self.w_last_max)
     }
 
-    /// One with these windows, whose growth has not begun.
+    /// State with these windows and no growth epoch.
     pub(super) fn with_windows(w_max: f32, w_last_max: f32) -> Self {
         Self { w_max, w_last_max, ..Self::default() }
     }
 
-    /// Section 4.2, equation 1.
+    /// W_cubic(t) (section 4.2, equation 1).
     fn w_cubic(&self, seconds: f64) -> f64 {
         C * (seconds - f64::from(self.k)).powi(3) + f64::from(self.w_max)
     }
 }
 
-impl Congestion for Cubic {
-    fn on_ack(&mut self, window: &mut Window, acked: &Acked) {
+impl CongestionAlgorithm for Cubic {
+    fn on_ack(&mut self, window: &mut CongestionWindow, acked: &AckInfo) {
         let mss = f64::from(acked.mss.max(1));
         let cwnd = f64::from(window.cwnd) / mss;
         let segments = f64::from(acked.bytes) / mss;
         if self.epoch_ms == 0 {
-            self.begin(acked.now_ns, cwnd);
+            self.start_epoch(acked.now_ns, cwnd);
         }
         let elapsed_ms = milliseconds(acked.now_ns).wrapping_sub(self.epoch_ms) as i32;
         let seconds = f64::from(elapsed_ms.max(0)) / 1e3;
@@ -81,7 +83,7 @@ impl Congestion for Cubic {
         window.cwnd = window.cwnd.max((grown * mss).min(f64::from(u32::MAX / 4)) as u32);
     }
 
-    fn on_congestion(&mut self, window: &Window, flight: u32, mss: u32) -> u32 {
+    fn on_congestion(&mut self, window: &CongestionWindow, flight: u32, mss: u32) -> u32 {
         let mss = f64::from(mss.max(1));
         let cwnd = f64::from(window.cwnd.min(flight.max(1))) / mss;
         self.epoch_ms = 0;
@@ -99,7 +101,7 @@ impl Congestion for Cubic {
         self.epoch_ms = 0;
     }
 
-    /// Section 5.8: time without data does not count.
+    /// Moves the epoch: time without data does not count (section 5.8).
     fn on_idle(&mut self, idle_ns: u64) {
         if self.epoch_ms != 0 {
             self.epoch_ms = self.epoch_ms.wrapping_add(milliseconds(idle_ns)).max(1);

@@ -1,8 +1,7 @@
-//! How much may be on its way at one time (RFC 5681).
+//! Congestion control: the congestion window and its algorithms (RFC 5681).
 //!
-//! One trait, [`Congestion`], for every algorithm: CUBIC (RFC 9438) and NewReno
-//! (RFC 5681, RFC 6582). What is lost and what has arrived is found out
-//! elsewhere; here is only what follows from it for the window.
+//! [`CongestionAlgorithm`] is implemented by CUBIC (RFC 9438) and NewReno (RFC 5681, RFC 6582).
+//! Loss detection is elsewhere; this module only adapts the window.
 
 mod cubic;
 mod newreno;
@@ -12,50 +11,50 @@ use serde::{Deserialize, Serialize};
 use cubic::Cubic;
 use newreno::NewReno;
 
-/// The window that a connection begins with, in segments (RFC 6928 section 2).
-pub(crate) const INITIAL_SEGMENTS: u32 = 10;
+/// Initial window in segments (RFC 6928 section 2).
+pub(crate) const INITIAL_WINDOW_SEGMENTS: u32 = 10;
 
-/// Which algorithm a connection uses.
+/// Congestion control algorithm of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CongestionControl {
-    /// RFC 9438.
+    /// CUBIC (RFC 9438).
     #[default]
     Cubic,
-    /// RFC 5681 with RFC 6582.
+    /// NewReno (RFC 5681 with RFC 6582).
     NewReno,
 }
 
-/// The window, in bytes.
+/// Congestion window and slow start threshold, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
-    /// What may be on its way.
+pub(crate) struct CongestionWindow {
+    /// Most bytes that may be in flight.
     pub(crate) cwnd: u32,
-    /// Up to here the window doubles with each round trip.
+    /// Below this window, slow start doubles the window each round trip.
     pub(crate) ssthresh: u32,
 }
 
-/// What an acknowledgement says.
+/// Input of a window increase: an acknowledgement of new data.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acked {
+pub(crate) struct AckInfo {
     /// Bytes newly acknowledged.
     pub(crate) bytes: u32,
-    /// The largest segment that is sent.
+    /// Largest segment that is sent, in bytes.
     pub(crate) mss: u32,
     pub(crate) now_ns: u64,
-    /// The smoothed round trip.
+    /// Smoothed round-trip time.
     pub(crate) rtt_ns: u64,
 }
 
-/// An algorithm.
-pub(crate) trait Congestion {
-    /// The window grows in congestion avoidance.
-    fn on_ack(&mut self, window: &mut Window, acked: &Acked);
-    /// Something was lost or marked, the first time within a round trip:
-    /// returns the new threshold.
-    fn on_congestion(&mut self, window: &Window, flight: u32, mss: u32) -> u32;
-    /// The retransmission time-out has run out: what was learnt is of no use.
+/// Congestion control algorithm.
+pub(crate) trait CongestionAlgorithm {
+    /// Grows the window in congestion avoidance.
+    fn on_ack(&mut self, window: &mut CongestionWindow, acked: &AckInfo);
+    /// Reacts to a loss or congestion mark, at most once per round trip, with `flight` bytes in
+    /// flight. Returns the new slow start threshold.
+    fn on_congestion(&mut self, window: &CongestionWindow, flight: u32, mss: u32) -> u32;
+    /// Resets the growth after a retransmission time-out.
     fn on_timeout(&mut self);
-    /// Nothing was sent for a while.
+    /// Accounts for `idle_ns` without transmission.
     fn on_idle(&mut self, idle_ns: u64);
 }
 
@@ -65,77 +64,77 @@ enum Algorithm {
     NewReno(NewReno),
 }
 
-/// A [`Controller`] as plain data; windows of CUBIC's in segments.
+/// Snapshot of a [`CongestionController`]; CUBIC's windows are in segments.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct SavedController {
+pub(crate) struct ControllerSnapshot {
     cwnd: u32,
     ssthresh: u32,
     w_max: f32,
     w_last_max: f32,
 }
 
-/// The window of a connection and the algorithm that moves it.
+/// Congestion window of a connection and the algorithm that adapts it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Controller {
-    pub(crate) window: Window,
+pub(crate) struct CongestionController {
+    pub(crate) window: CongestionWindow,
     algorithm: Algorithm,
 }
 
-impl Controller {
+impl CongestionController {
     pub(crate) fn new(kind: CongestionControl, mss: u32) -> Self {
         let algorithm = match kind {
             CongestionControl::Cubic => Algorithm::Cubic(Cubic::default()),
             CongestionControl::NewReno => Algorithm::NewReno(NewReno),
         };
-        let window = Window { cwnd: initial_window(mss), ssthresh: u32::MAX };
+        let window = CongestionWindow { cwnd: initial_window(mss), ssthresh: u32::MAX };
         Self { window, algorithm }
     }
 
-    /// What there is to know about it.
-    pub(crate) fn save(&self) -> SavedController {
+    /// Takes a snapshot.
+    pub(crate) fn save(&self) -> ControllerSnapshot {
         let (w_max, w_last_max) = match &self.algorithm {
             Algorithm::Cubic(cubic) => cubic.windows(),
             Algorithm::NewReno(_) => (0.0, 0.0),
         };
-        let Window { cwnd, ssthresh } = self.window;
-        SavedController { cwnd, ssthresh, w_max, w_last_max }
+        let CongestionWindow { cwnd, ssthresh } = self.window;
+        ControllerSnapshot { cwnd, ssthresh, w_max, w_last_max }
     }
 
-    /// One that goes on where another was saved: with the same window, from
-    /// which CUBIC begins to grow anew.
-    pub(crate) fn restore(kind: CongestionControl, mss: u32, saved: &SavedController) -> Self {
+    /// Restores a controller from a snapshot: the window is kept, CUBIC starts a new growth epoch.
+    pub(crate) fn restore(kind: CongestionControl, mss: u32, saved: &ControllerSnapshot) -> Self {
         let mut controller = Self::new(kind, mss);
-        controller.window = Window { cwnd: saved.cwnd.max(mss), ssthresh: saved.ssthresh };
+        controller.window =
+            CongestionWindow { cwnd: saved.cwnd.max(mss), ssthresh: saved.ssthresh };
         if let Algorithm::Cubic(cubic) = &mut controller.algorithm {
             *cubic = Cubic::with_windows(saved.w_max, saved.w_last_max);
         }
         controller
     }
 
-    fn algorithm(&mut self) -> (&mut dyn Congestion, &mut Window) {
-        let algorithm: &mut dyn Congestion = match &mut self.algorithm {
+    fn algorithm(&mut self) -> (&mut dyn CongestionAlgorithm, &mut CongestionWindow) {
+        let algorithm: &mut dyn CongestionAlgorithm = match &mut self.algorithm {
             Algorithm::Cubic(cubic) => cubic,
             Algorithm::NewReno(newreno) => newreno,
         };
         (algorithm, &mut self.window)
     }
 
-    /// The largest segment is known now, before anything was sent.
+    /// Sets the segment size, once known and before data is sent.
     pub(crate) fn set_mss(&mut self, mss: u32) {
         self.window.cwnd = initial_window(mss);
     }
 
-    /// Data was acknowledged, outside of recovery. `limited` says that the
-    /// window was what kept us from sending more: only then it grows (RFC 9293
-    /// section 3.8.2, RFC 7661).
-    pub(crate) fn on_ack(&mut self, acked: &Acked, limited: bool) {
+    /// Grows the window after an acknowledgement outside of recovery. `limited` is true when the
+    /// congestion window limited transmission: only then the window grows (RFC 9293 section 3.8.2,
+    /// RFC 7661).
+    pub(crate) fn on_ack(&mut self, acked: &AckInfo, limited: bool) {
         if !limited {
             return;
         }
-        let Window { cwnd, ssthresh } = self.window;
+        let CongestionWindow { cwnd, ssthresh } = self.window;
         if cwnd < ssthresh {
-            // Slow start, by bytes (RFC 3465 with a limit of the whole
-            // acknowledgement, as RFC 9406 has it).
+            // Slow start by bytes (RFC 3465; the limit is the whole acknowledgement, as in
+            // RFC 9406).
             let grown = cwnd.saturating_add(acked.bytes);
             self.window.cwnd = grown.min(ssthresh.max(cwnd));
             return;
@@ -144,21 +143,20 @@ impl Controller {
         algorithm.on_ack(window, acked);
     }
 
-    /// Loss was found or a mark was seen, with `flight` bytes on their way.
-    /// Sets the threshold; the window follows by [`Controller::end_recovery`]
-    /// or as recovery goes.
+    /// Lowers the threshold after a loss or a congestion mark, with `flight` bytes in flight. The
+    /// window follows during recovery or at [`CongestionController::end_recovery`].
     pub(crate) fn on_congestion(&mut self, flight: u32, mss: u32) {
         let (algorithm, window) = self.algorithm();
         window.ssthresh = algorithm.on_congestion(window, flight, mss).max(2 * mss);
     }
 
-    /// The window is what the threshold says.
+    /// Sets the window to the threshold.
     pub(crate) fn end_recovery(&mut self) {
         self.window.cwnd = self.window.ssthresh;
     }
 
-    /// The retransmission time-out has run out; `first` for the same data
-    /// (RFC 5681 section 3.1, equation 4).
+    /// Sets the window to one segment after a retransmission time-out. The threshold is lowered
+    /// only at the `first` time-out for the same data (RFC 5681 section 3.1, equation 4).
     pub(crate) fn on_timeout(&mut self, flight: u32, mss: u32, first: bool) {
         if first {
             self.on_congestion(flight, mss);
@@ -167,17 +165,17 @@ impl Controller {
         self.algorithm().0.on_timeout();
     }
 
-    /// Nothing was sent for longer than the time-out: the window is stale
-    /// (RFC 5681 section 4.1).
-    pub(crate) fn restart(&mut self, mss: u32, idle_ns: u64) {
+    /// Limits the window to the initial window after `idle_ns` without transmission, longer than
+    /// the retransmission time-out (RFC 5681 section 4.1).
+    pub(crate) fn restart_after_idle(&mut self, mss: u32, idle_ns: u64) {
         self.window.cwnd = self.window.cwnd.min(initial_window(mss));
         self.algorithm().0.on_idle(idle_ns);
     }
 }
 
-/// RFC 6928 section 2.
+/// Initial window in bytes (RFC 6928 section 2).
 fn initial_window(mss: u32) -> u32 {
-    (INITIAL_SEGMENTS * mss).min((2 * mss).max(14_600))
+    (INITIAL_WINDOW_SEGMENTS * mss).min((2 * mss).max(14_600))
 }
 
 #[cfg(test)]
@@ -186,8 +184,8 @@ mod tests {
 
     const MSS: u32 = 1000;
 
-    fn acked(bytes: u32, now_ns: u64) -> Acked {
-        Acked { bytes, mss: MSS, now_ns, rtt_ns: 100_000_000 }
+    fn acked(bytes: u32, now_ns: u64) -> AckInfo {
+        AckInfo { bytes, mss: MSS, now_ns, rtt_ns: 100_000_000 }
     }
 
     #[test]
@@ -198,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn slow_start_doubles_and_only_when_the_window_was_the_limit() {
+    fn slow_start_doubles_only_when_window_limited() {
         for kind in [CongestionControl::Cubic, CongestionControl::NewReno] {
-            let mut controller = Controller::new(kind, MSS);
+            let mut controller = CongestionController::new(kind, MSS);
             controller.on_ack(&acked(10 * MSS, 0), false);
             assert_eq!(controller.window.cwnd, 10 * MSS);
             controller.on_ack(&acked(10 * MSS, 0), true);
@@ -209,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_starts_from_one_segment_and_keeps_the_first_threshold() {
+    fn timeout_restarts_at_one_segment_and_keeps_first_ssthresh() {
         for kind in [CongestionControl::Cubic, CongestionControl::NewReno] {
-            let mut controller = Controller::new(kind, MSS);
+            let mut controller = CongestionController::new(kind, MSS);
             controller.on_timeout(10 * MSS, MSS, true);
             let threshold = controller.window.ssthresh;
             assert!((5 * MSS..=7 * MSS).contains(&threshold), "{threshold}");
@@ -222,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn rfc5681_congestion_avoidance_adds_a_segment_a_round_trip() {
-        let mut controller = Controller::new(CongestionControl::NewReno, MSS);
+    fn rfc5681_congestion_avoidance_adds_one_segment_per_round_trip() {
+        let mut controller = CongestionController::new(CongestionControl::NewReno, MSS);
         controller.on_congestion(20 * MSS, MSS);
         controller.end_recovery();
         assert_eq!(controller.window.cwnd, 10 * MSS);
@@ -234,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn rfc9438_cubic_comes_back_to_the_old_window_and_then_beyond() {
-        let mut controller = Controller::new(CongestionControl::Cubic, MSS);
+    fn rfc9438_cubic_regains_w_max_and_then_exceeds_it() {
+        let mut controller = CongestionController::new(CongestionControl::Cubic, MSS);
         controller.window.cwnd = 1000 * MSS;
         controller.on_congestion(1000 * MSS, MSS);
         controller.end_recovery();
@@ -258,18 +256,18 @@ mod tests {
 
     #[test]
     fn rfc9438_4_3_small_windows_are_no_slower_than_reno() {
-        let mut cubic = Controller::new(CongestionControl::Cubic, MSS);
+        let mut cubic = CongestionController::new(CongestionControl::Cubic, MSS);
         cubic.on_congestion(10 * MSS, MSS);
         cubic.end_recovery();
         let begin = cubic.window.cwnd;
         let mut now_ns = 0;
         for _ in 0..20 {
             for _ in 0..begin / MSS {
-                cubic.on_ack(&Acked { bytes: MSS, mss: MSS, now_ns, rtt_ns: 1_000_000 }, true);
+                cubic.on_ack(&AckInfo { bytes: MSS, mss: MSS, now_ns, rtt_ns: 1_000_000 }, true);
             }
             now_ns += 1_000_000;
         }
-        // RFC 9438 equation 4: at least 0.53 segments a round trip.
+        // RFC 9438 equation 4: at least 0.53 segments per round trip.
         assert!(cubic.window.cwnd > begin + 5 * MSS, "{}", cubic.window.cwnd);
     }
 }

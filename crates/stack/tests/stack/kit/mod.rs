@@ -1,5 +1,5 @@
-//! The test kit: hosts with a stack and an arena, a wire between two of them,
-//! and a clock that is moved by hand.
+//! Test kit: hosts with a stack and an arena, an in-memory link between two of them, and a virtual
+//! clock.
 
 pub mod packets;
 
@@ -12,7 +12,7 @@ use tidegate_wire::{DropReason, MacAddr};
 pub const SECOND_NS: u64 = 1_000_000_000;
 pub const FRAMES: u32 = 512;
 
-/// Every test of a socket runs for both.
+/// Address family; socket tests run for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     V4,
@@ -20,13 +20,13 @@ pub enum Family {
 }
 
 /// Runs a test for both families.
-pub fn both(test: impl Fn(Family)) {
+pub fn for_each_family(test: impl Fn(Family)) {
     test(Family::V4);
     test(Family::V6);
 }
 
 impl Family {
-    /// Host `n` of the network that all hosts are in.
+    /// Address of host `n` in the network of all hosts.
     pub fn host(self, n: u8) -> IpAddr {
         match self {
             Family::V4 => format!("192.0.2.{n}").parse().unwrap(),
@@ -34,7 +34,7 @@ impl Family {
         }
     }
 
-    /// A host behind the router, which is host 254.
+    /// Address of a host behind the router, which is host 254.
     pub fn far_host(self) -> IpAddr {
         match self {
             Family::V4 => "198.51.100.7".parse().unwrap(),
@@ -42,14 +42,14 @@ impl Family {
         }
     }
 
-    pub fn any(self) -> IpAddr {
+    pub fn unspecified(self) -> IpAddr {
         match self {
             Family::V4 => "0.0.0.0".parse().unwrap(),
             Family::V6 => "::".parse().unwrap(),
         }
     }
 
-    /// The bytes of an IP header without options.
+    /// Length in bytes of an IP header without options.
     pub fn header_bytes(self) -> usize {
         if self == Family::V4 { 20 } else { 40 }
     }
@@ -59,27 +59,27 @@ pub fn mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, n])
 }
 
-/// Host `n` with addresses of both families on Ethernet, and routes.
+/// Configuration of host `n` on Ethernet, with addresses of both families and default routes.
 pub fn config(n: u8) -> Config {
     let mut config = Config::ethernet(mac(n), [n; 16]);
-    for (family, bits, everywhere) in [(Family::V4, 24, "0.0.0.0/0"), (Family::V6, 64, "::/0")] {
+    for (family, bits, default_route) in [(Family::V4, 24, "0.0.0.0/0"), (Family::V6, 64, "::/0")] {
         config.addresses.push(format!("{}/{bits}", family.host(n)).parse().unwrap());
         config.routes.push(tidegate_stack::Route {
-            prefix: everywhere.parse().unwrap(),
+            prefix: default_route.parse().unwrap(),
             gateway: Some(family.host(254)),
         });
     }
     config
 }
 
-/// A stack, its arena and its time.
-pub struct Host {
+/// Stack with an arena and a virtual clock.
+pub struct TestHost {
     pub stack: Stack,
     pub arena: Arena,
     pub now_ns: u64,
 }
 
-impl Host {
+impl TestHost {
     pub fn new(config: Config) -> Self {
         let arena =
             Arena::new(ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false })
@@ -89,15 +89,15 @@ impl Host {
         Self { stack, arena, now_ns }
     }
 
-    /// Host 1, past its first reports, so that it has nothing to say unasked.
+    /// Host 1 after its initial reports: it sends nothing unsolicited any more.
     pub fn quiet(config: Config) -> Self {
         let mut host = Self::new(config);
-        host.pass(3 * SECOND_NS);
+        host.advance(3 * SECOND_NS);
         host.sent();
         host
     }
 
-    /// Host 1, which knows neighbour `n`.
+    /// Host 1 with a resolved entry for neighbour `n`.
     pub fn with_neighbour(n: u8) -> Self {
         let mut host = Self::quiet(config(1));
         for family in [Family::V4, Family::V6] {
@@ -106,15 +106,14 @@ impl Host {
         host
     }
 
-    /// Gives the stack a frame.
+    /// Passes a frame to the stack.
     pub fn feed(&mut self, bytes: &[u8]) {
         let frame = self.arena.alloc_from(bytes).expect("the arena has a frame to receive into");
         self.stack.ingest(self.now_ns, frame, &mut self.arena);
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
     }
 
-    /// Gives the stack a frame that it must drop for this reason, and nothing
-    /// else but this frame.
+    /// Passes a frame to the stack, which must drop it for this reason and drop nothing else.
     #[track_caller]
     pub fn feed_dropped(&mut self, bytes: &[u8], reason: DropReason) {
         let before = self.stack.counters().drops.clone();
@@ -125,7 +124,7 @@ impl Host {
         assert_eq!((after.get(reason) - before.get(reason), total), (1, 1), "{counted:?}");
     }
 
-    /// The frames that the stack wants to send.
+    /// Drains the transmit queue.
     pub fn sent(&mut self) -> Vec<Vec<u8>> {
         let frames: Vec<_> = self.stack.transmit_queue().drain(..).collect();
         let bytes = frames.iter().map(|frame| self.arena.bytes(frame).to_vec()).collect();
@@ -133,7 +132,7 @@ impl Host {
         bytes
     }
 
-    /// The one frame that the stack wants to send.
+    /// Drains the transmit queue, which must hold one frame.
     #[track_caller]
     pub fn sent_one(&mut self) -> Vec<u8> {
         let mut sent = self.sent();
@@ -141,18 +140,17 @@ impl Host {
         sent.remove(0)
     }
 
-    /// Lets the frames to the host itself come back in, as far as they
-    /// are there now, and returns how many.
-    pub fn loop_once(&mut self) -> usize {
-        let mut burst: Fifo<Frame> = self.stack.looped_queue().drain(..).collect();
-        let came = burst.len();
+    /// Passes the frames in the loopback queue back to the stack; returns their number.
+    pub fn deliver_loopback(&mut self) -> usize {
+        let mut burst: Fifo<Frame> = self.stack.loopback_queue().drain(..).collect();
+        let count = burst.len();
         self.stack.ingest_burst(self.now_ns, &mut burst, &mut self.arena);
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
-        came
+        count
     }
 
-    /// Lets time pass, with every timer at its time.
-    pub fn pass(&mut self, ns: u64) {
+    /// Advances the clock by `ns`; every timer fires on time.
+    pub fn advance(&mut self, ns: u64) {
         let end_ns = self.now_ns + ns;
         for _ in 0..100_000 {
             match self.stack.next_timeout().filter(|&due_ns| due_ns <= end_ns) {
@@ -166,7 +164,7 @@ impl Host {
                 }
             }
         }
-        panic!("the stack's timers never come to rest");
+        panic!("the stack's timers never stop");
     }
 
     pub fn bind(&mut self, local: SocketAddr) -> UdpId {
@@ -177,9 +175,9 @@ impl Host {
         self.stack.udp_send(self.now_ns, &mut self.arena, id, to, None, payload).unwrap();
     }
 
-    /// The next datagram: who sent it, where to, and what.
+    /// Takes the next datagram: sender, destination address and payload.
     pub fn receive(&mut self, id: UdpId) -> Option<(SocketAddr, IpAddr, Vec<u8>)> {
-        let datagram = self.stack.udp_receive(&self.arena, id)?;
+        let datagram = self.stack.udp_recv(&self.arena, id)?;
         let bytes = datagram.bytes(&self.arena).to_vec();
         let received = (datagram.remote, datagram.local, bytes);
         datagram.release(&mut self.arena);
@@ -198,7 +196,7 @@ impl Host {
         self.stack.counters().transmit_drops.get(reason)
     }
 
-    /// Takes the host down and proves that every frame came back.
+    /// Releases the host and checks that every frame was freed.
     pub fn finish(mut self) {
         assert_eq!(self.stack.counters().balance(), 0);
         self.stack.release(&mut self.arena);
@@ -206,24 +204,24 @@ impl Host {
     }
 }
 
-/// Two hosts and the wire between them.
-pub struct Pair {
-    pub a: Host,
-    pub b: Host,
+/// Two hosts on an in-memory link.
+pub struct HostPair {
+    pub a: TestHost,
+    pub b: TestHost,
 }
 
-impl Pair {
+impl HostPair {
     pub fn new() -> Self {
-        Self { a: Host::new(config(1)), b: Host::new(config(2)) }
+        Self { a: TestHost::new(config(1)), b: TestHost::new(config(2)) }
     }
 
-    /// Carries frames to and fro until nobody has more to say.
+    /// Carries frames in both directions until both hosts are quiet.
     pub fn run(&mut self) {
-        self.run_through(|_| true);
+        self.run_filtered(|_| true);
     }
 
-    /// Like [`Pair::run`], but frames for which `keep` says no are lost.
-    pub fn run_through(&mut self, mut keep: impl FnMut(&[u8]) -> bool) {
+    /// As [`HostPair::run`], but loses the frames for which `keep` returns false.
+    pub fn run_filtered(&mut self, mut keep: impl FnMut(&[u8]) -> bool) {
         for _ in 0..1000 {
             let (from_a, from_b) = (self.a.sent(), self.b.sent());
             if from_a.is_empty() && from_b.is_empty() {
@@ -232,12 +230,12 @@ impl Pair {
             from_a.iter().filter(|frame| keep(frame)).for_each(|frame| self.b.feed(frame));
             from_b.iter().filter(|frame| keep(frame)).for_each(|frame| self.a.feed(frame));
         }
-        panic!("the hosts never stop talking");
+        panic!("the hosts never become quiet");
     }
 
-    pub fn pass(&mut self, ns: u64) {
-        self.a.pass(ns);
-        self.b.pass(ns);
+    pub fn advance(&mut self, ns: u64) {
+        self.a.advance(ns);
+        self.b.advance(ns);
     }
 
     pub fn finish(self) {

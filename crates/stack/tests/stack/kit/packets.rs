@@ -1,4 +1,4 @@
-//! Packets made by hand.
+//! Builders of test packets.
 
 use std::net::IpAddr;
 
@@ -10,12 +10,12 @@ use tidegate_wire::{
 
 use super::{Family, mac};
 
-/// An Ethernet frame from host 2 to host 1 around an IP packet.
+/// Ethernet frame from host 2 to host 1 around an IP packet.
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     frame_to(mac(1), packet)
 }
 
-/// An Ethernet frame from host 2 around an IP packet.
+/// Ethernet frame from host 2 around an IP packet.
 pub fn frame_to(destination: MacAddr, packet: &[u8]) -> Vec<u8> {
     let ethertype = if packet[0] >> 4 == 6 { EtherType::IPV6 } else { EtherType::IPV4 };
     ethernet(destination, mac(2), ethertype, packet)
@@ -28,7 +28,7 @@ pub fn ethernet(to: MacAddr, from: MacAddr, ethertype: EtherType, payload: &[u8]
     bytes
 }
 
-/// An IP packet of either family.
+/// IP packet of either family.
 pub fn ip(source: IpAddr, destination: IpAddr, protocol: Protocol, payload: &[u8]) -> Vec<u8> {
     ip_with_hops(source, destination, protocol, 64, payload)
 }
@@ -59,7 +59,7 @@ pub fn ip_with_hops(
     }
 }
 
-/// A UDP datagram with its checksum.
+/// UDP datagram with its checksum.
 pub fn udp(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let bytes = 8 + payload.len();
     let mut datagram = vec![0; bytes];
@@ -69,7 +69,7 @@ pub fn udp(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: &[u8
     datagram
 }
 
-/// An IP packet of either family with a traffic class.
+/// IP packet of either family with a traffic class.
 pub fn ip_with_class(
     source: IpAddr,
     destination: IpAddr,
@@ -96,7 +96,7 @@ pub fn ip_with_class(
     }
 }
 
-/// "The host cannot be reached", from the host that `packet` was sent to.
+/// ICMP host unreachable error about the packet `quote`.
 pub fn host_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
     match from {
         IpAddr::V4(_) => {
@@ -130,12 +130,12 @@ pub fn transport_pseudo(
     }
 }
 
-/// An IP packet with a UDP datagram.
+/// IP packet with a UDP datagram.
 pub fn udp_packet(from: IpAddr, to: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     ip(from, to, Protocol::UDP, &udp(from, to, ports, payload))
 }
 
-/// A frame with a UDP datagram from host 2 to host 1.
+/// Frame with a UDP datagram from host 2 to host 1.
 pub fn udp_frame(family: Family, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     frame(&udp_packet(family.host(2), family.host(1), ports, payload))
 }
@@ -164,12 +164,12 @@ pub fn icmpv6_with_hops(
     ip_with_hops(from, to, Protocol::ICMPV6, hops, &payload)
 }
 
-/// A frame with a neighbour discovery message for host 1.
+/// Frame with a neighbour discovery message for host 1.
 pub fn ndp_frame(from: IpAddr, to: IpAddr, message: NdpMessage<'_>) -> Vec<u8> {
     frame(&icmpv6_with_hops(from, to, 255, &Icmpv6Message::Ndp(message)))
 }
 
-/// An echo request of either family.
+/// Echo request of either family.
 pub fn echo_request(from: IpAddr, to: IpAddr, data: &[u8]) -> Vec<u8> {
     match from {
         IpAddr::V4(_) => {
@@ -181,8 +181,7 @@ pub fn echo_request(from: IpAddr, to: IpAddr, data: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The data of an echo reply with the identifier and sequence of
-/// [`echo_request`].
+/// Data of an echo reply with the identifier and sequence number of [`echo_request`].
 pub fn echo_reply_data(packet: &[u8]) -> Option<Vec<u8>> {
     match packet[0] >> 4 {
         4 => match Icmpv4Message::parse(Ipv4Header::parse(packet).ok()?.1).ok()? {
@@ -201,7 +200,7 @@ pub fn echo_reply_data(packet: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// "Nobody listens on the port", from the host that `packet` was sent to.
+/// ICMP port unreachable error about the packet `quote`.
 pub fn port_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
     match from {
         IpAddr::V4(_) => {
@@ -214,8 +213,8 @@ pub fn port_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
     }
 }
 
-/// "The packet is too large", with the MTU told.
-pub fn too_big(from: IpAddr, to: IpAddr, mtu: u16, quote: &[u8]) -> Vec<u8> {
+/// ICMP packet too big error with `mtu` about the packet `quote`.
+pub fn packet_too_big(from: IpAddr, to: IpAddr, mtu: u16, quote: &[u8]) -> Vec<u8> {
     match from {
         IpAddr::V4(_) => {
             let message =
@@ -226,7 +225,7 @@ pub fn too_big(from: IpAddr, to: IpAddr, mtu: u16, quote: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A fragment of the payload of an IP packet.
+/// Fragment of the payload of a UDP packet.
 pub fn fragment(
     from: IpAddr,
     to: IpAddr,
@@ -235,10 +234,10 @@ pub fn fragment(
     more: bool,
     data: &[u8],
 ) -> Vec<u8> {
-    fragment_of(Protocol::UDP, from, to, id, offset_bytes, more, data)
+    fragment_with_protocol(Protocol::UDP, from, to, id, offset_bytes, more, data)
 }
 
-pub fn fragment_of(
+pub fn fragment_with_protocol(
     protocol: Protocol,
     from: IpAddr,
     to: IpAddr,
@@ -271,14 +270,14 @@ pub fn fragment_of(
     }
 }
 
-/// A frame with an ARP packet.
+/// Frame with an ARP packet.
 pub fn arp_frame(to: MacAddr, packet: ArpPacket) -> Vec<u8> {
     let mut payload = vec![0; ArpPacket::BYTES];
     assert!(packet.emit(&mut payload).is_some());
     ethernet(to, packet.sender_mac, EtherType::ARP, &payload)
 }
 
-/// An ARP packet from host `n` about host `target`.
+/// ARP packet from host `n` about host `target`.
 pub fn arp(operation: ArpOperation, n: u8, target: u8) -> ArpPacket {
     let v4 = |n| match Family::V4.host(n) {
         IpAddr::V4(address) => address,
@@ -293,7 +292,7 @@ pub fn arp(operation: ArpOperation, n: u8, target: u8) -> ArpPacket {
     }
 }
 
-/// The IP packet in a frame.
+/// IP packet in a frame.
 pub fn packet_of(frame: &[u8]) -> &[u8] {
     EthernetHeader::parse(frame).unwrap().1
 }

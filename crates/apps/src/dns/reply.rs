@@ -1,0 +1,282 @@
+//! Writes replies: header and question of the query, a prepared answer, patched bytes.
+
+use super::answer_store::PreparedAnswer;
+use super::lookup::{CompiledZones, DnameRecord, LookupResult};
+use super::message::{CLASS_IN, Edns, HEADER_BYTES, Query, Rcode, rtype};
+use super::name::MAX_NAME_BYTES;
+
+/// Length of an OPT record without options, in bytes.
+const OPT_BYTES: usize = 11;
+
+/// Length, response code and TC bit of a reply that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WrittenReply {
+    pub len: usize,
+    pub rcode: Rcode,
+    pub is_truncated: bool,
+}
+
+/// Header fields that differ between replies.
+#[derive(Clone, Copy)]
+struct ReplyHeader {
+    rcode: Rcode,
+    authoritative: bool,
+    truncated: bool,
+    /// Record counts of the answer, authority and additional sections, without the OPT record.
+    counts: [u16; 3],
+}
+
+impl ReplyHeader {
+    fn error(rcode: Rcode) -> Self {
+        ReplyHeader { rcode, authoritative: false, truncated: false, counts: [0; 3] }
+    }
+}
+
+/// Writes the reply to a query, at most `max_len` bytes. Returns `None` when `reply` cannot hold
+/// even an empty answer.
+#[inline]
+pub(super) fn write_reply(
+    zones: &CompiledZones,
+    query: &Query<'_>,
+    advertised_udp_bytes: u16,
+    max_len: usize,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let max_len = max_len.min(reply.len());
+    let reply = &mut reply[..max_len];
+    let opt = query.edns.map(|edns| (edns, advertised_udp_bytes));
+    if let Some(rcode) = query_error(query) {
+        return finish(
+            query.header_and_question,
+            query.header_and_question.len(),
+            opt,
+            ReplyHeader::error(rcode),
+            reply,
+        );
+    }
+    match zones.find(query.name(), query.rtype) {
+        LookupResult::Prepared(prepared) => write_prepared(zones, query, prepared, opt, reply),
+        LookupResult::Dname(dname) => write_dname_reply(query, dname, opt, reply),
+        LookupResult::NotAuthoritative => finish(
+            query.header_and_question,
+            query.header_and_question.len(),
+            opt,
+            ReplyHeader::error(Rcode::Refused),
+            reply,
+        ),
+    }
+}
+
+/// Writes an error reply to a message that cannot be looked up: header, question if present, and
+/// the response code. `header_and_question` is the header with or without the question.
+pub(super) fn write_error(
+    header_and_question: &[u8],
+    rcode: Rcode,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    finish(header_and_question, header_and_question.len(), None, ReplyHeader::error(rcode), reply)
+}
+
+/// Returns the response code for a well-formed query that is not looked up.
+#[inline]
+fn query_error(query: &Query<'_>) -> Option<Rcode> {
+    // The common case: data types below 249 (RFC 6895 section 3.1). Types from 249 on, ANY among
+    // them, are left to the slow check.
+    let is_data = query.rtype < rtype::TKEY && query.rtype != rtype::OPT && query.rtype != 0;
+    let is_version_0 = query.edns.is_none_or(|edns| edns.version == 0);
+    if is_data && is_version_0 && query.class == CLASS_IN {
+        return None;
+    }
+    uncommon_query_error(query)
+}
+
+/// As [`query_error`], for uncommon queries.
+#[cold]
+fn uncommon_query_error(query: &Query<'_>) -> Option<Rcode> {
+    if query.edns.is_some_and(|edns| edns.version != 0) {
+        return Some(Rcode::BadVers);
+    }
+    if query.class != CLASS_IN {
+        return Some(Rcode::Refused);
+    }
+    match query.rtype {
+        rtype::AXFR | rtype::IXFR => Some(Rcode::Refused),
+        rtype::MAILA | rtype::MAILB | rtype::TKEY | rtype::TSIG => Some(Rcode::NotImp),
+        0 | rtype::OPT => Some(Rcode::FormErr),
+        _ => None,
+    }
+}
+
+#[inline]
+fn write_prepared(
+    zones: &CompiledZones,
+    query: &Query<'_>,
+    prepared: &PreparedAnswer,
+    opt: Option<(Edns, u16)>,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let (front_len, max_len) = (query.header_and_question.len(), reply.len());
+    let bytes = zones.store.bytes(prepared);
+    let mut head = ReplyHeader {
+        rcode: prepared.rcode,
+        authoritative: prepared.authoritative,
+        truncated: false,
+        counts: prepared.counts,
+    };
+    let reserved = front_len + if opt.is_some() { OPT_BYTES } else { 0 };
+    let mut len = bytes.len();
+    if reserved + len > max_len {
+        match zones.store.fit(prepared, max_len.saturating_sub(reserved)) {
+            Some(fit) => {
+                len = fit.len;
+                head.counts[2] = fit.additional_count;
+                head.truncated = fit.is_truncated;
+            }
+            // RFC 2181 section 9: a whole record set or nothing. The client retries over TCP.
+            None => {
+                head.counts = [0; 3];
+                head.truncated = true;
+                len = 0;
+            }
+        }
+    }
+    let body = reply.get_mut(front_len..front_len + len)?;
+    body.copy_from_slice(&bytes[..len]);
+    if front_len != usize::from(prepared.question_end) {
+        relocate_pointers(
+            body,
+            zones.store.fixups(prepared),
+            front_len,
+            prepared.question_end.into(),
+        );
+    }
+    finish(query.header_and_question, front_len + len, opt, head, reply)
+}
+
+/// Relocates the compression pointers of an answer that was prepared for a question with
+/// another end.
+fn relocate_pointers(
+    body: &mut [u8],
+    fixups: &[u16],
+    question_end: usize,
+    prepared_question_end: usize,
+) {
+    let shift = (question_end as u16).wrapping_sub(prepared_question_end as u16);
+    for &at in fixups {
+        let at = usize::from(at);
+        if let Some(pointer) = body.get_mut(at..at + 2) {
+            let relocated = u16::from_be_bytes([pointer[0], pointer[1]]).wrapping_add(shift);
+            pointer.copy_from_slice(&relocated.to_be_bytes());
+        }
+    }
+}
+
+/// Writes the reply for a name below a DNAME record: the record, and the CNAME synthesized for
+/// the queried name (RFC 6672 section 3.2). The client then queries the new name.
+#[cold]
+fn write_dname_reply(
+    query: &Query<'_>,
+    dname: &DnameRecord,
+    opt: Option<(Edns, u16)>,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let (front_len, max_len) = (query.header_and_question.len(), reply.len());
+    let prefix_len = query.name().len() - dname.owner.len();
+    let prefix = &query.name()[..prefix_len];
+    let owner_pointer = 0xc000 | (HEADER_BYTES + prefix_len) as u16;
+    let is_too_long = prefix_len + dname.target.len() > MAX_NAME_BYTES;
+    let mut body = ReplyBody { bytes: reply, len: front_len };
+    let mut head = ReplyHeader {
+        rcode: if is_too_long { Rcode::YxDomain } else { Rcode::NoError },
+        authoritative: true,
+        truncated: false,
+        counts: [1, 0, 0],
+    };
+    body.append_record(owner_pointer, rtype::DNAME, dname.ttl, &[&dname.target])?;
+    if !is_too_long {
+        let question = 0xc000 | HEADER_BYTES as u16;
+        body.append_record(question, rtype::CNAME, dname.ttl, &[prefix, &dname.target])?;
+        head.counts[0] = 2;
+    }
+    let mut len = body.len;
+    if len + if opt.is_some() { OPT_BYTES } else { 0 } > max_len {
+        head.counts = [0; 3];
+        head.truncated = true;
+        len = front_len;
+    }
+    finish(query.header_and_question, len, opt, head, reply)
+}
+
+/// Reply under construction.
+struct ReplyBody<'a> {
+    bytes: &'a mut [u8],
+    len: usize,
+}
+
+impl ReplyBody<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.len + bytes.len();
+        self.bytes.get_mut(self.len..end)?.copy_from_slice(bytes);
+        self.len = end;
+        Some(())
+    }
+
+    fn append_record(&mut self, owner: u16, rtype: u16, ttl: u32, data: &[&[u8]]) -> Option<()> {
+        let data_len: usize = data.iter().map(|part| part.len()).sum();
+        self.append(&owner.to_be_bytes())?;
+        self.append(&rtype.to_be_bytes())?;
+        self.append(&CLASS_IN.to_be_bytes())?;
+        self.append(&ttl.to_be_bytes())?;
+        self.append(&(data_len as u16).to_be_bytes())?;
+        data.iter().try_for_each(|part| self.append(part))
+    }
+}
+
+/// Completes a reply: copies the query's header and question, patches the header, and appends
+/// the OPT record after the first `len` bytes of the reply.
+#[inline]
+fn finish(
+    header_and_question: &[u8],
+    len: usize,
+    opt: Option<(Edns, u16)>,
+    head: ReplyHeader,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let (header, question) = header_and_question.split_first_chunk::<HEADER_BYTES>()?;
+    let out = reply.get_mut(..header_and_question.len())?;
+    let (out_header, out_question) = out.split_first_chunk_mut::<HEADER_BYTES>()?;
+    out_question.copy_from_slice(question);
+    // RFC 1035 section 4.1.1: QR set, opcode and RD copied, then AA and TC. CD copied (RFC 4035
+    // section 3.1.6), then the response code. RA, Z and AD are clear.
+    let flags = 0x80
+        | header[2] & 0x79
+        | if head.authoritative { 0x04 } else { 0 }
+        | if head.truncated { 0x02 } else { 0 };
+    let code = header[3] & 0x10 | head.rcode as u8 & 0x0f;
+    let questions = u8::from(!question.is_empty());
+    let [answers, authorities, additionals] = head.counts;
+    let additionals = additionals + u16::from(opt.is_some());
+    let [an_high, an_low] = answers.to_be_bytes();
+    let [ns_high, ns_low] = authorities.to_be_bytes();
+    let [ar_high, ar_low] = additionals.to_be_bytes();
+    *out_header = [
+        header[0], header[1], flags, code, 0, questions, an_high, an_low, ns_high, ns_low, ar_high,
+        ar_low,
+    ];
+    let mut len = len;
+    if let Some((edns, advertised_udp_bytes)) = opt {
+        let record = reply.get_mut(len..)?.first_chunk_mut::<OPT_BYTES>()?;
+        *record = opt_record(edns, advertised_udp_bytes, head.rcode);
+        len += OPT_BYTES;
+    }
+    Some(WrittenReply { len, rcode: head.rcode, is_truncated: head.truncated })
+}
+
+/// Builds the OPT record of a reply (RFC 6891 section 6.1.2). The DO bit is copied from the
+/// query (RFC 3225).
+#[inline]
+fn opt_record(edns: Edns, advertised_udp_bytes: u16, rcode: Rcode) -> [u8; OPT_BYTES] {
+    let [size_high, size_low] = advertised_udp_bytes.to_be_bytes();
+    let flags = if edns.dnssec_ok { 0x80 } else { 0 };
+    [0, 0, rtype::OPT as u8, size_high, size_low, rcode as u8 >> 4, 0, flags, 0, 0, 0]
+}

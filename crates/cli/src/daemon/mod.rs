@@ -1,0 +1,274 @@
+//! `tidegate daemon`: the network daemon that applications attach to.
+
+mod privileges;
+
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::{Resource, Rlimit};
+use tidegate::gate::{Settings, admission};
+use tidegate::host::HostDevice;
+use tidegate_service::Geometry;
+use tidegate_service::attachment::DEFAULT_PATH;
+use tidegate_service::daemon::{
+    AttachConfig, DEFAULT_COALESCING, Daemon, Quota, StartOptions, UpgradeMode,
+};
+
+use self::privileges::KeptCapabilities;
+use crate::Failure;
+use crate::config;
+use crate::control::ControlSocket;
+use crate::gate::GateOptions;
+use crate::host::{HostOptions, IoKind};
+use crate::process::{raise_priority, stop_flag};
+
+/// Interval at which the main thread checks for the end of the network cores.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Long help on the privileges of the daemon.
+const PRIVILEGES: &str = "Once the daemon serves, it drops every capability that it no longer \
+needs. It keeps CAP_NET_ADMIN and CAP_BPF with --io xdp, and CAP_NET_RAW and CAP_IPC_LOCK to open \
+the device again if an upgrade fails; CAP_NET_BIND_SERVICE too with --shared; and none with --io \
+packet, tap and dpdk (but DPDK's own threads keep theirs). `tidegate upgrade` replaces a daemon \
+with no connection lost.";
+
+/// Flags of the daemon.
+#[derive(Args)]
+#[command(after_long_help = PRIVILEGES)]
+pub(crate) struct DaemonCommand {
+    #[command(flatten)]
+    host: HostOptions,
+    #[command(flatten)]
+    gate: GateOptions,
+    /// Admission control: under overload, known sources take precedence; section [admission] of
+    /// the configuration file defines the classes
+    #[arg(long, help_heading = "Receive scheduling")]
+    admission: bool,
+    /// Configuration file (TOML). Flags take precedence
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Network cores: a number, or a range MIN-MAX, as 1-4, that scales with the load. The first
+    /// runs on --cpu, the others on the processors after it. More than one need an --address
+    /// that the kernel does not have
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = cores, help_heading = "Applications")]
+    cores: RangeInclusive<usize>,
+    /// Unix socket on which applications attach
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH, help_heading = "Applications")]
+    socket: PathBuf,
+    /// Permissions of the socket file, in octal: they decide which users may attach
+    #[arg(long, value_name = "MODE", default_value = "660", value_parser = octal, help_heading = "Applications")]
+    socket_mode: u32,
+    /// Group of the socket file [default: the daemon's]
+    #[arg(long, value_name = "GROUP", help_heading = "Applications")]
+    socket_group: Option<String>,
+    /// Maximum number of sockets per application
+    #[arg(
+        long,
+        alias = "sockets",
+        value_name = "COUNT",
+        default_value_t = 4096,
+        help_heading = "Applications"
+    )]
+    max_sockets: u32,
+    /// Maximum number of ports that an application can bind [default: no limit]
+    #[arg(long, alias = "ports", value_name = "COUNT", help_heading = "Applications")]
+    max_ports: Option<u32>,
+    /// Socket data memory per application, in MiB; beyond it the application gets no more sockets
+    /// [default: no limit]
+    #[arg(long, value_name = "MIB", help_heading = "Applications")]
+    app_memory: Option<u32>,
+    /// Maximum share of a network core's time for the commands of an application while others
+    /// wait, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, help_heading = "Applications")]
+    app_cpu_share: u32,
+    /// Buffer per TCP connection and direction between application and daemon, in bytes, besides
+    /// the stack's own buffers; a power of two
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 16, help_heading = "Applications")]
+    tcp_bytes: u32,
+    /// Buffer per UDP socket and direction between application and daemon, in bytes, besides the
+    /// stack's own queue; a power of two
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, help_heading = "Applications")]
+    udp_bytes: u32,
+    /// Minimum interval between wake-ups of a sleeping application with many peers, in
+    /// microseconds; 0 disables coalescing
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = DEFAULT_COALESCING.as_micros() as u64, help_heading = "Applications")]
+    coalescing_us: u64,
+    /// Listen on this Unix socket for `tidegate ctl`
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+    /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Print the final report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Take over from the daemon at --socket; given by `tidegate upgrade`
+    #[arg(long, hide = true)]
+    take_over: bool,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give the permissions in octal, as 660".to_owned())
+}
+
+/// Parses a number of cores, or a range MIN-MAX.
+fn cores(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| text.parse().ok().filter(|&count| count >= 1);
+    match (number(min), number(max)) {
+        (Some(min), Some(max)) if min <= max => Ok(min..=max),
+        _ => Err("give a number of at least 1, or a range, as 1-4".to_owned()),
+    }
+}
+
+impl DaemonCommand {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        if self.take_over {
+            detach_from_parent();
+        }
+        let host = config::merge_file(self.host, self.config.as_deref())?;
+        let gate = config::merge_file(self.gate, self.config.as_deref())?;
+        let settings = gate.settings()?;
+        let stop = stop_flag(self.duration)?;
+        let mut net = host.net_config(&settings)?;
+        let classes = config::admission(self.admission, self.config.as_deref())?;
+        let is_admitting = classes.is_some();
+        if let Some(classes) = &classes {
+            net = net.admission(classes.clone());
+        }
+        let geometry = Geometry {
+            sockets: self.max_sockets,
+            tcp_bytes: self.tcp_bytes,
+            udp_bytes: self.udp_bytes,
+        };
+        let attach = AttachConfig {
+            path: self.socket.clone(),
+            mode: self.socket_mode,
+            group: self.socket_group,
+            geometry,
+            coalescing: Duration::from_micros(self.coalescing_us),
+            quota: Quota {
+                max_ports: self.max_ports.unwrap_or(u32::MAX),
+                max_memory_bytes: self.app_memory.map_or(u64::MAX, |mib| u64::from(mib) << 20),
+                cpu_share_percent: self.app_cpu_share,
+            },
+        };
+        let kept = KeptCapabilities::for_host(&host);
+        let upgrade = upgrade_mode(&host, &settings, classes);
+        let on_core_start = move |core| {
+            if is_admitting {
+                raise_priority();
+            }
+            host.pin_with_offset(core).map_err(std::io::Error::other)
+        };
+        // The reader of standard error may have gone; a failed write is ignored.
+        let log = Arc::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")));
+        let drop_privileges = move || kept.drop_all_others();
+        let start = StartOptions {
+            attach,
+            cores: self.cores,
+            on_core_start,
+            drop_privileges,
+            upgrade,
+            log,
+        };
+        let daemon = if self.take_over {
+            let (daemon, output_fds) = Daemon::take_over(net, start)?;
+            rustix::stdio::dup2_stdout(output_fds.stdout)?;
+            rustix::stdio::dup2_stderr(output_fds.stderr)?;
+            daemon
+        } else {
+            Daemon::start_with(net, start)?
+        };
+        let control = |path| match self.take_over {
+            true => ControlSocket::replace(path, daemon.controls()),
+            false => ControlSocket::listen(path, daemon.controls()),
+        };
+        let control = self.control.as_deref().map(control).transpose()?;
+        let path = self.socket.display();
+        let printed = writeln!(
+            std::io::stdout(),
+            "ready: applications attach at {path}; kept {}",
+            kept.names()
+        );
+        if !self.take_over {
+            printed?;
+        }
+        while !stop.load(Ordering::Relaxed) && daemon.is_running() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        if daemon.is_running() && self.json {
+            println!("{}", serde_json::to_string(&daemon.report()?)?);
+        }
+        if let Some(successor) = daemon.stop()? {
+            control.into_iter().for_each(ControlSocket::hand_over);
+            notify_service_manager(successor);
+        }
+        Ok(())
+    }
+}
+
+/// Detaches the daemon from the process that started it: a new session, so that signals to the
+/// old process group do not end it, and the maximum limit of file descriptors, because the
+/// daemon needs a descriptor for each application.
+fn detach_from_parent() {
+    // Fails if this process already leads a group: then it is detached already.
+    let _ = rustix::process::setsid();
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let limit = Rlimit { current: limit.maximum, ..limit };
+    // On failure the present limit may suffice.
+    let _ = rustix::process::setrlimit(Resource::Nofile, limit);
+}
+
+/// Returns the way in which another daemon may take over from this daemon, if any.
+fn upgrade_mode(
+    host: &HostOptions,
+    settings: &Settings,
+    classes: Option<admission::Config>,
+) -> UpgradeMode {
+    match host.io_kind() {
+        IoKind::Device(HostDevice::Xdp | HostDevice::Tap) => {}
+        IoKind::Device(HostDevice::Dpdk(config)) => {
+            if let Err(reason) = config.check_handover() {
+                return UpgradeMode::Refused(reason);
+            }
+        }
+        IoKind::Device(HostDevice::Packet) => return UpgradeMode::Concurrent,
+        IoKind::Kernel => return UpgradeMode::Refused("it serves on kernel sockets"),
+    }
+    let (host, settings) = (host.clone(), settings.clone());
+    UpgradeMode::Reopen(Box::new(move || {
+        let net = host.net_config(&settings).map_err(std::io::Error::other)?;
+        Ok(match &classes {
+            Some(classes) => net.admission(classes.clone()),
+            None => net,
+        })
+    }))
+}
+
+/// Tells the service manager the process id of the new daemon, before this process ends
+/// (`sd_notify(3)`).
+fn notify_service_manager(pid: u32) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let name = path.as_bytes();
+    let address = match name.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let send = |address| {
+        UnixDatagram::unbound()?.send_to_addr(format!("MAINPID={pid}").as_bytes(), &address)
+    };
+    if let Err(error) = address.and_then(send) {
+        // A failed write of the log line cannot be reported anywhere.
+        let _ = writeln!(std::io::stderr(), "could not notify the service manager: {error}");
+    }
+}

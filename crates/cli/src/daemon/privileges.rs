@@ -1,0 +1,114 @@
+//! Dropping of the privileges that the daemon does not need once it serves.
+
+use std::io;
+
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use tidegate::host::HostDevice;
+
+use crate::host::{HostOptions, IoKind};
+
+/// Name of DPDK's driver for kernel interfaces.
+const AF_PACKET: &str = "net_af_packet";
+
+/// Capabilities that the daemon keeps for its whole life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeptCapabilities(CapabilitySet);
+
+impl KeptCapabilities {
+    /// Returns the capabilities that this host configuration needs once its device is open.
+    pub(crate) fn for_host(host: &HostOptions) -> Self {
+        // The interrupt deferral times of the device change with the load, and older kernels let
+        // no other process change the maps of an XDP program.
+        let xdp = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;
+        // A device closed for an upgrade is opened again if the new daemon fails.
+        let reopen = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
+        let device = match host.io_kind() {
+            IoKind::Device(HostDevice::Xdp) => xdp | reopen,
+            // This DPDK driver has packet sockets, and sets flags of the interface.
+            IoKind::Device(HostDevice::Dpdk(config)) if config.device.starts_with(AF_PACKET) => {
+                CapabilitySet::NET_ADMIN | reopen
+            }
+            IoKind::Device(HostDevice::Packet | HostDevice::Tap | HostDevice::Dpdk(_))
+            | IoKind::Kernel => CapabilitySet::empty(),
+        };
+        let addresses = if host.is_shared() {
+            // Neighbours are resolved by the kernel, and each redirected port is bound there,
+            // also ports below 1024.
+            CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE
+        } else {
+            CapabilitySet::empty()
+        };
+        Self(device | addresses)
+    }
+
+    /// Drops all other capabilities, for the calling thread and the threads that it starts.
+    pub(crate) fn drop_all_others(self) -> io::Result<()> {
+        rustix::thread::set_no_new_privs(true)?;
+        let has = rustix::thread::capabilities(None)?;
+        rustix::thread::clear_ambient_capability_set()?;
+        if has.effective.contains(CapabilitySet::SETPCAP) {
+            for (_, capability) in CapabilitySet::all().iter_names() {
+                // The kernel may know fewer capabilities than this program.
+                let is_there = rustix::thread::capability_is_in_bounding_set(capability);
+                if is_there.unwrap_or(false) && !self.0.contains(capability) {
+                    rustix::thread::remove_capability_from_bounding_set(capability)?;
+                }
+            }
+        }
+        let kept = self.0 & has.permitted;
+        let sets = CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            inheritable: CapabilitySet::empty(),
+        };
+        Ok(rustix::thread::set_capabilities(None, sets)?)
+    }
+
+    /// Returns the names, as `capsh` and systemd write them.
+    pub(crate) fn names(self) -> String {
+        let names: Vec<String> =
+            self.0.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+        if names.is_empty() { "no capability".to_owned() } else { names.join(" ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept_for(value: &str) -> KeptCapabilities {
+        KeptCapabilities::for_host(&toml::from_str(value).unwrap())
+    }
+
+    #[test]
+    fn keeps_required_capabilities_of_each_device() {
+        assert_eq!(kept_for("io = 'packet'").names(), "no capability");
+        assert_eq!(kept_for("port = 'tap'").names(), "no capability");
+        assert_eq!(kept_for("port = 'dpdk:net_memif0'").names(), "no capability");
+        assert_eq!(
+            kept_for("port = 'dpdk:net_af_packet0,iface=x'").names(),
+            "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK"
+        );
+        assert_eq!(kept_for("").names(), "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF");
+        assert_eq!(
+            kept_for("shared = true").names(),
+            "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF"
+        );
+    }
+
+    /// Runs on its own thread, because dropped capabilities cannot be regained.
+    #[test]
+    fn dropped_capabilities_are_gone() {
+        let remaining = std::thread::spawn(|| {
+            kept_for("io = 'packet'").drop_all_others().unwrap();
+            (rustix::thread::capabilities(None).unwrap(), rustix::thread::no_new_privs().unwrap())
+        });
+        let (remaining, no_new) = remaining.join().unwrap();
+        let none = CapabilitySet::empty();
+        assert_eq!(
+            remaining,
+            CapabilitySets { effective: none, permitted: none, inheritable: none }
+        );
+        assert!(no_new);
+    }
+}

@@ -1,0 +1,201 @@
+#include <linux/membarrier.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <rte_alarm.h>
+#include <rte_ethdev.h>
+#include <rte_pause.h>
+
+#include "handlers.h"
+
+// Pauses between handler turns, in microseconds: while all links are up, while any is down, and
+// shortly after a device was started, stopped or closed. A memif needs about ten turns to
+// connect, and each turn blocks the data path for some microseconds.
+#define REST_US 10000
+#define SHORT_REST_US 4000
+#define SHORTEST_REST_US 50
+
+// Number of shortest pauses after a device was started, stopped or closed.
+#define SHORTEST_RESTS 2000
+
+struct task {
+    void (*work)(void *argument);
+    void *argument;
+    sem_t is_done;
+};
+
+// A thread waiting for the other side polls this often before it sleeps: there may be only one
+// processor. Shorter sleeps may end before they begin.
+#define PATIENCE 4096
+#define BURST_LOOKS 256
+#define PAUSE_US 50
+
+// Used by the handler thread only.
+static uint8_t is_watched[RTE_MAX_ETHPORTS];
+static unsigned shortest_rests;
+static int takes_turns;
+
+static void on_done(void *argument)
+{
+    struct task *task = argument;
+    sem_post(&task->is_done);
+}
+
+static void on_alarm(void *argument)
+{
+    struct task *task = argument;
+    task->work(task->argument);
+    shortest_rests = SHORTEST_RESTS;
+    // The handler thread still has events that arrived together with this alarm. If the
+    // waiting thread closed one of their descriptors and the number were reused, a handler
+    // would wait for a message that never arrives.
+    if (rte_eal_alarm_set(1, on_done, task) != 0)
+        on_done(task);
+}
+
+void tg_among_handlers(void (*work)(void *argument), void *argument)
+{
+    struct task task = { .work = work, .argument = argument };
+    sem_init(&task.is_done, 0, 0);
+    if (rte_eal_alarm_set(1, on_alarm, &task) != 0)
+        on_alarm(&task);
+    while (sem_wait(&task.is_done) != 0)
+        ;
+    sem_destroy(&task.is_done);
+}
+
+// Set while a thread excludes handlers, by port. Each flag has its own cache line, because its
+// thread writes it in every burst.
+static struct {
+    atomic_int inside;
+} __rte_cache_aligned ports[RTE_MAX_ETHPORTS];
+
+// Set while handlers may run or wait to run.
+static atomic_int is_their_turn;
+
+// Each side announces its action, then reads the announcement of the other side.
+// Both sides need a barrier between the two steps. The handler thread issues it for
+// all threads with membarrier(2), so that a burst needs none. Without that system call both
+// sides issue their own.
+static int barrier_of_all;
+
+static void begin_barriers(void)
+{
+    barrier_of_all =
+        syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+static inline void light_barrier(void)
+{
+    if (likely(barrier_of_all))
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void heavy_barrier(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (barrier_of_all)
+        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+}
+
+static void rest(void *nothing);
+
+static void take_turn(void)
+{
+    atomic_store_explicit(&is_their_turn, 1, memory_order_relaxed);
+    heavy_barrier();
+    unsigned looks = 0;
+    for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
+        while (atomic_load_explicit(&ports[port].inside, memory_order_acquire)) {
+            // A burst takes some microseconds while its thread is running.
+            if (looks++ < BURST_LOOKS)
+                rte_pause();
+            else
+                usleep(PAUSE_US);
+        }
+    }
+    // Out of memory: retry, memory may be free again soon.
+    while (rte_eal_alarm_set(1, rest, NULL) != 0)
+        usleep(SHORT_REST_US);
+}
+
+static int is_up(uint16_t port)
+{
+    struct rte_eth_link link = { .link_status = RTE_ETH_LINK_DOWN };
+    return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
+}
+
+static void rest(void *nothing)
+{
+    (void)nothing;
+    atomic_store_explicit(&is_their_turn, 0, memory_order_release);
+    unsigned watched = 0, up = 0;
+    for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
+        watched += is_watched[port];
+        up += is_watched[port] && is_up(port);
+    }
+    takes_turns = watched > 0;
+    if (!takes_turns)
+        return;
+    if (up == watched)
+        usleep(REST_US);
+    else if (shortest_rests == 0)
+        usleep(SHORT_REST_US);
+    else {
+        shortest_rests--;
+        usleep(SHORTEST_REST_US);
+    }
+    take_turn();
+}
+
+static void watch(void *port)
+{
+    is_watched[*(uint16_t *)port] = 1;
+    if (!takes_turns) {
+        takes_turns = 1;
+        begin_barriers();
+        take_turn();
+    }
+}
+
+void tg_watch_handlers(uint16_t port)
+{
+    tg_among_handlers(watch, &port);
+}
+
+void tg_unwatch_handlers(uint16_t port)
+{
+    is_watched[port] = 0;
+}
+
+int tg_keep_handlers_out(uint16_t port)
+{
+    static __thread unsigned refused;
+    atomic_store_explicit(&ports[port].inside, 1, memory_order_relaxed);
+    light_barrier();
+    if (likely(!atomic_load_explicit(&is_their_turn, memory_order_acquire))) {
+        refused = 0;
+        return 1;
+    }
+    tg_let_handlers_in(port);
+    if (++refused > PATIENCE) {
+        refused = 0;
+        usleep(PAUSE_US);
+    }
+    return 0;
+}
+
+void tg_await_handlers(uint16_t port)
+{
+    while (!tg_keep_handlers_out(port))
+        usleep(PAUSE_US);
+}
+
+void tg_let_handlers_in(uint16_t port)
+{
+    atomic_store_explicit(&ports[port].inside, 0, memory_order_release);
+}

@@ -1,0 +1,139 @@
+//! C structures and functions of the shim.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+/// Maximum number of frames in one burst, as in the shim.
+pub const BURST_FRAMES: usize = 128;
+const DRIVER_NAME_BYTES: usize = 32;
+/// Bytes of a statistic's name, padded with zeros.
+pub const STATISTIC_NAME_BYTES: usize = 64;
+
+pub const CHECKSUM_UNKNOWN: u8 = 0;
+pub const CHECKSUM_VERIFIED: u8 = 1;
+pub const CHECKSUM_UDP: u8 = 2;
+pub const CHECKSUM_TCP: u8 = 3;
+pub const CHECKSUM_TCP_TSO: u8 = 4;
+
+/// `struct tg_packet`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Packet {
+    pub data: *mut u8,
+    pub len: u32,
+    pub checksum: u8,
+    pub is_v6: u8,
+    pub link_bytes: u8,
+    pub network_bytes: u8,
+    pub is_frame: u8,
+    pub transport_bytes: u8,
+    pub segment_bytes: u16,
+}
+
+impl Packet {
+    pub const NONE: Self = Self {
+        data: ptr::null_mut(),
+        len: 0,
+        checksum: CHECKSUM_UNKNOWN,
+        is_v6: 0,
+        link_bytes: 0,
+        network_bytes: 0,
+        is_frame: 0,
+        transport_bytes: 0,
+        segment_bytes: 0,
+    };
+}
+
+/// `struct tg_burst`.
+#[repr(C)]
+pub struct Burst {
+    pub mbufs: [*mut c_void; BURST_FRAMES],
+    pub packets: [Packet; BURST_FRAMES],
+}
+
+/// `struct tg_memory`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Memory {
+    pub base: *mut u8,
+    pub bytes: usize,
+    pub frames: u32,
+    pub shift: u32,
+    pub page_bytes: usize,
+}
+
+/// `struct tg_pool`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Pool {
+    mempool: *mut c_void,
+    mbufs: *mut c_void,
+    memory: Memory,
+    lcore: c_uint,
+}
+
+/// `struct tg_device`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct EthDev {
+    pub port: u16,
+    pub mtu: u16,
+    pub queues: u16,
+    pub queues_max: u16,
+    pub burst: u16,
+    pub mac: [u8; 6],
+    pub receive_checksum: u8,
+    pub transmit_checksum: u8,
+    pub has_interrupts: u8,
+    pub runs: u8,
+    pub has_rss: u8,
+    pub takes_frames: u8,
+    pub is_card: u8,
+    pub has_handlers: u8,
+    pub cuts: u8,
+    pub driver: [c_char; DRIVER_NAME_BYTES],
+    pub pool: Pool,
+    links: *mut c_void,
+    pub level: u32,
+    device: *mut c_void,
+    pub step: *const c_char,
+}
+
+unsafe extern "C" {
+    pub fn rte_version() -> *const c_char;
+    pub fn tg_keep_log();
+    pub fn tg_take_log(to: *mut u8, capacity: usize) -> usize;
+    pub fn tg_start(argc: c_int, argv: *mut *mut c_char) -> c_int;
+    pub fn tg_open(name: *const c_char, memory: *const Memory, device: *mut EthDev) -> c_int;
+    pub fn tg_run(device: *mut EthDev, queues: u16, descriptors: u16, segmentation: c_int)
+    -> c_int;
+    pub fn tg_restart(device: *mut EthDev) -> c_int;
+    pub fn tg_close(device: *mut EthDev);
+    pub fn tg_free_pool(device: *mut EthDev, frames: c_uint) -> c_int;
+    pub fn tg_link_is_up(device: *const EthDev) -> c_int;
+    pub fn tg_losses(device: *const EthDev, losses: *mut u64);
+    pub fn tg_statistic_names(
+        device: *const EthDev,
+        names: *mut [u8; STATISTIC_NAME_BYTES],
+        capacity: c_uint,
+    ) -> c_uint;
+    pub fn tg_statistics(device: *const EthDev, values: *mut u64, count: c_uint) -> c_int;
+    pub fn tg_receive(device: *mut EthDev, queue: u16, burst: *mut Burst) -> c_uint;
+    pub fn tg_release(burst: *mut Burst, from: c_uint, count: c_uint);
+    pub fn tg_transmit(
+        device: *mut EthDev,
+        packets: *const Packet,
+        count: c_uint,
+        rejects_next: *mut u8,
+    ) -> c_uint;
+    pub fn tg_give(pool: *mut Pool, frames: *const *mut u8, count: c_uint) -> c_uint;
+    pub fn tg_take(
+        pool: *mut Pool,
+        frames: *mut *mut u8,
+        count: c_uint,
+        level: *mut c_uint,
+    ) -> c_uint;
+    pub fn tg_watch(device: *const EthDev, epoll: c_int) -> c_int;
+    pub fn tg_set_interrupts(device: *const EthDev, on: c_int) -> c_int;
+    pub fn tg_take_interrupts(epoll: c_int);
+}

@@ -1,0 +1,56 @@
+//! Configures interfaces that Tidegate created itself: TAP devices, and those of tests.
+
+use std::net::IpAddr;
+
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tidegate_wire::IpCidr;
+
+use super::NetlinkError;
+use super::socket::Socket;
+
+/// Sets an interface up.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or when the interface is gone.
+pub fn set_up(index: u32) -> Result<(), NetlinkError> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    Socket::open(0)?.command("set the interface up", RouteNetlinkMessage::SetLink(message))
+}
+
+/// Sets the MTU of an interface in bytes.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, when the interface is gone or does not take the MTU.
+pub fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::Mtu(mtu));
+    Socket::open(0)?.command("set the MTU", RouteNetlinkMessage::SetLink(message))
+}
+
+/// Adds a kernel address to an interface that is up. IPv6 addresses skip
+/// duplicate address detection. The kernel accepts packets to a new IPv6 address only a moment
+/// later, when a [`Monitor`](super::Monitor) reports the address.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or when the interface is gone.
+pub fn add_address(index: u32, address: IpCidr) -> Result<(), NetlinkError> {
+    let mut message = AddressMessage::default();
+    message.header.index = index;
+    message.header.prefix_len = address.prefix_bits();
+    message.header.family = match address.address() {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.attributes.push(AddressAttribute::Local(address.address()));
+    message.attributes.push(AddressAttribute::Address(address.address()));
+    if address.address().is_ipv6() {
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    Socket::open(0)?.command("add an address", RouteNetlinkMessage::NewAddress(message))
+}

@@ -1,0 +1,210 @@
+//! A netlink socket: requests, dumps and their replies.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REPLACE, NLM_F_REQUEST,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::NetlinkError;
+
+/// Receive buffer in bytes: more than the kernel puts into one message of a dump.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Maximum attempts at a dump whose table changes while it is read.
+const MAX_DUMP_ATTEMPTS: u32 = 8;
+
+/// Maximum number of messages in a reply: no table that is read here is as large.
+const MAX_MESSAGES: usize = 1 << 22;
+
+pub struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+impl Socket {
+    /// Opens a socket that is subscribed to the multicast groups of the bit mask `groups`.
+    pub fn open(groups: u32) -> Result<Self, NetlinkError> {
+        let fail = |source: Errno| NetlinkError::Socket { source: source.into() };
+        let mut flags = SocketFlags::CLOEXEC;
+        if groups != 0 {
+            flags |= SocketFlags::NONBLOCK;
+        }
+        let family = AddressFamily::NETLINK;
+        // No protocol is NETLINK_ROUTE, whose number is 0.
+        let fd = rustix::net::socket_with(family, SocketType::RAW, flags, None).map_err(fail)?;
+        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups)).map_err(fail)?;
+        Ok(Self { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
+    }
+
+    /// Requests a whole table.
+    pub fn dump(
+        &mut self,
+        what: &'static str,
+        request: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let fail = |source| NetlinkError::Request { what, source };
+        for _ in 0..MAX_DUMP_ATTEMPTS {
+            self.send(request.clone(), NLM_F_REQUEST | NLM_F_DUMP).map_err(fail)?;
+            if let Some(answer) = self.read_reply().map_err(fail)? {
+                return Ok(answer);
+            }
+        }
+        Err(fail(io::Error::other("the table changed during every attempt to read it")))
+    }
+
+    /// Sends a request and waits for the kernel's acknowledgement.
+    pub fn command(
+        &mut self,
+        what: &'static str,
+        request: RouteNetlinkMessage,
+    ) -> Result<(), NetlinkError> {
+        let fail = |source| NetlinkError::Request { what, source };
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        self.send(request, flags).map_err(fail)?;
+        self.read_reply().map_err(fail)?;
+        Ok(())
+    }
+
+    /// Reads one datagram of notifications and hands each notification to `on_message`. Returns
+    /// false when no datagram is waiting.
+    pub fn notifications(
+        &mut self,
+        mut on_message: impl FnMut(RouteNetlinkMessage),
+    ) -> io::Result<bool> {
+        let Some(len) = self.receive(RecvFlags::DONTWAIT)? else { return Ok(false) };
+        for message in (Messages { bytes: &self.buffer[..len] }) {
+            if let NetlinkPayload::InnerMessage(inner) = message?.payload {
+                on_message(inner);
+            }
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        rustix::net::send(&self.fd, &bytes, SendFlags::empty())?;
+        Ok(())
+    }
+
+    /// Reads up to the end of the reply; `None` when a dump was inconsistent.
+    fn read_reply(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+        let mut answer = Vec::new();
+        let mut consistent = true;
+        loop {
+            let len = self.receive(RecvFlags::empty())?.unwrap_or(0);
+            for message in (Messages { bytes: &self.buffer[..len] }) {
+                let message = message?;
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                consistent &= message.header.flags & NLM_F_DUMP_INTR == 0;
+                match message.payload {
+                    NetlinkPayload::Done(done) if done.code < 0 => {
+                        return Err(io::Error::from_raw_os_error(-done.code));
+                    }
+                    NetlinkPayload::Done(_) => return Ok(consistent.then_some(answer)),
+                    NetlinkPayload::Error(error) if error.code.is_some() => {
+                        return Err(error.to_io());
+                    }
+                    NetlinkPayload::Error(_) => return Ok(Some(answer)),
+                    NetlinkPayload::InnerMessage(inner) if answer.len() < MAX_MESSAGES => {
+                        answer.push(inner);
+                    }
+                    NetlinkPayload::InnerMessage(_) => {
+                        return Err(io::Error::other("the table is too large to read"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Reads one datagram into the buffer; `None` when no datagram is waiting.
+    fn receive(&mut self, flags: RecvFlags) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::net::recv(&self.fd, &mut self.buffer[..], flags | RecvFlags::TRUNC) {
+                Ok((_, len)) if len > self.buffer.len() => {
+                    return Err(io::Error::other(format!(
+                        "the kernel sent a message of {len} bytes, more than the limit of \
+                         {BUFFER_BYTES}"
+                    )));
+                }
+                Ok((_, len)) => return Ok(Some(len)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The messages of one datagram.
+struct Messages<'a> {
+    bytes: &'a [u8],
+}
+
+impl Iterator for Messages<'_> {
+    type Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // struct nlmsghdr is 16 bytes; its first field is the length of the whole message.
+        let length = u32::from_ne_bytes(self.bytes.first_chunk().copied()?) as usize;
+        if length < 16 || length > self.bytes.len() {
+            self.bytes = &[];
+            return Some(Err(io::Error::other("a netlink message has an invalid length")));
+        }
+        let (message, rest) = self.bytes.split_at(length);
+        // Messages begin on multiples of four bytes (NLMSG_ALIGN).
+        self.bytes = rest.get(length.next_multiple_of(4) - length..).unwrap_or(&[]);
+        Some(NetlinkMessage::deserialize(message).map_err(io::Error::other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+            let count = Messages { bytes: &bytes }.count();
+            prop_assert!(count <= bytes.len() / 16 + 1);
+        }
+
+        #[test]
+        fn damaged_messages_end_without_a_panic(
+            kind in 16u16..32,
+            body in proptest::collection::vec(any::<u8>(), 0..128),
+        ) {
+            let mut bytes = Vec::new();
+            bytes.extend((16 + body.len() as u32).to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend([0; 10]);
+            bytes.extend(&body);
+            let count = Messages { bytes: &bytes }.count();
+            prop_assert_eq!(count, 1);
+        }
+    }
+}

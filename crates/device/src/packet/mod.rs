@@ -1,0 +1,558 @@
+//! The `packet` device: AF_PACKET on any Ethernet interface, also in a user namespace.
+//!
+//! The kernel still sees every frame. That is harmless for an address that the kernel does not
+//! have: it drops packets for other hosts, unless forwarding is on (`sysctl
+//! net.ipv4.ip_forward`). With forwarding the kernel may forward such packets or answer with
+//! unreachables; turn forwarding off on the interface. For an address that the kernel has, the
+//! kernel would answer as well ("port unreachable"). Opening therefore refuses such an address:
+//! sharing an address needs the `xdp` device.
+//!
+//! Receiving works in one of two modes ([`ReceiveMode`]). Sending always uses `sendmmsg`, up to
+//! 64 frames a call. A transmit ring would save one copy, but holds its slots until the receiver
+//! has read them, so a slow peer on veth would block the device.
+
+mod filter;
+mod ring;
+mod sys;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tidegate_memory::{Arena, Checksum, Frame, FrameSize, HEADROOM_BYTES};
+use tidegate_wire::{DropReason, Medium};
+
+use crate::buffer::LINK_HEADER_BYTES;
+use crate::netlink::{self, GroLimit, Interface, NetlinkError};
+use crate::{Burst, Capabilities, Device, DeviceCounters, buffer, vnet};
+use ring::{NextFrame, RingReader};
+use sys::{BURST_FRAMES, Batch, Socket};
+
+/// Mechanism that takes received frames from the kernel.
+///
+/// Over veth, the round trip of a single frame is 8 µs with system calls and 1 ms with rings. A
+/// frame of a full burst costs the reader 0.7 µs with system calls and 0.05 µs with a ring. The
+/// ring costs 0.2 µs more on the core that delivers the frame, which makes the copy. System
+/// calls are therefore the default, and a ring is for a device that is always busy.
+/// `examples/packet_receive_modes.rs` measures both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiveMode {
+    /// `recvmmsg`: a frame can be read as soon as it arrives, at the cost of a system call per
+    /// burst.
+    Syscalls,
+    /// A TPACKET_V3 ring: no system call while frames arrive. The kernel hands over a block only
+    /// when it is full or a millisecond old (a timer tick on kernels before 6.18), so a single
+    /// frame waits that long. Without root, a ring also holds more than a socket buffer may.
+    Ring,
+}
+
+/// Selects the frames to receive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Steering {
+    /// Every frame that arrives at the interface.
+    Everything,
+    /// IP packets to these addresses, and their ARP and neighbour discovery messages. A socket
+    /// filter discards all other frames in the kernel. No address may be one of the kernel's
+    /// addresses.
+    Addresses(Vec<IpAddr>),
+}
+
+/// Settings of a [`PacketDevice`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketConfig {
+    /// Name of the interface.
+    pub interface: String,
+    /// Frames to receive.
+    pub steering: Steering,
+    /// Receive mode.
+    pub receive: ReceiveMode,
+    /// Memory for received frames in bytes: the ring, or the socket buffer, which the kernel may
+    /// limit (`sysctl net.core.rmem_max`) without root.
+    pub buffer_bytes: usize,
+    /// Bypasses the queueing discipline: faster, but `tc` and its queue do not see the frames.
+    pub qdisc_bypass: bool,
+    /// Promiscuous mode: also receives frames for other hardware addresses.
+    pub promiscuous: bool,
+    /// Segmentation offload: the kernel segments transmitted frames and coalesces received ones
+    /// ([`Capabilities::segmentation`]). Needs frames of [`FrameSize::K64`]. Frames go through
+    /// the queueing discipline, where the kernel segments. With CAP_NET_ADMIN the interface
+    /// coalesces no more than fits into a frame while the device is open (`gro_max_size`).
+    pub segmentation: bool,
+    /// Joins this fanout group: flows are distributed by hash over all devices of the group
+    /// (`PACKET_FANOUT_HASH`).
+    pub fanout: Option<u16>,
+}
+
+impl PacketConfig {
+    /// All frames of this interface, with the default settings.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            steering: Steering::Everything,
+            receive: ReceiveMode::Syscalls,
+            buffer_bytes: 4 << 20,
+            qdisc_bypass: true,
+            promiscuous: false,
+            segmentation: false,
+            fanout: None,
+        }
+    }
+}
+
+/// Error of opening a [`PacketDevice`].
+#[derive(Debug, thiserror::Error)]
+pub enum PacketError {
+    /// The interface does not exist, or a netlink request failed.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// Packet sockets are not allowed.
+    #[error(
+        "a packet socket needs CAP_NET_RAW: run as root, or give it to the executable with \
+         `setcap cap_net_raw+ep`, or try it inside `unshare -rn`, which has network devices of \
+         its own"
+    )]
+    Permission,
+    /// The interface is down.
+    #[error("the interface {0} is down: `ip link set {0} up`")]
+    Down(String),
+    /// The interface does not carry Ethernet frames.
+    #[error(
+        "the interface {0} does not carry Ethernet frames, so a packet device cannot use it: for \
+         a TUN device open a tap device on it"
+    )]
+    NotEthernet(String),
+    /// The kernel has the address too.
+    #[error(
+        "{address} is a kernel address on {interface}: with a packet device the kernel also sees \
+         every packet and would answer \"port unreachable\"; use the xdp device to share an \
+         address, or choose an address that the kernel does not have"
+    )]
+    SharedAddress {
+        /// The address.
+        address: IpAddr,
+        /// The interface that has it.
+        interface: String,
+    },
+    /// The buffer is too small or too large.
+    #[error("a buffer of {0} bytes is out of range: use 64 KiB to 1 GiB")]
+    BufferSize(usize),
+    /// A coalesced frame does not fit into a buffer.
+    #[error(
+        "segmentation needs frames of 64 KiB and `recvmmsg`: open the device with an arena of \
+         `FrameSize::K64` and `ReceiveMode::Syscalls`"
+    )]
+    SmallFrames,
+    /// The kernel refused a setup step.
+    #[error("cannot {step} on {interface}: {source}")]
+    Setup {
+        /// The step that failed.
+        step: &'static str,
+        /// The interface.
+        interface: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+/// Size of a ring block in bytes. A frame must fit in a block; small blocks fill early and so
+/// wait less.
+const BLOCK_BYTES: usize = 32 << 10;
+
+/// Block timeout: the shortest that the kernel supports.
+const BLOCK_TIMEOUT_MS: u32 = 1;
+
+/// Maximum number of frames that one receive reads beyond its quota: frames that are too long
+/// are dropped without using the quota, and must not stall it.
+const MAX_SKIPPED_FRAMES: usize = 64;
+
+/// With segmentation, the frames that one call receives, and the bytes after which no further
+/// call is made. A burst is acknowledged only when all of it was read, and the sender waits until
+/// then.
+const MERGED_FRAMES_PER_CALL: usize = 4;
+const MERGED_BYTES_PER_RECEIVE: u64 = 96 << 10;
+
+enum Receiver {
+    Syscalls,
+    Ring(RingReader),
+}
+
+/// AF_PACKET device on an Ethernet interface.
+pub struct PacketDevice {
+    capabilities: Capabilities,
+    counters: DeviceCounters,
+    // The ring is unmapped before its socket is closed.
+    receiver: Receiver,
+    batch: Batch,
+    spare: Vec<Frame>,
+    socket: Socket,
+    /// Limits GRO, so that coalesced frames fit into buffers.
+    _gro_limit: Option<GroLimit>,
+}
+
+impl PacketDevice {
+    /// Opens the device. Frames arrive from then on.
+    ///
+    /// # Errors
+    /// See [`PacketError`]; a failed call leaves nothing behind.
+    pub fn open(config: &PacketConfig, arena: &mut Arena) -> Result<Self, PacketError> {
+        let large = arena.frame_bytes() >= FrameSize::K64.bytes();
+        if config.segmentation && !(large && config.receive == ReceiveMode::Syscalls) {
+            return Err(PacketError::SmallFrames);
+        }
+        let interface = Interface::by_name(&config.interface)?;
+        validate(config, &interface)?;
+        let (socket, receiver) = open_socket(config, &interface)?;
+        // GRO limits count IP packets, without the link header.
+        let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
+        // Without permission to set the limit, frames that do not fit are dropped and counted.
+        let limit = || GroLimit::set(interface.index, longest.into()).ok().flatten();
+        let gro_limit = config.segmentation.then(limit).flatten();
+        let detail = match config.receive {
+            ReceiveMode::Syscalls if config.segmentation => {
+                "recvmmsg and sendmmsg, segmentation by the kernel".to_owned()
+            }
+            ReceiveMode::Syscalls => "recvmmsg and sendmmsg".to_owned(),
+            ReceiveMode::Ring => {
+                format!("TPACKET_V3 ring of {} KiB, sendmmsg", config.buffer_bytes >> 10)
+            }
+        };
+        Ok(Self {
+            capabilities: Capabilities {
+                kind: "packet",
+                detail,
+                medium: Medium::Ethernet,
+                mac: interface.mac.0,
+                mtu: interface.mtu,
+                receive_checksum: true,
+                transmit_checksum: true,
+                segmentation: config.segmentation,
+                queues: 1,
+            },
+            counters: DeviceCounters::default(),
+            receiver,
+            batch: Batch::new(),
+            spare: Vec::with_capacity(BURST_FRAMES),
+            socket,
+            _gro_limit: gro_limit,
+        })
+    }
+
+    fn receive_by_syscalls(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+    ) -> io::Result<usize> {
+        let segments = self.capabilities.segmentation;
+        let mut taken = 0;
+        let mut examined = 0;
+        let per_call = if segments { MERGED_FRAMES_PER_CALL } else { BURST_FRAMES };
+        let before_bytes = self.counters.received_bytes;
+        while taken < quota && examined < quota + MAX_SKIPPED_FRAMES {
+            if segments && self.counters.received_bytes - before_bytes >= MERGED_BYTES_PER_RECEIVE {
+                break;
+            }
+            let want = (quota - taken).min(per_call);
+            self.spare
+                .extend(std::iter::from_fn(|| buffer::alloc_receive_buffer(arena)).take(want));
+            let offered = self.spare.len();
+            let outcome = match offered {
+                0 => Ok(0),
+                _ => self.batch.receive(&self.socket, arena, &mut self.spare),
+            };
+            let filled = *outcome.as_ref().unwrap_or(&0);
+            for (at, frame) in self.spare.drain(..).enumerate() {
+                if at >= filled {
+                    arena.free(frame);
+                    continue;
+                }
+                let received = self.batch.received_frame(at);
+                let header = vnet::decode(&received.vnet, received.len);
+                let is_accepted = !header.merged || segments && header.segment_bytes > 0;
+                let fits = is_accepted && !received.truncated;
+                match finish_frame(arena, frame, received.len, fits, header, received.vlan) {
+                    Some(frame) => {
+                        count_received(&mut self.counters, &frame);
+                        burst.push_back(frame);
+                        taken += 1;
+                    }
+                    None => self.counters.drops.count(DropReason::FrameTooLong),
+                }
+            }
+            examined += filled;
+            match outcome {
+                // The kernel had fewer frames than requested: no further call is needed.
+                Ok(filled) if filled < offered.max(1) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
+                Err(error) => {
+                    self.on_error(error)?;
+                    break;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Ignores errors that are not fatal: the interface went down. An interface that is down may
+    /// come up again, unlike an interface that is gone.
+    fn on_error(&self, error: io::Error) -> io::Result<()> {
+        if error.raw_os_error() == Some(libc::ENETDOWN) && self.socket.is_bound()? {
+            return Ok(());
+        }
+        Err(error)
+    }
+}
+
+fn validate(config: &PacketConfig, interface: &Interface) -> Result<(), PacketError> {
+    if interface.medium != Some(Medium::Ethernet) {
+        return Err(PacketError::NotEthernet(interface.name.clone()));
+    }
+    if !interface.up {
+        return Err(PacketError::Down(interface.name.clone()));
+    }
+    if !((64 << 10)..=(1 << 30)).contains(&config.buffer_bytes) {
+        return Err(PacketError::BufferSize(config.buffer_bytes));
+    }
+    let Steering::Addresses(wanted) = &config.steering else { return Ok(()) };
+    // The kernel answers for its addresses on every interface.
+    for other in Interface::all()? {
+        for owned in netlink::addresses(other.index)? {
+            if wanted.contains(&owned.address()) {
+                return Err(PacketError::SharedAddress {
+                    address: owned.address(),
+                    interface: other.name,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens, configures and binds the socket, in the order that the kernel requires.
+fn open_socket(
+    config: &PacketConfig,
+    interface: &Interface,
+) -> Result<(Socket, Receiver), PacketError> {
+    let step = |step: &'static str| {
+        let interface = interface.name.clone();
+        move |source| PacketError::Setup { step, interface, source }
+    };
+    let socket = Socket::open().map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => PacketError::Permission,
+        _ => step("open a packet socket")(source),
+    })?;
+    socket
+        .set_packet(libc::PACKET_VNET_HDR, 1)
+        .map_err(step("turn on virtio headers (PACKET_VNET_HDR)"))?;
+    socket
+        .set_packet(libc::PACKET_AUXDATA, 1)
+        .map_err(step("turn on VLAN tags (PACKET_AUXDATA)"))?;
+    socket
+        .set_packet(PACKET_IGNORE_OUTGOING, 1)
+        .map_err(step("ignore sent frames (PACKET_IGNORE_OUTGOING, Linux 4.20)"))?;
+    // The kernel does not segment frames that bypass the queueing discipline.
+    if config.qdisc_bypass && !config.segmentation {
+        socket
+            .set_packet(libc::PACKET_QDISC_BYPASS, 1)
+            .map_err(step("bypass the queueing discipline"))?;
+    }
+    if let Steering::Addresses(addresses) = &config.steering {
+        socket
+            .attach_filter(&filter::for_addresses(addresses))
+            .map_err(step("attach a socket filter"))?;
+    }
+    socket.set_buffers(config.buffer_bytes).map_err(step("set the socket buffers"))?;
+    let receiver = match config.receive {
+        ReceiveMode::Syscalls => Receiver::Syscalls,
+        ReceiveMode::Ring => {
+            let blocks = config.buffer_bytes.div_ceil(BLOCK_BYTES).max(2);
+            let ring = socket
+                .map_ring(BLOCK_BYTES, blocks, BLOCK_TIMEOUT_MS)
+                .map_err(step("create a TPACKET_V3 ring (use a smaller buffer)"))?;
+            Receiver::Ring(RingReader::new(ring))
+        }
+    };
+    // Neighbour discovery uses multicast groups that the NIC may filter out.
+    socket
+        .add_membership(interface.index, libc::PACKET_MR_ALLMULTI)
+        .map_err(step("receive all multicast groups (PACKET_MR_ALLMULTI)"))?;
+    if config.promiscuous {
+        socket
+            .add_membership(interface.index, libc::PACKET_MR_PROMISC)
+            .map_err(step("turn on promiscuous mode"))?;
+    }
+    socket.bind(interface.index).map_err(step("bind a packet socket"))?;
+    if let Some(group) = config.fanout {
+        let value = i32::from(group) | (libc::PACKET_FANOUT_HASH as i32) << 16;
+        socket.set_packet(libc::PACKET_FANOUT, value).map_err(step("join the fanout group"))?;
+    }
+    Ok((socket, receiver))
+}
+
+/// Socket option that the `libc` crate does not have yet.
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+/// Turns a filled buffer into a received frame. Frees the buffer and returns `None` when the
+/// frame does not fit: truncated, or several packets that were coalesced.
+#[inline]
+fn finish_frame(
+    arena: &mut Arena,
+    mut frame: Frame,
+    len: usize,
+    fits: bool,
+    header: vnet::RxOffload,
+    vlan: Option<(u16, u16)>,
+) -> Option<Frame> {
+    if !fits || !arena.set_len(&mut frame, len) {
+        arena.free(frame);
+        return None;
+    }
+    frame.set_checksum(header.checksum);
+    if let Some((protocol, tag)) = vlan {
+        restore_vlan_tag(arena, &mut frame, protocol, tag);
+    }
+    frame.set_segment_bytes(header.segment_bytes);
+    Some(frame)
+}
+
+/// Restores the VLAN tag that the kernel removed from the frame.
+fn restore_vlan_tag(arena: &mut Arena, frame: &mut Frame, protocol: u16, tag: u16) {
+    if frame.len() < 12 || frame.headroom() < 4 {
+        return;
+    }
+    frame.retreat(4);
+    let data = arena.bytes_mut(frame);
+    data.copy_within(4..16, 0);
+    data[12..14].copy_from_slice(&protocol.to_be_bytes());
+    data[14..16].copy_from_slice(&tag.to_be_bytes());
+    if let Checksum::Partial { start, offset } = frame.checksum() {
+        frame.set_checksum(Checksum::Partial { start: start + 4, offset });
+    }
+}
+
+#[inline]
+fn count_received(counters: &mut DeviceCounters, frame: &Frame) {
+    counters.received += 1;
+    counters.received_bytes += frame.len() as u64;
+}
+
+fn receive_from_ring(
+    reader: &mut RingReader,
+    counters: &mut DeviceCounters,
+    arena: &mut Arena,
+    burst: &mut Burst,
+    quota: usize,
+) -> usize {
+    let mut taken = 0;
+    for _ in 0..quota + MAX_SKIPPED_FRAMES {
+        // Without a free buffer, waiting frames stay in the ring.
+        if taken == quota || arena.available() == 0 {
+            break;
+        }
+        reader.release_finished_block();
+        match reader.next() {
+            NextFrame::Empty => break,
+            NextFrame::Malformed { lost } => {
+                counters.drops.add(DropReason::DeviceInvalidDescriptor, u64::from(lost));
+            }
+            NextFrame::Frame(ring_frame) => {
+                let header = vnet::decode(&ring_frame.vnet, ring_frame.data.len());
+                let copy = if ring_frame.truncated || header.merged {
+                    None
+                } else {
+                    arena.alloc_from(ring_frame.data)
+                };
+                let Some(mut frame) = copy else {
+                    counters.drops.count(DropReason::FrameTooLong);
+                    continue;
+                };
+                frame.set_checksum(header.checksum);
+                if let Some((protocol, tag)) = ring_frame.vlan {
+                    restore_vlan_tag(arena, &mut frame, protocol, tag);
+                }
+                count_received(counters, &frame);
+                burst.push_back(frame);
+                taken += 1;
+            }
+        }
+    }
+    reader.release_finished_block();
+    taken
+}
+
+impl Device for PacketDevice {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        match &mut self.receiver {
+            Receiver::Ring(reader) => {
+                Ok(receive_from_ring(reader, &mut self.counters, arena, burst, quota))
+            }
+            Receiver::Syscalls => self.receive_by_syscalls(arena, burst, quota),
+        }
+    }
+
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        let mut taken = 0;
+        while !burst.is_empty() {
+            match self.batch.send(&self.socket, arena, burst.iter_mut()) {
+                Ok(0) => break,
+                Ok(sent) => {
+                    taken += sent;
+                    for frame in burst.drain(..sent) {
+                        self.counters.transmitted += 1;
+                        self.counters.transmitted_bytes += frame.len() as u64;
+                        arena.free(frame);
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // The socket's buffer or the device's queue is full.
+                    Some(libc::EAGAIN | libc::ENOBUFS) => break,
+                    Some(libc::ENXIO | libc::ENODEV) => return Err(error),
+                    // The kernel refuses the first frame: too long for the interface, or the
+                    // interface is down.
+                    _ => {
+                        taken += 1;
+                        drop_first(burst, arena, &mut self.counters);
+                    }
+                },
+            }
+        }
+        Ok(taken)
+    }
+
+    fn prepare_sleep(&mut self) -> io::Result<bool> {
+        // An unread error would wake the sleeper again and again.
+        if let Some(error) = self.socket.take_error()? {
+            self.on_error(error)?;
+        }
+        Ok(match &self.receiver {
+            Receiver::Syscalls => true,
+            Receiver::Ring(reader) => !reader.has_frame(),
+        })
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn counters(&mut self) -> DeviceCounters {
+        // On failure the counter stays as it is.
+        if let Ok(dropped) = self.socket.take_drops() {
+            self.counters.drops.add(DropReason::DeviceRingFull, dropped);
+        }
+        self.counters.clone()
+    }
+}
+
+fn drop_first(burst: &mut Burst, arena: &mut Arena, counters: &mut DeviceCounters) {
+    if let Some(frame) = burst.pop_front() {
+        arena.free(frame);
+        counters.drops.count(DropReason::TransmitFailed);
+    }
+}

@@ -1,0 +1,217 @@
+//! Flow steering state that the cores of one device share.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate_memory::Doorbell;
+
+use super::LocalPort;
+use super::claimed_port::PortSharing;
+use super::flow::Flow;
+use super::steering_table::{SteeringTable, SteeringView};
+
+/// Maximum duration of one receive of the primary core, which may have to wait for its processor.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Flow steering of the cores of one device: the core of each local port, and the migration of
+/// ports between cores.
+///
+/// Core 0 is the primary core. A core that gives ports away calls [`FlowSteering::park`], receives
+/// the frames that are already queued for it, calls [`FlowSteering::wait_until_sent`] and hands
+/// over its sockets. The new core then calls [`FlowSteering::hand_over`]. Frames that arrive
+/// meanwhile wait in order.
+///
+/// A port may be shared when all its claims allow sharing ([`PortSharing::ReusePort`]). New flows
+/// are distributed over the cores with sockets on the port ([`FlowSteering::join`]). Each flow
+/// stays with the core that has a socket for the flow ([`FlowSteering::begin_flow`]).
+pub struct FlowSteering {
+    table: SteeringTable,
+    /// Number of receives of the primary core, each of which dispatches the received frames.
+    rx_rounds: AtomicU64,
+    /// Number of completed handovers of ports.
+    handovers: AtomicU64,
+    /// Wakes the primary core.
+    doorbell: Arc<Doorbell>,
+    /// Active cores, one bit each.
+    active_cores: AtomicU64,
+    /// Counters of each secondary core.
+    tx_rings: Box<[TxRingCounters]>,
+}
+
+/// Counters of frames from a secondary core to the primary core.
+#[derive(Default)]
+struct TxRingCounters {
+    sent: AtomicU64,
+    /// Frames that the device has taken.
+    forwarded: AtomicU64,
+}
+
+impl FlowSteering {
+    pub(super) fn new(cores: usize, doorbell: Arc<Doorbell>) -> Self {
+        Self {
+            table: SteeringTable::new(),
+            rx_rounds: AtomicU64::new(0),
+            handovers: AtomicU64::new(0),
+            doorbell,
+            active_cores: AtomicU64::new(1),
+            tx_rings: (1..cores).map(|_| TxRingCounters::default()).collect(),
+        }
+    }
+
+    /// Number of cores.
+    pub fn cores(&self) -> usize {
+        self.tx_rings.len() + 1
+    }
+
+    /// Adds a claim of a core on a local port.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another core has claimed the port without sharing, or when
+    /// a socket that this core has joined with is at an address of another owner.
+    pub fn claim(&self, core: usize, port: LocalPort, sharing: PortSharing) -> io::Result<()> {
+        let is_claimed = self.table.claim(port, core, sharing);
+        if is_claimed { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
+    }
+
+    /// Removes one claim with this sharing mode.
+    pub fn release(&self, core: usize, port: LocalPort, sharing: PortSharing) {
+        self.table.release(port, core, sharing);
+    }
+
+    /// Returns true when a core may claim a port with this sharing mode.
+    pub fn can_claim(&self, core: usize, port: LocalPort, sharing: PortSharing) -> bool {
+        self.table.can_claim(port, core, sharing)
+    }
+
+    /// Returns true when a core other than `core` has claimed the port.
+    pub fn is_claimed_elsewhere(&self, core: usize, port: LocalPort) -> bool {
+        self.table.is_claimed_elsewhere(port, core)
+    }
+
+    /// Returns true when this core or no core has claimed the port, and the port is not migrating.
+    pub fn is_held_by(&self, core: usize, port: LocalPort) -> bool {
+        self.table.is_held_by(port, core)
+    }
+
+    /// Returns true when several cores may claim the port: all its claims allow sharing.
+    pub fn can_be_shared(&self, port: LocalPort) -> bool {
+        self.table.can_be_shared(port)
+    }
+
+    /// Adds a socket of `owner` on a core to the group of this address and port: a socket that
+    /// receives from any peer. The socket may share address and port with sockets of other cores,
+    /// once its core has claimed the port.
+    pub fn join(&self, core: usize, port: LocalPort, address: IpAddr, owner: u64) {
+        self.table.join(port, address, owner, core);
+    }
+
+    /// Removes such a socket from its group.
+    pub fn leave(&self, core: usize, port: LocalPort, address: IpAddr, owner: u64) {
+        self.table.leave(port, address, owner, core);
+    }
+
+    /// Registers a flow for which a core is about to have a socket; its frames go to the core from
+    /// now on. Returns false when the flow is already registered.
+    pub fn begin_flow(&self, core: usize, flow: Flow) -> bool {
+        self.table.begin_flow(flow, core)
+    }
+
+    /// Moves a flow to this core, after the socket of the flow has migrated.
+    pub fn take_over_flow(&self, core: usize, flow: Flow) {
+        self.table.take_over_flow(flow, core);
+    }
+
+    /// Removes a flow of a core that no longer has a socket for the flow.
+    pub fn end_flow(&self, core: usize, flow: Flow) {
+        self.table.end_flow(flow, core);
+    }
+
+    /// Marks a core as active: it receives copies of frames for all cores.
+    pub fn set_active(&self, core: usize) {
+        self.active_cores.fetch_or(1 << core, Ordering::Relaxed);
+    }
+
+    /// Parks these ports, or the core's share of them: their frames wait from now on. All earlier
+    /// frames are there when the core receives next.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when the primary core does not run: the ports stay where they
+    /// were.
+    pub fn park(&self, core: usize, ports: &[LocalPort]) -> io::Result<()> {
+        ports.iter().for_each(|&port| self.table.park(port, core));
+        let round = self.rx_rounds.load(Ordering::SeqCst);
+        // A receive that was running when parking began has finished by then. The primary core
+        // itself is never inside a receive here.
+        let has_finished_round = || core == 0 || self.rx_rounds.load(Ordering::SeqCst) > round;
+        let unchanged = || ports.iter().map(|&port| (port, 0));
+        self.wait_for_primary(has_finished_round)
+            .inspect_err(|_| self.hand_over(core, core, unchanged()))
+    }
+
+    /// Waits until the device has taken all frames that a core has sent.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when the primary core does not run.
+    pub fn wait_until_sent(&self, core: usize) -> io::Result<()> {
+        let Some(ring) = core.checked_sub(1).and_then(|at| self.tx_rings.get(at)) else {
+            return Ok(());
+        };
+        let sent = ring.sent.load(Ordering::Relaxed);
+        self.wait_for_primary(|| ring.forwarded.load(Ordering::Acquire) >= sent)
+    }
+
+    /// Wakes the primary core until `done`.
+    fn wait_for_primary(&self, done: impl Fn() -> bool) -> io::Result<()> {
+        let began = Instant::now();
+        while !done() {
+            if began.elapsed() > ROUND_TIMEOUT {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.doorbell.ring();
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Completes a migration: the ports and their parked frames belong to core `to` from now on.
+    /// Each port comes with the number of claims that moved, which counts for shared ports only.
+    pub fn hand_over(
+        &self,
+        from: usize,
+        to: usize,
+        ports: impl IntoIterator<Item = (LocalPort, u32)>,
+    ) {
+        for (port, claims) in ports {
+            self.table.hand_over(port, from, to, claims);
+        }
+        self.handovers.fetch_add(1, Ordering::SeqCst);
+        self.doorbell.ring();
+    }
+
+    pub(super) fn view(&self) -> SteeringView<'_> {
+        self.table.view(self.active_cores.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn handovers(&self) -> u64 {
+        self.handovers.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn on_sent(&self, core: usize, frames: usize) {
+        if let Some(ring) = self.tx_rings.get(core - 1) {
+            ring.sent.fetch_add(frames as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn on_forwarded(&self, core: usize, frames: usize) {
+        if let Some(ring) = self.tx_rings.get(core - 1) {
+            ring.forwarded.fetch_add(frames as u64, Ordering::Release);
+        }
+    }
+
+    pub(super) fn on_round(&self) {
+        self.rx_rounds.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,549 @@
+use std::net::IpAddr;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_memory::{Arena, ArenaConfig, Frame, FrameSize};
+use tidegate_wire::{Icmpv4Message, Icmpv6Message, Medium, icmpv4};
+
+use super::destination::Destination;
+use super::*;
+use crate::Burst;
+use crate::mem::{MemDevice, wire};
+use crate::steering::TransportProtocol;
+
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+const SOURCE: u16 = 4000;
+
+fn arena() -> Arena {
+    Arena::new(ArenaConfig { frames: 2048, frame_size: FrameSize::K2, hugepages: false }).unwrap()
+}
+
+/// Transport header up to both ports, and a payload.
+fn transport(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
+    [&from.to_be_bytes()[..], &to.to_be_bytes(), &[0; 4], payload].concat()
+}
+
+fn v4(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+    let total = (20 + payload.len()) as u16;
+    let mut packet = vec![0x45, 0];
+    packet.extend(total.to_be_bytes());
+    packet.extend([0, 7]);
+    packet.extend(fragment.to_be_bytes());
+    packet.extend([64, protocol, 0, 0, 192, 0, 2, 9, 192, 0, 2, 1]);
+    packet.extend(payload);
+    packet
+}
+
+fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend((payload.len() as u16).to_be_bytes());
+    packet.extend([next, 64]);
+    packet.extend([0xfd; 16]);
+    packet.extend([0xfe; 16]);
+    packet.extend(payload);
+    packet
+}
+
+/// A packet of each address family to a port.
+fn both(protocol: u8, to: u16, payload: &[u8]) -> [Vec<u8>; 2] {
+    let datagram = transport(SOURCE, to, payload);
+    [v4(protocol, 0x4000, &datagram), v6(protocol, &datagram)]
+}
+
+/// A device sharded over several cores, and a peer that sends to it.
+struct Testbed {
+    sender: MemDevice,
+    arena: Arena,
+    primary: PrimaryDevice,
+    primary_arena: Arena,
+    secondaries: Vec<(SecondaryDevice, Arena)>,
+}
+
+impl Testbed {
+    fn new(cores: usize) -> Self {
+        let config = MemConfig { medium: Medium::Ip, capacity: 2048, ..MemConfig::default() };
+        let (sender, device) = wire(&config).unwrap();
+        let (primary, secondaries) = shard(Box::new(device), cores).unwrap();
+        let secondaries = secondaries.into_iter().map(|secondary| (secondary, arena())).collect();
+        Self { sender, arena: arena(), primary, primary_arena: arena(), secondaries }
+    }
+
+    fn send(&mut self, packet: &[u8]) {
+        let mut burst: Burst = [self.arena.alloc_from(packet).unwrap()].into();
+        assert_eq!(self.sender.transmit(&mut self.arena, &mut burst).unwrap(), 1);
+    }
+
+    /// Packets that each core receives, the primary core first.
+    fn receive(&mut self) -> Vec<Vec<Vec<u8>>> {
+        let mut got = vec![receive_all(&mut self.primary, &mut self.primary_arena)];
+        got.extend(
+            self.secondaries.iter_mut().map(|(secondary, arena)| receive_all(secondary, arena)),
+        );
+        got
+    }
+
+    /// Core that receives a packet; panics when none or several do.
+    fn receiving_core(&mut self, packet: &[u8]) -> usize {
+        self.send(packet);
+        let got = self.receive();
+        let mut receivers = got.iter().enumerate().filter(|(_, packets)| !packets.is_empty());
+        let (core, packets) = receivers.next().expect("the packet is lost");
+        assert_eq!((packets.len(), &packets[0][..]), (1, packet));
+        assert!(receivers.next().is_none(), "only one core gets the packet");
+        core
+    }
+
+    fn claim(&mut self, core: usize, protocol: TransportProtocol, port: u16) -> io::Result<()> {
+        self.primary.flow_steering().claim(core, (protocol, port), PortSharing::Exclusive)
+    }
+}
+
+fn receive_all(device: &mut dyn Device, arena: &mut Arena) -> Vec<Vec<u8>> {
+    let mut burst = Burst::new();
+    device.receive(arena, &mut burst, 1024).unwrap();
+    let take = |frame| {
+        let bytes = arena.bytes(&frame).to_vec();
+        arena.free(frame);
+        bytes
+    };
+    burst.drain(..).map(take).collect()
+}
+
+fn readable(primary: &PrimaryDevice) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let fd = primary.wake_fd().unwrap();
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).unwrap() == 1
+}
+
+#[test]
+fn frames_reach_the_core_that_claimed_the_port() {
+    let mut testbed = Testbed::new(3);
+    testbed.claim(1, TransportProtocol::Tcp, 80).unwrap();
+    testbed.claim(2, TransportProtocol::Udp, 80).unwrap();
+    testbed.claim(0, TransportProtocol::Udp, 53).unwrap();
+    for (protocol, port, core) in [(TCP, 80, 1), (UDP, 80, 2), (UDP, 53, 0), (UDP, 9, 0)] {
+        for packet in both(protocol, port, b"payload") {
+            assert_eq!(testbed.receiving_core(&packet), core);
+        }
+    }
+    let refused = testbed.claim(0, TransportProtocol::Tcp, 80).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    assert!(testbed.primary.flow_steering().is_claimed_elsewhere(0, (TransportProtocol::Tcp, 80)));
+    // Not a packet, truncated, or of another protocol.
+    for odd in [&b"x"[..], &[0x45; 19], &v4(47, 0, &[0; 8]), &v4(TCP, 0, &[0; 3]), &v6(59, &[])] {
+        assert_eq!(testbed.receiving_core(odd), 0);
+    }
+}
+
+#[test]
+fn fragments_follow_the_first_fragment() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(1, TransportProtocol::Udp, 53).unwrap();
+    let first = transport(SOURCE, 53, &[0; 8]);
+    let fragment_v6 = |offset: u16, payload: &[u8]| {
+        let mut data = vec![UDP, 0];
+        data.extend((offset | u16::from(offset == 0)).to_be_bytes());
+        data.extend([0, 0, 0, 9]);
+        data.extend(payload);
+        v6(44, &data)
+    };
+    for (head, tail) in [
+        (v4(UDP, 0x2000, &first), v4(UDP, 2, &[1; 8])),
+        (fragment_v6(0, &first), fragment_v6(16, &[1; 8])),
+    ] {
+        assert_eq!(testbed.receiving_core(&tail), 0, "the flow of the fragment is unknown");
+        assert_eq!(testbed.receiving_core(&head), 1);
+        assert_eq!(testbed.receiving_core(&tail), 1);
+    }
+}
+
+#[test]
+fn icmp_errors_reach_the_core_that_sent_the_quoted_packet() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(1, TransportProtocol::Tcp, SOURCE).unwrap();
+    let [quote_v4, quote_v6] = both(TCP, 443, &[]);
+    let mut message = vec![0; 8 + quote_v4.len()];
+    let error = Icmpv4Message::DestinationUnreachable {
+        code: icmpv4::unreachable::FRAGMENTATION_NEEDED,
+        next_hop_mtu: 1400,
+        quote: &quote_v4,
+    };
+    assert!(error.emit(&mut message).is_some());
+    assert_eq!(testbed.receiving_core(&v4(1, 0, &message)), 1);
+    assert_eq!(testbed.receiving_core(&v4(1, 0, &message[..20])), 0, "truncated");
+    let mut message = vec![0; 8 + quote_v6.len()];
+    let error = Icmpv6Message::PacketTooBig { mtu: 1280, quote: &quote_v6 };
+    assert!(error.emit([0xfd; 16].into(), [0xfe; 16].into(), &mut message).is_some());
+    assert_eq!(testbed.receiving_core(&v6(58, &message)), 1);
+    let request = Icmpv4Message::EchoRequest { identifier: 1, sequence: 1, data: &quote_v4 };
+    let mut message = vec![0; 8 + quote_v4.len()];
+    assert!(request.emit(&mut message).is_some());
+    assert_eq!(testbed.receiving_core(&v4(1, 0, &message)), 0, "the primary core answers pings");
+}
+
+#[test]
+fn active_cores_get_neighbour_advertisements() {
+    let mut testbed = Testbed::new(3);
+    testbed.primary.flow_steering().set_active(2);
+    let advertisement = v6(58, &[136, 0, 0, 0, 0, 0, 0, 0]);
+    testbed.send(&advertisement);
+    let got = testbed.receive();
+    assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0, 1]);
+    let mut arp = vec![0xff; 12];
+    arp.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
+    arp.extend([1; 20]);
+    assert_eq!(Destination::classify(Medium::Ethernet, &arp), Destination::AllCores);
+    arp[21] = 1;
+    assert_eq!(
+        Destination::classify(Medium::Ethernet, &arp),
+        Destination::PrimaryCore,
+        "an ARP request"
+    );
+}
+
+#[test]
+fn frames_of_secondary_cores_leave_by_the_primary() {
+    let mut testbed = Testbed::new(2);
+    assert!(testbed.primary.prepare_sleep().unwrap() && !readable(&testbed.primary));
+    let (secondary, arena) = &mut testbed.secondaries[0];
+    let mut burst: Burst = (0..3u8).map(|at| arena.alloc_from(&[at; 60]).unwrap()).collect();
+    assert_eq!(secondary.transmit(arena, &mut burst).unwrap(), 3);
+    assert!(readable(&testbed.primary), "transmitting wakes the primary core");
+    assert!(!testbed.primary.prepare_sleep().unwrap());
+    assert!(testbed.receive().iter().all(Vec::is_empty));
+    let sent = receive_all(&mut testbed.sender, &mut testbed.arena);
+    assert_eq!(sent, [[0; 60], [1; 60], [2; 60]]);
+    assert_eq!(testbed.primary_arena.available(), 2048);
+}
+
+#[test]
+fn port_migration_keeps_order_without_loss() {
+    let mut testbed = Testbed::new(3);
+    testbed.claim(1, TransportProtocol::Udp, 53).unwrap();
+    let ports = [(TransportProtocol::Udp, 53)];
+    let flow_steering = testbed.primary.flow_steering();
+    let number = |at: u8| v4(UDP, 0, &transport(SOURCE, 53, &[at]));
+    let mut expected = Vec::new();
+    testbed.send(&number(0));
+    assert!(receive_all(&mut testbed.primary, &mut testbed.primary_arena).is_empty());
+    // Parking completes only once the primary core has received.
+    std::thread::scope(|scope| {
+        let parked = scope.spawn(|| flow_steering.park(1, &ports));
+        while !parked.is_finished() {
+            assert!(receive_all(&mut testbed.primary, &mut testbed.primary_arena).is_empty());
+            std::thread::yield_now();
+        }
+        parked.join().unwrap().unwrap();
+    });
+    let (secondary, arena) = &mut testbed.secondaries[0];
+    assert_eq!(receive_all(secondary, arena), [number(0)]);
+    for at in 1..100 {
+        testbed.send(&number(at));
+        expected.push(number(at));
+        if at % 9 == 0 {
+            assert!(testbed.receive().iter().all(Vec::is_empty), "parked frames wait");
+        }
+    }
+    flow_steering.hand_over(1, 2, [(ports[0], 1)]);
+    assert!(!testbed.primary.prepare_sleep().unwrap());
+    for at in 100..110 {
+        testbed.send(&number(at));
+        expected.push(number(at));
+    }
+    let mut got = testbed.receive();
+    got[2].extend(testbed.receive().remove(2));
+    assert_eq!(got[2], expected);
+    assert!(got[0].is_empty() && got[1].is_empty());
+    assert_eq!(testbed.primary_arena.available(), 2048);
+}
+
+#[test]
+fn migration_from_the_primary_core_does_not_wait() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(0, TransportProtocol::Tcp, 80).unwrap();
+    let flow_steering = testbed.primary.flow_steering();
+    flow_steering.park(0, &[(TransportProtocol::Tcp, 80)]).unwrap();
+    flow_steering.hand_over(0, 1, [((TransportProtocol::Tcp, 80), 1)]);
+    let [packet, _] = both(TCP, 80, b"x");
+    assert_eq!(testbed.receiving_core(&packet), 1);
+}
+
+#[test]
+fn ring_overflow_drops_frames_of_that_core_only() {
+    let mut testbed = Testbed::new(3);
+    testbed.claim(1, TransportProtocol::Udp, 1).unwrap();
+    testbed.claim(2, TransportProtocol::Udp, 2).unwrap();
+    let [flood, _] = both(UDP, 1, b"flood");
+    let [other, _] = both(UDP, 2, b"other");
+    for _ in 0..WIRE_FRAMES + 10 {
+        testbed.send(&flood);
+    }
+    testbed.send(&other);
+    assert!(receive_all(&mut testbed.primary, &mut testbed.primary_arena).is_empty());
+    assert!(receive_all(&mut testbed.primary, &mut testbed.primary_arena).is_empty());
+    let (secondary, arena) = &mut testbed.secondaries[1];
+    assert_eq!(receive_all(secondary, arena), [other]);
+    let drops = testbed.primary.counters().drops;
+    assert_eq!(drops.get(tidegate_wire::DropReason::DeviceRingFull), 10);
+    assert_eq!(testbed.primary_arena.available(), 2048);
+}
+
+#[test]
+fn secondary_fails_once_the_primary_is_dropped() {
+    let Testbed { primary: trunk, secondaries: mut branches, .. } = Testbed::new(2);
+    drop(trunk);
+    let (secondary, arena) = &mut branches[0];
+    let ended = secondary.receive(arena, &mut Burst::new(), 1).unwrap_err();
+    assert_eq!(ended.kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn rejects_invalid_core_counts() {
+    let device = || Box::new(wire(&MemConfig::default()).unwrap().0);
+    for cores in [0, MAX_CORES + 1] {
+        assert_eq!(shard(device(), cores).err().unwrap().kind(), io::ErrorKind::InvalidInput);
+    }
+    assert!(shard(device(), 1).is_ok());
+}
+
+/// Packets that a core sends to its own addresses, of both families.
+fn loopback_frames(protocol: u8, to: u16, arena: &mut Arena) -> Burst {
+    let frames = both(protocol, to, b"to ourselves").map(|packet| {
+        let mut frame = arena.alloc_from(&packet).unwrap();
+        frame.set_loopback();
+        frame
+    });
+    frames.into()
+}
+
+#[test]
+fn loopback_frames_reach_the_core_that_claimed_the_port() {
+    const CORES: usize = 3;
+    for from in 0..CORES {
+        for to in 0..CORES {
+            let mut testbed = Testbed::new(CORES);
+            testbed.claim(to, TransportProtocol::Tcp, 80).unwrap();
+            let (device, arena): (&mut dyn Device, _) = match from.checked_sub(1) {
+                Some(at) => {
+                    let (secondary, arena) = &mut testbed.secondaries[at];
+                    (secondary, arena)
+                }
+                None => (&mut testbed.primary, &mut testbed.primary_arena),
+            };
+            let (mut frames, mut own) = (loopback_frames(TCP, 80, arena), Burst::new());
+            device.loop_back(arena, &mut frames, &mut own, 9).unwrap();
+            assert!(frames.is_empty());
+            let mut received = vec![0; CORES];
+            for frame in own.drain(..) {
+                assert!(frame.is_loopback());
+                received[from] += 1;
+                arena.free(frame);
+            }
+            for (core, packets) in testbed.receive().into_iter().enumerate() {
+                received[core] += packets.len();
+            }
+            let mut expected = vec![0; CORES];
+            expected[to] = 2;
+            assert_eq!(received, expected, "from core {from} to core {to}");
+            assert!(!testbed.sender.has_frame(), "no loopback frame is transmitted");
+            if let Some(at) = from.checked_sub(1) {
+                testbed.primary.flow_steering().wait_until_sent(at + 1).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn loopback_mark_is_kept_between_cores_and_never_set_on_receive() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(1, TransportProtocol::Udp, 53).unwrap();
+    let mut frames = loopback_frames(UDP, 53, &mut testbed.primary_arena);
+    testbed
+        .primary
+        .loop_back(&mut testbed.primary_arena, &mut frames, &mut Burst::new(), 9)
+        .unwrap();
+    both(UDP, 53, b"from the wire").iter().for_each(|packet| testbed.send(packet));
+    testbed.primary.receive(&mut testbed.primary_arena, &mut Burst::new(), 9).unwrap();
+    let (secondary, arena) = &mut testbed.secondaries[0];
+    let mut burst = Burst::new();
+    secondary.receive(arena, &mut burst, 9).unwrap();
+    let marks: Vec<bool> = burst.iter().map(Frame::is_loopback).collect();
+    assert_eq!(marks, [true, true, false, false]);
+    burst.drain(..).for_each(|frame| arena.free(frame));
+}
+
+#[test]
+fn loopback_frames_wait_for_a_migrating_port() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(0, TransportProtocol::Tcp, 80).unwrap();
+    let flow_steering = testbed.primary.flow_steering();
+    flow_steering.park(0, &[(TransportProtocol::Tcp, 80)]).unwrap();
+    let mut frames = loopback_frames(TCP, 80, &mut testbed.primary_arena);
+    testbed
+        .primary
+        .loop_back(&mut testbed.primary_arena, &mut frames, &mut Burst::new(), 9)
+        .unwrap();
+    assert!(testbed.receive().iter().all(Vec::is_empty));
+    flow_steering.hand_over(0, 1, [((TransportProtocol::Tcp, 80), 1)]);
+    assert_eq!(testbed.receive()[1].len(), 2);
+}
+
+/// Cores 1 and 2 share a port of all addresses.
+fn share(testbed: &Testbed, local: LocalPort) {
+    let flow_steering = testbed.primary.flow_steering();
+    for core in [1, 2] {
+        for any in ["0.0.0.0", "::"] {
+            flow_steering.join(core, local, any.parse().unwrap(), 0);
+        }
+        flow_steering.claim(core, local, PortSharing::ReusePort { owner: 0 }).unwrap();
+    }
+}
+
+/// Flow of the packets that [`both`] makes, from another source port.
+fn flow_of(local: LocalPort, at: usize, from: u16) -> Flow {
+    let [own, peer]: [IpAddr; 2] = match at {
+        0 => [[192, 0, 2, 1].into(), [192, 0, 2, 9].into()],
+        _ => [[0xfe; 16].into(), [0xfd; 16].into()],
+    };
+    Flow::new(local.0, (own, local.1).into(), (peer, from).into())
+}
+
+#[test]
+fn flows_of_a_shared_port_are_distributed_and_stay() {
+    for (number, protocol) in [(TCP, TransportProtocol::Tcp), (UDP, TransportProtocol::Udp)] {
+        let mut testbed = Testbed::new(3);
+        let local = (protocol, 80);
+        share(&testbed, local);
+        let flow_steering = testbed.primary.flow_steering();
+        let packets = |from: u16| {
+            let payload = transport(from, 80, b"x");
+            [v4(number, 0x4000, &payload), v6(number, &payload)]
+        };
+        let mut counts = [[0; 3]; 2];
+        for from in 1..=200 {
+            for (at, packet) in packets(from).iter().enumerate() {
+                let core = testbed.receiving_core(packet);
+                assert_eq!(testbed.receiving_core(packet), core, "each flow stays with one core");
+                counts[at][core] += 1;
+                assert!(flow_steering.begin_flow(core, flow_of(local, at, from)));
+            }
+        }
+        for [card, one, other] in counts {
+            assert!(card == 0 && one > 50 && other > 50, "{one} and {other}");
+        }
+        // Sockets of core 1 leave: the core keeps its flows and gets no new ones.
+        for any in ["0.0.0.0", "::"] {
+            flow_steering.leave(1, local, any.parse().unwrap(), 0);
+        }
+        for from in 1..=200 {
+            for (at, packet) in packets(from).iter().enumerate() {
+                counts[at][testbed.receiving_core(packet)] -= 1;
+            }
+            for packet in packets(from + 1000) {
+                assert_eq!(testbed.receiving_core(&packet), 2);
+            }
+        }
+        assert_eq!(counts, [[0; 3]; 2], "each flow stays with its core");
+    }
+}
+
+#[test]
+fn fragments_and_icmp_errors_follow_their_flow() {
+    let mut testbed = Testbed::new(3);
+    let local = (TransportProtocol::Udp, 53);
+    share(&testbed, local);
+    let flow_steering = testbed.primary.flow_steering();
+    for core in [1, 2] {
+        for at in [0, 1] {
+            flow_steering.take_over_flow(core, flow_of(local, at, SOURCE));
+        }
+        let datagram = transport(SOURCE, 53, &[0; 8]);
+        assert_eq!(testbed.receiving_core(&v4(UDP, 0x2000, &datagram)), core);
+        assert_eq!(testbed.receiving_core(&v4(UDP, 2, &[1; 8])), core);
+        let fragment = |offset: [u8; 2], data: &[u8]| {
+            v6(44, &[&[UDP, 0][..], &offset, &[0, 0, 0, 9], data].concat())
+        };
+        assert_eq!(testbed.receiving_core(&fragment([0, 1], &datagram)), core);
+        assert_eq!(testbed.receiving_core(&fragment([0, 16], &[1; 8])), core);
+        // In a quoted packet, source and destination are swapped.
+        let sent = transport(53, SOURCE, &[]);
+        let mut quote = v4(UDP, 0, &sent);
+        let (source, destination) = ([192, 0, 2, 1], [192, 0, 2, 9]);
+        quote[12..16].copy_from_slice(&source);
+        quote[16..20].copy_from_slice(&destination);
+        let code = icmpv4::unreachable::PORT;
+        let error = Icmpv4Message::DestinationUnreachable { code, next_hop_mtu: 0, quote: &quote };
+        let mut message = vec![0; 8 + quote.len()];
+        assert!(error.emit(&mut message).is_some());
+        assert_eq!(testbed.receiving_core(&v4(1, 0, &message)), core);
+        let mut quote = v6(UDP, &sent);
+        quote[8..24].fill(0xfe);
+        quote[24..40].fill(0xfd);
+        let mut message = vec![0; 8 + quote.len()];
+        let error = Icmpv6Message::PacketTooBig { mtu: 1280, quote: &quote };
+        assert!(error.emit([0xfd; 16].into(), [0xfe; 16].into(), &mut message).is_some());
+        assert_eq!(testbed.receiving_core(&v6(58, &message)), core);
+    }
+}
+
+#[test]
+fn group_datagrams_reach_every_core_sharing_the_port() {
+    let mut testbed = Testbed::new(3);
+    share(&testbed, (TransportProtocol::Udp, 5353));
+    let datagram = transport(SOURCE, 5353, b"who is there");
+    let mut groups = [v4(UDP, 0, &datagram), v4(UDP, 0, &datagram), v6(UDP, &datagram)];
+    groups[0][16..20].copy_from_slice(&[224, 0, 0, 251]);
+    groups[1][16..20].fill(0xff);
+    groups[2][24..40].fill(0xff);
+    for packet in &groups {
+        testbed.send(packet);
+        assert_eq!(testbed.receive(), [vec![], vec![packet.clone()], vec![packet.clone()]]);
+    }
+    testbed
+        .primary
+        .flow_steering()
+        .claim(0, (TransportProtocol::Udp, 5353), PortSharing::ReusePort { owner: 0 })
+        .unwrap();
+    testbed.send(&groups[0]);
+    assert!(testbed.receive().iter().all(|got| *got == [groups[0].clone()]));
+    assert_eq!(testbed.primary_arena.available(), 2048);
+}
+
+#[test]
+fn shared_port_migration_keeps_order_without_loss() {
+    let mut testbed = Testbed::new(3);
+    let local = (TransportProtocol::Udp, 53);
+    share(&testbed, local);
+    let flow_steering = testbed.primary.flow_steering();
+    let known = flow_of(local, 0, SOURCE);
+    flow_steering.take_over_flow(1, known);
+    let other = flow_of(local, 0, 9);
+    flow_steering.take_over_flow(2, other);
+    let number = |at: u8| v4(UDP, 0, &transport(SOURCE, 53, &[at]));
+    let elsewhere = v4(UDP, 0, &transport(9, 53, b"goes on"));
+    std::thread::scope(|scope| {
+        let parked = scope.spawn(|| flow_steering.park(1, &[local]));
+        while !parked.is_finished() {
+            assert!(receive_all(&mut testbed.primary, &mut testbed.primary_arena).is_empty());
+            std::thread::yield_now();
+        }
+        parked.join().unwrap().unwrap();
+    });
+    assert_eq!(testbed.receiving_core(&elsewhere), 2, "core 2 does not migrate");
+    (0..50).for_each(|at| testbed.send(&number(at)));
+    let new_flow = v4(UDP, 0, &transport(77, 53, b"new"));
+    testbed.send(&new_flow);
+    assert!(testbed.receive().iter().all(Vec::is_empty), "parked frames wait");
+    for any in ["0.0.0.0", "::"] {
+        flow_steering.leave(1, local, any.parse().unwrap(), 0);
+        flow_steering.join(0, local, any.parse().unwrap(), 0);
+    }
+    flow_steering.take_over_flow(0, known);
+    flow_steering.hand_over(1, 0, [(local, 1)]);
+    (50..60).for_each(|at| testbed.send(&number(at)));
+    let mut got = testbed.receive();
+    got[0].extend(testbed.receive().remove(0));
+    got.iter_mut().for_each(|got| got.retain(|packet| *packet != new_flow));
+    assert_eq!(got[0], (0..60).map(number).collect::<Vec<_>>());
+    assert_eq!(testbed.primary_arena.available(), 2048);
+}

@@ -1,0 +1,164 @@
+//! Configuration of an AF_XDP device.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tidegate_wire::Medium;
+
+use super::steering::Steering;
+use super::umem::Umem;
+use super::{XdpError, sys};
+use crate::netlink::Interface;
+
+/// Hook in the kernel at which the XDP program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttachMode {
+    /// Native if the driver supports XDP, otherwise generic.
+    #[default]
+    Auto,
+    /// In the driver, before the kernel allocates an skb.
+    Native,
+    /// In front of the kernel's stack: slower, but works on every interface.
+    Generic,
+}
+
+/// Transfer of frames between the driver and the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyMode {
+    /// Zero-copy if the driver supports it, otherwise copied.
+    #[default]
+    Auto,
+    /// Copied by the kernel; works with every driver.
+    Copy,
+    /// Written by the NIC into the arena; opening fails if the driver does not support it.
+    ZeroCopy,
+}
+
+/// Preferred busy polling (Linux 5.11): the NIC's interrupts stay off, and the driver's
+/// receive path runs inside the system calls of the device, on the core that polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusyPoll {
+    /// Maximum packets per poll.
+    pub budget: u16,
+    /// Polls by the kernel's timer, without an interrupt, before interrupts are enabled again
+    /// (`napi_defer_hard_irqs`).
+    pub defer_irqs: u32,
+    /// Time that the kernel waits for the next poll before its timer polls, in nanoseconds
+    /// (`gro_flush_timeout`). Must exceed the time between two polls under load; otherwise
+    /// softirqs poll at the same time. Also the maximum extra wakeup latency of a device that
+    /// has just gone idle.
+    pub flush_timeout_ns: u64,
+}
+
+impl Default for BusyPoll {
+    fn default() -> Self {
+        Self { budget: 64, defer_irqs: 2, flush_timeout_ns: 200_000 }
+    }
+}
+
+/// Ring sizes of each AF_XDP socket, in entries; powers of two from 64 to 32768.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingSizes {
+    /// Fill ring: buffers that the kernel receives packets into.
+    pub fill: u32,
+    /// RX ring: received packets.
+    pub receive: u32,
+    /// TX ring: packets to send.
+    pub transmit: u32,
+    /// Completion ring: buffers of sent packets.
+    pub completion: u32,
+}
+
+impl Default for RingSizes {
+    fn default() -> Self {
+        Self { fill: 2048, receive: 2048, transmit: 2048, completion: 2048 }
+    }
+}
+
+/// Configuration of an AF_XDP device.
+#[derive(Clone, Debug, Default)]
+pub struct XdpConfig {
+    /// Interface name.
+    pub interface: String,
+    /// Receive queues to serve; `None`: all active queues.
+    pub queues: Option<Vec<u32>>,
+    /// Native or generic XDP.
+    pub mode: AttachMode,
+    /// Zero-copy or copy mode.
+    pub copy: CopyMode,
+    /// Preferred busy polling; `None`: receive by interrupts.
+    pub busy_poll: Option<BusyPoll>,
+    /// Ring sizes.
+    pub rings: RingSizes,
+    /// Frames that are redirected to this device.
+    pub steering: Steering,
+}
+
+impl XdpConfig {
+    /// Default configuration for an interface; no frames are redirected until a rule is set.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self { interface: interface.into(), ..Self::default() }
+    }
+}
+
+impl RingSizes {
+    pub(super) fn validate(&self) -> Result<(), XdpError> {
+        let sizes = [self.fill, self.receive, self.transmit, self.completion];
+        match sizes
+            .into_iter()
+            .find(|size| !(size.is_power_of_two() && (64..=32768).contains(size)))
+        {
+            Some(size) => Err(XdpError::InvalidRingSize(size)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Properties of the interface, read before any socket is opened.
+#[derive(Clone)]
+pub(super) struct TargetInterface {
+    pub name: String,
+    pub index: u32,
+    pub mac: [u8; 6],
+    pub mtu: u32,
+    pub queues: Vec<u32>,
+    pub is_veth: bool,
+}
+
+impl TargetInterface {
+    /// Looks up the interface and checks that an AF_XDP device can use it.
+    pub(super) fn find(config: &XdpConfig, umem: &Umem) -> Result<Self, XdpError> {
+        let interface = Interface::by_name(&config.interface)?;
+        let name = interface.name;
+        if interface.medium != Some(Medium::Ethernet) || interface.loopback {
+            return Err(XdpError::NotEthernet(name));
+        }
+        if !interface.up {
+            return Err(XdpError::InterfaceDown(name));
+        }
+        let mtu = interface.mtu as u32;
+        let max_mtu = umem.max_mtu();
+        if mtu > max_mtu {
+            return Err(XdpError::MtuTooLarge { interface: name, mtu, max_mtu });
+        }
+        let active = active_receive_queues(&name)
+            .map_err(|source| XdpError::Interface { interface: name.clone(), source })?;
+        let queues = config.queues.clone().unwrap_or_else(|| (0..active).collect());
+        if let Some(&queue) = queues.iter().find(|&&queue| queue >= active) {
+            return Err(XdpError::NoQueue { interface: name, queue, active });
+        }
+        let distinct: HashSet<u32> = queues.iter().copied().collect();
+        if distinct.len() != queues.len() || queues.is_empty() {
+            return Err(XdpError::InvalidQueues { interface: name });
+        }
+        let is_veth = interface.kind.as_deref() == Some("veth");
+        Ok(Self { name, index: interface.index, mac: interface.mac.0, mtu, queues, is_veth })
+    }
+}
+
+fn active_receive_queues(interface: &str) -> io::Result<u32> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sys::active_receive_queues(socket.as_fd(), interface)
+}

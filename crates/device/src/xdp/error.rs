@@ -1,0 +1,141 @@
+//! Errors of opening and steering an AF_XDP device.
+
+use std::io;
+
+use aya::EbpfError;
+use aya::maps::MapError;
+
+use crate::netlink::NetlinkError;
+
+/// Error of opening or steering an AF_XDP device. After an error of opening, nothing is left
+/// attached.
+#[derive(Debug, thiserror::Error)]
+pub enum XdpError {
+    /// No interface of this name exists in the thread's network namespace, or the kernel's
+    /// netlink query failed.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The interface was removed while the device was opened.
+    #[error(
+        "the interface `{0}` was removed: `ip link` lists the interfaces of this network namespace"
+    )]
+    InterfaceGone(String),
+    /// The interface is down.
+    #[error("the interface `{0}` is down: bring it up with `ip link set dev {0} up`")]
+    InterfaceDown(String),
+    /// The interface does not carry Ethernet frames.
+    #[error("`{0}` is not an Ethernet interface: AF_XDP needs a NIC or a veth")]
+    NotEthernet(String),
+    /// The process lacks a privilege.
+    #[error(
+        "not permitted to {0}: run as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF \
+         (`setcap cap_net_admin,cap_net_raw,cap_bpf+ep EXECUTABLE`)"
+    )]
+    NotPermitted(&'static str),
+    /// Frames of the interface's MTU exceed the frame size of the arena.
+    #[error(
+        "the MTU of `{interface}` is {mtu}, but the arena's frames hold at most {max_mtu}: \
+         use larger frames, or lower the MTU with `ip link set dev {interface} mtu {max_mtu}`"
+    )]
+    MtuTooLarge {
+        /// Interface name.
+        interface: String,
+        /// MTU of the interface, in bytes.
+        mtu: u32,
+        /// Maximum MTU for the arena's frame size, in bytes.
+        max_mtu: u32,
+    },
+    /// Another XDP program is attached to the interface.
+    #[error(
+        "another XDP program is attached to `{0}`: stop the process that attached it, or detach \
+         it with `ip link set dev {0} xdp off`"
+    )]
+    AlreadyAttached(String),
+    /// The kernel refused to attach the XDP program.
+    #[error("cannot attach an XDP program to `{interface}`, {tried}: {source}{hint}")]
+    Attach {
+        /// Interface name.
+        interface: String,
+        /// Attach modes that were tried.
+        tried: &'static str,
+        /// Error of the last attempt.
+        source: io::Error,
+        /// Remedy, if known; empty otherwise.
+        hint: &'static str,
+    },
+    /// The kernel refused to load the XDP program.
+    #[error(
+        "the kernel refused to load the steering program: {0}; Linux 5.11 or newer is required"
+    )]
+    Load(#[source] Box<EbpfError>),
+    /// A ring size is not a power of two between 64 and 32768.
+    #[error("invalid ring size of {0} entries: use a power of two between 64 and 32768")]
+    InvalidRingSize(u32),
+    /// A configured receive queue does not exist.
+    #[error("`{interface}` has no receive queue {queue}: it has {active}, counted from 0")]
+    NoQueue {
+        /// Interface name.
+        interface: String,
+        /// Configured queue number.
+        queue: u32,
+        /// Number of active queues.
+        active: u32,
+    },
+    /// The list of receive queues is empty or names a queue twice.
+    #[error(
+        "invalid list of receive queues of `{interface}`: name at least one, and each only once"
+    )]
+    InvalidQueues {
+        /// Interface name.
+        interface: String,
+    },
+    /// Another AF_XDP socket is bound to the queue.
+    #[error(
+        "queue {queue} of `{interface}` is bound to another AF_XDP socket: stop the other \
+         process, or choose other queues"
+    )]
+    QueueBusy {
+        /// Interface name.
+        interface: String,
+        /// Queue number.
+        queue: u32,
+    },
+    /// The kernel refused to pin the arena's memory.
+    #[error(
+        "the kernel refused to pin {bytes} bytes of packet buffers: {source}; configure fewer \
+         frames or raise the limit of locked memory (`ulimit -l`)"
+    )]
+    Memory {
+        /// Arena size, in bytes.
+        bytes: usize,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// An AF_XDP socket could not be created or bound.
+    #[error("cannot open an AF_XDP socket on queue {queue} of `{interface}`: {source}")]
+    Socket {
+        /// Interface name.
+        interface: String,
+        /// Queue number.
+        queue: u32,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The kernel refused the requested busy polling.
+    #[error(
+        "cannot enable busy polling: {0}; it requires CAP_NET_ADMIN and Linux 5.11, or open the \
+         device without it"
+    )]
+    BusyPoll(#[source] io::Error),
+    /// A BPF map of the steering rules is full or cannot be accessed.
+    #[error("cannot change the steering rules: {0}; the maximum is 1024 addresses and 8192 ports")]
+    Steering(#[from] MapError),
+    /// A query of the interface's properties failed.
+    #[error("cannot query the interface `{interface}`: {source}")]
+    Interface {
+        /// Interface name.
+        interface: String,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+}

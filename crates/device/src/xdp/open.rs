@@ -1,0 +1,285 @@
+//! Opens an AF_XDP device in the best mode that the interface supports.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::EbpfError;
+use aya::maps::MapError;
+use aya::programs::ProgramError;
+use rustix::event::epoll;
+use tidegate_memory::Arena;
+
+use super::config::TargetInterface;
+use super::irq_deferral::IrqDeferral;
+use super::napi::NapiPoller;
+use super::program::SteeringProgram;
+use super::queue::Queue;
+use super::rx_missed::RxMissedCounters;
+use super::socket::{Binding, XdpSocket};
+use super::softirq_mode::SoftirqMode;
+use super::traffic::TrafficMonitor;
+use super::umem::Umem;
+use super::{AttachMode, CopyMode, DataPath, XdpConfig, XdpDevice, XdpError};
+use crate::{Capabilities, Medium};
+
+/// Opens a device. On success `loaded` is left empty; on failure it holds the program.
+pub(super) fn open(
+    config: XdpConfig,
+    loaded: &mut Option<SteeringProgram>,
+    arena: &mut Arena,
+) -> Result<XdpDevice, XdpError> {
+    config.rings.validate()?;
+    let umem = Umem::from_arena(arena);
+    let target = TargetInterface::find(&config, &umem)?;
+    let mut program = match loaded.take() {
+        Some(program) => program,
+        None => load()?,
+    };
+    let was_attached = program.link().is_some();
+    let result = take_into_service(&config, &target, &umem, &mut program, arena);
+    let OpenedParts { queues, way, poller, device, readiness } = match result {
+        Ok(parts) => parts,
+        Err(error) => {
+            if !was_attached {
+                program.detach();
+            }
+            *loaded = Some(program);
+            return Err(error);
+        }
+    };
+    let mut device = XdpDevice {
+        capabilities: capabilities(&target),
+        queues,
+        program,
+        poller,
+        irq_deferral: device,
+        traffic: TrafficMonitor::new(),
+        readiness,
+        data_path: way,
+        rx_missed: RxMissedCounters::open(&target),
+        softirq_mode: SoftirqMode::new(0, (0, 0)),
+        next_receive: 0,
+        next_transmit: 0,
+        large_bursts: 0,
+    };
+    device.capabilities.detail = device.detail();
+    Ok(device)
+}
+
+/// Loads the steering program, attached to no interface.
+pub(super) fn load() -> Result<SteeringProgram, XdpError> {
+    SteeringProgram::load().map_err(load_error)
+}
+
+/// Parts of a device that depend on the interface.
+struct OpenedParts {
+    queues: Vec<Queue>,
+    way: DataPath,
+    poller: Option<NapiPoller>,
+    device: Option<IrqDeferral>,
+    readiness: OwnedFd,
+}
+
+fn take_into_service(
+    config: &XdpConfig,
+    target: &TargetInterface,
+    umem: &Umem,
+    program: &mut SteeringProgram,
+    arena: &mut Arena,
+) -> Result<OpenedParts, XdpError> {
+    if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.max_queues()) {
+        let interface = target.name.clone();
+        return Err(XdpError::NoQueue { interface, queue, active: program.max_queues() });
+    }
+    let native = match program.link() {
+        Some(link) => link.native(),
+        None => {
+            let link = |native| program.attach(target.index, native);
+            attach(link, config.mode, &target.name)?
+        }
+    };
+    let (sockets, zero_copy) = bind(config, target, umem, native)?;
+
+    let busy_poll = config.busy_poll.as_ref();
+    if let Some(settings) = busy_poll {
+        for socket in &sockets {
+            socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
+        }
+    }
+    let poller = busy_poll.and_then(|_| poller(target, &sockets));
+    let device = busy_poll.and_then(|settings| IrqDeferral::set(target, settings).ok());
+
+    let queues = queues(sockets, config, arena);
+    let readiness = match start(config, target, program, &queues) {
+        Ok(readiness) => readiness,
+        Err(error) => {
+            drop(queues);
+            arena.reclaim_all();
+            return Err(error);
+        }
+    };
+    let way = DataPath { native, zero_copy, busy_poll: config.busy_poll };
+    Ok(OpenedParts { queues, way, poller, device, readiness })
+}
+
+/// Creates the NAPI poller if the sockets cannot poll the driver. Kernels that
+/// support the poller (6.13) know a socket's NAPI instance right after bind.
+fn poller(target: &TargetInterface, sockets: &[XdpSocket]) -> Option<NapiPoller> {
+    if sockets.iter().all(XdpSocket::can_poll_driver) {
+        return None;
+    }
+    NapiPoller::for_interface(target.index).ok()
+}
+
+fn capabilities(target: &TargetInterface) -> Capabilities {
+    Capabilities {
+        kind: "xdp",
+        detail: String::new(),
+        medium: Medium::Ethernet,
+        mac: target.mac,
+        mtu: target.mtu as usize,
+        receive_checksum: false,
+        transmit_checksum: false,
+        segmentation: false,
+        queues: target.queues.len() as u32,
+    }
+}
+
+/// Creates the queues of the sockets. At most half of the arena is lent for receiving; the
+/// rest holds received frames and frames to send.
+fn queues(sockets: Vec<XdpSocket>, config: &XdpConfig, arena: &mut Arena) -> Vec<Queue> {
+    let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
+    let busy_poll = config.busy_poll.is_some();
+    sockets.into_iter().map(|socket| Queue::new(socket, lent_target, busy_poll, arena)).collect()
+}
+
+/// Fills the program's maps: the rules first, the sockets last, so that no frame is
+/// redirected by an incomplete set of rules.
+fn start(
+    config: &XdpConfig,
+    target: &TargetInterface,
+    program: &mut SteeringProgram,
+    queues: &[Queue],
+) -> Result<OwnedFd, XdpError> {
+    program.set_steering(&config.steering)?;
+    for (queue, &index) in queues.iter().zip(&target.queues) {
+        program.set_socket(index, queue.socket().as_fd())?;
+    }
+    program.stop_dropping()?;
+    readiness(queues)
+        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })
+}
+
+/// Creates an epoll descriptor that is readable while any socket has received frames.
+fn readiness(queues: &[Queue]) -> io::Result<OwnedFd> {
+    let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (index, queue) in queues.iter().enumerate() {
+        let data = epoll::EventData::new_u64(index as u64);
+        epoll::add(&readiness, queue.socket(), data, epoll::EventFlags::IN)?;
+    }
+    Ok(readiness)
+}
+
+/// Attaches a program by `link`, whose argument selects native mode. Returns true if native
+/// mode succeeded.
+pub(super) fn attach(
+    mut link: impl FnMut(bool) -> io::Result<()>,
+    mode: AttachMode,
+    interface: &str,
+) -> Result<bool, XdpError> {
+    let (modes, tried): (&[bool], _) = match mode {
+        AttachMode::Auto => (&[true, false], "neither native nor generic"),
+        AttachMode::Native => (&[true], "native"),
+        AttachMode::Generic => (&[false], "generic"),
+    };
+    let mut refusals = Vec::new();
+    for &native in modes {
+        match link(native) {
+            Ok(()) => return Ok(native),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EBUSY | libc::EEXIST) => {
+                    return Err(XdpError::AlreadyAttached(interface.to_owned()));
+                }
+                Some(libc::EPERM | libc::EACCES) => {
+                    return Err(XdpError::NotPermitted("attach an XDP program"));
+                }
+                Some(libc::ENODEV) => return Err(XdpError::InterfaceGone(interface.to_owned())),
+                _ => refusals.push(error),
+            },
+        }
+    }
+    let source = refusals.pop().unwrap_or_else(|| io::Error::other("no mode was tried"));
+    let hint = match source.raw_os_error() {
+        Some(libc::ERANGE) => {
+            "; the MTU of the interface or of its veth peer is too large: `ip link set dev DEV mtu 1500`"
+        }
+        Some(libc::ENOSPC) => {
+            "; a veth needs as many receive queues as its peer has transmit queues: `ethtool -L PEER tx 1`"
+        }
+        Some(libc::EOPNOTSUPP) if mode == AttachMode::Native => {
+            "; the driver has no native XDP: use generic mode"
+        }
+        Some(libc::EINVAL) => "; BPF links for XDP need Linux 5.9",
+        _ => "",
+    };
+    Err(XdpError::Attach { interface: interface.to_owned(), tried, source, hint })
+}
+
+/// Opens a socket for each queue; returns the sockets, and true if they are zero-copy. Each
+/// attempt creates new sockets: a failed bind leaves a socket and its umem unusable.
+fn bind(
+    config: &XdpConfig,
+    target: &TargetInterface,
+    umem: &Umem,
+    native: bool,
+) -> Result<(Vec<XdpSocket>, bool), XdpError> {
+    if config.copy == CopyMode::ZeroCopy || (config.copy == CopyMode::Auto && native) {
+        match bind_all(config, target, umem, true) {
+            Ok(sockets) => return Ok((sockets, true)),
+            Err(error) if config.copy == CopyMode::ZeroCopy => return Err(error),
+            // The next attempt reports the error, unless zero-copy was the cause.
+            Err(_) => {}
+        }
+    }
+    Ok((bind_all(config, target, umem, false)?, false))
+}
+
+fn bind_all(
+    config: &XdpConfig,
+    target: &TargetInterface,
+    umem: &Umem,
+    zero_copy: bool,
+) -> Result<Vec<XdpSocket>, XdpError> {
+    let mut sockets: Vec<XdpSocket> = Vec::with_capacity(target.queues.len());
+    for &queue in &target.queues {
+        let binding = Binding { interface_index: target.index, queue, zero_copy };
+        let socket = XdpSocket::open(umem, sockets.first(), &config.rings, binding)
+            .map_err(|error| socket_error(error, target, umem, queue))?;
+        sockets.push(socket);
+    }
+    Ok(sockets)
+}
+
+fn socket_error(source: io::Error, target: &TargetInterface, umem: &Umem, queue: u32) -> XdpError {
+    let interface = target.name.clone();
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => XdpError::NotPermitted("open an AF_XDP socket"),
+        Some(libc::EBUSY) => XdpError::QueueBusy { interface, queue },
+        Some(libc::ENOBUFS | libc::ENOMEM) => XdpError::Memory { bytes: umem.len(), source },
+        _ => XdpError::Socket { interface, queue, source },
+    }
+}
+
+pub(super) fn load_error(error: EbpfError) -> XdpError {
+    let refused = match &error {
+        EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
+        | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
+        EbpfError::ProgramError(ProgramError::SyscallError(error))
+        | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
+        _ => None,
+    };
+    match refused {
+        Some(libc::EPERM) => XdpError::NotPermitted("load a BPF program"),
+        _ => XdpError::Load(Box::new(error)),
+    }
+}

@@ -1,0 +1,213 @@
+//! BPF program that steers frames, and its maps.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, XskMap};
+use aya::programs::{ProgramError, Xdp};
+use aya::{Ebpf, EbpfError};
+
+use super::SteeringCounters;
+use super::admission::{AdmissionMaps, take_map};
+use super::link::XdpLink;
+use super::steering::Steering;
+use crate::admission::ClassLimit;
+use crate::steering::SteeringRule;
+
+/// Built from `bpf/steer.bpf.c` by `make -C bpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/steer.bpf.o");
+
+/// Steering program in the kernel. Detached on drop.
+pub(super) struct SteeringProgram {
+    link: Option<XdpLink>,
+    /// The inherited link still has the other process's program attached.
+    awaits_takeover: bool,
+    /// Current rules.
+    steering: Steering,
+    settings: Array<MapData, [u32; 2]>,
+    addresses: HashMap<MapData, [u8; 20], u32>,
+    ports: HashMap<MapData, [u8; 20], u32>,
+    sockets: XskMap<MapData>,
+    counts: PerCpuArray<MapData, u64>,
+    admission: AdmissionMaps,
+    /// True while the program applies the class limits.
+    limiting: bool,
+    /// True while the program drops frames that match a rule but have no socket.
+    dropping: bool,
+    ebpf: Ebpf,
+}
+
+impl SteeringProgram {
+    /// Loads the program, without rules and attached to no interface.
+    pub(super) fn load() -> Result<Self, EbpfError> {
+        let mut ebpf = Ebpf::load(OBJECT)?;
+        let program: &mut Xdp =
+            ebpf.program_mut("steer").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
+        program.load()?;
+        Ok(Self {
+            link: None,
+            awaits_takeover: false,
+            steering: Steering::default(),
+            settings: take_map(&mut ebpf, "settings")?,
+            addresses: take_map(&mut ebpf, "addresses")?,
+            ports: take_map(&mut ebpf, "ports")?,
+            sockets: take_map(&mut ebpf, "sockets")?,
+            counts: take_map(&mut ebpf, "counts")?,
+            admission: AdmissionMaps::take(&mut ebpf)?,
+            limiting: false,
+            dropping: false,
+            ebpf,
+        })
+    }
+
+    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let program: &Xdp = self
+            .ebpf
+            .program("steer")
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| io::Error::other("the program is not loaded"))?;
+        Ok(program.fd().map_err(io::Error::other)?.as_fd())
+    }
+
+    /// Attaches the program in the driver (`native`) or in front of the kernel's stack.
+    pub(super) fn attach(&mut self, interface_index: u32, native: bool) -> io::Result<()> {
+        self.link = Some(XdpLink::create(self.fd()?, interface_index, native)?);
+        Ok(())
+    }
+
+    /// Sets the link of another process's program, which [`Application::take_over`] will replace.
+    pub(super) fn inherit(&mut self, link: XdpLink) {
+        (self.link, self.awaits_takeover) = (Some(link), true);
+    }
+
+    /// Replaces the program of the inherited link; does nothing without such a link.
+    pub(super) fn take_over(&mut self) -> io::Result<()> {
+        if let Some(link) = self.link.as_ref().filter(|_| self.awaits_takeover) {
+            link.replace(self.fd()?)?;
+            self.awaits_takeover = false;
+        }
+        Ok(())
+    }
+
+    /// Link to the interface; `None` while detached.
+    pub(super) fn link(&self) -> Option<&XdpLink> {
+        self.link.as_ref()
+    }
+
+    /// Detaches the program. The program stays loaded; its list of rules and its limits are reset.
+    pub(super) fn detach(&mut self) {
+        (self.link, self.awaits_takeover, self.limiting, self.dropping) =
+            (None, false, false, false);
+        self.steering = Steering::default();
+    }
+
+    /// Keeps the program attached, and drops every frame that matches a rule until
+    /// [`Application::stop_dropping`].
+    pub(super) fn start_dropping(&mut self) -> Result<(), MapError> {
+        (self.limiting, self.dropping) = (false, true);
+        self.apply_settings()
+    }
+
+    /// Stops dropping: the rules' frames have sockets again.
+    pub(super) fn stop_dropping(&mut self) -> Result<(), MapError> {
+        self.dropping = false;
+        self.apply_settings()
+    }
+
+    /// Maximum number of receive queues: size of the socket map.
+    pub(super) fn max_queues(&self) -> u32 {
+        self.sockets.len()
+    }
+
+    /// Sets the socket to which frames of a queue are redirected.
+    pub(super) fn set_socket(&mut self, queue: u32, fd: BorrowedFd<'_>) -> Result<(), MapError> {
+        self.sockets.set(queue, fd.as_raw_fd(), 0)
+    }
+
+    /// Current rules and VLAN.
+    pub(super) fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Adds the rules of `steering` to the current rules, and sets its VLAN.
+    pub(super) fn set_steering(&mut self, steering: &Steering) -> Result<(), MapError> {
+        self.steering.vlan = steering.vlan;
+        self.apply_settings()?;
+        steering.rules.iter().try_for_each(|rule| self.steer(rule))
+    }
+
+    /// Adds a rule, effective immediately.
+    pub(super) fn steer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
+        if self.steering.rules.contains(rule) {
+            return Ok(());
+        }
+        if let Some(key) = rule.address_key() {
+            self.addresses.insert(key, 1, 0)?;
+        }
+        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))?;
+        self.steering.rules.push(*rule);
+        self.apply_settings()
+    }
+
+    /// Removes a rule, effective immediately.
+    pub(super) fn unsteer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
+        self.steering.rules.retain(|other| other != rule);
+        self.apply_settings()?;
+        if let Some(key) = rule.address_key() {
+            ignore_not_found(self.addresses.remove(&key))?;
+        }
+        rule.port_keys().try_for_each(|key| ignore_not_found(self.ports.remove(&key)))
+    }
+
+    /// Writes the settings map: kinds of rules in use, limits, VLAN.
+    fn apply_settings(&mut self) -> Result<(), MapError> {
+        self.settings.set(0, self.steering.settings(self.limiting, self.dropping), 0)
+    }
+
+    /// Admission maps.
+    pub(super) fn admission(&mut self) -> &mut AdmissionMaps {
+        &mut self.admission
+    }
+
+    /// True while admission limits are in force.
+    pub(super) fn is_limiting(&self) -> bool {
+        self.limiting
+    }
+
+    /// Sets the rate limits of the classes; `None` admits every frame.
+    pub(super) fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+        if let Some(limits) = limits {
+            self.admission.set_limits(limits)?;
+        }
+        if self.limiting != limits.is_some() {
+            self.limiting = limits.is_some();
+            self.apply_settings().map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Counters of the program so far, summed over all CPUs.
+    pub(super) fn counters(&self) -> Result<SteeringCounters, MapError> {
+        let sum =
+            |index: u32| -> Result<u64, MapError> { Ok(self.counts.get(&index, 0)?.iter().sum()) };
+        Ok(SteeringCounters {
+            redirected: sum(0)?,
+            passed_not_steered: sum(1)?,
+            passed_other_protocol: sum(2)?,
+            passed_other_vlan: sum(3)?,
+            passed_fragment: sum(4)?,
+            passed_extension: sum(5)?,
+            passed_malformed: sum(6)?,
+            passed_no_socket: sum(7)?,
+        })
+    }
+}
+
+fn ignore_not_found(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
+            Ok(())
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,372 @@
+//! One queue of a device: an AF_XDP socket and the frames lent to the kernel.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use tidegate_memory::Arena;
+use tidegate_wire::DropCounters;
+use tidegate_wire::DropReason::{
+    DeviceInvalidDescriptor, DeviceRingFull, FrameTooLong, NoBuffer, TransmitFailed,
+};
+
+use super::socket::{Kick, XdpSocket};
+use super::sys::Descriptor;
+use crate::{Burst, DeviceCounters};
+
+/// Minimum length of a transmitted frame in bytes: the kernel refuses to send less than an
+/// Ethernet header.
+const MIN_FRAME_BYTES: usize = 14;
+
+/// Time without a frame sent by the driver after which new frames are dropped instead of
+/// queued.
+const MAX_STALL: Duration = Duration::from_secs(1);
+
+/// State of busy polling by the socket's system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Polling {
+    /// Not configured, or the kernel does not know the NAPI instance: some drivers, veth among
+    /// them, do not report it. A system call would be wasted.
+    Off,
+    /// Configured; the first packet shows if the NAPI instance is known.
+    Untested,
+    /// The socket's system calls run the driver's receive path.
+    On,
+}
+
+pub(super) struct Queue {
+    socket: XdpSocket,
+    polling: Polling,
+    /// Frames lent to the kernel for receiving, and their target number.
+    lent: u32,
+    lent_target: u32,
+    /// Time since which the driver has sent no frame although frames are pending.
+    stalled_since: Option<Instant>,
+    received: u64,
+    received_bytes: u64,
+    pushed: u64,
+    pushed_bytes: u64,
+    dropped_by_kernel: u64,
+    drops: DropCounters,
+}
+
+impl Queue {
+    /// Creates the queue of a socket and lends up to `lent_target` frames for receiving.
+    pub(super) fn new(
+        socket: XdpSocket,
+        lent_target: u32,
+        busy_poll: bool,
+        arena: &mut Arena,
+    ) -> Self {
+        let mut queue = Self {
+            lent_target: lent_target.min(socket.fill.size()),
+            socket,
+            polling: if busy_poll { Polling::Untested } else { Polling::Off },
+            lent: 0,
+            stalled_since: None,
+            received: 0,
+            received_bytes: 0,
+            pushed: 0,
+            pushed_bytes: 0,
+            dropped_by_kernel: 0,
+            drops: DropCounters::new(),
+        };
+        queue.refill(arena);
+        queue
+    }
+
+    pub(super) fn polling(&self) -> Polling {
+        self.polling
+    }
+
+    pub(super) fn socket(&self) -> &XdpSocket {
+        &self.socket
+    }
+
+    /// Number of frames in the RX ring.
+    pub(super) fn pending(&mut self) -> usize {
+        self.socket.receive.available(u32::MAX) as usize
+    }
+
+    /// Receives up to `quota` frames. With `polls`, runs the driver's receive path, but only if
+    /// the RX ring is empty, so that one system call serves a whole burst.
+    pub(super) fn receive(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+        polls: bool,
+    ) -> io::Result<usize> {
+        self.reclaim_sent(arena);
+        self.refill(arena);
+        let quota = u32::try_from(quota).unwrap_or(u32::MAX);
+        let mut available = self.socket.receive.available(quota);
+        let must_call = (polls && self.polling != Polling::Off) || self.socket.fill.needs_wakeup();
+        if available == 0 && quota > 0 && must_call {
+            self.socket.poll_driver()?;
+            available = self.socket.receive.available(quota);
+        }
+        if available == 0 {
+            return Ok(0);
+        }
+        if self.polling == Polling::Untested {
+            let can_poll = self.socket.can_poll_driver();
+            self.polling = if can_poll { Polling::On } else { Polling::Off };
+        }
+        let before = burst.len();
+        for _ in 0..available {
+            let descriptor = self.socket.receive.pop();
+            self.accept_descriptor(descriptor, arena, burst);
+        }
+        self.socket.receive.release();
+        self.lent = self.lent.saturating_sub(available);
+        let taken = burst.len() - before;
+        self.received += taken as u64;
+        self.refill(arena);
+        Ok(taken)
+    }
+
+    #[inline]
+    fn accept_descriptor(&mut self, descriptor: Descriptor, arena: &mut Arena, burst: &mut Burst) {
+        let Some(frame) = arena.reclaim(descriptor.address, descriptor.len) else {
+            self.drops.count(DeviceInvalidDescriptor);
+            return;
+        };
+        // Packets in several descriptors were not requested.
+        if descriptor.options != 0 {
+            self.drops.count(FrameTooLong);
+            arena.free(frame);
+            return;
+        }
+        self.received_bytes += u64::from(descriptor.len);
+        burst.push_back(frame);
+    }
+
+    /// Refills the fill ring to its target, as far as the arena has free frames.
+    fn refill(&mut self, arena: &mut Arena) {
+        let missing = self.lent_target - self.lent.min(self.lent_target);
+        if missing == 0 {
+            return;
+        }
+        let space = self.socket.fill.free_slots(missing).min(missing);
+        let mut lent = 0;
+        while lent < space {
+            let Some(frame) = arena.alloc() else { break };
+            self.socket.fill.push(arena.lend(frame));
+            lent += 1;
+        }
+        if lent > 0 {
+            self.socket.fill.publish();
+            self.lent += lent;
+        }
+    }
+
+    /// Frees the frames of the completion ring.
+    fn reclaim_sent(&mut self, arena: &mut Arena) {
+        let completed = self.socket.completion.available(u32::MAX);
+        if completed == 0 {
+            return;
+        }
+        for _ in 0..completed {
+            let address = self.socket.completion.pop();
+            match arena.reclaim(address, 0) {
+                Some(frame) => arena.free(frame),
+                None => self.drops.count(DeviceInvalidDescriptor),
+            }
+        }
+        self.socket.completion.release();
+    }
+
+    /// Queues frames from the front of `burst` for sending. Returns the number of frames removed
+    /// from `burst`.
+    pub(super) fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        self.reclaim_sent(arena);
+        let mut taken = self.push(arena, burst);
+        if self.socket.transmit.pending() > 0 {
+            self.kick()?;
+        } else {
+            self.stalled_since = None;
+        }
+        if self.stalled_since.is_some_and(|since| since.elapsed() > MAX_STALL) {
+            taken += burst.len();
+            self.drops.add(TransmitFailed, burst.len() as u64);
+            burst.drain(..).for_each(|frame| arena.free(frame));
+        }
+        Ok(taken)
+    }
+
+    fn push(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
+        if burst.is_empty() {
+            return 0;
+        }
+        let wanted = u32::try_from(burst.len()).unwrap_or(u32::MAX);
+        let space = self.socket.transmit.free_slots(wanted).min(wanted) as usize;
+        for frame in burst.drain(..space) {
+            if frame.len() < MIN_FRAME_BYTES {
+                self.drops.count(TransmitFailed);
+                arena.free(frame);
+                continue;
+            }
+            let len = frame.len() as u32;
+            self.pushed += 1;
+            self.pushed_bytes += u64::from(len);
+            let address = arena.lend(frame);
+            self.socket.transmit.push(Descriptor { address, len, options: 0 });
+        }
+        self.socket.transmit.publish();
+        space
+    }
+
+    /// Makes the kernel send until the TX ring is empty or makes no progress.
+    fn kick(&mut self) -> io::Result<()> {
+        loop {
+            if !self.socket.transmit.needs_wakeup() {
+                return Ok(());
+            }
+            let before = self.socket.transmit.pending();
+            let kick = self.socket.kick_transmit()?;
+            let after = self.socket.transmit.pending();
+            if kick == Kick::Dropped {
+                self.dropped_by_kernel += 1;
+            }
+            if after < before {
+                self.stalled_since = None;
+            }
+            if after == 0 {
+                return Ok(());
+            }
+            if after >= before || kick == Kick::Unavailable {
+                self.stalled_since.get_or_insert_with(Instant::now);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends pending frames and polls once more; returns true if no frame arrived.
+    pub(super) fn prepare_sleep(&mut self) -> io::Result<bool> {
+        if self.socket.transmit.pending() > 0 {
+            self.kick()?;
+        }
+        if self.socket.receive.available(1) > 0 {
+            return Ok(false);
+        }
+        self.socket.poll_driver()?;
+        Ok(self.socket.receive.available(1) == 0)
+    }
+
+    /// Adds this queue's counters, including the kernel's.
+    pub(super) fn add_counters(&self, counters: &mut DeviceCounters) {
+        counters.received += self.received;
+        counters.received_bytes += self.received_bytes;
+        counters.transmitted += self.pushed - self.dropped_by_kernel.min(self.pushed);
+        counters.transmitted_bytes += self.pushed_bytes;
+        counters.drops.merge(&self.drops);
+        counters.drops.add(TransmitFailed, self.dropped_by_kernel);
+        let Ok(kernel) = self.socket.statistics() else { return };
+        // In copy mode the kernel counts a packet without a buffer in both counters.
+        let no_buffer = kernel.rx_fill_ring_empty_descs.unwrap_or(0).min(kernel.rx_dropped);
+        counters.drops.add(NoBuffer, no_buffer);
+        counters.drops.add(FrameTooLong, kernel.rx_dropped - no_buffer);
+        counters.drops.add(DeviceRingFull, kernel.rx_ring_full.unwrap_or(0));
+        counters
+            .drops
+            .add(DeviceInvalidDescriptor, kernel.rx_invalid_descs + kernel.tx_invalid_descs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_memory::{ArenaConfig, FrameSize};
+
+    use super::*;
+
+    const FRAMES: u32 = 32;
+
+    /// Queue with a simulated kernel side.
+    fn queue() -> (Arena, Queue) {
+        let config = ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false };
+        let mut arena = Arena::new(config).unwrap();
+        let queue = Queue::new(XdpSocket::private(16), 16, true, &mut arena);
+        (arena, queue)
+    }
+
+    fn receive(queue: &mut Queue, arena: &mut Arena) -> usize {
+        let mut burst = Burst::new();
+        let received = queue.receive(arena, &mut burst, 64, true).unwrap();
+        assert_eq!(received, burst.len());
+        burst.drain(..).for_each(|frame| arena.free(frame));
+        received
+    }
+
+    #[test]
+    fn rejects_and_counts_invalid_descriptors() {
+        let (mut arena, mut queue) = queue();
+        let good = queue.socket.fill.consume().unwrap();
+        let descriptor = |address, len| Descriptor { address, len, options: 0 };
+        let invalid = [
+            descriptor(u64::MAX, 60),
+            descriptor(u64::from(FRAMES) << 11, 60),
+            descriptor(good, 2048),
+            descriptor(good, u32::MAX),
+            // A frame that was never lent: the last frame of the arena.
+            descriptor(u64::from(FRAMES - 1) << 11, 60),
+        ];
+        for descriptor in invalid {
+            queue.socket.receive.produce(descriptor);
+        }
+        queue.socket.receive.produce(descriptor(good, 60));
+        queue.socket.receive.produce(descriptor(good, 60));
+        assert_eq!(receive(&mut queue, &mut arena), 1, "the valid descriptor is accepted once");
+        assert_eq!(queue.drops.get(DeviceInvalidDescriptor), 6);
+        queue.socket.completion.produce(u64::MAX);
+        queue.socket.completion.produce(u64::from(FRAMES - 1) << 11);
+        assert_eq!(receive(&mut queue, &mut arena), 0);
+        assert_eq!(queue.drops.get(DeviceInvalidDescriptor), 8);
+    }
+
+    #[test]
+    fn drops_packets_in_several_descriptors() {
+        let (mut arena, mut queue) = queue();
+        let address = queue.socket.fill.consume().unwrap();
+        queue.socket.receive.produce(Descriptor { address, len: 60, options: 1 });
+        assert_eq!(receive(&mut queue, &mut arena), 0);
+        assert_eq!(queue.drops.get(FrameTooLong), 1);
+    }
+
+    #[test]
+    fn receive_refills_the_fill_ring() {
+        let (mut arena, mut queue) = queue();
+        for _ in 0..100 {
+            for _ in 0..10 {
+                let address = queue.socket.fill.consume().expect("fill ring is empty");
+                queue.socket.receive.produce(Descriptor { address, len: 60, options: 0 });
+            }
+            assert_eq!(receive(&mut queue, &mut arena), 10);
+            assert_eq!(queue.socket.fill.pending(), 16);
+        }
+        assert_eq!(arena.available(), FRAMES as usize - 16);
+    }
+
+    proptest! {
+        #[test]
+        fn any_descriptors_leave_the_arena_whole(
+            entries in proptest::collection::vec((any::<u64>(), any::<u32>(), any::<u32>()), 0..16),
+            small in any::<bool>(),
+        ) {
+            let (mut arena, mut queue) = queue();
+            for (address, len, options) in entries {
+                let (address, len) = if small {
+                    (address % (u64::from(FRAMES) << 11), len % 2048)
+                } else {
+                    (address, len)
+                };
+                queue.socket.receive.produce(Descriptor { address, len, options });
+                queue.socket.completion.produce(address);
+            }
+            receive(&mut queue, &mut arena);
+            drop(queue);
+            arena.reclaim_all();
+            prop_assert_eq!(arena.available(), FRAMES as usize);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Counters of frames lost because the RX ring was full.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::config::TargetInterface;
+use super::irq_deferral::is_sysfs_of;
+
+/// Counters of frames missed by the RX ring, by the names in
+/// `/sys/class/net/DEVICE/statistics`.
+///
+/// Frames dropped by the program on the interface are not included.
+pub(super) struct RxMissedCounters(Vec<File>);
+
+impl RxMissedCounters {
+    /// Opens the counters. The set is empty if `/sys` shows another network namespace.
+    pub(super) fn open(target: &TargetInterface) -> Self {
+        let directory = Path::new("/sys/class/net").join(&target.name);
+        if !is_sysfs_of(&directory, target) {
+            return Self(Vec::new());
+        }
+        // `rx_dropped` counts other causes as well, except on veth, where it counts the full ring.
+        let names: &[&str] = match target.is_veth {
+            true => &["rx_dropped"],
+            false => &["rx_missed_errors", "rx_fifo_errors", "rx_over_errors"],
+        };
+        let open = |name| File::open(directory.join("statistics").join(name)).ok();
+        Self(names.iter().filter_map(open).collect())
+    }
+
+    /// Frames missed so far.
+    pub(super) fn read(&self) -> io::Result<u64> {
+        let number = |file: &File| -> io::Result<u64> {
+            let mut text = [0; 24];
+            let len = file.read_at(&mut text, 0)?;
+            let text = std::str::from_utf8(&text[..len]).unwrap_or_default();
+            Ok(text.trim().parse().unwrap_or(0))
+        };
+        self.0.iter().map(number).sum()
+    }
+}

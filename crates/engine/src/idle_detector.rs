@@ -1,0 +1,120 @@
+//! Detection of an idle processor.
+//!
+//! Mogul and Ramakrishnan let the idle thread re-enable input before the period of the CPU share
+//! ends (section 7). Here, a thread of the process takes that part: it runs only when no other
+//! thread wants the core.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tidegate_memory::Doorbell;
+
+use crate::Priority;
+
+/// Detector thread at idle priority, on the processors of the thread that created it.
+#[derive(Debug)]
+pub struct IdleDetector {
+    state: Arc<DetectorState>,
+}
+
+#[derive(Debug)]
+struct DetectorState {
+    /// Rung to request a report.
+    request: Doorbell,
+    /// Rung when the core was idle after a request.
+    idle: Doorbell,
+    requested: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl IdleDetector {
+    /// Starts the thread, which sleeps until the first request.
+    ///
+    /// # Errors
+    /// If the process cannot create another thread or descriptor.
+    pub fn start() -> io::Result<Self> {
+        let state = DetectorState {
+            request: Doorbell::new()?,
+            idle: Doorbell::new()?,
+            requested: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        };
+        state.request.arm();
+        let state = Arc::new(state);
+        let detector = Arc::clone(&state);
+        std::thread::Builder::new().name("idle-watch".to_owned()).spawn(move || detector.run())?;
+        Ok(Self { state })
+    }
+
+    /// Requests a report: [`IdleDetector::idle_fd`] becomes readable when the core falls idle, until
+    /// [`IdleDetector::finish`].
+    pub fn request(&self) {
+        self.state.idle.arm();
+        self.state.requested.store(true, Ordering::Release);
+        self.state.request.ring();
+    }
+
+    /// Descriptor that is readable once the core was idle after [`IdleDetector::request`].
+    pub fn idle_fd(&self) -> BorrowedFd<'_> {
+        self.state.idle.as_fd()
+    }
+
+    /// Ends the request. Returns true if the core was idle meanwhile.
+    pub fn finish(&self) -> bool {
+        let still_pending = self.state.requested.swap(false, Ordering::AcqRel);
+        self.state.idle.disarm();
+        !still_pending
+    }
+}
+
+impl DetectorState {
+    fn run(&self) {
+        // Without SCHED_IDLE the thread cannot report. The CPU share is then kept on an idle core
+        // too, which is slower but correct.
+        if Priority::Idle.apply().is_err() {
+            return;
+        }
+        while !self.stop.load(Ordering::Acquire) {
+            if self.requested.swap(false, Ordering::AcqRel) {
+                self.idle.ring();
+            }
+            self.request.arm();
+            if self.requested.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire) {
+                continue;
+            }
+            // A failed poll only repeats the loop.
+            let _ = poll(&mut [PollFd::new(&self.request, PollFlags::IN)], None);
+            self.request.disarm();
+        }
+    }
+}
+
+impl Drop for IdleDetector {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Release);
+        // Not joined: on a core that is never idle, the thread ends late.
+        self.state.request.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::Timespec;
+
+    use super::*;
+
+    #[test]
+    fn reports_once_for_each_request() {
+        let detector = IdleDetector::start().unwrap();
+        for _ in 0..3 {
+            detector.request();
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let ready = poll(&mut [PollFd::new(&detector.idle_fd(), PollFlags::IN)], Some(&limit));
+            assert_eq!(ready.unwrap(), 1, "this machine was busy for 30 s");
+            assert!(detector.finish());
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Stack of this process, opened when the first socket moves to Tidegate.
+//!
+//! A forked child of an attached process gets an attachment of its own. A forked child of a
+//! process with an embedded stack gives the stack up.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tidegate::gate::{Config, Settings, admission};
+use tidegate::host::HostConfig;
+use tidegate::{Fork, Net};
+
+use crate::rules::Rules;
+use crate::signals::SignalGuard;
+use crate::{epoll, fd_table, log};
+
+/// Variable that `tidegate run` sets: its settings as JSON.
+const SETTINGS_VAR: &str = "TIDEGATE_RUN";
+
+/// Settings of `tidegate run`, as encoded in the variable.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct EncodedSettings {
+    /// Configuration of an embedded stack.
+    host: Option<HostConfig>,
+    #[serde(default)]
+    gate: Config,
+    admission: Option<admission::Config>,
+    /// Unix socket of the daemon, for an attached stack.
+    socket: Option<PathBuf>,
+    /// True when the daemon uses the kernel's addresses.
+    #[serde(default)]
+    shared: bool,
+    rules: Option<PathBuf>,
+    #[serde(default)]
+    strict: bool,
+    log: Option<PathBuf>,
+}
+
+struct RunSettings {
+    stack: StackLocation,
+    rules: Rules,
+    is_strict: bool,
+}
+
+/// Location of the stack.
+enum StackLocation {
+    /// Embedded in this process.
+    Embedded { host: Box<HostConfig>, gate: Settings, admission: Option<admission::Config> },
+    /// In the daemon that listens on the Unix socket.
+    Attached { socket: PathBuf, is_shared: bool },
+}
+
+static SETTINGS: OnceLock<Option<RunSettings>> = OnceLock::new();
+static NET: OnceLock<Result<Net, String>> = OnceLock::new();
+/// True in a forked child of a process with an embedded stack.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+fn settings() -> Option<&'static RunSettings> {
+    SETTINGS.get_or_init(read_settings).as_ref()
+}
+
+fn read_settings() -> Option<RunSettings> {
+    let text = std::env::var(SETTINGS_VAR).ok()?;
+    match parse_settings(&text) {
+        Ok(settings) => Some(settings),
+        Err(error) => {
+            log::write(&format!(
+                "{SETTINGS_VAR}: {error}; start the application with `tidegate run`"
+            ));
+            None
+        }
+    }
+}
+
+fn parse_settings(text: &str) -> Result<RunSettings, String> {
+    let encoded: EncodedSettings = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if let Some(path) = &encoded.log {
+        log::use_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let stack = match (encoded.host, encoded.socket) {
+        (Some(host), None) => {
+            let gate = Settings::new(encoded.gate).map_err(|error| error.to_string())?;
+            StackLocation::Embedded { host: Box::new(host), gate, admission: encoded.admission }
+        }
+        (None, Some(socket)) => StackLocation::Attached { socket, is_shared: encoded.shared },
+        _ => return Err("expected either `host` (embedded stack) or `socket` (daemon)".to_owned()),
+    };
+    Ok(RunSettings {
+        stack,
+        rules: encoded.rules.as_deref().map(Rules::read).transpose()?.unwrap_or_default(),
+        is_strict: encoded.strict,
+    })
+}
+
+/// Rules for moving sockets; `None` when no socket moves.
+pub(crate) fn rules() -> Option<&'static Rules> {
+    settings().map(|start| &start.rules)
+}
+
+/// True when the stack is in a daemon, whether attached yet or not.
+pub(crate) fn uses_daemon() -> bool {
+    settings().is_some_and(|start| matches!(start.stack, StackLocation::Attached { .. }))
+}
+
+/// True when the stack is in a daemon that uses the kernel's addresses.
+pub(crate) fn uses_shared_daemon() -> bool {
+    settings()
+        .is_some_and(|start| matches!(start.stack, StackLocation::Attached { is_shared: true, .. }))
+}
+
+/// True when the stack uses the kernel's addresses, whether opened yet or not.
+pub(crate) fn uses_kernel_addresses() -> bool {
+    settings().is_some_and(|start| match &start.stack {
+        StackLocation::Embedded { host, .. } => host.shared,
+        StackLocation::Attached { is_shared, .. } => *is_shared,
+    })
+}
+
+/// True when unsupported calls shall fail (`--strict`).
+pub(crate) fn is_strict() -> bool {
+    settings().is_some_and(|start| start.is_strict)
+}
+
+/// Stack of this process; the first call opens the stack.
+///
+/// # Errors
+/// `ENETDOWN` when the stack cannot be opened, which is logged. `EIO` in a forked child of a
+/// process with an embedded stack, whose memory is the parent's.
+pub(crate) fn net() -> io::Result<&'static Net> {
+    let _guard = SignalGuard::enter();
+    if is_child() {
+        return Err(child_error());
+    }
+    let opened = NET.get_or_init(|| {
+        let opened = open_stack();
+        match &opened {
+            Ok(net) => {
+                install_fork_handlers();
+                let capabilities = net.capabilities();
+                let (kind, detail) = (capabilities.kind, capabilities.detail);
+                log::write(&format!("this application now uses Tidegate: {kind} ({detail})"));
+            }
+            Err(error) => log::write(error),
+        }
+        opened
+    });
+    opened.as_ref().map_err(|_| io::Error::from_raw_os_error(libc::ENETDOWN))
+}
+
+fn open_stack() -> Result<Net, String> {
+    let settings = settings().ok_or("no settings: start the application with `tidegate run`")?;
+    match &settings.stack {
+        StackLocation::Embedded { host, gate, admission } => {
+            let mut config = host.net_config(gate).map_err(|error| error.to_string())?;
+            if let Some(admission) = admission {
+                config = config.admission(admission.clone());
+            }
+            // Each socket that moves leaves a kernel socket on its port.
+            Net::open(config.kernel_ports_bound(true)).map_err(|error| error.to_string())
+        }
+        StackLocation::Attached { socket, .. } => {
+            // The name of the process, which may differ from that of its file.
+            let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+            let net = Net::attach(socket, name.trim_end());
+            net.map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Stack of this process, if it is open.
+#[inline]
+pub(crate) fn opened_net() -> Option<&'static Net> {
+    NET.get()?.as_ref().ok()
+}
+
+/// True in a forked child of a process with an embedded stack.
+#[inline]
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
+}
+
+/// Error of a socket call in such a child (`EIO`); logs an explanation once.
+pub(crate) fn child_error() -> io::Error {
+    log::write_once(
+        "a forked child uses a socket of its parent: only the parent can use an embedded stack, \
+         and a child can only close it. Attach the application to a daemon (`tidegate daemon`), or \
+         run the application as one process (nginx: `daemon off; master_process off;`)",
+    );
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+/// Locks from before a fork until after it: no other thread changes the state that the child
+/// copies.
+struct ForkGuards {
+    fork: Fork<'static>,
+    table_locks: Vec<MutexGuard<'static, ()>>,
+    epoll_guard: epoll::SetsGuard,
+    signal_guard: SignalGuard,
+}
+
+thread_local! {
+    static FORK_GUARDS: RefCell<Option<ForkGuards>> = const { RefCell::new(None) };
+}
+
+fn take_fork_guards() -> Option<ForkGuards> {
+    // An exiting thread does not fork.
+    FORK_GUARDS.try_with(RefCell::take).ok().flatten()
+}
+
+fn install_fork_handlers() {
+    extern "C" fn before() {
+        let Some(net) = opened_net().filter(|net| net.is_attached()) else { return };
+        let signal_guard = SignalGuard::enter();
+        // In the order in which other threads take these locks.
+        let epoll_guard = epoll::lock_all();
+        let Some(fork) = net.prepare_fork() else { return };
+        let guards =
+            ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
+        // An exiting thread does not fork.
+        let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
+    }
+    extern "C" fn in_parent() {
+        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
+        else {
+            return;
+        };
+        drop(table_locks);
+        fork.in_parent();
+        // Dropping the last reference to a set calls the stack.
+        drop(epoll_guard);
+        drop(signal_guard);
+    }
+    extern "C" fn in_child() {
+        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
+            take_fork_guards()
+        else {
+            return IS_CHILD.store(true, Ordering::Relaxed);
+        };
+        drop(table_locks);
+        let inherited = fork.in_child();
+        drop(epoll_guard);
+        match inherited {
+            Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
+            Err(error) => {
+                log::write(&format!(
+                    "a forked child did not get the sockets of its parent: {error}"
+                ));
+            }
+        }
+    }
+    // SAFETY: the functions live as long as this library, which is never unloaded. The C
+    // library calls them in the thread that forks, the last two after its own memory is
+    // consistent again. They acquire and release locks of that thread only.
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+/// Time of the last run of the stack, in nanoseconds since the first call of [`now_ns`].
+static LAST_RUN_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Minimum interval between runs of the stack by nonblocking calls.
+const MIN_RUN_INTERVAL: Duration = Duration::from_micros(20);
+
+fn now_ns() -> u64 {
+    static CLOCK_ORIGIN: OnceLock<Instant> = OnceLock::new();
+    CLOCK_ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Records that the stack has just run.
+pub(crate) fn note_run() {
+    LAST_RUN_NS.store(now_ns(), Ordering::Relaxed);
+}
+
+/// Runs the stack for a nonblocking call, unless it ran within [`MIN_RUN_INTERVAL`]. Returns true
+/// if it ran.
+pub(crate) fn run_if_due(net: &Net) -> io::Result<bool> {
+    let now_ns = now_ns();
+    if now_ns.saturating_sub(LAST_RUN_NS.load(Ordering::Relaxed))
+        < MIN_RUN_INTERVAL.as_nanos() as u64
+    {
+        return Ok(false);
+    }
+    LAST_RUN_NS.store(now_ns, Ordering::Relaxed);
+    net.run_once().map(|_| true)
+}
+
+/// Called when the process exits: written data is still sent, as by the kernel.
+pub(crate) fn finish() {
+    if is_child() {
+        return;
+    }
+    let _guard = SignalGuard::enter();
+    if let Some(net) = opened_net() {
+        fd_table::clear();
+        net.finish();
+    }
+}

@@ -1,0 +1,267 @@
+//! Transfer of sockets between applications.
+//!
+//! A process hands a socket on by sending the kernel descriptor that stands for it, over a Unix
+//! socket or through `exec`. The daemon sees neither. The sending process announces the
+//! transfer before, and the receiving process asks for the socket after; both present the
+//! descriptor. The kernel's cookie of the descriptor identifies the socket, and a process can
+//! only present a descriptor it has.
+//!
+//! The receiving application gets the memory of the socket, like a fork child, so both must run
+//! as one user. A socket in transit has a holder of its own, so that it outlives its sender.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use super::application::Application;
+use super::commands::SocketServer;
+use super::ids::{AppNumber, Holder, NO_APP, SocketKey};
+use super::socket::SocketKind;
+use super::transfer_table::{FdCookie, IN_TRANSIT, SocketTransfer, TRANSFER_TIMEOUT_NS};
+use crate::ipc::command::Handle;
+use crate::ipc::handshake::{Shard, TransferOperation};
+use crate::ipc::notification::OpenedSocket;
+use crate::ipc::takeover_token::TakeoverToken;
+use crate::ipc::transfer_reply::{TransferReply, TransferredType, send_outcome};
+
+/// Maximum number of sockets of one user in transit.
+const MAX_TRANSFERS_PER_USER: usize = 4096;
+
+/// Request of an application that presents a descriptor.
+pub(super) struct TransferRequest {
+    /// Connection on which the request is answered.
+    pub(super) connection: UnixStream,
+    /// Takeover token of the application.
+    pub(super) token: TakeoverToken,
+    pub(super) operation: TransferOperation,
+    /// Presented descriptor.
+    pub(super) descriptor: OwnedFd,
+    /// Kernel's socket cookie of the descriptor.
+    pub(super) cookie: u64,
+    /// Current target of the search among the cores.
+    pub(super) search: SearchTarget,
+    /// Cores that have had the request.
+    pub(super) hops: usize,
+}
+
+impl TransferRequest {
+    /// Descriptor cookie and shard of the socket concerned.
+    pub(super) fn fd_cookie(&self) -> FdCookie {
+        let part = match self.operation {
+            TransferOperation::Send(_, Shard { index: number, .. })
+            | TransferOperation::ReservePort(Shard { index: number, .. }) => number,
+            TransferOperation::Withdraw(part) | TransferOperation::Receive(part) => part,
+        };
+        FdCookie { cookie: self.cookie, shard: part }
+    }
+}
+
+/// Target of the search from core to core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SearchTarget {
+    /// The core of the application, which executes the request.
+    Application,
+    /// The core of the socket, which migrates to the application's core.
+    Socket {
+        /// Core of the application.
+        target_core: usize,
+        /// Cores searched without success.
+        asked_cores: usize,
+    },
+}
+
+type Applications = [Option<Box<Application>>];
+
+pub(super) fn answer(connection: &UnixStream, outcome: io::Result<Option<TransferReply>>) {
+    // The process may be gone, and the socket with it soon.
+    let _ = send_outcome(connection.as_fd(), outcome.map_err(|error| error.kind()));
+}
+
+pub(super) fn find_by_token(
+    apps: &mut Applications,
+    ticket: TakeoverToken,
+) -> Option<(AppNumber, &mut Application)> {
+    let mut all = apps.iter_mut().enumerate();
+    all.find_map(|(number, app)| {
+        let app = app.as_deref_mut().filter(|app| app.token.ct_eq(&ticket))?;
+        Some((number as AppNumber, app))
+    })
+}
+
+impl SocketServer {
+    /// Executes a transfer request and answers it. Returns the socket to poll next, if any.
+    pub(super) fn handle_transfer(
+        &mut self,
+        apps: &mut Applications,
+        request: TransferRequest,
+    ) -> Option<SocketKey> {
+        let shown = request.fd_cookie();
+        let TransferRequest { connection, token: ticket, operation: passing, descriptor, .. } =
+            request;
+        let mut to_poll = None;
+        let outcome = match find_by_token(apps, ticket) {
+            None => Err(ErrorKind::PermissionDenied.into()),
+            Some((number, app)) => match passing {
+                TransferOperation::Send(handle, Shard { count: of, .. }) => {
+                    self.send_socket(app, handle, shown, of).map(|()| None)
+                }
+                TransferOperation::Withdraw(_) => {
+                    let uid = app.identity.uid;
+                    let is_own =
+                        |passage: &SocketTransfer| passage.uid == uid && passage.is_in_transit();
+                    if self.transfers.0.get(&shown).is_some_and(is_own) {
+                        to_poll = self.on_received(shown);
+                    }
+                    Ok(None)
+                }
+                TransferOperation::Receive(_) => self.receive_socket(number, app, shown).map(Some),
+                TransferOperation::ReservePort(part) => {
+                    app.register_kernel_socket(descriptor, part).map(|()| None)
+                }
+            },
+        };
+        answer(&connection, outcome);
+        to_poll
+    }
+
+    fn send_socket(
+        &mut self,
+        app: &Application,
+        handle: Handle,
+        shown: FdCookie,
+        parts: u8,
+    ) -> io::Result<()> {
+        let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
+        let (_, _, now_ns) = self.engine.parts();
+        let (uid, until_ns) = (app.identity.uid, now_ns.saturating_add(TRANSFER_TIMEOUT_NS));
+        let is_counted = |passage: &&SocketTransfer| passage.uid == uid && passage.is_in_transit();
+        let passages = &mut self.transfers;
+        let is_full = passages.0.values().filter(is_counted).count() >= MAX_TRANSFERS_PER_USER;
+        let is_free = passages.can_insert(shown, key);
+        match passages.0.get_mut(&shown).filter(|passage| passage.key == key) {
+            Some(passage) if passage.is_in_transit() => {
+                (passage.pending_receivers, passage.expires_ns) =
+                    (passage.pending_receivers.saturating_add(1), until_ns);
+                return Ok(());
+            }
+            _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
+            Some(passage) => (passage.pending_receivers, passage.expires_ns) = (1, until_ns),
+            None if is_free => {
+                let passage = SocketTransfer {
+                    key,
+                    uid,
+                    pending_receivers: 1,
+                    expires_ns: until_ns,
+                    is_shared: false,
+                    shards: parts,
+                };
+                passages.0.insert(shown, passage);
+            }
+            None => return Err(ErrorKind::InvalidInput.into()),
+        }
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.add_holder(IN_TRANSIT);
+        }
+        Ok(())
+    }
+
+    /// Makes a listener available to the other holders of its kernel socket: an application that
+    /// presents the kernel socket and listens on it receives the listener.
+    pub(super) fn share_listener(
+        &mut self,
+        app: &Application,
+        key: SocketKey,
+        cookie: u64,
+        part: Shard,
+    ) {
+        let shown = FdCookie { cookie, shard: part.index };
+        if self.transfers.can_insert(shown, key) {
+            let (uid, until_ns) = (app.identity.uid, u64::MAX);
+            let parts = part.count;
+            let passage = SocketTransfer {
+                key,
+                uid,
+                pending_receivers: 0,
+                expires_ns: until_ns,
+                is_shared: true,
+                shards: parts,
+            };
+            self.transfers.0.insert(shown, passage);
+        }
+    }
+
+    fn receive_socket(
+        &mut self,
+        number: AppNumber,
+        app: &mut Application,
+        shown: FdCookie,
+    ) -> io::Result<TransferReply> {
+        let passage = self.transfers.0.get(&shown).ok_or(ErrorKind::NotConnected)?;
+        let (key, parts) = (passage.key, passage.shards);
+        if passage.uid != app.identity.uid {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        let socket = self.sockets.get_mut(key).ok_or(ErrorKind::NotConnected)?;
+        let own = app.sockets().find(|&(_, other)| other == key);
+        let handle = match own {
+            Some((handle, _)) => handle,
+            None => {
+                let handle = app.reserve_slot()?;
+                app.insert_socket(handle, key)?;
+                socket.add_holder(Holder { app: number, slot: handle.slot });
+                handle
+            }
+        };
+        let carries = match &socket.kind {
+            SocketKind::Udp(_) => TransferredType::Udp,
+            SocketKind::Listener(_) => TransferredType::Listener,
+            SocketKind::Stream(_) => TransferredType::Stream,
+        };
+        let taken = TransferReply {
+            socket: OpenedSocket {
+                handle,
+                local: socket.local_addr(&self.engine),
+                peer: socket.peer_addr(&self.engine),
+            },
+            socket_type: carries,
+            is_new: own.is_none(),
+            shards: parts,
+            slot: socket.handle.slot,
+            memory: socket.slot.memory().clone(),
+        };
+        // The socket has a lasting holder now.
+        self.on_received(shown);
+        Ok(taken)
+    }
+
+    /// Counts one receiver. Returns the socket if no holder is left and it must be polled.
+    fn on_received(&mut self, shown: FdCookie) -> Option<SocketKey> {
+        let passage = self.transfers.0.get_mut(&shown).filter(|p| p.is_in_transit())?;
+        passage.pending_receivers -= 1;
+        match passage.pending_receivers {
+            0 => self.end_transfer(shown),
+            _ => None,
+        }
+    }
+
+    fn end_transfer(&mut self, shown: FdCookie) -> Option<SocketKey> {
+        let passage = self.transfers.0.get_mut(&shown)?;
+        let key = passage.key;
+        (passage.pending_receivers, passage.expires_ns) = (0, u64::MAX);
+        if !passage.is_shared {
+            self.transfers.0.remove(&shown);
+        }
+        let socket = self.sockets.get_mut(key)?;
+        socket.remove_holder(NO_APP);
+        if socket.holders.is_empty() { self.close_unshared(key, false) } else { None }
+    }
+
+    /// Closes sockets whose transfer has expired. Returns the sockets to poll.
+    pub(super) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
+        let late = |(&shown, passage): (&FdCookie, &SocketTransfer)| {
+            (passage.is_in_transit() && passage.expires_ns <= now_ns).then_some(shown)
+        };
+        let late: Vec<_> = self.transfers.0.iter().filter_map(late).collect();
+        late.into_iter().filter_map(|shown| self.end_transfer(shown)).collect()
+    }
+}

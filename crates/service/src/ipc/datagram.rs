@@ -1,0 +1,74 @@
+//! Encoding of datagrams in a byte stream: header, payload, padding to 8 bytes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::encoding::{ADDRESS_WORDS, address_from_words, address_to_words, ip_to_words};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 8 * (1 + 2 * ADDRESS_WORDS);
+
+/// Maximum payload in bytes: the limit of IPv6's payload length field.
+pub const MAX_PAYLOAD_BYTES: usize = 65_535;
+
+/// Header in front of a datagram's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramHeader {
+    /// Bytes of payload that follow.
+    pub len: usize,
+    /// Sender or receiver of the datagram. `None` sends to the peer of a connected socket.
+    pub remote: Option<SocketAddr>,
+    /// Local address: the destination of a received datagram, the source of a sent datagram.
+    pub local: Option<IpAddr>,
+}
+
+/// Bytes of a datagram in the stream: header, payload and padding.
+pub fn record_bytes(len: usize) -> usize {
+    HEADER_BYTES + len.next_multiple_of(8)
+}
+
+impl DatagramHeader {
+    /// Encodes the header.
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let local = self.local.map_or([0; ADDRESS_WORDS], ip_to_words);
+        let words = [self.len as u64].into_iter().chain(address_to_words(self.remote)).chain(local);
+        let mut bytes = [0; HEADER_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Decodes a header. `None` if the bytes are not a valid header.
+    pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let mut words = [0; 1 + 2 * ADDRESS_WORDS];
+        for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_ne_bytes(*from);
+        }
+        let [len, a, b, c, d, e, f] = words;
+        let len = usize::try_from(len).ok().filter(|&len| len <= MAX_PAYLOAD_BYTES)?;
+        let remote = address_from_words([a, b, c])?;
+        let local = address_from_words([d, e, f])?.map(|address| address.ip());
+        Some(Self { len, remote, local })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_round_trips() {
+        let remote = Some("192.0.2.1:53".parse().unwrap());
+        let local = Some("2001:db8::1".parse().unwrap());
+        for header in [
+            DatagramHeader { len: 0, remote: None, local: None },
+            DatagramHeader { len: MAX_PAYLOAD_BYTES, remote, local },
+        ] {
+            assert_eq!(DatagramHeader::from_bytes(&header.to_bytes()), Some(header));
+        }
+        let too_long = DatagramHeader { len: MAX_PAYLOAD_BYTES + 1, remote: None, local: None };
+        assert_eq!(DatagramHeader::from_bytes(&too_long.to_bytes()), None);
+        assert_eq!(record_bytes(0), HEADER_BYTES);
+        assert_eq!(record_bytes(9), HEADER_BYTES + 16);
+    }
+}

@@ -1,0 +1,216 @@
+//! Encoding of values as words of a message.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use tidegate_stack::{CongestionControl, Keepalive, TcpInfo, TcpOptions, TcpState, UdpOptions};
+
+/// Words of an address with its port.
+pub(super) const ADDRESS_WORDS: usize = 3;
+/// Words of TCP options.
+pub(super) const TCP_OPTIONS_WORDS: usize = 4;
+
+/// Address family; 0 means no address.
+const V4: u64 = 4;
+const V6: u64 = 6;
+
+pub(super) fn address_to_words(address: Option<SocketAddr>) -> [u64; ADDRESS_WORDS] {
+    let Some(address) = address else { return [0; ADDRESS_WORDS] };
+    let head = u64::from(address.port()) << 16;
+    match address {
+        SocketAddr::V4(v4) => [head | V4, u32::from(*v4.ip()).into(), 0],
+        SocketAddr::V6(v6) => {
+            let bits = u128::from(*v6.ip());
+            let scope = u64::from(v6.scope_id()) << 32;
+            [head | V6 | scope, (bits >> 64) as u64, bits as u64]
+        }
+    }
+}
+
+/// Decodes an optional address. The outer `None` means that the words are not valid.
+pub(super) fn address_from_words(words: [u64; ADDRESS_WORDS]) -> Option<Option<SocketAddr>> {
+    let [head, high, low] = words;
+    let port = (head >> 16) as u16;
+    match head & 0xffff {
+        0 => Some(None),
+        V4 => Some(Some(SocketAddr::new(Ipv4Addr::from(u32::try_from(high).ok()?).into(), port))),
+        V6 => {
+            let ip = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
+            Some(Some(SocketAddrV6::new(ip, port, 0, (head >> 32) as u32).into()))
+        }
+        _ => None,
+    }
+}
+
+/// Encodes an IP address without a port.
+pub(super) fn ip_to_words(ip: IpAddr) -> [u64; ADDRESS_WORDS] {
+    address_to_words(Some(SocketAddr::new(ip, 0)))
+}
+
+/// Bits of the first word of TCP options, then bits of the UDP options word.
+const NO_DELAY: u64 = 1;
+const ECN: u64 = 1 << 1;
+const DUAL_STACK: u64 = 1 << 2;
+const REUSE_PORT: u64 = 1 << 3;
+const NEW_RENO: u64 = 1 << 4;
+const HOP_LIMIT: u64 = 1 << 5;
+const KEEPALIVE: u64 = 1 << 6;
+const USER_TIMEOUT: u64 = 1 << 7;
+
+const UDP_DUAL_STACK: u64 = 1;
+const UDP_REUSE_ADDRESS: u64 = 1 << 1;
+const UDP_DONT_FRAGMENT: u64 = 1 << 2;
+const UDP_REPORT_ERRORS: u64 = 1 << 3;
+const UDP_HOP_LIMIT: u64 = 1 << 4;
+const UDP_REUSE_PORT: u64 = 1 << 5;
+
+fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
+}
+
+/// Encodes TCP options without their owner, which the daemon sets from the peer credentials.
+pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WORDS] {
+    let flag = |set: bool, bit| if set { bit } else { 0 };
+    let keepalive = options.keepalive.unwrap_or_default();
+    let head = flag(options.no_delay, NO_DELAY)
+        | flag(options.ecn, ECN)
+        | flag(options.dual_stack, DUAL_STACK)
+        | flag(options.reuse_port, REUSE_PORT)
+        | flag(options.congestion_control == CongestionControl::NewReno, NEW_RENO)
+        | flag(options.hop_limit.is_some(), HOP_LIMIT)
+        | flag(options.keepalive.is_some(), KEEPALIVE)
+        | flag(options.user_timeout_ms.is_some(), USER_TIMEOUT)
+        | u64::from(options.hop_limit.unwrap_or(0)) << 8
+        | u64::from(options.traffic_class) << 16
+        | u64::from(keepalive.probes) << 24
+        | u64::from(options.receive_low_water_bytes) << 32;
+    [
+        head,
+        pair(options.send_buffer_bytes, options.receive_buffer_bytes),
+        pair(keepalive.idle_ms, keepalive.interval_ms),
+        options.user_timeout_ms.unwrap_or(0).into(),
+    ]
+}
+
+/// Encodes UDP options without queue limits and owner, which the daemon sets.
+pub(super) fn udp_options_to_word(options: &UdpOptions) -> u64 {
+    let flag = |set: bool, bit| if set { bit } else { 0 };
+    flag(options.dual_stack, UDP_DUAL_STACK)
+        | flag(options.reuse_address, UDP_REUSE_ADDRESS)
+        | flag(options.reuse_port, UDP_REUSE_PORT)
+        | flag(options.dont_fragment, UDP_DONT_FRAGMENT)
+        | flag(options.report_errors, UDP_REPORT_ERRORS)
+        | flag(options.hop_limit.is_some(), UDP_HOP_LIMIT)
+        | u64::from(options.hop_limit.unwrap_or(0)) << 8
+        | u64::from(options.traffic_class) << 16
+}
+
+/// Decodes UDP options. Every word is valid.
+pub(super) fn udp_options_from_word(word: u64) -> UdpOptions {
+    let has = |bit| word & bit != 0;
+    UdpOptions {
+        dual_stack: has(UDP_DUAL_STACK),
+        reuse_address: has(UDP_REUSE_ADDRESS),
+        reuse_port: has(UDP_REUSE_PORT),
+        owner: 0,
+        dont_fragment: has(UDP_DONT_FRAGMENT),
+        report_errors: has(UDP_REPORT_ERRORS),
+        hop_limit: has(UDP_HOP_LIMIT).then_some((word >> 8) as u8),
+        traffic_class: (word >> 16) as u8,
+        queue_packets: None,
+        queue_bytes: None,
+    }
+}
+
+/// Decodes TCP options. All words are valid.
+pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOptions {
+    let [head, buffers, keepalive_times, user_timeout] = words;
+    let has = |bit| head & bit != 0;
+    let (send_buffer_bytes, receive_buffer_bytes) = halves(buffers);
+    let (idle_ms, interval_ms) = halves(keepalive_times);
+    let keepalive = Keepalive { idle_ms, interval_ms, probes: (head >> 24) as u8 };
+    TcpOptions {
+        send_buffer_bytes,
+        receive_buffer_bytes,
+        receive_low_water_bytes: (head >> 32) as u32,
+        no_delay: has(NO_DELAY),
+        ecn: has(ECN),
+        dual_stack: has(DUAL_STACK),
+        reuse_port: has(REUSE_PORT),
+        owner: 0,
+        congestion_control: match has(NEW_RENO) {
+            true => CongestionControl::NewReno,
+            false => CongestionControl::Cubic,
+        },
+        hop_limit: has(HOP_LIMIT).then_some((head >> 8) as u8),
+        traffic_class: (head >> 16) as u8,
+        keepalive: has(KEEPALIVE).then_some(keepalive),
+        user_timeout_ms: has(USER_TIMEOUT).then_some(user_timeout as u32),
+    }
+}
+
+/// Words of a connection's state.
+pub(super) const TCP_INFO_WORDS: usize = 7;
+
+/// TCP states; the number of a state is its index.
+const STATES: [TcpState; 10] = [
+    TcpState::Closed,
+    TcpState::SynSent,
+    TcpState::SynReceived,
+    TcpState::Established,
+    TcpState::FinWait1,
+    TcpState::FinWait2,
+    TcpState::CloseWait,
+    TcpState::Closing,
+    TcpState::LastAck,
+    TcpState::TimeWait,
+];
+
+const INFO_SACK: u64 = 1 << 8;
+const INFO_TIMESTAMPS: u64 = 1 << 9;
+const INFO_ECN: u64 = 1 << 10;
+
+pub(super) fn tcp_info_to_words(info: &TcpInfo) -> [u64; TCP_INFO_WORDS] {
+    let flag = |set: bool, bit| if set { bit } else { 0 };
+    let state = STATES.iter().position(|&state| state == info.state).unwrap_or(0) as u64;
+    let head = state
+        | flag(info.sack, INFO_SACK)
+        | flag(info.timestamps, INFO_TIMESTAMPS)
+        | flag(info.ecn, INFO_ECN)
+        | u64::from(info.mss_bytes) << 16
+        | u64::from(info.cwnd_bytes) << 32;
+    [
+        head,
+        info.rtt_ns.unwrap_or(u64::MAX),
+        info.rto_ns,
+        pair(info.ssthresh_bytes, info.send_window_bytes),
+        pair(info.receive_window_bytes, info.unacknowledged_bytes),
+        info.unread_bytes.into(),
+        0,
+    ]
+}
+
+/// Decodes a connection's state. `None` if the TCP state is unknown.
+pub(super) fn tcp_info_from_words(words: [u64; TCP_INFO_WORDS]) -> Option<TcpInfo> {
+    let [head, rtt_ns, rto_ns, sending, receiving, unread_bytes, _] = words;
+    let (ssthresh_bytes, send_window_bytes) = halves(sending);
+    let (receive_window_bytes, unacknowledged_bytes) = halves(receiving);
+    Some(TcpInfo {
+        state: *STATES.get(usize::from(head as u8))?,
+        rtt_ns: (rtt_ns != u64::MAX).then_some(rtt_ns),
+        rto_ns,
+        cwnd_bytes: (head >> 32) as u32,
+        ssthresh_bytes,
+        send_window_bytes,
+        receive_window_bytes,
+        mss_bytes: (head >> 16) as u16,
+        unacknowledged_bytes,
+        unread_bytes: unread_bytes as u32,
+        sack: head & INFO_SACK != 0,
+        timestamps: head & INFO_TIMESTAMPS != 0,
+        ecn: head & INFO_ECN != 0,
+    })
+}

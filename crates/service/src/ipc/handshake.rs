@@ -1,0 +1,255 @@
+//! Handshake on the Unix socket.
+//!
+//! The application sends the protocol version, the purpose of the connection and its name. The
+//! daemon replies with the sizes of the shared memory and its descriptors, or with a sentence
+//! that gives the reason of the refusal.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
+
+use rustix::net::{SendFlags, send};
+use tidegate_memory::shared::Region;
+
+use super::command::Handle;
+use super::fd_passing::{receive_with_fds, send_with_fds};
+use super::layout::{Geometry, SharedMemory};
+use super::takeover_token::{TOKEN_BYTES, TakeoverToken};
+
+/// Magic number of the protocol; the last byte is the version.
+const MAGIC: [u8; 8] = *b"tidegat\x03";
+
+/// Bytes of an application's name.
+const NAME_BYTES: usize = 48;
+const HELLO_BYTES: usize = MAGIC.len() + 1 + TOKEN_BYTES + NAME_BYTES;
+const WELCOME_BYTES: usize = MAGIC.len() + TOKEN_BYTES + 4 * 4;
+/// Bytes that identify the socket of a transfer: shard index, shard count and handle.
+const SEND_SOCKET_BYTES: usize = 2 + 8;
+/// Maximum bytes of the sentence that gives the reason of a refusal.
+const REFUSAL_BYTES: usize = 256;
+
+fn invalid(message: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message.into())
+}
+
+/// Shard of a socket: its position among the sockets that have one port and one kernel
+/// descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Index of the shard, from 0.
+    pub index: u8,
+    /// Number of shards.
+    pub count: u8,
+}
+
+impl Shard {
+    /// Only shard of a socket that is not sharded.
+    pub const ONLY: Self = Self { index: 0, count: 1 };
+}
+
+/// Operation of an application on a socket that moves between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferOperation {
+    /// Sends the application's socket with this handle to another process.
+    Send(Handle, Shard),
+    /// Cancels the transfer of the shard with this index.
+    Withdraw(u8),
+    /// Receives the shard with this index, or shares a listener of another process.
+    Receive(u8),
+    /// Reserves a port. No transfer: the application has bound the descriptor at the kernel
+    /// and is about to bind the same port here. Every process that has the descriptor may
+    /// listen on the port. The listener becomes this shard.
+    ReservePort(Shard),
+}
+
+/// First message of a connection: its purpose.
+#[derive(Debug)]
+pub enum Hello {
+    /// Attaches an application with this name.
+    Attach(String),
+    /// Attaches an application with this name; it inherits the sockets of the token's owner.
+    Inherit(TakeoverToken, String),
+    /// Requests a transfer operation for the application that owns the token. The kernel
+    /// descriptor identifies the socket.
+    Transfer(TakeoverToken, TransferOperation, OwnedFd),
+    /// Queries the daemon's report.
+    Report,
+    /// Takes over from the running daemon.
+    Upgrade,
+}
+
+const ATTACH: u8 = 1;
+const REPORT: u8 = 2;
+const INHERIT: u8 = 3;
+const UPGRADE: u8 = 4;
+const SEND_SOCKET: u8 = 5;
+const WITHDRAW_SOCKET: u8 = 6;
+const RECEIVE_SOCKET: u8 = 7;
+const RESERVE_PORT: u8 = 8;
+
+/// Sends the first message. Names are truncated to 48 bytes.
+///
+/// # Errors
+/// Errors of `sendmsg`.
+pub fn send_hello(to: BorrowedFd<'_>, hello: &Hello) -> io::Result<()> {
+    let mut fields = [0; SEND_SOCKET_BYTES];
+    let (kind, token, text) = match hello {
+        Hello::Attach(name) => (ATTACH, None, name.as_bytes()),
+        Hello::Inherit(token, name) => (INHERIT, Some(token), name.as_bytes()),
+        Hello::Transfer(token, TransferOperation::Send(handle, Shard { index, count }), _) => {
+            fields[..2].copy_from_slice(&[*index, *count]);
+            fields[2..].copy_from_slice(&handle.to_word().to_ne_bytes());
+            (SEND_SOCKET, Some(token), &fields[..])
+        }
+        Hello::Transfer(token, TransferOperation::Withdraw(index), _) => {
+            (WITHDRAW_SOCKET, Some(token), slice::from_ref(index))
+        }
+        Hello::Transfer(token, TransferOperation::Receive(index), _) => {
+            (RECEIVE_SOCKET, Some(token), slice::from_ref(index))
+        }
+        Hello::Transfer(token, TransferOperation::ReservePort(Shard { index, count }), _) => {
+            fields[..2].copy_from_slice(&[*index, *count]);
+            (RESERVE_PORT, Some(token), &fields[..2])
+        }
+        Hello::Report => (REPORT, None, &[][..]),
+        Hello::Upgrade => (UPGRADE, None, &[][..]),
+    };
+    let mut message = [0; HELLO_BYTES];
+    let (magic, rest) = message.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    rest[0] = kind;
+    let (token_field, rest) = rest[1..].split_at_mut(TOKEN_BYTES);
+    token_field.copy_from_slice(token.map_or(&[0; TOKEN_BYTES], |token| token.bytes()));
+    let text = &text[..text.len().min(NAME_BYTES)];
+    rest[..text.len()].copy_from_slice(text);
+    let fd = match hello {
+        Hello::Transfer(_, _, fd) => Some(fd.as_fd()),
+        _ => None,
+    };
+    send_with_fds(to, &message, fd.as_slice())
+}
+
+/// Receives the first message. Only the printable ASCII characters of a name are kept.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if the message is not valid in this version.
+pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
+    let mut message = [0; HELLO_BYTES];
+    let (len, fds) = receive_with_fds(socket, &mut message, 1)?;
+    let mut fds = fds.into_iter();
+    let unsupported =
+        || invalid("the peer uses another version of the protocol: upgrade the older side");
+    let fields = message[..len].strip_prefix(&MAGIC);
+    let (kind, rest) = fields.and_then(|words| words.split_first()).ok_or_else(unsupported)?;
+    let (token, text) = rest.split_first_chunk().ok_or_else(unsupported)?;
+    let token = TakeoverToken::from_bytes(*token);
+    let mut transfer = |operation| {
+        let fd = fds.next().ok_or_else(|| invalid("the transfer request has no file descriptor"));
+        fd.map(|shown| Hello::Transfer(token, operation, shown))
+    };
+    let (&[shard_index, shard_count], rest) = text.split_first_chunk().ok_or_else(unsupported)?;
+    let handle = rest.first_chunk().map(|word| Handle::from_word(u64::from_ne_bytes(*word)));
+    let name = String::from_utf8_lossy(text).chars().filter(char::is_ascii_graphic).collect();
+    match *kind {
+        ATTACH => Ok(Hello::Attach(name)),
+        INHERIT => Ok(Hello::Inherit(token, name)),
+        SEND_SOCKET => transfer(TransferOperation::Send(
+            handle.ok_or_else(unsupported)?,
+            Shard { index: shard_index, count: shard_count },
+        )),
+        WITHDRAW_SOCKET => transfer(TransferOperation::Withdraw(shard_index)),
+        RECEIVE_SOCKET => transfer(TransferOperation::Receive(shard_index)),
+        RESERVE_PORT => transfer(TransferOperation::ReservePort(Shard {
+            index: shard_index,
+            count: shard_count,
+        })),
+        REPORT => Ok(Hello::Report),
+        UPGRADE => Ok(Hello::Upgrade),
+        _ => Err(invalid("the request is unknown in this version of the protocol")),
+    }
+}
+
+/// Reply of the daemon to an application that it accepts.
+pub struct Welcome {
+    /// Memory that both sides share.
+    pub memory: SharedMemory,
+    /// Token that identifies the application in later handshakes.
+    pub token: TakeoverToken,
+    /// Number of network cores. The application may attach this many times to have its sockets
+    /// on all of them.
+    pub cores: u32,
+}
+
+/// Sends the daemon's reply: token, sizes, and the descriptors of both memory regions.
+///
+/// # Errors
+/// Errors of `sendmsg`.
+pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
+    let Welcome { memory, token, cores } = welcome;
+    let Geometry { sockets, tcp_bytes, udp_bytes } = *memory.geometry();
+    let mut message = [0; WELCOME_BYTES];
+    message[..MAGIC.len()].copy_from_slice(&MAGIC);
+    let (token_field, rest) = message[MAGIC.len()..].split_at_mut(TOKEN_BYTES);
+    token_field.copy_from_slice(token.bytes());
+    let numbers = [sockets, tcp_bytes, udp_bytes, *cores];
+    for (to, number) in rest.chunks_exact_mut(4).zip(numbers) {
+        to.copy_from_slice(&number.to_ne_bytes());
+    }
+    send_with_fds(socket, &message, &memory.regions().map(AsFd::as_fd))
+}
+
+/// Sends the reason why the daemon refuses the application, cut to 256 bytes.
+///
+/// # Errors
+/// Errors of `send`.
+pub fn send_refusal(socket: BorrowedFd<'_>, why: &str) -> io::Result<()> {
+    let why = &why.as_bytes()[..why.len().min(REFUSAL_BYTES)];
+    send(socket, why, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives the daemon's reply and maps the shared memory.
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`] with the daemon's reason if it refuses;
+/// [`io::ErrorKind::InvalidData`] if the reply is not valid in this version;
+/// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
+pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<Welcome> {
+    let mut message = [0; REFUSAL_BYTES];
+    let (len, fds) = receive_with_fds(socket, &mut message, 2)?;
+    let message = &message[..len];
+    if message.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            "the network daemon has exited",
+        ));
+    }
+    let Some(numbers) = message.strip_prefix(&MAGIC) else {
+        let why = String::from_utf8_lossy(message).into_owned();
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    };
+    let other = || {
+        invalid("the network daemon uses another version of the protocol: restart this application")
+    };
+    let (token, numbers) = numbers.split_first_chunk().ok_or_else(other)?;
+    let ([sockets, tcp_bytes, udp_bytes, cores], []) = numbers.as_chunks() else {
+        return Err(other());
+    };
+    let number = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
+    let geometry = Geometry {
+        sockets: number(sockets),
+        tcp_bytes: number(tcp_bytes),
+        udp_bytes: number(udp_bytes),
+    };
+    let fds: [OwnedFd; 2] =
+        fds.try_into().map_err(|_| invalid("the network daemon has sent no shared memory"))?;
+    if !geometry.is_valid() {
+        return Err(invalid("the network daemon has sent invalid sizes of the shared memory"));
+    }
+    let [control, data] = fds;
+    let control = Region::open(control, geometry.control_words())?;
+    let data = Region::open(data, geometry.data_words())?;
+    let (memory, token) =
+        (SharedMemory::new(geometry, control, data)?, TakeoverToken::from_bytes(*token));
+    Ok(Welcome { memory, token, cores: number(cores) })
+}

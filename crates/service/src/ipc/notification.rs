@@ -1,0 +1,178 @@
+//! Notifications of the daemon to an application.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_stack::TcpInfo;
+
+use super::command::{Handle, Tag};
+use super::encoding::{
+    ADDRESS_WORDS, address_from_words, address_to_words, tcp_info_from_words, tcp_info_to_words,
+};
+use super::error_code;
+
+/// Words of a notification.
+pub const NOTIFICATION_WORDS: usize = 8;
+
+/// Notification of the daemon to an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notification {
+    /// The socket's status has changed, data has arrived, or its stream has space.
+    Changed(Handle),
+    /// Reply to the command with this tag: a socket or an error.
+    Reply { tag: Tag, outcome: Result<OpenedSocket, ErrorKind> },
+    /// Reply to an address lookup.
+    AddressInfo { tag: Tag, info: AddressInfo },
+    /// Reply to a query of a connection's state.
+    TcpInfo { tag: Tag, info: TcpInfo },
+    /// Reply to a ping: commands executed so far, including the ping with this tag.
+    Pong { tag: Tag, commands: u64 },
+}
+
+/// Socket that the daemon has opened or connected, with its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenedSocket {
+    /// Socket handle.
+    pub handle: Handle,
+    /// Local address.
+    pub local: Option<SocketAddr>,
+    /// Remote address of a connected socket.
+    pub peer: Option<SocketAddr>,
+}
+
+/// Result of an address lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressInfo {
+    /// True if the address is one of the daemon's.
+    pub is_local: bool,
+    /// Source address of packets to the address; `None` without a route.
+    pub source: Option<IpAddr>,
+}
+
+const CHANGED: u64 = 1;
+const OPENED_SOCKET: u64 = 2;
+const ERROR: u64 = 3;
+const PONG: u64 = 4;
+const ADDRESS_INFO: u64 = 5;
+const TCP_INFO: u64 = 6;
+
+impl Notification {
+    /// Encodes the notification.
+    pub fn to_words(self) -> [u64; NOTIFICATION_WORDS] {
+        let mut words = [0; NOTIFICATION_WORDS];
+        let [first, second, rest @ ..] = &mut words;
+        match self {
+            Self::Changed(socket) => (*first, *second) = (CHANGED, socket.to_word()),
+            Self::Reply { tag, outcome: Ok(opened) } => {
+                *first = OPENED_SOCKET | u64::from(tag) << 32;
+                *second = opened.handle.to_word();
+                let (local, peer) = rest.split_at_mut(ADDRESS_WORDS);
+                local.copy_from_slice(&address_to_words(opened.local));
+                peer.copy_from_slice(&address_to_words(opened.peer));
+            }
+            Self::Reply { tag, outcome: Err(kind) } => {
+                *first = ERROR | u64::from(tag) << 32;
+                *second = error_code::to_number(kind).into();
+            }
+            Self::AddressInfo { tag, info } => {
+                (*first, *second) = (ADDRESS_INFO | u64::from(tag) << 32, info.is_local.into());
+                let source = info.source.map(|source| SocketAddr::new(source, 0));
+                rest[..ADDRESS_WORDS].copy_from_slice(&address_to_words(source));
+            }
+            Self::TcpInfo { tag, info } => {
+                *first = TCP_INFO | u64::from(tag) << 32;
+                let values = tcp_info_to_words(&info);
+                *second = values[0];
+                rest.copy_from_slice(&values[1..]);
+            }
+            Self::Pong { tag, commands } => {
+                (*first, *second) = (PONG | u64::from(tag) << 32, commands);
+            }
+        }
+        words
+    }
+
+    /// Decodes a notification. `None` if the words are not a valid notification.
+    pub fn from_words(words: [u64; NOTIFICATION_WORDS]) -> Option<Self> {
+        let [first, second, a, b, c, d, e, f] = words;
+        let tag = (first >> 32) as u32;
+        Some(match first & 0xffff_ffff {
+            CHANGED => Self::Changed(Handle::from_word(second)),
+            OPENED_SOCKET => {
+                let local = address_from_words([a, b, c])?;
+                let peer = address_from_words([d, e, f])?;
+                let handle = Handle::from_word(second);
+                Self::Reply { tag, outcome: Ok(OpenedSocket { handle, local, peer }) }
+            }
+            ERROR => {
+                let kind = error_code::from_number(second as u8).unwrap_or(ErrorKind::Other);
+                Self::Reply { tag, outcome: Err(kind) }
+            }
+            ADDRESS_INFO => {
+                let source = address_from_words([a, b, c])?.map(|source| source.ip());
+                Self::AddressInfo { tag, info: AddressInfo { is_local: second != 0, source } }
+            }
+            TCP_INFO => {
+                Self::TcpInfo { tag, info: tcp_info_from_words([second, a, b, c, d, e, f])? }
+            }
+            PONG => Self::Pong { tag, commands: second },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_stack::TcpState;
+
+    use super::*;
+
+    #[test]
+    fn every_notification_round_trips() {
+        let socket = Handle { slot: u32::MAX, generation: 1 };
+        let local = Some("[2001:db8::1]:53".parse().unwrap());
+        let peer = Some("192.0.2.1:1024".parse().unwrap());
+        for outcome in [
+            Ok(OpenedSocket { handle: socket, local, peer }),
+            Ok(OpenedSocket { handle: socket, local, peer: None }),
+            Err(ErrorKind::AddrInUse),
+        ] {
+            let notification = Notification::Reply { tag: 9, outcome };
+            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        }
+        for source in [None, Some("192.0.2.1".parse().unwrap())] {
+            let notification =
+                Notification::AddressInfo { tag: 3, info: AddressInfo { is_local: true, source } };
+            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        }
+        let info = TcpInfo {
+            rtt_ns: Some(u64::MAX - 1),
+            rto_ns: 1,
+            cwnd_bytes: 2,
+            ssthresh_bytes: u32::MAX,
+            send_window_bytes: 3,
+            receive_window_bytes: 4,
+            mss_bytes: 65_535,
+            unacknowledged_bytes: 5,
+            unread_bytes: 6,
+            sack: true,
+            timestamps: false,
+            ecn: true,
+            ..TcpInfo::unknown(TcpState::TimeWait)
+        };
+        for info in [info, TcpInfo::unknown(TcpState::Closed)] {
+            let notification = Notification::TcpInfo { tag: 4, info };
+            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        }
+        let notification = Notification::Pong { tag: u32::MAX, commands: u64::MAX };
+        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        let notification = Notification::Changed(socket);
+        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        assert_eq!(Notification::from_words([0; NOTIFICATION_WORDS]), None);
+        assert_eq!(
+            Notification::from_words([OPENED_SOCKET, 0, 1, 0, 0, 0, 0, 0]),
+            None,
+            "no such family"
+        );
+    }
+}

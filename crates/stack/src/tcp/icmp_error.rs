@@ -1,0 +1,82 @@
+//! ICMP errors about our segments (RFC 9293 section 3.9.2.2), after the checks of RFC 5927:
+//! the quoted addresses, ports and sequence number must match a segment in flight.
+
+use std::net::SocketAddr;
+
+use tidegate_wire::DropReason;
+
+use super::connection::{ConnFlags, Connection};
+use super::segment::FourTuple;
+use super::seq::Seq;
+use super::socket::{Failure, TcpState};
+use crate::Stack;
+use crate::icmp::{QuotedPacket, ReceivedIcmpError};
+
+impl Stack {
+    /// Delivers an ICMP error to the connection of the quoted segment.
+    ///
+    /// # Errors
+    /// [`DropReason::IcmpQuote`] when no connection has the quoted segment in flight,
+    /// [`DropReason::IcmpMtu`] for an impossible path MTU.
+    pub(crate) fn on_tcp_icmp_error(
+        &mut self,
+        now_ns: u64,
+        report: ReceivedIcmpError,
+        quote: &QuotedPacket<'_>,
+    ) -> Result<(), DropReason> {
+        // RFC 792 guarantees only eight bytes: ports and sequence number.
+        let head = quote.payload.first_chunk::<8>().ok_or(DropReason::IcmpQuote)?;
+        let port = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let tuple = FourTuple::new(
+            SocketAddr::new(quote.source, port(0)),
+            SocketAddr::new(quote.destination, port(2)),
+        );
+        let seq = Seq(u32::from_be_bytes([head[4], head[5], head[6], head[7]]));
+        let index = self.tcp.by_tuple.find(&self.tcp.connections, &tuple);
+        let index = index.ok_or(DropReason::IcmpQuote)?;
+        let is_in_flight = self
+            .tcp
+            .connections
+            .at(index)
+            .is_some_and(|c| c.una.is_at_or_before(seq) && seq.is_before(c.nxt));
+        if !is_in_flight {
+            return Err(DropReason::IcmpQuote);
+        }
+        if let ReceivedIcmpError::TooBig(mtu) = report {
+            self.learn_path_mtu(now_ns, mtu, quote)?;
+        }
+        if let Some(connection) = self.tcp.connections.at_mut(index) {
+            match report {
+                ReceivedIcmpError::TooBig(_) => connection.on_too_big(),
+                ReceivedIcmpError::PortUnreachable if connection.state == TcpState::SynSent => {
+                    connection.abort(&mut self.tcp.shared, Some(Failure::Refused), false);
+                }
+                // RFC 5461 section 4, RFC 5927 section 5.2: an established connection never ends
+                // because of an ICMP error, which anybody could forge.
+                ReceivedIcmpError::PortUnreachable => {
+                    connection.soft_failure = Some(Failure::Refused);
+                }
+                ReceivedIcmpError::HostUnreachable => {
+                    connection.soft_failure = Some(Failure::HostUnreachable);
+                }
+                ReceivedIcmpError::NetworkUnreachable => {
+                    connection.soft_failure = Some(Failure::NetworkUnreachable);
+                }
+            }
+        }
+        self.tcp.update(now_ns, index);
+        Ok(())
+    }
+}
+
+impl Connection {
+    /// Retransmits the oversized segment at once, in smaller segments, without congestion
+    /// response (RFC 1191 section 6.5).
+    fn on_too_big(&mut self) {
+        if let Some(flight) = &mut self.flight {
+            flight.mark_first_lost();
+            self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
+            self.flags.insert(ConnFlags::WANTS_OUTPUT);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Attachments of an application: one at first, and one for each network core of the daemon
+//! once the application opens a sharded socket.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+use tidegate_service::Handle;
+use tidegate_service::attachment::{Attachment, SocketType};
+
+use crate::readiness::Readiness;
+
+/// Most network cores, and so attachments, that one application uses.
+const MAX_ATTACHMENTS: usize = 64;
+
+/// Attachments to one daemon. Their sockets are named by socket numbers: attachment index and
+/// socket handle packed into 64 bits.
+pub(super) struct Attachments {
+    all: Vec<Attachment>,
+    /// Upper limit of attachments.
+    max: usize,
+    /// Readable when one of the attachments is.
+    wake_fd: Arc<OwnedFd>,
+    /// The daemon refused another attachment: the number stays as it is.
+    is_attach_refused: bool,
+    /// Index of the attachment that opened a socket last, for round robin.
+    next: usize,
+}
+
+/// Packs an attachment index and a socket handle; with one attachment only, the number is the
+/// handle itself.
+fn pack(attachment: usize, max: usize, socket: Handle) -> u64 {
+    let slot = u64::from(socket.slot) * max as u64 + attachment as u64;
+    u64::from(socket.generation) << 32 | slot
+}
+
+/// Unpacks the attachment index and the socket handle of a socket number.
+fn unpack(number: u64, max: usize) -> (usize, Handle) {
+    let (slot, generation) = (number as u32, (number >> 32) as u32);
+    let most = max as u32;
+    ((slot % most) as usize, Handle { slot: slot / most, generation })
+}
+
+impl Attachments {
+    pub(super) fn new(first: Attachment) -> io::Result<Self> {
+        let max = first.cores().clamp(1, MAX_ATTACHMENTS);
+        Self::with(vec![first], max)
+    }
+
+    fn with(all: Vec<Attachment>, max: usize) -> io::Result<Self> {
+        let wake_fd = match all.as_slice() {
+            [only] if max == 1 => only.as_fd().try_clone_to_owned()?,
+            _ => epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        };
+        let attachments =
+            Self { all, max, wake_fd: Arc::new(wake_fd), is_attach_refused: false, next: 0 };
+        if max > 1 {
+            attachments.all.iter().try_for_each(|attachment| attachments.watch(attachment))?;
+        }
+        Ok(attachments)
+    }
+
+    fn watch(&self, attachment: &Attachment) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        Ok(epoll::add(&self.wake_fd, attachment.as_fd(), data, epoll::EventFlags::IN)?)
+    }
+
+    /// Descriptor that is readable when the daemon has sent a notification. A thread sleeps on
+    /// it while other threads hold the rest.
+    pub(super) fn wake_fd(&self) -> &Arc<OwnedFd> {
+        &self.wake_fd
+    }
+
+    /// Attaches to every network core, as far as the daemon allows.
+    pub(super) fn attach_to_all_cores(&mut self) {
+        while self.all.len() < self.max && !self.is_attach_refused {
+            let attachment = self.all[0].connect_another();
+            match attachment.and_then(|another| self.watch(&another).map(|()| another)) {
+                Ok(another) => self.all.push(another),
+                // A process that has changed its user or root keeps the attachments it has.
+                Err(_) => self.is_attach_refused = true,
+            }
+        }
+    }
+
+    /// Upper limit of attachments.
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Current number of attachments.
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Next attachment index, round robin.
+    pub(super) fn next_index(&mut self) -> usize {
+        self.next = (self.next + 1) % self.all.len();
+        self.next
+    }
+
+    pub(super) fn pack(&self, index: usize, socket: Handle) -> u64 {
+        pack(index, self.max, socket)
+    }
+
+    /// Attachment index and socket handle of a socket number.
+    pub(super) fn unpack(&self, number: u64) -> (usize, Handle) {
+        unpack(number, self.max)
+    }
+
+    /// Attachment by index.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] when there is none.
+    pub(super) fn get(&mut self, line: usize) -> io::Result<&mut Attachment> {
+        self.all.get_mut(line).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Attachment that has the socket of this number, and the socket's handle there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] when there is none.
+    pub(super) fn attachment_of(&mut self, number: u64) -> io::Result<(&mut Attachment, Handle)> {
+        let (index, socket) = self.unpack(number);
+        Ok((self.get(index)?, socket))
+    }
+
+    /// First attachment; it can answer any query to the daemon.
+    pub(super) fn first(&mut self) -> &mut Attachment {
+        &mut self.all[0]
+    }
+
+    /// Readiness of a socket. A closed socket is ready for its error.
+    pub(super) fn readiness(&mut self, number: u64) -> Readiness {
+        let failed = Readiness { failed: true, readable: true, ..Readiness::default() };
+        self.attachment_of(number)
+            .map_or(failed, |(attachment, socket)| attachment.readiness(socket).into())
+    }
+
+    /// Closes a socket.
+    pub(super) fn close(&mut self, number: u64, abrupt: bool) {
+        if let Ok((attachment, socket)) = self.attachment_of(number) {
+            attachment.close(socket, abrupt);
+        }
+    }
+
+    /// Closes sockets, and waits until the daemon has closed them.
+    pub(super) fn close_and_wait(&mut self, numbers: &[u64]) {
+        numbers.iter().for_each(|&number| self.close(number, false));
+        for &number in numbers {
+            if let Ok((attachment, _)) = self.attachment_of(number) {
+                // A daemon that has exited has none of the sockets.
+                let _ = attachment.ping();
+            }
+        }
+    }
+
+    /// Takes the daemon's notifications. Returns true if there was any.
+    pub(super) fn poll(&mut self) -> io::Result<bool> {
+        self.all.iter_mut().try_fold(false, |any, attachment| Ok(attachment.poll()? || any))
+    }
+
+    /// Next socket with an unhandled notification.
+    pub(super) fn next_changed(&mut self) -> Option<(u64, SocketType)> {
+        let max = self.max;
+        self.all.iter_mut().enumerate().find_map(|(index, attachment)| {
+            attachment.next_changed().map(|(socket, kind)| (pack(index, max, socket), kind))
+        })
+    }
+
+    /// True if a socket has an unhandled notification.
+    pub(super) fn have_changed(&self) -> bool {
+        self.all.iter().any(Attachment::has_changed)
+    }
+
+    /// Prepares a sleep on the wake descriptor. Returns `false` when a notification waits.
+    pub(super) fn prepare_sleep(&mut self) -> io::Result<bool> {
+        self.all
+            .iter_mut()
+            .try_fold(true, |quiet, attachment| Ok(attachment.prepare_sleep()? && quiet))
+    }
+
+    /// Finishes a sleep, including a failed one.
+    pub(super) fn end_sleep(&mut self) -> io::Result<()> {
+        // Every attachment must be reset, even if an earlier one fails.
+        self.all.iter_mut().map(Attachment::end_sleep).fold(Ok(()), Result::and)
+    }
+
+    /// Waits until the daemon has executed all previous commands.
+    pub(super) fn ping(&mut self) -> io::Result<()> {
+        self.all.iter_mut().try_for_each(|attachment| attachment.ping().map(|_| ()))
+    }
+
+    /// Creates attachments with the same sockets for a child that is about to be forked.
+    pub(super) fn fork_children(&mut self) -> io::Result<Self> {
+        let children =
+            self.all.iter_mut().map(Attachment::fork_child).collect::<io::Result<_>>()?;
+        Self::with(children, self.max)
+    }
+
+    /// Abandons the attachments in a child that got none of its own.
+    pub(super) fn abandon(&mut self) {
+        self.all.iter_mut().for_each(Attachment::abandon);
+        if let Some(wake_fd) =
+            self.all.first().and_then(|attachment| attachment.as_fd().try_clone_to_owned().ok())
+        {
+            self.wake_fd = Arc::new(wake_fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pack_and_unpack_are_inverse(
+            max in 1..=MAX_ATTACHMENTS,
+            attachment in 0..MAX_ATTACHMENTS,
+            slot in 0..1_u32 << 20,
+            generation: u32,
+        ) {
+            let (attachment, socket) = (attachment % max, Handle { slot, generation });
+            prop_assert_eq!(unpack(pack(attachment, max, socket), max), (attachment, socket));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Non-blocking socket operations, on an embedded stack ([`EmbeddedCore`]) or on a stack in a
+//! daemon ([`crate::attached`]).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use tidegate_engine::PortClaim;
+use tidegate_stack::{
+    SendError, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions,
+};
+
+use crate::net::EmbeddedCore;
+use crate::poll::{PollSets, Ready};
+use crate::readiness::Readiness;
+use crate::tasks::Tasks;
+use crate::udp::DatagramMeta;
+use crate::wait::{PollSetId, SocketId, Waiters};
+
+/// Failure of a non-blocking operation.
+pub(crate) enum OpError {
+    /// Retry when the socket is ready.
+    WouldBlock,
+    /// Permanent for this call: do not retry.
+    Failed(io::Error),
+}
+
+/// Result of a non-blocking operation.
+pub(crate) type OpResult<R> = Result<R, OpError>;
+
+impl From<TcpError> for OpError {
+    fn from(error: TcpError) -> Self {
+        match error {
+            TcpError::WouldBlock => Self::WouldBlock,
+            error => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl From<SendError> for OpError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::WouldBlock => Self::WouldBlock,
+            error => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl From<io::Error> for OpError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => Self::WouldBlock,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+impl From<OpError> for io::Error {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::WouldBlock => io::ErrorKind::WouldBlock.into(),
+            OpError::Failed(error) => error,
+        }
+    }
+}
+
+/// Maps `WouldBlock` to `None`.
+pub(crate) fn unless_blocked<R>(result: OpResult<R>) -> Option<io::Result<R>> {
+    match result {
+        Ok(result) => Some(Ok(result)),
+        Err(OpError::WouldBlock) => None,
+        Err(OpError::Failed(error)) => Some(Err(error)),
+    }
+}
+
+/// New socket, and the port claimed from the kernel for it.
+pub(crate) type NewSocket<I> = (I, Option<Arc<PortClaim>>);
+
+/// Socket operations of a stack.
+pub(crate) trait SocketOps {
+    /// The embedded stack, if there is one.
+    fn embedded(&mut self) -> Option<&mut EmbeddedCore>;
+
+    /// Poll sets of the application.
+    fn poll_sets(&mut self) -> &mut PollSets;
+    /// Sleeping threads.
+    fn waiters(&mut self) -> &mut Waiters;
+    /// Waiting tasks.
+    fn tasks(&mut self) -> &mut Tasks;
+    /// Error that ended the stack, if it has failed.
+    fn failure(&self) -> Option<io::Error>;
+    /// Current readiness of a socket.
+    fn readiness(&mut self, id: SocketId) -> Readiness;
+    /// Reports at most `limit` ready sockets of a set.
+    fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready));
+
+    /// True if `address` is one of the stack's.
+    fn has_address(&mut self, address: IpAddr) -> bool;
+    /// Source address of packets to `destination`.
+    fn source_for(&mut self, destination: IpAddr) -> Option<IpAddr>;
+
+    /// Reads the clock for the calls that follow.
+    fn read_clock(&mut self);
+    /// Transmits the segments of the previous calls, and dispatches events.
+    fn commit(&mut self) -> io::Result<()>;
+    /// Like [`SocketOps::commit`], or together with the segments of other tasks.
+    fn commit_later(&mut self) -> io::Result<()>;
+    /// Called when a thread unlocks the stack.
+    fn on_release(&mut self);
+
+    fn tcp_listen(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+        options: TcpOptions,
+    ) -> io::Result<NewSocket<TcpListenerId>>;
+    fn tcp_listener_addr(&mut self, id: TcpListenerId) -> Option<SocketAddr>;
+    fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)>;
+    fn tcp_close_listener(&mut self, id: TcpListenerId, claim: Option<Arc<PortClaim>>);
+    fn tcp_connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        options: TcpOptions,
+    ) -> io::Result<NewSocket<TcpId>>;
+    /// Succeeds once the connection is established; fails with its error.
+    fn tcp_finish_connect(&mut self, id: TcpId) -> OpResult<()>;
+    fn tcp_recv(&mut self, id: TcpId, buf: &mut [u8]) -> OpResult<usize>;
+    fn tcp_peek(&mut self, id: TcpId, buf: &mut [u8]) -> OpResult<usize>;
+    fn tcp_recv_with(&mut self, id: TcpId, read: &mut dyn FnMut(&[u8]) -> usize)
+    -> OpResult<usize>;
+    /// Bytes that can be read at once.
+    fn tcp_readable(&mut self, id: TcpId) -> usize;
+    /// Bytes that can be written at once.
+    fn tcp_writable(&mut self, id: TcpId) -> usize;
+    fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> OpResult<usize>;
+    fn tcp_send_with(
+        &mut self,
+        id: TcpId,
+        limit: usize,
+        write: &mut dyn FnMut(&mut [u8]) -> usize,
+    ) -> OpResult<usize>;
+    fn tcp_shutdown(&mut self, id: TcpId, how: Shutdown) -> io::Result<()>;
+    fn tcp_local_addr(&mut self, id: TcpId) -> Option<SocketAddr>;
+    fn tcp_peer_addr(&mut self, id: TcpId) -> Option<SocketAddr>;
+    fn tcp_info(&mut self, id: TcpId) -> Option<TcpInfo>;
+    fn tcp_options(&mut self, id: TcpId) -> Option<TcpOptions>;
+    fn tcp_set_options(&mut self, id: TcpId, options: TcpOptions) -> io::Result<()>;
+    fn tcp_take_error(&mut self, id: TcpId) -> Option<io::Error>;
+    /// Closes a connection whose last handle was dropped; resets it if `reset_on_close`.
+    fn tcp_close(&mut self, id: TcpId, reset_on_close: bool, claim: Option<Arc<PortClaim>>);
+
+    fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> io::Result<NewSocket<UdpId>>;
+    fn udp_close(&mut self, id: UdpId, claim: Option<Arc<PortClaim>>);
+    fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> io::Result<()>;
+    fn udp_local_addr(&mut self, id: UdpId) -> Option<SocketAddr>;
+    fn udp_peer_addr(&mut self, id: UdpId) -> Option<SocketAddr>;
+    fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta>;
+    fn udp_send(
+        &mut self,
+        id: UdpId,
+        payload: &[u8],
+        to: Option<SocketAddr>,
+        from: Option<IpAddr>,
+    ) -> OpResult<()>;
+    /// Transmits the datagrams of the previous calls.
+    fn udp_flush(&mut self) -> io::Result<()>;
+    fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error>;
+}
+
+/// Applies `op` to one buffer after the other until an incomplete transfer; returns the total
+/// bytes. An error after some bytes is left to the next call.
+pub(crate) fn vectored_op<T>(
+    buffers: impl IntoIterator<Item = T>,
+    mut op: impl FnMut(T) -> OpResult<(usize, bool)>,
+) -> OpResult<usize> {
+    let mut total = 0;
+    for buffer in buffers {
+        match op(buffer) {
+            Ok((len, has_more)) => {
+                total += len;
+                if !has_more {
+                    break;
+                }
+            }
+            Err(_) if total > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(total)
+}
