@@ -4,17 +4,17 @@ CARGO ?= cargo
 
 .PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns clean
 
-# The program, target/release/tidegate, and the library that `tidegate run` loads.
+# Builds the program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
 	@scripts/setup build
 	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload
 
-# A DNS server on real packets, beside the same server on kernel sockets.
+# Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build
 	@scripts/setup demo
 	target/release/tidegate demo
 
-# Every test: units, packet scripts, ports and programs in network namespaces.
+# Runs every test: units, packet scripts, devices and programs in network namespaces.
 test: build
 	@scripts/setup test
 	$(CARGO) test --workspace --locked --no-fail-fast
@@ -22,21 +22,22 @@ test: build
 		--test run_attached --test run_forking --test run_passing --test run_servers
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
-# That the echo of a UDP packet on IPv4 costs at most 400 instructions.
+# Checks that the echo of a UDP packet on IPv4 costs at most 400 instructions.
 cost: build
 	@scripts/setup cost
 	scripts/cost 400
 
-# What CI checks before the tests.
+# Checks words, format, lints, documentation and BPF objects, as CI does before the tests.
 lint:
 	@scripts/setup lint
+	scripts/words
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory bpf-check
 
-# Ports on devices of DPDK: the lint of what they add, their tests, the tests of
-# servers and of the router on DPDK's drivers, and a first look of `lab dpdk`.
+# Feature dpdk: lints, tests of the devices, and tests of servers and of the router on
+# DPDK's drivers.
 DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
@@ -45,36 +46,36 @@ dpdk:
 		--test upgrade
 	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
-# The BPF programs, from their C sources.
+# Builds the BPF objects from their C sources.
 bpf:
 	@scripts/setup lint
 	$(MAKE) -C crates/device/bpf
 	$(MAKE) -C crates/lab/bpf
 
-# That the checked-in BPF objects are what their sources give.
+# Checks that the checked-in BPF objects match their sources.
 bpf-check:
 	$(MAKE) -C crates/device/bpf check
 	$(MAKE) -C crates/lab/bpf check
 
-# Every interleaving of the rings.
+# Model-checks the rings and queues: every interleaving.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked --lib -p tidegate-memory --target-dir target/loom
 
-# Undefined behaviour in the rings (needs a nightly toolchain with Miri).
+# Checks the rings for undefined behaviour (needs a nightly toolchain with Miri).
 miri:
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc queues shared
 
-# The receive queues under the thread sanitizer (needs a nightly toolchain with
+# Runs the receive queues under the thread sanitizer (needs a nightly toolchain with
 # rust-src).
 tsan:
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test --release -Zbuild-std \
 		--target x86_64-unknown-linux-gnu --target-dir target/tsan --lib -p tidegate-memory queues
 
-# Two minutes of each fuzz target (needs a nightly toolchain and cargo-fuzz).
+# Runs each fuzz target for two minutes (needs a nightly toolchain and cargo-fuzz).
 fuzz:
 	scripts/fuzz 120
 
-# The comparison with Knot DNS, NSD and kernel sockets.
+# Compares with Knot DNS, NSD and kernel sockets.
 lab-dns: build
 	@scripts/setup lab
 	target/release/tidegate lab dns
