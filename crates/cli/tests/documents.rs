@@ -101,7 +101,10 @@ fn links_lead_to_files_and_sections() {
             if !section.is_empty() {
                 let text = std::fs::read_to_string(&found).unwrap();
                 let sections: Vec<_> = text.lines().filter_map(slug).collect();
-                assert!(sections.iter().any(|slug| slug == section), "{page}: {link}: {sections:?}");
+                assert!(
+                    sections.iter().any(|slug| slug == section),
+                    "{page}: {link}: {sections:?}"
+                );
             }
         }
     }
