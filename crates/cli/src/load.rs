@@ -122,7 +122,7 @@ impl FromStr for LoadIo {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, device) = match text.split_once(':') {
+        let (kind, dpdk_device) = match text.split_once(':') {
             Some(("dpdk", device)) => (LinkKind::Dpdk, Some(device.to_owned())),
             _ => {
                 let kind = match text {
@@ -134,7 +134,7 @@ impl FromStr for LoadIo {
                 (kind, None)
             }
         };
-        Ok(Self { kind, dpdk_device: device })
+        Ok(Self { kind, dpdk_device })
     }
 }
 

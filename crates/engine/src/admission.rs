@@ -71,7 +71,7 @@ impl Admitter {
     ) -> Result<Self, AdmissionError> {
         let admission = Admission::new(config, seed)?;
         let medium = device.capabilities().medium;
-        let early = match device.early_drop() {
+        let device_drops_early = match device.early_drop() {
             Some(device) => {
                 install_classes(&admission, device)?;
                 true
@@ -81,7 +81,7 @@ impl Admitter {
         Ok(Self {
             admission,
             medium,
-            device_drops_early: early,
+            device_drops_early,
             next_period_ns: 0,
             drops: DropCounters::new(),
             secondary_cores: None,

@@ -285,11 +285,9 @@ impl Engine {
     fn update_admission(&mut self) -> io::Result<()> {
         let admitter = match &mut self.admission {
             Role::Leader(admitter) if admitter.is_due(self.now_ns) => admitter,
-            Role::Follower { leader: to, next_report_ns: due_ns }
-                if is_due(self.now_ns, *due_ns) =>
-            {
-                *due_ns = self.now_ns.saturating_add(Config::PERIOD_NS);
-                to.report(&self.pressure.take(self.stack.counters(), None));
+            Role::Follower { leader, next_report_ns } if is_due(self.now_ns, *next_report_ns) => {
+                *next_report_ns = self.now_ns.saturating_add(Config::PERIOD_NS);
+                leader.report(&self.pressure.take(self.stack.counters(), None));
                 return Ok(());
             }
             _ => return Ok(()),
@@ -340,7 +338,7 @@ impl Engine {
                 }
                 Event::PeerConfirmed(peer) => match &mut self.admission {
                     Role::Leader(admitter) => admitter.confirm(peer),
-                    Role::Follower { leader: to, .. } => to.confirm(peer),
+                    Role::Follower { leader, .. } => leader.confirm(peer),
                     Role::None => {}
                 },
                 event => return Some(event),

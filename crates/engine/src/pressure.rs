@@ -68,12 +68,12 @@ impl PressureMeter {
         let lost_late = lost.iter().map(|&reason| counters.drops.get(reason)).sum::<u64>();
         let served_now = served.saturating_sub(self.served);
         let work = early_drop.zip(self.early_drop).map(|(now, before)| now.since(&before));
-        let unseen_permille = work.map_or(0, |work| work.rx_missed_permille(served_now));
+        let rx_missed_permille = work.map_or(0, |work| work.rx_missed_permille(served_now));
         let pressure = Pressure {
             served: served_now,
             late_drops: lost_late.saturating_sub(self.lost_late),
             level_percent: self.max_level_percent.max(self.device_level_percent()),
-            rx_missed_permille: unseen_permille,
+            rx_missed_permille,
         };
         *self = Self { served, lost_late, early_drop, ..Self::default() };
         pressure
@@ -188,13 +188,11 @@ mod tests {
 
     #[test]
     fn missed_frames_count_as_fraction_of_arrivals() {
-        let missed_permille = |seen, unseen| {
+        let missed_permille = |examined, rx_missed| {
             let mut meter = PressureMeter::default();
             let counters = Counters { delivered: 100, ..Counters::default() };
             meter.take(&Counters::default(), Some(EarlyDropWork::default()));
-            meter
-                .take(&counters, Some(EarlyDropWork { examined: seen, rx_missed: unseen }))
-                .rx_missed_permille
+            meter.take(&counters, Some(EarlyDropWork { examined, rx_missed })).rx_missed_permille
         };
         assert_eq!(missed_permille(1000, 0), 0);
         assert_eq!(missed_permille(1000, 500), 333);

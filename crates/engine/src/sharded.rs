@@ -337,8 +337,8 @@ mod tests {
             let far = NetConfig::new(far).seed([3; 16]);
             let far = peers.iter().fold(far, |far, peer| far.address(peer.parse().unwrap()));
             let (client, _) = open(far).unwrap();
-            let own = own.parse::<IpCidr>().unwrap().address();
-            Self { primary, secondary, claims, client, address: own, started: Instant::now() }
+            let address = own.parse::<IpCidr>().unwrap().address();
+            Self { primary, secondary, claims, client, address, started: Instant::now() }
         }
 
         fn claim(&mut self, protocol: TransportProtocol, port: u16) -> SocketAddr {

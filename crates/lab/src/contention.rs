@@ -197,10 +197,10 @@ fn record(readers: usize, packets: u64) -> Result<LockTrace, LabError> {
         switch.stop()?;
         seconds
     })??;
-    let (events, lost) = instance.take()?;
-    let (mut naming, _) = address_trace.take()?;
-    naming.extend(stack_trace.take()?.0);
-    Ok(LockTrace { events, naming_events: naming, lost_events: lost, seconds })
+    let (events, lost_events) = instance.take()?;
+    let (mut naming_events, _) = address_trace.take()?;
+    naming_events.extend(stack_trace.take()?.0);
+    Ok(LockTrace { events, naming_events, lost_events, seconds })
 }
 
 /// Address of the socket, if the event carries it.

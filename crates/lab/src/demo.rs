@@ -216,10 +216,9 @@ fn find_peak(
 ) -> Result<LoadPoint, LabError> {
     let server = testbed.start(kind)?;
     let mut search = PeakSearch::new(100_000.0, 1_500_000.0);
-    while let Some(offered) = search.next_load() {
-        let run = testbed.measure(&server, Some(offered), config.seconds / 2.0)?;
-        search
-            .record(LoadPoint { offered_pps: offered, answered_pps: run.load.result.answered_pps });
+    while let Some(offered_pps) = search.next_load() {
+        let run = testbed.measure(&server, Some(offered_pps), config.seconds / 2.0)?;
+        search.record(LoadPoint { offered_pps, answered_pps: run.load.result.answered_pps });
     }
     Ok(search.best().unwrap_or(LoadPoint { offered_pps: 100_000.0, answered_pps: 0.0 }))
 }

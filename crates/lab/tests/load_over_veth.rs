@@ -162,7 +162,7 @@ fn run_device_client(
             std::thread::spawn(move || while respond(&mut stream).is_ok() {});
         }
     });
-    let question = Transaction {
+    let transaction = Transaction {
         request: request.into(),
         response: ExpectedResponse::Exactly(expected.into()),
     };
@@ -170,7 +170,7 @@ fn run_device_client(
         target: (target, pair.b.mac),
         source: SocketAddrV4::new("10.99.0.1".parse().unwrap(), 20_000),
         connections: 8,
-        transaction: question,
+        transaction,
         warm_up_seconds: 0.0,
         seconds: 2.0,
         core: 0,

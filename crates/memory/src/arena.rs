@@ -464,9 +464,9 @@ impl Arena {
     #[inline(always)]
     pub fn alloc(&mut self) -> Option<Frame> {
         let last = self.available.wrapping_sub(1);
-        let place = *self.free.get(last)?;
+        let span = *self.free.get(last)?;
         self.available = last;
-        let frame = Frame { span: place, meta: u64::from(HEADROOM_BYTES) };
+        let frame = Frame { span, meta: u64::from(HEADROOM_BYTES) };
         set_frame_state(&mut self.state, self.shift, &frame, FrameState::Allocated);
         Some(frame)
     }

@@ -138,13 +138,13 @@ impl<T> Fifo<T> {
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> Drain<'_, T> {
         let front = matches!(range.start_bound(), Bound::Unbounded | Bound::Included(0));
         assert!(front, "the drained range must begin at 0");
-        let left = match range.end_bound() {
+        let remaining = match range.end_bound() {
             Bound::Unbounded => self.len(),
             Bound::Excluded(&end) => end,
             Bound::Included(&last) => last + 1,
         };
-        assert!(left <= self.len(), "more values drained than there are");
-        Drain { queue: self, remaining: left }
+        assert!(remaining <= self.len(), "more values drained than there are");
+        Drain { queue: self, remaining }
     }
 
     /// Values as two contiguous slices: from the front to the end of the memory, and the wrapped
@@ -202,8 +202,8 @@ impl<T> Fifo<T> {
         let first = self.slot_index(self.tail);
         let max = (self.slots.len() - len).min(limit.saturating_sub(len));
         let last = self.slots.len().min(first + max);
-        let places = self.slots[first..last].iter_mut();
-        PushBatch { uncounted: places.len(), slots: places, tail: &mut self.tail }
+        let slots = self.slots[first..last].iter_mut();
+        PushBatch { uncounted: slots.len(), slots, tail: &mut self.tail }
     }
 
     /// Grows to at least `capacity` slots.

@@ -66,14 +66,14 @@ impl Stack {
         if header.source.is_group() {
             return Err(DropReason::EthernetSourceInvalid);
         }
-        let group = header.destination != self.mac;
-        if group
+        let is_group = header.destination != self.mac;
+        if is_group
             && !(header.destination.is_group() && self.addresses.listens_to(header.destination))
         {
             return Err(DropReason::EthernetNotForUs);
         }
         Ok(LinkMeta {
-            is_group: group,
+            is_group,
             source_mac: header.source,
             is_reassembled: false,
             is_loopback: frame.is_loopback(),

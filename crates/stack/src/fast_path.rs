@@ -450,8 +450,8 @@ impl Stack {
         };
         self.emit_link_header(mac, ethertype, &mut bytes)?;
         let header = Sum::of(&bytes[LINK_BYTES..LINK_BYTES + Ipv4Header::BYTES]);
-        let (header, pseudo) = (header.fold().to_be(), pseudo.fold().to_be());
-        Some(HeaderTemplate { bytes, header_sum: header, pseudo_sum: pseudo })
+        let (header_sum, pseudo_sum) = (header.fold().to_be(), pseudo.fold().to_be());
+        Some(HeaderTemplate { bytes, header_sum, pseudo_sum })
     }
 
     /// Sends a frame that holds a UDP payload by the fast path. This requires a cached path with a

@@ -172,19 +172,15 @@ impl Stack {
         &mut self,
         arena: &mut Arena,
         mut frame: Frame,
-        onward: ForwardMeta,
+        forward_meta: ForwardMeta,
     ) {
         if self.forwarding.transits.len() >= self.limits.transmit_frames {
             self.counters.drops.count(DropReason::ForwardQueueFull);
             return arena.free(frame);
         }
-        frame.truncate(onward.packet_bytes);
+        frame.truncate(forward_meta.packet_bytes);
         self.counters.forwarded += 1;
-        self.forwarding.transits.push_back(TransitPacket {
-            frame,
-            forward_meta: onward,
-            ingress: 0,
-        });
+        self.forwarding.transits.push_back(TransitPacket { frame, forward_meta, ingress: 0 });
     }
 
     /// True if the router selects the egress interface of a locally originated packet: another
@@ -256,10 +252,10 @@ impl Stack {
         arena: &mut Arena,
     ) {
         self.counters.received += 1;
-        let TransitPacket { frame, forward_meta: onward, .. } = transit;
+        let TransitPacket { frame, forward_meta, .. } = transit;
         let link_meta = LinkMeta::new(frame.checksum());
         let packet = arena.bytes(&frame);
-        let result = match onward.destination {
+        let result = match forward_meta.destination {
             IpAddr::V4(_) => self.ipv4_input(now_ns, packet, &link_meta),
             IpAddr::V6(_) => self.ipv6_input(now_ns, packet, &link_meta),
         };

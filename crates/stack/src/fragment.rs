@@ -134,9 +134,9 @@ impl Reassembly {
         key: FragmentKey,
         fragment: &Fragment<'_>,
     ) -> InsertOutcome {
-        let mut released = DropCounters::new();
-        let result = self.try_insert(now_ns, key, fragment, &mut released);
-        InsertOutcome { result, dropped: released }
+        let mut dropped = DropCounters::new();
+        let result = self.try_insert(now_ns, key, fragment, &mut dropped);
+        InsertOutcome { result, dropped }
     }
 
     fn try_insert(
@@ -373,10 +373,16 @@ mod tests {
         FragmentKey { source, destination, identification, protocol: 17 }
     }
 
-    fn put(r: &mut Reassembly, id: u32, offset: usize, more: bool, data: &[u8]) -> InsertOutcome {
+    fn put(
+        r: &mut Reassembly,
+        id: u32,
+        offset: usize,
+        more_fragments: bool,
+        data: &[u8],
+    ) -> InsertOutcome {
         let fragment = Fragment {
             offset_bytes: offset,
-            more_fragments: more,
+            more_fragments,
             protocol: 17,
             hop_limit: 64,
             traffic_class: 0,

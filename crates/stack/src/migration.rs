@@ -155,11 +155,9 @@ impl Stack {
         if let Err(reason) = self.check_migration(&sockets) {
             return Err(Box::new(MigrationRejected { sockets, reason }));
         }
-        let ExtractedSockets {
-            udp, tcp, neighbours, path_mtus, extracted_at_ns: taken_at_ns, ..
-        } = sockets;
+        let ExtractedSockets { udp, tcp, neighbours, path_mtus, extracted_at_ns, .. } = sockets;
         // The source core may have read the clock later: peers must not see time go backwards.
-        let now_ns = now_ns.max(taken_at_ns);
+        let now_ns = now_ns.max(extracted_at_ns);
         self.merge_neighbours_and_path_mtus(now_ns, arena, &neighbours, &path_mtus);
         self.counters.held += udp.queued_datagrams();
         self.counters.migrated_in += udp.queued_datagrams();

@@ -38,8 +38,8 @@ impl Stack {
             return Err(DropReason::NdpIgnored);
         }
         match *message {
-            NdpMessage::NeighbourSolicitation { target, source_mac: source_link } => {
-                self.solicitation_input(header, link_meta, target, source_link)
+            NdpMessage::NeighbourSolicitation { target, source_mac } => {
+                self.solicitation_input(header, link_meta, target, source_mac)
             }
             NdpMessage::NeighbourAdvertisement(advertisement) => {
                 self.advertisement_input(&advertisement)
@@ -155,8 +155,8 @@ impl Stack {
         };
         let group = solicited_node(target);
         let destination = if to.is_some() { target } else { group };
-        let source_link = Some(self.mac);
-        let message = NdpMessage::NeighbourSolicitation { target, source_mac: source_link };
+        let source_mac = Some(self.mac);
+        let message = NdpMessage::NeighbourSolicitation { target, source_mac };
         self.reply_ndp(source, destination, &message);
         self.reply.mac = Some(to.unwrap_or(MacAddr::from_ipv6_group(group)));
         self.flush_reply(now_ns, arena);
@@ -166,11 +166,11 @@ impl Stack {
     /// claimed in time (RFC 4862 section 5.4).
     pub(crate) fn detect_duplicates(&mut self, now_ns: u64, arena: &mut Arena) {
         for at in (0..self.tentative.len()).rev() {
-            let TentativeAddress { address, until_ns, solicited: asked } = self.tentative[at];
+            let TentativeAddress { address, until_ns, solicited } = self.tentative[at];
             if until_ns > now_ns {
                 continue;
             }
-            if asked {
+            if solicited {
                 self.tentative.swap_remove(at);
                 self.addresses.confirm(address.into());
                 self.paths.invalidate();

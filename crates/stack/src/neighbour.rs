@@ -139,16 +139,16 @@ impl NeighbourCache {
     pub(crate) fn new(
         key: HashKey,
         max_entries: usize,
-        waiting_limit: usize,
-        waiting_total_limit: usize,
+        max_waiting_per_neighbour: usize,
+        max_waiting_total: usize,
     ) -> Self {
         Self {
             index: HashMap::with_hasher(key),
             entries: Vec::new(),
             timers: BTreeSet::new(),
             max_entries: max_entries.max(2),
-            max_waiting_per_neighbour: waiting_limit,
-            max_waiting_total: waiting_total_limit,
+            max_waiting_per_neighbour,
+            max_waiting_total,
             waiting_total: 0,
             incomplete: 0,
             eviction_hand: 0,

@@ -70,12 +70,12 @@ impl Stack {
             .addresses
             .source_for(destination, next_hop)
             .ok_or(SendError::NoSource(destination))?;
-        let loops = self.addresses.kind(next_hop) == AddressKind::Local;
-        let (mac, resolved_until_ns) = match loops {
+        let is_loopback = self.addresses.kind(next_hop) == AddressKind::Local;
+        let (mac, resolved_until_ns) = match is_loopback {
             true => (Some(self.mac), u64::MAX),
             false => self.resolve(now_ns, arena, next_hop)?,
         };
-        let (mtu, routers_fragment, mtu_until_ns) = match loops {
+        let (mtu, routers_fragment, mtu_until_ns) = match is_loopback {
             true => (self.mtu, false, u64::MAX),
             false => self.path_mtu(now_ns, destination),
         };
@@ -83,7 +83,9 @@ impl Stack {
         let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
         let template = match mac {
             // The fast path only feeds the transmit queue.
-            Some(mac) if self.plain_link.has_plain_frames() && !routers_fragment && !loops => {
+            Some(mac)
+                if self.plain_link.has_plain_frames() && !routers_fragment && !is_loopback =>
+            {
                 self.header_template(mac, source, destination)
             }
             _ => None,
@@ -93,7 +95,7 @@ impl Stack {
             source,
             next_hop,
             mac,
-            is_loopback: loops,
+            is_loopback,
             mtu,
             routers_fragment,
             template: template.unwrap_or(HeaderTemplate::NONE),

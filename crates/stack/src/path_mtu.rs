@@ -37,8 +37,8 @@ pub(crate) struct PathMtuCache {
 }
 
 impl PathMtuCache {
-    pub(crate) fn new(key: HashKey, limit: usize, timeout_ns: u64) -> Self {
-        Self { entries: HashMap::with_hasher(key), max_entries: limit, timeout_ns }
+    pub(crate) fn new(key: HashKey, max_entries: usize, timeout_ns: u64) -> Self {
+        Self { entries: HashMap::with_hasher(key), max_entries, timeout_ns }
     }
 
     pub(crate) fn get(&self, now_ns: u64, destination: IpAddr) -> Option<PathMtu> {

@@ -56,8 +56,8 @@ impl IcmpErrorLimiter {
         global_pps: u32,
         per_destination_pps: u32,
     ) -> Self {
-        let each = vec![TokenBucket::new(now_ns, per_destination_pps); BUCKETS].into();
-        Self { global: TokenBucket::new(now_ns, global_pps), per_destination: each, key }
+        let per_destination = vec![TokenBucket::new(now_ns, per_destination_pps); BUCKETS].into();
+        Self { global: TokenBucket::new(now_ns, global_pps), per_destination, key }
     }
 
     /// Takes the tokens for an error to `destination`; false if a limit is reached.

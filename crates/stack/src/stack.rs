@@ -80,9 +80,9 @@ impl Stack {
     pub fn new(config: Config, now_ns: u64) -> Result<Stack, ConfigError> {
         config.check()?;
         let limits = config.limits;
-        let mut chance = SecretRng::new(config.seed);
+        let mut rng = SecretRng::new(config.seed);
         let neighbours = NeighbourCache::new(
-            chance.hash_key(),
+            rng.hash_key(),
             limits.neighbours,
             limits.unresolved_frames,
             limits.unresolved_frames_total,
@@ -99,19 +99,19 @@ impl Stack {
                 false => 0,
             },
             hop_limit: config.hop_limit,
-            addresses: Addresses::new(chance.hash_key()),
-            routes: RoutingTable::new(chance.hash_key()),
+            addresses: Addresses::new(rng.hash_key()),
+            routes: RoutingTable::new(rng.hash_key()),
             neighbours,
-            paths: PathCache::new(chance.hash_key()),
+            paths: PathCache::new(rng.hash_key()),
             path_mtus: PathMtuCache::new(
-                chance.hash_key(),
+                rng.hash_key(),
                 limits.path_mtus,
                 limits.path_mtu_timeout_ns,
             ),
-            reassembly: Reassembly::new(chance.hash_key(), &limits),
+            reassembly: Reassembly::new(rng.hash_key(), &limits),
             icmp_error_limiter: IcmpErrorLimiter::new(
                 now_ns,
-                chance.hash_key(),
+                rng.hash_key(),
                 limits.icmp_errors_pps,
                 limits.icmp_errors_per_destination_pps,
             ),
@@ -121,17 +121,17 @@ impl Stack {
             reply: PendingReply::default(),
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
             forwarding: Forwarding::new(config.forwarding),
-            udp: UdpTable::new(chance.hash_key(), limits.sockets),
-            tcp: TcpTable::new(&mut chance, &limits, config.mtu, now_ns),
+            udp: UdpTable::new(rng.hash_key(), limits.sockets),
+            tcp: TcpTable::new(&mut rng, &limits, config.mtu, now_ns),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
             loopback: Fifo::new(),
             events: VecDeque::new(),
             queued_address_events: HashSet::new(),
             counters: Counters::default(),
-            hash_key: chance.hash_key(),
-            identifications: (0..IDENTIFICATION_COUNTERS).map(|_| chance.next_u32()).collect(),
+            hash_key: rng.hash_key(),
+            identifications: (0..IDENTIFICATION_COUNTERS).map(|_| rng.next_u32()).collect(),
             reserved_ports: ReservedPorts::default(),
-            rng: chance,
+            rng,
             limits,
         };
         stack.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);

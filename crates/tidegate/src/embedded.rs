@@ -54,10 +54,10 @@ impl SocketOps for EmbeddedCore {
     }
 
     fn readiness(&mut self, id: SocketId) -> Readiness {
-        let Self { poll_sets: polls, engine, .. } = self;
+        let Self { poll_sets, engine, .. } = self;
         match id {
             SocketId::Poll(set) => Readiness {
-                readable: polls.has_ready(set, &mut |id| Readiness::of(engine.stack(), id)),
+                readable: poll_sets.has_ready(set, &mut |id| Readiness::of(engine.stack(), id)),
                 ..Readiness::default()
             },
             _ => Readiness::of(engine.stack(), id),
@@ -65,8 +65,8 @@ impl SocketOps for EmbeddedCore {
     }
 
     fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready)) {
-        let Self { poll_sets: polls, engine, .. } = self;
-        polls.collect_ready(set, &mut |id| Readiness::of(engine.stack(), id), limit, report);
+        let Self { poll_sets, engine, .. } = self;
+        poll_sets.collect_ready(set, &mut |id| Readiness::of(engine.stack(), id), limit, report);
     }
 
     fn has_address(&mut self, address: IpAddr) -> bool {

@@ -454,7 +454,7 @@ impl EmbeddedStack {
         let has_share = engine.gate().settings().config().cpu_share_percent < 100;
         let idle = has_share.then(IdleDetector::start).transpose()?;
         let waiters = Waiters::default();
-        let counts_lock = meter.is_some();
+        let measures_lock = meter.is_some();
         let core = EmbeddedCore {
             meter,
             engine,
@@ -470,7 +470,7 @@ impl EmbeddedStack {
             claims,
             deferred_calls: 0,
         };
-        Ok(Self { core: Mutex::new(core), measures_lock: counts_lock, wake_fds, idle })
+        Ok(Self { core: Mutex::new(core), measures_lock, wake_fds, idle })
     }
 
     #[inline]
@@ -663,15 +663,15 @@ impl EmbeddedCore {
 
     /// Reports the fill levels of socket queues to the gate.
     pub(crate) fn report_queue_levels(&mut self) {
-        let Self { engine, reader_groups: groups, changed_queues: levels, .. } = self;
+        let Self { engine, reader_groups, changed_queues, .. } = self;
         if !engine.needs_queue_levels() {
-            levels.clear();
+            changed_queues.clear();
             return;
         }
-        levels.sort_unstable_by_key(|id| id.to_bits());
-        levels.dedup();
-        levels.retain(|&id| {
-            match groups.fill_level(id) {
+        changed_queues.sort_unstable_by_key(|id| id.to_bits());
+        changed_queues.dedup();
+        changed_queues.retain(|&id| {
+            match reader_groups.fill_level(id) {
                 Some(fill) => engine.report_fill(id, fill),
                 None => engine.report_level(id),
             }

@@ -107,13 +107,13 @@ impl AnswerStore {
         let points =
             &self.truncation_points[start..start + usize::from(prepared.truncation_point_count)];
         let fitting = points.partition_point(|point| usize::from(point.len) <= max_len);
-        let (len, count) = match fitting.checked_sub(1) {
+        let (len, additional_count) = match fitting.checked_sub(1) {
             Some(last) => (points[last].len, points[last].additional_count),
             None => (prepared.needed_len, 0),
         };
         Some(Fit {
             len: len.into(),
-            additional_count: count,
+            additional_count,
             is_truncated: points[fitting..].iter().any(|point| point.is_needed),
         })
     }

@@ -46,8 +46,8 @@ pub enum Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Unreadable { side: which, problem } => {
-                write!(f, "the {which} answer cannot be read: {problem}")
+            Difference::Unreadable { side, problem } => {
+                write!(f, "the {side} answer cannot be read: {problem}")
             }
             Difference::Field { field, expected, got } => {
                 write!(f, "{field}: expected {expected}, got {got}")

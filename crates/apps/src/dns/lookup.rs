@@ -181,14 +181,14 @@ impl CompiledZones {
                 self.add_type(rtype::DS, &catalog.resolve(found, rtype::DS), suffix, true)?;
             }
         }
-        let otherwise = if is_cut || node.set(rtype::CNAME).is_some() {
+        let default_answer = if is_cut || node.set(rtype::CNAME).is_some() {
             // Type 0 is reserved, so this prepares the answer for every type without data.
             self.store.prepare(&catalog.resolve(found, 0), suffix, !is_cut && !is_wildcard)?
         } else {
             no_data
         };
-        let (kind, below) = if is_cut {
-            (NodeKind::ZoneCut, otherwise)
+        let (kind, subtree_index) = if is_cut {
+            (NodeKind::ZoneCut, default_answer)
         } else if let Some(dname) = node.set(rtype::DNAME) {
             let dname_record =
                 DnameRecord { owner: wire.into(), target: dname.data[0].clone(), ttl: dname.ttl };
@@ -200,15 +200,9 @@ impl CompiledZones {
         self.max_labels = self.max_labels.max(name::label_count(wire));
         let type_count =
             u16::try_from(self.types.len() - first).map_err(|_| PrepareError::StoreFull)?;
-        let types = u32::try_from(first).map_err(|_| PrepareError::StoreFull)?;
+        let first_type = u32::try_from(first).map_err(|_| PrepareError::StoreFull)?;
         self.table.insert(wire).ok_or(PrepareError::StoreFull)?;
-        self.nodes.push(Node {
-            first_type: types,
-            type_count,
-            kind,
-            default_answer: otherwise,
-            subtree_index: below,
-        });
+        self.nodes.push(Node { first_type, type_count, kind, default_answer, subtree_index });
         Ok(())
     }
 

@@ -69,19 +69,19 @@ impl NameHash {
         let mut words = [0; MAX_NAME_WORDS];
         let mut sum = self.addend;
         let (whole, rest) = wire.as_chunks::<8>();
-        let mut count = whole.len().min(MAX_NAME_WORDS);
-        for at in 0..count {
+        let mut word_count = whole.len().min(MAX_NAME_WORDS);
+        for at in 0..word_count {
             words[at] = to_lower(u64::from_le_bytes(whole[at]));
             sum = sum.wrapping_add(self.keys[at].wrapping_mul(words[at].into()));
         }
         if !rest.is_empty()
-            && let (Some(word), Some(key)) = (words.get_mut(count), self.keys.get(count))
+            && let (Some(word), Some(key)) = (words.get_mut(word_count), self.keys.get(word_count))
         {
             *word = to_lower(partial_word(wire, rest));
             sum = sum.wrapping_add(key.wrapping_mul((*word).into()));
-            count += 1;
+            word_count += 1;
         }
-        LowerName { words, word_count: count, hash: (sum >> 96) as u32 }
+        LowerName { words, word_count, hash: (sum >> 96) as u32 }
     }
 }
 

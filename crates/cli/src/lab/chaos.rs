@@ -42,8 +42,10 @@ fn parse_state(name: &str) -> Result<Behaviour, String> {
 impl ChaosLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let Self { output, kills, seed, seconds, repeats, .. } = self;
-        if let (Some(state), Some(socket), Some(port)) = (self.as_victim, self.socket, self.port) {
-            return Ok(run_target(&TargetConfig { behaviour: state, socket, port, seed })?);
+        if let (Some(behaviour), Some(socket), Some(port)) =
+            (self.as_victim, self.socket, self.port)
+        {
+            return Ok(run_target(&TargetConfig { behaviour, socket, port, seed })?);
         }
         if repeats == 0 || kills == 0 {
             return Err("--repeats and --kills: give 1 or more of each".into());

@@ -136,7 +136,7 @@ impl DpdkDevice {
         let statistic_names: Vec<Arc<str>> =
             eth_dev.statistic_names().into_iter().map(Arc::from).collect();
         let statistics = eth_dev.statistics(statistic_names.len());
-        let losses = LossCounters::since(
+        let loss_counters = LossCounters::since(
             eth_dev.losses(),
             &statistic_names,
             &statistics.unwrap_or_default(),
@@ -144,7 +144,7 @@ impl DpdkDevice {
         let mut device = Self {
             capabilities,
             counters: DeviceCounters::default(),
-            loss_counters: losses,
+            loss_counters,
             statistic_names,
             name: device_name(config),
             waker,
@@ -205,15 +205,13 @@ fn open_error(device: &str, failed: OpenFailure) -> DpdkError {
     let busy = matches!(source.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
         || log.contains("Address already in use");
     let no_server = log.contains("memif_connect_client");
-    let said = DpdkLog(log);
+    let log = DpdkLog(log);
     match step {
         Some(HUGEPAGES_STEP) => DpdkError::NeedsHugepages { device },
-        _ if busy => DpdkError::Busy { device, log: said },
-        _ if no_server => DpdkError::NoServer { device, log: said },
-        None => {
-            DpdkError::Probe { advice: advice(&device, eal::has_hugepages()), device, log: said }
-        }
-        Some(step) => DpdkError::Setup { step, device, log: said },
+        _ if busy => DpdkError::Busy { device, log },
+        _ if no_server => DpdkError::NoServer { device, log },
+        None => DpdkError::Probe { advice: advice(&device, eal::has_hugepages()), device, log },
+        Some(step) => DpdkError::Setup { step, device, log },
     }
 }
 
@@ -246,8 +244,8 @@ impl WakeSource {
     #[inline]
     fn on_poll(&mut self, device: &EthDev) -> io::Result<()> {
         match self {
-            Self::Interrupts { enabled: on, .. } if *on => {
-                *on = false;
+            Self::Interrupts { enabled, .. } if *enabled => {
+                *enabled = false;
                 device.set_interrupts(false)
             }
             _ => Ok(()),
@@ -256,27 +254,27 @@ impl WakeSource {
 
     #[inline]
     fn on_frames(&mut self) {
-        if let Self::Timer { next_sleep: sleep, .. } = self {
-            *sleep = MIN_SLEEP;
+        if let Self::Timer { next_sleep, .. } = self {
+            *next_sleep = MIN_SLEEP;
         }
     }
 
     fn prepare_sleep(&mut self, device: &EthDev) -> io::Result<()> {
         match self {
-            Self::Interrupts { interrupts, enabled: on } => {
+            Self::Interrupts { interrupts, enabled } => {
                 interrupts.drain();
-                if !*on {
+                if !*enabled {
                     device.set_interrupts(true)?;
-                    *on = true;
+                    *enabled = true;
                 }
                 Ok(())
             }
-            Self::Timer { timer, next_sleep: sleep } => {
+            Self::Timer { timer, next_sleep } => {
                 let once = Itimerspec {
                     it_interval: Timespec::default(),
-                    it_value: Timespec { tv_sec: 0, tv_nsec: i64::from(sleep.subsec_nanos()) },
+                    it_value: Timespec { tv_sec: 0, tv_nsec: i64::from(next_sleep.subsec_nanos()) },
                 };
-                *sleep = (*sleep * 2).min(MAX_SLEEP);
+                *next_sleep = (*next_sleep * 2).min(MAX_SLEEP);
                 timerfd_settime(&*timer, TimerfdTimerFlags::empty(), &once)?;
                 Ok(())
             }

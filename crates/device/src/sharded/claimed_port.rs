@@ -241,9 +241,9 @@ impl ClaimedPort {
     /// Distributes flows over the cores that have claimed the port. A stack may have a socket for a
     /// moment before its claim is accepted or refused.
     fn reassign(&mut self) {
-        let Self { by_core: parts, owners: parties, groups, .. } = self;
-        let has_claimed = |core| parts.iter().any(|part| part.core == core);
-        let is_known = |party| parties.iter().any(|&(known, _)| known == party);
+        let Self { by_core, owners, groups, .. } = self;
+        let has_claimed = |core| by_core.iter().any(|part| part.core == core);
+        let is_known = |party| owners.iter().any(|&(known, _)| known == party);
         for group in groups {
             let is_known = is_known(group.owner);
             let sockets = group.sockets.iter().copied();

@@ -147,7 +147,7 @@ impl Dispatcher {
         frame: Frame,
         burst: &mut Burst,
     ) {
-        let (local, flow) = match Destination::classify(self.medium, arena.bytes(&frame)) {
+        let (local_port, flow) = match Destination::classify(self.medium, arena.bytes(&frame)) {
             Destination::Flow(headers) => (headers.local_port(), None),
             Destination::FirstFragment(key, headers) => {
                 let flow = headers.flow();
@@ -164,7 +164,7 @@ impl Dispatcher {
             }
             Destination::PrimaryCore => return burst.push_back(frame),
         };
-        self.deliver(view, arena, SteeredFrame { local_port: local, flow, frame }, burst);
+        self.deliver(view, arena, SteeredFrame { local_port, flow, frame }, burst);
     }
 
     fn fragment_slot(&mut self, key: FragmentKey) -> &mut Option<(FragmentKey, Flow)> {

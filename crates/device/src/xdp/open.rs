@@ -37,25 +37,26 @@ pub(super) fn open(
     };
     let was_attached = program.link().is_some();
     let result = take_into_service(&config, &target, &umem, &mut program, arena);
-    let OpenedParts { queues, way, poller, device, readiness } = match result {
-        Ok(parts) => parts,
-        Err(error) => {
-            if !was_attached {
-                program.detach();
+    let OpenedParts { queues, data_path, poller, irq_deferral, readiness } =
+        match result {
+            Ok(parts) => parts,
+            Err(error) => {
+                if !was_attached {
+                    program.detach();
+                }
+                *loaded = Some(program);
+                return Err(error);
             }
-            *loaded = Some(program);
-            return Err(error);
-        }
-    };
+        };
     let mut device = XdpDevice {
         capabilities: capabilities(&target),
         queues,
         program,
         poller,
-        irq_deferral: device,
+        irq_deferral,
         traffic: TrafficMonitor::new(),
         readiness,
-        data_path: way,
+        data_path,
         rx_missed: RxMissedCounters::open(&target),
         softirq_mode: SoftirqMode::new(0, (0, 0)),
         next_receive: 0,
@@ -74,9 +75,9 @@ pub(super) fn load() -> Result<SteeringProgram, XdpError> {
 /// Parts of a device that depend on the interface.
 struct OpenedParts {
     queues: Vec<Queue>,
-    way: DataPath,
+    data_path: DataPath,
     poller: Option<NapiPoller>,
-    device: Option<IrqDeferral>,
+    irq_deferral: Option<IrqDeferral>,
     readiness: OwnedFd,
 }
 
@@ -118,8 +119,8 @@ fn take_into_service(
             return Err(error);
         }
     };
-    let way = DataPath { native, zero_copy, busy_poll: config.busy_poll };
-    Ok(OpenedParts { queues, way, poller, device, readiness })
+    let data_path = DataPath { native, zero_copy, busy_poll: config.busy_poll };
+    Ok(OpenedParts { queues, data_path, poller, irq_deferral, readiness })
 }
 
 /// Creates the NAPI poller if the sockets cannot poll the driver. Kernels that

@@ -155,7 +155,7 @@ mod tests {
         let names: Vec<_> = admission.classes().names().map(str::to_owned).collect();
         assert_eq!(names, ["trusted", "known", "unknown", "rest"]);
         admission.confirm(SourceId::from_address("198.51.100.1".parse().unwrap()));
-        for (source, protocol, port, class) in [
+        for (source, protocol, destination_port, class) in [
             ("192.0.2.7", Protocol::UDP, Some(53), 0),
             ("2001:db8::7", Protocol::TCP, Some(53), 0),
             ("198.51.100.1", Protocol::UDP, Some(54), 1),
@@ -169,7 +169,7 @@ mod tests {
             let meta = PacketMeta {
                 kind: PacketKind::Ip(protocol),
                 source,
-                destination_port: port,
+                destination_port,
                 packet_bytes: 60,
             };
             assert_eq!(admission.classify(&meta), class, "{meta:?}");

@@ -324,8 +324,7 @@ mod tests {
         assert_eq!(preferred_for(1, 2, 1_000_000), None, "no demand above the last rank");
         let mut total = TotalRate::new(25, 75);
         let served = |served| Pressure { served, ..Pressure::default() };
-        let missed =
-            |unseen_permille| Pressure { rx_missed_permille: unseen_permille, ..served(1_000) };
+        let missed = |rx_missed_permille| Pressure { rx_missed_permille, ..served(1_000) };
         total.start(&served(1_000), 5_000_000);
         total.adjust(&missed(0), 5_000_000, None, None);
         assert_eq!(total.pps, 180_000);

@@ -171,9 +171,9 @@ fn parse_ipv6(packet: &[u8]) -> Option<PacketMeta> {
                 }));
             }
             UDP | TCP => {
-                let port = Some(u16_at(rest, 2)?);
+                let destination_port = Some(u16_at(rest, 2)?);
                 return Some(PacketMeta {
-                    destination_port: port,
+                    destination_port,
                     ..meta(PacketKind::Ip(Protocol(next)))
                 });
             }

@@ -170,7 +170,7 @@ impl Admission {
     /// Returns [`ConfigError`], which names the setting and the correction.
     pub fn new(config: &Config, seed: [u8; 16]) -> Result<Self, ConfigError> {
         let classes = config.compile()?;
-        let key = SourceKey::new(seed);
+        let source_key = SourceKey::new(seed);
         let ranks =
             classes.policies().iter().filter(|policy| !policy.exempt).map(|policy| policy.rank);
         let last_rank = ranks.max().unwrap_or(0);
@@ -179,9 +179,14 @@ impl Admission {
         let period_ns = ms(config.learning_period_ms);
         Ok(Self {
             classes,
-            source_key: key,
-            known_sources: KnownSources::new(key, config.known_sources, period_ns, lifetime_ns),
-            source_shares: SourceShare::new(key),
+            source_key,
+            known_sources: KnownSources::new(
+                source_key,
+                config.known_sources,
+                period_ns,
+                lifetime_ns,
+            ),
+            source_shares: SourceShare::new(source_key),
             buckets: [Bucket::default(); MAX_CLASSES],
             limits: [ClassLimit::UNLIMITED; MAX_CLASSES],
             source_pps: [None; MAX_CLASSES],

@@ -120,15 +120,15 @@ fn measure(
     };
     let processes = service.processes();
     let sample = || -> Result<CounterSample, LabError> {
-        let mut ticks = 0;
+        let mut process_ticks = 0;
         for &pid in &processes {
-            ticks += cpu::process_ticks(pid)?;
+            process_ticks += cpu::process_ticks(pid)?;
         }
         Ok(CounterSample {
             context_switches: count_context_switches(&processes)?,
             interrupts: count_interrupts(network_core)?,
             core_ticks: CoreTicks::read(network_core)?,
-            process_ticks: ticks,
+            process_ticks,
         })
     };
     let mut before = None;

@@ -283,8 +283,8 @@ impl RunningService {
 
     /// Stops the application, then the daemon.
     pub(super) fn stop(self) {
-        let Self { process: program, daemon, .. } = self;
-        program.stop();
+        let Self { process, daemon, .. } = self;
+        process.stop();
         if let Some(daemon) = daemon {
             daemon.stop();
         }

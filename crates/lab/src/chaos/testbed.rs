@@ -72,8 +72,8 @@ impl ChaosTestbed {
         let folder =
             tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let peers = Vec::new();
-        let mut testbed = Self { daemon: Mutex::new(None), stop, servers: peers, folder, pair };
+        let servers = Vec::new();
+        let mut testbed = Self { daemon: Mutex::new(None), stop, servers, folder, pair };
         for family in 0..2 {
             for serve in [peers::echo_streams, peers::echo_datagrams, peers::echo_unchecked] {
                 let stop = Arc::clone(&testbed.stop);

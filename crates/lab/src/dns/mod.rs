@@ -206,14 +206,14 @@ fn find_peak(
         eprintln!("{:<16} {}", kind.name(), server.detail);
     }
     let mut search = PeakSearch::new(config.step_pps, config.ceiling_pps);
-    while let Some(offered) = search.next_load() {
-        let run = testbed.measure(&server, Some(offered), config.seconds.min(1.0))?;
+    while let Some(offered_pps) = search.next_load() {
+        let run = testbed.measure(&server, Some(offered_pps), config.seconds.min(1.0))?;
         let load = &run.load.result;
         eprintln!(
             "{:<16} offered {:>10}/s  answered {:>10}/s  p50 {:>8.1} us  p99 {:>8.1} us  cores: \
              server {:>3.0} %, load {:>3.0} %{}",
             kind.name(),
-            format_number(offered),
+            format_number(offered_pps),
             format_number(load.answered_pps.round()),
             load.latency.p50_us,
             load.latency.p99_us,
@@ -221,10 +221,10 @@ fn find_peak(
             run.load_core.busy_percent,
             if load.generator_behind { "  (generator behind schedule)" } else { "" },
         );
-        search.record(LoadPoint { offered_pps: offered, answered_pps: load.answered_pps });
+        search.record(LoadPoint { offered_pps, answered_pps: load.answered_pps });
     }
-    let best_offered = search.best().map_or(config.step_pps, |best| best.offered_pps);
-    Ok(ServerResults { kind, best_offered_pps: best_offered, runs: Vec::new(), half_load: None })
+    let best_offered_pps = search.best().map_or(config.step_pps, |best| best.offered_pps);
+    Ok(ServerResults { kind, best_offered_pps, runs: Vec::new(), half_load: None })
 }
 
 fn verify_answers(

@@ -99,8 +99,8 @@ mod tests {
     fn search(ceiling: f64, server: impl Fn(f64) -> f64) -> PeakSearch {
         let mut search = PeakSearch::new(100.0, ceiling);
         let mut steps = 0;
-        while let Some(offered) = search.next_load() {
-            search.record(LoadPoint { offered_pps: offered, answered_pps: server(offered) });
+        while let Some(offered_pps) = search.next_load() {
+            search.record(LoadPoint { offered_pps, answered_pps: server(offered_pps) });
             steps += 1;
             assert!(steps < 100, "the search does not end");
         }

@@ -62,13 +62,12 @@ impl ZoneFile {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(names: u64) -> Result<Self, LabError> {
+    pub fn write(name_count: u64) -> Result<Self, LabError> {
         let folder =
             tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
         // Servers that drop root privileges must still be able to read the zone.
         make_world_readable(folder.path())?;
-        let zone =
-            SyntheticZone { origin: "bench.example".into(), name_count: names, seed: ZONE_SEED };
+        let zone = SyntheticZone { origin: "bench.example".into(), name_count, seed: ZONE_SEED };
         let written = Self { zone, folder };
         write_file(&written.path(), |out| written.zone.write_zone(out))?;
         Ok(written)

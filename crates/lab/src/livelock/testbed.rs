@@ -139,7 +139,7 @@ pub(crate) const UNKNOWN_SOURCES_NETWORK: &str = "198.18.0.0/15";
 
 impl FloodSource {
     fn addressing(self, target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
-        let (source, sources, ports) = match self {
+        let (source, source_count, port_count) = match self {
             Self::OneHost => (LOAD_ADDRESS, 1, FLOW_COUNT),
             Self::UnknownSources => (FIRST_UNKNOWN_SOURCE, UNKNOWN_SOURCE_COUNT, 1),
         };
@@ -147,9 +147,9 @@ impl FloodSource {
             source_mac: LOAD_MAC,
             target_mac,
             source: IpAddr::V4(source),
-            source_count: sources,
+            source_count,
             first_port: FIRST_SOURCE_PORT,
-            port_count: ports,
+            port_count,
             target,
         }
     }

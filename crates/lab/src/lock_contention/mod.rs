@@ -169,14 +169,14 @@ fn measure_median(
     config: &LockContentionConfig,
     case: &QueueCase,
     readers: usize,
-    pause: Duration,
+    read_pause: Duration,
 ) -> Result<MedianRun, LabError> {
     let run = ModelConfig {
         producers: 1,
         readers,
         packets_per_reader: config.packets_per_reader,
         burst: 1,
-        read_pause: pause,
+        read_pause,
         time_limit: CUT_OFF,
     };
     let mut runs = Vec::new();

@@ -180,8 +180,8 @@ fn fit(mogul: &MogulTable) -> Result<RouterCosts, LabError> {
         let router = RouterCosts { transmit_ns, ..router };
         Ok(router.peak(kernel, false, mogul.peak_pps)? <= mogul.peak_pps)
     })?;
-    router.filter_ns = min_where(20.0 * us, 600.0 * us, |screen_ns| {
-        let router = RouterCosts { filter_ns: screen_ns, ..router };
+    router.filter_ns = min_where(20.0 * us, 600.0 * us, |filter_ns| {
+        let router = RouterCosts { filter_ns, ..router };
         Ok(router.peak(kernel, true, mogul.filter_peak_pps)? <= mogul.filter_peak_pps)
     })?;
     Ok(router)

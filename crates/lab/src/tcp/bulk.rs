@@ -105,14 +105,14 @@ impl Row {
     }
 
     fn measure(&self, testbed: &TcpTestbed, seconds: f64) -> Result<TcpMeasurement, LabError> {
-        let Case { wire, direction, streams } = self.case;
+        let Case { wire, direction, streams: connections } = self.case;
         testbed.set_offload(wire == WireFormat::Uncut)?;
         let mut flags = vec![if direction == Direction::In { "--sink" } else { "--source" }];
         flags.extend((self.server_kind == ServerKind::TidegatePacket).then_some("--segmentation"));
         let server = testbed.start(self.server_kind, KernelReceive::Thread, &flags)?;
         let link = if wire == WireFormat::Uncut { LinkKind::Kernel } else { LinkKind::Xdp };
         let load = TcpLoadConfig {
-            connections: streams,
+            connections,
             exchange: if direction == Direction::In { Exchange::Send } else { Exchange::Receive },
             message_bytes: WRITE_BYTES,
             seconds,

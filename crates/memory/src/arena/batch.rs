@@ -71,15 +71,15 @@ impl Arena {
     #[inline(always)]
     pub fn free_batch(&mut self) -> FreeBatch<'_> {
         let available = self.available.min(self.free.len());
-        let places = self.free[available..].iter_mut();
+        let slots = self.free[available..].iter_mut();
         FreeBatch {
             base: self.base,
             bytes: self.bytes,
             frame_bytes: self.frame_bytes,
             usable_bytes: self.usable_bytes,
             shift: self.shift,
-            initial_slots: places.len(),
-            slots: places,
+            initial_slots: slots.len(),
+            slots,
             available: &mut self.available,
             state: &mut self.state,
         }

@@ -94,13 +94,12 @@ pub fn open<S: Structure, A: Account, B: Semaphore>(
         producers: AtomicUsize::new(shape.producers),
         readers: AtomicUsize::new(shape.readers),
     });
-    let producer =
-        |(number, own)| Producer { shared: Arc::clone(&shared), local: own, index: number };
+    let producer = |(index, local)| Producer { shared: Arc::clone(&shared), local, index };
     let producers = producers.into_iter().enumerate().map(producer).collect();
-    let reader = |(number, own)| Reader {
+    let reader = |(index, local)| Reader {
         shared: Arc::clone(&shared),
-        local: own,
-        index: number,
+        local,
+        index,
         spin_pauses: B::MAX_SPIN_PAUSES,
         searching: false,
     };

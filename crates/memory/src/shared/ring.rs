@@ -62,9 +62,9 @@ impl<M: SharedWords, const W: usize> RingEnd<M, W> {
         if !capacity.is_power_of_two() {
             return Err(RingError::Capacity(capacity));
         }
-        let (needed, there) = (ring_words(capacity, W), memory.words().len());
-        if there < needed {
-            return Err(RingError::TooSmall { needed, available: there });
+        let (needed, available) = (ring_words(capacity, W), memory.words().len());
+        if available < needed {
+            return Err(RingError::TooSmall { needed, available });
         }
         Ok(Self { memory, mask: capacity as u64 - 1, own_index: 0, peer_index: 0 })
     }

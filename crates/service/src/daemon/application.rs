@@ -124,14 +124,14 @@ impl Application {
         identity: Identity,
         memory: SharedMemory,
         connection: OwnedFd,
-        heir_of: Option<TakeoverToken>,
+        parent_token: Option<TakeoverToken>,
         settings: AppSettings,
     ) -> io::Result<Self> {
         let slot_count = memory.geometry().sockets;
         Ok(Self {
             identity,
             token: TakeoverToken::new()?,
-            parent_token: heir_of,
+            parent_token,
             connection: Arc::new(connection),
             commands: memory.command_receiver()?,
             notifications: memory.notification_sender()?,
@@ -160,8 +160,8 @@ impl Application {
 
     /// Sends the welcome: its memory, its takeover token and the number of network cores.
     pub(super) fn welcome(&self, core_count: usize) -> io::Result<()> {
-        let (memory, ticket, cores) = (self.memory.clone(), self.token, core_count as u32);
-        send_welcome(self.as_fd(), &Welcome { memory, token: ticket, cores })
+        let (memory, token, cores) = (self.memory.clone(), self.token, core_count as u32);
+        send_welcome(self.as_fd(), &Welcome { memory, token, cores })
     }
 
     /// Snapshot for the next daemon, in which its memory has index `memory`.
@@ -202,28 +202,29 @@ impl Application {
         let slot_count = memory.geometry().sockets as usize;
         let ApplicationSnapshot {
             identity,
-            token: ticket,
+            token,
             entries,
             generations,
-            free_slots: free,
-            queued_notifications: untold,
+            free_slots,
+            queued_notifications,
             ..
         } = snapshot;
         let is_in_range = |place: u32| (place as usize) < slot_count;
         if generations.len() > slot_count
-            || free.len() > slot_count
-            || !free.iter().all(|&f| is_in_range(f))
+            || free_slots.len() > slot_count
+            || !free_slots.iter().all(|&f| is_in_range(f))
         {
             return Err(InvalidSnapshot("an application has more slots than its memory").into());
         }
-        let restored = untold.into_iter().map(Notification::from_words).collect::<Option<_>>();
+        let restored =
+            queued_notifications.into_iter().map(Notification::from_words).collect::<Option<_>>();
         let mut app = Self::new(identity, memory, connection, None, settings)?;
-        app.token = TakeoverToken::from_bytes(ticket);
+        app.token = TakeoverToken::from_bytes(token);
         // An application that has corrupted its rings is found out when they are used.
         let _ = (app.commands.resume(), app.notifications.resume());
         app.entries.resize_with(generations.len(), || None);
         app.generations = generations;
-        app.free_slots = free;
+        app.free_slots = free_slots;
         app.queued_notifications =
             restored.ok_or(InvalidSnapshot("a notification is malformed"))?;
         // A superfluous wake-up is better than a lost one.
@@ -233,17 +234,12 @@ impl Application {
             held_back.map(|it| it.ok_or(InvalidSnapshot("a command is malformed"))).transpose()?;
         app.commands_taken = snapshot.commands_taken;
         app.payload_bytes = snapshot.payload_bytes;
-        for EntrySnapshot { handle, key, is_notification_queued: waits_to_tell } in entries {
+        for EntrySnapshot { handle, key, is_notification_queued } in entries {
             let changes = app.memory.change_flag(handle.slot)?;
             let place = app.entries.get_mut(handle.slot as usize);
             match place {
                 Some(place @ None) => {
-                    *place = Some(SocketEntry {
-                        handle,
-                        key,
-                        changes,
-                        is_notification_queued: waits_to_tell,
-                    });
+                    *place = Some(SocketEntry { handle, key, changes, is_notification_queued });
                 }
                 _ => {
                     return Err(InvalidSnapshot(
@@ -312,7 +308,7 @@ impl Application {
     pub(super) fn register_kernel_socket(
         &mut self,
         descriptor: OwnedFd,
-        part: handshake::Shard,
+        shard: handshake::Shard,
     ) -> io::Result<()> {
         let none = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let protocol = match sockopt::socket_type(&descriptor).map_err(none)? {
@@ -328,12 +324,7 @@ impl Application {
         if self.kernel_sockets.len() == MAX_KERNEL_SOCKETS {
             self.kernel_sockets.pop_front();
         }
-        self.kernel_sockets.push_back(KernelSocket {
-            protocol,
-            local,
-            socket: descriptor,
-            shard: part,
-        });
+        self.kernel_sockets.push_back(KernelSocket { protocol, local, socket: descriptor, shard });
         Ok(())
     }
 
@@ -390,12 +381,12 @@ impl Application {
 
     /// Reserves a free slot for a new socket; returns the socket's handle.
     pub(super) fn reserve_slot(&mut self) -> io::Result<Handle> {
-        let place = self.free_slots.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
-        self.ensure_slot(place);
+        let slot = self.free_slots.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
+        self.ensure_slot(slot);
         // Generations start at 1: other tables take 0 for no handle.
-        let generation = &mut self.generations[place as usize];
+        let generation = &mut self.generations[slot as usize];
         *generation = generation.wrapping_add(1).max(1);
-        Ok(Handle { slot: place, generation: *generation })
+        Ok(Handle { slot, generation: *generation })
     }
 
     fn ensure_slot(&mut self, slot: u32) {
@@ -440,8 +431,8 @@ impl Application {
 
     /// Finishes inheriting: slots without a socket become free.
     pub(super) fn finish_inheriting(&mut self) {
-        let Self { free_slots: free, entries, .. } = self;
-        free.retain(|&place| !matches!(entries.get(place as usize), Some(Some(_))));
+        let Self { free_slots, entries, .. } = self;
+        free_slots.retain(|&place| !matches!(entries.get(place as usize), Some(Some(_))));
     }
 
     /// Socket with this handle; `None` if its generation is outdated.

@@ -269,19 +269,12 @@ fn handle_hello(
             let app = create_application(connection, config, name, Some(ticket))?;
             cores.admit(0, app)?;
         }
-        Hello::Transfer(ticket, passing, descriptor) => {
+        Hello::Transfer(token, operation, descriptor) => {
             // Fails for a descriptor that is no socket.
             let cookie = rustix::net::sockopt::socket_cookie(&descriptor)?;
             let (search, hops) = (SearchTarget::Application, 0);
-            let request = TransferRequest {
-                connection,
-                token: ticket,
-                operation: passing,
-                descriptor,
-                cookie,
-                search,
-                hops,
-            };
+            let request =
+                TransferRequest { connection, token, operation, descriptor, cookie, search, hops };
             cores.inbox(0).send(CoreMessage::Transfer(Box::new(request)))?;
         }
         Hello::Report => {

@@ -52,13 +52,16 @@ impl BalancePolicy {
     fn on_sample(&mut self, cores: &[LastReport]) -> Option<MoveLoad> {
         let used = &cores[..self.used_cores.min(cores.len())];
         let busiest = (0..used.len()).max_by_key(|&core| used[core].busy_permille)?;
-        let LastReport { busy_permille: busy, migration_sets: families, .. } = used[busiest];
-        self.high_samples =
-            if busy >= BUSY_HIGH_PERMILLE && families > 1 { self.high_samples + 1 } else { 0 };
+        let LastReport { busy_permille, migration_sets, .. } = used[busiest];
+        self.high_samples = if busy_permille >= BUSY_HIGH_PERMILLE && migration_sets > 1 {
+            self.high_samples + 1
+        } else {
+            0
+        };
         if self.high_samples >= SCALE_UP_SAMPLES {
             self.high_samples = 0;
             let idlest = (0..used.len()).min_by_key(|&core| used[core].busy_permille)?;
-            let difference = busy - used[idlest].busy_permille;
+            let difference = busy_permille - used[idlest].busy_permille;
             if difference >= IMBALANCE_PERMILLE {
                 return Some(MoveLoad { from: busiest, to: idlest, busy_permille: difference / 2 });
             }
@@ -67,7 +70,7 @@ impl BalancePolicy {
                 return Some(MoveLoad {
                     from: busiest,
                     to: self.used_cores - 1,
-                    busy_permille: busy / 2,
+                    busy_permille: busy_permille / 2,
                 });
             }
         }
@@ -100,10 +103,9 @@ impl Balancer {
             while stopped.recv_timeout(SAMPLE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let step = policy.on_sample(&sample_loads(&cores, &mut previous_reports));
                 cores.set_used(policy.used_cores);
-                if let Some(MoveLoad { from, to, busy_permille: busy }) = step {
+                if let Some(MoveLoad { from, to, busy_permille }) = step {
                     // A core that has ended is found out by [`super::Daemon::is_running`].
-                    let _ =
-                        cores.inbox(from).send(CoreMessage::MoveLoad { to, busy_permille: busy });
+                    let _ = cores.inbox(from).send(CoreMessage::MoveLoad { to, busy_permille });
                 }
             }
         };
@@ -138,8 +140,8 @@ mod tests {
 
     fn cores(busy: &[u32]) -> Vec<LastReport> {
         busy.iter()
-            .map(|&busy| LastReport {
-                busy_permille: busy,
+            .map(|&busy_permille| LastReport {
+                busy_permille,
                 migration_sets: 2,
                 ..LastReport::default()
             })

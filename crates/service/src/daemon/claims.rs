@@ -69,14 +69,14 @@ impl RestoredClaims {
     pub(super) fn new(
         claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
         sockets: Vec<(SocketKey, u32)>,
-        ending: Vec<(TcpId, u32)>,
+        closing: Vec<(TcpId, u32)>,
     ) -> Result<Self, InvalidSnapshot> {
         let numbers = sockets.iter().map(|(_, number)| number);
-        let mut numbers = numbers.chain(ending.iter().map(|(_, number)| number));
+        let mut numbers = numbers.chain(closing.iter().map(|(_, number)| number));
         if numbers.any(|&number| number as usize >= claims.len()) {
             return Err(InvalidSnapshot("a socket refers to a port claim that does not exist"));
         }
-        Ok(Self { claims, sockets, closing: ending })
+        Ok(Self { claims, sockets, closing })
     }
 }
 

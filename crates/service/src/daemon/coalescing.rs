@@ -24,11 +24,11 @@ pub(super) struct WakeCoalescing {
 
 impl WakeCoalescing {
     pub(super) fn new(interval_ns: u64) -> Self {
-        let lately = [None; MAX_RECENT_SOCKETS];
+        let recent_slots = [None; MAX_RECENT_SOCKETS];
         Self {
             interval_ns,
             woken_ns: None,
-            recent_slots: lately,
+            recent_slots,
             has_other_sockets: false,
             has_answer: false,
         }

@@ -115,15 +115,15 @@ impl SocketServer {
                 self.set_options(app, socket, options);
                 return Ok(None);
             }
-            Command::Close { socket, reset_on_close: abrupt } => {
-                return Ok(self.close(number, app, socket, abrupt));
+            Command::Close { socket, reset_on_close } => {
+                return Ok(self.close(number, app, socket, reset_on_close));
             }
             Command::LookUpAddress { tag, address } => {
                 let stack = self.engine.stack();
-                let (is_own, source) = (stack.has_address(address), stack.source_for(address));
+                let (is_local, source) = (stack.has_address(address), stack.source_for(address));
                 app.answer(Notification::AddressInfo {
                     tag,
-                    info: AddressInfo { is_local: is_own, source },
+                    info: AddressInfo { is_local, source },
                 })?;
                 return Ok(None);
             }
@@ -140,17 +140,17 @@ impl SocketServer {
                 app.answer(Notification::Pong { tag, commands: app.commands_taken })?;
                 return Ok(None);
             }
-            Command::Bind { tag, local, share_group: together, options } => {
-                let (reuse_port, party) =
-                    port_sharing(together, options.reuse_port, app.identity.uid);
-                let options = UdpOptions { reuse_port, owner: party, ..options };
+            Command::Bind { tag, local, share_group, options } => {
+                let (reuse_port, owner) =
+                    port_sharing(share_group, options.reuse_port, app.identity.uid);
+                let options = UdpOptions { reuse_port, owner, ..options };
                 (tag, self.bind(number, app, local, options))
             }
             Command::ConnectUdp { tag, socket, peer } => (tag, self.connect_udp(app, socket, peer)),
-            Command::Listen { tag, local, backlog, share_group: together, options } => {
-                let (reuse_port, party) =
-                    port_sharing(together, options.reuse_port, app.identity.uid);
-                let options = TcpOptions { reuse_port, owner: party, ..options };
+            Command::Listen { tag, local, backlog, share_group, options } => {
+                let (reuse_port, owner) =
+                    port_sharing(share_group, options.reuse_port, app.identity.uid);
+                let options = TcpOptions { reuse_port, owner, ..options };
                 (tag, self.listen(number, app, local, backlog, options))
             }
             Command::Accept { tag, listener } => (tag, self.accept(number, app, listener)),

@@ -32,20 +32,16 @@ impl Controls {
         let first: io::Result<GateState> = states.next().unwrap_or_else(|| Err(ended()));
         states.try_fold(first?, |all, core| {
             let GateCounters { interrupts, receive_turns, yields, .. } = all.counters;
-            let GateCounters {
-                paused_by_feedback: held_by_feedback,
-                paused_by_share: held_by_share,
-                share_lifted: lifted,
-                ..
-            } = all.counters;
+            let GateCounters { paused_by_feedback, paused_by_share, share_lifted, .. } =
+                all.counters;
             let core = core?.counters;
             let counters = GateCounters {
                 interrupts: interrupts + core.interrupts,
                 receive_turns: receive_turns + core.receive_turns,
                 yields: yields + core.yields,
-                paused_by_feedback: held_by_feedback + core.paused_by_feedback,
-                paused_by_share: held_by_share + core.paused_by_share,
-                share_lifted: lifted + core.share_lifted,
+                paused_by_feedback: paused_by_feedback + core.paused_by_feedback,
+                paused_by_share: paused_by_share + core.paused_by_share,
+                share_lifted: share_lifted + core.share_lifted,
             };
             Ok(GateState { counters, ..all })
         })

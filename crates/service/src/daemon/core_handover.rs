@@ -48,18 +48,18 @@ pub(super) fn open_released_device(
 
 impl NetworkCore {
     /// Starts a handover to another daemon. Everything moves to this core first.
-    pub(super) fn start_handover(&mut self, to: HandoverRequest) -> io::Result<()> {
+    pub(super) fn start_handover(&mut self, request: HandoverRequest) -> io::Result<()> {
         let refusal = match &self.upgrade {
             UpgradeMode::Refused(why) => Some(*why),
             _ => None,
         };
         match refusal {
-            Some(why) => to.refuse(&format!("{why}: restart it instead")),
-            None if self.cores.count() == 1 => return self.hand_over(&to),
+            Some(why) => request.refuse(&format!("{why}: restart it instead")),
+            None if self.cores.count() == 1 => return self.hand_over(&request),
             None => {
                 self.cores.set_gathering(true);
                 self.pending_handover = Some(PendingHandover {
-                    request: to,
+                    request,
                     awaited_cores: 0,
                     laps_left: GATHER_LAPS,
                     unmoved: 0,
@@ -81,13 +81,12 @@ impl NetworkCore {
             return (1..self.cores.count())
                 .try_for_each(|core| self.cores.inbox(core).send(CoreMessage::Gather));
         }
-        let Some(PendingHandover { request: to, unmoved: left, .. }) = self.pending_handover.take()
-        else {
+        let Some(PendingHandover { request, unmoved, .. }) = self.pending_handover.take() else {
             return Ok(());
         };
-        match left {
-            0 => self.hand_over(&to)?,
-            _ => to.refuse(NO_CAPACITY),
+        match unmoved {
+            0 => self.hand_over(&request)?,
+            _ => request.refuse(NO_CAPACITY),
         }
         self.cores.set_gathering(false);
         Ok(())
@@ -95,8 +94,8 @@ impl NetworkCore {
 
     /// Moves everything to the primary core.
     pub(super) fn move_all_to_primary(&mut self) -> io::Result<()> {
-        let left = self.migrate_all(0)?;
-        self.cores.inbox(0).send(CoreMessage::Gathered { unmoved: left })
+        let unmoved = self.migrate_all(0)?;
+        self.cores.inbox(0).send(CoreMessage::Gathered { unmoved })
     }
 
     /// Counts a core that has moved all it could.
@@ -118,9 +117,8 @@ impl NetworkCore {
             self.server.engine.close_device(self.server.claims.shares_kernel_addresses())?;
         }
         let saved = save(stack, &mut self.server, &mut self.apps);
-        let offer = saved.and_then(|(state, belongings)| {
-            Ok(HandoverPackage { state: state.encode()?, fds: belongings })
-        });
+        let offer =
+            saved.and_then(|(state, fds)| Ok(HandoverPackage { state: state.encode()?, fds }));
         let _ = to.offer.send(offer.map_err(|error| error.to_string()));
         // A dropped channel means that the handover has failed.
         self.successor = to.outcome.recv().ok().flatten();

@@ -35,16 +35,16 @@ pub(super) struct Cores {
 
 impl Cores {
     pub(super) fn new(
-        posts: Vec<InboxSender>,
+        inboxes: Vec<InboxSender>,
         limits: &RangeInclusive<usize>,
-        crossing: Option<Arc<FlowSteering>>,
+        flow_steering: Option<Arc<FlowSteering>>,
     ) -> io::Result<Self> {
         let cores = Self {
-            loads: posts.iter().map(|_| CoreLoad::default()).collect(),
-            inboxes: posts,
+            loads: inboxes.iter().map(|_| CoreLoad::default()).collect(),
+            inboxes,
             used: AtomicUsize::new(0),
             is_gathering: AtomicBool::new(false),
-            flow_steering: crossing,
+            flow_steering,
             detach_bell: Doorbell::new()?,
         };
         cores.set_used(*limits.start());

@@ -172,8 +172,8 @@ impl Successor {
         }
         let [state, listener, stdout, stderr] = own;
         let state = read_sealed_memfd(state)?;
-        let prints = OutputFds { stdout, stderr };
-        Ok(ReceivedState { state, listener: listener.into(), output: prints, descriptors })
+        let output = OutputFds { stdout, stderr };
+        Ok(ReceivedState { state, listener: listener.into(), output, descriptors })
     }
 
     /// Reports that everything is open, and waits until the old daemon has ended.

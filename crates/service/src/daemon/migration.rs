@@ -170,13 +170,13 @@ impl NetworkCore {
             self.server.socket_index.remove(socket.id());
         }
         let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
-        let passages = self.server.transfers.extract(&keys);
+        let transfers = self.server.transfers.extract(&keys);
         let all = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let staying: HashSet<_> = all.map(Arc::as_ptr).collect();
-        let ending = self.server.claims.take_closing(|claim| {
+        let closing = self.server.claims.take_closing(|claim| {
             ports.contains(&claim.local_port()) && !staying.contains(&Arc::as_ptr(claim))
         });
-        moving.connections.extend(ending.iter().map(|(id, _)| *id));
+        moving.connections.extend(closing.iter().map(|(id, _)| *id));
         let (stack, arena, now_ns) = self.server.engine.parts();
         let stack = stack.extract_sockets(now_ns, arena, &moving);
         self.server.engine.flush()?;
@@ -193,24 +193,24 @@ impl NetworkCore {
             (self.log)(&format!("{} moves to network core {to}", app.identity));
         }
         let claims = sockets.iter().filter_map(|(_, socket)| socket.claim.as_ref());
-        let claims = claims.chain(ending.iter().map(|(_, claim)| claim));
+        let claims = claims.chain(closing.iter().map(|(_, claim)| claim));
         let claims: HashSet<_> = claims.map(|it| (Arc::as_ptr(it), it.local_port())).collect();
         let mut ports: HashMap<_, _> = ports.into_iter().map(|port| (port, 0)).collect();
         for (_, port) in claims {
             ports.entry(port).and_modify(|count| *count += 1);
         }
         let ports = ports.into_iter().collect();
-        let from = self.index;
-        let is_back = false;
+        let from_core = self.index;
+        let is_returned = false;
         let batch = MigrationBatch {
             apps,
             sockets,
             stack,
             ports,
-            closing: ending,
-            transfers: passages,
-            from_core: from,
-            is_returned: is_back,
+            closing,
+            transfers,
+            from_core,
+            is_returned,
         };
         cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))
     }
@@ -224,32 +224,32 @@ impl NetworkCore {
             sockets,
             stack,
             ports,
-            closing: ending,
-            transfers: passages,
-            from_core: from,
-            is_returned: is_back,
+            closing,
+            transfers,
+            from_core,
+            is_returned,
         } = batch;
         // The clock value of the other core may be later than this core's last one.
         self.server.engine.read_clock();
         let (own, arena, now_ns) = self.server.engine.parts();
         let (names, refused) = match own.insert_sockets(now_ns, arena, stack) {
             Ok(moved) => (SocketIdMap::new(moved), false),
-            Err(not_moved) if !is_back => {
+            Err(not_moved) if !is_returned => {
                 (self.log)(&format!("network core {}: {not_moved}", self.index));
                 let stack = not_moved.sockets;
                 // The previous core takes them back as its own.
-                let is_back = true;
+                let is_returned = true;
                 let batch = MigrationBatch {
                     apps,
                     sockets,
                     stack,
                     ports,
-                    closing: ending,
-                    transfers: passages,
-                    from_core: from,
-                    is_returned: is_back,
+                    closing,
+                    transfers,
+                    from_core,
+                    is_returned,
                 };
-                return cores.inbox(from).send(CoreMessage::InsertBatch(Box::new(batch)));
+                return cores.inbox(from_core).send(CoreMessage::InsertBatch(Box::new(batch)));
             }
             // A returned batch must fit: should the insertion fail, its applications are detached.
             Err(_) => (SocketIdMap::default(), true),
@@ -280,10 +280,10 @@ impl NetworkCore {
                 app.update_keys(&keys);
             }
         }
-        self.server.transfers.insert_all(passages, &keys);
+        self.server.transfers.insert_all(transfers, &keys);
         crossing.set_active(self.index);
-        crossing.hand_over(from, self.index, ports);
-        for (id, claim) in ending {
+        crossing.hand_over(from_core, self.index, ports);
+        for (id, claim) in closing {
             match names.connection(id) {
                 Some(id) => self.server.claims.release_after_close(id, Some(claim)),
                 None => self.server.release_claim(Some(claim)),
@@ -291,11 +291,11 @@ impl NetworkCore {
         }
         // So far they counted on the previous core.
         cores.load(self.index).add_applications(numbers.len());
-        cores.load(from).remove_applications(numbers.len());
+        cores.load(from_core).remove_applications(numbers.len());
         if refused {
             numbers.into_values().for_each(|number| self.detach(number));
         }
-        if cores.is_gathering() && !is_back {
+        if cores.is_gathering() && !is_returned {
             self.migrate_all(0)?;
         }
         self.server.engine.flush()
@@ -335,16 +335,16 @@ impl NetworkCore {
                 (next, SearchTarget::Socket { target_core: own, asked_cores: 1 }, hops + 1)
             }
             SearchTarget::Application => return self.transfer_here(request),
-            SearchTarget::Socket { target_core: to, asked_cores: asked } => match key {
-                Some(key) if to != own => {
+            SearchTarget::Socket { target_core, asked_cores } => match key {
+                Some(key) if target_core != own => {
                     let kin = self.migration_set_of(key);
-                    self.migrate(kin, to)?;
-                    (to, SearchTarget::Application, hops + 1)
+                    self.migrate(kin, target_core)?;
+                    (target_core, SearchTarget::Application, hops + 1)
                 }
-                Some(_) => (to, SearchTarget::Application, hops + 1),
-                None if asked < SOCKET_SEARCH_LAPS * count => (
+                Some(_) => (target_core, SearchTarget::Application, hops + 1),
+                None if asked_cores < SOCKET_SEARCH_LAPS * count => (
                     next,
-                    SearchTarget::Socket { target_core: to, asked_cores: asked + 1 },
+                    SearchTarget::Socket { target_core, asked_cores: asked_cores + 1 },
                     hops + 1,
                 ),
                 None => {
@@ -399,7 +399,7 @@ mod tests {
             let addresses = ["192.0.2.1/24", "192.0.2.3/24"].map(|text| text.parse().unwrap());
             let net = addresses.into_iter().fold(NetConfig::new(port), NetConfig::address);
             let path = folder.path().join("daemon.sock");
-            let door = AttachConfig {
+            let attach = AttachConfig {
                 path: path.clone(),
                 mode: 0o600,
                 group: None,
@@ -408,7 +408,7 @@ mod tests {
                 quota: Quota::default(),
             };
             let start = StartOptions {
-                attach: door,
+                attach,
                 cores: 1..=3,
                 on_core_start: |_| Ok(()),
                 drop_privileges: || Ok(()),
@@ -425,11 +425,11 @@ mod tests {
             self.apps[app].bind_udp(local, UdpOptions::default()).unwrap();
         }
 
-        fn move_load(&self, from: usize, to: usize, busy: u32) {
+        fn move_load(&self, from: usize, to: usize, busy_permille: u32) {
             self.daemon
                 .cores
                 .inbox(from)
-                .send(CoreMessage::MoveLoad { to, busy_permille: busy })
+                .send(CoreMessage::MoveLoad { to, busy_permille })
                 .unwrap();
         }
 

@@ -68,8 +68,8 @@ pub(super) struct Constraints<'c> {
 }
 
 impl<'c> Constraints<'c> {
-    pub(super) fn new(crossing: Option<&'c FlowSteering>) -> Self {
-        Self { flow_steering: crossing, can_be_shared: HashMap::new() }
+    pub(super) fn new(flow_steering: Option<&'c FlowSteering>) -> Self {
+        Self { flow_steering, can_be_shared: HashMap::new() }
     }
 
     pub(super) fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {

@@ -160,18 +160,18 @@ impl Daemon {
     /// [`StartError`]; nothing stays behind.
     pub fn start(
         net: NetConfig,
-        door: AttachConfig,
+        attach: AttachConfig,
         begin: impl Fn() -> io::Result<()> + Clone + Send + 'static,
         log: Log,
     ) -> Result<Self, StartError> {
         let upgrade = UpgradeMode::Refused("this daemon does not support upgrades");
-        let begin = move |_| begin();
+        let on_core_start = move |_| begin();
         Self::start_with(
             net,
             StartOptions {
-                attach: door,
+                attach,
                 cores: 1..=1,
-                on_core_start: begin,
+                on_core_start,
                 drop_privileges: || Ok(()),
                 upgrade,
                 log,
@@ -215,8 +215,7 @@ impl Daemon {
         // The old daemon limits the time until the first message of a connection.
         let mut predecessor = Successor::connect(&options.attach.path)?;
         prepared.primary().discard_interim_frames()?;
-        let ReceivedState { state, listener, output: prints, descriptors } =
-            predecessor.request_state()?;
+        let ReceivedState { state, listener, output, descriptors } = predecessor.request_state()?;
         let state = DaemonSnapshot::decode(&state).map_err(io::Error::from)?;
         prepared.keep_mac(MacAddr(state.mac));
         let terms =
@@ -229,7 +228,7 @@ impl Daemon {
         let stacks = prepared.go_on(stack)?;
         let socket = BoundSocket::inherit(options.attach.clone(), listener)?;
         let daemon = Self::spawn(stacks, Some(restored), socket, options, || predecessor.commit())?;
-        Ok((daemon, prints))
+        Ok((daemon, output))
     }
 
     /// Starts the threads; the first core gets the `restored` state. They run once `commit` has
@@ -244,18 +243,12 @@ impl Daemon {
         >,
         commit: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
-        let StartOptions {
-            cores: limits,
-            on_core_start: begin,
-            drop_privileges: settle,
-            upgrade,
-            log,
-            ..
-        } = options;
-        let ShardedStacks { stacks, flow_steering: crossing } = stacks;
+        let StartOptions { cores: limits, on_core_start, drop_privileges, upgrade, log, .. } =
+            options;
+        let ShardedStacks { stacks, flow_steering } = stacks;
         let channels = stacks.iter().map(|_| InboxSender::new()).collect::<io::Result<Vec<_>>>()?;
         let (posts, inboxes): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
-        let cores = Arc::new(Cores::new(posts, &limits, crossing)?);
+        let cores = Arc::new(Cores::new(posts, &limits, flow_steering)?);
         // Created before the channels: a dropped channel ends its thread.
         let mut daemon = Self {
             attach_listener: None,
@@ -265,8 +258,8 @@ impl Daemon {
         };
         let mut upgrade = Some(upgrade);
         let mut begin_senders = Vec::new();
-        for (number, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
-            let slot = CoreSlot { index: number, inbox, cores: Arc::clone(&cores) };
+        for (index, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
+            let slot = CoreSlot { index, inbox, cores: Arc::clone(&cores) };
             let (host, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
             let upgrade = upgrade
                 .take()
@@ -277,23 +270,23 @@ impl Daemon {
             };
             let (started, has_started) = mpsc::channel();
             let (begin_sender, may_begin) = mpsc::channel();
-            let (begin, settle) = (begin.clone(), settle.clone());
+            let (begin, settle) = (on_core_start.clone(), drop_privileges.clone());
             let run = move || {
-                let begun = begin(number).and_then(|()| settle());
+                let begun = begin(index).and_then(|()| settle());
                 let has_started_up = begun.is_ok();
                 // The starting thread waits for this result.
                 let _ = started.send(begun);
                 if has_started_up && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
             };
-            let name = match number {
+            let name = match index {
                 0 => "tidegate-core".to_owned(),
-                _ => format!("tidegate-core-{number}"),
+                _ => format!("tidegate-core-{index}"),
             };
             daemon.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
             has_started.recv().map_err(io::Error::other)??;
             begin_senders.push(begin_sender);
         }
-        settle()?;
+        drop_privileges()?;
         let (attach_begin, door_may_begin) = mpsc::channel();
         daemon.attach_listener =
             Some(AttachListener::open(socket, Arc::clone(&cores), log, door_may_begin)?);

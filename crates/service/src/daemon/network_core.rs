@@ -93,9 +93,9 @@ impl NetworkCore {
         host.transfers = TransferTable::restore(restored.transfers, now_ns, fits)?;
         let keys = host.sockets.keys();
         for &key in &keys {
-            let SocketServer { engine, sockets, socket_index: owners, .. } = &mut host;
+            let SocketServer { engine, sockets, socket_index, .. } = &mut host;
             let Some(socket) = sockets.get_mut(key) else { continue };
-            owners.insert(socket.id(), key);
+            socket_index.insert(socket.id(), key);
             socket.abort_if_corrupt(engine);
             // Events during the handover are found by polling every socket.
             socket.in_poll_queue = true;
@@ -111,16 +111,16 @@ impl NetworkCore {
 
     pub(super) fn new(
         slot: CoreSlot,
-        mut host: SocketServer,
+        mut server: SocketServer,
         upgrade: UpgradeMode,
         log: Log,
     ) -> io::Result<Self> {
-        let CoreSlot { index: number, inbox, cores } = slot;
-        let wake = host.engine.wake_fds()?;
+        let CoreSlot { index, inbox, cores } = slot;
+        let wake_fds = server.engine.wake_fds()?;
         Ok(Self {
-            index: number,
+            index,
             cores,
-            wake_fds: wake,
+            wake_fds,
             apps: Vec::new(),
             first_turn: 0,
             poll_queue: Vec::new(),
@@ -128,14 +128,14 @@ impl NetworkCore {
             early_message: None,
             meter: LoadMeter::default(),
             load_windows: 0,
-            next_check_ns: host.engine.read_clock(),
+            next_check_ns: server.engine.read_clock(),
             others_ran: false,
             is_reaping: false,
             wake_next_ns: None,
             upgrade,
             pending_handover: None,
             successor: None,
-            server: host,
+            server,
             log,
         })
     }
@@ -198,7 +198,7 @@ impl NetworkCore {
                 CoreMessage::Transfer(request) => self.handle_transfer(*request)?,
                 CoreMessage::PortQuery(port) => self.on_port_query(port)?,
                 CoreMessage::InsertBatch(family) => self.insert_batch(*family)?,
-                CoreMessage::MoveLoad { to, busy_permille: busy } => self.move_load(to, busy)?,
+                CoreMessage::MoveLoad { to, busy_permille } => self.move_load(to, busy_permille)?,
                 CoreMessage::MigrateProcess { pid, to } => self.migrate_process(pid, to)?,
                 CoreMessage::Report(to) => {
                     let busy = self.cores.load(self.index).last_report().busy_permille;
@@ -212,7 +212,7 @@ impl NetworkCore {
                     let _ = to.send(self.gate(settings));
                 }
                 CoreMessage::Gather => self.move_all_to_primary()?,
-                CoreMessage::Gathered { unmoved: left } => self.on_gathered(left)?,
+                CoreMessage::Gathered { unmoved } => self.on_gathered(unmoved)?,
                 CoreMessage::HandOver(to) => self.start_handover(to)?,
                 CoreMessage::Stop => return Ok(None),
             }
@@ -602,7 +602,7 @@ impl NetworkCore {
         }
         let Some(sleep) = self.server.engine.prepare_sleep()? else { return Ok(()) };
         let retry = (!self.poll_queue.is_empty()).then_some(DEVICE_RETRY_INTERVAL);
-        let SleepPlan { timeout_ns, receive_paused: held } = sleep;
+        let SleepPlan { timeout_ns, receive_paused } = sleep;
         let (_, _, now_ns) = self.server.engine.parts();
         let wakes_ns = self.wake_next_ns.into_iter().chain(self.server.transfers.next_expiry_ns());
         let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
@@ -613,7 +613,7 @@ impl NetworkCore {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         // While receiving is held back, frames stay in the device.
-        let port = self.wake_fds.device.as_ref().filter(|_| !held).map(AsFd::as_fd);
+        let port = self.wake_fds.device.as_ref().filter(|_| !receive_paused).map(AsFd::as_fd);
         let own = port.into_iter().chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
         let apps = self.apps.iter().flatten().map(|app| app.as_fd());
         let mut fds: Vec<PollFd<'_>> = own

@@ -31,13 +31,13 @@ impl NetworkCore {
         if !crossing.is_claimed_elsewhere(self.index, port) || app.has_queried_port() {
             return false;
         }
-        let (ticket, by) = (app.token, self.index);
+        let (token, asking_core) = (app.token, self.index);
         let sharing = command.sharing(app.identity.uid);
         let query = PortQuery {
             port,
             sharing,
-            asking_core: by,
-            token: ticket,
+            asking_core,
+            token,
             is_resolved: false,
             laps_left: QUERY_LAPS,
         };

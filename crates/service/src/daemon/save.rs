@@ -75,13 +75,13 @@ pub(super) fn save(
             Some(app.save(belongings.memories.len() as u32 - 1))
         })
         .collect();
-    let SocketServer { engine, claims: own, sockets, transfers: passages, .. } = host;
-    let passages = passages.save();
+    let SocketServer { engine, claims: own, sockets, transfers, .. } = host;
+    let transfers = transfers.save();
     let mut claims = ClaimTable::default();
     // Claims among cores are made again from the sockets.
     let is_shared = own.shares_kernel_addresses();
     let ending = own.closing().filter(|_| is_shared);
-    let ending = ending.map(|(id, claim)| (id.to_bits(), claims.index_of(claim))).collect();
+    let closing = ending.map(|(id, claim)| (id.to_bits(), claims.index_of(claim))).collect();
     let sockets = sockets
         .all()
         .map(|socket| {
@@ -95,7 +95,7 @@ pub(super) fn save(
     let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
     let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
     belongings.claims_and_device.extend(held.into_iter().flatten());
-    let port = match device_handover(engine) {
+    let device = match device_handover(engine) {
         Some((port, fd)) => {
             belongings.claims_and_device.push(fd.try_clone_to_owned()?);
             Some(port)
@@ -109,10 +109,10 @@ pub(super) fn save(
         memories,
         applications,
         sockets,
-        transfers: passages,
+        transfers,
         claims,
-        closing: ending,
-        device: port,
+        closing,
+        device,
     };
     Ok((state, belongings))
 }
@@ -151,17 +151,17 @@ pub(super) fn restore(
         memories,
         applications,
         sockets,
-        transfers: passages,
+        transfers,
         claims,
-        closing: ending,
-        device: port,
+        closing,
+        device,
         ..
     } = state;
     let held = claims.iter().filter(|claim| claim.has_kernel_socket).count();
     let count = memories.len() * FDS_PER_MEMORY
         + applications.iter().flatten().count()
         + held
-        + usize::from(port.is_some());
+        + usize::from(device.is_some());
     if descriptors.len() != count {
         return Err(InvalidSnapshot("the number of descriptors is wrong").into());
     }
@@ -195,14 +195,14 @@ pub(super) fn restore(
             AppSocket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
-    let on_their_way = passages.iter().filter(|passage| passage.pending_receivers > 0).count();
+    let on_their_way = transfers.iter().filter(|passage| passage.pending_receivers > 0).count();
     check_holders(&apps, &sockets, on_their_way)?;
     let mut held =
         |claim: &ClaimSnapshot| if claim.has_kernel_socket { descriptors.next() } else { None };
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
-    let ending = ending.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
-    let taken = RestoredClaims::new(claims, with_claims, ending)?;
-    let inherited = port.and_then(|port| {
+    let ending = closing.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
+    let claims = RestoredClaims::new(claims, with_claims, ending)?;
+    let inherited = device.and_then(|port| {
         let fd = descriptors.next()?;
         Some(match port {
             DeviceSnapshot::XdpLink { native } => {
@@ -211,12 +211,7 @@ pub(super) fn restore(
             DeviceSnapshot::Tap => InheritedDevice::Tap(fd),
         })
     });
-    let restored = RestoredCore {
-        apps,
-        sockets: SocketTable::restore(sockets),
-        transfers: passages,
-        claims: taken,
-    };
+    let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
 }
 
@@ -293,22 +288,17 @@ mod tests {
             ..Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
         };
         let stack = Stack::new(config, 0).unwrap().save(0, &arena);
-        let handle = |place| Handle { slot: place, generation: 1 };
+        let handle = |slot| Handle { slot, generation: 1 };
         let held = DatagramSnapshot {
             remote: "192.0.2.2:53".parse().unwrap(),
             local: "192.0.2.1".parse().unwrap(),
             bytes: vec![7; 20],
         };
-        let moved = PayloadBytes { to_app: 1, from_app: 2 };
+        let payload_bytes = PayloadBytes { to_app: 1, from_app: 2 };
         let kinds = [
-            KindSnapshot::Udp { id: 1, pending: Some(held), payload_bytes: moved },
+            KindSnapshot::Udp { id: 1, pending: Some(held), payload_bytes },
             KindSnapshot::Listener { id: 1 << 32 },
-            KindSnapshot::Stream {
-                id: 3,
-                shutdown_pending: false,
-                is_closed: true,
-                payload_bytes: moved,
-            },
+            KindSnapshot::Stream { id: 3, shutdown_pending: false, is_closed: true, payload_bytes },
         ];
         let phase = Status { state: SocketState::Connected, ..Status::default() };
         let socket = |(place, kind)| {
@@ -341,7 +331,7 @@ mod tests {
                 Command::Close { socket: handle(2), reset_on_close: true }.to_words(),
             ),
             commands_taken: 5,
-            payload_bytes: moved,
+            payload_bytes,
         };
         DaemonSnapshot {
             stack,

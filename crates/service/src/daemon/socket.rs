@@ -117,12 +117,12 @@ impl AppSocket {
         Ok(Self::with_kind(handle, SocketKind::Stream(stream), place, SocketState::Connecting))
     }
 
-    fn with_kind(handle: Handle, kind: SocketKind, place: SocketSlot, phase: SocketState) -> Self {
-        let status = Status { generation: handle.generation, state: phase, ..Status::default() };
+    fn with_kind(handle: Handle, kind: SocketKind, slot: SocketSlot, state: SocketState) -> Self {
+        let status = Status { generation: handle.generation, state, ..Status::default() };
         let mut socket = Self {
             handle,
             kind,
-            slot: place,
+            slot,
             status,
             claim: None,
             origin: Holder::default(),
@@ -145,25 +145,23 @@ impl AppSocket {
         engine: &mut Engine,
     ) -> SocketSnapshot {
         let kind = match &self.kind {
-            SocketKind::Udp(UdpEndpoint { id, pending: held, payload_bytes: moved, .. }) => {
-                KindSnapshot::Udp {
-                    id: id.to_bits(),
-                    pending: held.as_ref().map(|held| held.save(engine)),
-                    payload_bytes: *moved,
-                }
-            }
+            SocketKind::Udp(UdpEndpoint { id, pending, payload_bytes, .. }) => KindSnapshot::Udp {
+                id: id.to_bits(),
+                pending: pending.as_ref().map(|held| held.save(engine)),
+                payload_bytes: *payload_bytes,
+            },
             SocketKind::Listener(id) => KindSnapshot::Listener { id: id.to_bits() },
             SocketKind::Stream(TcpEndpoint {
                 id,
-                shutdown_pending: is_shut,
+                shutdown_pending,
                 is_closed,
-                payload_bytes: moved,
+                payload_bytes,
                 ..
             }) => KindSnapshot::Stream {
                 id: id.to_bits(),
-                shutdown_pending: *is_shut,
+                shutdown_pending: *shutdown_pending,
                 is_closed: *is_closed,
-                payload_bytes: *moved,
+                payload_bytes: *payload_bytes,
             },
         };
         SocketSnapshot {
@@ -180,47 +178,35 @@ impl AppSocket {
 
     /// Restores a socket that another daemon saved, in the memory where it was.
     pub(super) fn restore(saved: SocketSnapshot, memory: &SharedMemory) -> io::Result<Self> {
-        let SocketSnapshot { handle, kind, status, origin, holders, is_corrupt: is_broken, .. } =
-            saved;
-        let place = memory.slot(handle.slot)?;
-        let mut is_spoilt = is_broken;
+        let SocketSnapshot { handle, kind, status, origin, holders, is_corrupt, .. } = saved;
+        let slot = memory.slot(handle.slot)?;
+        let mut is_spoilt = is_corrupt;
         let mut ends = |carries| {
-            let (mut from_app, mut to_app) = place.daemon_streams(carries)?;
+            let (mut from_app, mut to_app) = slot.daemon_streams(carries)?;
             is_spoilt |= from_app.resume().is_err() || to_app.resume().is_err();
             io::Result::Ok((from_app, to_app))
         };
         let kind = match kind {
-            KindSnapshot::Udp { id, pending: held, payload_bytes: moved } => {
+            KindSnapshot::Udp { id, pending, payload_bytes } => {
                 let (from_app, to_app) = ends(StreamKind::Datagrams)?;
-                let held = held.map(PendingDatagram::Copy);
+                let pending = pending.map(PendingDatagram::Copy);
                 let id = UdpId::from_bits(id);
-                SocketKind::Udp(UdpEndpoint {
-                    id,
-                    from_app,
-                    to_app,
-                    pending: held,
-                    payload_bytes: moved,
-                })
+                SocketKind::Udp(UdpEndpoint { id, from_app, to_app, pending, payload_bytes })
             }
             KindSnapshot::Listener { id } => SocketKind::Listener(
                 TcpListenerId::from_bits(id)
                     .ok_or(InvalidSnapshot("a listener's ID is invalid"))?,
             ),
-            KindSnapshot::Stream {
-                id,
-                shutdown_pending: is_shut,
-                is_closed,
-                payload_bytes: moved,
-            } => {
+            KindSnapshot::Stream { id, shutdown_pending, is_closed, payload_bytes } => {
                 let (from_app, to_app) = ends(StreamKind::Bytes)?;
                 let id = TcpId::from_bits(id);
                 SocketKind::Stream(TcpEndpoint {
                     id,
                     from_app,
                     to_app,
-                    shutdown_pending: is_shut,
+                    shutdown_pending,
                     is_closed,
-                    payload_bytes: moved,
+                    payload_bytes,
                 })
             }
         };
@@ -228,7 +214,7 @@ impl AppSocket {
         let mut socket = Self {
             handle,
             kind,
-            slot: place,
+            slot,
             status: Status { generation: handle.generation, ..status },
             claim: None,
             origin,
@@ -325,8 +311,8 @@ impl AppSocket {
 
     /// Records an error for the application. Returns true if the status has changed.
     pub(super) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
-        let errors = self.status.error_count.wrapping_add(1);
-        self.set_status(Status { error: Some(kind), error_count: errors, ..self.status })
+        let error_count = self.status.error_count.wrapping_add(1);
+        self.set_status(Status { error: Some(kind), error_count, ..self.status })
     }
 
     /// Moves data both ways between the streams and the stack.
@@ -342,9 +328,9 @@ impl AppSocket {
         match &self.kind {
             SocketKind::Udp(_) => self.poll_udp(engine),
             SocketKind::Listener(id) => {
-                let acceptable = engine.stack().tcp_acceptable(*id) > 0;
-                let tell = self.set_status(Status { accept_ready: acceptable, ..self.status });
-                Ok(PollResult { notify: tell && acceptable, ..PollResult::default() })
+                let accept_ready = engine.stack().tcp_acceptable(*id) > 0;
+                let tell = self.set_status(Status { accept_ready, ..self.status });
+                Ok(PollResult { notify: tell && accept_ready, ..PollResult::default() })
             }
             SocketKind::Stream(_) => self.poll_stream(engine),
         }

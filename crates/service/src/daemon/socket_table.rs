@@ -34,11 +34,8 @@ impl SocketTable {
         let is_free = |(key, socket): (usize, &Option<AppSocket>)| {
             socket.is_none().then_some(key as SocketKey)
         };
-        let free = sockets.iter().enumerate().filter_map(is_free).collect();
-        Self {
-            slots: sockets.into_iter().map(|socket| socket.map(Box::new)).collect(),
-            free_keys: free,
-        }
+        let free_keys = sockets.iter().enumerate().filter_map(is_free).collect();
+        Self { slots: sockets.into_iter().map(|socket| socket.map(Box::new)).collect(), free_keys }
     }
 
     /// All slots, in the order of their keys.

@@ -15,10 +15,10 @@ impl AppSocket {
         let taken = send(stream, engine)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
-        let mut tell = received || taken && self.slot.notify_on_tx_space.take();
+        let mut notify = received || taken && self.slot.notify_on_tx_space.take();
         let stack = engine.parts().0;
         let readiness = stack.tcp_readiness(id);
-        let phase = match stack.tcp_state(id) {
+        let state = match stack.tcp_state(id) {
             Some(TcpState::SynSent | TcpState::SynReceived) => SocketState::Connecting,
             None | Some(TcpState::Closed) if stack.tcp_readable(id) == 0 => SocketState::Over,
             _ => SocketState::Connected,
@@ -27,10 +27,10 @@ impl AppSocket {
         let read_closed = readiness.read_closed && stack.tcp_readable(id) == 0;
         let write_closed = readiness.write_closed;
         if let Some(error) = stack.tcp_take_error(id) {
-            tell |= self.set_error(error.kind());
+            notify |= self.set_error(error.kind());
         }
-        tell |= self.set_status(Status { state: phase, read_closed, write_closed, ..self.status });
-        Ok(PollResult { notify: tell, is_done, ..PollResult::default() })
+        notify |= self.set_status(Status { state, read_closed, write_closed, ..self.status });
+        Ok(PollResult { notify, is_done, ..PollResult::default() })
     }
 }
 
@@ -42,7 +42,7 @@ fn receive(
     wait: impl Fn(),
 ) -> Result<bool, PeerError> {
     let (stack, _, now_ns) = engine.parts();
-    let TcpEndpoint { id, to_app, payload_bytes: moved, .. } = stream;
+    let TcpEndpoint { id, to_app, payload_bytes, .. } = stream;
     // The application's receive-buffer size limits the unread bytes.
     let limit = stack.tcp_options(*id).map_or(0, |options| options.receive_buffer_bytes as usize);
     let mut received = false;
@@ -60,7 +60,7 @@ fn receive(
         });
         written?;
         let Ok(len @ 1..) = read else { break };
-        moved.to_app += len as u64;
+        payload_bytes.to_app += len as u64;
         received = true;
     }
     to_app.publish();
@@ -71,14 +71,7 @@ fn receive(
 /// any were taken.
 fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
-    let TcpEndpoint {
-        id,
-        from_app,
-        shutdown_pending: is_shut,
-        is_closed,
-        payload_bytes: moved,
-        ..
-    } = stream;
+    let TcpEndpoint { id, from_app, shutdown_pending, is_closed, payload_bytes, .. } = stream;
     let mut taken = false;
     loop {
         let available = from_app.available()?;
@@ -92,7 +85,7 @@ fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError
         });
         read?;
         match wrote {
-            Ok(len) => moved.from_app += len as u64,
+            Ok(len) => payload_bytes.from_app += len as u64,
             Err(TcpError::WouldBlock) => break,
             Err(TcpError::NotConnected) if stack.tcp_state(*id) == Some(TcpState::SynSent) => break,
             // The connection has ended: discard the bytes.
@@ -103,10 +96,10 @@ fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError
     if taken {
         from_app.release();
     }
-    if *is_shut && !*is_closed && from_app.available()? == 0 {
+    if *shutdown_pending && !*is_closed && from_app.available()? == 0 {
         // A closed connection needs no shutdown.
         let _ = stack.tcp_shutdown(now_ns, arena, *id, Shutdown::Write);
-        *is_shut = false;
+        *shutdown_pending = false;
     }
     Ok(taken)
 }

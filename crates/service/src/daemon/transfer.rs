@@ -47,12 +47,12 @@ pub(super) struct TransferRequest {
 impl TransferRequest {
     /// Descriptor cookie and shard of the socket concerned.
     pub(super) fn fd_cookie(&self) -> FdCookie {
-        let part = match self.operation {
-            TransferOperation::Send(_, Shard { index: number, .. })
-            | TransferOperation::ReservePort(Shard { index: number, .. }) => number,
+        let shard = match self.operation {
+            TransferOperation::Send(_, Shard { index, .. })
+            | TransferOperation::ReservePort(Shard { index, .. }) => index,
             TransferOperation::Withdraw(part) | TransferOperation::Receive(part) => part,
         };
-        FdCookie { cookie: self.cookie, shard: part }
+        FdCookie { cookie: self.cookie, shard }
     }
 }
 
@@ -96,14 +96,13 @@ impl SocketServer {
         request: TransferRequest,
     ) -> Option<SocketKey> {
         let shown = request.fd_cookie();
-        let TransferRequest { connection, token: ticket, operation: passing, descriptor, .. } =
-            request;
+        let TransferRequest { connection, token, operation, descriptor, .. } = request;
         let mut to_poll = None;
-        let outcome = match find_by_token(apps, ticket) {
+        let outcome = match find_by_token(apps, token) {
             None => Err(ErrorKind::PermissionDenied.into()),
-            Some((number, app)) => match passing {
-                TransferOperation::Send(handle, Shard { count: of, .. }) => {
-                    self.send_socket(app, handle, shown, of).map(|()| None)
+            Some((number, app)) => match operation {
+                TransferOperation::Send(handle, Shard { count, .. }) => {
+                    self.send_socket(app, handle, shown, count).map(|()| None)
                 }
                 TransferOperation::Withdraw(_) => {
                     let uid = app.identity.uid;
@@ -129,11 +128,11 @@ impl SocketServer {
         app: &Application,
         handle: Handle,
         shown: FdCookie,
-        parts: u8,
+        shards: u8,
     ) -> io::Result<()> {
         let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
         let (_, _, now_ns) = self.engine.parts();
-        let (uid, until_ns) = (app.identity.uid, now_ns.saturating_add(TRANSFER_TIMEOUT_NS));
+        let (uid, expires_ns) = (app.identity.uid, now_ns.saturating_add(TRANSFER_TIMEOUT_NS));
         let is_counted = |passage: &&SocketTransfer| passage.uid == uid && passage.is_in_transit();
         let passages = &mut self.transfers;
         let is_full = passages.0.values().filter(is_counted).count() >= MAX_TRANSFERS_PER_USER;
@@ -141,19 +140,19 @@ impl SocketServer {
         match passages.0.get_mut(&shown).filter(|passage| passage.key == key) {
             Some(passage) if passage.is_in_transit() => {
                 (passage.pending_receivers, passage.expires_ns) =
-                    (passage.pending_receivers.saturating_add(1), until_ns);
+                    (passage.pending_receivers.saturating_add(1), expires_ns);
                 return Ok(());
             }
             _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
-            Some(passage) => (passage.pending_receivers, passage.expires_ns) = (1, until_ns),
+            Some(passage) => (passage.pending_receivers, passage.expires_ns) = (1, expires_ns),
             None if is_free => {
                 let passage = SocketTransfer {
                     key,
                     uid,
                     pending_receivers: 1,
-                    expires_ns: until_ns,
+                    expires_ns,
                     is_shared: false,
-                    shards: parts,
+                    shards,
                 };
                 passages.0.insert(shown, passage);
             }
@@ -176,15 +175,15 @@ impl SocketServer {
     ) {
         let shown = FdCookie { cookie, shard: part.index };
         if self.transfers.can_insert(shown, key) {
-            let (uid, until_ns) = (app.identity.uid, u64::MAX);
-            let parts = part.count;
+            let (uid, expires_ns) = (app.identity.uid, u64::MAX);
+            let shards = part.count;
             let passage = SocketTransfer {
                 key,
                 uid,
                 pending_receivers: 0,
-                expires_ns: until_ns,
+                expires_ns,
                 is_shared: true,
-                shards: parts,
+                shards,
             };
             self.transfers.0.insert(shown, passage);
         }
@@ -197,7 +196,7 @@ impl SocketServer {
         shown: FdCookie,
     ) -> io::Result<TransferReply> {
         let passage = self.transfers.0.get(&shown).ok_or(ErrorKind::NotConnected)?;
-        let (key, parts) = (passage.key, passage.shards);
+        let (key, shards) = (passage.key, passage.shards);
         if passage.uid != app.identity.uid {
             return Err(ErrorKind::PermissionDenied.into());
         }
@@ -212,7 +211,7 @@ impl SocketServer {
                 handle
             }
         };
-        let carries = match &socket.kind {
+        let socket_type = match &socket.kind {
             SocketKind::Udp(_) => TransferredType::Udp,
             SocketKind::Listener(_) => TransferredType::Listener,
             SocketKind::Stream(_) => TransferredType::Stream,
@@ -223,9 +222,9 @@ impl SocketServer {
                 local: socket.local_addr(&self.engine),
                 peer: socket.peer_addr(&self.engine),
             },
-            socket_type: carries,
+            socket_type,
             is_new: own.is_none(),
-            shards: parts,
+            shards,
             slot: socket.handle.slot,
             memory: socket.slot.memory().clone(),
         };

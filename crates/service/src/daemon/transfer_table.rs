@@ -48,18 +48,9 @@ impl SocketTransfer {
 
 impl TransferTable {
     pub(super) fn save(&self) -> Vec<TransferSnapshot> {
-        let save = |(&shown, passage): (&FdCookie, &SocketTransfer)| {
-            let SocketTransfer {
-                key, uid, pending_receivers: count, is_shared, shards: parts, ..
-            } = *passage;
-            TransferSnapshot {
-                fd_cookie: shown,
-                key,
-                uid,
-                pending_receivers: count,
-                is_shared,
-                shards: parts,
-            }
+        let save = |(&fd_cookie, passage): (&FdCookie, &SocketTransfer)| {
+            let SocketTransfer { key, uid, pending_receivers, is_shared, shards, .. } = *passage;
+            TransferSnapshot { fd_cookie, key, uid, pending_receivers, is_shared, shards }
         };
         self.0.iter().map(save).collect()
     }
@@ -71,28 +62,15 @@ impl TransferTable {
         now_ns: u64,
         fits: impl Fn(&SocketTransfer) -> bool,
     ) -> Result<Self, InvalidSnapshot> {
-        let until_ns = now_ns.saturating_add(TRANSFER_TIMEOUT_NS);
+        let expires_ns = now_ns.saturating_add(TRANSFER_TIMEOUT_NS);
         let mut passages = Self::default();
-        for TransferSnapshot {
-            fd_cookie: shown,
-            key,
-            uid,
-            pending_receivers: count,
-            is_shared,
-            shards: parts,
-        } in saved
+        for TransferSnapshot { fd_cookie, key, uid, pending_receivers, is_shared, shards } in saved
         {
             let is_known = passages.0.values().any(|passage| passage.key == key);
-            let passage = SocketTransfer {
-                key,
-                uid,
-                pending_receivers: count,
-                expires_ns: until_ns,
-                is_shared,
-                shards: parts,
-            };
+            let passage =
+                SocketTransfer { key, uid, pending_receivers, expires_ns, is_shared, shards };
             let is_right = (passage.is_in_transit() || is_shared) && fits(&passage);
-            if !is_right || is_known || passages.0.insert(shown, passage).is_some() {
+            if !is_right || is_known || passages.0.insert(fd_cookie, passage).is_some() {
                 return Err(InvalidSnapshot("a transfer does not match its socket"));
             }
         }

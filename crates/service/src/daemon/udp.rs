@@ -17,15 +17,15 @@ impl AppSocket {
         let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
         let sent = send(datagrams, engine)?;
         let id = datagrams.id;
-        let mut tell = received || sent.consumed && self.slot.notify_on_tx_space.take();
+        let mut notify = received || sent.consumed && self.slot.notify_on_tx_space.take();
         let reported = engine.parts().0.udp_take_error(id).map(|error| error.kind());
         if let Some(kind) = reported.or(sent.failure) {
-            tell |= self.set_error(kind);
+            notify |= self.set_error(kind);
         }
         if engine.needs_queue_levels() {
             engine.report_level(id);
         }
-        Ok(PollResult { notify: tell, poll_again: sent.device_full, ..PollResult::default() })
+        Ok(PollResult { notify, poll_again: sent.device_full, ..PollResult::default() })
     }
 }
 
@@ -37,16 +37,16 @@ fn receive(
     wait: impl Fn(),
 ) -> Result<bool, PeerError> {
     let (stack, arena, _) = engine.parts();
-    let UdpEndpoint { id, to_app, pending: held, payload_bytes: moved, .. } = datagrams;
+    let UdpEndpoint { id, to_app, pending, payload_bytes, .. } = datagrams;
     let mut received = false;
     let mut next = |arena: &mut Arena| Some(PendingDatagram::Frame(stack.udp_recv(arena, *id)?));
-    while let Some(datagram) = held.take().or_else(|| next(arena)) {
+    while let Some(datagram) = pending.take().or_else(|| next(arena)) {
         let bytes = datagram.bytes(arena);
         let len = bytes.len();
         if to_app.space()? < record_bytes(len) {
             wait();
             if to_app.space()? < record_bytes(len) {
-                *held = Some(datagram);
+                *pending = Some(datagram);
                 break;
             }
         }
@@ -55,7 +55,7 @@ fn receive(
         to_app.write(bytes)?;
         to_app.write(&PADDING[..record_bytes(len) - HEADER_BYTES - len])?;
         datagram.release(arena);
-        moved.to_app += len as u64;
+        payload_bytes.to_app += len as u64;
         received = true;
     }
     to_app.publish();
@@ -76,7 +76,7 @@ struct SendOutcome {
 /// Sends the datagrams that the application has written.
 fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
-    let UdpEndpoint { id, from_app, payload_bytes: moved, .. } = datagrams;
+    let UdpEndpoint { id, from_app, payload_bytes, .. } = datagrams;
     let mut sent = SendOutcome::default();
     loop {
         let available = from_app.available()?;
@@ -106,7 +106,7 @@ fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome,
             }
         };
         match result {
-            Ok(()) => moved.from_app += len as u64,
+            Ok(()) => payload_bytes.from_app += len as u64,
             Err(SendError::WouldBlock) => {
                 sent.device_full = true;
                 break;

@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn every_notification_round_trips() {
-        let socket = Handle { slot: u32::MAX, generation: 1 };
+        let handle = Handle { slot: u32::MAX, generation: 1 };
         let local = Some("[2001:db8::1]:53".parse().unwrap());
         let peer = Some("192.0.2.1:1024".parse().unwrap());
         for outcome in [
-            Ok(OpenedSocket { handle: socket, local, peer }),
-            Ok(OpenedSocket { handle: socket, local, peer: None }),
+            Ok(OpenedSocket { handle, local, peer }),
+            Ok(OpenedSocket { handle, local, peer: None }),
             Err(ErrorKind::AddrInUse),
         ] {
             let notification = Notification::Reply { tag: 9, outcome };
@@ -166,7 +166,7 @@ mod tests {
         }
         let notification = Notification::Pong { tag: u32::MAX, commands: u64::MAX };
         assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        let notification = Notification::Changed(socket);
+        let notification = Notification::Changed(handle);
         assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         assert_eq!(Notification::from_words([0; NOTIFICATION_WORDS]), None);
         assert_eq!(

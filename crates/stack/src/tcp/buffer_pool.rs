@@ -47,8 +47,8 @@ impl BufferPool {
     pub(crate) fn new(limit_bytes: usize) -> Self {
         let limit =
             (limit_bytes / BUFFER_BYTES).clamp(1, NO_BUFFER as usize / BUFFERS_PER_BACKED - 1);
-        let (memory, next, spare, hollow) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { memory, next, spare, unbacked: hollow, used: 0, limit }
+        let (memory, next, spare, unbacked) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { memory, next, spare, unbacked, used: 0, limit }
     }
 
     /// Buffers in queues that have memory.

@@ -322,14 +322,14 @@ impl Connection {
     /// Connection in CLOSED that has sent and received nothing.
     pub(crate) fn new(
         now_ns: u64,
-        ends: FourTuple,
+        tuple: FourTuple,
         options: Arc<TcpOptions>,
         iss: Seq,
         ts_offset: u32,
     ) -> Self {
-        let default_mss = DEFAULT_MSS[usize::from(!ends.is_v4())];
+        let default_mss = DEFAULT_MSS[usize::from(!tuple.is_v4())];
         Self {
-            tuple: ends,
+            tuple,
             links: TableLinks {
                 hash: 0,
                 hash_next: NO_INDEX,

@@ -69,15 +69,15 @@ impl Stack {
             return Some(frame);
         }
         let Ok((header, payload)) = TcpHeader::parse(plain.segment) else { return Some(frame) };
-        let PlainSegment { tuple: ends, segment, traffic_class, .. } = plain;
+        let PlainSegment { tuple, segment, traffic_class, .. } = plain;
         let Ok(segment) = Segment::new(&header, segment, payload, traffic_class) else {
             return Some(frame);
         };
-        if ends.local_port == 0 || ends.remote_port == 0 {
+        if tuple.local_port == 0 || tuple.remote_port == 0 {
             return Some(frame);
         }
         let may_reset = self.ownership == AddressOwnership::Exclusive;
-        match self.tcp.on_segment(now_ns, ends, &segment, may_reset) {
+        match self.tcp.on_segment(now_ns, tuple, &segment, may_reset) {
             Ok(()) => self.counters.handled += 1,
             Err(reason) => self.counters.drops.count(reason),
         }
@@ -97,14 +97,14 @@ impl Stack {
             && is_plain_source_v4(from)
             && self.addresses.is_for_us_v4(from, to);
         let segment = bytes.get(TCP_V4_OFFSET..LINK_BYTES + packet_bytes)?;
-        let pseudo = Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
+        let pseudo_sum = Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
             .with_u16(Protocol::TCP.0.into())
             .with_u16(segment.len() as u16);
         plain.then(|| PlainSegment {
             tuple: FourTuple::v4(to, from, array_at(head, TCP_V4_OFFSET)),
             segment,
             traffic_class: head[15],
-            pseudo_sum: pseudo,
+            pseudo_sum,
         })
     }
 
@@ -119,13 +119,13 @@ impl Stack {
             && self.addresses.is_local_v6(Ipv6Addr::from(to))
             && self.addresses.is_other_v6(Ipv6Addr::from(from));
         let segment = bytes.get(TCP_V6_OFFSET..TCP_V6_OFFSET + segment_bytes)?;
-        let pseudo =
+        let pseudo_sum =
             Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(segment.len() as u16);
         plain.then(|| PlainSegment {
             tuple: FourTuple::v6(to, from, array_at(head, TCP_V6_OFFSET)),
             segment,
             traffic_class: head[14] << 4 | head[15] >> 4,
-            pseudo_sum: pseudo,
+            pseudo_sum,
         })
     }
 

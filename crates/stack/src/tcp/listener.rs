@@ -103,8 +103,8 @@ pub(crate) struct Listeners {
 impl Listeners {
     pub(crate) fn new(key: HashKey, limit: usize) -> Self {
         let by_address = HashMap::with_hasher(key);
-        let told = PortGroupsHandle::default();
-        Self { slots: Vec::new(), free: Vec::new(), by_address, limit, port_groups: told }
+        let port_groups = PortGroupsHandle::default();
+        Self { slots: Vec::new(), free: Vec::new(), by_address, limit, port_groups }
     }
 
     /// Sets the observer, see [`crate::Stack::set_port_groups`].

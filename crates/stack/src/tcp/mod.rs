@@ -577,9 +577,8 @@ impl Stack {
     ) -> Result<(), TcpError> {
         let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
         // Port sharing is fixed when the socket is bound.
-        let TcpOptions { reuse_port, owner: party, .. } = *connection.options;
-        connection.options =
-            shared.intern_options(TcpOptions { reuse_port, owner: party, ..options });
+        let TcpOptions { reuse_port, owner, .. } = *connection.options;
+        connection.options = shared.intern_options(TcpOptions { reuse_port, owner, ..options });
         if connection.is_synchronized() && connection.state != TcpState::TimeWait {
             connection.start_keepalive(now_ns);
         }

@@ -33,12 +33,8 @@ fn valid_frames() -> Vec<Vec<u8>> {
     }
     let (us, peer) = (Family::V6.host(1), Family::V6.host(2));
     let std::net::IpAddr::V6(target) = us else { panic!("an IPv6 host") };
-    let source_link = Some(super::kit::mac(2));
-    frames.push(ndp_frame(
-        peer,
-        us,
-        NdpMessage::NeighbourSolicitation { target, source_mac: source_link },
-    ));
+    let source_mac = Some(super::kit::mac(2));
+    frames.push(ndp_frame(peer, us, NdpMessage::NeighbourSolicitation { target, source_mac }));
     let std::net::IpAddr::V6(target) = peer else { panic!("an IPv6 host") };
     frames.push(ndp_frame(
         peer,
@@ -48,7 +44,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
             solicited: true,
             overrides: true,
             target,
-            target_mac: source_link,
+            target_mac: source_mac,
         }),
     ));
     let query = tidegate_wire::MldMessage::Query {

@@ -218,8 +218,8 @@ impl Exchange {
 
     /// Migrates the sockets of a side between its two stacks, with `moves` / 1000 probability
     /// per step.
-    pub fn with_moves(self, moves: u32) -> Self {
-        Self { migration_permille: moves, ..self }
+    pub fn with_moves(self, migration_permille: u32) -> Self {
+        Self { migration_permille, ..self }
     }
 
     fn migrate_some(&mut self) {
@@ -249,8 +249,8 @@ impl Exchange {
 
     /// Saves a side and restores it into a fresh arena, with `upgrades` / 1000 probability
     /// per step.
-    pub fn with_upgrades(self, upgrades: u32) -> Self {
-        Self { upgrade_permille: upgrades, ..self }
+    pub fn with_upgrades(self, upgrade_permille: u32) -> Self {
+        Self { upgrade_permille, ..self }
     }
 
     fn apply_changes(&mut self) {

@@ -242,13 +242,13 @@ impl Fork<'_> {
     /// When the child got no attachment, because the daemon has exited or this user may not
     /// attach. All later calls fail.
     pub fn in_child(self) -> io::Result<()> {
-        let Self { mut core, children: heirs } = self;
+        let Self { mut core, children } = self;
         // The registered sleepers and tasks are threads and tasks of the parent.
         wait::forget_thread_bell();
         core.waiters = Waiters::default();
         core.tasks = Tasks::default();
         core.idle = new_idle(0);
-        let result = heirs.map(|heirs| core.attachments = heirs);
+        let result = children.map(|heirs| core.attachments = heirs);
         if result.is_err() {
             core.attachments.abandon();
             core.fail();

@@ -228,9 +228,9 @@ impl SocketOps for AttachedCore {
     }
 
     fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
-        let Self { attachments: lines, shards: parts, .. } = self;
-        let accepted = parts.receive_in_turn(id.to_bits(), false, |shard, _| {
-            unless_blocked(lines.accept(shard).map_err(OpError::from))
+        let Self { attachments, shards, .. } = self;
+        let accepted = shards.receive_in_turn(id.to_bits(), false, |shard, _| {
+            unless_blocked(attachments.accept(shard).map_err(OpError::from))
         });
         let (accepted, peer) = accepted.ok_or(OpError::WouldBlock)??;
         // Other threads or tasks may wait for the next connection.
@@ -424,9 +424,9 @@ impl SocketOps for AttachedCore {
     }
 
     fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<udp::DatagramMeta> {
-        let Self { attachments: lines, shards: parts, .. } = self;
-        let received = parts.receive_in_turn(id.to_bits(), peek, |shard, rank| {
-            unless_blocked(lines.recv_datagram(shard, rank, buf, peek).map_err(OpError::from))
+        let Self { attachments, shards, .. } = self;
+        let received = shards.receive_in_turn(id.to_bits(), peek, |shard, rank| {
+            unless_blocked(attachments.recv_datagram(shard, rank, buf, peek).map_err(OpError::from))
         });
         let received = received.ok_or(OpError::WouldBlock)??;
         Ok(udp::DatagramMeta {
@@ -445,9 +445,9 @@ impl SocketOps for AttachedCore {
         to: Option<SocketAddr>,
         from: Option<IpAddr>,
     ) -> OpResult<()> {
-        let Self { attachments: lines, shards: parts, .. } = self;
-        let sent = parts.send_from_last_used(id.to_bits(), |shard| {
-            let sent = lines.attachment_of(shard).and_then(|(attachment, socket)| {
+        let Self { attachments, shards, .. } = self;
+        let sent = shards.send_from_last_used(id.to_bits(), |shard| {
+            let sent = attachments.attachment_of(shard).and_then(|(attachment, socket)| {
                 attachment.send_datagram(socket, payload, to, from)
             });
             unless_blocked(sent.map_err(OpError::from))

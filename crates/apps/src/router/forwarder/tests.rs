@@ -287,19 +287,13 @@ impl Testbed {
         let mut config = RouterConfig { frames: 512, hugepages: false, ..RouterConfig::default() };
         let [near, far] = [(1, 1500), (2, far_mtu)].map(|(n, mtu)| {
             let macs = [mac(n, 1).0, mac(n, 2).0];
-            let (own, port) = wire(&MemConfig { macs, mtu, ..MemConfig::default() }).unwrap();
+            let (own, device) = wire(&MemConfig { macs, mtu, ..MemConfig::default() }).unwrap();
             let addresses = [format!("10.{n}.0.1/24"), format!("fd00:{n}::1/64")];
             config.interfaces.push(InterfaceSpec {
                 device: RouterDevice::Mem(Box::new(own)),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
             });
-            TestHost {
-                wire: n,
-                device: port,
-                silent: false,
-                solicitations: 0,
-                received: Vec::new(),
-            }
+            TestHost { wire: n, device, silent: false, solicitations: 0, received: Vec::new() }
         });
         change(&mut config);
         let mut testbed = Self { forwarder: open(config).unwrap(), near, far };

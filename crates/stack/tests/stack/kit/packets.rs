@@ -243,7 +243,7 @@ pub fn fragment_with_protocol(
     to: IpAddr,
     id: u32,
     offset_bytes: usize,
-    more: bool,
+    more_fragments: bool,
     data: &[u8],
 ) -> Vec<u8> {
     match (from, to) {
@@ -251,7 +251,7 @@ pub fn fragment_with_protocol(
             let mut header = Ipv4Header::new(source, destination, protocol, data.len()).unwrap();
             header.identification = id as u16;
             header.dont_fragment = false;
-            header.more_fragments = more;
+            header.more_fragments = more_fragments;
             header.fragment_offset_bytes = offset_bytes as u16;
             let mut bytes = vec![0; 20 + data.len()];
             header.emit(&mut bytes).unwrap().copy_from_slice(data);
@@ -260,7 +260,7 @@ pub fn fragment_with_protocol(
         _ => {
             let header = FragmentHeader {
                 offset_bytes: offset_bytes as u16,
-                more_fragments: more,
+                more_fragments,
                 identification: id,
             };
             let mut payload = vec![0; 8 + data.len()];
