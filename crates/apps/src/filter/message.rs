@@ -71,9 +71,9 @@ mod tests {
             packets.iter().for_each(|(number, packet)| put_request(&mut message, *number, packet));
             let read: Vec<_> = requests(&message).collect();
             prop_assert_eq!(read.len(), packets.len());
-            for ((number, shown), (wanted, packet)) in read.iter().zip(&packets) {
+            for ((number, head), (wanted, packet)) in read.iter().zip(&packets) {
                 prop_assert_eq!(number, wanted);
-                prop_assert_eq!(*shown, &packet[..packet.len().min(SNAP_BYTES)]);
+                prop_assert_eq!(*head, &packet[..packet.len().min(SNAP_BYTES)]);
             }
         }
 

@@ -98,7 +98,7 @@ impl ClaimedPort {
 
     /// Returns true when a core may claim the port, as far as addresses of sockets permit.
     pub(super) fn can_claim(&self, core: usize, sharing: PortSharing) -> bool {
-        let is_only_owner = |party| self.owners.iter().all(|&(known, _)| known == party);
+        let is_only_owner = |owner| self.owners.iter().all(|&(known, _)| known == owner);
         match sharing {
             _ if self.is_unclaimed() || self.is_held_only_by(core) => true,
             PortSharing::Exclusive => false,
@@ -243,7 +243,7 @@ impl ClaimedPort {
     fn reassign(&mut self) {
         let Self { by_core, owners, groups, .. } = self;
         let has_claimed = |core| by_core.iter().any(|part| part.core == core);
-        let is_known = |party| owners.iter().any(|&(known, _)| known == party);
+        let is_known = |owner| owners.iter().any(|&(known, _)| known == owner);
         for group in groups {
             let is_known = is_known(group.owner);
             let sockets = group.sockets.iter().copied();

@@ -290,9 +290,9 @@ fn ring_overflow_drops_frames_of_that_core_only() {
 
 #[test]
 fn secondary_fails_once_the_primary_is_dropped() {
-    let Testbed { primary, secondaries: mut branches, .. } = Testbed::new(2);
+    let Testbed { primary, mut secondaries, .. } = Testbed::new(2);
     drop(primary);
-    let (secondary, arena) = &mut branches[0];
+    let (secondary, arena) = &mut secondaries[0];
     let ended = secondary.receive(arena, &mut Burst::new(), 1).unwrap_err();
     assert_eq!(ended.kind(), io::ErrorKind::BrokenPipe);
 }

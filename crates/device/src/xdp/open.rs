@@ -37,17 +37,16 @@ pub(super) fn open(
     };
     let was_attached = program.link().is_some();
     let result = take_into_service(&config, &target, &umem, &mut program, arena);
-    let OpenedParts { queues, data_path, poller, irq_deferral, readiness } =
-        match result {
-            Ok(parts) => parts,
-            Err(error) => {
-                if !was_attached {
-                    program.detach();
-                }
-                *loaded = Some(program);
-                return Err(error);
+    let OpenedParts { queues, data_path, poller, irq_deferral, readiness } = match result {
+        Ok(parts) => parts,
+        Err(error) => {
+            if !was_attached {
+                program.detach();
             }
-        };
+            *loaded = Some(program);
+            return Err(error);
+        }
+    };
     let mut device = XdpDevice {
         capabilities: capabilities(&target),
         queues,
@@ -108,7 +107,7 @@ fn take_into_service(
         }
     }
     let poller = busy_poll.and_then(|_| poller(target, &sockets));
-    let device = busy_poll.and_then(|settings| IrqDeferral::set(target, settings).ok());
+    let irq_deferral = busy_poll.and_then(|settings| IrqDeferral::set(target, settings).ok());
 
     let queues = queues(sockets, config, arena);
     let readiness = match start(config, target, program, &queues) {

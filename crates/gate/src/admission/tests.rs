@@ -545,12 +545,12 @@ proptest! {
         jump: u64,
     ) {
         let mut admission = admission(&Config::default());
-        let (mut now_ns, mut shown) = (jump >> 1, 0);
+        let (mut now_ns, mut decided) = (jump >> 1, 0);
         for (n, (source, step_ns, level_percent, served)) in events.into_iter().enumerate() {
             now_ns = if n == 150 { jump } else { now_ns.saturating_add(step_ns) };
             for _ in 0..source % 8 {
                 admission.decide(now_ns, &udp_from(source.into()));
-                shown += 1;
+                decided += 1;
             }
             let late_drops = u64::from(level_percent > 100);
             admission.on_period(now_ns, &Pressure { served, late_drops, level_percent, rx_missed_permille: 0 });
@@ -558,7 +558,7 @@ proptest! {
             prop_assert_eq!(calm, !admission.is_limiting());
         }
         let counted: u64 = admission.counters().iter().map(ClassCounters::arrived).sum();
-        prop_assert_eq!(counted, shown);
+        prop_assert_eq!(counted, decided);
     }
 }
 

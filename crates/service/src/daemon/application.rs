@@ -484,15 +484,15 @@ impl Application {
     }
 
     fn try_notify(&mut self, notice: Notification) -> Result<bool, ProtocolError> {
-        let told = self.notifications.push(&notice.to_words())?;
-        if told {
+        let is_pushed = self.notifications.push(&notice.to_words())?;
+        if is_pushed {
             self.has_unpublished = true;
             self.coalescing.on_notified(match notice {
                 Notification::Changed(handle) => Some(handle.slot),
                 _ => None,
             });
         }
-        Ok(told)
+        Ok(is_pushed)
     }
 
     /// Publishes the notifications, and wakes the application if it sleeps. Returns the time of

@@ -264,9 +264,9 @@ fn handle_hello(
             app.welcome(cores.count())?;
             cores.admit(cores.least_loaded(), app)?;
         }
-        Hello::Inherit(ticket, name) => {
+        Hello::Inherit(token, name) => {
             // The core sends the welcome once the child has its sockets.
-            let app = create_application(connection, config, name, Some(ticket))?;
+            let app = create_application(connection, config, name, Some(token))?;
             cores.admit(0, app)?;
         }
         Hello::Transfer(token, operation, descriptor) => {

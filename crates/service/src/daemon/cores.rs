@@ -99,8 +99,8 @@ impl Cores {
     pub(super) fn set_used(&self, used: usize) {
         let used = used.min(self.count());
         self.used.store(used, Ordering::Relaxed);
-        if let Some(crossing) = &self.flow_steering {
-            (0..used).for_each(|core| crossing.set_active(core));
+        if let Some(flow_steering) = &self.flow_steering {
+            (0..used).for_each(|core| flow_steering.set_active(core));
         }
     }
 

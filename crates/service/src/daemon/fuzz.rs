@@ -39,7 +39,7 @@ pub fn check(bytes: &[u8]) -> Outcome {
     let Ok((_, mut restored, _)) = restore(state, descriptors, AppSettings::default()) else {
         return Outcome::Refused;
     };
-    let is_there = |passage: &SocketTransfer| restored.sockets.get(passage.key).is_some();
+    let is_there = |transfer: &SocketTransfer| restored.sockets.get(transfer.key).is_some();
     if TransferTable::restore(restored.transfers, 0, is_there).is_err() {
         return Outcome::Refused;
     }

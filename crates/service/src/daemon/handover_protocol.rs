@@ -90,8 +90,8 @@ impl Predecessor {
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         let state = sealed_memfd(state)?;
-        let prints = [rustix::stdio::stdout(), rustix::stdio::stderr()];
-        let own = [state.as_fd(), listener.as_fd(), prints[0], prints[1]];
+        let output = [rustix::stdio::stdout(), rustix::stdio::stderr()];
+        let own = [state.as_fd(), listener.as_fd(), output[0], output[1]];
         let mut head = [0; HEADER_BYTES];
         head[..MAGIC.len()].copy_from_slice(&MAGIC);
         head[MAGIC.len()..].copy_from_slice(&(descriptors.len() as u32).to_ne_bytes());

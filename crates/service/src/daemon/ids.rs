@@ -52,8 +52,8 @@ impl StackSocketId {
             Self::Listener(id) => stack.tcp_listener_options(id).map(|o| (o.reuse_port, o.owner)),
             Self::Stream(id) => stack.tcp_options(id).map(|o| (o.reuse_port, o.owner)),
         };
-        shared.map_or(PortSharing::Exclusive, |(reuse_port, party)| {
-            PortSharing::new(reuse_port, party)
+        shared.map_or(PortSharing::Exclusive, |(reuse_port, owner)| {
+            PortSharing::new(reuse_port, owner)
         })
     }
 }

@@ -51,8 +51,8 @@ impl CoreLoad {
         self.applications.fetch_sub(count as u32, Ordering::SeqCst);
     }
 
-    pub(super) fn set_migration_sets(&self, families: usize) {
-        self.migration_sets.store(families as u32, Ordering::Relaxed);
+    pub(super) fn set_migration_sets(&self, count: usize) {
+        self.migration_sets.store(count as u32, Ordering::Relaxed);
     }
 
     fn publish(&self, busy: u32) {

@@ -47,14 +47,14 @@ impl NetworkCore {
             // A socket in transit may share its port with other applications only.
             let port = ties.of(socket).and_then(|tie| ports.get(&tie).copied());
             let first = self.involved_applications(socket).next().or(port);
-            let kin = first.and_then(|first| sets.get_mut(&groups.group_of(first)));
-            kin.into_iter().for_each(|kin| kin.sockets.push(key));
+            let set = first.and_then(|first| sets.get_mut(&groups.group_of(first)));
+            set.into_iter().for_each(|set| set.sockets.push(key));
         }
         let mut seen = HashSet::new();
         for (tie, app) in ports {
             let (group, port) = (groups.group_of(app), tie.port());
             if seen.insert((group, port)) {
-                sets.entry(group).and_modify(|kin| kin.ports.push(port));
+                sets.entry(group).and_modify(|set| set.ports.push(port));
             }
         }
         sets.into_values().collect()
@@ -62,8 +62,8 @@ impl NetworkCore {
 
     /// Migration set of a socket.
     pub(super) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
-        let kin = self.migration_sets().into_iter().find(|kin| kin.sockets.contains(&key));
-        kin.unwrap_or_else(|| {
+        let set = self.migration_sets().into_iter().find(|set| set.sockets.contains(&key));
+        set.unwrap_or_else(|| {
             // The socket is in transit, and its port has no other sockets than such.
             let mut ties = self.constraints();
             let own = self.server.sockets.get(key).and_then(|socket| ties.of(socket));
@@ -96,27 +96,27 @@ impl NetworkCore {
     /// Moves applications to another core that cause up to `busy_permille` of this core's load;
     /// at least one migration set in any case.
     pub(super) fn move_load(&mut self, to: usize, busy_permille: u32) -> io::Result<()> {
-        let work = |core: &Self, kin: &MigrationSet| -> u64 {
-            let apps = kin.apps.iter().filter_map(|&app| core.apps.get(app as usize)?.as_ref());
+        let work = |core: &Self, set: &MigrationSet| -> u64 {
+            let apps = set.apps.iter().filter_map(|&app| core.apps.get(app as usize)?.as_ref());
             apps.map(|app| app.recent_work).sum::<u64>() + 1
         };
         let mut sets: Vec<(u64, MigrationSet)> =
-            self.migration_sets().into_iter().map(|kin| (work(self, &kin), kin)).collect();
+            self.migration_sets().into_iter().map(|set| (work(self, &set), set)).collect();
         let total: u64 = sets.iter().map(|(work, _)| work).sum();
         let own = self.cores.load(self.index).last_report().busy_permille.max(1);
         let mut rest = total * u64::from(busy_permille) / u64::from(own);
         sets.sort_unstable_by_key(|(work, _)| std::cmp::Reverse(*work));
-        let last = sets.last().map(|(_, kin)| kin.clone());
+        let last = sets.last().map(|(_, set)| set.clone());
         let mut moved_any = false;
-        for (work, kin) in sets {
+        for (work, set) in sets {
             if work <= rest {
                 rest -= work;
                 moved_any = true;
-                self.migrate(kin, to)?;
+                self.migrate(set, to)?;
             }
         }
         match last {
-            Some(kin) if !moved_any => self.migrate(kin, to),
+            Some(set) if !moved_any => self.migrate(set, to),
             _ => Ok(()),
         }
     }
@@ -127,8 +127,8 @@ impl NetworkCore {
             let app = self.apps.get(app as usize).and_then(Option::as_ref);
             app.is_some_and(|app| app.identity.pid == pid)
         };
-        match self.migration_sets().into_iter().find(|kin| kin.apps.iter().any(is_it)) {
-            Some(kin) => self.migrate(kin, to),
+        match self.migration_sets().into_iter().find(|set| set.apps.iter().any(is_it)) {
+            Some(set) => self.migrate(set, to),
             None => Ok(()),
         }
     }
@@ -136,13 +136,13 @@ impl NetworkCore {
     /// Migrates a set of applications to another core.
     pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
-        let Some(crossing) = cores.flow_steering() else { return Ok(()) };
+        let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
         let to = cores.migration_target(to);
         if to == self.index || to >= cores.count() {
             return Ok(());
         }
         let MigrationSet { apps, sockets, ports } = set;
-        if crossing.park(self.index, &ports).is_err() {
+        if flow_steering.park(self.index, &ports).is_err() {
             // `Daemon::stop` reports what is wrong with the primary core.
             return Ok(());
         }
@@ -182,7 +182,7 @@ impl NetworkCore {
         self.server.engine.flush()?;
         moving.udp.iter().for_each(|&id| self.server.engine.report_level(id));
         // A primary core that hangs is found out by `Daemon::is_running`.
-        let _ = crossing.wait_until_sent(self.index);
+        let _ = flow_steering.wait_until_sent(self.index);
         // The last events may have ended an application.
         let mut leave = |number: AppNumber| {
             let app = self.apps.get_mut(number as usize)?.take()?;
@@ -218,7 +218,7 @@ impl NetworkCore {
     /// Inserts a batch of applications from another core.
     pub(super) fn insert_batch(&mut self, batch: MigrationBatch) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
-        let Some(crossing) = cores.flow_steering() else { return Ok(()) };
+        let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
         let MigrationBatch {
             apps,
             sockets,
@@ -281,8 +281,8 @@ impl NetworkCore {
             }
         }
         self.server.transfers.insert_all(transfers, &keys);
-        crossing.set_active(self.index);
-        crossing.hand_over(from_core, self.index, ports);
+        flow_steering.set_active(self.index);
+        flow_steering.hand_over(from_core, self.index, ports);
         for (id, claim) in closing {
             match names.connection(id) {
                 Some(id) => self.server.claims.release_after_close(id, Some(claim)),
@@ -337,8 +337,8 @@ impl NetworkCore {
             SearchTarget::Application => return self.transfer_here(request),
             SearchTarget::Socket { target_core, asked_cores } => match key {
                 Some(key) if target_core != own => {
-                    let kin = self.migration_set_of(key);
-                    self.migrate(kin, target_core)?;
+                    let set = self.migration_set_of(key);
+                    self.migrate(set, target_core)?;
                     (target_core, SearchTarget::Application, hops + 1)
                 }
                 Some(_) => (target_core, SearchTarget::Application, hops + 1),

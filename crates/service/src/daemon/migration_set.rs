@@ -75,7 +75,8 @@ impl<'c> Constraints<'c> {
     pub(super) fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {
         let claim = socket.claim.as_ref()?;
         let port = claim.local_port();
-        let ask = || self.flow_steering.is_some_and(|crossing| crossing.can_be_shared(port));
+        let ask =
+            || self.flow_steering.is_some_and(|flow_steering| flow_steering.can_be_shared(port));
         let is_shared = claim.is_shared() && *self.can_be_shared.entry(port).or_insert_with(ask);
         Some(if is_shared {
             Constraint::Claim(Arc::as_ptr(claim), port)

@@ -83,11 +83,11 @@ impl NetworkCore {
         log: Log,
     ) -> io::Result<Self> {
         host.sockets = restored.sockets;
-        let fits = |passage: &SocketTransfer| {
-            let Some(socket) = host.sockets.get(passage.key) else { return false };
+        let fits = |transfer: &SocketTransfer| {
+            let Some(socket) = host.sockets.get(transfer.key) else { return false };
             let may_be_shared =
-                !passage.is_shared || matches!(socket.kind, SocketKind::Listener(_));
-            socket.holders.contains(&IN_TRANSIT) == passage.is_in_transit() && may_be_shared
+                !transfer.is_shared || matches!(socket.kind, SocketKind::Listener(_));
+            socket.holders.contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
         };
         let now_ns = host.engine.read_clock();
         host.transfers = TransferTable::restore(restored.transfers, now_ns, fits)?;
@@ -274,12 +274,10 @@ impl NetworkCore {
 
     /// Application of the same user whose takeover token the fork child presented.
     fn parent_of(&self, child: &Application) -> Option<AppNumber> {
-        let ticket = child.parent_token?;
+        let token = child.parent_token?;
         let is_parent = |app: &Option<Box<Application>>| {
             let app = app.as_ref();
-            app.is_some_and(|app| {
-                app.token.ct_eq(&ticket) && app.identity.uid == child.identity.uid
-            })
+            app.is_some_and(|app| app.token.ct_eq(&token) && app.identity.uid == child.identity.uid)
         };
         Some(self.apps.iter().position(is_parent)? as AppNumber)
     }

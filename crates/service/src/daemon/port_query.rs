@@ -23,12 +23,13 @@ impl NetworkCore {
     /// Queries the other cores for a command's port that one of them has, unless that was done.
     /// Returns true if the command waits for the answer.
     pub(super) fn query_port(&mut self, number: AppNumber, command: Command) -> bool {
-        let (Some(port), Some(crossing)) = (command.requested_port(), self.cores.flow_steering())
+        let (Some(port), Some(flow_steering)) =
+            (command.requested_port(), self.cores.flow_steering())
         else {
             return false;
         };
         let Some(Some(app)) = self.apps.get_mut(number as usize) else { return false };
-        if !crossing.is_claimed_elsewhere(self.index, port) || app.has_queried_port() {
+        if !flow_steering.is_claimed_elsewhere(self.index, port) || app.has_queried_port() {
             return false;
         }
         let (token, asking_core) = (app.token, self.index);
@@ -57,11 +58,11 @@ impl NetworkCore {
 
     /// Handles the query of another core, or its own query when all cores have been asked.
     pub(super) fn on_port_query(&mut self, mut query: PortQuery) -> io::Result<()> {
-        let Some(crossing) = self.cores.flow_steering() else { return Ok(()) };
+        let Some(flow_steering) = self.cores.flow_steering() else { return Ok(()) };
         let port = query.port;
-        query.is_resolved |= crossing.is_held_by(self.index, port);
+        query.is_resolved |= flow_steering.is_held_by(self.index, port);
         if query.asking_core == self.index {
-            query.is_resolved |= crossing.can_claim(self.index, port, query.sharing);
+            query.is_resolved |= flow_steering.can_claim(self.index, port, query.sharing);
             // The application may have migrated, and queries again on its new core.
             let Some((_, app)) = find_by_token(&mut self.apps, query.token) else { return Ok(()) };
             if query.is_resolved || query.laps_left == 0 {
@@ -75,8 +76,9 @@ impl NetworkCore {
         self.server.release_closed();
         let claims = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
-        let is_open =
-            |crossing: &FlowSteering| crossing.can_claim(query.asking_core, port, query.sharing);
+        let is_open = |flow_steering: &FlowSteering| {
+            flow_steering.can_claim(query.asking_core, port, query.sharing)
+        };
         let may_stay = self.cores.flow_steering().is_some_and(is_open);
         if !is_used && !may_stay && self.server.claims.has_closing(port) {
             let ports = vec![port];

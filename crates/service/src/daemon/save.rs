@@ -64,15 +64,15 @@ pub(super) fn save(
     host: &mut SocketServer,
     apps: &mut [Option<Box<Application>>],
 ) -> io::Result<(DaemonSnapshot, StateFds)> {
-    let mut belongings = StateFds::default();
+    let mut fds = StateFds::default();
     let applications = apps
         .iter_mut()
         .map(|app| {
             let app = app.as_deref_mut()?;
             // Every application has a memory of its own.
-            belongings.memories.push(app.memory.clone());
-            belongings.connections.push(app.connection());
-            Some(app.save(belongings.memories.len() as u32 - 1))
+            fds.memories.push(app.memory.clone());
+            fds.connections.push(app.connection());
+            Some(app.save(fds.memories.len() as u32 - 1))
         })
         .collect();
     let SocketServer { engine, claims: own, sockets, transfers, .. } = host;
@@ -87,17 +87,17 @@ pub(super) fn save(
         .map(|socket| {
             let socket = socket?;
             // The memory of an exited application stays as long as a socket in it.
-            let memory = belongings.memory_index(socket.slot.memory());
+            let memory = fds.memory_index(socket.slot.memory());
             let claim = socket.claim.as_ref().filter(|_| is_shared);
             Some(socket.save(memory, claim.map(|claim| claims.index_of(claim)), engine))
         })
         .collect();
-    let memories = belongings.memories.iter().map(|memory| *memory.geometry()).collect();
+    let memories = fds.memories.iter().map(|memory| *memory.geometry()).collect();
     let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
-    belongings.claims_and_device.extend(held.into_iter().flatten());
+    fds.claims_and_device.extend(held.into_iter().flatten());
     let device = match device_handover(engine) {
         Some((port, fd)) => {
-            belongings.claims_and_device.push(fd.try_clone_to_owned()?);
+            fds.claims_and_device.push(fd.try_clone_to_owned()?);
             Some(port)
         }
         None => None,
@@ -114,7 +114,7 @@ pub(super) fn save(
         closing,
         device,
     };
-    Ok((state, belongings))
+    Ok((state, fds))
 }
 
 /// State of the device that the next daemon needs, with its descriptor.
@@ -195,8 +195,8 @@ pub(super) fn restore(
             AppSocket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
-    let on_their_way = transfers.iter().filter(|passage| passage.pending_receivers > 0).count();
-    check_holders(&apps, &sockets, on_their_way)?;
+    let in_transit = transfers.iter().filter(|transfer| transfer.pending_receivers > 0).count();
+    check_holders(&apps, &sockets, in_transit)?;
     let mut held =
         |claim: &ClaimSnapshot| if claim.has_kernel_socket { descriptors.next() } else { None };
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
@@ -235,9 +235,9 @@ fn map_memory(
 fn check_holders(
     apps: &[Option<Box<Application>>],
     sockets: &[Option<AppSocket>],
-    on_their_way: usize,
+    in_transit: usize,
 ) -> Result<(), InvalidSnapshot> {
-    let mut expected = on_their_way;
+    let mut expected = in_transit;
     for (number, app) in apps.iter().enumerate() {
         for (handle, key) in app.iter().flat_map(|app| app.sockets()) {
             expected += 1;
@@ -397,8 +397,8 @@ mod tests {
             change(&mut saved[0]);
             TransferTable::restore(saved, 5, fits)
         };
-        let passages = again(|_| (), |passage| passage.key == 1).unwrap();
-        assert_eq!(passages.next_expiry_ns(), Some(60_000_000_005));
+        let transfers = again(|_| (), |transfer| transfer.key == 1).unwrap();
+        assert_eq!(transfers.next_expiry_ns(), Some(60_000_000_005));
         assert!(again(|_| (), |_| false).is_err());
         assert!(
             again(|saved| saved.pending_receivers = 0, |_| true).is_err(),

@@ -329,8 +329,8 @@ impl AppSocket {
             SocketKind::Udp(_) => self.poll_udp(engine),
             SocketKind::Listener(id) => {
                 let accept_ready = engine.stack().tcp_acceptable(*id) > 0;
-                let tell = self.set_status(Status { accept_ready, ..self.status });
-                Ok(PollResult { notify: tell && accept_ready, ..PollResult::default() })
+                let notify = self.set_status(Status { accept_ready, ..self.status });
+                Ok(PollResult { notify: notify && accept_ready, ..PollResult::default() })
             }
             SocketKind::Stream(_) => self.poll_stream(engine),
         }

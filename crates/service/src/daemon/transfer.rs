@@ -79,11 +79,11 @@ pub(super) fn answer(connection: &UnixStream, outcome: io::Result<Option<Transfe
 
 pub(super) fn find_by_token(
     apps: &mut Applications,
-    ticket: TakeoverToken,
+    token: TakeoverToken,
 ) -> Option<(AppNumber, &mut Application)> {
     let mut all = apps.iter_mut().enumerate();
     all.find_map(|(number, app)| {
-        let app = app.as_deref_mut().filter(|app| app.token.ct_eq(&ticket))?;
+        let app = app.as_deref_mut().filter(|app| app.token.ct_eq(&token))?;
         Some((number as AppNumber, app))
     })
 }
@@ -95,25 +95,27 @@ impl SocketServer {
         apps: &mut Applications,
         request: TransferRequest,
     ) -> Option<SocketKey> {
-        let shown = request.fd_cookie();
+        let fd_cookie = request.fd_cookie();
         let TransferRequest { connection, token, operation, descriptor, .. } = request;
         let mut to_poll = None;
         let outcome = match find_by_token(apps, token) {
             None => Err(ErrorKind::PermissionDenied.into()),
             Some((number, app)) => match operation {
                 TransferOperation::Send(handle, Shard { count, .. }) => {
-                    self.send_socket(app, handle, shown, count).map(|()| None)
+                    self.send_socket(app, handle, fd_cookie, count).map(|()| None)
                 }
                 TransferOperation::Withdraw(_) => {
                     let uid = app.identity.uid;
                     let is_own =
-                        |passage: &SocketTransfer| passage.uid == uid && passage.is_in_transit();
-                    if self.transfers.0.get(&shown).is_some_and(is_own) {
-                        to_poll = self.on_received(shown);
+                        |transfer: &SocketTransfer| transfer.uid == uid && transfer.is_in_transit();
+                    if self.transfers.0.get(&fd_cookie).is_some_and(is_own) {
+                        to_poll = self.on_received(fd_cookie);
                     }
                     Ok(None)
                 }
-                TransferOperation::Receive(_) => self.receive_socket(number, app, shown).map(Some),
+                TransferOperation::Receive(_) => {
+                    self.receive_socket(number, app, fd_cookie).map(Some)
+                }
                 TransferOperation::ReservePort(part) => {
                     app.register_kernel_socket(descriptor, part).map(|()| None)
                 }
@@ -127,26 +129,27 @@ impl SocketServer {
         &mut self,
         app: &Application,
         handle: Handle,
-        shown: FdCookie,
+        fd_cookie: FdCookie,
         shards: u8,
     ) -> io::Result<()> {
         let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
         let (_, _, now_ns) = self.engine.parts();
         let (uid, expires_ns) = (app.identity.uid, now_ns.saturating_add(TRANSFER_TIMEOUT_NS));
-        let is_counted = |passage: &&SocketTransfer| passage.uid == uid && passage.is_in_transit();
-        let passages = &mut self.transfers;
-        let is_full = passages.0.values().filter(is_counted).count() >= MAX_TRANSFERS_PER_USER;
-        let is_free = passages.can_insert(shown, key);
-        match passages.0.get_mut(&shown).filter(|passage| passage.key == key) {
-            Some(passage) if passage.is_in_transit() => {
-                (passage.pending_receivers, passage.expires_ns) =
-                    (passage.pending_receivers.saturating_add(1), expires_ns);
+        let is_counted =
+            |transfer: &&SocketTransfer| transfer.uid == uid && transfer.is_in_transit();
+        let transfers = &mut self.transfers;
+        let is_full = transfers.0.values().filter(is_counted).count() >= MAX_TRANSFERS_PER_USER;
+        let is_free = transfers.can_insert(fd_cookie, key);
+        match transfers.0.get_mut(&fd_cookie).filter(|transfer| transfer.key == key) {
+            Some(transfer) if transfer.is_in_transit() => {
+                (transfer.pending_receivers, transfer.expires_ns) =
+                    (transfer.pending_receivers.saturating_add(1), expires_ns);
                 return Ok(());
             }
             _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
-            Some(passage) => (passage.pending_receivers, passage.expires_ns) = (1, expires_ns),
+            Some(transfer) => (transfer.pending_receivers, transfer.expires_ns) = (1, expires_ns),
             None if is_free => {
-                let passage = SocketTransfer {
+                let transfer = SocketTransfer {
                     key,
                     uid,
                     pending_receivers: 1,
@@ -154,7 +157,7 @@ impl SocketServer {
                     is_shared: false,
                     shards,
                 };
-                passages.0.insert(shown, passage);
+                transfers.0.insert(fd_cookie, transfer);
             }
             None => return Err(ErrorKind::InvalidInput.into()),
         }
@@ -173,11 +176,11 @@ impl SocketServer {
         cookie: u64,
         part: Shard,
     ) {
-        let shown = FdCookie { cookie, shard: part.index };
-        if self.transfers.can_insert(shown, key) {
+        let fd_cookie = FdCookie { cookie, shard: part.index };
+        if self.transfers.can_insert(fd_cookie, key) {
             let (uid, expires_ns) = (app.identity.uid, u64::MAX);
             let shards = part.count;
-            let passage = SocketTransfer {
+            let transfer = SocketTransfer {
                 key,
                 uid,
                 pending_receivers: 0,
@@ -185,7 +188,7 @@ impl SocketServer {
                 is_shared: true,
                 shards,
             };
-            self.transfers.0.insert(shown, passage);
+            self.transfers.0.insert(fd_cookie, transfer);
         }
     }
 
@@ -193,11 +196,11 @@ impl SocketServer {
         &mut self,
         number: AppNumber,
         app: &mut Application,
-        shown: FdCookie,
+        fd_cookie: FdCookie,
     ) -> io::Result<TransferReply> {
-        let passage = self.transfers.0.get(&shown).ok_or(ErrorKind::NotConnected)?;
-        let (key, shards) = (passage.key, passage.shards);
-        if passage.uid != app.identity.uid {
+        let transfer = self.transfers.0.get(&fd_cookie).ok_or(ErrorKind::NotConnected)?;
+        let (key, shards) = (transfer.key, transfer.shards);
+        if transfer.uid != app.identity.uid {
             return Err(ErrorKind::PermissionDenied.into());
         }
         let socket = self.sockets.get_mut(key).ok_or(ErrorKind::NotConnected)?;
@@ -229,26 +232,26 @@ impl SocketServer {
             memory: socket.slot.memory().clone(),
         };
         // The socket has a lasting holder now.
-        self.on_received(shown);
+        self.on_received(fd_cookie);
         Ok(taken)
     }
 
     /// Counts one receiver. Returns the socket if no holder is left and it must be polled.
-    fn on_received(&mut self, shown: FdCookie) -> Option<SocketKey> {
-        let passage = self.transfers.0.get_mut(&shown).filter(|p| p.is_in_transit())?;
-        passage.pending_receivers -= 1;
-        match passage.pending_receivers {
-            0 => self.end_transfer(shown),
+    fn on_received(&mut self, fd_cookie: FdCookie) -> Option<SocketKey> {
+        let transfer = self.transfers.0.get_mut(&fd_cookie).filter(|p| p.is_in_transit())?;
+        transfer.pending_receivers -= 1;
+        match transfer.pending_receivers {
+            0 => self.end_transfer(fd_cookie),
             _ => None,
         }
     }
 
-    fn end_transfer(&mut self, shown: FdCookie) -> Option<SocketKey> {
-        let passage = self.transfers.0.get_mut(&shown)?;
-        let key = passage.key;
-        (passage.pending_receivers, passage.expires_ns) = (0, u64::MAX);
-        if !passage.is_shared {
-            self.transfers.0.remove(&shown);
+    fn end_transfer(&mut self, fd_cookie: FdCookie) -> Option<SocketKey> {
+        let transfer = self.transfers.0.get_mut(&fd_cookie)?;
+        let key = transfer.key;
+        (transfer.pending_receivers, transfer.expires_ns) = (0, u64::MAX);
+        if !transfer.is_shared {
+            self.transfers.0.remove(&fd_cookie);
         }
         let socket = self.sockets.get_mut(key)?;
         socket.remove_holder(NO_APP);
@@ -257,10 +260,10 @@ impl SocketServer {
 
     /// Closes sockets whose transfer has expired. Returns the sockets to poll.
     pub(super) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
-        let late = |(&shown, passage): (&FdCookie, &SocketTransfer)| {
-            (passage.is_in_transit() && passage.expires_ns <= now_ns).then_some(shown)
+        let late = |(&fd_cookie, transfer): (&FdCookie, &SocketTransfer)| {
+            (transfer.is_in_transit() && transfer.expires_ns <= now_ns).then_some(fd_cookie)
         };
         let late: Vec<_> = self.transfers.0.iter().filter_map(late).collect();
-        late.into_iter().filter_map(|shown| self.end_transfer(shown)).collect()
+        late.into_iter().filter_map(|fd_cookie| self.end_transfer(fd_cookie)).collect()
     }
 }

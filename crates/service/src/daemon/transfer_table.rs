@@ -48,8 +48,8 @@ impl SocketTransfer {
 
 impl TransferTable {
     pub(super) fn save(&self) -> Vec<TransferSnapshot> {
-        let save = |(&fd_cookie, passage): (&FdCookie, &SocketTransfer)| {
-            let SocketTransfer { key, uid, pending_receivers, is_shared, shards, .. } = *passage;
+        let save = |(&fd_cookie, transfer): (&FdCookie, &SocketTransfer)| {
+            let SocketTransfer { key, uid, pending_receivers, is_shared, shards, .. } = *transfer;
             TransferSnapshot { fd_cookie, key, uid, pending_receivers, is_shared, shards }
         };
         self.0.iter().map(save).collect()
@@ -63,55 +63,55 @@ impl TransferTable {
         fits: impl Fn(&SocketTransfer) -> bool,
     ) -> Result<Self, InvalidSnapshot> {
         let expires_ns = now_ns.saturating_add(TRANSFER_TIMEOUT_NS);
-        let mut passages = Self::default();
+        let mut transfers = Self::default();
         for TransferSnapshot { fd_cookie, key, uid, pending_receivers, is_shared, shards } in saved
         {
-            let is_known = passages.0.values().any(|passage| passage.key == key);
-            let passage =
+            let is_known = transfers.0.values().any(|transfer| transfer.key == key);
+            let transfer =
                 SocketTransfer { key, uid, pending_receivers, expires_ns, is_shared, shards };
-            let is_right = (passage.is_in_transit() || is_shared) && fits(&passage);
-            if !is_right || is_known || passages.0.insert(fd_cookie, passage).is_some() {
+            let is_right = (transfer.is_in_transit() || is_shared) && fits(&transfer);
+            if !is_right || is_known || transfers.0.insert(fd_cookie, transfer).is_some() {
                 return Err(InvalidSnapshot("a transfer does not match its socket"));
             }
         }
-        Ok(passages)
+        Ok(transfers)
     }
 
     /// True if neither the descriptor nor the socket has a transfer: they correspond one to one.
-    pub(super) fn can_insert(&self, shown: FdCookie, key: SocketKey) -> bool {
-        !self.0.contains_key(&shown) && self.0.values().all(|passage| passage.key != key)
+    pub(super) fn can_insert(&self, fd_cookie: FdCookie, key: SocketKey) -> bool {
+        !self.0.contains_key(&fd_cookie) && self.0.values().all(|transfer| transfer.key != key)
     }
 
     /// Removes the transfer of a listener that has ended.
     pub(super) fn remove_socket(&mut self, key: SocketKey) {
-        self.0.retain(|_, passage| passage.key != key);
+        self.0.retain(|_, transfer| transfer.key != key);
     }
 
     /// Socket that belongs to this descriptor.
-    pub(super) fn key(&self, shown: FdCookie) -> Option<SocketKey> {
-        self.0.get(&shown).map(|passage| passage.key)
+    pub(super) fn key(&self, fd_cookie: FdCookie) -> Option<SocketKey> {
+        self.0.get(&fd_cookie).map(|transfer| transfer.key)
     }
 
     /// Extracts the transfers of these sockets, for another core.
     pub(super) fn extract(&mut self, keys: &[SocketKey]) -> Vec<(FdCookie, SocketTransfer)> {
-        self.0.extract_if(|_, passage| keys.contains(&passage.key)).collect()
+        self.0.extract_if(|_, transfer| keys.contains(&transfer.key)).collect()
     }
 
     /// Inserts transfers from another core; `keys` maps their sockets to the keys on this core.
     pub(super) fn insert_all(
         &mut self,
-        passages: Vec<(FdCookie, SocketTransfer)>,
+        transfers: Vec<(FdCookie, SocketTransfer)>,
         keys: &HashMap<SocketKey, SocketKey>,
     ) {
-        let here = |(shown, passage): (FdCookie, SocketTransfer)| {
-            Some((shown, SocketTransfer { key: *keys.get(&passage.key)?, ..passage }))
+        let here = |(fd_cookie, transfer): (FdCookie, SocketTransfer)| {
+            Some((fd_cookie, SocketTransfer { key: *keys.get(&transfer.key)?, ..transfer }))
         };
-        self.0.extend(passages.into_iter().filter_map(here));
+        self.0.extend(transfers.into_iter().filter_map(here));
     }
 
     /// Next time at which a transfer expires.
     pub(super) fn next_expiry_ns(&self) -> Option<u64> {
-        let on_their_way = self.0.values().filter(|passage| passage.is_in_transit());
-        on_their_way.map(|passage| passage.expires_ns).min()
+        let in_transit = self.0.values().filter(|transfer| transfer.is_in_transit());
+        in_transit.map(|transfer| transfer.expires_ns).min()
     }
 }

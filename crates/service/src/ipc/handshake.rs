@@ -145,7 +145,7 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
     let token = TakeoverToken::from_bytes(*token);
     let mut transfer = |operation| {
         let fd = fds.next().ok_or_else(|| invalid("the transfer request has no file descriptor"));
-        fd.map(|shown| Hello::Transfer(token, operation, shown))
+        fd.map(|fd| Hello::Transfer(token, operation, fd))
     };
     let (&[shard_index, shard_count], rest) = text.split_first_chunk().ok_or_else(unsupported)?;
     let handle = rest.first_chunk().map(|word| Handle::from_word(u64::from_ne_bytes(*word)));

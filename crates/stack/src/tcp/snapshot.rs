@@ -169,23 +169,23 @@ fn deadline_ns(now_ns: u64, remaining_ns: Option<u64>) -> u64 {
 }
 
 /// Copies `bytes` bytes of a queue, starting at offset `at`.
-fn copy_bytes(mut queue: ByteQueue, chunks: &BufferPool, at: u32, bytes: u32) -> ByteBuf {
+fn copy_bytes(mut queue: ByteQueue, pool: &BufferPool, at: u32, bytes: u32) -> ByteBuf {
     let mut copy = vec![0; bytes as usize];
-    queue.read(chunks, at as usize, &mut copy);
+    queue.read(pool, at as usize, &mut copy);
     ByteBuf::from(copy)
 }
 
 /// Creates a queue that holds `data`.
-fn queue_from(chunks: &mut BufferPool, data: &[u8]) -> Result<ByteQueue, RestoreError> {
+fn queue_from(pool: &mut BufferPool, data: &[u8]) -> Result<ByteQueue, RestoreError> {
     let mut queue = ByteQueue::EMPTY;
-    if !queue.reserve(chunks, 0, data.len()) {
+    if !queue.reserve(pool, 0, data.len()) {
         return Err(RestoreError::TooMany {
             what: "bytes of TCP data",
             found: data.len(),
-            limit: chunks.available() * BUFFER_BYTES,
+            limit: pool.available() * BUFFER_BYTES,
         });
     }
-    queue.write(chunks, 0, data);
+    queue.write(pool, 0, data);
     Ok(queue)
 }
 
@@ -194,12 +194,12 @@ fn ensure_valid(is_valid: bool, what: &'static str) -> Result<(), RestoreError> 
 }
 
 impl Connection {
-    fn save(&self, now_ns: u64, chunks: &BufferPool) -> ConnectionSnapshot {
+    fn save(&self, now_ns: u64, pool: &BufferPool) -> ConnectionSnapshot {
         let age_ns = |at_ns: u64| now_ns.saturating_sub(at_ns);
         let in_flight = self.flight.as_ref().filter(|flight| !flight.is_empty());
         let copy_range = |(start, end): (Seq, Seq)| {
             let at = start.since(self.read_seq);
-            (start, copy_bytes(self.incoming, chunks, at, end.since(start)))
+            (start, copy_bytes(self.incoming, pool, at, end.since(start)))
         };
         ConnectionSnapshot {
             tuple: self.tuple,
@@ -213,7 +213,7 @@ impl Connection {
                 una: self.una,
                 nxt: self.nxt,
                 base: self.send_base,
-                data: copy_bytes(self.outgoing, chunks, 0, self.outgoing_bytes),
+                data: copy_bytes(self.outgoing, pool, 0, self.outgoing_bytes),
                 window: self.window,
                 max_window: self.max_window,
                 window_seq: self.window_seq,
@@ -230,7 +230,7 @@ impl Connection {
                 nxt: self.rcv_nxt,
                 edge: self.rcv_edge,
                 read: self.read_seq,
-                data: copy_bytes(self.incoming, chunks, 0, self.readable()),
+                data: copy_bytes(self.incoming, pool, 0, self.readable()),
                 out_of_order: self
                     .out_of_order
                     .iter()
@@ -487,9 +487,9 @@ impl TcpTable {
             Event::PeerConfirmed(peer) => Some(*peer),
             _ => None,
         });
-        let chunks = &self.shared.pool;
+        let pool = &self.shared.pool;
         let save_slot = |(generation, connection): (u32, Option<&Connection>)| {
-            (generation, connection.map(|connection| connection.save(now_ns, chunks)))
+            (generation, connection.map(|connection| connection.save(now_ns, pool)))
         };
         TcpSnapshot {
             secret: self.secret,

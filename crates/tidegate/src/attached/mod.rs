@@ -300,7 +300,7 @@ impl AttachedCore {
     /// Returns true if there was any.
     pub(crate) fn poll_daemon(&mut self) -> io::Result<bool> {
         let received = match self.attachments.poll() {
-            Ok(heard) => heard,
+            Ok(result) => result,
             Err(error) => {
                 self.fail();
                 return Err(error);
