@@ -104,26 +104,43 @@ pub enum HostXdpMode {
 /// Section `[host]` of a configuration file. Each field is the flag of the same name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "documented by the flags of the same names")]
 pub struct HostConfig {
+    /// Packet I/O; AF_XDP by default.
     #[serde(alias = "port")]
     pub io: Option<HostDevice>,
+    /// Network interface; required except for DPDK.
     pub iface: Option<String>,
+    /// Own IP addresses, as `ADDRESS/BITS`.
     pub address: Vec<String>,
+    /// Share the addresses of the host instead of having own ones.
     pub shared: bool,
+    /// Default gateways, one per family.
     pub gateway: Vec<IpAddr>,
+    /// Static routes, as `PREFIX=GATEWAY`.
     pub route: Vec<String>,
+    /// MAC address used with own addresses; the interface's by default.
     pub mac: Option<String>,
+    /// VLAN identifier (802.1Q).
     pub vlan: Option<u16>,
+    /// XDP attach mode; native if the driver supports it by default.
     pub xdp_mode: Option<HostXdpMode>,
+    /// Receive queues of an AF_XDP device; all by default.
     pub queue: Vec<u32>,
+    /// Number of queue pairs of a DPDK device; 1 by default.
     pub queues: Option<NonZeroU16>,
+    /// Packets per busy poll; 0 leaves the device to interrupts.
     pub busy_poll: Option<u16>,
+    /// Let the kernel or the device segment TCP (TSO) and coalesce it (GRO).
     pub segmentation: bool,
+    /// Number of packet buffers.
     pub frames: Option<u32>,
+    /// Use ordinary pages.
     pub no_hugepages: bool,
+    /// File to which all frames are written (pcap).
     pub capture: Option<PathBuf>,
+    /// Print a line per frame to standard error.
     pub trace: bool,
+    /// Injected faults, as `loss=P,duplication=P,reordering=P,corruption=P,seed=N`.
     pub fault: Option<String>,
 }
 

@@ -57,17 +57,26 @@ impl TcpListenerId {
 
 /// Connection state (RFC 9293 section 3.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names are those of the RFC")]
 pub enum TcpState {
+    /// No connection.
     Closed,
+    /// The SYN of an active open is sent; no answer yet.
     SynSent,
+    /// SYNs are exchanged; the handshake awaits its last ACK.
     SynReceived,
+    /// Data flows in both directions.
     Established,
+    /// The application has closed; the FIN is not acknowledged yet.
     FinWait1,
+    /// The FIN is acknowledged; the peer has not closed.
     FinWait2,
+    /// The peer has closed; the application has not.
     CloseWait,
+    /// Both sides have closed at once; the FIN is not acknowledged yet.
     Closing,
+    /// The peer closed first; the own FIN is not acknowledged yet.
     LastAck,
+    /// Closed; old segments may still arrive.
     TimeWait,
 }
 
