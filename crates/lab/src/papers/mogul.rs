@@ -385,15 +385,15 @@ fn compare_filtered(
     let without = floor(&filtered.polled);
     let words = "about as the unmodified: livelock";
     let got = format!("floor {without:.2}");
-    compare_shape(comparisons, "screen, polled without feedback", words, got, without < 0.05);
+    compare_shape(comparisons, "filter, polled without feedback", words, got, without < 0.05);
     let flat = floor(&filtered.variant);
     let got = format!("floor {flat:.2}");
-    compare_shape(comparisons, "screen, polled with feedback", "no livelock", got, flat >= 0.95);
+    compare_shape(comparisons, "filter, polled with feedback", "no livelock", got, flat >= 0.95);
     let peak = router.peak(Kernel::Feedback(QUOTA), true, mogul.filter_peak_pps * 1.3)?;
     let over = peak / mogul.filter_peak_pps;
     let words = "much higher peak";
     let got = format!("{over:.2} of the unmodified");
-    compare_shape(comparisons, "screen, feedback", words, got, over > 1.1);
+    compare_shape(comparisons, "filter, feedback", words, got, over > 1.1);
     Ok(())
 }
 
@@ -423,7 +423,7 @@ fn compare_quotas(comparisons: &mut Vec<Comparison>, router: RouterCosts) -> Res
     let words = "no livelock at any";
     compare_shape(
         comparisons,
-        "screen, feedback: quotas 5 to none",
+        "filter, feedback: quotas 5 to none",
         words,
         list(&with_feedback),
         holds,
@@ -433,7 +433,7 @@ fn compare_quotas(comparisons: &mut Vec<Comparison>, router: RouterCosts) -> Res
     let words = "slightly below the best, about 5 %";
     compare_shape(
         comparisons,
-        "screen, feedback: quota 5",
+        "filter, feedback: quota 5",
         words,
         got,
         (0.1..=10.0).contains(&below),

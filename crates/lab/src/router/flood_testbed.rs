@@ -153,14 +153,14 @@ impl<'a> RunningRouter<'a> {
             tempfile::tempdir().map_err(LabError::io("cannot create a temporary directory"))?;
         let limit = format!("{:.1}", limit.as_secs_f64());
         let core = testbed.server_core.to_string();
-        let socket = folder.path().join("screen");
+        let socket = folder.path().join("filter");
         let filter = if setup.uses_filter {
             let rules = folder.path().join("rules");
             std::fs::write(&rules, FILTER_RULES).map_err(LabError::file(&rules))?;
             let mut command = testbed.nice_command(testbed.current_executable()?);
-            command.arg("screen").arg("--rules").arg(&rules).arg("--listen").arg(&socket);
+            command.arg("filter").arg("--rules").arg(&rules).arg("--listen").arg(&socket);
             command.args(["--batch", FILTER_BATCH_VERDICTS, "--duration", &limit]);
-            let mut filter = ServerProcess::start("screen", &mut command)?;
+            let mut filter = ServerProcess::start("filter", &mut command)?;
             filter.wait_for_first_line()?;
             Some(filter)
         } else {

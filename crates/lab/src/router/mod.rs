@@ -142,7 +142,7 @@ impl FigureLine {
     }
 
     fn name(self) -> String {
-        let filter_suffix = if self.with_filter { ", screen" } else { "" };
+        let filter_suffix = if self.with_filter { ", filter" } else { "" };
         match self.mode {
             RouterMode::Interrupt => format!("interrupt{filter_suffix}"),
             mode => format!("{}, quota {}{filter_suffix}", mode.name(), self.quota_name()),
@@ -317,15 +317,15 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
         (curve(RouterMode::Interrupt, None, false), curve(RouterMode::Interrupt, None, true));
     let with_feedback = curve(RouterMode::Feedback, ten, true);
     figure("unmodified_floor", unmodified.map(GoodputCurve::floor));
-    figure("unmodified_screen_floor", unmodified_with_filter.map(GoodputCurve::floor));
+    figure("unmodified_filter_floor", unmodified_with_filter.map(GoodputCurve::floor));
     figure("polled_floor", curve(RouterMode::Polled, ten, false).map(GoodputCurve::floor));
     figure(
         "polled_unlimited_floor",
         curve(RouterMode::Polled, None, false).map(GoodputCurve::floor),
     );
-    figure("polled_screen_floor", curve(RouterMode::Polled, ten, true).map(GoodputCurve::floor));
+    figure("polled_filter_floor", curve(RouterMode::Polled, ten, true).map(GoodputCurve::floor));
     figure("feedback_floor", curve(RouterMode::Feedback, ten, false).map(GoodputCurve::floor));
-    figure("feedback_screen_floor", with_feedback.map(GoodputCurve::floor));
+    figure("feedback_filter_floor", with_feedback.map(GoodputCurve::floor));
     let feedback_lines = results.iter().filter(|one| one.line.mode == RouterMode::Feedback);
     figure(
         "feedback_worst_floor",
@@ -336,7 +336,7 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
         Some(above?.peak_pps() / below)
     };
     figure(
-        "feedback_screen_peak_over_unmodified",
+        "feedback_filter_peak_over_unmodified",
         peak_ratio(with_feedback, unmodified_with_filter),
     );
     figure(
@@ -446,10 +446,10 @@ mod tests {
         ];
         let mut result = Experiment::new("router");
         conclude(&all, &mut result);
-        assert_eq!(result.figures["unmodified_screen_floor"], 0.0);
-        assert_eq!(result.figures["feedback_screen_floor"], 0.99);
+        assert_eq!(result.figures["unmodified_filter_floor"], 0.0);
+        assert_eq!(result.figures["feedback_filter_floor"], 0.99);
         assert_eq!(result.figures["feedback_worst_floor"], 0.9);
-        assert_eq!(result.figures["feedback_screen_peak_over_unmodified"], 2.0);
+        assert_eq!(result.figures["feedback_filter_peak_over_unmodified"], 2.0);
         assert!(!result.figures.contains_key("polled_floor"));
     }
 }

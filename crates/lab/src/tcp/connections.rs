@@ -81,7 +81,7 @@ pub fn run(config: &TcpLabConfig, max_connections: usize) -> Result<Experiment, 
         let bytes = (last.resident() - first.resident()) / added_connections;
         result.figure("bytes_per_idle_connection", bytes);
         result.figure("cost_growth", first.rps() / last.rps());
-        result.figure("most_connections", last.connections as f64);
+        result.figure("max_connections", last.connections as f64);
     }
     let row = |row: &Row| {
         json!({
