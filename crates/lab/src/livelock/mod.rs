@@ -327,7 +327,7 @@ fn picture(results: &[CaseResult]) -> Picture {
             Some(us) => format!("{us} us of work per packet"),
             None => "DNS servers".into(),
         },
-        x: Axis::new("offered", "packets/s"),
+        x: Axis::new("offered", "packets/s").log(),
         y: Axis::new("goodput", "packets/s"),
         series: results
             .iter()
