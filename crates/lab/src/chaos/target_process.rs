@@ -23,7 +23,7 @@ impl TargetProcess {
     ) -> Result<Self, LabError> {
         let mut command = Command::new(own_executable()?);
         command.args(["lab", "chaos", "--as-victim", behaviour.name(), "--socket"]).arg(socket);
-        command.args(["--io", &port.to_string(), "--seed", &seed.to_string()]);
+        command.args(["--port", &port.to_string(), "--seed", &seed.to_string()]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         Ok(Self { child: child.map_err(LabError::io("cannot start a target process"))? })
     }
