@@ -211,7 +211,7 @@ struct Peer {
 impl Peer {
     fn new(io: &str, capture: std::path::PathBuf) -> Self {
         let host = tidegate::host::HostConfig {
-            port: Some(io.parse().unwrap()),
+            io: Some(io.parse().unwrap()),
             address: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
             capture: Some(capture.clone()),
             ..Default::default()
@@ -324,7 +324,7 @@ fn upgrade_refuses_a_device_that_cannot_be_handed_over() {
     let output = upgrade(&testbed, &daemon, &[]);
     assert!(!output.status.success());
     let printed = output_text(&output);
-    assert!(printed.contains("--io tap has one that stays: restart it instead"), "{printed}");
+    assert!(printed.contains("--io tap has a persistent interface: restart it instead"), "{printed}");
     assert_eq!(daemon_pid(&daemon), daemon.pid());
 }
 

@@ -151,7 +151,7 @@ mod tests {
             client.is_retry_due(|| link_is_up)
         };
         let expire = |client: &mut MemifClient| {
-            client.server_found = client.server_found.map(|at| at - CONNECT_TIMEOUT)
+            client.server_found = client.server_found.map(|at| at - CONNECT_TIMEOUT);
         };
         assert!(!check(&mut client, false) && !check(&mut client, false), "just opened");
         assert!(client.is_connecting());
