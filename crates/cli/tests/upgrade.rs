@@ -324,7 +324,10 @@ fn upgrade_refuses_a_device_that_cannot_be_handed_over() {
     let output = upgrade(&testbed, &daemon, &[]);
     assert!(!output.status.success());
     let printed = output_text(&output);
-    assert!(printed.contains("--io tap has a persistent interface: restart it instead"), "{printed}");
+    assert!(
+        printed.contains("--io tap has a persistent interface: restart it instead"),
+        "{printed}"
+    );
     assert_eq!(daemon_pid(&daemon), daemon.pid());
 }
 
