@@ -11,35 +11,18 @@
 //! every packet is accounted for.
 #![forbid(unsafe_code)]
 
-mod address;
-mod arp;
 mod config;
 mod counters;
 mod error;
-mod ethernet;
 mod event;
 mod fast_path;
-mod forward;
-mod fragment;
 mod icmp;
-mod icmpv4;
-mod icmpv6;
-mod ipv4;
-mod ipv6;
-mod migration;
-mod mld;
-mod ndp;
+mod ip;
+mod link;
 mod neighbour;
-mod output;
-mod packet;
-mod path;
-mod path_mtu;
-mod port_groups;
+mod ports;
 mod random;
 mod rate_limit;
-mod reserved_ports;
-mod route;
-mod router;
 mod snapshot;
 mod stack;
 mod tcp;
@@ -49,14 +32,13 @@ pub use config::{AddressOwnership, Config, ConfigError, Limits, Route};
 pub use counters::Counters;
 pub use error::{SendError, SocketError};
 pub use event::Event;
-pub use forward::TransitPacket;
-pub use migration::{
-    ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, SocketSelection,
+pub use ip::forward::TransitPacket;
+pub use ip::router::Router;
+pub use ports::{PortGroups, Transport};
+pub use snapshot::{
+    ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, RestoreError, STATE_VERSION,
+    SocketSelection, StackSnapshot,
 };
-pub use port_groups::PortGroups;
-pub use reserved_ports::Transport;
-pub use router::Router;
-pub use snapshot::{RestoreError, STATE_VERSION, StackSnapshot};
 pub use stack::Stack;
 pub use tcp::{
     CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,

@@ -8,28 +8,28 @@ use tidegate_wire::{
     ArpPacket, DropReason, EtherType, EthernetHeader, IpCidr, MacAddr, Medium, VlanTag,
 };
 
-use crate::address::{ALL_ROUTERS, AddressKind, Addresses, is_link_local};
-use crate::ethernet::LinkMeta;
-use crate::fast_path::PlainLink;
-use crate::forward::{Forwarding, rebase_checksum};
-use crate::fragment::{ExpiredReassembly, Fragment, FragmentKey, Reassembly};
-use crate::icmp::{PendingReply, ReceivedIcmpError};
-use crate::icmpv4::parse_quote_v4;
-use crate::icmpv6::parse_quote_v6;
-use crate::mld::MldReportState;
-use crate::ndp::TentativeAddress;
+use crate::fast_path::may_be_plain_tcp;
+use crate::fast_path::plain::PlainLink;
+use crate::icmp::MldReportState;
+use crate::icmp::{PendingReply, ReceivedIcmpError, parse_quote_v4, parse_quote_v6};
+use crate::ip::address::{ALL_ROUTERS, AddressKind, Addresses, is_link_local};
+use crate::ip::forward::{Forwarding, rebase_checksum};
+use crate::ip::output::IDENTIFICATION_COUNTERS;
+use crate::ip::packet::{IcmpErrorKind, RxVerdict};
+use crate::ip::path::PathCache;
+use crate::ip::path_mtu::PathMtuCache;
+use crate::ip::reassembly::{ExpiredReassembly, Fragment, FragmentKey, Reassembly};
+use crate::ip::route::RoutingTable;
+use crate::ip::{ipv4, ipv6};
+use crate::link::LinkMeta;
+use crate::neighbour::TentativeAddress;
 use crate::neighbour::{ClaimOutcome, NeighbourCache, NeighbourTimeout, UnreachableNeighbour};
-use crate::output::IDENTIFICATION_COUNTERS;
-use crate::packet::{IcmpErrorKind, RxVerdict};
-use crate::path::PathCache;
-use crate::path_mtu::PathMtuCache;
+use crate::ports::ReservedPorts;
 use crate::random::{HashKey, SecretRng};
 use crate::rate_limit::{IcmpErrorLimiter, TokenBucket};
-use crate::reserved_ports::ReservedPorts;
-use crate::route::RoutingTable;
-use crate::tcp::{MAX_TSO_BYTES, TcpTable, may_be_plain_tcp};
+use crate::tcp::{MAX_TSO_BYTES, TcpTable};
 use crate::udp::{Payload, UdpTable};
-use crate::{AddressOwnership, Config, ConfigError, Counters, Event, Limits, Route, ipv4, ipv6};
+use crate::{AddressOwnership, Config, ConfigError, Counters, Event, Limits, Route};
 
 /// Network stack of one interface of one host. See the [crate documentation](crate).
 pub struct Stack {

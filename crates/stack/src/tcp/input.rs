@@ -6,8 +6,8 @@ use tidegate_memory::Checksum;
 use tidegate_wire::{DropReason, TcpHeader, tcp};
 
 use super::segment::{FourTuple, Segment};
-use crate::ethernet::LinkMeta;
-use crate::packet::RxVerdict;
+use crate::ip::packet::RxVerdict;
+use crate::link::LinkMeta;
 use crate::udp::IpInfo;
 use crate::{AddressOwnership, Stack};
 

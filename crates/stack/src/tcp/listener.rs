@@ -21,7 +21,7 @@ use super::segment::{FourTuple, OutSegment, Segment};
 use super::seq::Seq;
 use super::socket::{TcpError, TcpListenerId, TcpOptions, TcpState};
 use super::table::TcpTable;
-use crate::port_groups::PortGroupsHandle;
+use crate::ports::PortGroupsHandle;
 use crate::random::HashKey;
 use crate::{RestoreError, Transport};
 

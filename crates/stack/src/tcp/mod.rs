@@ -16,7 +16,6 @@ mod congestion;
 mod connection;
 mod connections;
 mod cookie;
-mod fast_path;
 mod flight;
 mod icmp_error;
 mod input;
@@ -43,10 +42,10 @@ mod time_wait;
 mod timer_wheel;
 
 pub use congestion::CongestionControl;
-pub(crate) use fast_path::may_be_plain_tcp;
 pub(crate) use migration::{ExtractedTcp, TcpMigrationMap};
 pub(crate) use output::MAX_TSO_BYTES;
 pub use secrets::TcpSecrets;
+pub(crate) use segment::{FourTuple, OutSegment, Segment};
 pub(crate) use snapshot::TcpSnapshot;
 pub use socket::{
     Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
@@ -58,11 +57,10 @@ use std::net::SocketAddr;
 
 use tidegate_memory::Arena;
 
-use crate::address::AddressKind;
-use crate::udp::choose_port;
+use crate::ip::address::AddressKind;
+use crate::ports::choose_port;
 use crate::{SendError, Stack, Transport};
 use connection::{ConnFlags, Connection, TcpShared};
-use segment::FourTuple;
 use socket::Failure;
 
 impl Stack {

@@ -10,8 +10,8 @@ use super::TcpOptions;
 use super::connection::ConnFlags;
 use super::segment::OutSegment;
 use crate::Stack;
-use crate::packet::Packet;
-use crate::path::Path;
+use crate::ip::packet::Packet;
+use crate::ip::path::Path;
 
 /// Segments that one connection may send before the other connections have their turn.
 const MAX_TURN_SEGMENTS: usize = 32;

@@ -18,7 +18,7 @@ use super::segment::{FourTuple, OutSegment, Segment};
 use super::seq::Seq;
 use super::socket::{TcpId, TcpState};
 use super::timer_wheel::TimerWheel;
-use crate::port_groups::{PortGroups, PortGroupsHandle};
+use crate::ports::{PortGroups, PortGroupsHandle};
 use crate::random::SecretRng;
 use crate::rate_limit::TokenBucket;
 use crate::{Event, Limits, Transport};

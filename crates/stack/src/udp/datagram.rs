@@ -8,6 +8,8 @@ use serde_bytes::ByteBuf;
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::{Ipv4Header, Ipv6Header, UdpHeader};
 
+use crate::fast_path::plain::array_at;
+
 /// Bytes of a packet: in the frame that the device received, or in an allocation of their own
 /// after reassembly.
 pub(crate) enum Payload {
@@ -205,14 +207,6 @@ impl Datagram {
     pub fn release(self, arena: &mut Arena) {
         self.payload.release(arena);
     }
-}
-
-/// Copies the `M` bytes at offset `at`.
-#[inline(always)]
-pub(crate) fn array_at<const M: usize, const N: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
-    let mut part = [0; M];
-    part.copy_from_slice(&bytes[at..at + M]);
-    part
 }
 
 impl fmt::Debug for Datagram {

@@ -10,9 +10,10 @@ use tidegate_memory::fifo::PushBatch;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
 use super::socket::Socket;
-use super::{Datagram, Payload, QueuedDatagram, UdpId, array_at};
-use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, HeaderTemplate, PortPair};
-use crate::path::PathCache;
+use super::{Datagram, Payload, QueuedDatagram, UdpId};
+use crate::fast_path::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, array_at};
+use crate::fast_path::template::{HeaderTemplate, PortPair};
+use crate::ip::path::PathCache;
 use crate::{Counters, Stack};
 
 /// Received datagram, passed to the callback of [`Stack::udp_exchange`].

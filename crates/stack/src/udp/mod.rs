@@ -5,7 +5,6 @@ mod exchange;
 mod lookup;
 mod migration;
 mod port_groups;
-mod ports;
 mod queue_fill;
 mod queue_trim;
 mod receive;
@@ -15,11 +14,10 @@ mod socket;
 mod table;
 
 pub use datagram::Datagram;
-pub(crate) use datagram::{Payload, QueuedDatagram, array_at};
+pub(crate) use datagram::{Payload, QueuedDatagram};
 pub use exchange::{InPlaceRequest, UdpRequest};
 pub(crate) use lookup::Lookup;
 pub(crate) use migration::ExtractedUdp;
-pub(crate) use ports::choose as choose_port;
 pub use queue_fill::QUEUE_FILL_SCALE;
 pub(crate) use receive::{Delivery, IpInfo};
 pub(crate) use snapshot::UdpSnapshot;
@@ -31,7 +29,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Frame};
 use tidegate_wire::DropReason;
 
-use crate::address::AddressKind;
+use crate::ip::address::AddressKind;
 use crate::{SocketError, Stack, Transport};
 
 impl Stack {

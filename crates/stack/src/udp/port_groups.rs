@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::UdpTable;
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use crate::Transport;
-use crate::port_groups::PortGroupsHandle;
+use crate::ports::PortGroupsHandle;
 
 /// Addresses at which a socket shares incoming datagrams with other sockets. A connected socket has
 /// none.

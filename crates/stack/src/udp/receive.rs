@@ -7,8 +7,8 @@ use tidegate_wire::{DropReason, UdpHeader, udp};
 
 use super::{Datagram, Payload};
 use crate::Stack;
-use crate::ethernet::LinkMeta;
-use crate::packet::RxVerdict;
+use crate::ip::packet::RxVerdict;
+use crate::link::LinkMeta;
 
 /// Fields of the IP header that UDP needs.
 #[derive(Clone, Copy)]

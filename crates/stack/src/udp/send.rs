@@ -6,9 +6,9 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
 
 use super::UdpId;
-use crate::address::AddressKind;
-use crate::packet::Packet;
-use crate::path::Path;
+use crate::ip::address::AddressKind;
+use crate::ip::packet::Packet;
+use crate::ip::path::Path;
 use crate::{SendError, Stack};
 
 /// Addresses, header fields and path of a datagram to send.

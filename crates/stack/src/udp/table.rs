@@ -7,8 +7,8 @@ use tidegate_memory::Arena;
 
 use super::lookup::{BoundGroup, Lookup, Member, PortEntry, port_index};
 use super::socket::{ANY_V4, ANY_V6, Socket};
-use super::{UdpId, UdpOptions, ports};
-use crate::port_groups::PortGroupsHandle;
+use super::{UdpId, UdpOptions};
+use crate::ports::{PortGroupsHandle, choose_port};
 use crate::random::{HashKey, SecretRng};
 use crate::{RestoreError, SocketError};
 
@@ -112,7 +112,7 @@ impl UdpTable {
         if local.port() == 0 {
             let is_free =
                 |number| self.lookup.entry_of_port[port_index(number)] == 0 && !is_reserved(number);
-            let number = ports::choose(rng, is_free).ok_or(SocketError::NoPortFree(local.ip()))?;
+            let number = choose_port(rng, is_free).ok_or(SocketError::NoPortFree(local.ip()))?;
             socket.bound.set_port(number);
             socket.local = socket.bound;
         }

@@ -6,10 +6,10 @@ use tidegate_wire::icmpv6::{parameter_problem, time_exceeded, unreachable};
 use tidegate_wire::ipv6_extension::{Extension, ExtensionWalk};
 use tidegate_wire::{DropReason, Icmpv6Message, Ipv6Header, MldMessage, Protocol};
 
-use crate::address::AddressKind;
-use crate::ethernet::LinkMeta;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
-use crate::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::address::AddressKind;
+use crate::ip::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::link::LinkMeta;
 use crate::{AddressOwnership, Stack};
 
 /// Maximum length of an ICMP error: the minimum MTU (RFC 4443 section 2.4 (c)).

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use tidegate_wire::icmpv4::{time_exceeded, unreachable};
 use tidegate_wire::{DropReason, Icmpv4Message, Ipv4Header, Protocol};
 
-use crate::address::AddressKind;
-use crate::ethernet::LinkMeta;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
-use crate::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::address::AddressKind;
+use crate::ip::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::link::LinkMeta;
 use crate::{AddressOwnership, Stack};
 
 /// Maximum length of an ICMP error, which every host can receive (RFC 1812 section 4.3.2.3).

@@ -8,8 +8,8 @@ use tidegate_wire::ipv6_extension::router_alert_header;
 use tidegate_wire::mld::{self, MldMessage, MldRecord, MldRecordKind, MldRecords};
 use tidegate_wire::{DropReason, Icmpv6Message, MacAddr, Medium, Protocol};
 
-use crate::address::is_link_local;
-use crate::packet::{Packet, RxVerdict};
+use crate::ip::address::is_link_local;
+use crate::ip::packet::{Packet, RxVerdict};
 use crate::{AddressOwnership, SocketError, Stack};
 
 const MILLISECOND_NS: u64 = 1_000_000;

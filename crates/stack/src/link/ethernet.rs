@@ -4,7 +4,7 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
 
 use crate::Stack;
-use crate::path::Path;
+use crate::ip::path::Path;
 
 /// Link-layer information about a received packet.
 #[derive(Clone, Copy)]

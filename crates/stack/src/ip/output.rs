@@ -7,11 +7,11 @@ use tidegate_memory::{Arena, Frame, HEADROOM_BYTES};
 use tidegate_wire::ipv6_extension::FragmentHeader;
 use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol};
 
-use crate::address::AddressKind;
-use crate::fast_path::HeaderTemplate;
+use crate::fast_path::template::HeaderTemplate;
+use crate::ip::address::AddressKind;
+use crate::ip::packet::Packet;
+use crate::ip::path::Path;
 use crate::neighbour::{NeighbourAction, Resolution};
-use crate::packet::Packet;
-use crate::path::Path;
 use crate::{AddressOwnership, Event, SendError, Stack};
 
 /// Number of counters for packet identifications.
@@ -86,7 +86,7 @@ impl Stack {
             Some(mac)
                 if self.plain_link.has_plain_frames() && !routers_fragment && !is_loopback =>
             {
-                self.header_template(mac, source, destination)
+                HeaderTemplate::new((self.mac, mac), (source, destination), self.hop_limit)
             }
             _ => None,
         };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use tidegate_memory::Arena;
 use tidegate_wire::{ArpOperation, ArpPacket, DropReason, EtherType, MacAddr};
 
-use crate::address::{AddressKind, can_be_source_v4};
+use crate::ip::address::{AddressKind, can_be_source_v4};
 use crate::neighbour::NeighbourClaim;
 use crate::{AddressOwnership, Event, Stack};
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::Arena;
 use tidegate_wire::MacAddr;
 
-use crate::path_mtu::PathMtu;
+use crate::ip::path_mtu::PathMtu;
 use crate::tcp::{ExtractedTcp, TcpMigrationMap};
 use crate::udp::ExtractedUdp;
 use crate::{Event, Stack, TcpId, TcpListenerId, TcpSecrets, UdpId};

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tidegate_memory::Arena;
 use tidegate_wire::{DropCounters, DropReason, MacAddr};
 
-use crate::address::AddressKind;
-use crate::path_mtu::PathMtu;
+use crate::ip::address::AddressKind;
+use crate::ip::path_mtu::PathMtu;
 use crate::tcp::TcpSnapshot;
 use crate::udp::UdpSnapshot;
 use crate::{Config, ConfigError, Counters, Stack};

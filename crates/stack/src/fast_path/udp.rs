@@ -1,4 +1,4 @@
-//! Fast path of the most frequent packets: plain UDP datagrams, received and sent.
+//! Fast path of plain UDP datagrams, received and sent.
 //!
 //! A packet is *plain* if it is a whole UDP datagram on untagged Ethernet, without IP options,
 //! extension headers or fragments. The fast path only accepts plain and valid packets, or declines
@@ -6,99 +6,25 @@
 //! the slow path, which find the reason. Removing the fast path would not change the behaviour of
 //! the stack.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use tidegate_memory::fifo::PopBatch;
-use tidegate_memory::{Arena, Checksum, Fifo, Frame, PackedChecksum};
-use tidegate_wire::{
-    EtherType, EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol, Sum, UdpHeader,
-    checksum,
+use tidegate_memory::{Arena, Fifo, Frame};
+use tidegate_wire::{EtherType, Ipv4Header, Ipv6Header, Protocol, Sum};
+
+use super::plain::{
+    HEADERS_V4_BYTES, HEADERS_V6_BYTES, IPV4_VERSION_AND_IHL, LINK_BYTES, PlainLink, array_at,
+    ipv4_header_sum, is_plain_source_v4, is_plain_source_v6,
 };
-
+use super::template::{PortPair, prepend_headers};
 use crate::Stack;
-use crate::address::Addresses;
-use crate::udp::{Lookup, QueuedDatagram, UdpId, array_at};
-
-const LINK_BYTES: usize = EthernetHeader::BYTES;
-const UDP_BYTES: usize = UdpHeader::BYTES;
-/// First byte of an IPv4 header without options: version and header length.
-const IPV4_VERSION_AND_IHL: u8 = 0x45;
-/// Length of the headers in front of the payload: Ethernet, IPv4 and UDP.
-pub(crate) const HEADERS_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + UDP_BYTES;
-pub(crate) const HEADERS_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + UDP_BYTES;
-
-/// Expected first eight bytes of a plain frame: the interface's hardware address and the start of
-/// the sender's. Of the sender's address only the group bit matters, the lowest bit of its first
-/// byte; a shift removes the other bits.
-#[derive(Clone, Copy)]
-pub(crate) struct PlainLink(u64);
-
-impl PlainLink {
-    const MASK_SHIFT_BITS: u32 = 15;
-    /// Matches no frame.
-    const NONE: Self = Self(u64::MAX);
-
-    pub(crate) fn new(medium: Medium, mac: MacAddr, vlan: Option<u16>) -> Self {
-        match (medium, vlan) {
-            (Medium::Ethernet, None) => {
-                let [a, b, c, d, e, f] = mac.0;
-                Self(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) << Self::MASK_SHIFT_BITS)
-            }
-            _ => Self::NONE,
-        }
-    }
-
-    /// True if the interface can receive plain frames.
-    pub(crate) fn has_plain_frames(self) -> bool {
-        self.0 != Self::NONE.0
-    }
-
-    #[inline(always)]
-    pub(crate) fn matches(self, head: &[u8; HEADERS_V4_BYTES]) -> bool {
-        u64::from_le_bytes(array_at(head, 0)) << Self::MASK_SHIFT_BITS == self.0
-    }
-}
-
-#[inline(always)]
-pub(crate) fn write_at<const N: usize, const M: usize>(
-    bytes: &mut [u8; N],
-    at: usize,
-    value: [u8; M],
-) {
-    bytes[at..at + M].copy_from_slice(&value);
-}
-
-// A sum over a header is never a sum of zeros only: version and protocol are not zero.
-
-/// Checksum of an IPv4 header of 20 bytes behind an Ethernet header.
-#[inline(always)]
-pub(crate) fn ipv4_header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
-    let words = [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
-    let last = u32::from_ne_bytes(array_at(head, 30));
-    Sum::of_words([words[0], words[1], u64::from(last)])
-}
+use crate::ip::address::Addresses;
+use crate::udp::{Lookup, QueuedDatagram, UdpId};
 
 /// Folds a sum to 16 bits, so that adding a length to it cannot carry.
 #[inline(always)]
 fn folded(sum: Sum) -> Sum {
     Sum::ZERO.with_u16(sum.fold())
-}
-
-/// True if `source` is a possible IPv4 source address. False for a few valid addresses, which the
-/// slow path checks.
-#[inline(always)]
-pub(crate) fn is_plain_source_v4(source: [u8; 4]) -> bool {
-    // 0/8 and 127/8 never leave a host. From 224/4 on there are multicast groups, reserved
-    // addresses and the broadcast address.
-    source[0].wrapping_sub(1) < 223 && source[0] != 127
-}
-
-/// True if `source` is a possible IPv6 source address. False for a few valid addresses, which the
-/// slow path checks.
-#[inline(always)]
-pub(crate) fn is_plain_source_v6(source: [u8; 16]) -> bool {
-    // The unspecified, loopback and IPv4-mapped addresses are in ::/64.
-    source[0] != 0xff && source[..8] != [0; 8]
 }
 
 /// Header layout and checks of plain packets of one address family.
@@ -372,88 +298,7 @@ fn accept_plain<P: PlainFamily>(
     Ok(P::queued(frame))
 }
 
-/// Precomputed headers of the datagrams on a path: complete except for lengths, ports and
-/// checksums.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HeaderTemplate {
-    bytes: [u8; LINK_BYTES + Ipv6Header::BYTES],
-    /// Folded sum of the IPv4 header in header byte order.
-    header_sum: u16,
-    /// Folded sum of the pseudo-header in header byte order.
-    pseudo_sum: u16,
-}
-
-/// Source and destination port in header byte order.
-#[derive(Clone, Copy)]
-pub(crate) struct PortPair(u32);
-
-impl PortPair {
-    /// Ports of a transport header that begins with `bytes`.
-    #[inline(always)]
-    pub(crate) fn from_header(bytes: [u8; 4]) -> Self {
-        Self(u32::from_ne_bytes(bytes))
-    }
-
-    #[inline(always)]
-    pub(crate) fn new(source: u16, destination: u16) -> Self {
-        Self((u32::from(source) << 16 | u32::from(destination)).to_be())
-    }
-
-    #[inline(always)]
-    pub(crate) fn source(self) -> u16 {
-        (u32::from_be(self.0) >> 16) as u16
-    }
-
-    /// Source and destination exchanged, for replies.
-    #[inline(always)]
-    pub(crate) fn swapped(self) -> Self {
-        Self(self.0.rotate_left(16))
-    }
-}
-
-/// One's complement sum of two numbers (RFC 1071).
-#[inline(always)]
-fn ones_complement_add(a: u16, b: u16) -> u16 {
-    let (sum, carry) = a.overflowing_add(b);
-    sum + u16::from(carry)
-}
-
 impl Stack {
-    /// Builds the headers of datagrams from `source` to `destination`, addressed to the hardware
-    /// address `mac`.
-    pub(crate) fn header_template(
-        &self,
-        mac: MacAddr,
-        source: IpAddr,
-        destination: IpAddr,
-    ) -> Option<HeaderTemplate> {
-        let mut bytes = [0; LINK_BYTES + Ipv6Header::BYTES];
-        let (ethertype, pseudo) = match (source, destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                let mut header = Ipv4Header::new(source, destination, Protocol::UDP, 0)?;
-                header.ttl = self.hop_limit;
-                header.emit(&mut bytes[LINK_BYTES..])?;
-                // Clears total length and checksum.
-                bytes[LINK_BYTES + 2..LINK_BYTES + 4].fill(0);
-                bytes[LINK_BYTES + 10..LINK_BYTES + 12].fill(0);
-                let pseudo = checksum::pseudo_header_v4(source, destination, Protocol::UDP, 0);
-                (EtherType::IPV4, pseudo)
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                let mut header = Ipv6Header::new(source, destination, Protocol::UDP, 0)?;
-                header.hop_limit = self.hop_limit;
-                header.emit(&mut bytes[LINK_BYTES..])?;
-                let pseudo = checksum::pseudo_header_v6(source, destination, Protocol::UDP, 0);
-                (EtherType::IPV6, pseudo)
-            }
-            _ => return None,
-        };
-        self.emit_link_header(mac, ethertype, &mut bytes)?;
-        let header = Sum::of(&bytes[LINK_BYTES..LINK_BYTES + Ipv4Header::BYTES]);
-        let (header_sum, pseudo_sum) = (header.fold().to_be(), pseudo.fold().to_be());
-        Some(HeaderTemplate { bytes, header_sum, pseudo_sum })
-    }
-
     /// Sends a frame that holds a UDP payload by the fast path. This requires a cached path with a
     /// header template, a payload that needs no fragments, and space in the transmit queue.
     /// Otherwise returns the frame.
@@ -514,111 +359,5 @@ impl Stack {
         self.counters.transmitted += 1;
         self.transmit.push_back(frame);
         None
-    }
-}
-
-/// Extends a frame with `len` bytes of payload over the headers that were written in front.
-#[inline(always)]
-pub(crate) fn prepend_headers<const HEADERS: usize>(
-    arena: &Arena,
-    frame: &mut Frame,
-    len: usize,
-    checksum: PackedChecksum,
-) -> bool {
-    frame.set_packed_checksum(checksum);
-    arena.prepend(frame, HEADERS, len + HEADERS)
-}
-
-impl HeaderTemplate {
-    /// Template of a path without precomputed headers.
-    pub(crate) const NONE: HeaderTemplate =
-        HeaderTemplate { bytes: [0; LINK_BYTES + Ipv6Header::BYTES], header_sum: 0, pseudo_sum: 0 };
-
-    /// Copies the first `N` bytes.
-    #[inline(always)]
-    pub(crate) fn copy_to<const N: usize>(&self, head: &mut [u8; N]) {
-        head.copy_from_slice(&self.bytes[..N]);
-    }
-
-    /// True if packets made from the template have this source address.
-    #[inline(always)]
-    pub(crate) fn is_from(&self, source: IpAddr) -> bool {
-        match source {
-            IpAddr::V4(v4) => self.source_v4() == v4,
-            IpAddr::V6(v6) => self.source_v6() == v6,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn source_v4(&self) -> Ipv4Addr {
-        array_at::<4, 54>(&self.bytes, LINK_BYTES + 12).into()
-    }
-
-    #[inline(always)]
-    pub(crate) fn source_v6(&self) -> Ipv6Addr {
-        array_at::<16, 54>(&self.bytes, LINK_BYTES + 8).into()
-    }
-
-    /// Writes the headers of a datagram in front of its payload. Returns the checksum state of the
-    /// frame: complete, or only the pseudo-header's sum when the device completes the checksum
-    /// (`partial`).
-    #[inline(always)]
-    pub(crate) fn emit_v4(
-        &self,
-        head: &mut [u8; HEADERS_V4_BYTES],
-        payload: &[u8],
-        ports: PortPair,
-        partial: bool,
-    ) -> PackedChecksum {
-        const PARTIAL: PackedChecksum =
-            PackedChecksum::new(Checksum::Partial { start: 34, offset: 6 });
-        let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
-        head[..34].copy_from_slice(&self.bytes[..34]);
-        write_at(head, 16, total_bytes.to_be_bytes());
-        write_at(
-            head,
-            24,
-            (!ones_complement_add(self.header_sum, total_bytes.to_be())).to_ne_bytes(),
-        );
-        write_at(head, 34, ports.0.to_ne_bytes());
-        write_at(head, 38, udp_bytes.to_be_bytes());
-        write_at(head, 40, self.udp_checksum(ports, payload, partial));
-        if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
-    }
-
-    /// IPv6 counterpart of [`HeaderTemplate::emit_v4`].
-    #[inline(always)]
-    pub(crate) fn emit_v6(
-        &self,
-        head: &mut [u8; HEADERS_V6_BYTES],
-        payload: &[u8],
-        ports: PortPair,
-        partial: bool,
-    ) -> PackedChecksum {
-        const PARTIAL: PackedChecksum =
-            PackedChecksum::new(Checksum::Partial { start: 54, offset: 6 });
-        let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        head[..54].copy_from_slice(&self.bytes);
-        write_at(head, 18, udp_bytes.to_be_bytes());
-        write_at(head, 54, ports.0.to_ne_bytes());
-        write_at(head, 58, udp_bytes.to_be_bytes());
-        write_at(head, 60, self.udp_checksum(ports, payload, partial));
-        if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
-    }
-
-    /// Value of the UDP checksum field.
-    #[inline(always)]
-    fn udp_checksum(&self, ports: PortPair, payload: &[u8], partial: bool) -> [u8; 2] {
-        let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        let pseudo = ones_complement_add(self.pseudo_sum, udp_bytes.to_be());
-        if partial {
-            return pseudo.to_ne_bytes();
-        }
-        Sum::of_words([u64::from(pseudo), u64::from(ports.0)])
-            .with_u16(udp_bytes)
-            .with(payload)
-            .udp_checksum()
-            .to_be_bytes()
     }
 }

@@ -9,10 +9,10 @@ use tidegate_wire::{
     Protocol,
 };
 
-use crate::address::{ALL_NODES, AddressKind};
-use crate::ethernet::LinkMeta;
+use crate::ip::address::{ALL_NODES, AddressKind};
+use crate::ip::packet::{Packet, RxVerdict};
+use crate::link::LinkMeta;
 use crate::neighbour::NeighbourClaim;
-use crate::packet::{Packet, RxVerdict};
 use crate::{AddressOwnership, Event, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;

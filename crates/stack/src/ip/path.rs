@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_wire::MacAddr;
 
-use crate::fast_path::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, HeaderTemplate};
+use crate::fast_path::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES};
+use crate::fast_path::template::HeaderTemplate;
 use crate::random::HashKey;
 
 /// Path to a destination.

@@ -14,10 +14,10 @@ use tidegate_memory::{Arena, Checksum, Frame, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Sum, checksum};
 
 use crate::Stack;
-use crate::address::{AddressKind, can_be_source_v4, can_be_source_v6, is_link_local};
-use crate::ethernet::LinkMeta;
-use crate::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict};
-use crate::path::Path;
+use crate::ip::address::{AddressKind, can_be_source_v4, can_be_source_v6, is_link_local};
+use crate::ip::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::path::Path;
+use crate::link::LinkMeta;
 
 /// Offsets of time to live and checksum in an IPv4 header.
 const TTL_OFFSET_BYTES: usize = 8;

@@ -8,25 +8,21 @@
 use std::net::Ipv6Addr;
 
 use tidegate_memory::{Arena, Checksum, Frame};
-use tidegate_wire::{
-    EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Protocol, Sum, TcpHeader, tcp,
-};
+use tidegate_wire::{EtherType, Ipv4Header, Ipv6Header, Protocol, Sum, TcpHeader, tcp};
 
-use super::segment::{FourTuple, OutSegment, Segment};
-use crate::fast_path::{
-    HeaderTemplate, ipv4_header_sum, is_plain_source_v4, is_plain_source_v6, write_at,
+use super::plain::{
+    IPV4_VERSION_AND_IHL, LINK_BYTES, array_at, ipv4_header_sum, is_plain_source_v4,
+    is_plain_source_v6, write_at,
 };
-use crate::udp::array_at;
+use super::template::HeaderTemplate;
+use crate::tcp::{FourTuple, OutSegment, Segment};
 use crate::{AddressOwnership, Stack};
 
-const LINK_BYTES: usize = EthernetHeader::BYTES;
 /// Bytes up to the end of the fixed TCP header.
 const HEAD_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + TcpHeader::BYTES;
 const HEAD_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + TcpHeader::BYTES;
 const TCP_V4_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
 const TCP_V6_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
-/// First byte of an IPv4 header without options: version 4, header length 5 words.
-const IPV4_VERSION_IHL: u8 = 0x45;
 
 /// TCP segment of a plain packet.
 struct PlainSegment<'a> {
@@ -91,7 +87,7 @@ impl Stack {
         let packet_bytes = usize::from(u16::from_be_bytes(array_at(head, 16)));
         let (from, to) = (array_at(head, 26), array_at(head, 30));
         let plain = self.plain_link.matches(head.first_chunk()?)
-            && head[14] == IPV4_VERSION_IHL
+            && head[14] == IPV4_VERSION_AND_IHL
             && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
             && ipv4_header_sum(head.first_chunk()?).is_valid_nonzero()
             && is_plain_source_v4(from)

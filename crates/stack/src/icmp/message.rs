@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::{DropReason, Icmpv4Message, MacAddr, Protocol, UdpHeader};
 
-use crate::fast_path::HeaderTemplate;
-use crate::packet::Packet;
-use crate::path::Path;
+use crate::fast_path::template::HeaderTemplate;
+use crate::ip::packet::Packet;
+use crate::ip::path::Path;
 use crate::{Event, SocketError, Stack};
 
 /// Reply prepared while a received packet is still borrowed, and sent after that packet is

@@ -7,10 +7,10 @@ use tidegate_wire::ipv6_extension::{ParameterProblem, UpperLayer, upper_layer};
 use tidegate_wire::{DropReason, Ipv6Header, Protocol};
 
 use crate::Stack;
-use crate::address::{AddressKind, can_be_source_v6};
-use crate::ethernet::LinkMeta;
-use crate::fragment::{Fragment, FragmentKey, ReassembledPacket};
-use crate::packet::{IcmpErrorKind, RxVerdict};
+use crate::ip::address::{AddressKind, can_be_source_v6};
+use crate::ip::packet::{IcmpErrorKind, RxVerdict};
+use crate::ip::reassembly::{Fragment, FragmentKey, ReassembledPacket};
+use crate::link::LinkMeta;
 use crate::udp::IpInfo;
 
 /// Offset of the payload length in the header.

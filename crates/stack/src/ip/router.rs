@@ -7,9 +7,9 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use crate::Stack;
-use crate::address::AddressKind;
-use crate::forward::{LocalPacket, TransitPacket};
-use crate::packet::ForwardError;
+use crate::ip::address::AddressKind;
+use crate::ip::forward::{LocalPacket, TransitPacket};
+use crate::ip::packet::ForwardError;
 use crate::random::{HashKey, SecretRng};
 
 /// Size of the cache of egress interfaces.
