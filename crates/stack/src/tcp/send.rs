@@ -1,350 +1,292 @@
-//! Sending side: selects the next segment to send (RFC 9293 sections 3.7.4 and 3.8.6.2.1).
+//! Sending half of a connection: sequence numbers, send buffer, the peer's window and the sizes
+//! of segments (RFC 9293 sections 3.3.1, 3.7.1 and 3.8.6).
 
-use tidegate_wire::tcp::TcpFlags;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 
-use super::connection::{ConnFlags, Connection, DEFAULT_MSS, RtxTimer, TcpShared};
-use super::options::OptionBytes;
-use super::recovery::{RecoveryPhase, SentSegment};
-use super::segment::OutSegment;
+use super::buffers::{BufferPool, ByteQueue};
+use super::identity::milliseconds;
+use super::options::{MAX_WINDOW_SHIFT, TIMESTAMPS_BYTES};
+use super::segment::Segment;
 use super::seq::Seq;
-use super::socket::TcpState;
+use super::socket::TcpOptions;
 
-/// Segments sent on duplicate acknowledgements before a loss is certain (limited transmit,
-/// RFC 3042).
-const LIMITED_TRANSMIT: u32 = 2;
+/// Default MSS for IPv4 and for IPv6: every host accepts it (RFC 9293 section 3.7.1).
+pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
 
-impl Connection {
-    /// Returns the next segment to send on a path with an MTU of `mtu` bytes; `None` when there is
-    /// nothing to send now.
-    pub(crate) fn poll_output(
-        &mut self,
-        now_ns: u64,
-        mtu: usize,
-        shared: &mut TcpShared,
-    ) -> Option<OutSegment> {
-        let out = match self.state {
-            TcpState::Closed => self.reset_out(),
-            TcpState::SynSent | TcpState::SynReceived => self.syn_out(now_ns, mtu, shared),
-            TcpState::TimeWait | TcpState::FinWait2 => self.ack_out(now_ns),
-            _ => {
-                self.set_mtu(mtu);
-                self.data_out(now_ns, shared)
-            }
-        };
-        // After each segment there may be another.
-        self.flags.set(ConnFlags::WANTS_OUTPUT, out.is_some() && self.may_have_more_output());
-        if self.state != TcpState::Closed && !self.flags.contains(ConnFlags::WANTS_OUTPUT) {
-            self.arm_timer(now_ns);
+/// Lower bound of the peer's MSS: smaller segments would be mostly headers.
+pub(crate) const MIN_MSS: u16 = 64;
+
+/// Maximum size of windows and buffers, in bytes (RFC 7323 section 2.3).
+pub(crate) const MAX_WINDOW_BYTES: u32 = 1 << 30;
+
+/// Send variables of a connection.
+pub(crate) struct SendState {
+    /// Oldest unacknowledged sequence number (SND.UNA).
+    pub(crate) una: Seq,
+    /// Next sequence number to send (SND.NXT).
+    pub(crate) nxt: Seq,
+    /// Sequence number of the first byte of `queue`.
+    pub(crate) base: Seq,
+    /// Data written by the application and not acknowledged, and its length below.
+    pub(crate) queue: ByteQueue,
+    pub(crate) queued_bytes: u32,
+    /// Peer's window in bytes (SND.WND), its maximum so far, and the segment of its last update
+    /// (SND.WL1, SND.WL2).
+    pub(crate) window: u32,
+    pub(crate) max_window: u32,
+    pub(crate) window_seq: Seq,
+    pub(crate) window_ack: Seq,
+    /// Peer's MSS: its largest payload, without options.
+    pub(crate) peer_mss: u16,
+    /// Largest payload to send now, with the bytes of options taken off.
+    pub(crate) mss: u16,
+    /// Limit that path MTU discovery found when nothing larger came through.
+    pub(crate) mss_limit: u16,
+    /// Largest payload that peer and link accept, with the bytes of options.
+    pub(crate) max_mss: u16,
+    /// End of the last segment below the MSS (Minshall's variant of Nagle).
+    pub(crate) small_segment_end: Seq,
+    /// End of the last tail loss probe (RFC 8985 section 7).
+    pub(crate) tail_probe_end: Seq,
+    /// Offset of our time stamp clock (RFC 7323 section 5.4), in milliseconds.
+    pub(crate) ts_offset: u32,
+}
+
+/// Snapshot of a [`SendState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SendSnapshot {
+    pub(crate) una: Seq,
+    pub(crate) nxt: Seq,
+    pub(crate) base: Seq,
+    /// Data written by the application and not acknowledged.
+    pub(crate) data: ByteBuf,
+    window: u32,
+    max_window: u32,
+    window_seq: Seq,
+    window_ack: Seq,
+    peer_mss: u16,
+    mss_limit: u16,
+    max_mss: u16,
+    small_end: Seq,
+    pub(crate) sent_age_ns: u64,
+    pub(crate) own_window_shift: u8,
+    /// Reading of the connection's time stamp clock.
+    timestamp: u32,
+}
+
+impl SendState {
+    /// Nothing is sent yet; `iss` is the initial sequence number.
+    pub(crate) fn new(iss: Seq, ts_offset: u32, default_mss: u16) -> Self {
+        Self {
+            una: iss,
+            nxt: iss,
+            base: iss + 1,
+            queue: ByteQueue::EMPTY,
+            queued_bytes: 0,
+            window: 0,
+            max_window: 0,
+            window_seq: Seq(0),
+            window_ack: Seq(0),
+            peer_mss: default_mss,
+            mss: default_mss,
+            mss_limit: u16::MAX,
+            max_mss: default_mss,
+            small_segment_end: iss,
+            ts_offset,
+            tail_probe_end: iss,
         }
-        out
     }
 
-    /// True if another call may return another segment.
-    fn may_have_more_output(&self) -> bool {
-        !self.is_synchronized()
-            || self.may_have_output()
-            || self.flags.contains(ConnFlags::ACK_NOW)
-            || self.acks_owed > 0
-            || self.flags.contains(ConnFlags::KEEPALIVE_NOW)
-            || self.flags.contains(ConnFlags::TAIL_PROBE_NOW)
+    /// Sequence numbers sent and not acknowledged.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.nxt.since(self.una)
     }
 
-    fn reset_out(&mut self) -> Option<OutSegment> {
-        if !self.flags.take(ConnFlags::RESET_NOW) {
-            return None;
-        }
-        let mut out = OutSegment::bare(self.tuple, TcpFlags::RST | TcpFlags::ACK);
-        (out.seq, out.ack) = (self.seq_in_window(), self.rcv_nxt);
-        Some(out)
+    /// Sequence numbers that the peer's window still allows to send.
+    #[inline]
+    pub(crate) fn usable_window(&self) -> u32 {
+        (self.una + self.window).since(self.nxt)
     }
 
     /// Sequence number of a segment without data: SND.NXT, or the right edge of a window that the
     /// peer has shrunk below sent data. The peer drops segments beyond its window, together with
     /// their acknowledgements.
-    fn seq_in_window(&self) -> Seq {
+    pub(crate) fn seq_in_window(&self) -> Seq {
         self.nxt.min(self.una + self.window)
     }
 
-    /// Returns the SYN or SYN-ACK if it is due, for the first time or as a retransmission.
-    fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut TcpShared) -> Option<OutSegment> {
-        let iss = self.send_base - 1;
-        let first = self.flight.is_none();
-        let is_retransmission = !first && self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
-        let answer = self.state == TcpState::SynReceived && self.flags.contains(ConnFlags::ACK_NOW);
-        if !first && !is_retransmission && !answer {
-            return None;
-        }
-        if first {
-            self.record_sent(now_ns, shared, iss, iss + 1, true, false);
-        } else if let Some(flight) = self.flight.as_mut().filter(|_| is_retransmission) {
-            flight.on_retransmitted(now_ns, iss, iss + 1);
-        }
-        self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
-        let mut out = OutSegment::bare(self.tuple, TcpFlags::SYN);
-        out.seq = iss;
-        let is_syn_ack = self.state == TcpState::SynReceived;
-        if is_syn_ack {
-            out.flags = TcpFlags::SYN | TcpFlags::ACK;
-            out.ack = self.rcv_nxt;
-            out.window = self.window_field(false);
-            self.on_ack_sent();
-        } else {
-            let window = self.options.receive_buffer_bytes.min(u16::MAX.into());
-            out.window = window as u16;
-        }
-        // No answer may mean that the peer or a router does not handle the ECN bits
-        // (RFC 3168 section 6.1.1.1).
-        if self.flags.contains(ConnFlags::ECN) && !is_retransmission {
-            let bits = if is_syn_ack { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
-            out.flags = out.flags | bits;
-        }
-        out.options = self.syn_options(now_ns, mtu, is_syn_ack);
-        Some(out)
+    /// True when an acknowledgement is for something sent and not acknowledged yet.
+    pub(crate) fn is_new_ack(&self, ack: Seq) -> bool {
+        ack.is_after(self.una) && ack.is_at_or_before(self.nxt)
     }
 
-    fn syn_options(&self, now_ns: u64, mtu: usize, is_syn_ack: bool) -> OptionBytes {
-        let mut options = OptionBytes::new();
-        options.push_mss(self.offered_mss(mtu));
-        // A SYN-ACK offers only the options that the SYN has offered.
-        if self.flags.contains(ConnFlags::SACK) || !is_syn_ack {
-            options.push_sack_permitted();
-        }
-        if self.flags.contains(ConnFlags::TIMESTAMPS) || !is_syn_ack {
-            let echo = if is_syn_ack { self.ts_recent } else { 0 };
-            options.push_timestamps(self.ts_now(now_ns), echo);
-        }
-        if self.own_window_shift > 0 || self.peer_window_shift > 0 || !is_syn_ack {
-            options.push_window_shift(self.own_window_shift);
-        }
-        options
+    /// True when an acknowledgement is for something ever sent, and not too old (RFC 5961 section
+    /// 5.2).
+    pub(crate) fn is_acceptable_ack(&self, ack: Seq) -> bool {
+        let oldest = self.una - self.max_window;
+        !(ack.is_before(oldest) || ack.is_after(self.nxt))
     }
 
-    /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
-    fn offered_mss(&self, mtu: usize) -> u16 {
-        let headers = if self.tuple.is_v4() { 40 } else { 60 };
+    /// Bytes that the application has written and that were never sent.
+    #[inline]
+    pub(crate) fn unsent(&self) -> u32 {
+        self.queued_bytes.saturating_sub(self.nxt.since(self.base))
+    }
+
+    /// Free bytes of the send buffer.
+    #[inline]
+    fn free_bytes(&self, options: &TcpOptions) -> u32 {
+        options.send_buffer_bytes.saturating_sub(self.queued_bytes)
+    }
+
+    /// True when more than a third of the send buffer is free: the threshold of writability.
+    pub(crate) fn has_space(&self, options: &TcpOptions) -> bool {
+        self.free_bytes(options) > options.send_buffer_bytes / 3
+    }
+
+    /// Bytes that can be appended now: free in the send buffer and backed by memory.
+    pub(crate) fn appendable_bytes(&self, options: &TcpOptions, pool: &BufferPool) -> usize {
+        let end = self.queued_bytes as usize;
+        let allowed = pool.allowance_bytes().saturating_sub(end);
+        let free = self.free_bytes(options) as usize;
+        free.min(allowed).min(self.queue.appendable_bytes(pool, end))
+    }
+
+    /// Removes what is acknowledged from the send buffer; returns its bytes.
+    pub(crate) fn remove_acknowledged(&mut self, pool: &mut BufferPool) -> u32 {
+        let bytes = self.una.since(self.base).min(self.queued_bytes);
+        if bytes > 0 {
+            self.queued_bytes -= bytes;
+            self.base += bytes;
+            if self.queued_bytes == 0 {
+                self.queue.clear(pool);
+            } else {
+                self.queue.consume(pool, bytes as usize);
+            }
+        }
+        bytes
+    }
+
+    /// Frees the send buffer.
+    pub(crate) fn release(&mut self, pool: &mut BufferPool) {
+        self.queue.clear(pool);
+        self.queued_bytes = 0;
+    }
+
+    /// True when the segment is newer than the one of the last window update (RFC 9293 section
+    /// 3.10.7.4).
+    pub(crate) fn is_newer(&self, segment: &Segment<'_>) -> bool {
+        self.window_seq.is_before(segment.seq)
+            || self.window_seq == segment.seq && self.window_ack.is_at_or_before(segment.ack)
+    }
+
+    /// Sets the peer's window to `window` bytes, as a segment announced it.
+    pub(crate) fn set_window(&mut self, window: u32, segment: &Segment<'_>) {
+        self.window = window;
+        self.max_window = self.max_window.max(window);
+        (self.window_seq, self.window_ack) = (segment.seq, segment.ack);
+    }
+
+    /// Sets the peer's MSS from the option it announced, or to the default.
+    pub(crate) fn set_peer_mss(&mut self, announced: Option<u16>, is_v4: bool) {
+        let default = DEFAULT_MSS[usize::from(!is_v4)];
+        self.peer_mss = announced.unwrap_or(default).max(MIN_MSS);
+    }
+
+    /// Sets the MSS for a path MTU of `mtu` bytes.
+    pub(crate) fn set_mtu(&mut self, mtu: usize, is_v4: bool, timestamps: bool) {
+        let headers = if is_v4 { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        fits.max(DEFAULT_MSS[usize::from(!self.tuple.is_v4())])
+        self.set_max_mss(fits.min(self.peer_mss).max(MIN_MSS), timestamps);
     }
 
-    /// Records a segment as sent.
-    fn record_sent(
-        &mut self,
-        now_ns: u64,
-        shared: &mut TcpShared,
-        start: Seq,
-        end: Seq,
-        syn: bool,
-        fin: bool,
-    ) {
-        let flight = self.flight.get_or_insert_with(|| shared.acquire_flight());
-        if flight.is_empty() {
-            // RFC 6298 section 5.1.
-            self.rto_base_ns = now_ns;
-            self.stalled_since_ns = now_ns;
-        }
-        flight.push(SentSegment {
-            start,
-            end,
-            sent_ns: now_ns,
-            syn,
-            fin,
-            sacked: false,
-            lost: false,
-            retransmitted: false,
-        });
-        self.nxt = end;
-        self.last_sent_ns = now_ns;
+    /// Sets the largest payload that peer and link accept, in bytes with options.
+    pub(crate) fn set_max_mss(&mut self, bytes: u16, timestamps: bool) {
+        let options = if timestamps { TIMESTAMPS_BYTES as u16 } else { 0 };
+        self.max_mss = bytes;
+        self.mss = self.max_mss.min(self.mss_limit) - options;
     }
 
-    /// Returns the next segment of a synchronized connection.
-    fn data_out(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
-        // SACK blocks go out in segments without data, which have space for all blocks.
-        if self.flags.contains(ConnFlags::ACK_NOW)
-            && (self.out_of_order.is_some() || self.has_dsack_range())
-        {
-            return self.ack_out(now_ns);
-        }
-        if let Some(out) = self.next_retransmission(now_ns) {
-            return Some(out);
-        }
-        if let Some(out) = self.new_data(now_ns, shared) {
-            return Some(out);
-        }
-        if self.flags.take(ConnFlags::TAIL_PROBE_NOW)
-            && let Some(last) = self.flight.as_ref().and_then(|flight| flight.last()).copied()
-        {
-            // RFC 8985 section 7.3: without new data to send, the last segment goes out again.
-            self.flags.insert(ConnFlags::TAIL_PROBE_RETRANSMITS);
-            return Some(self.retransmit(now_ns, last));
-        }
-        self.ack_out(now_ns)
-    }
-
-    fn next_retransmission(&mut self, now_ns: u64) -> Option<OutSegment> {
-        let (cwnd, pipe) = (self.controller.window.cwnd, self.pipe());
-        let forced = self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
-        let lost = *self.flight.as_mut()?.first_lost()?;
-        if !forced && pipe + lost.bytes().min(self.mss.into()) > cwnd && pipe > 0 {
-            return None;
-        }
-        self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
-        Some(self.retransmit(now_ns, lost))
-    }
-
-    /// Retransmits a segment, or as much of it as the path carries now.
-    fn retransmit(&mut self, now_ns: u64, sent: SentSegment) -> OutSegment {
-        let data_bytes = sent.bytes() - u32::from(sent.fin);
-        let max_bytes = u32::from(self.mss);
-        let (data_bytes, fin) = match data_bytes > max_bytes {
-            true => (max_bytes, false),
-            false => (data_bytes, sent.fin),
-        };
-        let end = sent.start + data_bytes + u32::from(fin);
-        if let Some(flight) = &mut self.flight {
-            flight.on_retransmitted(now_ns, sent.start, end);
-        }
-        self.count_sent(end.since(sent.start));
-        self.last_sent_ns = now_ns;
-        // RFC 3168 section 6.1.5: retransmissions are not marked as ECN-capable.
-        self.build_segment(now_ns, sent.start, data_bytes, fin)
-    }
-
-    fn new_data(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
-        if !self.can_transmit() || self.flags.contains(ConnFlags::FIN_SENT) {
-            return None;
-        }
-        let unsent = self.unsent();
-        if unsent == 0 && !self.flags.contains(ConnFlags::FIN_QUEUED) {
-            return None;
-        }
-        if self.flight.is_none() {
-            self.restart_after_idle(now_ns);
-        }
-        let mss = u32::from(self.mss);
-        let usable = (self.una + self.window).since(self.nxt);
-        let forced = self.flags.take(ConnFlags::FORCE_WINDOW_PROBE);
-        let probe_bytes = self.mtu_probe_bytes(now_ns, usable);
-        let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
-        if forced && bytes == 0 {
-            // RFC 9293 section 3.8.6.1: one byte beyond the window.
-            bytes = unsent.min(1);
-        }
-        let drains_queue = bytes == unsent;
-        let fin = self.flags.contains(ConnFlags::FIN_QUEUED)
-            && drains_queue
-            && (forced || usable > bytes || unsent == 0 && usable > 0);
-        if bytes == 0 && !fin {
-            return None;
-        }
-        if !forced && !self.is_worth_sending(bytes, drains_queue) {
-            return None;
-        }
-        if !self.fits_congestion_window(bytes, fin) {
-            return None;
-        }
-        let start = self.nxt;
-        let end = start + bytes + u32::from(fin);
-        self.record_sent(now_ns, shared, start, end, false, fin);
-        self.count_sent(bytes);
-        if probe_bytes.is_some() {
-            self.on_mtu_probe_sent(start, end);
-        }
-        if bytes < mss {
-            self.small_segment_end = end;
-        }
-        if fin {
-            self.flags.insert(ConnFlags::FIN_SENT);
-        }
-        if self.flags.take(ConnFlags::TAIL_PROBE_NOW) {
-            self.flags.remove(ConnFlags::TAIL_PROBE_RETRANSMITS);
-            self.probe_end = end;
-        }
-        let mut out = self.build_segment(now_ns, start, bytes, fin);
-        out.ecn_capable = self.flags.contains(ConnFlags::ECN);
-        if self.flags.contains(ConnFlags::ECN) && bytes > 0 && self.flags.take(ConnFlags::SEND_CWR)
-        {
-            out.flags = out.flags | TcpFlags::CWR;
-        }
-        Some(out)
-    }
-
-    /// Restarts the congestion window after an idle period (RFC 5681 section 4.1).
-    fn restart_after_idle(&mut self, now_ns: u64) {
-        let idle_ns = now_ns.saturating_sub(self.last_sent_ns);
-        if idle_ns > self.rtt.rto_ns() && self.rtx_timer != RtxTimer::Persist {
-            self.controller.restart_after_idle(self.mss.into(), idle_ns);
-        }
-    }
-
-    /// Applies silly window syndrome avoidance and the Nagle algorithm (RFC 9293 sections
-    /// 3.8.6.2.1 and 3.7.4).
-    fn is_worth_sending(&self, bytes: u32, drains_queue: bool) -> bool {
+    /// Silly window syndrome avoidance and the Nagle algorithm (RFC 9293 sections 3.8.6.2.1 and
+    /// 3.7.4): true when a segment of `bytes` is worth sending. `at_once`: the application wants
+    /// no delay, or sends no more.
+    pub(crate) fn is_worth_sending(&self, bytes: u32, drains_queue: bool, at_once: bool) -> bool {
         let small_in_flight = self.small_segment_end.is_after(self.una);
         bytes >= self.mss.into()
-            || drains_queue
-                && (self.options.no_delay
-                    || self.flags.contains(ConnFlags::FIN_QUEUED)
-                    || !small_in_flight)
+            || drains_queue && (at_once || !small_in_flight)
             || bytes > 0 && !drains_queue && bytes >= self.max_window / 2
     }
 
-    fn fits_congestion_window(&mut self, bytes: u32, fin: bool) -> bool {
-        let pipe = self.pipe();
-        let mut cwnd = self.controller.window.cwnd;
-        if !self.flags.contains(ConnFlags::SACK) && self.phase == RecoveryPhase::Open {
-            // RFC 3042. The pipe already excludes the segments that have arrived.
-            let extra = u32::from(self.duplicate_acks).min(LIMITED_TRANSMIT);
-            cwnd = cwnd.saturating_sub(
-                u32::from(self.duplicate_acks).saturating_sub(extra) * u32::from(self.mss),
-            );
-        }
-        let fits = pipe == 0
-            || pipe + bytes <= cwnd
-            || bytes == 0 && fin
-            || self.flags.contains(ConnFlags::TAIL_PROBE_NOW);
-        self.flags
-            .set(ConnFlags::WINDOW_LIMITED, !fits || pipe + bytes + u32::from(self.mss) > cwnd);
-        fits
+    /// Current value of the time stamp clock: milliseconds from a secret offset (RFC 7323
+    /// section 5.4).
+    pub(crate) fn timestamp(&self, now_ns: u64) -> u32 {
+        milliseconds(now_ns).wrapping_add(self.ts_offset)
     }
 
-    /// Returns a segment without data, if an acknowledgement or a keep-alive probe is due.
-    fn ack_out(&mut self, now_ns: u64) -> Option<OutSegment> {
-        if self.flags.take(ConnFlags::KEEPALIVE_NOW) {
-            // RFC 9293 section 3.8.4: a sequence number that the peer has acknowledged.
-            return Some(self.build_segment(now_ns, self.nxt - 1, 0, false));
+    /// Takes a snapshot. The last segment was sent `sent_age_ns` ago.
+    pub(crate) fn save(
+        &self,
+        now_ns: u64,
+        sent_age_ns: u64,
+        own_window_shift: u8,
+        pool: &BufferPool,
+    ) -> SendSnapshot {
+        SendSnapshot {
+            una: self.una,
+            nxt: self.nxt,
+            base: self.base,
+            data: self.queue.copy_bytes(pool, 0, self.queued_bytes),
+            window: self.window,
+            max_window: self.max_window,
+            window_seq: self.window_seq,
+            window_ack: self.window_ack,
+            peer_mss: self.peer_mss,
+            mss_limit: self.mss_limit,
+            max_mss: self.max_mss,
+            small_end: self.small_segment_end,
+            sent_age_ns,
+            own_window_shift,
+            timestamp: self.timestamp(now_ns),
         }
-        if !self.flags.contains(ConnFlags::ACK_NOW) && self.acks_owed == 0 {
-            return None;
-        }
-        let mut out = self.build_segment(now_ns, self.seq_in_window(), 0, false);
-        if self.flags.contains(ConnFlags::SACK) {
-            let mut blocks = [(Seq(0), Seq(0)); 4];
-            let count = self.fill_sack_blocks(&mut blocks);
-            out.options.push_sack(&blocks[..count]);
-        }
-        Some(out)
     }
 
-    /// Builds a segment of a synchronized connection, with the fields that all of them carry.
-    fn build_segment(&mut self, now_ns: u64, seq: Seq, data_bytes: u32, fin: bool) -> OutSegment {
-        let mut out = OutSegment::bare(self.tuple, TcpFlags::ACK);
-        (out.seq, out.ack) = (seq, self.rcv_nxt);
-        out.window = self.window_field(true);
-        out.data_at = seq.since(self.send_base);
-        out.data_bytes = data_bytes as u16;
-        if self.flags.contains(ConnFlags::TIMESTAMPS) {
-            out.options.push_timestamps(self.ts_now(now_ns), self.ts_recent);
-        }
-        if fin {
-            out.flags = out.flags | TcpFlags::FIN;
-        }
-        if data_bytes > 0 && out.data_at + data_bytes >= self.outgoing_bytes {
-            out.flags = out.flags | TcpFlags::PSH;
-        }
-        if self.flags.contains(ConnFlags::ECN) && self.flags.contains(ConnFlags::SEND_ECE) {
-            out.flags = out.flags | TcpFlags::ECE;
-        }
-        self.on_ack_sent();
-        out
+    /// Restores a snapshot that [`SendSnapshot::has_valid_sizes`], with `queue` for its data.
+    pub(crate) fn restore(
+        now_ns: u64,
+        saved: &SendSnapshot,
+        queue: ByteQueue,
+        tail_probe_end: Seq,
+        timestamps: bool,
+    ) -> Self {
+        let mut state = Self {
+            nxt: saved.nxt,
+            base: saved.base,
+            queue,
+            queued_bytes: saved.data.len() as u32,
+            window: saved.window.min(MAX_WINDOW_BYTES),
+            max_window: saved.max_window.min(MAX_WINDOW_BYTES),
+            window_seq: saved.window_seq,
+            window_ack: saved.window_ack,
+            peer_mss: saved.peer_mss,
+            mss_limit: saved.mss_limit,
+            small_segment_end: saved.small_end,
+            ts_offset: saved.timestamp.wrapping_sub(milliseconds(now_ns)),
+            tail_probe_end,
+            ..Self::new(saved.una, 0, MIN_MSS)
+        };
+        state.set_max_mss(saved.max_mss, timestamps);
+        state
+    }
+}
+
+impl SendSnapshot {
+    /// True when window shift and segment sizes are possible.
+    pub(crate) fn has_valid_sizes(&self) -> bool {
+        self.own_window_shift <= MAX_WINDOW_SHIFT
+            && self.peer_mss >= MIN_MSS
+            && self.mss_limit >= MIN_MSS
+            && (MIN_MSS..=self.peer_mss).contains(&self.max_mss)
     }
 }

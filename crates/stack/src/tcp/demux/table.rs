@@ -6,21 +6,20 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_wire::DropReason;
 
-use super::arrival::SegmentOutcome;
-use super::connection::{ConnFlags, Connection, NEVER, NO_INDEX, TcpShared};
-pub(crate) use super::connections::Connections;
-use super::connections::TupleIndex;
-use super::isn;
-use super::listener::Listeners;
-use super::peer_clock::PeerClock;
-use super::prf::Secret;
-use super::segment::{FourTuple, OutSegment, Segment};
-use super::seq::Seq;
-use super::socket::{TcpId, TcpState};
+use super::slots::{Connections, TupleIndex};
 use super::timer_wheel::TimerWheel;
 use crate::ports::{PortGroups, PortGroupsHandle};
 use crate::random::SecretRng;
 use crate::rate_limit::TokenBucket;
+use crate::tcp::buffers::TcpShared;
+use crate::tcp::connection::{Connection, SegmentOutcome};
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::identity::{self, PeerClock, Secret};
+use crate::tcp::listener::Listeners;
+use crate::tcp::segment::{FourTuple, OutSegment, Segment};
+use crate::tcp::seq::Seq;
+use crate::tcp::socket::{TcpId, TcpState};
+use crate::tcp::timers::{NEVER, NO_INDEX};
 use crate::{Event, Limits, Transport};
 
 /// Maximum number of queued replies; further replies are dropped.
@@ -47,7 +46,7 @@ pub(crate) struct TcpTable {
     reset_limiter: TokenBucket,
     pub(crate) events: VecDeque<Event>,
     /// Notified of connections on shared ports.
-    pub(super) port_groups: PortGroupsHandle,
+    pub(crate) port_groups: PortGroupsHandle,
     /// True if finished handshakes are also reported as events.
     pub(crate) reports_confirmed_peers: bool,
     /// Connections whose writer waits for memory, first come first served.
@@ -111,12 +110,12 @@ impl TcpTable {
 
     /// Initial sequence number of a new connection.
     pub(crate) fn initial_seq(&self, now_ns: u64, tuple: &FourTuple) -> Seq {
-        isn::initial(&self.secret, self.clock.ns(now_ns), tuple)
+        identity::initial_seq(&self.secret, self.clock.ns(now_ns), tuple)
     }
 
     /// Time stamp offset of a new connection, relative to the caller's clock in milliseconds.
     pub(crate) fn timestamp_offset(&self, tuple: &FourTuple) -> u32 {
-        isn::timestamp_offset(&self.secret, tuple).wrapping_add(self.clock.offset_ms())
+        identity::timestamp_offset(&self.secret, tuple).wrapping_add(self.clock.offset_ms())
     }
 
     /// Implements [`crate::Stack::set_port_groups`].
@@ -256,7 +255,7 @@ impl TcpTable {
         if matches!(connection.state, TcpState::TimeWait | TcpState::Closed) {
             return self.update_ended(now_ns, id);
         }
-        let deadline_ns = connection.deadline_ns();
+        let deadline_ns = connection.timers.deadline_ns();
         if deadline_ns != NEVER && connection.links.fires_later_than(deadline_ns) {
             self.wheel.set(&mut self.connections, index, deadline_ns);
         }
@@ -279,7 +278,7 @@ impl TcpTable {
         {
             return self.release(id.index);
         }
-        let deadline_ns = connection.deadline_ns();
+        let deadline_ns = connection.timers.deadline_ns();
         if deadline_ns != NEVER {
             self.wheel.set(&mut self.connections, id.index, deadline_ns);
         }

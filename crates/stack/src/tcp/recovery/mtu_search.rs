@@ -2,15 +2,15 @@
 //! segment size after a path has swallowed large segments.
 //!
 //! If no large segment gets through and no router reports why, the connection falls back to
-//! small segments ([`Connection::on_black_hole`]). From then on, a segment of new data is
+//! small segments ([`Recovery::on_black_hole`]). From then on, a segment of new data is
 //! occasionally larger than the size known to work. An acknowledged probe sets the new size.
 //! A lost probe means that its size was too large, not that there is congestion (RFC 4821
 //! section 7.5); the search then continues between the two sizes.
 
-use super::connection::{ConnFlags, Connection, DEFAULT_MSS};
 use super::flight::Flight;
-use super::recovery::RecoveryPhase;
-use super::seq::Seq;
+use super::{Recovery, RecoveryPhase};
+use crate::tcp::send::{DEFAULT_MSS, SendState};
+use crate::tcp::seq::Seq;
 
 /// Precision at which a search ends, in bytes.
 const SEARCH_PRECISION_BYTES: u16 = 32;
@@ -25,7 +25,7 @@ const SEGMENTS_BEHIND_PROBE: u32 = 3;
 /// State of the search while small segments go out. Sizes are payload and options of a
 /// segment in bytes, without other headers.
 #[derive(Debug)]
-pub(crate) struct MtuSearch {
+pub(super) struct MtuSearch {
     /// Smallest size that was lost; 0 if none.
     min_failed_bytes: u16,
     /// Size of the probe in flight, and its sequence range below; 0 if none is in flight.
@@ -60,14 +60,14 @@ impl MtuSearch {
     }
 }
 
-impl Connection {
-    /// Starts a search without any known upper bound.
-    pub(crate) fn begin_mtu_search(&mut self, now_ns: u64) {
+impl Recovery {
+    /// Starts a search without any known upper bound. `una` is SND.UNA.
+    pub(super) fn begin_mtu_search(&mut self, now_ns: u64, una: Seq) {
         self.mtu_search = Some(Box::new(MtuSearch {
             min_failed_bytes: 0,
             probe_bytes: 0,
-            probe_start: self.una,
-            probe_end: self.una,
+            probe_start: una,
+            probe_end: una,
             is_probe_lost: false,
             not_before_ns: now_ns,
         }));
@@ -75,36 +75,46 @@ impl Connection {
 
     /// Reacts to repeated time-outs: the path may swallow large packets (RFC 4821 section 7.7).
     /// Falls back to the segment size that every host must accept: if any size gets through, this
-    /// one does.
-    pub(crate) fn on_black_hole(&mut self, now_ns: u64) {
-        self.mss_limit = DEFAULT_MSS[usize::from(!self.tuple.is_v4())];
+    /// one does. `sack`: both sides use SACK.
+    pub(crate) fn on_black_hole(
+        &mut self,
+        now_ns: u64,
+        send: &mut SendState,
+        is_v4: bool,
+        sack: bool,
+    ) {
+        send.mss_limit = DEFAULT_MSS[usize::from(!is_v4)];
         // Without SACK, the loss of a probe cannot be told from other losses (RFC 4821
         // section 7.5).
-        let can_probe = self.flags.contains(ConnFlags::SACK) && self.mss_limit < self.max_mss;
-        match can_probe {
-            true => self.begin_mtu_search(now_ns),
+        match sack && send.mss_limit < send.max_mss {
+            true => self.begin_mtu_search(now_ns, send.una),
             false => self.mtu_search = None,
         }
     }
 
     /// Payload bytes of a probe, if a probe may be sent now as the next data segment.
-    pub(crate) fn mtu_probe_bytes(&self, now_ns: u64, usable: u32) -> Option<u32> {
+    pub(crate) fn mtu_probe_bytes(
+        &self,
+        now_ns: u64,
+        send: &SendState,
+        sack: bool,
+        usable: u32,
+    ) -> Option<u32> {
         let search = self.mtu_search.as_ref()?;
-        let working = self.mss_limit.min(self.max_mss);
-        let size = search.next_size(working, self.max_mss)?;
-        let payload_bytes = u32::from(size - (working - self.mss));
-        let needed = payload_bytes + SEGMENTS_BEHIND_PROBE * u32::from(self.mss);
-        let fits = self.pipe() + needed <= self.controller.window.cwnd;
+        let working = send.mss_limit.min(send.max_mss);
+        let size = search.next_size(working, send.max_mss)?;
+        let payload_bytes = u32::from(size - (working - send.mss));
+        let needed = payload_bytes + SEGMENTS_BEHIND_PROBE * u32::from(send.mss);
+        let fits = self.pipe(send, sack) + needed <= self.controller.window.cwnd;
         let is_due = search.probe_bytes == 0 && search.not_before_ns <= now_ns;
-        let is_undisturbed =
-            self.phase == RecoveryPhase::Open && !self.flags.contains(ConnFlags::TAIL_PROBE_NOW);
-        (is_due && is_undisturbed && fits && needed <= self.unsent().min(usable))
+        let is_undisturbed = self.phase == RecoveryPhase::Open;
+        (is_due && is_undisturbed && fits && needed <= send.unsent().min(usable))
             .then_some(payload_bytes)
     }
 
     /// Records that a probe was sent with the sequence numbers `start..end`.
-    pub(crate) fn on_mtu_probe_sent(&mut self, start: Seq, end: Seq) {
-        let options = self.mss_limit.min(self.max_mss) - self.mss;
+    pub(crate) fn on_mtu_probe_sent(&mut self, send: &SendState, start: Seq, end: Seq) {
+        let options = send.mss_limit.min(send.max_mss) - send.mss;
         if let Some(search) = &mut self.mtu_search {
             search.probe_bytes = end.since(start) as u16 + options;
             (search.probe_start, search.probe_end, search.is_probe_lost) = (start, end, false);
@@ -130,20 +140,20 @@ impl Connection {
     }
 
     /// Evaluates the probe once its sequence numbers are acknowledged.
-    pub(crate) fn finish_mtu_probe(&mut self, now_ns: u64) {
+    pub(crate) fn finish_mtu_probe(&mut self, now_ns: u64, send: &mut SendState) {
         let Some(search) = self.mtu_search.as_mut() else { return };
-        if search.probe_bytes == 0 || self.una.is_before(search.probe_end) {
+        if search.probe_bytes == 0 || send.una.is_before(search.probe_end) {
             return;
         }
         let size = std::mem::take(&mut search.probe_bytes);
         if search.is_probe_lost {
             search.min_failed_bytes = size;
         } else {
-            self.mss_limit = size;
+            send.mss_limit = size;
         }
-        if self.mss_limit >= self.max_mss {
-            (self.mss_limit, self.mtu_search) = (u16::MAX, None);
-        } else if search.next_size(self.mss_limit, self.max_mss).is_none() {
+        if send.mss_limit >= send.max_mss {
+            (send.mss_limit, self.mtu_search) = (u16::MAX, None);
+        } else if search.next_size(send.mss_limit, send.max_mss).is_none() {
             (search.min_failed_bytes, search.not_before_ns) =
                 (0, now_ns.saturating_add(SEARCH_INTERVAL_NS));
         }

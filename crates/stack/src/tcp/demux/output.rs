@@ -6,12 +6,12 @@ use tidegate_memory::{Arena, Checksum, Frame, MAX_SEGMENT_BYTES};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, Ipv6Header, Protocol, Sum, TcpHeader, checksum, tcp};
 
-use super::TcpOptions;
-use super::connection::ConnFlags;
-use super::segment::OutSegment;
 use crate::Stack;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::segment::OutSegment;
+use crate::tcp::socket::TcpOptions;
 
 /// Segments that one connection may send before the other connections have their turn.
 const MAX_TURN_SEGMENTS: usize = 32;
@@ -190,7 +190,7 @@ impl Stack {
             Some(connection) => {
                 if out.data_bytes > 0 {
                     let bytes = arena.bytes_mut(&mut frame);
-                    connection.outgoing.read(&self.tcp.shared.pool, out.data_at as usize, bytes);
+                    connection.send.queue.read(&self.tcp.shared.pool, out.data_at as usize, bytes);
                 }
                 (connection.options.hop_limit, connection.options.traffic_class & !3)
             }

@@ -5,10 +5,10 @@
 //! time in steps of 69 seconds, with three bits for the MSS. Time stamp, if the peer sends
 //! them: five bits for window scale and SACK.
 
-use super::options::MAX_WINDOW_SHIFT;
-use super::prf::Secret;
-use super::segment::{FourTuple, Segment};
-use super::seq::Seq;
+use crate::tcp::identity::Secret;
+use crate::tcp::options::MAX_WINDOW_SHIFT;
+use crate::tcp::segment::{FourTuple, Segment};
+use crate::tcp::seq::Seq;
 
 /// Time step of a cookie: 2^36 ns, 69 seconds.
 const TIME_STEP_SHIFT: u32 = 36;

@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::buffer_pool::{ByteQueue, DetachedBuffer};
-use super::connection::{ConnFlags, Connection, NO_INDEX, TcpShared};
-use super::listener::Listener;
-use super::snapshot::PERSISTENT_FLAGS;
-use super::socket::{TcpId, TcpListenerId};
 use super::table::TcpTable;
+use crate::tcp::buffers::{ByteQueue, DetachedBuffer, TcpShared};
+use crate::tcp::connection::Connection;
+use crate::tcp::flags::{ConnFlags, PERSISTENT_FLAGS};
+use crate::tcp::listener::Listener;
+use crate::tcp::socket::{TcpId, TcpListenerId};
+use crate::tcp::timers::NO_INDEX;
 use crate::{Event, MigrationError};
 
 /// Flags that a connection keeps: those of a snapshot ([`PERSISTENT_FLAGS`]) and the accept queue.
@@ -25,8 +26,8 @@ struct ExtractedConnection {
 
 impl ExtractedConnection {
     fn new(mut connection: Connection, shared: &mut TcpShared) -> Self {
-        let outgoing = connection.outgoing.detach(&mut shared.pool);
-        let incoming = connection.incoming.detach(&mut shared.pool);
+        let outgoing = connection.send.queue.detach(&mut shared.pool);
+        let incoming = connection.receive.queue.detach(&mut shared.pool);
         Self { connection, outgoing, incoming }
     }
 
@@ -34,8 +35,8 @@ impl ExtractedConnection {
     /// succeeded.
     fn attach(self, shared: &mut TcpShared) -> Connection {
         let mut connection = self.connection;
-        connection.outgoing = ByteQueue::attach(&mut shared.pool, self.outgoing);
-        connection.incoming = ByteQueue::attach(&mut shared.pool, self.incoming);
+        connection.send.queue = ByteQueue::attach(&mut shared.pool, self.outgoing);
+        connection.receive.queue = ByteQueue::attach(&mut shared.pool, self.incoming);
         connection.options = shared.intern_options(*connection.options);
         connection.flags &= MIGRATED_FLAGS;
         connection.refresh_pending_flags();

@@ -22,6 +22,11 @@ pub(crate) fn milliseconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000) as u32
 }
 
+/// The time in whole seconds, wrapping: precise enough for the age of time stamps.
+pub(crate) fn whole_seconds(now_ns: u64) -> u32 {
+    (now_ns / 1_000_000_000) as u32
+}
+
 impl PeerClock {
     /// Peer-visible time in nanoseconds, for everything except time stamps.
     pub(crate) fn ns(&self, now_ns: u64) -> u64 {

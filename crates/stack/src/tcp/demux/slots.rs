@@ -1,10 +1,12 @@
 //! Table of connections and its index by four-tuple. Both take constant time at any size and
 //! never move all connections at once.
 
-use super::connection::{ConnFlags, Connection, NO_INDEX};
-use super::segment::FourTuple;
-use super::socket::TcpId;
 use crate::random::HashKey;
+use crate::tcp::connection::Connection;
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::segment::FourTuple;
+use crate::tcp::socket::TcpId;
+use crate::tcp::timers::NO_INDEX;
 use std::hash::{BuildHasher, Hasher};
 
 /// Slots of one page.

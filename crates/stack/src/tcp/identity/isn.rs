@@ -2,8 +2,8 @@
 //! (RFC 7323 section 5.4).
 
 use super::prf::Secret;
-use super::segment::FourTuple;
-use super::seq::Seq;
+use crate::tcp::segment::FourTuple;
+use crate::tcp::seq::Seq;
 
 /// Initial sequence number: ISN = M + F(four-tuple, secret), where M counts units of 4.096 us.
 pub(crate) fn initial(secret: &Secret, now_ns: u64, tuple: &FourTuple) -> Seq {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::arrival::whole_seconds;
+use crate::tcp::identity::whole_seconds;
 
 /// Minimum retransmission time-out. RFC 6298 section 2.4 says one second; all major stacks use
 /// less, because timers are finer now.

@@ -4,6 +4,8 @@
 //! written to it: a byte far ahead of the rest costs one buffer, not all before it. The pool is
 //! bounded, so all connections together hold at most the configured memory.
 
+use serde_bytes::ByteBuf;
+
 /// Payload bytes of one buffer.
 pub(crate) const BUFFER_BYTES: usize = 2048;
 
@@ -390,6 +392,23 @@ impl ByteQueue {
             at += piece;
             buf = &mut std::mem::take(&mut buf)[piece..];
         }
+    }
+
+    /// Copies `bytes` bytes from byte `at` on, for a snapshot.
+    pub(crate) fn copy_bytes(&self, pool: &BufferPool, at: u32, bytes: u32) -> ByteBuf {
+        let mut copy = vec![0; bytes as usize];
+        let mut queue = *self;
+        queue.read(pool, at as usize, &mut copy);
+        ByteBuf::from(copy)
+    }
+
+    /// Creates a queue that holds `data`; `None` when the pool has not enough memory.
+    pub(crate) fn holding(pool: &mut BufferPool, data: &[u8]) -> Option<Self> {
+        let mut queue = Self::EMPTY;
+        queue.reserve(pool, 0, data.len()).then(|| {
+            queue.write(pool, 0, data);
+            queue
+        })
     }
 
     /// Returns the first contiguous bytes, at most `limit`.

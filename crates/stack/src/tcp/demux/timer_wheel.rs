@@ -5,11 +5,9 @@
 //! Each connection has one entry in the wheel, for its earliest deadline. When the deadline
 //! moves back, the entry stays: it expires early once and is then set again.
 
-use super::connection::NO_INDEX;
-use super::table::Connections;
+use super::slots::Connections;
+use crate::tcp::timers::{NO_INDEX, TICK_BITS, tick_of};
 
-/// One tick is 2^20 ns, about a millisecond.
-const TICK_BITS: u32 = 20;
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
 /// Levels of the wheel; together they reach 2^36 ticks, two years.
@@ -21,12 +19,6 @@ pub(crate) struct TimerWheel {
     occupied: [u64; LEVELS],
     /// All ticks up to this tick are processed.
     now_tick: u64,
-}
-
-/// First tick at or after `at_ns`.
-#[inline]
-pub(crate) fn tick_of(at_ns: u64) -> u64 {
-    (at_ns >> TICK_BITS) + u64::from(at_ns & ((1 << TICK_BITS) - 1) != 0)
 }
 
 impl TimerWheel {
@@ -43,7 +35,7 @@ impl TimerWheel {
         let Some(links) = connections.at(index).map(|connection| &connection.links) else { return };
         let tick = tick_of(at_ns).max(self.now_tick + 1);
         if links.timer_slot != NO_INDEX {
-            if links.timer_tick <= tick {
+            if links.tick() <= tick {
                 return;
             }
             self.clear(connections, index);
@@ -67,7 +59,7 @@ impl TimerWheel {
             connection.links.timer_previous = NO_INDEX;
             connection.links.timer_next = head;
             connection.links.timer_slot = (level * SLOTS + slot) as u32;
-            connection.links.timer_tick = tick;
+            connection.links.set_tick(tick);
         }
         self.heads[level][slot] = index;
         self.occupied[level] |= 1 << slot;
@@ -124,7 +116,7 @@ impl TimerWheel {
         loop {
             // Timers due at this tick are in the slot of the tick.
             let due = self.heads[0][self.now_tick as usize % SLOTS];
-            let is_due = connections.at(due).is_some_and(|c| c.links.timer_tick <= self.now_tick);
+            let is_due = connections.at(due).is_some_and(|c| c.links.tick() <= self.now_tick);
             if due != NO_INDEX && is_due {
                 self.clear(connections, due);
                 return Some(due);
@@ -148,7 +140,7 @@ impl TimerWheel {
         while let Some(connection) = connections.at_mut(index) {
             let links = connection.links;
             connection.links.timer_slot = NO_INDEX;
-            self.insert(connections, index, links.timer_tick.max(self.now_tick));
+            self.insert(connections, index, links.tick().max(self.now_tick));
             index = links.timer_next;
         }
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::seq::Seq;
+use crate::tcp::seq::Seq;
 
 /// Segment that is in flight or lost.
 #[derive(Clone, Copy, Debug)]

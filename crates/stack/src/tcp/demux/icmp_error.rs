@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 
 use tidegate_wire::DropReason;
 
-use super::connection::{ConnFlags, Connection};
-use super::segment::FourTuple;
-use super::seq::Seq;
-use super::socket::{Failure, TcpState};
 use crate::Stack;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
+use crate::tcp::connection::Connection;
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::segment::FourTuple;
+use crate::tcp::seq::Seq;
+use crate::tcp::socket::{Failure, TcpState};
 
 impl Stack {
     /// Delivers an ICMP error to the connection of the quoted segment.
@@ -38,7 +39,7 @@ impl Stack {
             .tcp
             .connections
             .at(index)
-            .is_some_and(|c| c.una.is_at_or_before(seq) && seq.is_before(c.nxt));
+            .is_some_and(|c| c.send.una.is_at_or_before(seq) && seq.is_before(c.send.nxt));
         if !is_in_flight {
             return Err(DropReason::IcmpQuote);
         }
@@ -73,8 +74,7 @@ impl Connection {
     /// Retransmits the oversized segment at once, in smaller segments, without congestion
     /// response (RFC 1191 section 6.5).
     fn on_too_big(&mut self) {
-        if let Some(flight) = &mut self.flight {
-            flight.mark_first_lost();
+        if self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
             self.flags.insert(ConnFlags::WANTS_OUTPUT);
         }

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::Checksum;
 use tidegate_wire::{DropReason, TcpHeader, tcp};
 
-use super::segment::{FourTuple, Segment};
 use crate::ip::packet::RxVerdict;
 use crate::link::LinkMeta;
+use crate::tcp::segment::{FourTuple, Segment};
 use crate::udp::IpInfo;
 use crate::{AddressOwnership, Stack};
 

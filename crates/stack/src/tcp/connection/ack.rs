@@ -1,0 +1,160 @@
+//! Acknowledgements of sent data: the send buffer, loss detection and the congestion window move
+//! on (RFC 9293 section 3.10.7.4, fifth; RFC 5681, RFC 6675, RFC 8985, RFC 3168).
+
+use tidegate_wire::tcp::TcpFlags;
+
+use super::Connection;
+use crate::tcp::buffers::TcpShared;
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::recovery::{AckProgress, CongestionChange};
+use crate::tcp::segment::Segment;
+use crate::tcp::seq::Seq;
+
+impl Connection {
+    /// Processes the acknowledgement of a segment. The caller has checked that its number is
+    /// between SND.UNA and SND.NXT.
+    pub(crate) fn on_ack(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        duplicate: bool,
+        shared: &mut TcpShared,
+    ) {
+        let outstanding = self.send.outstanding();
+        let mut progress = AckProgress::default();
+        if self.recovery.flight.is_none() && segment.options.sack.is_none() {
+            // Nothing is in flight, so the acknowledgement carries no information.
+            self.recovery.duplicate_acks = 0;
+            return self.after_ack(now_ns);
+        }
+        if let Some(flight) = &mut self.recovery.flight {
+            flight.acknowledge(now_ns, segment.ack, &mut progress);
+        }
+        self.send.una = self.send.una.max(segment.ack);
+        let sack = self.flags.contains(ConnFlags::SACK);
+        if sack {
+            self.recovery.process_sack(now_ns, segment, &self.send, &mut progress);
+        }
+        if let Some(rtt_ns) = progress.rtt_ns {
+            self.recovery.rtt.sample(now_ns, rtt_ns);
+        } else if progress.acked > 0 {
+            self.recovery.rtt.backoff = 0;
+        }
+        if progress.reordered {
+            self.flags.insert(ConnFlags::REORDERING_SEEN);
+        }
+        if progress.acked > 0 {
+            self.on_progress(now_ns, shared);
+        }
+        self.finish_tail_probe(segment.ack, outstanding, duplicate, &progress);
+        if sack {
+            self.detect_lost(now_ns);
+        } else {
+            let mss = self.send.mss;
+            self.recovery.count_duplicate_acks(segment.ack, duplicate, mss, &progress);
+        }
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
+        self.recovery.recycle_empty_flight(shared);
+        self.after_ack(now_ns);
+    }
+
+    /// Schedules output if there may be any; otherwise sets the timers.
+    fn after_ack(&mut self, now_ns: u64) {
+        if self.may_have_output() {
+            self.flags.insert(ConnFlags::WANTS_OUTPUT);
+        } else if !self.flags.contains(ConnFlags::WANTS_OUTPUT) {
+            // With output scheduled, sending sets the timer.
+            self.arm_timer(now_ns);
+        }
+    }
+
+    /// Reacts to newly acknowledged data: removes it from the send queue and restarts the timers
+    /// (RFC 6298 section 5.3).
+    fn on_progress(&mut self, now_ns: u64, shared: &mut TcpShared) {
+        let had_space = self.send.has_space(&self.options);
+        let bytes = self.send.remove_acknowledged(&mut shared.pool);
+        // Writers are woken when a large part of the buffer is free, not for each byte.
+        // This includes applications that only polled for writability or wrote less.
+        if bytes > 0
+            && (self.flags.contains(ConnFlags::WRITE_BLOCKED) || !had_space)
+            && self.send.has_space(&self.options)
+        {
+            self.flags.remove(ConnFlags::WRITE_BLOCKED);
+            self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
+        }
+        self.recovery.retries = 0;
+        self.soft_failure = None;
+        (self.timers.stalled_since_ns, self.timers.rto_base_ns) = (now_ns, now_ns);
+    }
+
+    /// True if there may be something to send: lost segments, unsent data or a FIN.
+    pub(crate) fn may_have_output(&self) -> bool {
+        self.recovery.lost_bytes() > 0
+            || self.send.unsent() > 0
+            || self.flags.contains(ConnFlags::FIN_QUEUED)
+                && !self.flags.contains(ConnFlags::FIN_SENT)
+    }
+
+    /// Evaluates the acknowledgement of a tail probe (RFC 8985 section 7.4).
+    fn finish_tail_probe(
+        &mut self,
+        ack: Seq,
+        outstanding: u32,
+        duplicate: bool,
+        progress: &AckProgress,
+    ) {
+        if !self.flags.contains(ConnFlags::TAIL_PROBE_SENT)
+            || ack.is_before(self.send.tail_probe_end)
+        {
+            return;
+        }
+        let repeated = self.flags.contains(ConnFlags::TAIL_PROBE_RETRANSMITS);
+        if !repeated || progress.dsack || duplicate {
+            // No loss: new data was acknowledged, or both copies arrived.
+            self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
+        } else if progress.acked > 0 {
+            // The probe repaired a loss that nothing else has detected.
+            self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
+            self.recovery.on_tail_probe_repair(outstanding, self.send.mss);
+        }
+    }
+
+    /// Marks segments lost that are too late by the measure of RACK.
+    pub(super) fn detect_lost(&mut self, now_ns: u64) {
+        let reordering_seen = self.flags.contains(ConnFlags::REORDERING_SEEN);
+        self.recovery.detect_lost(now_ns, reordering_seen);
+    }
+
+    /// Updates recovery phase and congestion window after an acknowledgement.
+    fn update_congestion_state(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        outstanding: u32,
+        progress: &AckProgress,
+    ) {
+        let has = |flag| self.flags.contains(flag);
+        let marked =
+            has(ConnFlags::ECN) && segment.flags.contains(TcpFlags::ECE) && !segment.is_syn();
+        let signals = (has(ConnFlags::SACK), marked, has(ConnFlags::WINDOW_LIMITED));
+        let change = self.recovery.update_congestion_state(
+            now_ns,
+            &self.send,
+            outstanding,
+            signals,
+            progress,
+        );
+        match change {
+            CongestionChange::None => {}
+            CongestionChange::Recovery => self.on_recovery_entered(),
+            CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
+        }
+    }
+
+    /// Retransmits at once, and tells a peer with ECN that the window was reduced.
+    pub(super) fn on_recovery_entered(&mut self) {
+        self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
+        self.flags.set(ConnFlags::SEND_CWR, self.flags.contains(ConnFlags::ECN));
+    }
+}

@@ -1,0 +1,154 @@
+//! Data of a received segment, acknowledgements, and reading by the application (RFC 9293
+//! sections 3.8.6.3 and 3.10.7.4, RFC 5681 section 4.2).
+
+use tidegate_wire::DropReason;
+
+use super::Connection;
+use crate::tcp::buffers::TcpShared;
+use crate::tcp::flags::ConnFlags;
+use crate::tcp::options::TIMESTAMPS_BYTES;
+use crate::tcp::seq::Seq;
+use crate::tcp::socket::TcpState;
+use crate::tcp::timers::NEVER;
+
+impl Connection {
+    /// Largest payload of one segment from the peer, in bytes. `link_mss` is the largest payload
+    /// of the link for IPv4 without options.
+    fn max_payload_bytes(&self, link_mss: u16) -> usize {
+        let extra_ip_header = if self.tuple.is_v4() { 0 } else { 20 };
+        let options = if self.flags.contains(ConnFlags::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 };
+        usize::from(link_mss).saturating_sub(extra_ip_header + options)
+    }
+
+    /// Accepts the payload of a segment, trimmed to the window. `start` is the sequence number of
+    /// its first byte (RFC 9293 section 3.10.7.4, seventh).
+    ///
+    /// # Errors
+    /// [`DropReason::TcpMemory`] when there is no memory for the payload.
+    pub(crate) fn accept_payload(
+        &mut self,
+        now_ns: u64,
+        start: Seq,
+        data: &[u8],
+        shared: &mut TcpShared,
+    ) -> Result<(), DropReason> {
+        let end = start + data.len() as u32;
+        // A longer payload consists of several segments that the device has coalesced.
+        let segment_bytes = data.len().min(self.max_payload_bytes(shared.link_mss)) as u16;
+        self.receive.mss = self.receive.mss.max(segment_bytes);
+        if !end.is_after(self.receive.nxt) {
+            self.record_dsack_range(start, end);
+            return Ok(());
+        }
+        if start.is_before(self.receive.nxt) {
+            self.record_dsack_range(start, self.receive.nxt);
+        }
+        let skipped = self.receive.nxt.since(start);
+        let (start, data) = (start + skipped, &data[skipped as usize..]);
+        if start.is_after(self.receive.nxt) {
+            return self.accept_out_of_order(start, data, shared);
+        }
+        let had_data = self.readable() > 0;
+        let moved_a_gap = self.receive.take_in_order(data, shared)?;
+        // RFC 5681 section 4.2: acknowledge at least every second segment, immediately
+        // when a gap closes, otherwise with a delay.
+        if moved_a_gap || self.receive.received_since_ack >= 2 * u32::from(self.receive.mss) {
+            self.acknowledge_now();
+        } else {
+            self.timers.delay_ack(now_ns);
+        }
+        let low = self.options.receive_low_water_bytes;
+        if !had_data || self.readable() >= low {
+            self.flags.insert(ConnFlags::NOTIFY_READABLE);
+        }
+        Ok(())
+    }
+
+    fn accept_out_of_order(
+        &mut self,
+        start: Seq,
+        data: &[u8],
+        shared: &mut TcpShared,
+    ) -> Result<(), DropReason> {
+        let end = start + data.len() as u32;
+        // RFC 5681 section 4.2: immediately, so that the peer learns of the gap.
+        self.acknowledge_now();
+        if !self.flags.contains(ConnFlags::SACK) {
+            self.receive.acks_owed = self.receive.acks_owed.saturating_add(1);
+        }
+        if self.receive.has_beyond_gap(start, end) {
+            self.record_dsack_range(start, end);
+            return Ok(());
+        }
+        self.receive.take_out_of_order(start, data, shared)
+    }
+
+    /// Records a duplicate range, so that the peer learns of its needless retransmission
+    /// (RFC 2883).
+    pub(crate) fn record_dsack_range(&mut self, start: Seq, end: Seq) {
+        if self.flags.contains(ConnFlags::SACK) && start.is_before(end) {
+            self.receive.dsack_range = (start, end);
+        }
+        self.acknowledge_now();
+    }
+
+    /// Sends an acknowledgement with the next output.
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.flags.insert(ConnFlags::ACK_NOW);
+        self.flags.insert(ConnFlags::WANTS_OUTPUT);
+    }
+
+    /// Updates the acknowledgement state after an ACK was sent.
+    pub(crate) fn on_ack_sent(&mut self) {
+        self.flags.remove(ConnFlags::ACK_NOW);
+        self.receive.on_ack_sent();
+        self.timers.ack_deadline_ns = NEVER;
+    }
+
+    /// Processes the peer's FIN once all data before it has arrived (RFC 9293 section 3.10.7.4,
+    /// eighth).
+    pub(crate) fn accept_fin(&mut self, now_ns: u64, shared: &mut TcpShared) {
+        self.receive.nxt += 1;
+        self.receive.edge = self.receive.edge.max(self.receive.nxt);
+        self.flags.insert(ConnFlags::FIN_RECEIVED);
+        // No data can follow the FIN.
+        self.receive.release_out_of_order(shared);
+        self.acknowledge_now();
+        self.flags.insert(ConnFlags::NOTIFY_READABLE);
+        match self.state {
+            TcpState::Established => self.state = TcpState::CloseWait,
+            TcpState::FinWait1 if self.fin_acknowledged() => self.enter_time_wait(now_ns, shared),
+            TcpState::FinWait1 => self.state = TcpState::Closing,
+            TcpState::FinWait2 => self.enter_time_wait(now_ns, shared),
+            _ => {}
+        }
+    }
+
+    /// Copies received data to `buf` and removes it from the receive buffer. Returns the number
+    /// of bytes.
+    pub(crate) fn read(&mut self, buf: &mut [u8], shared: &mut TcpShared) -> usize {
+        let len = buf.len().min(self.readable() as usize);
+        self.receive.queue.read(&shared.pool, 0, &mut buf[..len]);
+        self.consume(len, shared);
+        len
+    }
+
+    /// Removes `len` bytes that were read from the receive buffer. Sends a window update when it
+    /// is worthwhile.
+    pub(crate) fn consume(&mut self, len: usize, shared: &mut TcpShared) {
+        self.receive.read_seq += len as u32;
+        self.receive.read_since_ack = self.receive.read_since_ack.saturating_add(len as u32);
+        if self.readable() == 0 && self.receive.out_of_order.is_none() {
+            self.receive.queue.clear(&mut shared.pool);
+        } else {
+            self.receive.queue.consume(&mut shared.pool, len);
+        }
+        let receives =
+            matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
+        if receives
+            && self.receive.is_window_update_due(self.options.receive_buffer_bytes, self.readable())
+        {
+            self.acknowledge_now();
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Receiving half of a connection: sequence numbers, receive buffer, the window that is offered,
+//! what to acknowledge, and time stamps (RFC 9293 sections 3.3.1, 3.8.6.2 and 3.10.7.4, RFC 2018,
+//! RFC 7323).
+
+mod out_of_order;
+
+pub(crate) use out_of_order::OutOfOrderQueue;
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+use tidegate_wire::DropReason;
+
+use super::buffers::{BufferPool, ByteQueue, TcpShared};
+use super::identity::whole_seconds;
+use super::segment::Segment;
+use super::send::DEFAULT_MSS;
+use super::seq::Seq;
+
+/// Maximum number of blocks in a SACK option.
+const MAX_SACK_BLOCKS: usize = 4;
+
+/// Age in seconds from which TS.Recent is no longer valid (RFC 7323 section 5.5).
+const MAX_TS_RECENT_AGE_S: u32 = 24 * 24 * 3600;
+
+/// Receive variables of a connection.
+pub(crate) struct ReceiveState {
+    /// Next expected sequence number (RCV.NXT).
+    pub(crate) nxt: Seq,
+    /// Right edge of the window: the peer may send up to the number before.
+    pub(crate) edge: Seq,
+    /// Sequence number of the first byte of `queue`.
+    pub(crate) read_seq: Seq,
+    /// Data received and not read, with gaps while `out_of_order` is set.
+    pub(crate) queue: ByteQueue,
+    pub(crate) out_of_order: Option<Box<OutOfOrderQueue>>,
+    /// Duplicate data to report by D-SACK (RFC 2883); empty when there is none.
+    pub(crate) dsack_range: (Seq, Seq),
+    /// Bytes received since the last acknowledgement was sent.
+    pub(crate) received_since_ack: u32,
+    /// Bytes read by the application since the last acknowledgement was sent.
+    pub(crate) read_since_ack: u32,
+    pub(crate) last_ack_sent: Seq,
+    /// TS.Recent, and the second it was updated (RFC 7323 section 4.3).
+    pub(crate) ts_recent: u32,
+    pub(crate) ts_recent_s: u32,
+    /// Largest payload received in one segment.
+    pub(crate) mss: u16,
+    /// Duplicate acknowledgements owed to a peer without SACK.
+    pub(crate) acks_owed: u8,
+    /// Window scale of this side, and of the peer for its own windows (RFC 7323 section 2).
+    pub(crate) window_shift: u8,
+    pub(crate) peer_window_shift: u8,
+}
+
+/// Snapshot of a [`ReceiveState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ReceiveSnapshot {
+    pub(crate) nxt: Seq,
+    pub(crate) edge: Seq,
+    pub(crate) read: Seq,
+    /// In-order data not yet read.
+    pub(crate) data: ByteBuf,
+    /// Out-of-order data with its start; most recently updated last.
+    pub(crate) out_of_order: Vec<(Seq, ByteBuf)>,
+    dsack_range: (Seq, Seq),
+    received_since_ack: u32,
+    read_since_ack: u32,
+    rcv_mss: u16,
+    acks_owed: u8,
+    last_ack_sent: Seq,
+    pub(crate) last_received_age_ns: u64,
+    pub(crate) peer_window_shift: u8,
+    ts_recent: u32,
+    ts_recent_age_s: u32,
+}
+
+impl ReceiveState {
+    /// Nothing is received yet.
+    pub(crate) fn new(window_shift: u8) -> Self {
+        Self {
+            nxt: Seq(0),
+            edge: Seq(0),
+            read_seq: Seq(0),
+            queue: ByteQueue::EMPTY,
+            out_of_order: None,
+            dsack_range: (Seq(0), Seq(0)),
+            received_since_ack: 0,
+            read_since_ack: 0,
+            last_ack_sent: Seq(0),
+            ts_recent: 0,
+            ts_recent_s: 0,
+            mss: DEFAULT_MSS[0],
+            acks_owed: 0,
+            window_shift,
+            peer_window_shift: 0,
+        }
+    }
+
+    /// Initializes the receive variables from the peer's initial sequence number.
+    pub(crate) fn begin(&mut self, irs: Seq) {
+        self.nxt = irs + 1;
+        self.read_seq = self.nxt;
+        self.edge = self.nxt;
+        self.last_ack_sent = self.nxt;
+    }
+
+    /// Receive window in bytes (RCV.WND).
+    pub(crate) fn window(&self) -> u32 {
+        self.edge.since(self.nxt)
+    }
+
+    /// True when a segment is acceptable (RFC 9293 section 3.10.7.4, first: table 6).
+    pub(crate) fn is_acceptable(&self, segment: &Segment<'_>) -> bool {
+        let edge = self.edge;
+        let first_in = self.nxt.is_at_or_before(segment.seq) && segment.seq.is_before(edge);
+        if segment.len() == 0 {
+            // RFC 9293 allows the number right behind the window too when the window is closed.
+            // Peers also use that number when the window is open and full.
+            return first_in || segment.seq == self.nxt || segment.seq == edge;
+        }
+        let last = segment.end() - 1;
+        let last_in = self.nxt.is_at_or_before(last) && last.is_before(edge);
+        // Data at the edge of a closed window is not accepted, but its acknowledgement is
+        // (section 3.10.7.4: "special allowance").
+        first_in
+            || last_in
+            || segment.seq == self.nxt
+            || segment.seq.is_before(self.nxt) && !segment.end().is_before(edge)
+    }
+
+    /// True when a time stamp is older than the newest of the peer: protection against wrapped
+    /// sequence numbers (PAWS, RFC 7323 section 5.3, R1).
+    pub(crate) fn is_old_timestamp(&self, now_ns: u64, value: u32) -> bool {
+        let is_old = Seq(value).is_before(Seq(self.ts_recent));
+        is_old && whole_seconds(now_ns).wrapping_sub(self.ts_recent_s) < MAX_TS_RECENT_AGE_S
+    }
+
+    /// Sets TS.Recent.
+    pub(crate) fn set_ts_recent(&mut self, now_ns: u64, value: u32) {
+        (self.ts_recent, self.ts_recent_s) = (value, whole_seconds(now_ns));
+    }
+
+    /// Updates TS.Recent from an acceptable segment (RFC 7323 section 4.3, (2)).
+    pub(crate) fn update_ts_recent(&mut self, now_ns: u64, segment: &Segment<'_>) {
+        if let Some((value, _)) = segment.options.timestamps
+            && segment.seq.is_at_or_before(self.last_ack_sent)
+            && Seq(self.ts_recent).is_at_or_before(Seq(value))
+        {
+            self.set_ts_recent(now_ns, value);
+        }
+    }
+
+    /// Right edge of the window that the free buffer space allows, with `unread` bytes in it.
+    fn desired_edge(&self, buffer_bytes: u32, unread: u32) -> Seq {
+        self.nxt + buffer_bytes.saturating_sub(unread)
+    }
+
+    /// True if the application has read enough to make a window update worthwhile (RFC 9293
+    /// section 3.8.6.2.2).
+    pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, unread: u32) -> bool {
+        let desired = self.desired_edge(buffer_bytes, unread);
+        let grown = self.read_since_ack.min(desired.since(self.edge));
+        grown > 0
+            && grown >= (buffer_bytes / 2).min(2 * u32::from(self.mss))
+            && desired.since(self.nxt) / 2 >= self.window()
+    }
+
+    /// Window field of a segment to send; moves the right edge of the window accordingly.
+    /// `scaled` is false for a SYN (RFC 7323 section 2.2).
+    pub(crate) fn window_field(&mut self, scaled: bool, buffer_bytes: u32, unread: u32) -> u16 {
+        let shift = if scaled { self.window_shift } else { 0 };
+        let desired = self.desired_edge(buffer_bytes, unread);
+        let grown = desired.since(self.edge);
+        // RFC 9293 section 3.8.6.2.2: no small window increases.
+        let edge = match grown >= (buffer_bytes / 2).min(self.mss.into()) {
+            true => self.edge.max(desired),
+            false => self.edge,
+        };
+        let field = u16::try_from(edge.since(self.nxt) >> shift).unwrap_or(u16::MAX);
+        self.edge = self.edge.max(self.nxt + (u32::from(field) << shift));
+        field
+    }
+
+    /// True if a duplicate range was received and not yet reported to the peer.
+    pub(crate) fn has_dsack_range(&self) -> bool {
+        self.dsack_range.0 != self.dsack_range.1
+    }
+
+    /// Fills `blocks` with the blocks of a SACK option; returns their number. A duplicate range
+    /// comes first (D-SACK, RFC 2883).
+    pub(crate) fn fill_sack_blocks(&mut self, blocks: &mut [(Seq, Seq); MAX_SACK_BLOCKS]) -> usize {
+        let mut count = 0;
+        if self.has_dsack_range() {
+            blocks[0] = std::mem::take(&mut self.dsack_range);
+            count = 1;
+        }
+        let queue = self.out_of_order.as_ref();
+        count + queue.map_or(0, |gaps| gaps.newest_blocks(&mut blocks[count..]))
+    }
+
+    /// Takes in data at RCV.NXT: stores it, and moves RCV.NXT behind it and behind what it joins.
+    /// Returns true when it closed a gap or moved one.
+    ///
+    /// # Errors
+    /// [`DropReason::TcpMemory`] when there is no memory for the data.
+    pub(crate) fn take_in_order(
+        &mut self,
+        data: &[u8],
+        shared: &mut TcpShared,
+    ) -> Result<bool, DropReason> {
+        let end = self.nxt + data.len() as u32;
+        self.store(self.nxt, data, &mut shared.pool)?;
+        let had_out_of_order = self.out_of_order.is_some();
+        let mut nxt = end;
+        if let Some(mut queue) = self.out_of_order.take() {
+            nxt = queue.advance(end);
+            if queue.is_empty() {
+                shared.recycle_out_of_order(queue);
+            } else {
+                self.out_of_order = Some(queue);
+            }
+        }
+        self.nxt = nxt;
+        self.received_since_ack = self.received_since_ack.saturating_add(data.len() as u32);
+        Ok(had_out_of_order)
+    }
+
+    /// True if all of `start..end` lies beyond a gap and was received already.
+    pub(crate) fn has_beyond_gap(&self, start: Seq, end: Seq) -> bool {
+        self.out_of_order.as_ref().is_some_and(|gaps| gaps.contains(start, end))
+    }
+
+    /// Takes in data beyond a gap.
+    ///
+    /// # Errors
+    /// [`DropReason::TcpMemory`] when there is no memory, or there are too many gaps.
+    pub(crate) fn take_out_of_order(
+        &mut self,
+        start: Seq,
+        data: &[u8],
+        shared: &mut TcpShared,
+    ) -> Result<(), DropReason> {
+        let end = start + data.len() as u32;
+        let has_space = self.out_of_order.as_ref().is_none_or(|gaps| gaps.has_space(start, end));
+        if !has_space || shared.pool.is_scarce() {
+            return Err(DropReason::TcpMemory);
+        }
+        self.store(start, data, &mut shared.pool)?;
+        let mut queue = self.out_of_order.take().unwrap_or_else(|| shared.acquire_out_of_order());
+        queue.insert(start, end);
+        self.out_of_order = Some(queue);
+        Ok(())
+    }
+
+    /// Takes in saved out-of-order data if there is space; otherwise drops it. The peer still has
+    /// the data (RFC 2018 section 8).
+    pub(crate) fn restore_out_of_order(&mut self, start: Seq, data: &[u8], shared: &mut TcpShared) {
+        let end = start + data.len() as u32;
+        let fits =
+            start.is_after(self.nxt) && start.is_before(end) && end.is_at_or_before(self.edge);
+        if fits {
+            let _ = self.take_out_of_order(start, data, shared);
+        }
+    }
+
+    /// Copies data into the receive buffer at its sequence number.
+    fn store(&mut self, start: Seq, data: &[u8], pool: &mut BufferPool) -> Result<(), DropReason> {
+        let at = start.since(self.read_seq) as usize;
+        let end = at + data.len();
+        let is_allowed = at < pool.allowance_bytes();
+        if !is_allowed || !self.queue.reserve(pool, at, end) {
+            return Err(DropReason::TcpMemory);
+        }
+        self.queue.write(pool, at, data);
+        Ok(())
+    }
+
+    /// Returns the out-of-order queue for reuse.
+    pub(crate) fn release_out_of_order(&mut self, shared: &mut TcpShared) {
+        if let Some(queue) = self.out_of_order.take() {
+            shared.recycle_out_of_order(queue);
+        }
+    }
+
+    /// Forgets what an acknowledgement that was just sent has settled.
+    pub(crate) fn on_ack_sent(&mut self) {
+        self.acks_owed = self.acks_owed.saturating_sub(1);
+        self.received_since_ack = 0;
+        self.read_since_ack = 0;
+        self.last_ack_sent = self.nxt;
+    }
+
+    /// Takes a snapshot. The last segment was received `last_received_age_ns` ago; `unread` is the
+    /// number of bytes in order that were not read.
+    pub(crate) fn save(
+        &self,
+        now_ns: u64,
+        last_received_age_ns: u64,
+        unread: u32,
+        pool: &BufferPool,
+    ) -> ReceiveSnapshot {
+        let copy_range = |(start, end): (Seq, Seq)| {
+            let at = start.since(self.read_seq);
+            (start, self.queue.copy_bytes(pool, at, end.since(start)))
+        };
+        let gaps = self.out_of_order.iter();
+        ReceiveSnapshot {
+            nxt: self.nxt,
+            edge: self.edge,
+            read: self.read_seq,
+            data: self.queue.copy_bytes(pool, 0, unread),
+            out_of_order: gaps.flat_map(|gaps| gaps.ranges_by_recency().map(copy_range)).collect(),
+            dsack_range: self.dsack_range,
+            received_since_ack: self.received_since_ack,
+            read_since_ack: self.read_since_ack,
+            rcv_mss: self.mss,
+            acks_owed: self.acks_owed,
+            last_ack_sent: self.last_ack_sent,
+            last_received_age_ns,
+            peer_window_shift: self.peer_window_shift,
+            ts_recent: self.ts_recent,
+            ts_recent_age_s: whole_seconds(now_ns).wrapping_sub(self.ts_recent_s),
+        }
+    }
+
+    /// Restores a snapshot except for its out-of-order data, with `queue` for the data in order.
+    pub(crate) fn restore(
+        now_ns: u64,
+        saved: &ReceiveSnapshot,
+        queue: ByteQueue,
+        window_shift: u8,
+    ) -> Self {
+        Self {
+            nxt: saved.nxt,
+            edge: saved.edge,
+            read_seq: saved.read,
+            queue,
+            out_of_order: None,
+            dsack_range: saved.dsack_range,
+            received_since_ack: saved.received_since_ack,
+            read_since_ack: saved.read_since_ack,
+            last_ack_sent: saved.last_ack_sent,
+            ts_recent: saved.ts_recent,
+            ts_recent_s: whole_seconds(now_ns).wrapping_sub(saved.ts_recent_age_s),
+            mss: saved.rcv_mss,
+            acks_owed: saved.acks_owed,
+            window_shift,
+            peer_window_shift: saved.peer_window_shift,
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Loss detection and recovery of a connection: scoreboard, round trip, congestion window (RFC
+//! 6298, RFC 5681, RFC 6582, RFC 6675, RFC 6937, RFC 8985).
+
+mod flight;
+mod mtu_search;
+mod rtt;
+
+pub(crate) use flight::{AckProgress, Flight, FlightSnapshot, SentSegment};
+
+use serde::{Deserialize, Serialize};
+
+use flight::PrrState;
+use mtu_search::MtuSearch;
+use rtt::{RttEstimator, RttSnapshot};
+
+use super::buffers::TcpShared;
+use super::congestion::{AckInfo, CongestionControl, CongestionController, ControllerSnapshot};
+use super::segment::Segment;
+use super::send::SendState;
+use super::seq::Seq;
+use super::timers::{Timers, age_ns};
+
+/// Duplicate acknowledgements that signal a loss (RFC 5681 section 3.2).
+const DUP_ACK_THRESHOLD: u8 = 3;
+
+/// Loss recovery state of the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RecoveryPhase {
+    /// No segment is known to be lost.
+    Open,
+    /// Fast recovery with proportional rate reduction (RFC 6937).
+    FastRecovery,
+    /// Recovery after a retransmission time-out.
+    Loss,
+}
+
+/// Recovery variables of a connection.
+pub(crate) struct Recovery {
+    /// Segments sent and not acknowledged; `None` when there are none.
+    pub(crate) flight: Option<Box<Flight>>,
+    /// Search for a larger path MTU (PLPMTUD, RFC 4821).
+    mtu_search: Option<Box<MtuSearch>>,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) controller: CongestionController,
+    pub(crate) phase: RecoveryPhase,
+    pub(crate) duplicate_acks: u8,
+    /// Multiplier of the reordering window; grows with each D-SACK (RFC 8985 section 6.2).
+    reordering_steps: u8,
+    /// Consecutive retransmissions without progress.
+    pub(crate) retries: u8,
+    /// Sequence number whose acknowledgement ends recovery.
+    end: Seq,
+    /// No further reduction for congestion marks until this number is acknowledged.
+    cwr_end: Seq,
+}
+
+/// Snapshot of a [`Recovery`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RecoverySnapshot {
+    pub(crate) flight: Option<FlightSnapshot>,
+    pub(crate) searches_mtu: bool,
+    rtt: RttSnapshot,
+    controller: ControllerSnapshot,
+    phase: RecoveryPhase,
+    end: Seq,
+    pub(crate) probe_end: Seq,
+    cwr_end: Seq,
+    duplicate_acks: u8,
+    reordering_steps: u8,
+    retries: u8,
+    pub(crate) stalled_age_ns: u64,
+    pub(crate) rto_base_age_ns: u64,
+}
+
+/// Effect of an acknowledgement on the congestion state that the connection acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CongestionChange {
+    /// None beyond the window.
+    None,
+    /// Fast recovery begins: retransmit at once, and tell a peer with ECN.
+    Recovery,
+    /// A congestion mark reduced the window: tell the peer (RFC 3168 section 6.1.2).
+    Marked,
+}
+
+impl Recovery {
+    /// Nothing is sent yet; `iss` is the initial sequence number.
+    pub(crate) fn new(kind: CongestionControl, default_mss: u16, iss: Seq) -> Self {
+        Self {
+            flight: None,
+            mtu_search: None,
+            rtt: RttEstimator::default(),
+            controller: CongestionController::new(kind, default_mss.into()),
+            phase: RecoveryPhase::Open,
+            duplicate_acks: 0,
+            reordering_steps: 1,
+            retries: 0,
+            end: iss,
+            cwr_end: iss,
+        }
+    }
+
+    /// Bytes marked lost and not retransmitted since.
+    pub(crate) fn lost_bytes(&self) -> u32 {
+        self.flight.as_ref().map_or(0, |flight| flight.lost_bytes())
+    }
+
+    /// True while segments are in flight.
+    pub(crate) fn has_flight(&self) -> bool {
+        self.flight.as_ref().is_some_and(|flight| !flight.is_empty())
+    }
+
+    /// Estimate of the bytes in flight (RFC 6675, pipe). `sack`: both sides use SACK.
+    pub(crate) fn pipe(&self, send: &SendState, sack: bool) -> u32 {
+        let pipe = self.flight.as_ref().map_or(0, |flight| flight.pipe(send.outstanding()));
+        // Without SACK, each duplicate acknowledgement means that one segment has arrived
+        // (RFC 6582 section 3.2 step 3).
+        let arrived = if sack { 0 } else { u32::from(self.duplicate_acks) };
+        pipe.saturating_sub(arrived * u32::from(send.mss))
+    }
+
+    /// Marks the first segment in flight lost; false when there is none.
+    pub(crate) fn mark_first_lost(&mut self) -> bool {
+        let flight = self.flight.as_mut();
+        flight.map(|flight| flight.mark_first_lost()).is_some()
+    }
+
+    /// Processes the blocks of a SACK option. Invalid blocks are ignored (RFC 2018 section 5
+    /// leaves no other use).
+    pub(crate) fn process_sack(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        send: &SendState,
+        progress: &mut AckProgress,
+    ) {
+        let Some(blocks) = segment.options.sack else { return };
+        let mut first = None;
+        for (index, (start, end)) in blocks.enumerate() {
+            let (start, end) = (Seq(start), Seq(end));
+            if !start.is_before(end) || end.is_after(send.nxt) {
+                continue;
+            }
+            // RFC 2883 section 4: the first block reports a duplicate if it lies below the
+            // acknowledgement or inside the second block.
+            match (index, first) {
+                (0, _) if end.is_at_or_before(segment.ack) => {
+                    progress.dsack = true;
+                    continue;
+                }
+                (0, _) => first = Some((start, end)),
+                (1, Some((inner_start, inner_end)))
+                    if start.is_at_or_before(inner_start) && inner_end.is_at_or_before(end) =>
+                {
+                    progress.dsack = true;
+                }
+                _ => {}
+            }
+            if let Some(flight) = self.flight.as_mut().filter(|_| end.is_after(send.una)) {
+                flight.sack(now_ns, start, end, progress);
+            }
+        }
+        if progress.dsack {
+            // RFC 8985 section 6.2 step 4: a duplicate range widens the reordering window.
+            self.reordering_steps = self.reordering_steps.saturating_add(1).min(16);
+        }
+    }
+
+    /// Reordering window in nanoseconds (RFC 8985 section 6.2 step 4).
+    fn reordering_ns(&self, reordering_seen: bool) -> u64 {
+        let sacked = self.flight.as_ref().map_or(0, |flight| flight.sacked_segments());
+        if !reordering_seen
+            && (self.phase != RecoveryPhase::Open || sacked >= u32::from(DUP_ACK_THRESHOLD))
+        {
+            return 0;
+        }
+        let window_ns = self.rtt.min_ns() / 4 * u64::from(self.reordering_steps);
+        window_ns.min(self.rtt.smoothed_ns().unwrap_or(0))
+    }
+
+    /// Marks segments lost by RACK (RFC 8985 section 6.2 step 5).
+    pub(crate) fn detect_lost(&mut self, now_ns: u64, reordering_seen: bool) {
+        if !self.has_flight() {
+            return;
+        }
+        let reordering_ns = self.reordering_ns(reordering_seen);
+        let Some(flight) = &mut self.flight else { return };
+        flight.reorder_deadline_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
+    }
+
+    /// Counts duplicate acknowledgements of peers without SACK (RFC 6582).
+    pub(crate) fn count_duplicate_acks(
+        &mut self,
+        ack: Seq,
+        duplicate: bool,
+        mss: u16,
+        progress: &AckProgress,
+    ) {
+        let Some(flight) = &mut self.flight else {
+            self.duplicate_acks = 0;
+            return;
+        };
+        if duplicate {
+            self.duplicate_acks = self.duplicate_acks.saturating_add(1);
+            if self.duplicate_acks == DUP_ACK_THRESHOLD && self.phase == RecoveryPhase::Open {
+                // Step 1: not for segments sent before the end of the last recovery.
+                if !ack.is_before(self.end) {
+                    flight.mark_first_lost();
+                }
+            }
+        } else if progress.acked > 0 {
+            match self.phase {
+                // Step 3: a partial acknowledgement signals the next loss.
+                RecoveryPhase::FastRecovery if ack.is_before(self.end) => {
+                    flight.mark_first_lost();
+                    let segments = progress.acked.div_ceil(mss.max(1).into());
+                    let segments = u8::try_from(segments).unwrap_or(u8::MAX);
+                    self.duplicate_acks =
+                        self.duplicate_acks.saturating_sub(segments.saturating_sub(1));
+                }
+                _ => self.duplicate_acks = 0,
+            }
+        }
+    }
+
+    /// Updates phase and congestion window after an acknowledgement, of which `outstanding`
+    /// sequence numbers were in flight before. `marked`: it echoes a congestion mark. `limited`:
+    /// the congestion window limited transmission.
+    pub(crate) fn update_congestion_state(
+        &mut self,
+        now_ns: u64,
+        send: &SendState,
+        outstanding: u32,
+        (sack, marked, limited): (bool, bool, bool),
+        progress: &AckProgress,
+    ) -> CongestionChange {
+        let mss = u32::from(send.mss);
+        let has_loss = self.lost_bytes() > 0 && !self.lost_only_mtu_probe();
+        let marked =
+            marked && self.phase == RecoveryPhase::Open && !send.una.is_before(self.cwr_end);
+        let mut change = CongestionChange::None;
+        match self.phase {
+            RecoveryPhase::Open if has_loss => {
+                self.enter_fast_recovery(send, outstanding);
+                change = CongestionChange::Recovery;
+            }
+            RecoveryPhase::Open if marked => {
+                // RFC 3168 section 6.1.2: at most once per round trip, as for a loss.
+                self.controller.on_congestion(outstanding, mss);
+                self.controller.end_recovery();
+                self.cwr_end = send.nxt;
+                change = CongestionChange::Marked;
+            }
+            RecoveryPhase::Open | RecoveryPhase::Loss if progress.acked > 0 => {
+                let acked = AckInfo {
+                    bytes: progress.acked,
+                    mss,
+                    now_ns,
+                    rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
+                };
+                self.controller.on_ack(&acked, limited || self.phase == RecoveryPhase::Loss);
+            }
+            _ => {}
+        }
+        if self.phase != RecoveryPhase::Open && !send.una.is_before(self.end) {
+            if self.phase == RecoveryPhase::FastRecovery {
+                self.controller.end_recovery();
+            }
+            self.phase = RecoveryPhase::Open;
+            self.duplicate_acks = 0;
+        } else if self.phase == RecoveryPhase::FastRecovery {
+            self.reduce_rate(send, sack, progress);
+        }
+        change
+    }
+
+    /// Begins fast recovery, with `outstanding` sequence numbers in flight.
+    pub(crate) fn enter_fast_recovery(&mut self, send: &SendState, outstanding: u32) {
+        self.controller.on_congestion(outstanding, send.mss.into());
+        self.phase = RecoveryPhase::FastRecovery;
+        if let Some(flight) = &mut self.flight {
+            flight.prr = PrrState { flight: outstanding.max(1), delivered: 0, sent: 0 };
+        }
+        self.end = send.nxt;
+        self.cwr_end = send.nxt;
+    }
+
+    /// Begins recovery after a time-out.
+    pub(crate) fn enter_loss(&mut self, send: &SendState) {
+        self.phase = RecoveryPhase::Loss;
+        self.end = send.nxt;
+        self.reordering_steps = 1;
+        self.duplicate_acks = 0;
+    }
+
+    /// Sets the congestion window by proportional rate reduction (RFC 6937 section 3.1).
+    fn reduce_rate(&mut self, send: &SendState, sack: bool, progress: &AckProgress) {
+        let pipe = self.pipe(send, sack);
+        let mss = u32::from(send.mss);
+        let ssthresh = self.controller.window.ssthresh;
+        let Some(flight) = &mut self.flight else { return };
+        let PrrState { flight, delivered, sent } = &mut flight.prr;
+        let newly_delivered = match progress.acked + progress.sacked {
+            0 if !sack => mss,
+            news => news,
+        };
+        *delivered = delivered.saturating_add(newly_delivered);
+        let allowed = if pipe > ssthresh {
+            let share = u64::from(*delivered) * u64::from(ssthresh);
+            let share = share.div_ceil(u64::from((*flight).max(1)));
+            (share as u32).saturating_sub(*sent)
+        } else {
+            let max_allowed = delivered.saturating_sub(*sent).max(newly_delivered) + mss;
+            (ssthresh - pipe).min(max_allowed)
+        };
+        self.controller.window.cwnd = pipe.saturating_add(allowed).max(mss);
+    }
+
+    /// Counts `bytes` as sent, for the proportional rate reduction.
+    pub(crate) fn count_sent(&mut self, bytes: u32) {
+        if let Some(flight) = &mut self.flight {
+            flight.prr.sent = flight.prr.sent.saturating_add(bytes);
+        }
+    }
+
+    /// A tail probe has repaired a loss that nothing else has detected.
+    pub(crate) fn on_tail_probe_repair(&mut self, outstanding: u32, mss: u16) {
+        if self.phase == RecoveryPhase::Open {
+            self.controller.on_congestion(outstanding, mss.into());
+            self.controller.end_recovery();
+        }
+    }
+
+    /// Returns an empty scoreboard for reuse.
+    pub(crate) fn recycle_empty_flight(&mut self, shared: &mut TcpShared) {
+        if self.flight.as_ref().is_some_and(|flight| flight.is_empty()) {
+            self.release(shared);
+        }
+    }
+
+    /// Returns the scoreboard for reuse.
+    pub(crate) fn release(&mut self, shared: &mut TcpShared) {
+        if let Some(flight) = self.flight.take() {
+            shared.recycle_flight(flight);
+        }
+    }
+
+    /// Takes a snapshot.
+    pub(crate) fn save(&self, now_ns: u64, send: &SendState, timers: &Timers) -> RecoverySnapshot {
+        let in_flight = self.flight.as_ref().filter(|flight| !flight.is_empty());
+        RecoverySnapshot {
+            flight: in_flight.map(|flight| flight.save(now_ns)),
+            searches_mtu: self.mtu_search.is_some(),
+            rtt: self.rtt.save(now_ns),
+            controller: self.controller.save(),
+            phase: self.phase,
+            end: self.end,
+            probe_end: send.tail_probe_end,
+            cwr_end: self.cwr_end,
+            duplicate_acks: self.duplicate_acks,
+            reordering_steps: self.reordering_steps,
+            retries: self.retries,
+            stalled_age_ns: age_ns(now_ns, timers.stalled_since_ns),
+            rto_base_age_ns: age_ns(now_ns, timers.rto_base_ns),
+        }
+    }
+
+    /// Restores a snapshot, except for its scoreboard.
+    pub(crate) fn restore(
+        now_ns: u64,
+        saved: &RecoverySnapshot,
+        kind: CongestionControl,
+        send: &SendState,
+    ) -> Self {
+        let mut recovery = Self {
+            flight: None,
+            mtu_search: None,
+            rtt: RttEstimator::restore(now_ns, &saved.rtt),
+            controller: CongestionController::restore(kind, send.mss.into(), &saved.controller),
+            phase: saved.phase,
+            duplicate_acks: saved.duplicate_acks,
+            reordering_steps: saved.reordering_steps.clamp(1, 16),
+            retries: saved.retries,
+            end: saved.end,
+            cwr_end: saved.cwr_end,
+        };
+        if saved.searches_mtu {
+            recovery.begin_mtu_search(now_ns, send.una);
+        }
+        recovery
+    }
+}
