@@ -9,6 +9,7 @@
 #include <rte_errno.h>
 #include <rte_log.h>
 
+#include "handlers.h"
 #include "pool.h"
 
 // End of DPDK's log, kept for error messages.
@@ -61,5 +62,8 @@ size_t tg_take_log(char *to, size_t room)
 // Starts DPDK. Returns 0 or an error number. DPDK keeps `argv`.
 int tg_start(int argc, char **argv)
 {
-    return rte_eal_init(argc, argv) < 0 ? rte_errno : tg_pools_start();
+    if (rte_eal_init(argc, argv) < 0)
+        return rte_errno;
+    int error = tg_pools_start();
+    return error != 0 ? error : tg_handlers_start();
 }

@@ -1,11 +1,16 @@
+#define ALLOW_EXPERIMENTAL_API
+#include <errno.h>
 #include <linux/membarrier.h>
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <rte_alarm.h>
+#include <rte_errno.h>
 #include <rte_ethdev.h>
+#include <rte_interrupts.h>
 #include <rte_pause.h>
 
 #include "handlers.h"
@@ -24,6 +29,7 @@ struct task {
     void (*work)(void *argument);
     void *argument;
     sem_t is_done;
+    struct task *next;
 };
 
 // A thread waiting for the other side polls this often before it sleeps: there may be only one
@@ -36,31 +42,63 @@ struct task {
 static uint8_t is_watched[RTE_MAX_ETHPORTS];
 static unsigned shortest_rests;
 static int takes_turns;
+// The bell has not rung yet in this turn.
+static int is_new_turn;
 
-static void on_done(void *argument)
+// Rung to make the handler thread call on_bell. This is not an alarm of DPDK: an alarm that is due
+// when the one before it returns is run at once, without a look at any descriptor in between. A
+// chain of short alarms would keep most handlers from running for as long as it lasts.
+static int bell;
+static struct rte_intr_handle *bell_handle;
+
+static void ring(void)
 {
-    struct task *task = argument;
-    sem_post(&task->is_done);
+    eventfd_write(bell, 1);
 }
 
-static void on_alarm(void *argument)
+// Tasks that wait for the handler thread.
+static pthread_mutex_t waiting_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct task *waiting;
+
+// Tasks whose work is done, but whose threads still wait. Used by the handler thread only.
+static struct task *finished;
+
+// The handler thread learns of events in batches. A batch that contains the bell may contain events
+// of descriptors that the work of a task has closed. If the waiting thread reused such a number, a
+// handler would wait for a message that never arrives. The next ring belongs to a later batch.
+static void release_finished(void)
 {
-    struct task *task = argument;
-    task->work(task->argument);
-    shortest_rests = SHORTEST_RESTS;
-    // The handler thread still has events that arrived together with this alarm. If the
-    // waiting thread closed one of their descriptors and the number were reused, a handler
-    // would wait for a message that never arrives.
-    if (rte_eal_alarm_set(1, on_done, task) != 0)
-        on_done(task);
+    while (finished != NULL) {
+        struct task *task = finished;
+        // The task is gone once its thread continues.
+        finished = task->next;
+        sem_post(&task->is_done);
+    }
+}
+
+static void run_waiting(void)
+{
+    pthread_mutex_lock(&waiting_lock);
+    finished = waiting;
+    waiting = NULL;
+    pthread_mutex_unlock(&waiting_lock);
+    for (struct task *task = finished; task != NULL; task = task->next) {
+        task->work(task->argument);
+        shortest_rests = SHORTEST_RESTS;
+    }
+    if (finished != NULL)
+        ring();
 }
 
 void tg_among_handlers(void (*work)(void *argument), void *argument)
 {
     struct task task = { .work = work, .argument = argument };
     sem_init(&task.is_done, 0, 0);
-    if (rte_eal_alarm_set(1, on_alarm, &task) != 0)
-        on_alarm(&task);
+    pthread_mutex_lock(&waiting_lock);
+    task.next = waiting;
+    waiting = &task;
+    pthread_mutex_unlock(&waiting_lock);
+    ring();
     while (sem_wait(&task.is_done) != 0)
         ;
     sem_destroy(&task.is_done);
@@ -102,8 +140,6 @@ static void heavy_barrier(void)
         syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
 }
 
-static void rest(void *nothing);
-
 static void take_turn(void)
 {
     atomic_store_explicit(&is_their_turn, 1, memory_order_relaxed);
@@ -118,9 +154,8 @@ static void take_turn(void)
                 usleep(PAUSE_US);
         }
     }
-    // Out of memory: retry, memory may be free again soon.
-    while (rte_eal_alarm_set(1, rest, NULL) != 0)
-        usleep(SHORT_REST_US);
+    is_new_turn = 1;
+    ring();
 }
 
 static int is_up(uint16_t port)
@@ -129,9 +164,10 @@ static int is_up(uint16_t port)
     return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
 }
 
-static void rest(void *nothing)
+// Ends the turn of the handlers, and begins the next after a pause. As this blocks the handler
+// thread, handlers run in their turns only.
+static void rest(void)
 {
-    (void)nothing;
     atomic_store_explicit(&is_their_turn, 0, memory_order_release);
     unsigned watched = 0, up = 0;
     for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
@@ -150,6 +186,36 @@ static void rest(void *nothing)
         usleep(SHORTEST_REST_US);
     }
     take_turn();
+}
+
+static void on_bell(void *nothing)
+{
+    (void)nothing;
+    eventfd_t rings;
+    eventfd_read(bell, &rings);
+    release_finished();
+    run_waiting();
+    if (!takes_turns)
+        return;
+    // Events of the pause before this turn may follow the bell in this batch.
+    if (is_new_turn) {
+        is_new_turn = 0;
+        ring();
+    } else {
+        rest();
+    }
+}
+
+int tg_handlers_start(void)
+{
+    bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (bell < 0)
+        return errno;
+    bell_handle = rte_intr_instance_alloc(RTE_INTR_INSTANCE_F_PRIVATE);
+    if (bell_handle == NULL || rte_intr_fd_set(bell_handle, bell) != 0
+        || rte_intr_type_set(bell_handle, RTE_INTR_HANDLE_EXT) != 0)
+        return rte_errno;
+    return -rte_intr_callback_register(bell_handle, on_bell, NULL);
 }
 
 static void watch(void *port)

@@ -9,6 +9,9 @@
 
 #include <stdint.h>
 
+// Must be called once, before the other functions. Returns 0 or an error number.
+int tg_handlers_start(void);
+
 // Runs `work` on the handler thread and waits for it. No handler runs meanwhile, and the driver
 // can unregister its handlers.
 void tg_among_handlers(void (*work)(void *argument), void *argument);
