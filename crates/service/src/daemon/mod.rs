@@ -6,37 +6,16 @@
 //! cores, applications migrate, so that as many cores are used as needed.
 
 mod application;
-mod attach_listener;
-mod balancer;
-mod claims;
-mod coalescing;
-mod commands;
+mod attach;
 mod controls;
-mod core_handover;
-mod cores;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
-mod handover;
-mod handover_protocol;
-mod heap_trim;
+mod core;
 mod ids;
-mod inbox;
-mod load;
-mod migration;
-mod migration_set;
-mod network_core;
-mod pending_datagram;
-mod port_query;
+mod migrate;
 mod quota;
 mod report;
-mod save;
-mod snapshot;
 mod socket;
-mod socket_table;
-mod tcp;
 mod transfer;
-mod transfer_table;
-mod udp;
+mod upgrade;
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -51,24 +30,26 @@ use tidegate_engine::{
 use tidegate_gate::Mode;
 use tidegate_wire::MacAddr;
 
-pub use attach_listener::AttachConfig;
+pub use attach::listener::AttachConfig;
 pub use controls::Controls;
-pub use handover_protocol::OutputFds;
 pub use ids::Identity;
 pub use quota::Quota;
 pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
+#[cfg(any(test, fuzzing))]
+pub use upgrade::fuzz;
+pub use upgrade::protocol::OutputFds;
 
-use self::attach_listener::{AttachListener, BoundSocket};
-use self::balancer::Balancer;
-use self::commands::SocketServer;
-use self::core_handover::open_released_device;
-use self::cores::Cores;
-use self::handover_protocol::{ReceivedState, Successor};
-use self::inbox::{CoreMessage, InboxSender};
-use self::network_core::{CoreSlot, NetworkCore};
+use self::attach::listener::{AttachListener, BoundSocket};
+use self::core::commands::SocketServer;
+use self::core::cores::Cores;
+use self::core::inbox::{CoreMessage, InboxSender};
+use self::core::{CoreSlot, NetworkCore};
+use self::migrate::balancer::Balancer;
 use self::quota::AppSettings;
-use self::save::RestoredCore;
-use self::snapshot::DaemonSnapshot;
+use self::upgrade::handover::open_released_device;
+use self::upgrade::protocol::{ReceivedState, Successor};
+use self::upgrade::save::RestoredCore;
+use self::upgrade::snapshot::DaemonSnapshot;
 
 /// Log sink: receives one line for each event of an application.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -220,7 +201,7 @@ impl Daemon {
         prepared.keep_mac(MacAddr(state.mac));
         let terms =
             AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
-        let (stack, restored, inherited) = save::restore(state, descriptors, terms)?;
+        let (stack, restored, inherited) = upgrade::save::restore(state, descriptors, terms)?;
         if let Some(inherited) = inherited {
             prepared.primary().inherit(inherited);
         }

@@ -12,7 +12,7 @@ use tidegate_gate::{GateCounters, Settings};
 use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::application::Application;
-use super::commands::SocketServer;
+use super::core::commands::SocketServer;
 use super::ids::{Identity, PayloadBytes};
 use super::socket::{AppSocket, SocketKind};
 use crate::attachment::connect_to_daemon;

@@ -1,5 +1,7 @@
 //! Attached application: its rings, its sockets and its limits.
 
+mod coalescing;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -12,10 +14,10 @@ use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 
 use tidegate_device::steering::TransportProtocol;
 
-use super::coalescing::WakeCoalescing;
-use super::ids::{Identity, PayloadBytes, SocketKey};
-use super::quota::AppSettings;
-use super::snapshot::{ApplicationSnapshot, EntrySnapshot, InvalidSnapshot};
+use crate::daemon::application::coalescing::WakeCoalescing;
+use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
+use crate::daemon::quota::AppSettings;
+use crate::daemon::upgrade::snapshot::{ApplicationSnapshot, EntrySnapshot, InvalidSnapshot};
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
 use crate::ipc::handshake::{self, Welcome, send_welcome};
 use crate::ipc::layout::SharedMemory;
@@ -38,18 +40,18 @@ struct KernelSocket {
 }
 
 /// Attached application.
-pub(super) struct Application {
-    pub(super) identity: Identity,
-    pub(super) memory: SharedMemory,
+pub(in crate::daemon) struct Application {
+    pub(in crate::daemon) identity: Identity,
+    pub(in crate::daemon) memory: SharedMemory,
     /// Takeover token: a fork child presents it to inherit the sockets.
-    pub(super) token: TakeoverToken,
+    pub(in crate::daemon) token: TakeoverToken,
     /// Token of the parent whose sockets this application inherits when it attaches.
-    pub(super) parent_token: Option<TakeoverToken>,
+    pub(in crate::daemon) parent_token: Option<TakeoverToken>,
     /// Daemon's end of the connection. A byte on it wakes the other side.
     connection: Arc<OwnedFd>,
     commands: Receiver<WordRange, COMMAND_WORDS>,
     notifications: Sender<WordRange, NOTIFICATION_WORDS>,
-    pub(super) daemon_sleeps: WakeFlag<WordRange>,
+    pub(in crate::daemon) daemon_sleeps: WakeFlag<WordRange>,
     application_sleeps: WakeFlag<WordRange>,
     entries: Vec<Option<SocketEntry>>,
     /// Generation of the last socket in each slot.
@@ -67,20 +69,20 @@ pub(super) struct Application {
     /// Sockets that the application has bound at the kernel, until it binds their ports here.
     kernel_sockets: VecDeque<KernelSocket>,
     /// Quota of local ports that the application may bind.
-    pub(super) max_ports: u32,
+    pub(in crate::daemon) max_ports: u32,
     /// Quota of memory for the data of its sockets, in bytes.
     max_memory_bytes: u64,
     /// Limit on its share of the core's time.
-    pub(super) cpu_share: CpuShare,
+    pub(in crate::daemon) cpu_share: CpuShare,
     /// Command deferred while other cores are queried for its port, or due now.
     deferred_command: Option<Command>,
     port_query: PortQueryState,
     /// Commands taken from the ring so far.
-    pub(super) commands_taken: u64,
+    pub(in crate::daemon) commands_taken: u64,
     /// Payload bytes moved through sockets that have ended.
-    pub(super) payload_bytes: PayloadBytes,
+    pub(in crate::daemon) payload_bytes: PayloadBytes,
     /// Commands and notifications of the last load windows; decays by half.
-    pub(super) recent_work: u64,
+    pub(in crate::daemon) recent_work: u64,
 }
 
 /// Progress of the query to other cores for the port that a command wants.
@@ -104,7 +106,7 @@ struct SocketEntry {
 
 /// Reason to evict an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ProtocolError {
+pub(in crate::daemon) enum ProtocolError {
     /// Ring indices or datagrams in its shared memory make no sense.
     #[error("invalid indices or datagrams in the shared memory")]
     CorruptMemory,
@@ -120,7 +122,7 @@ impl From<PeerError> for ProtocolError {
 }
 
 impl Application {
-    pub(super) fn new(
+    pub(in crate::daemon) fn new(
         identity: Identity,
         memory: SharedMemory,
         connection: OwnedFd,
@@ -159,13 +161,13 @@ impl Application {
     }
 
     /// Sends the welcome: its memory, its takeover token and the number of network cores.
-    pub(super) fn welcome(&self, core_count: usize) -> io::Result<()> {
+    pub(in crate::daemon) fn welcome(&self, core_count: usize) -> io::Result<()> {
         let (memory, token, cores) = (self.memory.clone(), self.token, core_count as u32);
         send_welcome(self.as_fd(), &Welcome { memory, token, cores })
     }
 
     /// Snapshot for the next daemon, in which its memory has index `memory`.
-    pub(super) fn save(&mut self, memory_index: u32) -> ApplicationSnapshot {
+    pub(in crate::daemon) fn save(&mut self, memory_index: u32) -> ApplicationSnapshot {
         // The next daemon reads from the rings how far this one got.
         self.notifications.publish();
         self.commands.release();
@@ -193,7 +195,7 @@ impl Application {
     }
 
     /// Restores an application that another daemon saved.
-    pub(super) fn restore(
+    pub(in crate::daemon) fn restore(
         snapshot: ApplicationSnapshot,
         memory: SharedMemory,
         connection: OwnedFd,
@@ -253,12 +255,12 @@ impl Application {
     }
 
     /// Connection that wakes the daemon, for the next daemon.
-    pub(super) fn connection(&self) -> Arc<OwnedFd> {
+    pub(in crate::daemon) fn connection(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.connection)
     }
 
     /// Next command, or `None` while notifications are queued or a port query is in progress.
-    pub(super) fn next_command(&mut self) -> Result<Option<Command>, ProtocolError> {
+    pub(in crate::daemon) fn next_command(&mut self) -> Result<Option<Command>, ProtocolError> {
         if !self.queued_notifications.is_empty() || self.port_query == PortQueryState::InProgress {
             return Ok(None);
         }
@@ -272,32 +274,32 @@ impl Application {
     }
 
     /// True once other cores have been queried for the port that the current command wants.
-    pub(super) fn has_queried_port(&self) -> bool {
+    pub(in crate::daemon) fn has_queried_port(&self) -> bool {
         self.port_query == PortQueryState::Done
     }
 
     /// Defers a command until other cores have been queried.
-    pub(super) fn defer_command(&mut self, command: Command) {
+    pub(in crate::daemon) fn defer_command(&mut self, command: Command) {
         (self.deferred_command, self.port_query) = (Some(command), PortQueryState::InProgress);
     }
 
     /// Ends the port query: the deferred command runs next, whatever its outcome.
-    pub(super) fn on_port_query_done(&mut self) {
+    pub(in crate::daemon) fn on_port_query_done(&mut self) {
         self.port_query = PortQueryState::Done;
     }
 
     /// Resets the port query after a migration: the new core has other cores to query.
-    pub(super) fn reset_port_query(&mut self) {
+    pub(in crate::daemon) fn reset_port_query(&mut self) {
         self.port_query = PortQueryState::NotStarted;
     }
 
     /// Drops the deferred command of an application that has exited.
-    pub(super) fn cancel_deferred_command(&mut self) {
+    pub(in crate::daemon) fn cancel_deferred_command(&mut self) {
         (self.deferred_command, self.port_query) = (None, PortQueryState::NotStarted);
     }
 
     /// Frees the ring slots of the commands taken.
-    pub(super) fn release_commands(&mut self) {
+    pub(in crate::daemon) fn release_commands(&mut self) {
         self.commands.release();
     }
 
@@ -305,7 +307,7 @@ impl Application {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] unless `descriptor` is a TCP or UDP socket bound to a port.
-    pub(super) fn register_kernel_socket(
+    pub(in crate::daemon) fn register_kernel_socket(
         &mut self,
         descriptor: OwnedFd,
         shard: handshake::Shard,
@@ -329,7 +331,7 @@ impl Application {
     }
 
     /// Removes and returns the kernel socket bound to this port, and the shard that gets the port.
-    pub(super) fn take_kernel_socket(
+    pub(in crate::daemon) fn take_kernel_socket(
         &mut self,
         protocol: TransportProtocol,
         local: SocketAddr,
@@ -345,7 +347,7 @@ impl Application {
     }
 
     /// True if the application may have one more socket: a free slot and memory within the quota.
-    pub(super) fn has_space(&mut self) -> bool {
+    pub(in crate::daemon) fn has_space(&mut self) -> bool {
         !self.free_slots.is_empty()
             && (self.has_memory() || self.discard_free_slots() && self.has_memory())
     }
@@ -380,7 +382,7 @@ impl Application {
     }
 
     /// Reserves a free slot for a new socket; returns the socket's handle.
-    pub(super) fn reserve_slot(&mut self) -> io::Result<Handle> {
+    pub(in crate::daemon) fn reserve_slot(&mut self) -> io::Result<Handle> {
         let slot = self.free_slots.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
         self.ensure_slot(slot);
         // Generations start at 1: other tables take 0 for no handle.
@@ -398,12 +400,16 @@ impl Application {
     }
 
     /// Frees a reserved slot.
-    pub(super) fn free_slot(&mut self, slot: u32) {
+    pub(in crate::daemon) fn free_slot(&mut self, slot: u32) {
         self.free_slots.push(slot);
     }
 
     /// Inserts a socket at its handle.
-    pub(super) fn insert_socket(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+    pub(in crate::daemon) fn insert_socket(
+        &mut self,
+        handle: Handle,
+        key: SocketKey,
+    ) -> io::Result<()> {
         let changes = self.memory.change_flag(handle.slot)?;
         let entry = SocketEntry { handle, key, changes, is_notification_queued: false };
         self.entries[handle.slot as usize] = Some(entry);
@@ -412,7 +418,7 @@ impl Application {
 
     /// Removes the socket in this slot. A slot in the application's own memory stays reserved:
     /// other holders may still use its contents.
-    pub(super) fn remove_socket(&mut self, slot: u32, is_own: bool) {
+    pub(in crate::daemon) fn remove_socket(&mut self, slot: u32, is_own: bool) {
         let entry = self.entries.get_mut(slot as usize).and_then(Option::take);
         if entry.is_some() && !is_own {
             self.free_slot(slot);
@@ -420,7 +426,11 @@ impl Application {
     }
 
     /// Inserts a socket of the parent under the same handle.
-    pub(super) fn inherit_socket(&mut self, handle: Handle, key: SocketKey) -> io::Result<()> {
+    pub(in crate::daemon) fn inherit_socket(
+        &mut self,
+        handle: Handle,
+        key: SocketKey,
+    ) -> io::Result<()> {
         self.ensure_slot(handle.slot);
         self.generations[handle.slot as usize] = handle.generation;
         self.insert_socket(handle, key)?;
@@ -430,19 +440,19 @@ impl Application {
     }
 
     /// Finishes inheriting: slots without a socket become free.
-    pub(super) fn finish_inheriting(&mut self) {
+    pub(in crate::daemon) fn finish_inheriting(&mut self) {
         let Self { free_slots, entries, .. } = self;
         free_slots.retain(|&place| !matches!(entries.get(place as usize), Some(Some(_))));
     }
 
     /// Socket with this handle; `None` if its generation is outdated.
-    pub(super) fn key(&self, handle: Handle) -> Option<SocketKey> {
+    pub(in crate::daemon) fn key(&self, handle: Handle) -> Option<SocketKey> {
         let entry = self.entries.get(handle.slot as usize)?.as_ref()?;
         (entry.handle == handle).then_some(entry.key)
     }
 
     /// Replaces socket keys after a migration.
-    pub(super) fn update_keys(&mut self, keys: &HashMap<SocketKey, SocketKey>) {
+    pub(in crate::daemon) fn update_keys(&mut self, keys: &HashMap<SocketKey, SocketKey>) {
         for entry in self.entries.iter_mut().flatten() {
             if let Some(&key) = keys.get(&entry.key) {
                 entry.key = key;
@@ -451,7 +461,7 @@ impl Application {
     }
 
     /// All sockets: handle and key of each.
-    pub(super) fn sockets(&self) -> impl Iterator<Item = (Handle, SocketKey)> {
+    pub(in crate::daemon) fn sockets(&self) -> impl Iterator<Item = (Handle, SocketKey)> {
         self.entries.iter().flatten().map(|entry| (entry.handle, entry.key))
     }
 
@@ -460,7 +470,7 @@ impl Application {
     }
 
     /// Notifies the application of a change if it has requested that.
-    pub(super) fn notify_changed(&mut self, slot: u32) -> Result<(), ProtocolError> {
+    pub(in crate::daemon) fn notify_changed(&mut self, slot: u32) -> Result<(), ProtocolError> {
         let Some(entry) = self.entry(slot) else { return Ok(()) };
         if entry.is_notification_queued || !entry.changes.take() {
             return Ok(());
@@ -476,7 +486,7 @@ impl Application {
     }
 
     /// Answers a command.
-    pub(super) fn answer(&mut self, notice: Notification) -> Result<(), ProtocolError> {
+    pub(in crate::daemon) fn answer(&mut self, notice: Notification) -> Result<(), ProtocolError> {
         if !self.try_notify(notice)? {
             self.queued_notifications.push_back(notice);
         }
@@ -497,7 +507,7 @@ impl Application {
 
     /// Publishes the notifications, and wakes the application if it sleeps. Returns the time of
     /// a wake-up that is coalesced to later.
-    pub(super) fn publish_notifications(
+    pub(in crate::daemon) fn publish_notifications(
         &mut self,
         now_ns: u64,
     ) -> Result<Option<u64>, ProtocolError> {
@@ -538,7 +548,7 @@ impl Application {
     }
 
     /// True if a command can run or notifications are queued.
-    pub(super) fn has_work(&mut self) -> bool {
+    pub(in crate::daemon) fn has_work(&mut self) -> bool {
         let wants =
             self.deferred_command.is_some() || !matches!(self.commands.is_empty(), Ok(true));
         !self.queued_notifications.is_empty()
@@ -546,7 +556,7 @@ impl Application {
     }
 
     /// Drains the wake-up bytes. Returns false if the application has closed the connection.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(in crate::daemon) fn is_alive(&self) -> bool {
         let mut bytes = [0; 4096];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((len, _)) => len > 0,

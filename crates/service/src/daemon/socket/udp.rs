@@ -5,14 +5,17 @@ use tidegate_memory::Arena;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::SendError;
 
-use super::pending_datagram::PendingDatagram;
-use super::socket::{AppSocket, PollResult, SocketKind, UdpEndpoint};
+use crate::daemon::socket::pending_datagram::PendingDatagram;
+use crate::daemon::socket::{AppSocket, PollResult, SocketKind, UdpEndpoint};
 use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 
 const PADDING: [u8; 8] = [0; 8];
 
 impl AppSocket {
-    pub(super) fn poll_udp(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(in crate::daemon) fn poll_udp(
+        &mut self,
+        engine: &mut Engine,
+    ) -> Result<PollResult, PeerError> {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return Ok(PollResult::default()) };
         let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
         let sent = send(datagrams, engine)?;

@@ -1,5 +1,10 @@
 //! Socket of an application: connects its streams in shared memory with the stack.
 
+pub(super) mod pending_datagram;
+pub(super) mod table;
+mod tcp;
+mod udp;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,9 +14,9 @@ use tidegate_engine::{Engine, PortClaim};
 use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
-use super::ids::{AppNumber, Holder, PayloadBytes, StackSocketId};
-use super::pending_datagram::PendingDatagram;
-use super::snapshot::{InvalidSnapshot, KindSnapshot, SocketSnapshot};
+use crate::daemon::ids::{AppNumber, Holder, PayloadBytes, StackSocketId};
+use crate::daemon::socket::pending_datagram::PendingDatagram;
+use crate::daemon::upgrade::snapshot::{InvalidSnapshot, KindSnapshot, SocketSnapshot};
 use crate::ipc::command::Handle;
 use crate::ipc::layout::{SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
 use crate::ipc::status::{SocketState, Status};
@@ -20,65 +25,69 @@ use crate::ipc::status::{SocketState, Status};
 const DISCARD_THRESHOLD_BYTES: u64 = 16 << 10;
 
 /// Socket of one or several applications.
-pub(super) struct AppSocket {
-    pub(super) handle: Handle,
-    pub(super) kind: SocketKind,
-    pub(super) slot: SocketSlot,
-    pub(super) status: Status,
+pub(in crate::daemon) struct AppSocket {
+    pub(in crate::daemon) handle: Handle,
+    pub(in crate::daemon) kind: SocketKind,
+    pub(in crate::daemon) slot: SocketSlot,
+    pub(in crate::daemon) status: Status,
     /// Claim of its local port.
-    pub(super) claim: Option<Arc<PortClaim>>,
+    pub(in crate::daemon) claim: Option<Arc<PortClaim>>,
     /// Application that created the socket; status and streams are in that application's slot.
-    pub(super) origin: Holder,
+    pub(in crate::daemon) origin: Holder,
     /// Applications that hold the socket.
-    pub(super) holders: Vec<Holder>,
+    pub(in crate::daemon) holders: Vec<Holder>,
     /// A holder has corrupted the streams: the socket is no longer polled.
     is_corrupt: bool,
     /// The socket is in the core's poll queue.
-    pub(super) in_poll_queue: bool,
+    pub(in crate::daemon) in_poll_queue: bool,
 }
 
 /// Kind of a socket: its ID in the stack, and its streams.
-pub(super) enum SocketKind {
+pub(in crate::daemon) enum SocketKind {
     Udp(UdpEndpoint),
     Listener(TcpListenerId),
     Stream(TcpEndpoint),
 }
 
 /// UDP socket of the stack, and its streams in shared memory.
-pub(super) struct UdpEndpoint {
-    pub(super) id: UdpId,
-    pub(super) from_app: StreamIn,
-    pub(super) to_app: StreamOut,
+pub(in crate::daemon) struct UdpEndpoint {
+    pub(in crate::daemon) id: UdpId,
+    pub(in crate::daemon) from_app: StreamIn,
+    pub(in crate::daemon) to_app: StreamOut,
     /// Received datagram that found no space in `to_app`.
-    pub(super) pending: Option<PendingDatagram>,
-    pub(super) payload_bytes: PayloadBytes,
+    pub(in crate::daemon) pending: Option<PendingDatagram>,
+    pub(in crate::daemon) payload_bytes: PayloadBytes,
 }
 
 /// TCP connection of the stack, and its streams in shared memory.
-pub(super) struct TcpEndpoint {
-    pub(super) id: TcpId,
-    pub(super) from_app: StreamIn,
-    pub(super) to_app: StreamOut,
+pub(in crate::daemon) struct TcpEndpoint {
+    pub(in crate::daemon) id: TcpId,
+    pub(in crate::daemon) from_app: StreamIn,
+    pub(in crate::daemon) to_app: StreamOut,
     /// The application has shut down its side: data in the stream still goes out, then a FIN.
-    pub(super) shutdown_pending: bool,
+    pub(in crate::daemon) shutdown_pending: bool,
     /// The application has closed the connection: it ends when the stream is empty.
-    pub(super) is_closed: bool,
-    pub(super) payload_bytes: PayloadBytes,
+    pub(in crate::daemon) is_closed: bool,
+    pub(in crate::daemon) payload_bytes: PayloadBytes,
 }
 
 /// Result of polling a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PollResult {
+pub(in crate::daemon) struct PollResult {
     /// The holders must be notified.
-    pub(super) notify: bool,
+    pub(in crate::daemon) notify: bool,
     /// The device was full: poll again soon.
-    pub(super) poll_again: bool,
+    pub(in crate::daemon) poll_again: bool,
     /// The socket has no more to do and can be removed.
-    pub(super) is_done: bool,
+    pub(in crate::daemon) is_done: bool,
 }
 
 impl AppSocket {
-    pub(super) fn udp(memory: &SharedMemory, handle: Handle, id: UdpId) -> io::Result<Self> {
+    pub(in crate::daemon) fn udp(
+        memory: &SharedMemory,
+        handle: Handle,
+        id: UdpId,
+    ) -> io::Result<Self> {
         let place = memory.slot(handle.slot)?;
         place.clear()?;
         let (from_app, to_app) = place.daemon_streams(StreamKind::Datagrams)?;
@@ -92,7 +101,7 @@ impl AppSocket {
         Ok(Self::with_kind(handle, kind, place, SocketState::Datagram))
     }
 
-    pub(super) fn listener(
+    pub(in crate::daemon) fn listener(
         memory: &SharedMemory,
         handle: Handle,
         id: TcpListenerId,
@@ -102,7 +111,11 @@ impl AppSocket {
         Ok(Self::with_kind(handle, SocketKind::Listener(id), place, SocketState::Listening))
     }
 
-    pub(super) fn stream(memory: &SharedMemory, handle: Handle, id: TcpId) -> io::Result<Self> {
+    pub(in crate::daemon) fn stream(
+        memory: &SharedMemory,
+        handle: Handle,
+        id: TcpId,
+    ) -> io::Result<Self> {
         let place = memory.slot(handle.slot)?;
         place.clear()?;
         let (from_app, to_app) = place.daemon_streams(StreamKind::Bytes)?;
@@ -138,7 +151,7 @@ impl AppSocket {
     }
 
     /// Snapshot for the next daemon, in which its memory has index `memory`.
-    pub(super) fn save(
+    pub(in crate::daemon) fn save(
         &self,
         memory: u32,
         claim: Option<u32>,
@@ -177,7 +190,10 @@ impl AppSocket {
     }
 
     /// Restores a socket that another daemon saved, in the memory where it was.
-    pub(super) fn restore(saved: SocketSnapshot, memory: &SharedMemory) -> io::Result<Self> {
+    pub(in crate::daemon) fn restore(
+        saved: SocketSnapshot,
+        memory: &SharedMemory,
+    ) -> io::Result<Self> {
         let SocketSnapshot { handle, kind, status, origin, holders, is_corrupt, .. } = saved;
         let slot = memory.slot(handle.slot)?;
         let mut is_spoilt = is_corrupt;
@@ -228,14 +244,14 @@ impl AppSocket {
     }
 
     /// Aborts the socket if its streams were corrupted before or during a handover.
-    pub(super) fn abort_if_corrupt(&mut self, engine: &mut Engine) {
+    pub(in crate::daemon) fn abort_if_corrupt(&mut self, engine: &mut Engine) {
         if self.is_corrupt && self.status.state != SocketState::Over {
             self.abort(engine);
         }
     }
 
     /// Sets the ID that the socket has after a migration to another stack.
-    pub(super) fn set_id(&mut self, id: StackSocketId) {
+    pub(in crate::daemon) fn set_id(&mut self, id: StackSocketId) {
         match (&mut self.kind, id) {
             (SocketKind::Udp(datagrams), StackSocketId::Udp(id)) => datagrams.id = id,
             (SocketKind::Listener(own), StackSocketId::Listener(id)) => *own = id,
@@ -246,7 +262,7 @@ impl AppSocket {
     }
 
     /// Copies a pending datagram out of its frame, which stays with this core.
-    pub(super) fn copy_pending(&mut self, engine: &mut Engine) {
+    pub(in crate::daemon) fn copy_pending(&mut self, engine: &mut Engine) {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return };
         if let Some(held) = datagrams.pending.take() {
             datagrams.pending = Some(PendingDatagram::Copy(held.save(engine)));
@@ -255,7 +271,7 @@ impl AppSocket {
     }
 
     /// ID of the socket in the stack.
-    pub(super) fn id(&self) -> StackSocketId {
+    pub(in crate::daemon) fn id(&self) -> StackSocketId {
         match &self.kind {
             SocketKind::Udp(datagrams) => StackSocketId::Udp(datagrams.id),
             SocketKind::Listener(id) => StackSocketId::Listener(*id),
@@ -270,7 +286,7 @@ impl AppSocket {
     }
 
     /// Sets the status. Returns true if it has changed.
-    pub(super) fn set_status(&mut self, status: Status) -> bool {
+    pub(in crate::daemon) fn set_status(&mut self, status: Status) -> bool {
         let is_new = self.status != status;
         if is_new {
             self.status = status;
@@ -280,13 +296,13 @@ impl AppSocket {
     }
 
     /// Adds a holder.
-    pub(super) fn add_holder(&mut self, holder: Holder) {
+    pub(in crate::daemon) fn add_holder(&mut self, holder: Holder) {
         self.holders.push(holder);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
     }
 
     /// Removes `app` from the holders; returns its entry.
-    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
+    pub(in crate::daemon) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
         let at = self.holders.iter().position(|holder| holder.app == app)?;
         let holder = self.holders.remove(at);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
@@ -294,12 +310,12 @@ impl AppSocket {
     }
 
     /// True if the application has closed the connection, which only sends remaining data.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(in crate::daemon) fn is_closed(&self) -> bool {
         matches!(&self.kind, SocketKind::Stream(stream) if stream.is_closed)
     }
 
     /// Aborts a socket whose streams were corrupted by one of several holders.
-    pub(super) fn abort(&mut self, engine: &mut Engine) {
+    pub(in crate::daemon) fn abort(&mut self, engine: &mut Engine) {
         self.is_corrupt = true;
         if let SocketKind::Stream(stream) = &self.kind {
             let (stack, arena, now_ns) = engine.parts();
@@ -310,7 +326,7 @@ impl AppSocket {
     }
 
     /// Records an error for the application. Returns true if the status has changed.
-    pub(super) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
+    pub(in crate::daemon) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
         let error_count = self.status.error_count.wrapping_add(1);
         self.set_status(Status { error: Some(kind), error_count, ..self.status })
     }
@@ -319,7 +335,7 @@ impl AppSocket {
     ///
     /// # Errors
     /// [`PeerError`] when the application has written invalid indices or datagrams.
-    pub(super) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(in crate::daemon) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
         if self.is_corrupt {
             return Ok(PollResult { is_done: self.is_closed(), ..PollResult::default() });
         }
@@ -338,7 +354,7 @@ impl AppSocket {
 
     /// Discards the stream memory of an ended socket, unless it moved so little that the call
     /// would cost more.
-    pub(super) fn discard_memory(&self) {
+    pub(in crate::daemon) fn discard_memory(&self) {
         let PayloadBytes { to_app, from_app } = self.payload_bytes();
         if to_app + from_app > DISCARD_THRESHOLD_BYTES {
             self.slot.discard();
@@ -346,7 +362,7 @@ impl AppSocket {
     }
 
     /// Payload bytes moved so far.
-    pub(super) fn payload_bytes(&self) -> PayloadBytes {
+    pub(in crate::daemon) fn payload_bytes(&self) -> PayloadBytes {
         match &self.kind {
             SocketKind::Udp(datagrams) => datagrams.payload_bytes,
             SocketKind::Listener(_) => PayloadBytes::default(),
@@ -355,7 +371,7 @@ impl AppSocket {
     }
 
     /// Local address.
-    pub(super) fn local_addr(&self, engine: &Engine) -> Option<SocketAddr> {
+    pub(in crate::daemon) fn local_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
             SocketKind::Udp(datagrams) => stack.udp_local_addr(datagrams.id),
@@ -365,7 +381,7 @@ impl AppSocket {
     }
 
     /// Peer address of a connected socket.
-    pub(super) fn peer_addr(&self, engine: &Engine) -> Option<SocketAddr> {
+    pub(in crate::daemon) fn peer_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
             SocketKind::Udp(datagrams) => stack.udp_peer_addr(datagrams.id),

@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
-use super::quota::AppSettings;
-use super::save::restore;
-use super::snapshot::DaemonSnapshot;
-use super::transfer_table::{SocketTransfer, TransferTable};
+use crate::daemon::quota::AppSettings;
+use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
+use crate::daemon::upgrade::save::restore;
+use crate::daemon::upgrade::snapshot::DaemonSnapshot;
 use crate::ipc::layout::Geometry;
 
 /// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.

@@ -1,5 +1,10 @@
 //! Network core: rounds of the engine, each followed by the turns of the applications.
 
+pub(super) mod commands;
+pub(super) mod cores;
+pub(super) mod inbox;
+pub(super) mod load;
+
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,18 +14,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{IdleStep, SleepPlan, WakeFds, pause};
 use tidegate_gate::Settings;
 
-use super::application::{Application, ProtocolError};
-use super::commands::SocketServer;
-use super::cores::Cores;
-use super::handover::PendingHandover;
-use super::ids::{AppNumber, SocketKey};
-use super::inbox::{CoreMessage, Inbox};
-use super::load::LoadMeter;
-use super::report::{DaemonReport, GateState};
-use super::save::RestoredCore;
-use super::socket::{PollResult, SocketKind};
-use super::transfer_table::{IN_TRANSIT, SocketTransfer, TransferTable};
-use super::{Log, UpgradeMode};
+use crate::daemon::application::{Application, ProtocolError};
+use crate::daemon::core::commands::SocketServer;
+use crate::daemon::core::cores::Cores;
+use crate::daemon::core::inbox::{CoreMessage, Inbox};
+use crate::daemon::core::load::LoadMeter;
+use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::report::{DaemonReport, GateState};
+use crate::daemon::socket::{PollResult, SocketKind};
+use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferTable};
+use crate::daemon::upgrade::request::PendingHandover;
+use crate::daemon::upgrade::save::RestoredCore;
+use crate::daemon::{Log, UpgradeMode};
 use crate::ipc::handshake::send_refusal;
 use crate::ipc::layout::COMMAND_RING_SLOTS;
 
@@ -34,16 +39,16 @@ const REGROUP_WINDOWS: u32 = 10;
 const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Network core: an engine, and the applications served from it.
-pub(super) struct NetworkCore {
-    pub(super) index: usize,
-    pub(super) cores: Arc<Cores>,
-    pub(super) server: SocketServer,
-    pub(super) wake_fds: WakeFds,
-    pub(super) apps: Vec<Option<Box<Application>>>,
+pub(in crate::daemon) struct NetworkCore {
+    pub(in crate::daemon) index: usize,
+    pub(in crate::daemon) cores: Arc<Cores>,
+    pub(in crate::daemon) server: SocketServer,
+    pub(in crate::daemon) wake_fds: WakeFds,
+    pub(in crate::daemon) apps: Vec<Option<Box<Application>>>,
     /// Application that has the first turn in the next round.
     first_turn: usize,
     /// Sockets to poll again, as the device was full or the socket is new on this core.
-    pub(super) poll_queue: Vec<SocketKey>,
+    pub(in crate::daemon) poll_queue: Vec<SocketKey>,
     inbox: Inbox,
     /// Message that arrived while the core was going to sleep.
     early_message: Option<CoreMessage>,
@@ -58,24 +63,24 @@ pub(super) struct NetworkCore {
     is_reaping: bool,
     /// Next coalesced wake-up of an application.
     wake_next_ns: Option<u64>,
-    pub(super) upgrade: UpgradeMode,
+    pub(in crate::daemon) upgrade: UpgradeMode,
     /// Handover that waits until all applications are on this core.
-    pub(super) pending_handover: Option<PendingHandover>,
+    pub(in crate::daemon) pending_handover: Option<PendingHandover>,
     /// Process of the daemon that has taken over.
-    pub(super) successor: Option<u32>,
-    pub(super) log: Log,
+    pub(in crate::daemon) successor: Option<u32>,
+    pub(in crate::daemon) log: Log,
 }
 
 /// Position of a network core among others: its index and its inbox.
-pub(super) struct CoreSlot {
-    pub(super) index: usize,
-    pub(super) inbox: Inbox,
-    pub(super) cores: Arc<Cores>,
+pub(in crate::daemon) struct CoreSlot {
+    pub(in crate::daemon) index: usize,
+    pub(in crate::daemon) inbox: Inbox,
+    pub(in crate::daemon) cores: Arc<Cores>,
 }
 
 impl NetworkCore {
     /// Restores a core from what another daemon handed over.
-    pub(super) fn restore(
+    pub(in crate::daemon) fn restore(
         slot: CoreSlot,
         mut host: SocketServer,
         restored: RestoredCore,
@@ -109,7 +114,7 @@ impl NetworkCore {
         Ok(core)
     }
 
-    pub(super) fn new(
+    pub(in crate::daemon) fn new(
         slot: CoreSlot,
         mut server: SocketServer,
         upgrade: UpgradeMode,
@@ -145,7 +150,7 @@ impl NetworkCore {
     ///
     /// # Errors
     /// When the device has failed.
-    pub(super) fn run(mut self) -> io::Result<Option<u32>> {
+    pub(in crate::daemon) fn run(mut self) -> io::Result<Option<u32>> {
         self.server.engine.take_over()?;
         while let Some(messages) = self.handle_messages()? {
             let received = self.server.engine.poll()?;
@@ -231,7 +236,7 @@ impl NetworkCore {
     }
 
     /// Inserts an application; returns its index.
-    pub(super) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
+    pub(in crate::daemon) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);
@@ -316,7 +321,7 @@ impl NetworkCore {
     }
 
     /// Polls the sockets that the stack has events for. Returns the number of events.
-    pub(super) fn handle_events(&mut self) -> usize {
+    pub(in crate::daemon) fn handle_events(&mut self) -> usize {
         let mut events = 0;
         while let Some(event) = self.server.engine.poll_event() {
             events += 1;
@@ -396,7 +401,7 @@ impl NetworkCore {
     }
 
     /// Polls a socket, and notifies its holders.
-    pub(super) fn poll_socket(&mut self, key: SocketKey) {
+    pub(in crate::daemon) fn poll_socket(&mut self, key: SocketKey) {
         let SocketServer { engine, sockets, .. } = &mut self.server;
         let Some(socket) = sockets.get_mut(key) else { return };
         let Ok(looked) = socket.poll(engine) else { return self.on_protocol_error(key) };
@@ -447,7 +452,7 @@ impl NetworkCore {
     }
 
     /// Frees the slots that ended sockets had at their holders.
-    pub(super) fn free_ended_sockets(&mut self) {
+    pub(in crate::daemon) fn free_ended_sockets(&mut self) {
         while let Some(gone) = self.server.ended.pop() {
             for holder in &gone.holders {
                 if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
@@ -478,7 +483,7 @@ impl NetworkCore {
         count
     }
 
-    pub(super) fn notify_applications(&mut self) {
+    pub(in crate::daemon) fn notify_applications(&mut self) {
         let (_, _, now_ns) = self.server.engine.parts();
         self.wake_next_ns = None;
         for number in 0..self.apps.len() {
@@ -500,7 +505,7 @@ impl NetworkCore {
 
     /// Detaches an application and ends its sockets. Data of sockets it has closed before still
     /// goes out, as far as the stack has space for it.
-    pub(super) fn detach(&mut self, number: AppNumber) {
+    pub(in crate::daemon) fn detach(&mut self, number: AppNumber) {
         let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
             return;
         };
@@ -558,7 +563,7 @@ impl NetworkCore {
     }
 
     /// Reaps exited applications, so that their ports are free; `exempt` is not checked.
-    pub(super) fn reap_except(&mut self, exempt: Option<AppNumber>) {
+    pub(in crate::daemon) fn reap_except(&mut self, exempt: Option<AppNumber>) {
         let all = (0..self.apps.len() as AppNumber).filter(|&number| Some(number) != exempt);
         all.for_each(|number| self.reap_if_dead(number));
     }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tidegate_engine::OpenError;
 
-use super::UpgradeMode;
-use super::handover::{HandoverPackage, HandoverRequest, PendingHandover};
-use super::inbox::CoreMessage;
-use super::network_core::NetworkCore;
-use super::save::save;
+use crate::daemon::UpgradeMode;
+use crate::daemon::core::NetworkCore;
+use crate::daemon::core::inbox::CoreMessage;
+use crate::daemon::upgrade::request::{HandoverPackage, HandoverRequest, PendingHandover};
+use crate::daemon::upgrade::save::save;
 
 /// Time before the handover in which received frames are processed without an answer: some
 /// round trips in one network.
@@ -32,7 +32,7 @@ const NO_CAPACITY: &str =
 ///
 /// # Errors
 /// The error of `open`, if it is another one than "busy" or the time limit is over.
-pub(super) fn open_released_device(
+pub(in crate::daemon) fn open_released_device(
     mut open: impl FnMut() -> Result<(), OpenError>,
 ) -> Result<(), OpenError> {
     let began = Instant::now();
@@ -48,7 +48,7 @@ pub(super) fn open_released_device(
 
 impl NetworkCore {
     /// Starts a handover to another daemon. Everything moves to this core first.
-    pub(super) fn start_handover(&mut self, request: HandoverRequest) -> io::Result<()> {
+    pub(in crate::daemon) fn start_handover(&mut self, request: HandoverRequest) -> io::Result<()> {
         let refusal = match &self.upgrade {
             UpgradeMode::Refused(why) => Some(*why),
             _ => None,
@@ -93,13 +93,13 @@ impl NetworkCore {
     }
 
     /// Moves everything to the primary core.
-    pub(super) fn move_all_to_primary(&mut self) -> io::Result<()> {
+    pub(in crate::daemon) fn move_all_to_primary(&mut self) -> io::Result<()> {
         let unmoved = self.migrate_all(0)?;
         self.cores.inbox(0).send(CoreMessage::Gathered { unmoved })
     }
 
     /// Counts a core that has moved all it could.
-    pub(super) fn on_gathered(&mut self, left: usize) -> io::Result<()> {
+    pub(in crate::daemon) fn on_gathered(&mut self, left: usize) -> io::Result<()> {
         let Some(leaving) = &mut self.pending_handover else { return Ok(()) };
         leaving.unmoved += left;
         leaving.awaited_cores -= 1;

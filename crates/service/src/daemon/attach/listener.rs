@@ -16,16 +16,16 @@ use rustix::process::Signal;
 use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
-use super::Log;
-use super::application::Application;
-use super::cores::Cores;
-use super::handover::HandoverRequest;
-use super::handover_protocol::Predecessor;
-use super::heap_trim::HeapTrim;
-use super::ids::Identity;
-use super::inbox::{CoreMessage, InboxSender};
-use super::quota::{AppSettings, Quota};
-use super::transfer::{SearchTarget, TransferRequest};
+use crate::daemon::Log;
+use crate::daemon::application::Application;
+use crate::daemon::attach::heap_trim::HeapTrim;
+use crate::daemon::core::cores::Cores;
+use crate::daemon::core::inbox::{CoreMessage, InboxSender};
+use crate::daemon::ids::Identity;
+use crate::daemon::quota::{AppSettings, Quota};
+use crate::daemon::transfer::request::{SearchTarget, TransferRequest};
+use crate::daemon::upgrade::protocol::Predecessor;
+use crate::daemon::upgrade::request::HandoverRequest;
 use crate::ipc::handshake::{Hello, receive_hello, send_refusal};
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::takeover_token::TakeoverToken;
@@ -54,7 +54,7 @@ pub struct AttachConfig {
 }
 
 /// Bound Unix socket on which no connection is accepted yet.
-pub(super) struct BoundSocket {
+pub(in crate::daemon) struct BoundSocket {
     listener: UnixListener,
     config: AttachConfig,
     /// The socket file is removed when this is dropped.
@@ -63,14 +63,17 @@ pub(super) struct BoundSocket {
 
 impl BoundSocket {
     /// Binds the socket.
-    pub(super) fn bind(config: AttachConfig) -> io::Result<Self> {
+    pub(in crate::daemon) fn bind(config: AttachConfig) -> io::Result<Self> {
         let listener = listen(&config)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, config, removes_on_drop: true })
     }
 
     /// Socket inherited from another daemon, which still owns the file.
-    pub(super) fn inherit(config: AttachConfig, listener: UnixListener) -> io::Result<Self> {
+    pub(in crate::daemon) fn inherit(
+        config: AttachConfig,
+        listener: UnixListener,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { listener, config, removes_on_drop: false })
     }
@@ -86,7 +89,7 @@ impl Drop for BoundSocket {
 }
 
 /// Thread that accepts applications.
-pub(super) struct AttachListener {
+pub(in crate::daemon) struct AttachListener {
     stop: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,7 +97,7 @@ pub(super) struct AttachListener {
 impl AttachListener {
     /// Starts the thread, which accepts from the first message on `may_begin`. If the sender is
     /// dropped instead, the socket is left to its owner.
-    pub(super) fn open(
+    pub(in crate::daemon) fn open(
         mut socket: BoundSocket,
         cores: Arc<Cores>,
         log: Log,

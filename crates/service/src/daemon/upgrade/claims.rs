@@ -12,20 +12,20 @@ use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
-use super::commands::SocketServer;
-use super::ids::{NO_APP, SocketKey};
-use super::snapshot::{ClaimSnapshot, InvalidSnapshot, ProtocolSnapshot};
+use crate::daemon::core::commands::SocketServer;
+use crate::daemon::ids::{NO_APP, SocketKey};
+use crate::daemon::upgrade::snapshot::{ClaimSnapshot, InvalidSnapshot, ProtocolSnapshot};
 
 /// Port claims of a daemon's sockets, without duplicates.
 #[derive(Default)]
-pub(super) struct ClaimTable<'c> {
+pub(in crate::daemon) struct ClaimTable<'c> {
     indices: HashMap<*const PortClaim, u32>,
     claims: Vec<&'c PortClaim>,
 }
 
 impl<'c> ClaimTable<'c> {
     /// Index of a claim, which is added if it is new.
-    pub(super) fn index_of(&mut self, claim: &'c Arc<PortClaim>) -> u32 {
+    pub(in crate::daemon) fn index_of(&mut self, claim: &'c Arc<PortClaim>) -> u32 {
         let next = self.claims.len() as u32;
         *self.indices.entry(Arc::as_ptr(claim)).or_insert_with(|| {
             self.claims.push(claim);
@@ -37,7 +37,7 @@ impl<'c> ClaimTable<'c> {
     ///
     /// # Errors
     /// When no file descriptor is left in the process.
-    pub(super) fn save(self) -> io::Result<Vec<(ClaimSnapshot, Option<OwnedFd>)>> {
+    pub(in crate::daemon) fn save(self) -> io::Result<Vec<(ClaimSnapshot, Option<OwnedFd>)>> {
         let save = |claim: &PortClaim| {
             let kernel = claim.kernel_socket().map(|fd| fd.try_clone_to_owned()).transpose()?;
             let (protocol, _) = claim.local_port();
@@ -57,7 +57,7 @@ impl<'c> ClaimTable<'c> {
 }
 
 /// Port claims of the previous daemon, and the sockets and connections they belong to, by index.
-pub(super) struct RestoredClaims {
+pub(in crate::daemon) struct RestoredClaims {
     claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
     sockets: Vec<(SocketKey, u32)>,
     closing: Vec<(TcpId, u32)>,
@@ -66,7 +66,7 @@ pub(super) struct RestoredClaims {
 impl RestoredClaims {
     /// # Errors
     /// [`InvalidSnapshot`] when a claim's index is out of range.
-    pub(super) fn new(
+    pub(in crate::daemon) fn new(
         claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
         sockets: Vec<(SocketKey, u32)>,
         closing: Vec<(TcpId, u32)>,
@@ -85,7 +85,7 @@ impl SocketServer {
     ///
     /// # Errors
     /// When the device rejects a steering rule.
-    pub(super) fn restore_claims(&mut self, restored: RestoredClaims) -> io::Result<()> {
+    pub(in crate::daemon) fn restore_claims(&mut self, restored: RestoredClaims) -> io::Result<()> {
         if !self.claims.shares_kernel_addresses() {
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl SocketServer {
     ///
     /// # Errors
     /// When a port belongs to another core.
-    pub(super) fn claim_all_among_cores(&mut self) -> io::Result<()> {
+    pub(in crate::daemon) fn claim_all_among_cores(&mut self) -> io::Result<()> {
         if self.claims.shares_kernel_addresses() {
             return Ok(());
         }

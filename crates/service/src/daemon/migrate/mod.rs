@@ -2,20 +2,24 @@
 //!
 //! Frames for their ports are parked meanwhile, so nothing is lost or reordered.
 
+pub(super) mod balancer;
+mod port_query;
+pub(super) mod sets;
+
 use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use tidegate_stack::SocketSelection;
 
-use super::ids::{AppNumber, NO_APP, SocketKey, StackSocketId};
-use super::inbox::CoreMessage;
-use super::migration_set::{
+use crate::daemon::core::NetworkCore;
+use crate::daemon::core::inbox::CoreMessage;
+use crate::daemon::ids::{AppNumber, NO_APP, SocketKey, StackSocketId};
+use crate::daemon::migrate::sets::{
     AppGroups, Constraint, Constraints, MigrationBatch, MigrationSet, SocketIdMap,
 };
-use super::network_core::NetworkCore;
-use super::socket::AppSocket;
-use super::transfer::{SearchTarget, TransferRequest, answer, find_by_token};
+use crate::daemon::socket::AppSocket;
+use crate::daemon::transfer::request::{SearchTarget, TransferRequest, answer, find_by_token};
 use crate::ipc::handshake::TransferOperation;
 
 /// Maximum rounds in which a core processes frames received before its ports were parked: more
@@ -27,7 +31,7 @@ const SOCKET_SEARCH_LAPS: usize = 8;
 
 impl NetworkCore {
     /// Sets of applications that can migrate independently, with all sockets.
-    pub(super) fn migration_sets(&self) -> Vec<MigrationSet> {
+    pub(in crate::daemon) fn migration_sets(&self) -> Vec<MigrationSet> {
         let mut groups = AppGroups::new(self.apps.len());
         let (mut ties, mut ports) = (self.constraints(), HashMap::new());
         for (_, socket) in self.server.sockets.entries() {
@@ -61,7 +65,7 @@ impl NetworkCore {
     }
 
     /// Migration set of a socket.
-    pub(super) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
+    pub(in crate::daemon) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
         let set = self.migration_sets().into_iter().find(|set| set.sockets.contains(&key));
         set.unwrap_or_else(|| {
             // The socket is in transit, and its port has no other sockets than such.
@@ -95,7 +99,7 @@ impl NetworkCore {
 
     /// Moves applications to another core that cause up to `busy_permille` of this core's load;
     /// at least one migration set in any case.
-    pub(super) fn move_load(&mut self, to: usize, busy_permille: u32) -> io::Result<()> {
+    pub(in crate::daemon) fn move_load(&mut self, to: usize, busy_permille: u32) -> io::Result<()> {
         let work = |core: &Self, set: &MigrationSet| -> u64 {
             let apps = set.apps.iter().filter_map(|&app| core.apps.get(app as usize)?.as_ref());
             apps.map(|app| app.recent_work).sum::<u64>() + 1
@@ -122,7 +126,7 @@ impl NetworkCore {
     }
 
     /// Migrates the application of a process to another core, with its migration set.
-    pub(super) fn migrate_process(&mut self, pid: u32, to: usize) -> io::Result<()> {
+    pub(in crate::daemon) fn migrate_process(&mut self, pid: u32, to: usize) -> io::Result<()> {
         let is_it = |&app: &AppNumber| {
             let app = self.apps.get(app as usize).and_then(Option::as_ref);
             app.is_some_and(|app| app.identity.pid == pid)
@@ -134,7 +138,7 @@ impl NetworkCore {
     }
 
     /// Migrates a set of applications to another core.
-    pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
+    pub(in crate::daemon) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
         let to = cores.migration_target(to);
@@ -216,7 +220,7 @@ impl NetworkCore {
     }
 
     /// Inserts a batch of applications from another core.
-    pub(super) fn insert_batch(&mut self, batch: MigrationBatch) -> io::Result<()> {
+    pub(in crate::daemon) fn insert_batch(&mut self, batch: MigrationBatch) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
         let MigrationBatch {
@@ -303,7 +307,7 @@ impl NetworkCore {
 
     /// Migrates everything to another core. Returns the number of applications and sockets still
     /// here: the other core may have no space for them, and send them back.
-    pub(super) fn migrate_all(&mut self, to: usize) -> io::Result<usize> {
+    pub(in crate::daemon) fn migrate_all(&mut self, to: usize) -> io::Result<usize> {
         let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
         let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();
         let sockets = self.server.sockets.keys();
@@ -322,7 +326,10 @@ impl NetworkCore {
 impl NetworkCore {
     /// Handles a transfer request here, or forwards it to the core of its application. A socket
     /// to be received migrates to the application's core first.
-    pub(super) fn handle_transfer(&mut self, request: TransferRequest) -> io::Result<()> {
+    pub(in crate::daemon) fn handle_transfer(
+        &mut self,
+        request: TransferRequest,
+    ) -> io::Result<()> {
         let (count, own, hops) = (self.cores.count(), self.index, request.hops);
         let is_here = find_by_token(&mut self.apps, request.token).is_some();
         let is_take = matches!(request.operation, TransferOperation::Receive(_));
@@ -376,7 +383,7 @@ mod tests {
 
     use super::*;
     use crate::attachment::Attachment;
-    use crate::daemon::load::FULL_PERMILLE;
+    use crate::daemon::core::load::FULL_PERMILLE;
     use crate::daemon::{
         AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota, StartOptions, UpgradeMode,
     };

@@ -10,41 +10,41 @@ use tidegate_device::sharded::{FlowSteering, LocalPort};
 use tidegate_engine::PortClaim;
 use tidegate_stack::{ExtractedSockets, MigrationMap, TcpId};
 
-use super::application::Application;
-use super::ids::{AppNumber, SocketKey, StackSocketId};
-use super::socket::AppSocket;
-use super::transfer_table::{FdCookie, SocketTransfer};
+use crate::daemon::application::Application;
+use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
+use crate::daemon::socket::AppSocket;
+use crate::daemon::transfer::table::{FdCookie, SocketTransfer};
 
 /// Applications in migration between two cores, with all they hold.
-pub(super) struct MigrationBatch {
+pub(in crate::daemon) struct MigrationBatch {
     /// Applications, with their index on the previous core.
-    pub(super) apps: Vec<(AppNumber, Box<Application>)>,
+    pub(in crate::daemon) apps: Vec<(AppNumber, Box<Application>)>,
     /// Sockets, with their key on the previous core.
-    pub(super) sockets: Vec<(SocketKey, Box<AppSocket>)>,
-    pub(super) stack: ExtractedSockets,
+    pub(in crate::daemon) sockets: Vec<(SocketKey, Box<AppSocket>)>,
+    pub(in crate::daemon) stack: ExtractedSockets,
     /// Local ports, with the number of claims of each.
-    pub(super) ports: Vec<(LocalPort, u32)>,
+    pub(in crate::daemon) ports: Vec<(LocalPort, u32)>,
     /// Closed connections that have not ended yet.
-    pub(super) closing: Vec<(TcpId, Arc<PortClaim>)>,
+    pub(in crate::daemon) closing: Vec<(TcpId, Arc<PortClaim>)>,
     /// Transfers in transit of these sockets.
-    pub(super) transfers: Vec<(FdCookie, SocketTransfer)>,
+    pub(in crate::daemon) transfers: Vec<(FdCookie, SocketTransfer)>,
     /// Previous core.
-    pub(super) from_core: usize,
+    pub(in crate::daemon) from_core: usize,
     /// The target core has sent the batch back.
-    pub(super) is_returned: bool,
+    pub(in crate::daemon) is_returned: bool,
 }
 
 /// Applications that must be on one core, and what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct MigrationSet {
-    pub(super) apps: Vec<AppNumber>,
-    pub(super) sockets: Vec<SocketKey>,
-    pub(super) ports: Vec<LocalPort>,
+pub(in crate::daemon) struct MigrationSet {
+    pub(in crate::daemon) apps: Vec<AppNumber>,
+    pub(in crate::daemon) sockets: Vec<SocketKey>,
+    pub(in crate::daemon) ports: Vec<LocalPort>,
 }
 
 /// Constraint that keeps sockets on one core together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Constraint {
+pub(in crate::daemon) enum Constraint {
     /// Port that belongs to a single core.
     Port(LocalPort),
     /// Claim of a port that several cores may have: connections stay with the listener that
@@ -53,7 +53,7 @@ pub(super) enum Constraint {
 }
 
 impl Constraint {
-    pub(super) fn port(self) -> LocalPort {
+    pub(in crate::daemon) fn port(self) -> LocalPort {
         match self {
             Self::Port(port) | Self::Claim(_, port) => port,
         }
@@ -61,18 +61,18 @@ impl Constraint {
 }
 
 /// Determines the constraints of sockets.
-pub(super) struct Constraints<'c> {
+pub(in crate::daemon) struct Constraints<'c> {
     flow_steering: Option<&'c FlowSteering>,
     /// Answers of the flow steering so far.
     can_be_shared: HashMap<LocalPort, bool>,
 }
 
 impl<'c> Constraints<'c> {
-    pub(super) fn new(flow_steering: Option<&'c FlowSteering>) -> Self {
+    pub(in crate::daemon) fn new(flow_steering: Option<&'c FlowSteering>) -> Self {
         Self { flow_steering, can_be_shared: HashMap::new() }
     }
 
-    pub(super) fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {
+    pub(in crate::daemon) fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {
         let claim = socket.claim.as_ref()?;
         let port = claim.local_port();
         let ask =
@@ -87,15 +87,15 @@ impl<'c> Constraints<'c> {
 }
 
 /// Groups of applications that migrate together (union-find).
-pub(super) struct AppGroups(Vec<AppNumber>);
+pub(in crate::daemon) struct AppGroups(Vec<AppNumber>);
 
 impl AppGroups {
-    pub(super) fn new(apps: usize) -> Self {
+    pub(in crate::daemon) fn new(apps: usize) -> Self {
         Self((0..apps as AppNumber).collect())
     }
 
     /// Number of an application's group.
-    pub(super) fn group_of(&self, app: AppNumber) -> AppNumber {
+    pub(in crate::daemon) fn group_of(&self, app: AppNumber) -> AppNumber {
         let mut root = app;
         while self.0[root as usize] != root {
             root = self.0[root as usize];
@@ -103,7 +103,7 @@ impl AppGroups {
         root
     }
 
-    pub(super) fn merge(&mut self, one: AppNumber, other: AppNumber) {
+    pub(in crate::daemon) fn merge(&mut self, one: AppNumber, other: AppNumber) {
         let (one, other) = (self.group_of(one), self.group_of(other));
         self.0[one.max(other) as usize] = one.min(other);
     }
@@ -111,10 +111,10 @@ impl AppGroups {
 
 /// Socket IDs of one stack, mapped to the IDs in another stack.
 #[derive(Default)]
-pub(super) struct SocketIdMap(HashMap<StackSocketId, StackSocketId>);
+pub(in crate::daemon) struct SocketIdMap(HashMap<StackSocketId, StackSocketId>);
 
 impl SocketIdMap {
-    pub(super) fn new(moved: MigrationMap) -> Self {
+    pub(in crate::daemon) fn new(moved: MigrationMap) -> Self {
         let udp =
             moved.udp.into_iter().map(|(a, b)| (StackSocketId::Udp(a), StackSocketId::Udp(b)));
         let listeners = moved.listeners.into_iter();
@@ -125,11 +125,11 @@ impl SocketIdMap {
         Self(udp.chain(listeners).chain(streams).collect())
     }
 
-    pub(super) fn get(&self, id: StackSocketId) -> Option<StackSocketId> {
+    pub(in crate::daemon) fn get(&self, id: StackSocketId) -> Option<StackSocketId> {
         self.0.get(&id).copied()
     }
 
-    pub(super) fn connection(&self, id: TcpId) -> Option<TcpId> {
+    pub(in crate::daemon) fn connection(&self, id: TcpId) -> Option<TcpId> {
         match self.get(StackSocketId::Stream(id))? {
             StackSocketId::Stream(id) => Some(id),
             _ => None,

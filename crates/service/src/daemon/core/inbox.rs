@@ -7,15 +7,15 @@ use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
 
-use super::application::Application;
-use super::handover::HandoverRequest;
-use super::migration_set::MigrationBatch;
-use super::report::{DaemonReport, GateState};
-use super::transfer::TransferRequest;
+use crate::daemon::application::Application;
+use crate::daemon::migrate::sets::MigrationBatch;
+use crate::daemon::report::{DaemonReport, GateState};
+use crate::daemon::transfer::request::TransferRequest;
+use crate::daemon::upgrade::request::HandoverRequest;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Message to a network core.
-pub(super) enum CoreMessage {
+pub(in crate::daemon) enum CoreMessage {
     /// An application has attached. A fork child searches its parent core by core; the number
     /// counts the cores asked so far.
     Attach(Box<Application>, usize),
@@ -45,31 +45,31 @@ pub(super) enum CoreMessage {
 
 /// Query of a core for a port that another core has.
 #[derive(Clone, Copy)]
-pub(super) struct PortQuery {
-    pub(super) port: LocalPort,
+pub(in crate::daemon) struct PortQuery {
+    pub(in crate::daemon) port: LocalPort,
     /// Sharing under which the application wants the port.
-    pub(super) sharing: PortSharing,
+    pub(in crate::daemon) sharing: PortSharing,
     /// Core of the application when the query started.
-    pub(super) asking_core: usize,
+    pub(in crate::daemon) asking_core: usize,
     /// Takeover token of the application.
-    pub(super) token: TakeoverToken,
+    pub(in crate::daemon) token: TakeoverToken,
     /// A queried core has the port or finds it free, or the asking core can claim it.
-    pub(super) is_resolved: bool,
+    pub(in crate::daemon) is_resolved: bool,
     /// Times that all cores may still be queried.
-    pub(super) laps_left: u32,
+    pub(in crate::daemon) laps_left: u32,
 }
 
 /// Sender to a core's inbox.
 #[derive(Clone)]
-pub(super) struct InboxSender {
-    pub(super) messages: mpsc::Sender<CoreMessage>,
-    pub(super) bell: Arc<Doorbell>,
+pub(in crate::daemon) struct InboxSender {
+    pub(in crate::daemon) messages: mpsc::Sender<CoreMessage>,
+    pub(in crate::daemon) bell: Arc<Doorbell>,
 }
 
 /// Inbox of a core.
-pub(super) struct Inbox {
-    pub(super) messages: mpsc::Receiver<CoreMessage>,
-    pub(super) bell: Arc<Doorbell>,
+pub(in crate::daemon) struct Inbox {
+    pub(in crate::daemon) messages: mpsc::Receiver<CoreMessage>,
+    pub(in crate::daemon) bell: Arc<Doorbell>,
 }
 
 impl InboxSender {
@@ -77,7 +77,7 @@ impl InboxSender {
     ///
     /// # Errors
     /// When no file descriptor is left in the process.
-    pub(super) fn new() -> io::Result<(Self, Inbox)> {
+    pub(in crate::daemon) fn new() -> io::Result<(Self, Inbox)> {
         let (sender, messages) = mpsc::channel();
         let bell = Arc::new(Doorbell::new()?);
         Ok((Self { messages: sender, bell: Arc::clone(&bell) }, Inbox { messages, bell }))
@@ -85,7 +85,7 @@ impl InboxSender {
 
     /// # Errors
     /// When the core has ended.
-    pub(super) fn send(&self, message: CoreMessage) -> io::Result<()> {
+    pub(in crate::daemon) fn send(&self, message: CoreMessage) -> io::Result<()> {
         self.messages.send(message).map_err(|_| io::Error::other("the network core has ended"))?;
         self.bell.ring();
         Ok(())
@@ -95,7 +95,7 @@ impl InboxSender {
     ///
     /// # Errors
     /// When the core has ended.
-    pub(super) fn report(&self) -> io::Result<DaemonReport> {
+    pub(in crate::daemon) fn report(&self) -> io::Result<DaemonReport> {
         let (sender, receiver) = mpsc::channel();
         self.send(CoreMessage::Report(sender))?;
         receiver.recv().map_err(|_| io::Error::other("the network core has ended"))

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidegate_device::sharded::FlowSteering;
 use tidegate_memory::Doorbell;
 
-use super::application::Application;
-use super::inbox::{CoreMessage, InboxSender};
-use super::load::CoreLoad;
-use super::report::DaemonReport;
+use crate::daemon::application::Application;
+use crate::daemon::core::inbox::{CoreMessage, InboxSender};
+use crate::daemon::core::load::CoreLoad;
+use crate::daemon::report::DaemonReport;
 
 /// Attempts to get reports of all cores in which every application occurs exactly once.
 const MAX_REPORT_ATTEMPTS: usize = 1000;
@@ -20,7 +20,7 @@ const MAX_REPORT_ATTEMPTS: usize = 1000;
 const SEARCH_LAPS: usize = 64;
 
 /// Network cores of a daemon. Core 0 is the primary core, which has the device.
-pub(super) struct Cores {
+pub(in crate::daemon) struct Cores {
     inboxes: Vec<InboxSender>,
     loads: Vec<CoreLoad>,
     /// Number of cores that get new applications: the first ones.
@@ -34,7 +34,7 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    pub(super) fn new(
+    pub(in crate::daemon) fn new(
         inboxes: Vec<InboxSender>,
         limits: &RangeInclusive<usize>,
         flow_steering: Option<Arc<FlowSteering>>,
@@ -52,51 +52,51 @@ impl Cores {
     }
 
     /// Doorbell that is rung when an application was detached.
-    pub(super) fn detach_bell(&self) -> &Doorbell {
+    pub(in crate::daemon) fn detach_bell(&self) -> &Doorbell {
         &self.detach_bell
     }
 
     /// Number of cores.
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::daemon) fn count(&self) -> usize {
         self.inboxes.len()
     }
 
     /// Maximum number of hops of a search from core to core.
-    pub(super) fn max_hops(&self) -> usize {
+    pub(in crate::daemon) fn max_hops(&self) -> usize {
         SEARCH_LAPS * self.count()
     }
 
     /// Sender to a core's inbox.
-    pub(super) fn inbox(&self, core: usize) -> &InboxSender {
+    pub(in crate::daemon) fn inbox(&self, core: usize) -> &InboxSender {
         &self.inboxes[core]
     }
 
     /// Load of a core.
-    pub(super) fn load(&self, core: usize) -> &CoreLoad {
+    pub(in crate::daemon) fn load(&self, core: usize) -> &CoreLoad {
         &self.loads[core]
     }
 
     /// Starts or stops gathering: while it lasts, every migration goes to the primary core.
-    pub(super) fn set_gathering(&self, gathers: bool) {
+    pub(in crate::daemon) fn set_gathering(&self, gathers: bool) {
         self.is_gathering.store(gathers, Ordering::SeqCst);
     }
 
     /// Core to which a migration towards `core` goes: the primary core while gathering.
-    pub(super) fn migration_target(&self, core: usize) -> usize {
+    pub(in crate::daemon) fn migration_target(&self, core: usize) -> usize {
         if self.is_gathering() { 0 } else { core }
     }
 
     /// True while everything moves to the primary core.
-    pub(super) fn is_gathering(&self) -> bool {
+    pub(in crate::daemon) fn is_gathering(&self) -> bool {
         self.is_gathering.load(Ordering::SeqCst)
     }
 
-    pub(super) fn flow_steering(&self) -> Option<&FlowSteering> {
+    pub(in crate::daemon) fn flow_steering(&self) -> Option<&FlowSteering> {
         self.flow_steering.as_deref()
     }
 
     /// Sets the number of cores that get new applications.
-    pub(super) fn set_used(&self, used: usize) {
+    pub(in crate::daemon) fn set_used(&self, used: usize) {
         let used = used.min(self.count());
         self.used.store(used, Ordering::Relaxed);
         if let Some(flow_steering) = &self.flow_steering {
@@ -105,12 +105,12 @@ impl Cores {
     }
 
     /// Number of cores that get new applications.
-    pub(super) fn used(&self) -> usize {
+    pub(in crate::daemon) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
     /// Core for a new application: the core with the fewest applications, then the least busy.
-    pub(super) fn least_loaded(&self) -> usize {
+    pub(in crate::daemon) fn least_loaded(&self) -> usize {
         let occupancy = |&core: &usize| {
             let report = self.loads[core].last_report();
             (report.applications, report.busy_permille)
@@ -122,13 +122,13 @@ impl Cores {
     ///
     /// # Errors
     /// When the core has ended.
-    pub(super) fn admit(&self, core: usize, app: Application) -> io::Result<()> {
+    pub(in crate::daemon) fn admit(&self, core: usize, app: Application) -> io::Result<()> {
         self.loads[core].add_applications(1);
         self.inboxes[core].send(CoreMessage::Attach(Box::new(app), 0))
     }
 
     /// Moves the count of one application from one core to another.
-    pub(super) fn recount_application(&self, from: usize, to: usize) {
+    pub(in crate::daemon) fn recount_application(&self, from: usize, to: usize) {
         self.loads[to].add_applications(1);
         self.loads[from].remove_applications(1);
     }
@@ -141,7 +141,7 @@ impl Cores {
     ///
     /// # Errors
     /// When a core has ended.
-    pub(super) fn report(&self) -> io::Result<DaemonReport> {
+    pub(in crate::daemon) fn report(&self) -> io::Result<DaemonReport> {
         let mut attempts_left = MAX_REPORT_ATTEMPTS;
         loop {
             let reports =

@@ -9,11 +9,11 @@ use std::io;
 
 use tidegate_device::sharded::FlowSteering;
 
-use super::ids::AppNumber;
-use super::inbox::{CoreMessage, PortQuery};
-use super::migration_set::MigrationSet;
-use super::network_core::NetworkCore;
-use super::transfer::find_by_token;
+use crate::daemon::core::NetworkCore;
+use crate::daemon::core::inbox::{CoreMessage, PortQuery};
+use crate::daemon::ids::AppNumber;
+use crate::daemon::migrate::sets::MigrationSet;
+use crate::daemon::transfer::request::find_by_token;
 use crate::ipc::command::Command;
 
 /// Times that all cores are queried: the holder of the port may be migrating.
@@ -22,7 +22,7 @@ const QUERY_LAPS: u32 = 64;
 impl NetworkCore {
     /// Queries the other cores for a command's port that one of them has, unless that was done.
     /// Returns true if the command waits for the answer.
-    pub(super) fn query_port(&mut self, number: AppNumber, command: Command) -> bool {
+    pub(in crate::daemon) fn query_port(&mut self, number: AppNumber, command: Command) -> bool {
         let (Some(port), Some(flow_steering)) =
             (command.requested_port(), self.cores.flow_steering())
         else {
@@ -57,7 +57,7 @@ impl NetworkCore {
     }
 
     /// Handles the query of another core, or its own query when all cores have been asked.
-    pub(super) fn on_port_query(&mut self, mut query: PortQuery) -> io::Result<()> {
+    pub(in crate::daemon) fn on_port_query(&mut self, mut query: PortQuery) -> io::Result<()> {
         let Some(flow_steering) = self.cores.flow_steering() else { return Ok(()) };
         let port = query.port;
         query.is_resolved |= flow_steering.is_held_by(self.index, port);

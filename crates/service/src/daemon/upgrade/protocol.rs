@@ -57,23 +57,23 @@ pub struct OutputFds {
 }
 
 /// State and descriptors received from the old daemon.
-pub(super) struct ReceivedState {
-    pub(super) state: Vec<u8>,
-    pub(super) listener: UnixListener,
-    pub(super) output: OutputFds,
-    pub(super) descriptors: Vec<OwnedFd>,
+pub(in crate::daemon) struct ReceivedState {
+    pub(in crate::daemon) state: Vec<u8>,
+    pub(in crate::daemon) listener: UnixListener,
+    pub(in crate::daemon) output: OutputFds,
+    pub(in crate::daemon) descriptors: Vec<OwnedFd>,
 }
 
 /// Connection to the new daemon, at the old daemon (the predecessor).
-pub(super) struct Predecessor(UnixStream);
+pub(in crate::daemon) struct Predecessor(UnixStream);
 
 /// Connection to the old daemon, at the new daemon (the successor).
-pub(super) struct Successor(UnixStream);
+pub(in crate::daemon) struct Successor(UnixStream);
 
 impl Predecessor {
     /// # Errors
     /// When the socket's timeouts cannot be set.
-    pub(super) fn new(connection: UnixStream) -> io::Result<Self> {
+    pub(in crate::daemon) fn new(connection: UnixStream) -> io::Result<Self> {
         connection.set_read_timeout(Some(PEER_TIMEOUT))?;
         connection.set_write_timeout(Some(PEER_TIMEOUT))?;
         Ok(Self(connection))
@@ -83,7 +83,7 @@ impl Predecessor {
     ///
     /// # Errors
     /// When there was no upgrade: the new daemon has failed, or is too slow.
-    pub(super) fn hand_over(
+    pub(in crate::daemon) fn hand_over(
         &mut self,
         state: &[u8],
         listener: &UnixListener,
@@ -106,7 +106,7 @@ impl Predecessor {
 
     /// Aborts the handover, and waits until the new daemon has ended and holds nothing any more.
     /// Returns false if it has not ended in time.
-    pub(super) fn abort(&mut self) -> bool {
+    pub(in crate::daemon) fn abort(&mut self) -> bool {
         // The new daemon may have ended already.
         let _ = self.0.shutdown(std::net::Shutdown::Write);
         let _ = self.0.set_read_timeout(Some(EXIT_TIMEOUT));
@@ -127,7 +127,7 @@ impl Successor {
     ///
     /// # Errors
     /// When no daemon listens there.
-    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+    pub(in crate::daemon) fn connect(path: &Path) -> io::Result<Self> {
         let connection = connect_to_daemon(path)?;
         connection.set_read_timeout(Some(PEER_TIMEOUT))?;
         connection.set_write_timeout(Some(PEER_TIMEOUT))?;
@@ -139,7 +139,7 @@ impl Successor {
     /// # Errors
     /// [`io::ErrorKind::PermissionDenied`] with the daemon's reason when it refuses;
     /// [`io::ErrorKind::InvalidData`] when its answer is malformed.
-    pub(super) fn request_state(&mut self) -> io::Result<ReceivedState> {
+    pub(in crate::daemon) fn request_state(&mut self) -> io::Result<ReceivedState> {
         send_hello(self.0.as_fd(), &Hello::Upgrade)?;
         let mut head = [0; 256];
         let (len, own) = receive_with_fds(self.0.as_fd(), &mut head, MAX_FDS)?;
@@ -180,7 +180,7 @@ impl Successor {
     ///
     /// # Errors
     /// When there is no upgrade: the old daemon continues.
-    pub(super) fn commit(mut self) -> io::Result<()> {
+    pub(in crate::daemon) fn commit(mut self) -> io::Result<()> {
         self.0.write_all(&[READY])?;
         expect_byte(&mut self.0, GO)
     }

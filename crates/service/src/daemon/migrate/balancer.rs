@@ -6,9 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::cores::Cores;
-use super::inbox::CoreMessage;
-use super::load::{FULL_PERMILLE, LastReport};
+use crate::daemon::core::cores::Cores;
+use crate::daemon::core::inbox::CoreMessage;
+use crate::daemon::core::load::{FULL_PERMILLE, LastReport};
 
 /// Sampling interval of the cores' load.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
@@ -89,13 +89,16 @@ impl BalancePolicy {
 }
 
 /// Thread that balances the cores of a daemon.
-pub(super) struct Balancer {
+pub(in crate::daemon) struct Balancer {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Balancer {
-    pub(super) fn start(cores: Arc<Cores>, limits: RangeInclusive<usize>) -> std::io::Result<Self> {
+    pub(in crate::daemon) fn start(
+        cores: Arc<Cores>,
+        limits: RangeInclusive<usize>,
+    ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let run = move || {
             let mut policy = BalancePolicy::new(limits);
@@ -104,7 +107,7 @@ impl Balancer {
                 let step = policy.on_sample(&sample_loads(&cores, &mut previous_reports));
                 cores.set_used(policy.used_cores);
                 if let Some(MoveLoad { from, to, busy_permille }) = step {
-                    // A core that has ended is found out by [`super::Daemon::is_running`].
+                    // A core that has ended is found out by [`crate::daemon::Daemon::is_running`].
                     let _ = cores.inbox(from).send(CoreMessage::MoveLoad { to, busy_permille });
                 }
             }

@@ -4,11 +4,14 @@ use tidegate_engine::Engine;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::{Shutdown, TcpError, TcpState};
 
-use super::socket::{AppSocket, PollResult, SocketKind, TcpEndpoint};
+use crate::daemon::socket::{AppSocket, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
 impl AppSocket {
-    pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(in crate::daemon) fn poll_stream(
+        &mut self,
+        engine: &mut Engine,
+    ) -> Result<PollResult, PeerError> {
         let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;

@@ -10,23 +10,23 @@ use tidegate_engine::{Engine, InheritedDevice};
 use tidegate_memory::shared::Region;
 use tidegate_stack::{StackSnapshot, TcpId};
 
-use super::application::Application;
-use super::claims::{ClaimTable, RestoredClaims};
-use super::commands::SocketServer;
-use super::ids::{AppNumber, Holder, SocketKey};
-use super::quota::AppSettings;
-use super::snapshot::{
+use crate::daemon::application::Application;
+use crate::daemon::core::commands::SocketServer;
+use crate::daemon::ids::{AppNumber, Holder, SocketKey};
+use crate::daemon::quota::AppSettings;
+use crate::daemon::socket::AppSocket;
+use crate::daemon::socket::table::SocketTable;
+#[cfg(doc)]
+use crate::daemon::transfer::table::TransferTable;
+use crate::daemon::upgrade::claims::{ClaimTable, RestoredClaims};
+use crate::daemon::upgrade::snapshot::{
     ClaimSnapshot, DaemonSnapshot, DeviceSnapshot, InvalidSnapshot, TransferSnapshot,
 };
-use super::socket::AppSocket;
-use super::socket_table::SocketTable;
-#[cfg(doc)]
-use super::transfer_table::TransferTable;
 use crate::ipc::layout::{Geometry, SharedMemory};
 
 /// File descriptors that belong to a [`DaemonSnapshot`].
 #[derive(Default)]
-pub(super) struct StateFds {
+pub(in crate::daemon) struct StateFds {
     memories: Vec<SharedMemory>,
     connections: Vec<Arc<OwnedFd>>,
     /// Kernel sockets of the port claims, then the descriptor left of the device.
@@ -38,7 +38,7 @@ const FDS_PER_MEMORY: usize = 2;
 
 impl StateFds {
     /// All descriptors, in the order in which [`restore`] takes them.
-    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+    pub(in crate::daemon) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let memories = self.memories.iter().flat_map(SharedMemory::regions).map(AsFd::as_fd);
         let connections = self.connections.iter().map(AsFd::as_fd);
         memories.chain(connections).chain(self.claims_and_device.iter().map(AsFd::as_fd)).collect()
@@ -59,7 +59,7 @@ impl StateFds {
 ///
 /// # Errors
 /// When no file descriptor is left in the process.
-pub(super) fn save(
+pub(in crate::daemon) fn save(
     stack: StackSnapshot,
     host: &mut SocketServer,
     apps: &mut [Option<Box<Application>>],
@@ -129,11 +129,11 @@ fn device_handover(engine: &Engine) -> Option<(DeviceSnapshot, BorrowedFd<'_>)> 
 }
 
 /// Restored parts of a core besides its engine.
-pub(super) struct RestoredCore {
-    pub(super) apps: Vec<Option<Box<Application>>>,
-    pub(super) sockets: SocketTable,
-    pub(super) transfers: Vec<TransferSnapshot>,
-    pub(super) claims: RestoredClaims,
+pub(in crate::daemon) struct RestoredCore {
+    pub(in crate::daemon) apps: Vec<Option<Box<Application>>>,
+    pub(in crate::daemon) sockets: SocketTable,
+    pub(in crate::daemon) transfers: Vec<TransferSnapshot>,
+    pub(in crate::daemon) claims: RestoredClaims,
 }
 
 /// Restores a core from a snapshot of another daemon. Also returns the snapshot of the stack,
@@ -141,7 +141,7 @@ pub(super) struct RestoredCore {
 ///
 /// # Errors
 /// [`InvalidSnapshot`], and errors of the kernel when it maps the memory.
-pub(super) fn restore(
+pub(in crate::daemon) fn restore(
     state: DaemonSnapshot,
     descriptors: Vec<OwnedFd>,
     settings: AppSettings,
@@ -269,11 +269,11 @@ mod tests {
     use super::*;
     use crate::daemon::fuzz;
     use crate::daemon::ids::{Identity, PayloadBytes};
-    use crate::daemon::snapshot::{
+    use crate::daemon::transfer::table::{FdCookie, IN_TRANSIT, SocketTransfer, TransferTable};
+    use crate::daemon::upgrade::snapshot::{
         ApplicationSnapshot, DatagramSnapshot, EntrySnapshot, KindSnapshot, ProtocolSnapshot,
         SocketSnapshot,
     };
-    use crate::daemon::transfer_table::{FdCookie, IN_TRANSIT, SocketTransfer, TransferTable};
     use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
     use crate::ipc::status::{SocketState, Status};
 

@@ -13,11 +13,11 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use super::application::Application;
-use super::commands::SocketServer;
-use super::ids::{AppNumber, Holder, NO_APP, SocketKey};
-use super::socket::SocketKind;
-use super::transfer_table::{FdCookie, IN_TRANSIT, SocketTransfer, TRANSFER_TIMEOUT_NS};
+use crate::daemon::application::Application;
+use crate::daemon::core::commands::SocketServer;
+use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
+use crate::daemon::socket::SocketKind;
+use crate::daemon::transfer::table::{FdCookie, IN_TRANSIT, SocketTransfer, TRANSFER_TIMEOUT_NS};
 use crate::ipc::command::Handle;
 use crate::ipc::handshake::{Shard, TransferOperation};
 use crate::ipc::notification::OpenedSocket;
@@ -28,25 +28,25 @@ use crate::ipc::transfer_reply::{TransferReply, TransferredType, send_outcome};
 const MAX_TRANSFERS_PER_USER: usize = 4096;
 
 /// Request of an application that presents a descriptor.
-pub(super) struct TransferRequest {
+pub(in crate::daemon) struct TransferRequest {
     /// Connection on which the request is answered.
-    pub(super) connection: UnixStream,
+    pub(in crate::daemon) connection: UnixStream,
     /// Takeover token of the application.
-    pub(super) token: TakeoverToken,
-    pub(super) operation: TransferOperation,
+    pub(in crate::daemon) token: TakeoverToken,
+    pub(in crate::daemon) operation: TransferOperation,
     /// Presented descriptor.
-    pub(super) descriptor: OwnedFd,
+    pub(in crate::daemon) descriptor: OwnedFd,
     /// Kernel's socket cookie of the descriptor.
-    pub(super) cookie: u64,
+    pub(in crate::daemon) cookie: u64,
     /// Current target of the search among the cores.
-    pub(super) search: SearchTarget,
+    pub(in crate::daemon) search: SearchTarget,
     /// Cores that have had the request.
-    pub(super) hops: usize,
+    pub(in crate::daemon) hops: usize,
 }
 
 impl TransferRequest {
     /// Descriptor cookie and shard of the socket concerned.
-    pub(super) fn fd_cookie(&self) -> FdCookie {
+    pub(in crate::daemon) fn fd_cookie(&self) -> FdCookie {
         let shard = match self.operation {
             TransferOperation::Send(_, Shard { index, .. })
             | TransferOperation::ReservePort(Shard { index, .. }) => index,
@@ -58,7 +58,7 @@ impl TransferRequest {
 
 /// Target of the search from core to core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SearchTarget {
+pub(in crate::daemon) enum SearchTarget {
     /// The core of the application, which executes the request.
     Application,
     /// The core of the socket, which migrates to the application's core.
@@ -72,12 +72,15 @@ pub(super) enum SearchTarget {
 
 type Applications = [Option<Box<Application>>];
 
-pub(super) fn answer(connection: &UnixStream, outcome: io::Result<Option<TransferReply>>) {
+pub(in crate::daemon) fn answer(
+    connection: &UnixStream,
+    outcome: io::Result<Option<TransferReply>>,
+) {
     // The process may be gone, and the socket with it soon.
     let _ = send_outcome(connection.as_fd(), outcome.map_err(|error| error.kind()));
 }
 
-pub(super) fn find_by_token(
+pub(in crate::daemon) fn find_by_token(
     apps: &mut Applications,
     token: TakeoverToken,
 ) -> Option<(AppNumber, &mut Application)> {
@@ -90,7 +93,7 @@ pub(super) fn find_by_token(
 
 impl SocketServer {
     /// Executes a transfer request and answers it. Returns the socket to poll next, if any.
-    pub(super) fn handle_transfer(
+    pub(in crate::daemon) fn handle_transfer(
         &mut self,
         apps: &mut Applications,
         request: TransferRequest,
@@ -169,7 +172,7 @@ impl SocketServer {
 
     /// Makes a listener available to the other holders of its kernel socket: an application that
     /// presents the kernel socket and listens on it receives the listener.
-    pub(super) fn share_listener(
+    pub(in crate::daemon) fn share_listener(
         &mut self,
         app: &Application,
         key: SocketKey,
@@ -259,7 +262,7 @@ impl SocketServer {
     }
 
     /// Closes sockets whose transfer has expired. Returns the sockets to poll.
-    pub(super) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
+    pub(in crate::daemon) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
         let late = |(&fd_cookie, transfer): (&FdCookie, &SocketTransfer)| {
             (transfer.is_in_transit() && transfer.expires_ns <= now_ns).then_some(fd_cookie)
         };

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const LOAD_WINDOW_NS: u64 = 10_000_000;
 
 /// Load of a core that is busy all the time, in permille.
-pub(super) const FULL_PERMILLE: u32 = 1000;
+pub(in crate::daemon) const FULL_PERMILLE: u32 = 1000;
 
 /// Load of a core, as other threads see it.
 #[derive(Default)]
-pub(super) struct CoreLoad {
+pub(in crate::daemon) struct CoreLoad {
     busy_permille: AtomicU32,
     /// Number of reports: a core that sleeps publishes none.
     reports: AtomicU64,
@@ -20,19 +20,19 @@ pub(super) struct CoreLoad {
 
 /// Last report of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LastReport {
+pub(in crate::daemon) struct LastReport {
     /// Share of its time in which the core was busy, in permille.
-    pub(super) busy_permille: u32,
+    pub(in crate::daemon) busy_permille: u32,
     /// Number of reports so far.
-    pub(super) reports: u64,
+    pub(in crate::daemon) reports: u64,
     /// Applications served, or on their way to this core.
-    pub(super) applications: u32,
+    pub(in crate::daemon) applications: u32,
     /// Sets of applications that can migrate independently.
-    pub(super) migration_sets: u32,
+    pub(in crate::daemon) migration_sets: u32,
 }
 
 impl CoreLoad {
-    pub(super) fn last_report(&self) -> LastReport {
+    pub(in crate::daemon) fn last_report(&self) -> LastReport {
         LastReport {
             busy_permille: self.busy_permille.load(Ordering::Relaxed),
             reports: self.reports.load(Ordering::Relaxed),
@@ -42,16 +42,16 @@ impl CoreLoad {
     }
 
     /// Adds applications that are here or on their way here.
-    pub(super) fn add_applications(&self, count: usize) {
+    pub(in crate::daemon) fn add_applications(&self, count: usize) {
         self.applications.fetch_add(count as u32, Ordering::SeqCst);
     }
 
     /// Removes applications.
-    pub(super) fn remove_applications(&self, count: usize) {
+    pub(in crate::daemon) fn remove_applications(&self, count: usize) {
         self.applications.fetch_sub(count as u32, Ordering::SeqCst);
     }
 
-    pub(super) fn set_migration_sets(&self, count: usize) {
+    pub(in crate::daemon) fn set_migration_sets(&self, count: usize) {
         self.migration_sets.store(count as u32, Ordering::Relaxed);
     }
 
@@ -63,7 +63,7 @@ impl CoreLoad {
 
 /// Measures the share of time in which a core is busy.
 #[derive(Default)]
-pub(super) struct LoadMeter {
+pub(in crate::daemon) struct LoadMeter {
     began_ns: u64,
     last_ns: u64,
     busy_ns: u64,
@@ -72,7 +72,7 @@ pub(super) struct LoadMeter {
 
 impl LoadMeter {
     /// Starts a round. Returns true at the end of a window, with the result published in `load`.
-    pub(super) fn on_round(&mut self, now_ns: u64, load: &CoreLoad) -> bool {
+    pub(in crate::daemon) fn on_round(&mut self, now_ns: u64, load: &CoreLoad) -> bool {
         if self.was_busy {
             self.busy_ns += now_ns.saturating_sub(self.last_ns);
         }
@@ -88,7 +88,7 @@ impl LoadMeter {
     }
 
     /// Records if the round found work.
-    pub(super) fn set_busy(&mut self, busy: bool) {
+    pub(in crate::daemon) fn set_busy(&mut self, busy: bool) {
         self.was_busy = busy;
     }
 }

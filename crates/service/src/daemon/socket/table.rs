@@ -4,23 +4,23 @@ use std::collections::HashMap;
 
 use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
 
-use super::ids::{SocketKey, StackSocketId};
-use super::socket::AppSocket;
+use crate::daemon::ids::{SocketKey, StackSocketId};
+use crate::daemon::socket::AppSocket;
 
 /// Sockets of all applications, by key.
 #[derive(Default)]
-pub(super) struct SocketTable {
+pub(in crate::daemon) struct SocketTable {
     slots: Vec<Option<Box<AppSocket>>>,
     free_keys: Vec<SocketKey>,
 }
 
 impl SocketTable {
-    pub(super) fn insert(&mut self, socket: AppSocket) -> SocketKey {
+    pub(in crate::daemon) fn insert(&mut self, socket: AppSocket) -> SocketKey {
         self.insert_boxed(Box::new(socket))
     }
 
     /// Like [`SocketTable::insert`], for a socket from another core.
-    pub(super) fn insert_boxed(&mut self, socket: Box<AppSocket>) -> SocketKey {
+    pub(in crate::daemon) fn insert_boxed(&mut self, socket: Box<AppSocket>) -> SocketKey {
         let key = self.free_keys.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as SocketKey
@@ -30,7 +30,7 @@ impl SocketTable {
     }
 
     /// Restores the table with the same keys.
-    pub(super) fn restore(sockets: Vec<Option<AppSocket>>) -> Self {
+    pub(in crate::daemon) fn restore(sockets: Vec<Option<AppSocket>>) -> Self {
         let is_free = |(key, socket): (usize, &Option<AppSocket>)| {
             socket.is_none().then_some(key as SocketKey)
         };
@@ -39,30 +39,30 @@ impl SocketTable {
     }
 
     /// All slots, in the order of their keys.
-    pub(super) fn all(&self) -> impl Iterator<Item = Option<&AppSocket>> {
+    pub(in crate::daemon) fn all(&self) -> impl Iterator<Item = Option<&AppSocket>> {
         self.slots.iter().map(Option::as_deref)
     }
 
     /// All sockets with their keys.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (SocketKey, &AppSocket)> {
+    pub(in crate::daemon) fn entries(&self) -> impl Iterator<Item = (SocketKey, &AppSocket)> {
         let all = self.slots.iter().enumerate();
         all.filter_map(|(key, socket)| Some((key as SocketKey, socket.as_deref()?)))
     }
 
     /// Keys of all sockets.
-    pub(super) fn keys(&self) -> Vec<SocketKey> {
+    pub(in crate::daemon) fn keys(&self) -> Vec<SocketKey> {
         self.entries().map(|(key, _)| key).collect()
     }
 
-    pub(super) fn get(&self, key: SocketKey) -> Option<&AppSocket> {
+    pub(in crate::daemon) fn get(&self, key: SocketKey) -> Option<&AppSocket> {
         self.slots.get(key as usize)?.as_deref()
     }
 
-    pub(super) fn get_mut(&mut self, key: SocketKey) -> Option<&mut AppSocket> {
+    pub(in crate::daemon) fn get_mut(&mut self, key: SocketKey) -> Option<&mut AppSocket> {
         self.slots.get_mut(key as usize)?.as_deref_mut()
     }
 
-    pub(super) fn remove(&mut self, key: SocketKey) -> Option<Box<AppSocket>> {
+    pub(in crate::daemon) fn remove(&mut self, key: SocketKey) -> Option<Box<AppSocket>> {
         let socket = self.slots.get_mut(key as usize)?.take()?;
         self.free_keys.push(key);
         Some(socket)
@@ -71,7 +71,7 @@ impl SocketTable {
 
 /// Keys of the application sockets by the stack's socket IDs.
 #[derive(Default)]
-pub(super) struct SocketIndex {
+pub(in crate::daemon) struct SocketIndex {
     udp: HashMap<UdpId, SocketKey>,
     listeners: HashMap<TcpListenerId, SocketKey>,
     /// By the slots of connections, which are small numbers.
@@ -79,7 +79,7 @@ pub(super) struct SocketIndex {
 }
 
 impl SocketIndex {
-    pub(super) fn insert(&mut self, id: StackSocketId, key: SocketKey) {
+    pub(in crate::daemon) fn insert(&mut self, id: StackSocketId, key: SocketKey) {
         match id {
             StackSocketId::Udp(id) => {
                 self.udp.insert(id, key);
@@ -97,7 +97,7 @@ impl SocketIndex {
         }
     }
 
-    pub(super) fn remove(&mut self, id: StackSocketId) {
+    pub(in crate::daemon) fn remove(&mut self, id: StackSocketId) {
         match id {
             StackSocketId::Udp(id) => {
                 self.udp.remove(&id);
@@ -116,7 +116,7 @@ impl SocketIndex {
     }
 
     /// Key of the socket that an event concerns.
-    pub(super) fn of_event(&self, event: Event) -> Option<SocketKey> {
+    pub(in crate::daemon) fn of_event(&self, event: Event) -> Option<SocketKey> {
         match event {
             Event::UdpReadable(id) | Event::UdpError(id) => self.udp.get(&id).copied(),
             Event::TcpAcceptable(id) => self.listeners.get(&id).copied(),

@@ -4,11 +4,11 @@ use tidegate_engine::Engine;
 use tidegate_memory::Arena;
 use tidegate_stack::Datagram;
 
-use super::snapshot::DatagramSnapshot;
+use crate::daemon::upgrade::snapshot::DatagramSnapshot;
 use crate::ipc::datagram::DatagramHeader;
 
 /// Datagram that found no space in the application's stream.
-pub(super) enum PendingDatagram {
+pub(in crate::daemon) enum PendingDatagram {
     /// In the frame that was received.
     Frame(Datagram),
     /// Copied out of its frame, for a migration or a handover.
@@ -16,7 +16,7 @@ pub(super) enum PendingDatagram {
 }
 
 impl PendingDatagram {
-    pub(super) fn header(&self, len: usize) -> DatagramHeader {
+    pub(in crate::daemon) fn header(&self, len: usize) -> DatagramHeader {
         let (remote, local) = match self {
             Self::Frame(datagram) => (datagram.remote, datagram.local),
             Self::Copy(saved) => (saved.remote, saved.local),
@@ -24,7 +24,7 @@ impl PendingDatagram {
         DatagramHeader { len, remote: Some(remote), local: Some(local) }
     }
 
-    pub(super) fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
+    pub(in crate::daemon) fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
         match self {
             Self::Frame(datagram) => datagram.bytes(arena),
             Self::Copy(saved) => &saved.bytes,
@@ -32,13 +32,13 @@ impl PendingDatagram {
     }
 
     /// Frees the frame.
-    pub(super) fn release(self, arena: &mut Arena) {
+    pub(in crate::daemon) fn release(self, arena: &mut Arena) {
         if let Self::Frame(datagram) = self {
             datagram.release(arena);
         }
     }
 
-    pub(super) fn save(&self, engine: &mut Engine) -> DatagramSnapshot {
+    pub(in crate::daemon) fn save(&self, engine: &mut Engine) -> DatagramSnapshot {
         match self {
             Self::Frame(datagram) => DatagramSnapshot {
                 remote: datagram.remote,

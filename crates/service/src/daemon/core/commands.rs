@@ -10,11 +10,11 @@ use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{Engine, PortClaim, PortClaims};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
-use super::application::{Application, ProtocolError};
-use super::ids::{AppNumber, Holder, SocketKey, StackSocketId};
-use super::socket::{AppSocket, SocketKind};
-use super::socket_table::{SocketIndex, SocketTable};
-use super::transfer_table::TransferTable;
+use crate::daemon::application::{Application, ProtocolError};
+use crate::daemon::ids::{AppNumber, Holder, SocketKey, StackSocketId};
+use crate::daemon::socket::table::{SocketIndex, SocketTable};
+use crate::daemon::socket::{AppSocket, SocketKind};
+use crate::daemon::transfer::table::TransferTable;
 use crate::ipc::command::{Command, Handle, Tag};
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::{AddressInfo, Notification, OpenedSocket};
@@ -24,18 +24,18 @@ use crate::ipc::share_group::port_sharing;
 const MAX_BACKLOG: u32 = 65_535;
 
 /// Engine of a network core, and the application sockets served from it.
-pub(super) struct SocketServer {
-    pub(super) engine: Engine,
-    pub(super) claims: PortClaims,
-    pub(super) sockets: SocketTable,
-    pub(super) socket_index: SocketIndex,
-    pub(super) transfers: TransferTable,
+pub(in crate::daemon) struct SocketServer {
+    pub(in crate::daemon) engine: Engine,
+    pub(in crate::daemon) claims: PortClaims,
+    pub(in crate::daemon) sockets: SocketTable,
+    pub(in crate::daemon) socket_index: SocketIndex,
+    pub(in crate::daemon) transfers: TransferTable,
     /// Ended sockets whose holders have not released their slots yet.
-    pub(super) ended: Vec<AppSocket>,
+    pub(in crate::daemon) ended: Vec<AppSocket>,
 }
 
 impl SocketServer {
-    pub(super) fn new(engine: Engine, claims: PortClaims) -> Self {
+    pub(in crate::daemon) fn new(engine: Engine, claims: PortClaims) -> Self {
         Self {
             engine,
             claims,
@@ -69,7 +69,7 @@ impl SocketServer {
     }
 
     /// Gives a fork child the sockets of its parent, without sockets the parent has closed.
-    pub(super) fn inherit(
+    pub(in crate::daemon) fn inherit(
         &mut self,
         number: AppNumber,
         child: &mut Application,
@@ -87,7 +87,7 @@ impl SocketServer {
     }
 
     /// Removes an application from the holders of a shared socket.
-    pub(super) fn leave_socket(
+    pub(in crate::daemon) fn leave_socket(
         &mut self,
         number: AppNumber,
         app: &mut Application,
@@ -99,7 +99,7 @@ impl SocketServer {
     }
 
     /// Executes a command. Returns the socket to poll next, if any.
-    pub(super) fn execute(
+    pub(in crate::daemon) fn execute(
         &mut self,
         number: AppNumber,
         app: &mut Application,
@@ -341,7 +341,7 @@ impl SocketServer {
     }
 
     /// Claims the port of a new socket among the network cores.
-    pub(super) fn claim_among_cores(
+    pub(in crate::daemon) fn claim_among_cores(
         &mut self,
         protocol: TransportProtocol,
         local: SocketAddr,
@@ -424,7 +424,11 @@ impl SocketServer {
     }
 
     /// Closes a socket without other holders. Returns its key if it must be polled.
-    pub(super) fn close_unshared(&mut self, key: SocketKey, abrupt: bool) -> Option<SocketKey> {
+    pub(in crate::daemon) fn close_unshared(
+        &mut self,
+        key: SocketKey,
+        abrupt: bool,
+    ) -> Option<SocketKey> {
         let socket = self.sockets.get_mut(key)?;
         if let SocketKind::Stream(stream) = &mut socket.kind
             && !abrupt
@@ -437,7 +441,7 @@ impl SocketServer {
     }
 
     /// Ends a socket, in the stack too.
-    pub(super) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
+    pub(in crate::daemon) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
         let Some(mut socket) = self.sockets.remove(key) else { return };
         socket.discard_memory();
         let claim = socket.claim.take();
@@ -479,12 +483,12 @@ impl SocketServer {
     }
 
     /// Returns a port to the kernel unless another socket needs it.
-    pub(super) fn release_claim(&mut self, claim: Option<Arc<PortClaim>>) {
+    pub(in crate::daemon) fn release_claim(&mut self, claim: Option<Arc<PortClaim>>) {
         self.claims.release(self.engine.device(), claim);
     }
 
     /// Releases the ports of closed connections that have ended.
-    pub(super) fn release_closed(&mut self) {
+    pub(in crate::daemon) fn release_closed(&mut self) {
         self.claims.release_closed(&mut self.engine);
     }
 }
