@@ -13,6 +13,7 @@ mod ids;
 mod migrate;
 mod quota;
 mod report;
+mod snapshot_error;
 mod socket;
 mod transfer;
 mod upgrade;

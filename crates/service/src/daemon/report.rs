@@ -176,7 +176,7 @@ impl DaemonReport {
             .map(|app| ApplicationReport {
                 core: number,
                 identity: app.identity.clone(),
-                commands: app.commands_taken,
+                commands: app.commands.taken(),
                 bytes_in: payload_bytes(host, app).to_app,
                 bytes_out: payload_bytes(host, app).from_app,
                 memory_bytes: app.memory.allocated_bytes().unwrap_or(0),

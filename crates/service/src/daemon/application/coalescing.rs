@@ -11,7 +11,7 @@ const MAX_RECENT_SOCKETS: usize = 4;
 
 /// Last wake-up of an application, and the notifications since.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::daemon) struct WakeCoalescing {
+pub(super) struct WakeCoalescing {
     interval_ns: u64,
     woken_ns: Option<u64>,
     /// Slots of the last sockets notified, the latest first.
@@ -23,7 +23,7 @@ pub(in crate::daemon) struct WakeCoalescing {
 }
 
 impl WakeCoalescing {
-    pub(in crate::daemon) fn new(interval_ns: u64) -> Self {
+    pub(super) fn new(interval_ns: u64) -> Self {
         let recent_slots = [None; MAX_RECENT_SOCKETS];
         Self {
             interval_ns,
@@ -35,7 +35,7 @@ impl WakeCoalescing {
     }
 
     /// Records a notification of a socket, or of an answer with `None`.
-    pub(in crate::daemon) fn on_notified(&mut self, slot: Option<u32>) {
+    pub(super) fn on_notified(&mut self, slot: Option<u32>) {
         self.has_answer |= slot.is_none();
         if slot.is_some() && !self.recent_slots.contains(&slot) {
             self.has_other_sockets = true;
@@ -45,7 +45,7 @@ impl WakeCoalescing {
     }
 
     /// Time to wake the application: now, or when the interval is over.
-    pub(in crate::daemon) fn wake_at(&self, now_ns: u64) -> u64 {
+    pub(super) fn wake_at(&self, now_ns: u64) -> u64 {
         let waits = self.has_other_sockets && !self.has_answer;
         match self.woken_ns {
             Some(woken_ns) if waits => now_ns.max(woken_ns + self.interval_ns),
@@ -54,13 +54,13 @@ impl WakeCoalescing {
     }
 
     /// Records a wake-up.
-    pub(in crate::daemon) fn on_wake(&mut self, now_ns: u64) {
+    pub(super) fn on_wake(&mut self, now_ns: u64) {
         self.woken_ns = Some(now_ns);
         self.on_awake();
     }
 
     /// Records that the application is awake and sees its notifications.
-    pub(in crate::daemon) fn on_awake(&mut self) {
+    pub(super) fn on_awake(&mut self) {
         (self.has_other_sockets, self.has_answer) = (false, false);
     }
 }

@@ -16,9 +16,9 @@ use rustix::process::Signal;
 use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
+use super::heap_trim::HeapTrim;
 use crate::daemon::Log;
 use crate::daemon::application::Application;
-use crate::daemon::attach::heap_trim::HeapTrim;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::inbox::{CoreMessage, InboxSender};
 use crate::daemon::ids::Identity;

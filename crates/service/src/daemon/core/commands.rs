@@ -58,8 +58,8 @@ impl SocketServer {
         app: &mut Application,
         make: impl FnOnce(&SharedMemory, Handle) -> io::Result<AppSocket>,
     ) -> io::Result<SocketKey> {
-        let handle = app.reserve_slot()?;
-        let made = make(&app.memory, handle).inspect_err(|_| app.free_slot(handle.slot));
+        let handle = app.slots.reserve()?;
+        let made = make(&app.memory, handle).inspect_err(|_| app.slots.free(handle.slot));
         let mut socket = made?;
         socket.origin = Holder { app: number, slot: handle.slot };
         socket.add_holder(socket.origin);
@@ -82,7 +82,7 @@ impl SocketServer {
                 socket.add_holder(Holder { app: number, slot: handle.slot });
             }
         }
-        child.finish_inheriting();
+        child.slots.finish_inheriting();
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl SocketServer {
     ) {
         let Some(socket) = self.sockets.get_mut(key) else { return };
         let Some(holder) = socket.remove_holder(number) else { return };
-        app.remove_socket(holder.slot, socket.slot.is_in(&app.memory));
+        app.slots.remove(holder.slot, socket.slot.is_in(&app.memory));
     }
 
     /// Executes a command. Returns the socket to poll next, if any.
@@ -137,7 +137,7 @@ impl SocketServer {
             }
             Command::Ping { tag: None } => return Ok(None),
             Command::Ping { tag: Some(tag) } => {
-                app.answer(Notification::Pong { tag, commands: app.commands_taken })?;
+                app.answer(Notification::Pong { tag, commands: app.commands.taken() })?;
                 return Ok(None);
             }
             Command::Bind { tag, local, share_group, options } => {
@@ -194,7 +194,7 @@ impl SocketServer {
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let (port, dual) = (self.engine.device(), options.dual_stack);
         let kernel_socket =
-            app.take_kernel_socket(TransportProtocol::Udp, local).map(|(held, _)| held);
+            app.kernel_sockets.take(TransportProtocol::Udp, local).map(|(held, _)| held);
         let claim = self.claims.claim(port, TransportProtocol::Udp, local, dual, kernel_socket);
         let sharing = PortSharing::new(options.reuse_port, options.owner);
         let claim = claim.and_then(|claim| {
@@ -251,7 +251,7 @@ impl SocketServer {
     ) -> io::Result<OpenedSocket> {
         self.check_port_quota(app)?;
         let (port, dual) = (self.engine.device(), options.dual_stack);
-        let (kernel_socket, part) = app.take_kernel_socket(TransportProtocol::Tcp, local).unzip();
+        let (kernel_socket, part) = app.kernel_sockets.take(TransportProtocol::Tcp, local).unzip();
         let cookie = kernel_socket.as_ref().and_then(|held| sockopt::socket_cookie(held).ok());
         let claim = self.claims.claim(port, TransportProtocol::Tcp, local, dual, kernel_socket)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
@@ -317,7 +317,7 @@ impl SocketServer {
     ) -> io::Result<OpenedSocket> {
         check_space(app)?;
         let kernel_socket =
-            local.and_then(|local| app.take_kernel_socket(TransportProtocol::Tcp, local));
+            local.and_then(|local| app.kernel_sockets.take(TransportProtocol::Tcp, local));
         let kernel_socket = kernel_socket.map(|(held, _)| held);
         let claim =
             self.claims.claim_for_peer(self.engine.device(), local, remote, kernel_socket)?;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidegate_device::sharded::FlowSteering;
 use tidegate_memory::Doorbell;
 
+use super::inbox::{CoreMessage, InboxSender};
+use super::load::CoreLoad;
 use crate::daemon::application::Application;
-use crate::daemon::core::inbox::{CoreMessage, InboxSender};
-use crate::daemon::core::load::CoreLoad;
 use crate::daemon::report::DaemonReport;
 
 /// Attempts to get reports of all cores in which every application occurs exactly once.

@@ -14,11 +14,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{IdleStep, SleepPlan, WakeFds, pause};
 use tidegate_gate::Settings;
 
+use self::commands::SocketServer;
+use self::cores::Cores;
+use self::inbox::{CoreMessage, Inbox};
+use self::load::LoadMeter;
 use crate::daemon::application::{Application, ProtocolError};
-use crate::daemon::core::commands::SocketServer;
-use crate::daemon::core::cores::Cores;
-use crate::daemon::core::inbox::{CoreMessage, Inbox};
-use crate::daemon::core::load::LoadMeter;
 use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::report::{DaemonReport, GateState};
 use crate::daemon::socket::{PollResult, SocketKind};
@@ -374,7 +374,7 @@ impl NetworkCore {
             let command = if done < quota { app.next_command()? } else { None };
             let Some(command) = command else {
                 if done > 0 {
-                    app.release_commands();
+                    app.commands.release();
                     app.recent_work += done as u64;
                 }
                 if done > 0 && app.cpu_share.is_limited() {
@@ -458,14 +458,14 @@ impl NetworkCore {
                 if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
                     let is_own = gone.slot.is_in(&app.memory);
                     app.payload_bytes.add(gone.payload_bytes());
-                    app.remove_socket(holder.slot, is_own);
+                    app.slots.remove(holder.slot, is_own);
                 }
             }
             // The origin may have exited before the other holders.
             if let Some(Some(app)) = self.apps.get_mut(gone.origin.app as usize)
                 && gone.slot.is_in(&app.memory)
             {
-                app.free_slot(gone.origin.slot);
+                app.slots.free(gone.origin.slot);
             }
         }
     }
@@ -531,7 +531,7 @@ impl NetworkCore {
     fn reap(&mut self, number: AppNumber) {
         self.is_reaping = true;
         if let Some(Some(app)) = self.apps.get_mut(number as usize) {
-            app.cancel_deferred_command();
+            app.commands.cancel_deferred();
         }
         // A child that shares the rings could go on writing commands.
         let mut left = COMMAND_RING_SLOTS;

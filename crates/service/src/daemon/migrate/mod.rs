@@ -12,12 +12,10 @@ use std::sync::Arc;
 
 use tidegate_stack::SocketSelection;
 
+use self::sets::{AppGroups, Constraint, Constraints, MigrationBatch, MigrationSet, SocketIdMap};
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::inbox::CoreMessage;
 use crate::daemon::ids::{AppNumber, NO_APP, SocketKey, StackSocketId};
-use crate::daemon::migrate::sets::{
-    AppGroups, Constraint, Constraints, MigrationBatch, MigrationSet, SocketIdMap,
-};
 use crate::daemon::socket::AppSocket;
 use crate::daemon::transfer::request::{SearchTarget, TransferRequest, answer, find_by_token};
 use crate::ipc::handshake::TransferOperation;
@@ -260,7 +258,7 @@ impl NetworkCore {
         };
         let mut numbers = HashMap::new();
         for (old, mut app) in apps {
-            app.reset_port_query();
+            app.commands.reset_port_query();
             numbers.insert(old, self.insert_application(app));
         }
         let mut keys = HashMap::new();
@@ -281,7 +279,7 @@ impl NetworkCore {
         }
         for &number in numbers.values() {
             if let Some(Some(app)) = self.apps.get_mut(number as usize) {
-                app.update_keys(&keys);
+                app.slots.update_keys(&keys);
             }
         }
         self.server.transfers.insert_all(transfers, &keys);

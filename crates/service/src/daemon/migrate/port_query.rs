@@ -9,10 +9,10 @@ use std::io;
 
 use tidegate_device::sharded::FlowSteering;
 
+use super::sets::MigrationSet;
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::inbox::{CoreMessage, PortQuery};
 use crate::daemon::ids::AppNumber;
-use crate::daemon::migrate::sets::MigrationSet;
 use crate::daemon::transfer::request::find_by_token;
 use crate::ipc::command::Command;
 
@@ -29,7 +29,8 @@ impl NetworkCore {
             return false;
         };
         let Some(Some(app)) = self.apps.get_mut(number as usize) else { return false };
-        if !flow_steering.is_claimed_elsewhere(self.index, port) || app.has_queried_port() {
+        if !flow_steering.is_claimed_elsewhere(self.index, port) || app.commands.has_queried_port()
+        {
             return false;
         }
         let (token, asking_core) = (app.token, self.index);
@@ -46,7 +47,7 @@ impl NetworkCore {
         if let Some(Some(app)) = self.apps.get_mut(number as usize)
             && sent
         {
-            app.defer_command(command);
+            app.commands.defer(command);
         }
         sent
     }
@@ -66,7 +67,7 @@ impl NetworkCore {
             // The application may have migrated, and queries again on its new core.
             let Some((_, app)) = find_by_token(&mut self.apps, query.token) else { return Ok(()) };
             if query.is_resolved || query.laps_left == 0 {
-                app.on_port_query_done();
+                app.commands.on_port_query_done();
                 return Ok(());
             }
             query.laps_left -= 1;

@@ -1,6 +1,7 @@
 //! Socket of an application: connects its streams in shared memory with the stack.
 
 pub(super) mod pending_datagram;
+pub(super) mod snapshot;
 pub(super) mod table;
 mod tcp;
 mod udp;
@@ -14,9 +15,8 @@ use tidegate_engine::{Engine, PortClaim};
 use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
+use self::pending_datagram::PendingDatagram;
 use crate::daemon::ids::{AppNumber, Holder, PayloadBytes, StackSocketId};
-use crate::daemon::socket::pending_datagram::PendingDatagram;
-use crate::daemon::upgrade::snapshot::{InvalidSnapshot, KindSnapshot, SocketSnapshot};
 use crate::ipc::command::Handle;
 use crate::ipc::layout::{SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
 use crate::ipc::status::{SocketState, Status};
@@ -148,99 +148,6 @@ impl AppSocket {
         socket.slot.poll_on_write.request();
         socket.write_status();
         socket
-    }
-
-    /// Snapshot for the next daemon, in which its memory has index `memory`.
-    pub(in crate::daemon) fn save(
-        &self,
-        memory: u32,
-        claim: Option<u32>,
-        engine: &mut Engine,
-    ) -> SocketSnapshot {
-        let kind = match &self.kind {
-            SocketKind::Udp(UdpEndpoint { id, pending, payload_bytes, .. }) => KindSnapshot::Udp {
-                id: id.to_bits(),
-                pending: pending.as_ref().map(|held| held.save(engine)),
-                payload_bytes: *payload_bytes,
-            },
-            SocketKind::Listener(id) => KindSnapshot::Listener { id: id.to_bits() },
-            SocketKind::Stream(TcpEndpoint {
-                id,
-                shutdown_pending,
-                is_closed,
-                payload_bytes,
-                ..
-            }) => KindSnapshot::Stream {
-                id: id.to_bits(),
-                shutdown_pending: *shutdown_pending,
-                is_closed: *is_closed,
-                payload_bytes: *payload_bytes,
-            },
-        };
-        SocketSnapshot {
-            handle: self.handle,
-            kind,
-            memory,
-            status: self.status.to_word(),
-            origin: self.origin,
-            holders: self.holders.clone(),
-            is_corrupt: self.is_corrupt,
-            claim,
-        }
-    }
-
-    /// Restores a socket that another daemon saved, in the memory where it was.
-    pub(in crate::daemon) fn restore(
-        saved: SocketSnapshot,
-        memory: &SharedMemory,
-    ) -> io::Result<Self> {
-        let SocketSnapshot { handle, kind, status, origin, holders, is_corrupt, .. } = saved;
-        let slot = memory.slot(handle.slot)?;
-        let mut is_spoilt = is_corrupt;
-        let mut ends = |carries| {
-            let (mut from_app, mut to_app) = slot.daemon_streams(carries)?;
-            is_spoilt |= from_app.resume().is_err() || to_app.resume().is_err();
-            io::Result::Ok((from_app, to_app))
-        };
-        let kind = match kind {
-            KindSnapshot::Udp { id, pending, payload_bytes } => {
-                let (from_app, to_app) = ends(StreamKind::Datagrams)?;
-                let pending = pending.map(PendingDatagram::Copy);
-                let id = UdpId::from_bits(id);
-                SocketKind::Udp(UdpEndpoint { id, from_app, to_app, pending, payload_bytes })
-            }
-            KindSnapshot::Listener { id } => SocketKind::Listener(
-                TcpListenerId::from_bits(id)
-                    .ok_or(InvalidSnapshot("a listener's ID is invalid"))?,
-            ),
-            KindSnapshot::Stream { id, shutdown_pending, is_closed, payload_bytes } => {
-                let (from_app, to_app) = ends(StreamKind::Bytes)?;
-                let id = TcpId::from_bits(id);
-                SocketKind::Stream(TcpEndpoint {
-                    id,
-                    from_app,
-                    to_app,
-                    shutdown_pending,
-                    is_closed,
-                    payload_bytes,
-                })
-            }
-        };
-        let status = Status::from_word(status);
-        let mut socket = Self {
-            handle,
-            kind,
-            slot,
-            status: Status { generation: handle.generation, ..status },
-            claim: None,
-            origin,
-            holders,
-            is_corrupt: is_spoilt,
-            in_poll_queue: false,
-        };
-        socket.slot.poll_on_write.request();
-        socket.write_status();
-        Ok(socket)
     }
 
     /// Aborts the socket if its streams were corrupted before or during a handover.

@@ -1,10 +1,12 @@
 //! Received datagram that waits for space in an application's stream.
 
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
 use tidegate_engine::Engine;
 use tidegate_memory::Arena;
 use tidegate_stack::Datagram;
 
-use crate::daemon::upgrade::snapshot::DatagramSnapshot;
 use crate::ipc::datagram::DatagramHeader;
 
 /// Datagram that found no space in the application's stream.
@@ -13,6 +15,14 @@ pub(in crate::daemon) enum PendingDatagram {
     Frame(Datagram),
     /// Copied out of its frame, for a migration or a handover.
     Copy(DatagramSnapshot),
+}
+
+/// Datagram as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::daemon) struct DatagramSnapshot {
+    pub(in crate::daemon) remote: SocketAddr,
+    pub(in crate::daemon) local: IpAddr,
+    pub(in crate::daemon) bytes: Vec<u8>,
 }
 
 impl PendingDatagram {

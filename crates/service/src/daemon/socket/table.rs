@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tidegate_stack::{Event, TcpId, TcpListenerId, UdpId};
 
+use super::AppSocket;
 use crate::daemon::ids::{SocketKey, StackSocketId};
-use crate::daemon::socket::AppSocket;
 
 /// Sockets of all applications, by key.
 #[derive(Default)]

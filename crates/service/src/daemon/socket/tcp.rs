@@ -4,7 +4,7 @@ use tidegate_engine::Engine;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::{Shutdown, TcpError, TcpState};
 
-use crate::daemon::socket::{AppSocket, PollResult, SocketKind, TcpEndpoint};
+use super::{AppSocket, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
 impl AppSocket {

@@ -5,8 +5,8 @@ use tidegate_memory::Arena;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::SendError;
 
-use crate::daemon::socket::pending_datagram::PendingDatagram;
-use crate::daemon::socket::{AppSocket, PollResult, SocketKind, UdpEndpoint};
+use super::pending_datagram::PendingDatagram;
+use super::{AppSocket, PollResult, SocketKind, UdpEndpoint};
 use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 
 const PADDING: [u8; 8] = [0; 8];

@@ -13,11 +13,11 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use super::table::{FdCookie, IN_TRANSIT, SocketTransfer, TRANSFER_TIMEOUT_NS};
 use crate::daemon::application::Application;
 use crate::daemon::core::commands::SocketServer;
 use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
 use crate::daemon::socket::SocketKind;
-use crate::daemon::transfer::table::{FdCookie, IN_TRANSIT, SocketTransfer, TRANSFER_TIMEOUT_NS};
 use crate::ipc::command::Handle;
 use crate::ipc::handshake::{Shard, TransferOperation};
 use crate::ipc::notification::OpenedSocket;
@@ -120,7 +120,7 @@ impl SocketServer {
                     self.receive_socket(number, app, fd_cookie).map(Some)
                 }
                 TransferOperation::ReservePort(part) => {
-                    app.register_kernel_socket(descriptor, part).map(|()| None)
+                    app.kernel_sockets.register(descriptor, part).map(|()| None)
                 }
             },
         };
@@ -211,7 +211,7 @@ impl SocketServer {
         let handle = match own {
             Some((handle, _)) => handle,
             None => {
-                let handle = app.reserve_slot()?;
+                let handle = app.slots.reserve()?;
                 app.insert_socket(handle, key)?;
                 socket.add_holder(Holder { app: number, slot: handle.slot });
                 handle

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::ids::{Holder, NO_APP, SocketKey};
-use crate::daemon::upgrade::snapshot::{InvalidSnapshot, TransferSnapshot};
+use crate::daemon::snapshot_error::InvalidSnapshot;
 
 /// Time after which a socket that no application has received is closed.
 pub(in crate::daemon) const TRANSFER_TIMEOUT_NS: u64 = 60_000_000_000;
@@ -37,6 +37,17 @@ pub(in crate::daemon) struct SocketTransfer {
     /// A listener, which other holders of the kernel socket may receive at any time.
     pub(in crate::daemon) is_shared: bool,
     /// Number of sockets that travel with the descriptor.
+    pub(in crate::daemon) shards: u8,
+}
+
+/// Snapshot of a socket transfer.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in crate::daemon) struct TransferSnapshot {
+    pub(in crate::daemon) fd_cookie: FdCookie,
+    pub(in crate::daemon) key: SocketKey,
+    pub(in crate::daemon) uid: u32,
+    pub(in crate::daemon) pending_receivers: u32,
+    pub(in crate::daemon) is_shared: bool,
     pub(in crate::daemon) shards: u8,
 }
 

@@ -12,9 +12,10 @@ use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
+use super::snapshot::{ClaimSnapshot, ProtocolSnapshot};
 use crate::daemon::core::commands::SocketServer;
 use crate::daemon::ids::{NO_APP, SocketKey};
-use crate::daemon::upgrade::snapshot::{ClaimSnapshot, InvalidSnapshot, ProtocolSnapshot};
+use crate::daemon::snapshot_error::InvalidSnapshot;
 
 /// Port claims of a daemon's sockets, without duplicates.
 #[derive(Default)]

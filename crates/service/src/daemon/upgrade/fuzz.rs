@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
+use super::save::restore;
+use super::snapshot::DaemonSnapshot;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
-use crate::daemon::upgrade::save::restore;
-use crate::daemon::upgrade::snapshot::DaemonSnapshot;
 use crate::ipc::layout::Geometry;
 
 /// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.
@@ -46,9 +46,9 @@ pub fn check(bytes: &[u8]) -> Outcome {
     for app in restored.apps.iter_mut().flatten() {
         for place in [0, 3, u32::MAX] {
             let _ = app.notify_changed(place);
-            app.remove_socket(place, false);
+            app.slots.remove(place, false);
         }
-        let _ = (app.next_command(), app.reserve_slot(), app.publish_notifications(0));
+        let _ = (app.next_command(), app.slots.reserve(), app.publish_notifications(0));
     }
     Outcome::Accepted
 }

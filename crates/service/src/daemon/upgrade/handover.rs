@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tidegate_engine::OpenError;
 
+use super::request::{HandoverPackage, HandoverRequest, PendingHandover};
+use super::save::save;
 use crate::daemon::UpgradeMode;
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::inbox::CoreMessage;
-use crate::daemon::upgrade::request::{HandoverPackage, HandoverRequest, PendingHandover};
-use crate::daemon::upgrade::save::save;
 
 /// Time before the handover in which received frames are processed without an answer: some
 /// round trips in one network.

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use crate::daemon::upgrade::save::StateFds;
+use super::save::StateFds;
 
 /// Request to hand over, with the channels between its sender and the core.
 pub(in crate::daemon) struct HandoverRequest {

@@ -10,18 +10,18 @@ use tidegate_engine::{Engine, InheritedDevice};
 use tidegate_memory::shared::Region;
 use tidegate_stack::{StackSnapshot, TcpId};
 
+use super::claims::{ClaimTable, RestoredClaims};
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
 use crate::daemon::application::Application;
 use crate::daemon::core::commands::SocketServer;
 use crate::daemon::ids::{AppNumber, Holder, SocketKey};
 use crate::daemon::quota::AppSettings;
+use crate::daemon::snapshot_error::InvalidSnapshot;
 use crate::daemon::socket::AppSocket;
 use crate::daemon::socket::table::SocketTable;
+use crate::daemon::transfer::table::TransferSnapshot;
 #[cfg(doc)]
 use crate::daemon::transfer::table::TransferTable;
-use crate::daemon::upgrade::claims::{ClaimTable, RestoredClaims};
-use crate::daemon::upgrade::snapshot::{
-    ClaimSnapshot, DaemonSnapshot, DeviceSnapshot, InvalidSnapshot, TransferSnapshot,
-};
 use crate::ipc::layout::{Geometry, SharedMemory};
 
 /// File descriptors that belong to a [`DaemonSnapshot`].
@@ -267,13 +267,13 @@ mod tests {
     use tidegate_wire::MacAddr;
 
     use super::*;
+    use crate::daemon::application::snapshot::{ApplicationSnapshot, EntrySnapshot};
     use crate::daemon::fuzz;
     use crate::daemon::ids::{Identity, PayloadBytes};
+    use crate::daemon::socket::pending_datagram::DatagramSnapshot;
+    use crate::daemon::socket::snapshot::{KindSnapshot, SocketSnapshot};
     use crate::daemon::transfer::table::{FdCookie, IN_TRANSIT, SocketTransfer, TransferTable};
-    use crate::daemon::upgrade::snapshot::{
-        ApplicationSnapshot, DatagramSnapshot, EntrySnapshot, KindSnapshot, ProtocolSnapshot,
-        SocketSnapshot,
-    };
+    use crate::daemon::upgrade::snapshot::ProtocolSnapshot;
     use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
     use crate::ipc::status::{SocketState, Status};
 
@@ -389,7 +389,7 @@ mod tests {
         let mut restored = kit.restore(read).unwrap();
         let app = restored.apps[0].as_mut().unwrap();
         assert_eq!(app.sockets().count(), 3);
-        assert_eq!(app.reserve_slot().unwrap(), Handle { slot: 3, generation: 1 });
+        assert_eq!(app.slots.reserve().unwrap(), Handle { slot: 3, generation: 1 });
         assert!(!app.has_space());
         assert_eq!(restored.sockets.keys(), [0, 1, 2]);
         let again = |change: fn(&mut TransferSnapshot), fits: fn(&SocketTransfer) -> bool| {

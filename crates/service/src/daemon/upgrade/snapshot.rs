@@ -1,6 +1,6 @@
 //! Snapshot of a daemon for a handover to the next one: plain data.
 //!
-//! File descriptors are sent beside it ([`crate::daemon::upgrade::protocol`]).
+//! File descriptors are sent beside it ([`super::protocol`]).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,27 +8,15 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use tidegate_stack::StackSnapshot;
 
-use crate::daemon::ids::{Holder, Identity, PayloadBytes, SocketKey};
-use crate::daemon::transfer::table::FdCookie;
-use crate::ipc::command::{COMMAND_WORDS, Handle};
+use crate::daemon::application::snapshot::ApplicationSnapshot;
+use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::socket::snapshot::SocketSnapshot;
+use crate::daemon::transfer::table::TransferSnapshot;
 use crate::ipc::layout::Geometry;
-use crate::ipc::notification::NOTIFICATION_WORDS;
-use crate::ipc::takeover_token::TOKEN_BYTES;
 
 /// Magic number with the format version. Other versions are refused. The stack's snapshot
 /// has a version of its own.
 const FORMAT: [u8; 8] = *b"tidestt\x05";
-
-/// Error when a snapshot is inconsistent or unreadable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the snapshot from the other daemon is invalid: {0}; restart the daemon instead")]
-pub(in crate::daemon) struct InvalidSnapshot(pub(in crate::daemon) &'static str);
-
-impl From<InvalidSnapshot> for io::Error {
-    fn from(damaged: InvalidSnapshot) -> Self {
-        Self::new(io::ErrorKind::InvalidData, damaged)
-    }
-}
 
 /// Snapshot of a daemon, except its file descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,43 +37,6 @@ pub(in crate::daemon) struct DaemonSnapshot {
     pub(in crate::daemon) closing: Vec<(u64, u32)>,
     /// Device to inherit, with a descriptor.
     pub(in crate::daemon) device: Option<DeviceSnapshot>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct ApplicationSnapshot {
-    pub(in crate::daemon) identity: Identity,
-    pub(in crate::daemon) token: [u8; TOKEN_BYTES],
-    /// Index of its shared memory.
-    pub(in crate::daemon) memory: u32,
-    pub(in crate::daemon) entries: Vec<EntrySnapshot>,
-    pub(in crate::daemon) generations: Vec<u32>,
-    pub(in crate::daemon) free_slots: Vec<u32>,
-    pub(in crate::daemon) queued_notifications: Vec<[u64; NOTIFICATION_WORDS]>,
-    /// Command that was taken from the ring and not executed.
-    pub(in crate::daemon) deferred_command: Option<[u64; COMMAND_WORDS]>,
-    pub(in crate::daemon) commands_taken: u64,
-    pub(in crate::daemon) payload_bytes: PayloadBytes,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct EntrySnapshot {
-    pub(in crate::daemon) handle: Handle,
-    pub(in crate::daemon) key: SocketKey,
-    pub(in crate::daemon) is_notification_queued: bool,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct SocketSnapshot {
-    pub(in crate::daemon) handle: Handle,
-    pub(in crate::daemon) kind: KindSnapshot,
-    /// Index of the shared memory that holds its slot.
-    pub(in crate::daemon) memory: u32,
-    pub(in crate::daemon) status: u64,
-    pub(in crate::daemon) origin: Holder,
-    pub(in crate::daemon) holders: Vec<Holder>,
-    pub(in crate::daemon) is_corrupt: bool,
-    /// Index of its port claim.
-    pub(in crate::daemon) claim: Option<u32>,
 }
 
 /// Claim of a local port taken from the kernel.
@@ -111,32 +62,6 @@ pub(in crate::daemon) enum DeviceSnapshot {
 pub(in crate::daemon) enum ProtocolSnapshot {
     Udp,
     Tcp,
-}
-
-/// Kind of a socket, with its ID in the stack as a number.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) enum KindSnapshot {
-    Udp { id: u64, pending: Option<DatagramSnapshot>, payload_bytes: PayloadBytes },
-    Listener { id: u64 },
-    Stream { id: u64, shutdown_pending: bool, is_closed: bool, payload_bytes: PayloadBytes },
-}
-
-/// Snapshot of a socket transfer.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct TransferSnapshot {
-    pub(in crate::daemon) fd_cookie: FdCookie,
-    pub(in crate::daemon) key: SocketKey,
-    pub(in crate::daemon) uid: u32,
-    pub(in crate::daemon) pending_receivers: u32,
-    pub(in crate::daemon) is_shared: bool,
-    pub(in crate::daemon) shards: u8,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct DatagramSnapshot {
-    pub(in crate::daemon) remote: SocketAddr,
-    pub(in crate::daemon) local: IpAddr,
-    pub(in crate::daemon) bytes: Vec<u8>,
 }
 
 impl DaemonSnapshot {
