@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_gate::{GateCounters, Settings};
 
 use super::core::cores::Cores;
-use super::core::inbox::CoreMessage;
+use super::core::message::CoreMessage;
 use super::report::GateState;
 
 /// Control handle of a running daemon. It can be cloned and sent to other threads.

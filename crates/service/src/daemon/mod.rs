@@ -9,7 +9,9 @@ mod application;
 mod attach;
 mod controls;
 mod core;
+mod dispatch;
 mod ids;
+mod log;
 mod migrate;
 mod quota;
 mod report;
@@ -31,29 +33,31 @@ use tidegate_engine::{
 use tidegate_gate::Mode;
 use tidegate_wire::MacAddr;
 
-pub use attach::listener::AttachConfig;
+pub use attach::bound_socket::AttachConfig;
 pub use controls::Controls;
 pub use ids::Identity;
+pub use log::Log;
 pub use quota::Quota;
 pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
 #[cfg(any(test, fuzzing))]
 pub use upgrade::fuzz;
+pub use upgrade::handover::{ConfigFactory, UpgradeMode};
 pub use upgrade::protocol::OutputFds;
 
-use self::attach::listener::{AttachListener, BoundSocket};
+use self::attach::bound_socket::BoundSocket;
+use self::attach::listener::AttachListener;
 use self::core::commands::SocketServer;
 use self::core::cores::Cores;
-use self::core::inbox::{CoreMessage, InboxSender};
+use self::core::inbox::InboxSender;
+use self::core::message::CoreMessage;
 use self::core::{CoreSlot, NetworkCore};
+use self::dispatch::Dispatcher;
 use self::migrate::balancer::Balancer;
 use self::quota::AppSettings;
 use self::upgrade::handover::open_released_device;
 use self::upgrade::protocol::{ReceivedState, Successor};
-use self::upgrade::save::RestoredCore;
+use self::upgrade::restore::{RestoredCore, restore};
 use self::upgrade::snapshot::DaemonSnapshot;
-
-/// Log sink: receives one line for each event of an application.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Default minimum time between two wake-ups of an application with several peers.
 pub const DEFAULT_COALESCING: Duration = Duration::from_micros(100);
@@ -99,20 +103,6 @@ pub struct Daemon {
     balancer: Option<Balancer>,
     cores: Arc<Cores>,
     threads: Vec<JoinHandle<io::Result<Option<u32>>>>,
-}
-
-/// Creates the configuration of a daemon's stack once more.
-pub type ConfigFactory = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
-
-/// Ability of a running daemon to be replaced by another one ([`Daemon::take_over`]).
-pub enum UpgradeMode {
-    /// No upgrade, for this reason.
-    Refused(&'static str),
-    /// The next daemon opens the device while the old daemon still has it.
-    Concurrent,
-    /// The next daemon opens the device after the old daemon has closed it and handed over its
-    /// state. If the upgrade fails, the old daemon reopens the device by this configuration.
-    Reopen(ConfigFactory),
 }
 
 /// Options of a daemon.
@@ -202,7 +192,7 @@ impl Daemon {
         prepared.keep_mac(MacAddr(state.mac));
         let terms =
             AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
-        let (stack, restored, inherited) = upgrade::save::restore(state, descriptors, terms)?;
+        let (stack, restored, inherited) = restore(state, descriptors, terms)?;
         if let Some(inherited) = inherited {
             prepared.primary().inherit(inherited);
         }
@@ -242,13 +232,13 @@ impl Daemon {
         let mut begin_senders = Vec::new();
         for (index, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
             let slot = CoreSlot { index, inbox, cores: Arc::clone(&cores) };
-            let (host, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
+            let (server, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
             let upgrade = upgrade
                 .take()
                 .unwrap_or(UpgradeMode::Refused("a secondary core hands nothing over"));
             let core = match restored.take() {
-                Some(restored) => NetworkCore::restore(slot, host, restored, upgrade, log)?,
-                None => NetworkCore::new(slot, host, upgrade, log)?,
+                Some(restored) => restored.into_core(slot, server, log)?,
+                None => NetworkCore::new(slot, server, log)?,
             };
             let (started, has_started) = mpsc::channel();
             let (begin_sender, may_begin) = mpsc::channel();
@@ -258,7 +248,11 @@ impl Daemon {
                 let has_started_up = begun.is_ok();
                 // The starting thread waits for this result.
                 let _ = started.send(begun);
-                if has_started_up && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
+                if has_started_up && may_begin.recv().is_ok() {
+                    core.run(Dispatcher::new(upgrade))
+                } else {
+                    Ok(None)
+                }
             };
             let name = match index {
                 0 => "tidegate-core".to_owned(),

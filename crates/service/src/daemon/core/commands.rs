@@ -280,7 +280,7 @@ impl SocketServer {
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.socket_index.insert(StackSocketId::Listener(id), key);
         if let Some((cookie, part)) = cookie.zip(part) {
-            self.share_listener(app, key, cookie, part);
+            self.transfers.share_listener(app, key, cookie, part);
         }
         self.granted(key)
     }

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidegate_device::sharded::FlowSteering;
 use tidegate_memory::Doorbell;
 
-use super::inbox::{CoreMessage, InboxSender};
+use super::inbox::InboxSender;
 use super::load::CoreLoad;
+use super::message::CoreMessage;
 use crate::daemon::application::Application;
 use crate::daemon::report::DaemonReport;
 

@@ -1,63 +1,12 @@
-//! Messages to a network core, and its inbox.
+//! Inbox of a network core.
 
 use std::io;
 use std::sync::{Arc, mpsc};
 
-use tidegate_device::sharded::{LocalPort, PortSharing};
-use tidegate_gate::Settings;
 use tidegate_memory::Doorbell;
 
-use crate::daemon::application::Application;
-use crate::daemon::migrate::sets::MigrationBatch;
-use crate::daemon::report::{DaemonReport, GateState};
-use crate::daemon::transfer::request::TransferRequest;
-use crate::daemon::upgrade::request::HandoverRequest;
-use crate::ipc::takeover_token::TakeoverToken;
-
-/// Message to a network core.
-pub(in crate::daemon) enum CoreMessage {
-    /// An application has attached. A fork child searches its parent core by core; the number
-    /// counts the cores asked so far.
-    Attach(Box<Application>, usize),
-    /// An application presents the descriptor of a transferred socket.
-    Transfer(Box<TransferRequest>),
-    /// A core queries a port for one of its applications.
-    PortQuery(PortQuery),
-    /// Applications arrive from another core.
-    InsertBatch(Box<MigrationBatch>),
-    /// Move applications that cause up to this much load to another core.
-    MoveLoad { to: usize, busy_permille: u32 },
-    /// Migrate the application of a process to another core.
-    MigrateProcess { pid: u32, to: usize },
-    /// Report on this core and its applications.
-    Report(mpsc::Sender<DaemonReport>),
-    /// Apply receive-scheduling settings, if given, and return the state.
-    Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
-    /// Move everything to the primary core, then answer with `Gathered`.
-    Gather,
-    /// A core has moved all it could; `unmoved` applications and sockets remain there.
-    Gathered { unmoved: usize },
-    /// Hand over to another daemon.
-    HandOver(HandoverRequest),
-    /// Stop.
-    Stop,
-}
-
-/// Query of a core for a port that another core has.
-#[derive(Clone, Copy)]
-pub(in crate::daemon) struct PortQuery {
-    pub(in crate::daemon) port: LocalPort,
-    /// Sharing under which the application wants the port.
-    pub(in crate::daemon) sharing: PortSharing,
-    /// Core of the application when the query started.
-    pub(in crate::daemon) asking_core: usize,
-    /// Takeover token of the application.
-    pub(in crate::daemon) token: TakeoverToken,
-    /// A queried core has the port or finds it free, or the asking core can claim it.
-    pub(in crate::daemon) is_resolved: bool,
-    /// Times that all cores may still be queried.
-    pub(in crate::daemon) laps_left: u32,
-}
+use super::message::CoreMessage;
+use crate::daemon::report::DaemonReport;
 
 /// Sender to a core's inbox.
 #[derive(Clone)]

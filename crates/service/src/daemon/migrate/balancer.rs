@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::daemon::core::cores::Cores;
-use crate::daemon::core::inbox::CoreMessage;
 use crate::daemon::core::load::{FULL_PERMILLE, LastReport};
+use crate::daemon::core::message::CoreMessage;
 
 /// Sampling interval of the cores' load.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);

@@ -3,36 +3,15 @@
 //! Applications that share a socket migrate together, and so do applications that share a
 //! local port, unless the port may be on several cores.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tidegate_device::sharded::{FlowSteering, LocalPort};
 use tidegate_engine::PortClaim;
-use tidegate_stack::{ExtractedSockets, MigrationMap, TcpId};
 
-use crate::daemon::application::Application;
-use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
+use crate::daemon::core::NetworkCore;
+use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::socket::AppSocket;
-use crate::daemon::transfer::table::{FdCookie, SocketTransfer};
-
-/// Applications in migration between two cores, with all they hold.
-pub(in crate::daemon) struct MigrationBatch {
-    /// Applications, with their index on the previous core.
-    pub(in crate::daemon) apps: Vec<(AppNumber, Box<Application>)>,
-    /// Sockets, with their key on the previous core.
-    pub(in crate::daemon) sockets: Vec<(SocketKey, Box<AppSocket>)>,
-    pub(in crate::daemon) stack: ExtractedSockets,
-    /// Local ports, with the number of claims of each.
-    pub(in crate::daemon) ports: Vec<(LocalPort, u32)>,
-    /// Closed connections that have not ended yet.
-    pub(in crate::daemon) closing: Vec<(TcpId, Arc<PortClaim>)>,
-    /// Transfers in transit of these sockets.
-    pub(in crate::daemon) transfers: Vec<(FdCookie, SocketTransfer)>,
-    /// Previous core.
-    pub(in crate::daemon) from_core: usize,
-    /// The target core has sent the batch back.
-    pub(in crate::daemon) is_returned: bool,
-}
 
 /// Applications that must be on one core, and what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +23,7 @@ pub(in crate::daemon) struct MigrationSet {
 
 /// Constraint that keeps sockets on one core together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::daemon) enum Constraint {
+enum Constraint {
     /// Port that belongs to a single core.
     Port(LocalPort),
     /// Claim of a port that several cores may have: connections stay with the listener that
@@ -53,7 +32,7 @@ pub(in crate::daemon) enum Constraint {
 }
 
 impl Constraint {
-    pub(in crate::daemon) fn port(self) -> LocalPort {
+    fn port(self) -> LocalPort {
         match self {
             Self::Port(port) | Self::Claim(_, port) => port,
         }
@@ -61,18 +40,18 @@ impl Constraint {
 }
 
 /// Determines the constraints of sockets.
-pub(in crate::daemon) struct Constraints<'c> {
+struct Constraints<'c> {
     flow_steering: Option<&'c FlowSteering>,
     /// Answers of the flow steering so far.
     can_be_shared: HashMap<LocalPort, bool>,
 }
 
 impl<'c> Constraints<'c> {
-    pub(in crate::daemon) fn new(flow_steering: Option<&'c FlowSteering>) -> Self {
+    fn new(flow_steering: Option<&'c FlowSteering>) -> Self {
         Self { flow_steering, can_be_shared: HashMap::new() }
     }
 
-    pub(in crate::daemon) fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {
+    fn of(&mut self, socket: &AppSocket) -> Option<Constraint> {
         let claim = socket.claim.as_ref()?;
         let port = claim.local_port();
         let ask =
@@ -87,15 +66,15 @@ impl<'c> Constraints<'c> {
 }
 
 /// Groups of applications that migrate together (union-find).
-pub(in crate::daemon) struct AppGroups(Vec<AppNumber>);
+struct AppGroups(Vec<AppNumber>);
 
 impl AppGroups {
-    pub(in crate::daemon) fn new(apps: usize) -> Self {
+    fn new(apps: usize) -> Self {
         Self((0..apps as AppNumber).collect())
     }
 
     /// Number of an application's group.
-    pub(in crate::daemon) fn group_of(&self, app: AppNumber) -> AppNumber {
+    fn group_of(&self, app: AppNumber) -> AppNumber {
         let mut root = app;
         while self.0[root as usize] != root {
             root = self.0[root as usize];
@@ -103,37 +82,79 @@ impl AppGroups {
         root
     }
 
-    pub(in crate::daemon) fn merge(&mut self, one: AppNumber, other: AppNumber) {
+    fn merge(&mut self, one: AppNumber, other: AppNumber) {
         let (one, other) = (self.group_of(one), self.group_of(other));
         self.0[one.max(other) as usize] = one.min(other);
     }
 }
 
-/// Socket IDs of one stack, mapped to the IDs in another stack.
-#[derive(Default)]
-pub(in crate::daemon) struct SocketIdMap(HashMap<StackSocketId, StackSocketId>);
-
-impl SocketIdMap {
-    pub(in crate::daemon) fn new(moved: MigrationMap) -> Self {
-        let udp =
-            moved.udp.into_iter().map(|(a, b)| (StackSocketId::Udp(a), StackSocketId::Udp(b)));
-        let listeners = moved.listeners.into_iter();
-        let listeners =
-            listeners.map(|(a, b)| (StackSocketId::Listener(a), StackSocketId::Listener(b)));
-        let streams = moved.connections.into_iter();
-        let streams = streams.map(|(a, b)| (StackSocketId::Stream(a), StackSocketId::Stream(b)));
-        Self(udp.chain(listeners).chain(streams).collect())
-    }
-
-    pub(in crate::daemon) fn get(&self, id: StackSocketId) -> Option<StackSocketId> {
-        self.0.get(&id).copied()
-    }
-
-    pub(in crate::daemon) fn connection(&self, id: TcpId) -> Option<TcpId> {
-        match self.get(StackSocketId::Stream(id))? {
-            StackSocketId::Stream(id) => Some(id),
-            _ => None,
+impl NetworkCore {
+    /// Sets of applications that can migrate independently, with all sockets.
+    pub(in crate::daemon) fn migration_sets(&self) -> Vec<MigrationSet> {
+        let mut groups = AppGroups::new(self.apps.len());
+        let (mut constraints, mut ports) = (self.constraints(), HashMap::new());
+        for (_, socket) in self.server.sockets.entries() {
+            let Some(first) = self.involved_applications(socket).next() else { continue };
+            self.involved_applications(socket).for_each(|other| groups.merge(first, other));
+            if let Some(constraint) = constraints.of(socket) {
+                groups.merge(first, *ports.entry(constraint).or_insert(first));
+            }
         }
+        let mut sets: HashMap<AppNumber, MigrationSet> = HashMap::new();
+        let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
+        for (number, _) in live {
+            let number = number as AppNumber;
+            sets.entry(groups.group_of(number)).or_default().apps.push(number);
+        }
+        for (key, socket) in self.server.sockets.entries() {
+            // A socket in transit may share its port with other applications only.
+            let port =
+                constraints.of(socket).and_then(|constraint| ports.get(&constraint).copied());
+            let first = self.involved_applications(socket).next().or(port);
+            let set = first.and_then(|first| sets.get_mut(&groups.group_of(first)));
+            set.into_iter().for_each(|set| set.sockets.push(key));
+        }
+        let mut seen = HashSet::new();
+        for (constraint, app) in ports {
+            let (group, port) = (groups.group_of(app), constraint.port());
+            if seen.insert((group, port)) {
+                sets.entry(group).and_modify(|set| set.ports.push(port));
+            }
+        }
+        sets.into_values().collect()
+    }
+
+    /// Migration set of a socket.
+    pub(in crate::daemon) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
+        let set = self.migration_sets().into_iter().find(|set| set.sockets.contains(&key));
+        set.unwrap_or_else(|| {
+            // The socket is in transit, and its port has no other sockets than such.
+            let mut constraints = self.constraints();
+            let own = self.server.sockets.get(key).and_then(|socket| constraints.of(socket));
+            let mut is_same = |&(other, socket): &(SocketKey, &AppSocket)| {
+                other == key || own.is_some() && constraints.of(socket) == own
+            };
+            let all = self.server.sockets.entries().filter(|it| is_same(it));
+            let sockets = all.map(|(other, _)| other).collect();
+            MigrationSet {
+                apps: Vec::new(),
+                sockets,
+                ports: own.map(Constraint::port).into_iter().collect(),
+            }
+        })
+    }
+
+    fn constraints(&self) -> Constraints<'_> {
+        Constraints::new(self.cores.flow_steering())
+    }
+
+    /// Holders and origin of a socket, as far as they are on this core.
+    fn involved_applications<'a>(
+        &'a self,
+        socket: &'a AppSocket,
+    ) -> impl Iterator<Item = AppNumber> + 'a {
+        let all = socket.holders.iter().chain([&socket.origin]).map(|owner| owner.app);
+        all.filter(|&app| matches!(self.apps.get(app as usize), Some(Some(_))))
     }
 }
 

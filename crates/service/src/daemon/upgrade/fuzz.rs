@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use tidegate_memory::shared::Region;
 
-use super::save::restore;
+use super::restore::restore;
 use super::snapshot::DaemonSnapshot;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
