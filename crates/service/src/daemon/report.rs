@@ -11,7 +11,7 @@ use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 
 use super::ids::Identity;
-use crate::attachment::connect_to_daemon;
+use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, send_hello};
 use crate::ipc::status::SocketState;
 

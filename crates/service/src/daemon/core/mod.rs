@@ -4,7 +4,7 @@
 //! handled by a [`MessageHandler`], so nothing in this folder depends on migration, upgrade or
 //! admission.
 
-pub(super) mod commands;
+mod commands;
 pub(super) mod cores;
 mod idle;
 pub(super) mod inbox;
@@ -14,6 +14,7 @@ mod poll;
 mod port_query;
 mod report;
 mod serve;
+pub(super) mod server;
 mod transfers;
 
 use std::io;
@@ -22,18 +23,15 @@ use std::sync::Arc;
 
 use tidegate_engine::WakeFds;
 
-use self::commands::SocketServer;
 use self::cores::Cores;
 use self::inbox::Inbox;
 use self::load::LoadMeter;
 use self::message::CoreMessage;
+use self::server::SocketServer;
 use super::application::Application;
 use super::ids::{AppNumber, SocketKey};
 use super::log::Log;
 use crate::ipc::takeover_token::TakeoverToken;
-
-/// Interval between checks for exited applications while the core is busy.
-const CHECK_INTERVAL_NS: u64 = 10_000_000;
 
 /// Load windows after which the migration sets are counted anew and work counters are halved.
 const REGROUP_WINDOWS: u32 = 10;

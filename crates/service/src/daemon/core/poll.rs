@@ -1,7 +1,7 @@
 //! Polling of application sockets, and the notifications of their holders.
 
 use super::NetworkCore;
-use super::commands::SocketServer;
+use super::server::SocketServer;
 use crate::daemon::application::ProtocolError;
 use crate::daemon::ids::{AppNumber, SocketKey};
 

@@ -6,7 +6,7 @@ use tidegate_gate::Settings;
 use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::NetworkCore;
-use super::commands::SocketServer;
+use super::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
 use crate::daemon::report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};

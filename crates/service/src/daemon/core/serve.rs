@@ -1,12 +1,15 @@
 //! Turns of the applications: their commands, and the end of applications that have exited or
 //! break the protocol.
 
-use super::commands::SocketServer;
-use super::{CHECK_INTERVAL_NS, NetworkCore};
+use super::NetworkCore;
+use super::server::SocketServer;
 use crate::daemon::application::ProtocolError;
 use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::socket::PollResult;
 use crate::ipc::layout::COMMAND_RING_SLOTS;
+
+/// Interval between checks for exited applications while the core is busy.
+const CHECK_INTERVAL_NS: u64 = 10_000_000;
 
 impl NetworkCore {
     /// Gives each application its turn. Applications that have used up their share of the core

@@ -2,8 +2,8 @@
 
 use std::io::ErrorKind;
 
-use super::commands::SocketServer;
 use super::find_by_token;
+use super::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::SocketKey;
 use crate::daemon::transfer::request::{TransferRequest, answer};

@@ -13,7 +13,7 @@ use tidegate_engine::{PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
 use super::snapshot::{ClaimSnapshot, ProtocolSnapshot};
-use crate::daemon::core::commands::SocketServer;
+use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{NO_APP, SocketKey};
 use crate::daemon::snapshot_error::InvalidSnapshot;
 

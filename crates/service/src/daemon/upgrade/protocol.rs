@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::attachment::connect_to_daemon;
+use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::fd_passing::{MAX_FDS, receive_with_fds, send_with_fds};
 use crate::ipc::handshake::{Hello, send_hello};
 

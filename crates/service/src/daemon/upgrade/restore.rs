@@ -11,7 +11,7 @@ use tidegate_stack::{StackSnapshot, TcpId};
 use super::claims::RestoredClaims;
 use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
 use crate::daemon::application::Application;
-use crate::daemon::core::commands::SocketServer;
+use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
 use crate::daemon::ids::{AppNumber, Holder, SocketKey};
 use crate::daemon::log::Log;

@@ -10,8 +10,8 @@ use tidegate_stack::StackSnapshot;
 use super::claims::ClaimTable;
 use super::snapshot::{DaemonSnapshot, DeviceSnapshot};
 use crate::daemon::application::Application;
-use crate::daemon::core::commands::SocketServer;
 use crate::daemon::core::message::StateFds;
+use crate::daemon::core::server::SocketServer;
 use crate::ipc::layout::SharedMemory;
 
 /// Takes a snapshot of all applications and their sockets.
