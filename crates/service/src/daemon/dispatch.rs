@@ -54,6 +54,6 @@ impl MessageHandler for Dispatcher {
     }
 
     fn count_migration_sets(&self, core: &NetworkCore) -> usize {
-        core.migration_sets().len()
+        core.count_migration_sets()
     }
 }

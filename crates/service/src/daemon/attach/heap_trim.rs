@@ -9,7 +9,7 @@ use tidegate_memory::trim_heap;
 const TRIM_DELAY: Duration = Duration::from_secs(5);
 
 /// Trims the heap when no application was detached for a while.
-pub(in crate::daemon) struct HeapTrim {
+pub(super) struct HeapTrim {
     due: Option<Instant>,
 }
 
@@ -20,17 +20,17 @@ impl HeapTrim {
     }
 
     /// Records that an application was detached, and its memory freed.
-    pub(in crate::daemon) fn on_detach(&mut self, now: Instant) {
+    pub(super) fn on_detach(&mut self, now: Instant) {
         self.due = Some(now + TRIM_DELAY);
     }
 
     /// Time until [`HeapTrim::trim_if_due`] has something to do.
-    pub(in crate::daemon) fn time_left(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
         self.due.map(|due| due.saturating_duration_since(now))
     }
 
     /// Trims the heap if it is due. Must not run on a thread that processes packets.
-    pub(in crate::daemon) fn trim_if_due(&mut self, now: Instant) {
+    pub(super) fn trim_if_due(&mut self, now: Instant) {
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
             trim_heap();

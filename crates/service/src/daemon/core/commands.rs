@@ -29,7 +29,7 @@ impl SocketServer {
     }
 
     /// Executes a command. Returns the socket to poll next, if any.
-    pub(in crate::daemon) fn execute(
+    pub(super) fn execute(
         &mut self,
         number: AppNumber,
         app: &mut Application,

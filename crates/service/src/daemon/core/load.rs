@@ -51,7 +51,7 @@ impl CoreLoad {
         self.applications.fetch_sub(count as u32, Ordering::SeqCst);
     }
 
-    pub(in crate::daemon) fn set_migration_sets(&self, count: usize) {
+    pub(super) fn set_migration_sets(&self, count: usize) {
         self.migration_sets.store(count as u32, Ordering::Relaxed);
     }
 
@@ -63,7 +63,7 @@ impl CoreLoad {
 
 /// Measures the share of time in which a core is busy.
 #[derive(Default)]
-pub(in crate::daemon) struct LoadMeter {
+pub(super) struct LoadMeter {
     began_ns: u64,
     last_ns: u64,
     busy_ns: u64,
@@ -72,7 +72,7 @@ pub(in crate::daemon) struct LoadMeter {
 
 impl LoadMeter {
     /// Starts a round. Returns true at the end of a window, with the result published in `load`.
-    pub(in crate::daemon) fn on_round(&mut self, now_ns: u64, load: &CoreLoad) -> bool {
+    pub(super) fn on_round(&mut self, now_ns: u64, load: &CoreLoad) -> bool {
         if self.was_busy {
             self.busy_ns += now_ns.saturating_sub(self.last_ns);
         }
@@ -88,7 +88,7 @@ impl LoadMeter {
     }
 
     /// Records if the round found work.
-    pub(in crate::daemon) fn set_busy(&mut self, busy: bool) {
+    pub(super) fn set_busy(&mut self, busy: bool) {
         self.was_busy = busy;
     }
 }

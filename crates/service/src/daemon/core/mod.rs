@@ -28,25 +28,25 @@ use self::inbox::Inbox;
 use self::load::LoadMeter;
 use self::message::CoreMessage;
 use self::server::SocketServer;
-use super::application::Application;
-use super::ids::{AppNumber, SocketKey};
-use super::log::Log;
+use crate::daemon::application::Application;
+use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::log::Log;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Load windows after which the migration sets are counted anew and work counters are halved.
 const REGROUP_WINDOWS: u32 = 10;
 
 /// Network core: an engine, and the applications served from it.
-pub(in crate::daemon) struct NetworkCore {
-    pub(in crate::daemon) index: usize,
-    pub(in crate::daemon) cores: Arc<Cores>,
-    pub(in crate::daemon) server: SocketServer,
-    pub(in crate::daemon) wake_fds: WakeFds,
-    pub(in crate::daemon) apps: Vec<Option<Box<Application>>>,
+pub(super) struct NetworkCore {
+    pub(super) index: usize,
+    pub(super) cores: Arc<Cores>,
+    pub(super) server: SocketServer,
+    pub(super) wake_fds: WakeFds,
+    pub(super) apps: Vec<Option<Box<Application>>>,
     /// Application that has the first turn in the next round.
     first_turn: usize,
     /// Sockets to poll again, as the device was full or the socket is new on this core.
-    pub(in crate::daemon) poll_queue: Vec<SocketKey>,
+    pub(super) poll_queue: Vec<SocketKey>,
     inbox: Inbox,
     /// Message that arrived while the core was going to sleep.
     early_message: Option<CoreMessage>,
@@ -61,18 +61,18 @@ pub(in crate::daemon) struct NetworkCore {
     is_reaping: bool,
     /// Next coalesced wake-up of an application.
     wake_next_ns: Option<u64>,
-    pub(in crate::daemon) log: Log,
+    pub(super) log: Log,
 }
 
 /// Position of a network core among others: its index and its inbox.
-pub(in crate::daemon) struct CoreSlot {
-    pub(in crate::daemon) index: usize,
-    pub(in crate::daemon) inbox: Inbox,
-    pub(in crate::daemon) cores: Arc<Cores>,
+pub(super) struct CoreSlot {
+    pub(super) index: usize,
+    pub(super) inbox: Inbox,
+    pub(super) cores: Arc<Cores>,
 }
 
 /// Handler of the messages to a network core.
-pub(in crate::daemon) trait MessageHandler {
+pub(super) trait MessageHandler {
     /// Handles a message. Breaks when the core must stop, with the process ID of the daemon that
     /// has taken over, if any.
     ///
@@ -89,11 +89,7 @@ pub(in crate::daemon) trait MessageHandler {
 }
 
 impl NetworkCore {
-    pub(in crate::daemon) fn new(
-        slot: CoreSlot,
-        mut server: SocketServer,
-        log: Log,
-    ) -> io::Result<Self> {
+    pub(super) fn new(slot: CoreSlot, mut server: SocketServer, log: Log) -> io::Result<Self> {
         let CoreSlot { index, inbox, cores } = slot;
         let wake_fds = server.engine.wake_fds()?;
         Ok(Self {
@@ -121,10 +117,7 @@ impl NetworkCore {
     ///
     /// # Errors
     /// When the device has failed.
-    pub(in crate::daemon) fn run(
-        mut self,
-        mut handler: impl MessageHandler,
-    ) -> io::Result<Option<u32>> {
+    pub(super) fn run(mut self, mut handler: impl MessageHandler) -> io::Result<Option<u32>> {
         self.server.engine.take_over()?;
         let successor = loop {
             match self.handle_messages(&mut handler)? {
@@ -210,7 +203,7 @@ impl NetworkCore {
     }
 
     /// Inserts an application; returns its index.
-    pub(in crate::daemon) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
+    pub(super) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);
@@ -222,7 +215,7 @@ impl NetworkCore {
 }
 
 /// Application with this takeover token.
-pub(in crate::daemon) fn find_by_token(
+pub(super) fn find_by_token(
     apps: &mut [Option<Box<Application>>],
     token: TakeoverToken,
 ) -> Option<(AppNumber, &mut Application)> {

@@ -76,7 +76,7 @@ impl SocketServer {
     }
 
     /// Removes an application from the holders of a shared socket.
-    pub(in crate::daemon) fn leave_socket(
+    pub(super) fn leave_socket(
         &mut self,
         number: AppNumber,
         app: &mut Application,
@@ -88,11 +88,7 @@ impl SocketServer {
     }
 
     /// Closes a socket without other holders. Returns its key if it must be polled.
-    pub(in crate::daemon) fn close_unshared(
-        &mut self,
-        key: SocketKey,
-        abrupt: bool,
-    ) -> Option<SocketKey> {
+    pub(super) fn close_unshared(&mut self, key: SocketKey, abrupt: bool) -> Option<SocketKey> {
         let socket = self.sockets.get_mut(key)?;
         if let SocketKind::Stream(stream) = &mut socket.kind
             && !abrupt
@@ -105,16 +101,14 @@ impl SocketServer {
     }
 
     /// Ends a socket, in the stack too.
-    pub(in crate::daemon) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
+    pub(super) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
         let Some(mut socket) = self.sockets.remove(key) else { return };
         socket.discard_memory();
         let claim = socket.claim.take();
         match &mut socket.kind {
             SocketKind::Udp(datagrams) => {
                 let (_, arena, _) = self.engine.parts();
-                if let Some(held) = datagrams.pending.take() {
-                    held.release(arena);
-                }
+                datagrams.release_pending(arena);
                 self.socket_index.remove(StackSocketId::Udp(datagrams.id));
                 self.close_udp(datagrams.id);
                 self.release_claim(claim);

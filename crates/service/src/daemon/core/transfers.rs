@@ -46,7 +46,7 @@ impl SocketServer {
     }
 
     /// Closes sockets whose transfer has expired. Returns the sockets to poll.
-    pub(in crate::daemon) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
+    pub(super) fn expire_transfers(&mut self, now_ns: u64) -> Vec<SocketKey> {
         let left = self.transfers.expire(&mut self.sockets, now_ns);
         left.into_iter().filter_map(|key| self.close_unshared(key, false)).collect()
     }

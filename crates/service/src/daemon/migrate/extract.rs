@@ -21,7 +21,7 @@ const MAX_DRAIN_ROUNDS: usize = 1024;
 
 impl NetworkCore {
     /// Migrates a set of applications to another core.
-    pub(in crate::daemon) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
+    pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
         let cores = Arc::clone(&self.cores);
         let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
         let to = cores.migration_target(to);

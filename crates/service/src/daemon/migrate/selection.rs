@@ -51,7 +51,7 @@ impl NetworkCore {
 
     /// Migrates everything to another core. Returns the number of applications and sockets still
     /// here: the other core may have no space for them, and send them back.
-    pub(in crate::daemon) fn migrate_all(&mut self, to: usize) -> io::Result<usize> {
+    pub(super) fn migrate_all(&mut self, to: usize) -> io::Result<usize> {
         let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
         let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();
         let sockets = self.server.sockets.keys();

@@ -15,7 +15,7 @@ use crate::daemon::socket::AppSocket;
 
 /// Applications that must be on one core, and what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::daemon) struct MigrationSet {
+pub(super) struct MigrationSet {
     pub(in crate::daemon) apps: Vec<AppNumber>,
     pub(in crate::daemon) sockets: Vec<SocketKey>,
     pub(in crate::daemon) ports: Vec<LocalPort>,
@@ -89,8 +89,13 @@ impl AppGroups {
 }
 
 impl NetworkCore {
+    /// Number of sets of applications that can migrate independently.
+    pub(in crate::daemon) fn count_migration_sets(&self) -> usize {
+        self.migration_sets().len()
+    }
+
     /// Sets of applications that can migrate independently, with all sockets.
-    pub(in crate::daemon) fn migration_sets(&self) -> Vec<MigrationSet> {
+    pub(super) fn migration_sets(&self) -> Vec<MigrationSet> {
         let mut groups = AppGroups::new(self.apps.len());
         let (mut constraints, mut ports) = (self.constraints(), HashMap::new());
         for (_, socket) in self.server.sockets.entries() {
@@ -125,7 +130,7 @@ impl NetworkCore {
     }
 
     /// Migration set of a socket.
-    pub(in crate::daemon) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
+    pub(super) fn migration_set_of(&self, key: SocketKey) -> MigrationSet {
         let set = self.migration_sets().into_iter().find(|set| set.sockets.contains(&key));
         set.unwrap_or_else(|| {
             // The socket is in transit, and its port has no other sockets than such.

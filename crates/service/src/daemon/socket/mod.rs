@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tidegate_engine::{Engine, PortClaim};
+use tidegate_memory::Arena;
 use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpId, TcpListenerId, UdpId};
 
@@ -25,69 +26,74 @@ use crate::ipc::status::{SocketState, Status};
 const DISCARD_THRESHOLD_BYTES: u64 = 16 << 10;
 
 /// Socket of one or several applications.
-pub(in crate::daemon) struct AppSocket {
-    pub(in crate::daemon) handle: Handle,
-    pub(in crate::daemon) kind: SocketKind,
-    pub(in crate::daemon) slot: SocketSlot,
-    pub(in crate::daemon) status: Status,
+pub(super) struct AppSocket {
+    pub(super) handle: Handle,
+    pub(super) kind: SocketKind,
+    pub(super) slot: SocketSlot,
+    pub(super) status: Status,
     /// Claim of its local port.
-    pub(in crate::daemon) claim: Option<Arc<PortClaim>>,
+    pub(super) claim: Option<Arc<PortClaim>>,
     /// Application that created the socket; status and streams are in that application's slot.
-    pub(in crate::daemon) origin: Holder,
+    pub(super) origin: Holder,
     /// Applications that hold the socket.
-    pub(in crate::daemon) holders: Vec<Holder>,
+    pub(super) holders: Vec<Holder>,
     /// A holder has corrupted the streams: the socket is no longer polled.
     is_corrupt: bool,
     /// The socket is in the core's poll queue.
-    pub(in crate::daemon) in_poll_queue: bool,
+    pub(super) in_poll_queue: bool,
 }
 
 /// Kind of a socket: its ID in the stack, and its streams.
-pub(in crate::daemon) enum SocketKind {
+pub(super) enum SocketKind {
     Udp(UdpEndpoint),
     Listener(TcpListenerId),
     Stream(TcpEndpoint),
 }
 
 /// UDP socket of the stack, and its streams in shared memory.
-pub(in crate::daemon) struct UdpEndpoint {
-    pub(in crate::daemon) id: UdpId,
-    pub(in crate::daemon) from_app: StreamIn,
-    pub(in crate::daemon) to_app: StreamOut,
+pub(super) struct UdpEndpoint {
+    pub(super) id: UdpId,
+    from_app: StreamIn,
+    to_app: StreamOut,
     /// Received datagram that found no space in `to_app`.
-    pub(in crate::daemon) pending: Option<PendingDatagram>,
-    pub(in crate::daemon) payload_bytes: PayloadBytes,
+    pending: Option<PendingDatagram>,
+    payload_bytes: PayloadBytes,
+}
+
+impl UdpEndpoint {
+    /// Releases the datagram that waits for space in the application's stream.
+    pub(super) fn release_pending(&mut self, arena: &mut Arena) {
+        if let Some(held) = self.pending.take() {
+            held.release(arena);
+        }
+    }
 }
 
 /// TCP connection of the stack, and its streams in shared memory.
-pub(in crate::daemon) struct TcpEndpoint {
-    pub(in crate::daemon) id: TcpId,
-    pub(in crate::daemon) from_app: StreamIn,
-    pub(in crate::daemon) to_app: StreamOut,
+pub(super) struct TcpEndpoint {
+    pub(super) id: TcpId,
+    from_app: StreamIn,
+    to_app: StreamOut,
     /// The application has shut down its side: data in the stream still goes out, then a FIN.
-    pub(in crate::daemon) shutdown_pending: bool,
+    pub(super) shutdown_pending: bool,
     /// The application has closed the connection: it ends when the stream is empty.
-    pub(in crate::daemon) is_closed: bool,
-    pub(in crate::daemon) payload_bytes: PayloadBytes,
+    pub(super) is_closed: bool,
+    payload_bytes: PayloadBytes,
 }
 
 /// Result of polling a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::daemon) struct PollResult {
+pub(super) struct PollResult {
     /// The holders must be notified.
-    pub(in crate::daemon) notify: bool,
+    pub(super) notify: bool,
     /// The device was full: poll again soon.
-    pub(in crate::daemon) poll_again: bool,
+    pub(super) poll_again: bool,
     /// The socket has no more to do and can be removed.
-    pub(in crate::daemon) is_done: bool,
+    pub(super) is_done: bool,
 }
 
 impl AppSocket {
-    pub(in crate::daemon) fn udp(
-        memory: &SharedMemory,
-        handle: Handle,
-        id: UdpId,
-    ) -> io::Result<Self> {
+    pub(super) fn udp(memory: &SharedMemory, handle: Handle, id: UdpId) -> io::Result<Self> {
         let place = memory.slot(handle.slot)?;
         place.clear()?;
         let (from_app, to_app) = place.daemon_streams(StreamKind::Datagrams)?;
@@ -101,7 +107,7 @@ impl AppSocket {
         Ok(Self::with_kind(handle, kind, place, SocketState::Datagram))
     }
 
-    pub(in crate::daemon) fn listener(
+    pub(super) fn listener(
         memory: &SharedMemory,
         handle: Handle,
         id: TcpListenerId,
@@ -111,11 +117,7 @@ impl AppSocket {
         Ok(Self::with_kind(handle, SocketKind::Listener(id), place, SocketState::Listening))
     }
 
-    pub(in crate::daemon) fn stream(
-        memory: &SharedMemory,
-        handle: Handle,
-        id: TcpId,
-    ) -> io::Result<Self> {
+    pub(super) fn stream(memory: &SharedMemory, handle: Handle, id: TcpId) -> io::Result<Self> {
         let place = memory.slot(handle.slot)?;
         place.clear()?;
         let (from_app, to_app) = place.daemon_streams(StreamKind::Bytes)?;
@@ -151,14 +153,14 @@ impl AppSocket {
     }
 
     /// Aborts the socket if its streams were corrupted before or during a handover.
-    pub(in crate::daemon) fn abort_if_corrupt(&mut self, engine: &mut Engine) {
+    pub(super) fn abort_if_corrupt(&mut self, engine: &mut Engine) {
         if self.is_corrupt && self.status.state != SocketState::Over {
             self.abort(engine);
         }
     }
 
     /// Sets the ID that the socket has after a migration to another stack.
-    pub(in crate::daemon) fn set_id(&mut self, id: StackSocketId) {
+    pub(super) fn set_id(&mut self, id: StackSocketId) {
         match (&mut self.kind, id) {
             (SocketKind::Udp(datagrams), StackSocketId::Udp(id)) => datagrams.id = id,
             (SocketKind::Listener(own), StackSocketId::Listener(id)) => *own = id,
@@ -169,7 +171,7 @@ impl AppSocket {
     }
 
     /// Copies a pending datagram out of its frame, which stays with this core.
-    pub(in crate::daemon) fn copy_pending(&mut self, engine: &mut Engine) {
+    pub(super) fn copy_pending(&mut self, engine: &mut Engine) {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return };
         if let Some(held) = datagrams.pending.take() {
             datagrams.pending = Some(PendingDatagram::Copy(held.save(engine)));
@@ -178,7 +180,7 @@ impl AppSocket {
     }
 
     /// ID of the socket in the stack.
-    pub(in crate::daemon) fn id(&self) -> StackSocketId {
+    pub(super) fn id(&self) -> StackSocketId {
         match &self.kind {
             SocketKind::Udp(datagrams) => StackSocketId::Udp(datagrams.id),
             SocketKind::Listener(id) => StackSocketId::Listener(*id),
@@ -193,7 +195,7 @@ impl AppSocket {
     }
 
     /// Sets the status. Returns true if it has changed.
-    pub(in crate::daemon) fn set_status(&mut self, status: Status) -> bool {
+    pub(super) fn set_status(&mut self, status: Status) -> bool {
         let is_new = self.status != status;
         if is_new {
             self.status = status;
@@ -203,13 +205,13 @@ impl AppSocket {
     }
 
     /// Adds a holder.
-    pub(in crate::daemon) fn add_holder(&mut self, holder: Holder) {
+    pub(super) fn add_holder(&mut self, holder: Holder) {
         self.holders.push(holder);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
     }
 
     /// Removes `app` from the holders; returns its entry.
-    pub(in crate::daemon) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
+    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
         let at = self.holders.iter().position(|holder| holder.app == app)?;
         let holder = self.holders.remove(at);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
@@ -217,12 +219,12 @@ impl AppSocket {
     }
 
     /// True if the application has closed the connection, which only sends remaining data.
-    pub(in crate::daemon) fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         matches!(&self.kind, SocketKind::Stream(stream) if stream.is_closed)
     }
 
     /// Aborts a socket whose streams were corrupted by one of several holders.
-    pub(in crate::daemon) fn abort(&mut self, engine: &mut Engine) {
+    pub(super) fn abort(&mut self, engine: &mut Engine) {
         self.is_corrupt = true;
         if let SocketKind::Stream(stream) = &self.kind {
             let (stack, arena, now_ns) = engine.parts();
@@ -233,7 +235,7 @@ impl AppSocket {
     }
 
     /// Records an error for the application. Returns true if the status has changed.
-    pub(in crate::daemon) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
+    pub(super) fn set_error(&mut self, kind: io::ErrorKind) -> bool {
         let error_count = self.status.error_count.wrapping_add(1);
         self.set_status(Status { error: Some(kind), error_count, ..self.status })
     }
@@ -242,7 +244,7 @@ impl AppSocket {
     ///
     /// # Errors
     /// [`PeerError`] when the application has written invalid indices or datagrams.
-    pub(in crate::daemon) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(super) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
         if self.is_corrupt {
             return Ok(PollResult { is_done: self.is_closed(), ..PollResult::default() });
         }
@@ -261,7 +263,7 @@ impl AppSocket {
 
     /// Discards the stream memory of an ended socket, unless it moved so little that the call
     /// would cost more.
-    pub(in crate::daemon) fn discard_memory(&self) {
+    pub(super) fn discard_memory(&self) {
         let PayloadBytes { to_app, from_app } = self.payload_bytes();
         if to_app + from_app > DISCARD_THRESHOLD_BYTES {
             self.slot.discard();
@@ -269,7 +271,7 @@ impl AppSocket {
     }
 
     /// Payload bytes moved so far.
-    pub(in crate::daemon) fn payload_bytes(&self) -> PayloadBytes {
+    pub(super) fn payload_bytes(&self) -> PayloadBytes {
         match &self.kind {
             SocketKind::Udp(datagrams) => datagrams.payload_bytes,
             SocketKind::Listener(_) => PayloadBytes::default(),
@@ -278,7 +280,7 @@ impl AppSocket {
     }
 
     /// Local address.
-    pub(in crate::daemon) fn local_addr(&self, engine: &Engine) -> Option<SocketAddr> {
+    pub(super) fn local_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
             SocketKind::Udp(datagrams) => stack.udp_local_addr(datagrams.id),
@@ -288,7 +290,7 @@ impl AppSocket {
     }
 
     /// Peer address of a connected socket.
-    pub(in crate::daemon) fn peer_addr(&self, engine: &Engine) -> Option<SocketAddr> {
+    pub(super) fn peer_addr(&self, engine: &Engine) -> Option<SocketAddr> {
         let stack = engine.stack();
         match &self.kind {
             SocketKind::Udp(datagrams) => stack.udp_peer_addr(datagrams.id),

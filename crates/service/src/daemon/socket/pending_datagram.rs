@@ -10,7 +10,7 @@ use tidegate_stack::Datagram;
 use crate::ipc::datagram::DatagramHeader;
 
 /// Datagram that found no space in the application's stream.
-pub(in crate::daemon) enum PendingDatagram {
+pub(super) enum PendingDatagram {
     /// In the frame that was received.
     Frame(Datagram),
     /// Copied out of its frame, for a migration or a handover.
@@ -26,7 +26,7 @@ pub(in crate::daemon) struct DatagramSnapshot {
 }
 
 impl PendingDatagram {
-    pub(in crate::daemon) fn header(&self, len: usize) -> DatagramHeader {
+    pub(super) fn header(&self, len: usize) -> DatagramHeader {
         let (remote, local) = match self {
             Self::Frame(datagram) => (datagram.remote, datagram.local),
             Self::Copy(saved) => (saved.remote, saved.local),

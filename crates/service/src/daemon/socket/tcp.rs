@@ -8,10 +8,7 @@ use super::{AppSocket, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
 impl AppSocket {
-    pub(in crate::daemon) fn poll_stream(
-        &mut self,
-        engine: &mut Engine,
-    ) -> Result<PollResult, PeerError> {
+    pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
         let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;

@@ -12,10 +12,7 @@ use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 const PADDING: [u8; 8] = [0; 8];
 
 impl AppSocket {
-    pub(in crate::daemon) fn poll_udp(
-        &mut self,
-        engine: &mut Engine,
-    ) -> Result<PollResult, PeerError> {
+    pub(super) fn poll_udp(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return Ok(PollResult::default()) };
         let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
         let sent = send(datagrams, engine)?;

@@ -9,7 +9,7 @@ use crate::daemon::ids::{Holder, NO_APP, SocketKey};
 use crate::daemon::snapshot_error::InvalidSnapshot;
 
 /// Time after which a socket that no application has received is closed.
-pub(in crate::daemon) const TRANSFER_TIMEOUT_NS: u64 = 60_000_000_000;
+pub(super) const TRANSFER_TIMEOUT_NS: u64 = 60_000_000_000;
 
 /// Holder of a socket in transit.
 pub(in crate::daemon) const IN_TRANSIT: Holder = Holder { app: NO_APP, slot: 0 };
@@ -33,7 +33,7 @@ pub(in crate::daemon) struct SocketTransfer {
     pub(in crate::daemon) uid: u32,
     /// Receivers still expected; the socket is in transit while there are any.
     pub(in crate::daemon) pending_receivers: u32,
-    pub(in crate::daemon) expires_ns: u64,
+    pub(super) expires_ns: u64,
     /// A listener, which other holders of the kernel socket may receive at any time.
     pub(in crate::daemon) is_shared: bool,
     /// Number of sockets that travel with the descriptor.
@@ -89,7 +89,7 @@ impl TransferTable {
     }
 
     /// True if neither the descriptor nor the socket has a transfer: they correspond one to one.
-    pub(in crate::daemon) fn can_insert(&self, fd_cookie: FdCookie, key: SocketKey) -> bool {
+    pub(super) fn can_insert(&self, fd_cookie: FdCookie, key: SocketKey) -> bool {
         !self.0.contains_key(&fd_cookie) && self.0.values().all(|transfer| transfer.key != key)
     }
 

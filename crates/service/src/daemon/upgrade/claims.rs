@@ -19,14 +19,14 @@ use crate::daemon::snapshot_error::InvalidSnapshot;
 
 /// Port claims of a daemon's sockets, without duplicates.
 #[derive(Default)]
-pub(in crate::daemon) struct ClaimTable<'c> {
+pub(super) struct ClaimTable<'c> {
     indices: HashMap<*const PortClaim, u32>,
     claims: Vec<&'c PortClaim>,
 }
 
 impl<'c> ClaimTable<'c> {
     /// Index of a claim, which is added if it is new.
-    pub(in crate::daemon) fn index_of(&mut self, claim: &'c Arc<PortClaim>) -> u32 {
+    pub(super) fn index_of(&mut self, claim: &'c Arc<PortClaim>) -> u32 {
         let next = self.claims.len() as u32;
         *self.indices.entry(Arc::as_ptr(claim)).or_insert_with(|| {
             self.claims.push(claim);
@@ -58,7 +58,7 @@ impl<'c> ClaimTable<'c> {
 }
 
 /// Port claims of the previous daemon, and the sockets and connections they belong to, by index.
-pub(in crate::daemon) struct RestoredClaims {
+pub(super) struct RestoredClaims {
     claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
     sockets: Vec<(SocketKey, u32)>,
     closing: Vec<(TcpId, u32)>,
@@ -86,7 +86,7 @@ impl SocketServer {
     ///
     /// # Errors
     /// When the device rejects a steering rule.
-    pub(in crate::daemon) fn restore_claims(&mut self, restored: RestoredClaims) -> io::Result<()> {
+    pub(super) fn restore_claims(&mut self, restored: RestoredClaims) -> io::Result<()> {
         if !self.claims.shares_kernel_addresses() {
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl SocketServer {
     ///
     /// # Errors
     /// When a port belongs to another core.
-    pub(in crate::daemon) fn claim_all_among_cores(&mut self) -> io::Result<()> {
+    pub(super) fn claim_all_among_cores(&mut self) -> io::Result<()> {
         if self.claims.shares_kernel_addresses() {
             return Ok(());
         }

@@ -65,7 +65,7 @@ pub(in crate::daemon) struct ReceivedState {
 }
 
 /// Connection to the new daemon, at the old daemon (the predecessor).
-pub(in crate::daemon) struct Predecessor(UnixStream);
+pub(super) struct Predecessor(UnixStream);
 
 /// Connection to the old daemon, at the new daemon (the successor).
 pub(in crate::daemon) struct Successor(UnixStream);

@@ -21,37 +21,37 @@ const FORMAT: [u8; 8] = *b"tidestt\x05";
 /// Snapshot of a daemon, except its file descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::daemon) struct DaemonSnapshot {
-    pub(in crate::daemon) stack: StackSnapshot,
+    pub(super) stack: StackSnapshot,
     /// Hardware (MAC) address.
     pub(in crate::daemon) mac: [u8; 6],
     /// Shared memories, with two descriptors each.
-    pub(in crate::daemon) memories: Vec<Geometry>,
+    pub(super) memories: Vec<Geometry>,
     /// Applications by index, with a descriptor each.
-    pub(in crate::daemon) applications: Vec<Option<ApplicationSnapshot>>,
+    pub(super) applications: Vec<Option<ApplicationSnapshot>>,
     /// Sockets by key.
-    pub(in crate::daemon) sockets: Vec<Option<SocketSnapshot>>,
-    pub(in crate::daemon) transfers: Vec<TransferSnapshot>,
+    pub(super) sockets: Vec<Option<SocketSnapshot>>,
+    pub(super) transfers: Vec<TransferSnapshot>,
     /// Port claims taken from the kernel, with a descriptor for each kernel socket.
-    pub(in crate::daemon) claims: Vec<ClaimSnapshot>,
+    pub(super) claims: Vec<ClaimSnapshot>,
     /// Closed connections that have not ended, with the indices of their claims.
-    pub(in crate::daemon) closing: Vec<(u64, u32)>,
+    pub(super) closing: Vec<(u64, u32)>,
     /// Device to inherit, with a descriptor.
-    pub(in crate::daemon) device: Option<DeviceSnapshot>,
+    pub(super) device: Option<DeviceSnapshot>,
 }
 
 /// Claim of a local port taken from the kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct ClaimSnapshot {
+pub(super) struct ClaimSnapshot {
     pub(in crate::daemon) protocol: ProtocolSnapshot,
     pub(in crate::daemon) local: SocketAddr,
     pub(in crate::daemon) addresses: Vec<IpAddr>,
     /// A kernel socket is kept with the claim.
-    pub(in crate::daemon) has_kernel_socket: bool,
+    pub(super) has_kernel_socket: bool,
 }
 
 /// Kind of the device descriptor handed over.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) enum DeviceSnapshot {
+pub(super) enum DeviceSnapshot {
     /// BPF link that keeps the XDP program attached, in the driver if `native`.
     XdpLink { native: bool },
     /// TAP or TUN device.
@@ -59,7 +59,7 @@ pub(in crate::daemon) enum DeviceSnapshot {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) enum ProtocolSnapshot {
+pub(super) enum ProtocolSnapshot {
     Udp,
     Tcp,
 }
@@ -69,7 +69,7 @@ impl DaemonSnapshot {
     ///
     /// # Errors
     /// When there is no memory for the bytes.
-    pub(in crate::daemon) fn encode(&self) -> io::Result<Vec<u8>> {
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
         postcard::to_extend(self, FORMAT.to_vec()).map_err(io::Error::other)
     }
 
