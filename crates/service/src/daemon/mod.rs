@@ -4,6 +4,18 @@
 //! sockets of applications. It takes no lock. The attach listener has a thread of its own,
 //! which creates the shared memory of new applications and sends them to a core. With several
 //! cores, applications migrate, so that as many cores are used as needed.
+//!
+//! Each folder uses only the folders before it in this list:
+//!
+//! * `socket`: one application socket, its streams and the stack;
+//! * `application`: one attached application, its rings and its slots;
+//! * `transfer`: sockets that pass from one process to another;
+//! * `core`: the loop of a network core, and the commands that it executes;
+//! * `migrate`: applications that change their core, and when they do;
+//! * `upgrade`: another daemon takes over;
+//! * `attach`: the listener, and the admission of applications.
+//!
+//! [`Daemon`] starts and stops the threads; `dispatch` connects the core to the folders above it.
 
 mod application;
 mod attach;
@@ -209,9 +221,9 @@ impl Daemon {
             begin_senders.push(begin_sender);
         }
         drop_privileges()?;
-        let (attach_begin, door_may_begin) = mpsc::channel();
+        let (attach_begin, may_accept) = mpsc::channel();
         daemon.attach_listener =
-            Some(AttachListener::open(socket, Arc::clone(&cores), log, door_may_begin)?);
+            Some(AttachListener::open(socket, Arc::clone(&cores), log, may_accept)?);
         if limits.end() > &1 {
             daemon.balancer = Some(Balancer::start(cores, limits)?);
         }
