@@ -31,6 +31,7 @@ pub use udp::ReceivedDatagram;
 use self::requests::REPLY_TIMEOUT;
 use self::socket::AttachedSocket;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle, Tag};
+use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, Welcome, receive_welcome, send_hello};
 use crate::ipc::layout::SharedMemory;
 pub use crate::ipc::notification::AddressInfo;
@@ -116,23 +117,6 @@ fn handshake(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome)> {
 fn is_hang_up(error: &io::Error) -> bool {
     let kinds = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     kinds.contains(&error.kind())
-}
-
-/// Connects to the Unix socket of the daemon.
-pub(crate) fn connect_to_daemon(path: &Path) -> io::Result<UnixStream> {
-    let connect = || loop {
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            connected => return connected,
-        }
-    };
-    connect().map_err(|error| {
-        let message = format!(
-            "no network daemon at {}: {error}; start one with `tidegate daemon`, or set its path",
-            path.display()
-        );
-        io::Error::new(error.kind(), message)
-    })
 }
 
 impl Attachment {

@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use super::Attachment;
 use super::requests::REPLY_TIMEOUT;
 use super::socket::{AttachedSocket, SocketType};
-use super::{Attachment, connect_to_daemon};
 use crate::ipc::command::Handle;
+use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, Shard, TransferOperation, send_hello};
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::transfer_reply::{TransferReply, TransferredType, receive_outcome};

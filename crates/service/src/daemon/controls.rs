@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_gate::{GateCounters, Settings};
 
-use super::cores::Cores;
-use super::inbox::CoreMessage;
+use super::core::cores::Cores;
+use super::core::message::CoreMessage;
 use super::report::GateState;
 
 /// Control handle of a running daemon. It can be cloned and sent to other threads.

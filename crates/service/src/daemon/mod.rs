@@ -4,110 +4,73 @@
 //! sockets of applications. It takes no lock. The attach listener has a thread of its own,
 //! which creates the shared memory of new applications and sends them to a core. With several
 //! cores, applications migrate, so that as many cores are used as needed.
+//!
+//! Each folder uses only the folders before it in this list:
+//!
+//! * `socket`: one application socket, its streams and the stack;
+//! * `application`: one attached application, its rings and its slots;
+//! * `transfer`: sockets that pass from one process to another;
+//! * `core`: the loop of a network core, and the commands that it executes;
+//! * `migrate`: applications that change their core, and when they do;
+//! * `upgrade`: another daemon takes over;
+//! * `attach`: the listener, and the admission of applications.
+//!
+//! [`Daemon`] starts and stops the threads; `dispatch` connects the core to the folders above it.
 
 mod application;
-mod attach_listener;
-mod balancer;
-mod claims;
-mod coalescing;
-mod commands;
+mod attach;
 mod controls;
-mod core_handover;
-mod cores;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
-mod handover;
-mod handover_protocol;
-mod heap_trim;
+mod core;
+mod dispatch;
 mod ids;
-mod inbox;
-mod load;
-mod migration;
-mod migration_set;
-mod network_core;
-mod pending_datagram;
-mod port_query;
+mod log;
+mod migrate;
+mod options;
 mod quota;
 mod report;
-mod save;
-mod snapshot;
+mod snapshot_error;
 mod socket;
-mod socket_table;
-mod tcp;
 mod transfer;
-mod transfer_table;
-mod udp;
+mod upgrade;
 
 use std::io;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_device::sharded::MAX_CORES;
-use tidegate_engine::{
-    IdleConfig, NetConfig, OpenError, PreparedEngines, ShardedStacks, open_sharded,
-};
-use tidegate_gate::Mode;
+use tidegate_engine::{NetConfig, PreparedEngines, ShardedStacks, open_sharded};
 use tidegate_wire::MacAddr;
 
-pub use attach_listener::AttachConfig;
+pub use attach::bound_socket::AttachConfig;
 pub use controls::Controls;
-pub use handover_protocol::OutputFds;
 pub use ids::Identity;
+pub use log::Log;
+pub use options::{StartError, StartOptions};
 pub use quota::Quota;
 pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
+#[cfg(any(test, fuzzing))]
+pub use upgrade::fuzz;
+pub use upgrade::handover::{ConfigFactory, UpgradeMode};
+pub use upgrade::protocol::OutputFds;
 
-use self::attach_listener::{AttachListener, BoundSocket};
-use self::balancer::Balancer;
-use self::commands::SocketServer;
-use self::core_handover::open_released_device;
-use self::cores::Cores;
-use self::handover_protocol::{ReceivedState, Successor};
-use self::inbox::{CoreMessage, InboxSender};
-use self::network_core::{CoreSlot, NetworkCore};
+use self::attach::bound_socket::BoundSocket;
+use self::attach::listener::AttachListener;
+use self::core::cores::Cores;
+use self::core::inbox::InboxSender;
+use self::core::message::CoreMessage;
+use self::core::server::SocketServer;
+use self::core::{CoreSlot, NetworkCore};
+use self::dispatch::Dispatcher;
+use self::migrate::balancer::Balancer;
+use self::options::check_options;
 use self::quota::AppSettings;
-use self::save::RestoredCore;
-use self::snapshot::DaemonSnapshot;
-
-/// Log sink: receives one line for each event of an application.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+use self::upgrade::handover::open_released_device;
+use self::upgrade::protocol::{ReceivedState, Successor};
+use self::upgrade::restore::{RestoredCore, restore};
+use self::upgrade::snapshot::DaemonSnapshot;
 
 /// Default minimum time between two wake-ups of an application with several peers.
 pub const DEFAULT_COALESCING: Duration = Duration::from_micros(100);
-
-/// Error when a daemon starts or takes over.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The stack could not be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The socket could not be bound, or no thread or file descriptor is left.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// Sizes of the applications' shared memory out of range.
-    #[error(
-        "shared-memory sizes out of range: a stream holds a power of two of bytes from 4 KiB \
-         to 64 MiB, and an application has 1 to 1,048,576 sockets"
-    )]
-    Geometry,
-    /// Scheduling mode that needs interrupt threads.
-    #[error(
-        "mode {} needs interrupts, but a network core polls; choose mode polled or dedicated",
-        .0.name()
-    )]
-    Mode(Mode),
-    /// CPU share out of range, in percent.
-    #[error("an application's share of a core must be 1 to 100 percent, not {0}")]
-    CpuShare(u32),
-    /// Number of network cores out of range.
-    #[error(
-        "the number of network cores must be 1 to {MAX_CORES}, not {}-{}",
-        .0.start(),
-        .0.end()
-    )]
-    CoreCount(RangeInclusive<usize>),
-}
 
 /// Network stacks on their cores, and the applications attached to them. Dropping the daemon
 /// stops it.
@@ -117,39 +80,6 @@ pub struct Daemon {
     balancer: Option<Balancer>,
     cores: Arc<Cores>,
     threads: Vec<JoinHandle<io::Result<Option<u32>>>>,
-}
-
-/// Creates the configuration of a daemon's stack once more.
-pub type ConfigFactory = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
-
-/// Ability of a running daemon to be replaced by another one ([`Daemon::take_over`]).
-pub enum UpgradeMode {
-    /// No upgrade, for this reason.
-    Refused(&'static str),
-    /// The next daemon opens the device while the old daemon still has it.
-    Concurrent,
-    /// The next daemon opens the device after the old daemon has closed it and handed over its
-    /// state. If the upgrade fails, the old daemon reopens the device by this configuration.
-    Reopen(ConfigFactory),
-}
-
-/// Options of a daemon.
-pub struct StartOptions<B, S> {
-    /// Attach listener, and the resources of each application.
-    pub attach: AttachConfig,
-    /// Minimum and maximum number of network cores. Cores are used as needed; unused cores sleep.
-    pub cores: RangeInclusive<usize>,
-    /// Called first by the thread of each core, with the core's index: to pin the thread and set
-    /// its priority.
-    pub on_core_start: B,
-    /// Called once the device is open: by each core's thread after `on_core_start`, and by the
-    /// calling thread before applications are accepted. The attach listener's thread inherits the
-    /// privileges that the calling thread keeps.
-    pub drop_privileges: S,
-    /// Ability to be replaced by another daemon.
-    pub upgrade: UpgradeMode,
-    /// Log sink for events of applications.
-    pub log: Log,
 }
 
 impl Daemon {
@@ -220,7 +150,7 @@ impl Daemon {
         prepared.keep_mac(MacAddr(state.mac));
         let terms =
             AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
-        let (stack, restored, inherited) = save::restore(state, descriptors, terms)?;
+        let (stack, restored, inherited) = restore(state, descriptors, terms)?;
         if let Some(inherited) = inherited {
             prepared.primary().inherit(inherited);
         }
@@ -260,13 +190,13 @@ impl Daemon {
         let mut begin_senders = Vec::new();
         for (index, ((engine, claims), inbox)) in stacks.into_iter().zip(inboxes).enumerate() {
             let slot = CoreSlot { index, inbox, cores: Arc::clone(&cores) };
-            let (host, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
+            let (server, log) = (SocketServer::new(engine, claims), Arc::clone(&log));
             let upgrade = upgrade
                 .take()
                 .unwrap_or(UpgradeMode::Refused("a secondary core hands nothing over"));
             let core = match restored.take() {
-                Some(restored) => NetworkCore::restore(slot, host, restored, upgrade, log)?,
-                None => NetworkCore::new(slot, host, upgrade, log)?,
+                Some(restored) => restored.into_core(slot, server, log)?,
+                None => NetworkCore::new(slot, server, log)?,
             };
             let (started, has_started) = mpsc::channel();
             let (begin_sender, may_begin) = mpsc::channel();
@@ -276,7 +206,11 @@ impl Daemon {
                 let has_started_up = begun.is_ok();
                 // The starting thread waits for this result.
                 let _ = started.send(begun);
-                if has_started_up && may_begin.recv().is_ok() { core.run() } else { Ok(None) }
+                if has_started_up && may_begin.recv().is_ok() {
+                    core.run(Dispatcher::new(upgrade))
+                } else {
+                    Ok(None)
+                }
             };
             let name = match index {
                 0 => "tidegate-core".to_owned(),
@@ -287,9 +221,9 @@ impl Daemon {
             begin_senders.push(begin_sender);
         }
         drop_privileges()?;
-        let (attach_begin, door_may_begin) = mpsc::channel();
+        let (attach_begin, may_accept) = mpsc::channel();
         daemon.attach_listener =
-            Some(AttachListener::open(socket, Arc::clone(&cores), log, door_may_begin)?);
+            Some(AttachListener::open(socket, Arc::clone(&cores), log, may_accept)?);
         if limits.end() > &1 {
             daemon.balancer = Some(Balancer::start(cores, limits)?);
         }
@@ -343,29 +277,6 @@ impl Daemon {
         }
         successor
     }
-}
-
-/// Checks the options; returns the configuration with the idle policy of a network core.
-fn check_options<B, S>(
-    net: NetConfig,
-    options: &StartOptions<B, S>,
-) -> Result<NetConfig, StartError> {
-    let (min, max) = (*options.cores.start(), *options.cores.end());
-    if !(1..=max).contains(&min) || max > MAX_CORES {
-        return Err(StartError::CoreCount(options.cores.clone()));
-    }
-    let share = options.attach.quota.cpu_share_percent;
-    if !(1..=100).contains(&share) {
-        return Err(StartError::CpuShare(share));
-    }
-    if !options.attach.geometry.is_valid() {
-        return Err(StartError::Geometry);
-    }
-    if let Some(mode) = net.thread_mode() {
-        return Err(StartError::Mode(mode));
-    }
-    // Applications may share this processor: a pause yields it to them.
-    Ok(net.idle(IdleConfig { spin_ns: 0, ..IdleConfig::default() }))
 }
 
 impl Drop for Daemon {

@@ -9,13 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
-use tidegate_stack::QUEUE_FILL_SCALE;
 
-use super::application::Application;
-use super::commands::SocketServer;
-use super::ids::{Identity, PayloadBytes};
-use super::socket::{AppSocket, SocketKind};
-use crate::attachment::connect_to_daemon;
+use super::ids::Identity;
+use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, send_hello};
 use crate::ipc::status::SocketState;
 
@@ -164,86 +160,5 @@ impl DaemonReport {
         };
         let joined = reports.into_iter().reduce(join).unwrap_or_default();
         Self { cores_used, ..joined }
-    }
-
-    pub(super) fn new<'a>(
-        number: usize,
-        busy: u32,
-        host: &mut SocketServer,
-        apps: impl Iterator<Item = &'a Box<Application>>,
-    ) -> Self {
-        let applications: Vec<_> = apps
-            .map(|app| ApplicationReport {
-                core: number,
-                identity: app.identity.clone(),
-                commands: app.commands_taken,
-                bytes_in: payload_bytes(host, app).to_app,
-                bytes_out: payload_bytes(host, app).from_app,
-                memory_bytes: app.memory.allocated_bytes().unwrap_or(0),
-                sockets: app
-                    .sockets()
-                    .filter_map(|(_, key)| Some(SocketReport::new(host, host.sockets.get(key)?)))
-                    .collect(),
-            })
-            .collect();
-        let (engine, port, stack) = host.engine.counters();
-        let mut drops = port.drops.clone();
-        drops.merge(&stack.drops);
-        drops.merge(&stack.transmit_drops);
-        let arguments = std::env::args_os().skip(1);
-        Self {
-            pid: std::process::id(),
-            arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
-            folder: std::env::current_dir().unwrap_or_default(),
-            is_shared: host.claims.shares_kernel_addresses(),
-            cores: vec![CoreReport {
-                busy,
-                applications: applications.len(),
-                received: port.received,
-                transmitted: port.transmitted,
-            }],
-            cores_used: 1,
-            applications,
-            received: port.received,
-            transmitted: port.transmitted,
-            drops: drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect(),
-            rounds: engine.rounds,
-            busy_rounds: engine.busy_rounds,
-            sleeps: engine.sleeps,
-            frames_available: host.engine.frames_available(),
-            connections: host.engine.stack().tcp_connections(),
-            tcp_memory_bytes: host.engine.stack().tcp_memory_used(),
-        }
-    }
-}
-
-/// Payload bytes moved through all sockets of an application so far.
-fn payload_bytes(host: &SocketServer, app: &Application) -> PayloadBytes {
-    let mut moved = app.payload_bytes;
-    let open = app.sockets().filter_map(|(_, key)| host.sockets.get(key));
-    open.for_each(|socket| moved.add(socket.payload_bytes()));
-    moved
-}
-
-impl SocketReport {
-    fn new(host: &SocketServer, socket: &AppSocket) -> Self {
-        let stack = host.engine.stack();
-        let mut fill = 0;
-        let waiting = match &socket.kind {
-            SocketKind::Udp(datagrams) => {
-                fill = stack.udp_queue_fill(datagrams.id).unwrap_or(0);
-                stack.udp_queue_len(datagrams.id)
-            }
-            SocketKind::Listener(id) => stack.tcp_acceptable(*id),
-            SocketKind::Stream(stream) => stack.tcp_readable(stream.id),
-        };
-        Self {
-            phase: socket.status.state,
-            local: socket.local_addr(&host.engine),
-            peer: socket.peer_addr(&host.engine),
-            waiting,
-            fill_percent: fill * 100 / QUEUE_FILL_SCALE,
-            holders: socket.holders.len(),
-        }
     }
 }

@@ -21,6 +21,7 @@
 //! Everything read from the other side is copied first, then parsed.
 
 pub mod command;
+pub mod connect;
 pub mod datagram;
 mod encoding;
 pub mod error_code;

@@ -1,0 +1,104 @@
+//! Notifications to an application: its ring, the notifications that found the ring full, and
+//! the wake-ups.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+
+use rustix::net::SendFlags;
+use tidegate_memory::shared::{PeerError, Sender, WakeFlag, WordRange};
+
+use super::coalescing::WakeCoalescing;
+use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
+
+/// Notifications on their way to an application.
+pub(super) struct Notifier {
+    pub(super) ring: Sender<WordRange, NOTIFICATION_WORDS>,
+    application_sleeps: WakeFlag<WordRange>,
+    /// Notifications that found the ring full.
+    pub(super) queued: VecDeque<Notification>,
+    /// Notifications were written to the ring and are not published yet.
+    has_unpublished: bool,
+    /// Notifications were published since the last wake-up.
+    pub(super) wake_pending: bool,
+    coalescing: WakeCoalescing,
+}
+
+impl Notifier {
+    pub(super) fn new(
+        ring: Sender<WordRange, NOTIFICATION_WORDS>,
+        application_sleeps: WakeFlag<WordRange>,
+        coalescing: WakeCoalescing,
+    ) -> Self {
+        Self {
+            ring,
+            application_sleeps,
+            queued: VecDeque::new(),
+            has_unpublished: false,
+            wake_pending: false,
+            coalescing,
+        }
+    }
+
+    /// True while notifications wait for space in the ring.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
+    /// Writes a notification to the ring, or queues it. Returns true if it was queued.
+    pub(super) fn notify(&mut self, notice: Notification) -> Result<bool, PeerError> {
+        let is_full = !self.try_push(notice)?;
+        if is_full {
+            self.queued.push_back(notice);
+        }
+        Ok(is_full)
+    }
+
+    fn try_push(&mut self, notice: Notification) -> Result<bool, PeerError> {
+        let is_pushed = self.ring.push(&notice.to_words())?;
+        if is_pushed {
+            self.has_unpublished = true;
+            self.coalescing.on_notified(match notice {
+                Notification::Changed(handle) => Some(handle.slot),
+                _ => None,
+            });
+        }
+        Ok(is_pushed)
+    }
+
+    /// Writes the first queued notification to the ring; returns it if there was space.
+    pub(super) fn retry_queued(&mut self) -> Result<Option<Notification>, PeerError> {
+        let Some(&notice) = self.queued.front() else { return Ok(None) };
+        if !self.try_push(notice)? {
+            return Ok(None);
+        }
+        self.queued.pop_front();
+        Ok(Some(notice))
+    }
+
+    /// Publishes the notifications, and wakes the application over its connection if it sleeps.
+    /// Returns the time of a wake-up that is coalesced to later.
+    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) -> Option<u64> {
+        if std::mem::take(&mut self.has_unpublished) {
+            self.ring.publish();
+            self.wake_pending = true;
+        }
+        if !self.wake_pending {
+            return None;
+        }
+        let wake_at_ns = self.coalescing.wake_at(now_ns);
+        if wake_at_ns > now_ns && self.application_sleeps.is_requested() {
+            return Some(wake_at_ns);
+        }
+        self.wake_pending = false;
+        if !self.application_sleeps.take() {
+            self.coalescing.on_awake();
+        } else {
+            self.coalescing.on_wake(now_ns);
+            // A full connection has woken the application already; a closed one is found out by
+            // the next check.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(connection, &[0], flags);
+        }
+        None
+    }
+}

@@ -1,0 +1,159 @@
+//! State shared by the network cores of a daemon.
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tidegate_device::sharded::FlowSteering;
+use tidegate_memory::Doorbell;
+
+use super::inbox::InboxSender;
+use super::load::CoreLoad;
+use super::message::CoreMessage;
+use crate::daemon::application::Application;
+use crate::daemon::report::DaemonReport;
+
+/// Attempts to get reports of all cores in which every application occurs exactly once.
+const MAX_REPORT_ATTEMPTS: usize = 1000;
+
+/// Times a search goes around all cores: its target may be migrating from one core to the next.
+const SEARCH_LAPS: usize = 64;
+
+/// Network cores of a daemon. Core 0 is the primary core, which has the device.
+pub(in crate::daemon) struct Cores {
+    inboxes: Vec<InboxSender>,
+    loads: Vec<CoreLoad>,
+    /// Number of cores that get new applications: the first ones.
+    used: AtomicUsize,
+    /// All applications and sockets are moving to the primary core.
+    is_gathering: AtomicBool,
+    /// Flow steering between the cores; `None` with a single core.
+    flow_steering: Option<Arc<FlowSteering>>,
+    /// Rung when an application was detached; the attach listener waits on it.
+    detach_bell: Doorbell,
+}
+
+impl Cores {
+    pub(in crate::daemon) fn new(
+        inboxes: Vec<InboxSender>,
+        limits: &RangeInclusive<usize>,
+        flow_steering: Option<Arc<FlowSteering>>,
+    ) -> io::Result<Self> {
+        let cores = Self {
+            loads: inboxes.iter().map(|_| CoreLoad::default()).collect(),
+            inboxes,
+            used: AtomicUsize::new(0),
+            is_gathering: AtomicBool::new(false),
+            flow_steering,
+            detach_bell: Doorbell::new()?,
+        };
+        cores.set_used(*limits.start());
+        Ok(cores)
+    }
+
+    /// Doorbell that is rung when an application was detached.
+    pub(in crate::daemon) fn detach_bell(&self) -> &Doorbell {
+        &self.detach_bell
+    }
+
+    /// Number of cores.
+    pub(in crate::daemon) fn count(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Maximum number of hops of a search from core to core.
+    pub(in crate::daemon) fn max_hops(&self) -> usize {
+        SEARCH_LAPS * self.count()
+    }
+
+    /// Sender to a core's inbox.
+    pub(in crate::daemon) fn inbox(&self, core: usize) -> &InboxSender {
+        &self.inboxes[core]
+    }
+
+    /// Load of a core.
+    pub(in crate::daemon) fn load(&self, core: usize) -> &CoreLoad {
+        &self.loads[core]
+    }
+
+    /// Starts or stops gathering: while it lasts, every migration goes to the primary core.
+    pub(in crate::daemon) fn set_gathering(&self, gathers: bool) {
+        self.is_gathering.store(gathers, Ordering::SeqCst);
+    }
+
+    /// Core to which a migration towards `core` goes: the primary core while gathering.
+    pub(in crate::daemon) fn migration_target(&self, core: usize) -> usize {
+        if self.is_gathering() { 0 } else { core }
+    }
+
+    /// True while everything moves to the primary core.
+    pub(in crate::daemon) fn is_gathering(&self) -> bool {
+        self.is_gathering.load(Ordering::SeqCst)
+    }
+
+    pub(in crate::daemon) fn flow_steering(&self) -> Option<&FlowSteering> {
+        self.flow_steering.as_deref()
+    }
+
+    /// Sets the number of cores that get new applications.
+    pub(in crate::daemon) fn set_used(&self, used: usize) {
+        let used = used.min(self.count());
+        self.used.store(used, Ordering::Relaxed);
+        if let Some(flow_steering) = &self.flow_steering {
+            (0..used).for_each(|core| flow_steering.set_active(core));
+        }
+    }
+
+    /// Number of cores that get new applications.
+    pub(in crate::daemon) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Core for a new application: the core with the fewest applications, then the least busy.
+    pub(in crate::daemon) fn least_loaded(&self) -> usize {
+        let occupancy = |&core: &usize| {
+            let report = self.loads[core].last_report();
+            (report.applications, report.busy_permille)
+        };
+        (0..self.used()).min_by_key(occupancy).unwrap_or(0)
+    }
+
+    /// Sends an application to a core.
+    ///
+    /// # Errors
+    /// When the core has ended.
+    pub(in crate::daemon) fn admit(&self, core: usize, app: Application) -> io::Result<()> {
+        self.loads[core].add_applications(1);
+        self.inboxes[core].send(CoreMessage::Attach(Box::new(app), 0))
+    }
+
+    /// Moves the count of one application from one core to another.
+    pub(in crate::daemon) fn recount_application(&self, from: usize, to: usize) {
+        self.loads[to].add_applications(1);
+        self.loads[from].remove_applications(1);
+    }
+
+    fn application_count(&self) -> usize {
+        self.loads.iter().map(|load| load.last_report().applications as usize).sum()
+    }
+
+    /// Report of all cores together.
+    ///
+    /// # Errors
+    /// When a core has ended.
+    pub(in crate::daemon) fn report(&self) -> io::Result<DaemonReport> {
+        let mut attempts_left = MAX_REPORT_ATTEMPTS;
+        loop {
+            let reports =
+                self.inboxes.iter().map(InboxSender::report).collect::<io::Result<Vec<_>>>()?;
+            let report = DaemonReport::merge(reports, self.used());
+            attempts_left -= 1;
+            // An application that is migrating may be missing, or reported twice.
+            if report.applications.len() == self.application_count() || attempts_left == 0 {
+                return Ok(report);
+            }
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Idle network core: busy-polls, pauses or sleeps until there is work.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_engine::{IdleStep, SleepPlan, pause};
+
+use super::NetworkCore;
+
+/// Time to wait for a device whose transmit ring is full.
+const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
+
+impl NetworkCore {
+    /// Waits for work: busy-polls, pauses or sleeps, as the engine decides.
+    pub(super) fn wait_for_work(&mut self) -> io::Result<()> {
+        match self.server.engine.idle_step() {
+            IdleStep::Spin => self.check_periodically(),
+            IdleStep::Pause => {
+                self.check_periodically();
+                self.others_ran = pause();
+            }
+            IdleStep::Sleep => {
+                self.inbox.bell.arm();
+                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.request());
+                // The sender may have found the bell unarmed.
+                self.early_message = self.inbox.messages.try_recv().ok();
+                let slept = if self.early_message.is_none() { self.sleep() } else { Ok(()) };
+                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.clear());
+                self.inbox.bell.disarm();
+                slept?;
+                self.check_applications();
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&mut self) -> io::Result<()> {
+        if self.apps.iter_mut().flatten().any(|app| app.has_work()) {
+            return Ok(());
+        }
+        let Some(sleep) = self.server.engine.prepare_sleep()? else { return Ok(()) };
+        let retry = (!self.poll_queue.is_empty()).then_some(DEVICE_RETRY_INTERVAL);
+        let SleepPlan { timeout_ns, receive_paused } = sleep;
+        let (_, _, now_ns) = self.server.engine.parts();
+        let wakes_ns = self.wake_next_ns.into_iter().chain(self.server.transfers.next_expiry_ns());
+        let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
+        let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
+        let timeout = timeout.chain(retry).min();
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        // While receiving is held back, frames stay in the device.
+        let port = self.wake_fds.device.as_ref().filter(|_| !receive_paused).map(AsFd::as_fd);
+        let own = port.into_iter().chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
+        let apps = self.apps.iter().flatten().map(|app| app.as_fd());
+        let mut fds: Vec<PollFd<'_>> = own
+            .chain([self.inbox.bell.as_fd()])
+            .chain(apps)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Network core: rounds of the engine, each followed by the turns of the applications.
+//!
+//! The loop and all that it does for an application are here. Messages of other threads are
+//! handled by a [`MessageHandler`], so nothing in this folder depends on migration, upgrade or
+//! admission.
+
+mod commands;
+pub(super) mod cores;
+mod idle;
+pub(super) mod inbox;
+pub(super) mod load;
+pub(super) mod message;
+mod poll;
+mod port_query;
+mod report;
+mod serve;
+pub(super) mod server;
+mod transfers;
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use tidegate_engine::WakeFds;
+
+use self::cores::Cores;
+use self::inbox::Inbox;
+use self::load::LoadMeter;
+use self::message::CoreMessage;
+use self::server::SocketServer;
+use crate::daemon::application::Application;
+use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::log::Log;
+use crate::ipc::takeover_token::TakeoverToken;
+
+/// Load windows after which the migration sets are counted anew and work counters are halved.
+const REGROUP_WINDOWS: u32 = 10;
+
+/// Network core: an engine, and the applications served from it.
+pub(super) struct NetworkCore {
+    pub(super) index: usize,
+    pub(super) cores: Arc<Cores>,
+    pub(super) server: SocketServer,
+    pub(super) wake_fds: WakeFds,
+    pub(super) apps: Vec<Option<Box<Application>>>,
+    /// Application that has the first turn in the next round.
+    first_turn: usize,
+    /// Sockets to poll again, as the device was full or the socket is new on this core.
+    pub(super) poll_queue: Vec<SocketKey>,
+    inbox: Inbox,
+    /// Message that arrived while the core was going to sleep.
+    early_message: Option<CoreMessage>,
+    meter: LoadMeter,
+    /// Load windows completed.
+    load_windows: u32,
+    next_check_ns: u64,
+    /// Other threads had the processor since the last round. If they were applications, they
+    /// have left commands.
+    others_ran: bool,
+    /// True while commands of an exited application are drained.
+    is_reaping: bool,
+    /// Next coalesced wake-up of an application.
+    wake_next_ns: Option<u64>,
+    pub(super) log: Log,
+}
+
+/// Position of a network core among others: its index and its inbox.
+pub(super) struct CoreSlot {
+    pub(super) index: usize,
+    pub(super) inbox: Inbox,
+    pub(super) cores: Arc<Cores>,
+}
+
+/// Handler of the messages to a network core.
+pub(super) trait MessageHandler {
+    /// Handles a message. Breaks when the core must stop, with the process ID of the daemon that
+    /// has taken over, if any.
+    ///
+    /// # Errors
+    /// When the core cannot continue.
+    fn on_message(
+        &mut self,
+        core: &mut NetworkCore,
+        message: CoreMessage,
+    ) -> io::Result<ControlFlow<Option<u32>>>;
+
+    /// Number of sets of applications on this core that can migrate independently.
+    fn count_migration_sets(&self, core: &NetworkCore) -> usize;
+}
+
+impl NetworkCore {
+    pub(super) fn new(slot: CoreSlot, mut server: SocketServer, log: Log) -> io::Result<Self> {
+        let CoreSlot { index, inbox, cores } = slot;
+        let wake_fds = server.engine.wake_fds()?;
+        Ok(Self {
+            index,
+            cores,
+            wake_fds,
+            apps: Vec::new(),
+            first_turn: 0,
+            poll_queue: Vec::new(),
+            inbox,
+            early_message: None,
+            meter: LoadMeter::default(),
+            load_windows: 0,
+            next_check_ns: server.engine.read_clock(),
+            others_ran: false,
+            is_reaping: false,
+            wake_next_ns: None,
+            server,
+            log,
+        })
+    }
+
+    /// Runs until it is told to stop. Remaining connections of applications are then reset,
+    /// unless another daemon has taken over: returns the process ID of that daemon.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    pub(super) fn run(mut self, mut handler: impl MessageHandler) -> io::Result<Option<u32>> {
+        self.server.engine.take_over()?;
+        let successor = loop {
+            match self.handle_messages(&mut handler)? {
+                ControlFlow::Continue(messages) => self.run_round(messages, &handler)?,
+                ControlFlow::Break(successor) => break successor,
+            }
+        };
+        if successor.is_some() {
+            return Ok(successor);
+        }
+        for number in 0..self.apps.len() {
+            self.detach(number as AppNumber);
+        }
+        self.server.engine.flush()?;
+        Ok(None)
+    }
+
+    /// Runs one round, after some messages: a round of the engine, then the turns of the
+    /// applications.
+    fn run_round(&mut self, messages: usize, handler: &impl MessageHandler) -> io::Result<()> {
+        let received = self.server.engine.poll()?;
+        self.measure_load(handler);
+        let events = self.handle_events();
+        let commands = self.serve_applications(messages + received + events == 0);
+        let looks = self.poll_queued();
+        if events + commands + looks > 0 {
+            let (stack, arena, now_ns) = self.server.engine.parts();
+            stack.tcp_flush(now_ns, arena);
+            self.server.engine.flush()?;
+            // Transmission may have freed space, or ended a connection.
+            self.handle_events();
+        }
+        self.notify_applications();
+        self.server.release_closed();
+        if messages + commands > 0 {
+            self.server.engine.on_work();
+        } else if self.others_ran {
+            self.server.engine.on_cpu_contention();
+        }
+        self.others_ran = false;
+        let is_busy = messages + received + events + commands > 0;
+        self.meter.set_busy(is_busy);
+        if is_busy {
+            self.check_periodically();
+            Ok(())
+        } else {
+            self.wait_for_work()
+        }
+    }
+
+    /// Handles all messages. Returns their number, or the break of the handler.
+    fn handle_messages(
+        &mut self,
+        handler: &mut impl MessageHandler,
+    ) -> io::Result<ControlFlow<Option<u32>, usize>> {
+        let mut handled = 0;
+        while let Some(message) =
+            self.early_message.take().or_else(|| self.inbox.messages.try_recv().ok())
+        {
+            handled += 1;
+            if let ControlFlow::Break(successor) = handler.on_message(self, message)? {
+                return Ok(ControlFlow::Break(successor));
+            }
+        }
+        Ok(ControlFlow::Continue(handled))
+    }
+
+    /// Publishes the load of this core from time to time, if there are other cores.
+    fn measure_load(&mut self, handler: &impl MessageHandler) {
+        if self.cores.count() == 1 {
+            return;
+        }
+        let (_, _, now_ns) = self.server.engine.parts();
+        if !self.meter.on_round(now_ns, self.cores.load(self.index)) {
+            return;
+        }
+        self.load_windows += 1;
+        if self.load_windows.is_multiple_of(REGROUP_WINDOWS) {
+            self.apps.iter_mut().flatten().for_each(|app| app.recent_work /= 2);
+            let sets = handler.count_migration_sets(self);
+            self.cores.load(self.index).set_migration_sets(sets);
+        }
+    }
+
+    /// Inserts an application; returns its index.
+    pub(super) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
+        let free = self.apps.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.apps.push(None);
+            self.apps.len() - 1
+        });
+        self.apps[index] = Some(app);
+        index as AppNumber
+    }
+}
+
+/// Application with this takeover token.
+pub(super) fn find_by_token(
+    apps: &mut [Option<Box<Application>>],
+    token: TakeoverToken,
+) -> Option<(AppNumber, &mut Application)> {
+    let mut all = apps.iter_mut().enumerate();
+    all.find_map(|(number, app)| {
+        let app = app.as_deref_mut().filter(|app| app.token.ct_eq(&token))?;
+        Some((number as AppNumber, app))
+    })
+}

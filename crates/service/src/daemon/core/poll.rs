@@ -1,0 +1,115 @@
+//! Polling of application sockets, and the notifications of their holders.
+
+use super::NetworkCore;
+use super::server::SocketServer;
+use crate::daemon::application::ProtocolError;
+use crate::daemon::ids::{AppNumber, SocketKey};
+
+impl NetworkCore {
+    /// Polls the sockets that the stack has events for. Returns the number of events.
+    pub(in crate::daemon) fn handle_events(&mut self) -> usize {
+        let mut events = 0;
+        while let Some(event) = self.server.engine.poll_event() {
+            events += 1;
+            if let Some(key) = self.server.socket_index.of_event(event) {
+                self.poll_socket(key);
+            }
+        }
+        events
+    }
+
+    /// Polls a socket, and notifies its holders.
+    pub(in crate::daemon) fn poll_socket(&mut self, key: SocketKey) {
+        let SocketServer { engine, sockets, .. } = &mut self.server;
+        let Some(socket) = sockets.get_mut(key) else { return };
+        let Ok(looked) = socket.poll(engine) else { return self.on_protocol_error(key) };
+        if looked.poll_again && !std::mem::replace(&mut socket.in_poll_queue, true) {
+            self.poll_queue.push(key);
+        }
+        if looked.notify {
+            self.notify_holders(key);
+        }
+        if looked.is_done {
+            self.server.end_socket(key, false);
+            self.free_ended_sockets();
+        }
+    }
+
+    /// Polls the sockets in the queue. Returns their number.
+    pub(super) fn poll_queued(&mut self) -> usize {
+        let again = std::mem::take(&mut self.poll_queue);
+        let count = again.len();
+        for key in again {
+            if let Some(socket) = self.server.sockets.get_mut(key) {
+                socket.in_poll_queue = false;
+                self.poll_socket(key);
+            }
+        }
+        count
+    }
+
+    /// Notifies the holders of a socket of a change.
+    fn notify_holders(&mut self, key: SocketKey) {
+        let mut at = 0;
+        while let Some(&holder) = self.server.sockets.get(key).and_then(|s| s.holders.get(at)) {
+            let Some(Some(app)) = self.apps.get_mut(holder.app as usize) else {
+                at += 1;
+                continue;
+            };
+            app.recent_work += 1;
+            match app.notify_changed(holder.slot) {
+                Ok(()) => at += 1,
+                // Eviction removes the application from the holders.
+                Err(why) => self.evict(holder.app, why),
+            }
+        }
+    }
+
+    /// Handles streams with invalid indices: evicts their only holder, or aborts a shared socket.
+    fn on_protocol_error(&mut self, key: SocketKey) {
+        let SocketServer { engine, sockets, .. } = &mut self.server;
+        let Some(socket) = sockets.get_mut(key) else { return };
+        match socket.holders.as_slice() {
+            [holder] => {
+                let app = holder.app;
+                self.evict(app, ProtocolError::CorruptMemory);
+            }
+            // With several holders the offender is unknown.
+            _ => {
+                socket.abort(engine);
+                self.notify_holders(key);
+            }
+        }
+    }
+
+    /// Frees the slots that ended sockets had at their holders.
+    pub(in crate::daemon) fn free_ended_sockets(&mut self) {
+        while let Some(gone) = self.server.ended.pop() {
+            for holder in &gone.holders {
+                if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
+                    let is_own = gone.slot.is_in(&app.memory);
+                    app.payload_bytes.add(gone.payload_bytes());
+                    app.slots.remove(holder.slot, is_own);
+                }
+            }
+            // The origin may have exited before the other holders.
+            if let Some(Some(app)) = self.apps.get_mut(gone.origin.app as usize)
+                && gone.slot.is_in(&app.memory)
+            {
+                app.slots.free(gone.origin.slot);
+            }
+        }
+    }
+
+    pub(in crate::daemon) fn notify_applications(&mut self) {
+        let (_, _, now_ns) = self.server.engine.parts();
+        self.wake_next_ns = None;
+        for number in 0..self.apps.len() {
+            let Some(app) = &mut self.apps[number] else { continue };
+            match app.publish_notifications(now_ns) {
+                Ok(later) => self.wake_next_ns = self.wake_next_ns.into_iter().chain(later).min(),
+                Err(why) => self.evict(number as AppNumber, why),
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Query for a port that an application wants and another core has.
+//!
+//! The holder of the port may have just exited, or only closed connections may still use it: on
+//! a single core the port would be free then. So before the command fails, the other cores are
+//! queried one after another, and the command waits meanwhile. A port that may be shared stays
+//! where it is, too.
+
+use std::io;
+
+use super::NetworkCore;
+use super::message::{CoreMessage, PortQuery};
+use crate::daemon::ids::AppNumber;
+use crate::ipc::command::Command;
+
+/// Times that all cores are queried: the holder of the port may be migrating.
+const QUERY_LAPS: u32 = 64;
+
+impl NetworkCore {
+    /// Queries the other cores for a command's port that one of them has, unless that was done.
+    /// Returns true if the command waits for the answer.
+    pub(super) fn query_port(&mut self, number: AppNumber, command: Command) -> bool {
+        let (Some(port), Some(flow_steering)) =
+            (command.requested_port(), self.cores.flow_steering())
+        else {
+            return false;
+        };
+        let Some(Some(app)) = self.apps.get_mut(number as usize) else { return false };
+        if !flow_steering.is_claimed_elsewhere(self.index, port) || app.commands.has_queried_port()
+        {
+            return false;
+        }
+        let (token, asking_core) = (app.token, self.index);
+        let sharing = command.sharing(app.identity.uid);
+        let query = PortQuery {
+            port,
+            sharing,
+            asking_core,
+            token,
+            is_resolved: false,
+            laps_left: QUERY_LAPS,
+        };
+        let sent = self.forward_query(query).is_ok();
+        if let Some(Some(app)) = self.apps.get_mut(number as usize)
+            && sent
+        {
+            app.commands.defer(command);
+        }
+        sent
+    }
+
+    /// Sends a query to the next core.
+    pub(in crate::daemon) fn forward_query(&self, query: PortQuery) -> io::Result<()> {
+        let next = (self.index + 1) % self.cores.count();
+        self.cores.inbox(next).send(CoreMessage::PortQuery(query))
+    }
+}

@@ -1,0 +1,163 @@
+//! Turns of the applications: their commands, and the end of applications that have exited or
+//! break the protocol.
+
+use super::NetworkCore;
+use super::server::SocketServer;
+use crate::daemon::application::ProtocolError;
+use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::socket::PollResult;
+use crate::ipc::layout::COMMAND_RING_SLOTS;
+
+/// Interval between checks for exited applications while the core is busy.
+const CHECK_INTERVAL_NS: u64 = 10_000_000;
+
+impl NetworkCore {
+    /// Gives each application its turn. Applications that have used up their share of the core
+    /// wait until the core is otherwise idle. Returns the number of commands executed.
+    pub(super) fn serve_applications(&mut self, is_idle: bool) -> usize {
+        let count = self.apps.len();
+        let (mut total, mut waits) = (0, false);
+        for turn in 0..count {
+            let number = (self.first_turn + turn) % count;
+            let (_, _, now_ns) = self.server.engine.parts();
+            let Some(app) = &mut self.apps[number] else { continue };
+            if app.cpu_share.paused_until(now_ns).is_some() {
+                waits = true;
+            } else {
+                total += self.serve_or_evict(number as AppNumber);
+            }
+        }
+        if waits && is_idle && total == 0 {
+            total +=
+                (0..count).map(|number| self.serve_or_evict(number as AppNumber)).sum::<usize>();
+        }
+        self.first_turn =
+            self.first_turn.checked_add(1).filter(|&first| first < count).unwrap_or(0);
+        total
+    }
+
+    fn serve_or_evict(&mut self, number: AppNumber) -> usize {
+        self.serve(number).unwrap_or_else(|why| {
+            self.evict(number, why);
+            0
+        })
+    }
+
+    /// Executes commands of one application, up to a quota. Returns their number.
+    fn serve(&mut self, number: AppNumber) -> Result<usize, ProtocolError> {
+        let quota = self.server.engine.gate().settings().config().application_quota.packets();
+        let quota = (quota as usize).min(COMMAND_RING_SLOTS);
+        let (_, _, began_ns) = self.server.engine.parts();
+        let mut done = 0;
+        loop {
+            let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
+            let command = if done < quota { app.next_command()? } else { None };
+            let Some(command) = command else {
+                if done > 0 {
+                    app.commands.release();
+                    app.recent_work += done as u64;
+                }
+                if done > 0 && app.cpu_share.is_limited() {
+                    let now_ns = self.server.engine.read_clock();
+                    app.cpu_share.charge(now_ns, now_ns.saturating_sub(began_ns));
+                }
+                return Ok(done);
+            };
+            done += 1;
+            if command.requested_port().is_some() && !self.is_reaping {
+                // A restarted server finds its port free.
+                self.reap_except(Some(number));
+                if self.query_port(number, command) {
+                    continue;
+                }
+            }
+            let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
+            let key = self.server.execute(number, app, command)?;
+            self.free_ended_sockets();
+            if let Some(key) = key {
+                self.poll_socket(key);
+            }
+        }
+    }
+
+    /// Evicts an application that breaks the protocol.
+    pub(super) fn evict(&mut self, number: AppNumber, why: ProtocolError) {
+        if let Some(Some(app)) = self.apps.get(number as usize) {
+            (self.log)(&format!("{} was evicted: {why}", app.identity));
+        }
+        self.detach(number);
+    }
+
+    /// Detaches an application and ends its sockets. Data of sockets it has closed before still
+    /// goes out, as far as the stack has space for it.
+    pub(in crate::daemon) fn detach(&mut self, number: AppNumber) {
+        let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
+            return;
+        };
+        let all: Vec<SocketKey> = app.sockets().map(|(_, key)| key).collect();
+        for key in all {
+            let SocketServer { engine, sockets, .. } = &mut self.server;
+            let Some(socket) = sockets.get_mut(key) else { continue };
+            if socket.holders.len() > 1 {
+                self.server.leave_socket(number, &mut app, key);
+                // The application may have written data without a notification.
+                self.poll_socket(key);
+                continue;
+            }
+            let is_done = matches!(socket.poll(engine), Ok(PollResult { is_done: true, .. }));
+            self.server.end_socket(key, !is_done);
+        }
+        self.free_ended_sockets();
+        self.cores.load(self.index).remove_applications(1);
+        self.cores.detach_bell().ring();
+    }
+
+    /// Reaps an exited application: executes its remaining commands, then detaches it.
+    fn reap(&mut self, number: AppNumber) {
+        self.is_reaping = true;
+        if let Some(Some(app)) = self.apps.get_mut(number as usize) {
+            app.commands.cancel_deferred();
+        }
+        // A child that shares the rings could go on writing commands.
+        let mut left = COMMAND_RING_SLOTS;
+        while let Ok(done @ 1..) = self.serve(number)
+            && left > done
+        {
+            left -= done;
+        }
+        self.is_reaping = false;
+        self.detach(number);
+    }
+
+    /// Checks the applications at every [`CHECK_INTERVAL_NS`].
+    pub(super) fn check_periodically(&mut self) {
+        let (_, _, now_ns) = self.server.engine.parts();
+        if now_ns >= self.next_check_ns {
+            self.next_check_ns = now_ns + CHECK_INTERVAL_NS;
+            self.check_applications();
+        }
+    }
+
+    pub(super) fn check_applications(&mut self) {
+        let (_, _, now_ns) = self.server.engine.parts();
+        for key in self.server.expire_transfers(now_ns) {
+            self.poll_socket(key);
+        }
+        self.free_ended_sockets();
+        self.reap_except(None);
+    }
+
+    /// Reaps exited applications, so that their ports are free; `exempt` is not checked.
+    pub(in crate::daemon) fn reap_except(&mut self, exempt: Option<AppNumber>) {
+        let all = (0..self.apps.len() as AppNumber).filter(|&number| Some(number) != exempt);
+        all.for_each(|number| self.reap_if_dead(number));
+    }
+
+    fn reap_if_dead(&mut self, number: AppNumber) {
+        let Some(Some(app)) = self.apps.get(number as usize) else { return };
+        if !app.is_alive() {
+            (self.log)(&format!("{} has exited", app.identity));
+            self.reap(number);
+        }
+    }
+}

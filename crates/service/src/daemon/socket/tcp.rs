@@ -1,0 +1,105 @@
+//! Byte streams between an application and a TCP connection of the stack.
+
+use tidegate_engine::Engine;
+use tidegate_memory::shared::PeerError;
+use tidegate_stack::{Shutdown, TcpError, TcpState};
+
+use super::{AppSocket, PollResult, SocketKind, TcpEndpoint};
+use crate::ipc::status::{SocketState, Status};
+
+impl AppSocket {
+    pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+        let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
+        let received =
+            !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
+        let taken = send(stream, engine)?;
+        let id = stream.id;
+        let is_done = stream.is_closed && stream.from_app.available()? == 0;
+        let mut notify = received || taken && self.slot.notify_on_tx_space.take();
+        let stack = engine.parts().0;
+        let readiness = stack.tcp_readiness(id);
+        let state = match stack.tcp_state(id) {
+            Some(TcpState::SynSent | TcpState::SynReceived) => SocketState::Connecting,
+            None | Some(TcpState::Closed) if stack.tcp_readable(id) == 0 => SocketState::Over,
+            _ => SocketState::Connected,
+        };
+        // The end of the stream is reported after its last byte.
+        let read_closed = readiness.read_closed && stack.tcp_readable(id) == 0;
+        let write_closed = readiness.write_closed;
+        if let Some(error) = stack.tcp_take_error(id) {
+            notify |= self.set_error(error.kind());
+        }
+        notify |= self.set_status(Status { state, read_closed, write_closed, ..self.status });
+        Ok(PollResult { notify, is_done, ..PollResult::default() })
+    }
+}
+
+/// Moves received bytes to the application, as far as there is space. `wait` requests a
+/// notification of new space.
+fn receive(
+    stream: &mut TcpEndpoint,
+    engine: &mut Engine,
+    wait: impl Fn(),
+) -> Result<bool, PeerError> {
+    let (stack, _, now_ns) = engine.parts();
+    let TcpEndpoint { id, to_app, payload_bytes, .. } = stream;
+    // The application's receive-buffer size limits the unread bytes.
+    let limit = stack.tcp_options(*id).map_or(0, |options| options.receive_buffer_bytes as usize);
+    let mut received = false;
+    while stack.tcp_readable(*id) > 0 {
+        if to_app.space_within(limit)? == 0 {
+            wait();
+            if to_app.space_within(limit)? == 0 {
+                break;
+            }
+        }
+        let mut written = Ok(0);
+        let read = stack.tcp_recv_with(now_ns, *id, |bytes| {
+            written = to_app.write_within(limit, bytes);
+            written.unwrap_or(0)
+        });
+        written?;
+        let Ok(len @ 1..) = read else { break };
+        payload_bytes.to_app += len as u64;
+        received = true;
+    }
+    to_app.publish();
+    Ok(received)
+}
+
+/// Writes the application's bytes to the connection, as many as it accepts. Returns true if
+/// any were taken.
+fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
+    let (stack, arena, now_ns) = engine.parts();
+    let TcpEndpoint { id, from_app, shutdown_pending, is_closed, payload_bytes, .. } = stream;
+    let mut taken = false;
+    loop {
+        let available = from_app.available()?;
+        if available == 0 {
+            break;
+        }
+        let mut read = Ok(0);
+        let wrote = stack.tcp_send_with(now_ns, *id, available, |place| {
+            read = from_app.read(place);
+            read.unwrap_or(0)
+        });
+        read?;
+        match wrote {
+            Ok(len) => payload_bytes.from_app += len as u64,
+            Err(TcpError::WouldBlock) => break,
+            Err(TcpError::NotConnected) if stack.tcp_state(*id) == Some(TcpState::SynSent) => break,
+            // The connection has ended: discard the bytes.
+            Err(_) => from_app.skip(available),
+        }
+        taken = true;
+    }
+    if taken {
+        from_app.release();
+    }
+    if *shutdown_pending && !*is_closed && from_app.available()? == 0 {
+        // A closed connection needs no shutdown.
+        let _ = stack.tcp_shutdown(now_ns, arena, *id, Shutdown::Write);
+        *shutdown_pending = false;
+    }
+    Ok(taken)
+}

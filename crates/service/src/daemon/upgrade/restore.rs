@@ -1,0 +1,194 @@
+//! Restoration of a network core from the snapshot of another daemon.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tidegate_device::xdp::XdpLink;
+use tidegate_engine::InheritedDevice;
+use tidegate_memory::shared::Region;
+use tidegate_stack::{StackSnapshot, TcpId};
+
+use super::claims::RestoredClaims;
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
+use crate::daemon::application::Application;
+use crate::daemon::core::server::SocketServer;
+use crate::daemon::core::{CoreSlot, NetworkCore};
+use crate::daemon::ids::{AppNumber, Holder, SocketKey};
+use crate::daemon::log::Log;
+use crate::daemon::quota::AppSettings;
+use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::socket::table::SocketTable;
+use crate::daemon::socket::{AppSocket, SocketKind};
+use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
+use crate::ipc::layout::{Geometry, SharedMemory};
+
+/// File descriptors of each shared memory.
+const FDS_PER_MEMORY: usize = 2;
+
+/// Restored parts of a core besides its engine.
+pub(in crate::daemon) struct RestoredCore {
+    pub(super) apps: Vec<Option<Box<Application>>>,
+    pub(super) sockets: SocketTable,
+    pub(super) transfers: Vec<TransferSnapshot>,
+    claims: RestoredClaims,
+}
+
+impl RestoredCore {
+    /// Makes a network core of the restored parts.
+    ///
+    /// # Errors
+    /// [`InvalidSnapshot`] for a transfer that does not match its socket, and errors when a port
+    /// cannot be claimed again.
+    pub(in crate::daemon) fn into_core(
+        self,
+        slot: CoreSlot,
+        mut server: SocketServer,
+        log: Log,
+    ) -> io::Result<NetworkCore> {
+        server.sockets = self.sockets;
+        let fits = |transfer: &SocketTransfer| {
+            let Some(socket) = server.sockets.get(transfer.key) else { return false };
+            let may_be_shared =
+                !transfer.is_shared || matches!(socket.kind, SocketKind::Listener(_));
+            socket.holders.contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
+        };
+        let now_ns = server.engine.read_clock();
+        server.transfers = TransferTable::restore(self.transfers, now_ns, fits)?;
+        let keys = server.sockets.keys();
+        for &key in &keys {
+            let SocketServer { engine, sockets, socket_index, .. } = &mut server;
+            let Some(socket) = sockets.get_mut(key) else { continue };
+            socket_index.insert(socket.id(), key);
+            socket.abort_if_corrupt(engine);
+            // Events during the handover are found by polling every socket.
+            socket.in_poll_queue = true;
+        }
+        server.restore_claims(self.claims)?;
+        server.claim_all_among_cores()?;
+        let mut core = NetworkCore::new(slot, server, log)?;
+        core.cores.load(core.index).add_applications(self.apps.iter().flatten().count());
+        core.apps = self.apps;
+        core.poll_queue = keys;
+        Ok(core)
+    }
+}
+
+/// Restores a core from a snapshot of another daemon. Also returns the snapshot of the stack,
+/// and the device to inherit.
+///
+/// # Errors
+/// [`InvalidSnapshot`], and errors of the kernel when it maps the memory.
+pub(in crate::daemon) fn restore(
+    state: DaemonSnapshot,
+    descriptors: Vec<OwnedFd>,
+    settings: AppSettings,
+) -> io::Result<(StackSnapshot, RestoredCore, Option<InheritedDevice>)> {
+    let DaemonSnapshot {
+        stack,
+        memories,
+        applications,
+        sockets,
+        transfers,
+        claims,
+        closing,
+        device,
+        ..
+    } = state;
+    let held = claims.iter().filter(|claim| claim.has_kernel_socket).count();
+    let count = memories.len() * FDS_PER_MEMORY
+        + applications.iter().flatten().count()
+        + held
+        + usize::from(device.is_some());
+    if descriptors.len() != count {
+        return Err(InvalidSnapshot("the number of descriptors is wrong").into());
+    }
+    let mut descriptors = descriptors.into_iter();
+    let memories: Vec<SharedMemory> = memories
+        .into_iter()
+        .map(|of| map_memory(of, &mut descriptors))
+        .collect::<io::Result<_>>()?;
+    let memory = |number: u32| {
+        memories.get(number as usize).ok_or(InvalidSnapshot("a shared memory does not exist"))
+    };
+    let apps: Vec<_> = applications
+        .into_iter()
+        .map(|saved| {
+            let Some(saved) = saved else { return Ok(None) };
+            let connection =
+                descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
+            let memory = memory(saved.memory)?.clone();
+            let app = Application::restore(saved, memory, connection, settings)?;
+            Ok(Some(Box::new(app)))
+        })
+        .collect::<io::Result<_>>()?;
+    let with_claims = (0..).zip(&sockets);
+    let with_claims = with_claims.filter_map(|(key, saved)| Some((key, saved.as_ref()?.claim?)));
+    let with_claims: Vec<_> = with_claims.collect();
+    let sockets: Vec<_> = sockets
+        .into_iter()
+        .map(|saved| {
+            let Some(saved) = saved else { return Ok(None) };
+            let memory = memory(saved.memory)?;
+            AppSocket::restore(saved, memory).map(Some)
+        })
+        .collect::<io::Result<_>>()?;
+    let in_transit = transfers.iter().filter(|transfer| transfer.pending_receivers > 0).count();
+    check_holders(&apps, &sockets, in_transit)?;
+    let mut held =
+        |claim: &ClaimSnapshot| if claim.has_kernel_socket { descriptors.next() } else { None };
+    let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
+    let ending = closing.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
+    let claims = RestoredClaims::new(claims, with_claims, ending)?;
+    let inherited = device.and_then(|port| {
+        let fd = descriptors.next()?;
+        Some(match port {
+            DeviceSnapshot::XdpLink { native } => {
+                InheritedDevice::Link(XdpLink::inherited(fd, native))
+            }
+            DeviceSnapshot::Tap => InheritedDevice::Tap(fd),
+        })
+    });
+    let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
+    Ok((stack, restored, inherited))
+}
+
+fn map_memory(
+    geometry: Geometry,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> io::Result<SharedMemory> {
+    if !geometry.is_valid() {
+        return Err(InvalidSnapshot("a shared memory's size is out of range").into());
+    }
+    let mut region = |words| {
+        let fd = descriptors.next().ok_or(InvalidSnapshot("a shared memory is missing"))?;
+        Region::open(fd, words)
+    };
+    let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
+    SharedMemory::new(geometry, control, data)
+}
+
+/// Checks that applications and sockets agree on the holders. [`TransferTable::restore`] checks
+/// the sockets in transit more closely.
+fn check_holders(
+    apps: &[Option<Box<Application>>],
+    sockets: &[Option<AppSocket>],
+    in_transit: usize,
+) -> Result<(), InvalidSnapshot> {
+    let mut expected = in_transit;
+    for (number, app) in apps.iter().enumerate() {
+        for (handle, key) in app.iter().flat_map(|app| app.sockets()) {
+            expected += 1;
+            let holder = Holder { app: number as AppNumber, slot: handle.slot };
+            let socket = sockets.get(key as usize).and_then(Option::as_ref);
+            let holds = |socket: &AppSocket| socket.holders.contains(&holder);
+            if !socket.is_some_and(holds) {
+                return Err(InvalidSnapshot("an application has a socket that it does not hold"));
+            }
+        }
+    }
+    let held: usize = sockets.iter().flatten().map(|socket| socket.holders.len()).sum();
+    if held != expected || sockets.len() > SocketKey::MAX as usize {
+        return Err(InvalidSnapshot("a socket has a holder that does not list it"));
+    }
+    Ok(())
+}

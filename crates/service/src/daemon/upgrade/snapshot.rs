@@ -1,0 +1,88 @@
+//! Snapshot of a daemon for a handover to the next one: plain data.
+//!
+//! File descriptors are sent beside it ([`super::protocol`]).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+use tidegate_stack::StackSnapshot;
+
+use crate::daemon::application::snapshot::ApplicationSnapshot;
+use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::socket::snapshot::SocketSnapshot;
+use crate::daemon::transfer::table::TransferSnapshot;
+use crate::ipc::layout::Geometry;
+
+/// Magic number with the format version. Other versions are refused. The stack's snapshot
+/// has a version of its own.
+const FORMAT: [u8; 8] = *b"tidestt\x05";
+
+/// Snapshot of a daemon, except its file descriptors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::daemon) struct DaemonSnapshot {
+    pub(super) stack: StackSnapshot,
+    /// Hardware (MAC) address.
+    pub(in crate::daemon) mac: [u8; 6],
+    /// Shared memories, with two descriptors each.
+    pub(super) memories: Vec<Geometry>,
+    /// Applications by index, with a descriptor each.
+    pub(super) applications: Vec<Option<ApplicationSnapshot>>,
+    /// Sockets by key.
+    pub(super) sockets: Vec<Option<SocketSnapshot>>,
+    pub(super) transfers: Vec<TransferSnapshot>,
+    /// Port claims taken from the kernel, with a descriptor for each kernel socket.
+    pub(super) claims: Vec<ClaimSnapshot>,
+    /// Closed connections that have not ended, with the indices of their claims.
+    pub(super) closing: Vec<(u64, u32)>,
+    /// Device to inherit, with a descriptor.
+    pub(super) device: Option<DeviceSnapshot>,
+}
+
+/// Claim of a local port taken from the kernel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ClaimSnapshot {
+    pub(in crate::daemon) protocol: ProtocolSnapshot,
+    pub(in crate::daemon) local: SocketAddr,
+    pub(in crate::daemon) addresses: Vec<IpAddr>,
+    /// A kernel socket is kept with the claim.
+    pub(super) has_kernel_socket: bool,
+}
+
+/// Kind of the device descriptor handed over.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum DeviceSnapshot {
+    /// BPF link that keeps the XDP program attached, in the driver if `native`.
+    XdpLink { native: bool },
+    /// TAP or TUN device.
+    Tap,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum ProtocolSnapshot {
+    Udp,
+    Tcp,
+}
+
+impl DaemonSnapshot {
+    /// Serializes the snapshot.
+    ///
+    /// # Errors
+    /// When there is no memory for the bytes.
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
+        postcard::to_extend(self, FORMAT.to_vec()).map_err(io::Error::other)
+    }
+
+    /// Parses untrusted bytes.
+    ///
+    /// # Errors
+    /// [`InvalidSnapshot`] for another version, or for malformed or trailing bytes.
+    pub(in crate::daemon) fn decode(bytes: &[u8]) -> Result<Self, InvalidSnapshot> {
+        let rest = bytes.strip_prefix(&FORMAT);
+        let rest = rest.ok_or(InvalidSnapshot("its version is not supported"))?;
+        match postcard::take_from_bytes(rest) {
+            Ok((state, [])) => Ok(state),
+            _ => Err(InvalidSnapshot("it is malformed")),
+        }
+    }
+}

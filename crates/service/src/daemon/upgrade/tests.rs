@@ -1,0 +1,270 @@
+//! Snapshots of a daemon: round trips, and snapshots that are inconsistent or damaged.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use tidegate_memory::shared::Region;
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_stack::{Config, Stack};
+use tidegate_wire::MacAddr;
+
+use super::fuzz;
+use super::restore::{RestoredCore, restore};
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot, ProtocolSnapshot};
+use crate::daemon::application::snapshot::{ApplicationSnapshot, EntrySnapshot};
+use crate::daemon::ids::{Holder, Identity, PayloadBytes};
+use crate::daemon::quota::AppSettings;
+use crate::daemon::socket::pending_datagram::DatagramSnapshot;
+use crate::daemon::socket::snapshot::{KindSnapshot, SocketSnapshot};
+use crate::daemon::transfer::table::{
+    FdCookie, IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable,
+};
+use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
+use crate::ipc::layout::Geometry;
+use crate::ipc::status::{SocketState, Status};
+
+const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
+
+/// Snapshot of one application with a socket of each kind.
+fn sample_snapshot() -> DaemonSnapshot {
+    let arena = ArenaConfig { frames: 64, frame_size: FrameSize::K2, hugepages: false };
+    let arena = Arena::new(arena).unwrap();
+    let config = Config {
+        addresses: vec!["192.0.2.1/24".parse().unwrap()],
+        ..Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
+    };
+    let stack = Stack::new(config, 0).unwrap().save(0, &arena);
+    let handle = |slot| Handle { slot, generation: 1 };
+    let held = DatagramSnapshot {
+        remote: "192.0.2.2:53".parse().unwrap(),
+        local: "192.0.2.1".parse().unwrap(),
+        bytes: vec![7; 20],
+    };
+    let payload_bytes = PayloadBytes { to_app: 1, from_app: 2 };
+    let kinds = [
+        KindSnapshot::Udp { id: 1, pending: Some(held), payload_bytes },
+        KindSnapshot::Listener { id: 1 << 32 },
+        KindSnapshot::Stream { id: 3, shutdown_pending: false, is_closed: true, payload_bytes },
+    ];
+    let phase = Status { state: SocketState::Connected, ..Status::default() };
+    let socket = |(place, kind)| {
+        let slot = place as u32;
+        Some(SocketSnapshot {
+            handle: handle(slot),
+            kind,
+            memory: 0,
+            status: phase.to_word(),
+            origin: Holder { app: 0, slot },
+            holders: match slot {
+                1 => vec![Holder { app: 0, slot }, IN_TRANSIT],
+                _ => vec![Holder { app: 0, slot }],
+            },
+            is_corrupt: false,
+            claim: (slot == 1).then_some(0),
+        })
+    };
+    let entry =
+        |slot| EntrySnapshot { handle: handle(slot), key: slot, is_notification_queued: false };
+    let application = ApplicationSnapshot {
+        identity: Identity { pid: 1, uid: 2, name: "test".to_owned() },
+        token: [9; 16],
+        memory: 0,
+        entries: (0..3).map(entry).collect(),
+        generations: vec![1; 3],
+        free_slots: vec![3],
+        queued_notifications: vec![[1, 0, 0, 0, 0, 0, 0, 0]],
+        deferred_command: Some(
+            Command::Close { socket: handle(2), reset_on_close: true }.to_words(),
+        ),
+        commands_taken: 5,
+        payload_bytes,
+    };
+    DaemonSnapshot {
+        stack,
+        mac: [2, 0, 0, 0, 0, 1],
+        memories: vec![GEOMETRY],
+        applications: vec![Some(application), None],
+        sockets: kinds.into_iter().enumerate().map(socket).collect(),
+        transfers: vec![TransferSnapshot {
+            fd_cookie: FdCookie { cookie: 7, shard: 1 },
+            key: 1,
+            uid: 2,
+            pending_receivers: 1,
+            is_shared: false,
+            shards: 2,
+        }],
+        claims: vec![ClaimSnapshot {
+            protocol: ProtocolSnapshot::Tcp,
+            local: "192.0.2.1:80".parse().unwrap(),
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+            has_kernel_socket: true,
+        }],
+        closing: vec![(9, 0)],
+        device: Some(DeviceSnapshot::XdpLink { native: true }),
+    }
+}
+
+struct TestFds {
+    regions: [Region; 2],
+    connection: UnixStream,
+}
+
+impl TestFds {
+    fn new() -> Self {
+        let region = |words| Region::reserve(words).unwrap();
+        let regions = [region(GEOMETRY.control_words()), region(GEOMETRY.data_words())];
+        Self { regions, connection: UnixStream::pair().unwrap().0 }
+    }
+
+    fn restore(&self, state: DaemonSnapshot) -> io::Result<RestoredCore> {
+        // Any descriptor can stand for the kernel's ones.
+        let others = [self.connection.as_fd(); 3];
+        let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
+        let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        restore(state, fds, AppSettings::default()).map(|(_, restored, _)| restored)
+    }
+}
+
+#[test]
+fn snapshot_round_trips() {
+    let kit = TestFds::new();
+    let state = sample_snapshot();
+    let bytes = state.encode().unwrap();
+    let read = DaemonSnapshot::decode(&bytes).unwrap();
+    assert_eq!(read.encode().unwrap(), bytes);
+    let mut restored = kit.restore(read).unwrap();
+    let app = restored.apps[0].as_mut().unwrap();
+    assert_eq!(app.sockets().count(), 3);
+    assert_eq!(app.slots.reserve().unwrap(), Handle { slot: 3, generation: 1 });
+    assert!(!app.has_space());
+    assert_eq!(restored.sockets.keys(), [0, 1, 2]);
+    let again = |change: fn(&mut TransferSnapshot), fits: fn(&SocketTransfer) -> bool| {
+        let mut saved = restored.transfers.clone();
+        change(&mut saved[0]);
+        TransferTable::restore(saved, 5, fits)
+    };
+    let transfers = again(|_| (), |transfer| transfer.key == 1).unwrap();
+    assert_eq!(transfers.next_expiry_ns(), Some(60_000_000_005));
+    assert!(again(|_| (), |_| false).is_err());
+    assert!(
+        again(|saved| saved.pending_receivers = 0, |_| true).is_err(),
+        "no application can receive it"
+    );
+    let shared =
+        again(|saved| (saved.pending_receivers, saved.is_shared) = (0, true), |_| true).unwrap();
+    assert_eq!(
+        (shared.next_expiry_ns(), shared.key(FdCookie { cookie: 7, shard: 1 })),
+        (None, Some(1))
+    );
+    assert!(restored.sockets.get(2).unwrap().is_closed());
+    assert!(DaemonSnapshot::decode(&bytes[..bytes.len() - 1]).is_err(), "truncated");
+    assert!(DaemonSnapshot::decode(&[&bytes[..], &[0]].concat()).is_err(), "trailing bytes");
+    assert!(DaemonSnapshot::decode(b"tidestt\x01").is_err(), "another version");
+}
+
+#[test]
+fn rejects_inconsistent_snapshots() {
+    let kit = TestFds::new();
+    let refused = |change: fn(&mut DaemonSnapshot)| {
+        let mut state = sample_snapshot();
+        change(&mut state);
+        kit.restore(state).map(|_| ()).unwrap_err().to_string()
+    };
+    fn app(state: &mut DaemonSnapshot) -> &mut ApplicationSnapshot {
+        state.applications[0].as_mut().unwrap()
+    }
+    fn socket(state: &mut DaemonSnapshot) -> &mut SocketSnapshot {
+        state.sockets[0].as_mut().unwrap()
+    }
+    let corruptions: [fn(&mut DaemonSnapshot); 20] = [
+        |state| state.memories.clear(),
+        |state| state.memories[0].tcp_bytes = 5,
+        |state| state.memories[0].sockets = 1 << 19,
+        |state| state.applications.push(state.applications[0].clone()),
+        |state| app(state).memory = 1,
+        |state| app(state).generations = vec![1; 5],
+        |state| app(state).free_slots = vec![4],
+        |state| app(state).entries[0].handle.slot = 7,
+        |state| app(state).entries[1].handle.slot = 0,
+        |state| app(state).entries[0].key = 9,
+        |state| app(state).queued_notifications[0] = [99; 8],
+        |state| socket(state).memory = u32::MAX,
+        |state| socket(state).holders.push(Holder { app: 1, slot: 0 }),
+        |state| socket(state).handle.slot = 4,
+        |state| state.transfers.clear(),
+        |state| app(state).deferred_command = Some([99; COMMAND_WORDS]),
+        |state| socket(state).claim = Some(1),
+        |state| state.closing[0].1 = u32::MAX,
+        |state| state.claims[0].has_kernel_socket = false,
+        |state| state.device = None,
+    ];
+    for (number, corruption) in corruptions.into_iter().enumerate() {
+        assert!(!refused(corruption).is_empty(), "{number}");
+    }
+}
+
+#[test]
+fn damaged_snapshots_never_panic() {
+    let bytes = sample_snapshot().encode().unwrap();
+    let mut reached = BTreeSet::new();
+    for at in 0..bytes.len() {
+        for flip in [1, 0x40, 0x80, 0xff] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= flip;
+            reached.insert(fuzz::check(&damaged));
+        }
+    }
+    assert_eq!(reached.len(), 3, "{reached:?}");
+}
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/daemon_state")
+}
+
+/// The name of each seed tells the expected outcome.
+#[test]
+fn corpus_of_daemon_state() {
+    let mut reached = BTreeSet::new();
+    for entry in std::fs::read_dir(corpus()).expect("the corpus is in the repository") {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let expected = match name.split('_').next() {
+            Some("good") => fuzz::Outcome::Accepted,
+            Some("refused") => fuzz::Outcome::Refused,
+            _ => fuzz::Outcome::Unreadable,
+        };
+        let outcome = fuzz::check(&std::fs::read(path).unwrap());
+        assert_eq!(outcome, expected, "{name}: has the format changed?");
+        reached.insert(outcome);
+    }
+    assert_eq!(reached.len(), 3, "{reached:?}");
+}
+
+/// After a change of the format, `TIDEGATE_GOLDEN=write cargo test -p tidegate-service` writes
+/// the seeds anew.
+#[test]
+fn corpus_seeds_match_the_snapshot_format() {
+    let mut empty = sample_snapshot();
+    (empty.memories, empty.applications, empty.sockets) = Default::default();
+    empty.transfers.clear();
+    (empty.claims, empty.closing, empty.device) = Default::default();
+    let mut inconsistent = sample_snapshot();
+    inconsistent.applications[0].as_mut().unwrap().entries[0].key = 9;
+    let whole = sample_snapshot().encode().unwrap();
+    let may_write = std::env::var_os("TIDEGATE_GOLDEN").is_some_and(|value| value == "write");
+    for (name, bytes) in [
+        ("good_one_application", whole.clone()),
+        ("good_nobody", empty.encode().unwrap()),
+        ("refused_another_s_socket", inconsistent.encode().unwrap()),
+        ("unreadable_cut", whole[..whole.len() / 2].to_vec()),
+    ] {
+        let path = corpus().join(name);
+        if may_write {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        assert!(std::fs::read(path).unwrap() == bytes, "{name}: the format has changed");
+    }
+}
