@@ -27,10 +27,11 @@ cost: build
 	@scripts/setup cost
 	scripts/cost 400
 
-# Checks words, format, lints, documentation and BPF objects, as CI does before the tests.
+# Checks words, shape, format, lints, documentation and BPF objects, as CI does before the tests.
 lint:
 	@scripts/setup lint
 	scripts/words
+	scripts/shape
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
