@@ -12,7 +12,8 @@ use libc::{
 
 use super::errno;
 use crate::fd_table::InUse;
-use crate::socket::moving::{self, MoveOutcome};
+use crate::socket::install::MoveOutcome;
+use crate::socket::moving;
 use crate::socket::{Endpoint, IoDirection, Socket, transfer};
 use crate::{fd_table, local_addresses, log, raw, real, runtime};
 
