@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns clean
+.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns check-all clean
 
 # Builds the program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
@@ -80,6 +80,10 @@ fuzz:
 lab-dns: build
 	@scripts/setup lab
 	target/release/tidegate lab dns
+
+# Runs the checks that are too long for CI and records the results in docs/check-all.md.
+check-all:
+	scripts/check-all
 
 clean:
 	$(CARGO) clean
