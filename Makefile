@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns clean
+.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns check-all clean
 
 # Builds the program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
@@ -27,10 +27,11 @@ cost: build
 	@scripts/setup cost
 	scripts/cost 400
 
-# Checks words, format, lints, documentation and BPF objects, as CI does before the tests.
+# Checks words, shape, format, lints, documentation and BPF objects, as CI does before the tests.
 lint:
 	@scripts/setup lint
 	scripts/words
+	scripts/shape
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
@@ -79,6 +80,10 @@ fuzz:
 lab-dns: build
 	@scripts/setup lab
 	target/release/tidegate lab dns
+
+# Runs the checks that are too long for CI and records the results in docs/check-all.md.
+check-all:
+	scripts/check-all
 
 clean:
 	$(CARGO) clean

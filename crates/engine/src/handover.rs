@@ -9,8 +9,7 @@ use tidegate_memory::Arena;
 use tidegate_stack::StackSnapshot;
 
 use crate::Engine;
-use crate::open::{NetConfig, OpenError};
-use crate::prepared::open_wrapped_device;
+use crate::open::{NetConfig, OpenError, open_wrapped_device};
 
 /// Kernel object that one process's device passes to its successor.
 #[derive(Debug)]

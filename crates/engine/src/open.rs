@@ -353,7 +353,7 @@ impl OpenError {
     }
 }
 
-pub(crate) fn open_device(
+fn open_device(
     config: &mut NetConfig,
     handover_state: &mut Option<HandoverState>,
     arena: &mut Arena,
@@ -388,6 +388,19 @@ pub(crate) fn open_device(
         DeviceConfig::Mem(device) => device,
         DeviceConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })
+}
+
+/// Opens the device of a configuration with its wrappers.
+pub(crate) fn open_wrapped_device(
+    config: &mut NetConfig,
+    handover_state: &mut Option<HandoverState>,
+    arena: &mut Arena,
+) -> Result<Box<dyn Device>, OpenError> {
+    let mut device = open_device(config, handover_state, arena)?;
+    for wrapper in std::mem::take(&mut config.wrappers) {
+        device = wrapper(device).map_err(OpenError::Io)?;
+    }
+    Ok(device)
 }
 
 /// Address filter of an AF_PACKET device. The filter matches untagged frames only, so a VLAN

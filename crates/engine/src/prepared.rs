@@ -10,7 +10,7 @@ use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_stack::{AddressOwnership, Config, Route, Stack, StackSnapshot};
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::open::{open_device, packet_steering, random_seed};
+use crate::open::{open_wrapped_device, packet_steering, random_seed};
 use crate::{
     DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours, NetConfig, OpenError,
     PortClaims,
@@ -232,19 +232,6 @@ fn drain_device(
         }
     }
     Ok(())
-}
-
-/// Opens the device of a configuration with its wrappers.
-pub(crate) fn open_wrapped_device(
-    config: &mut NetConfig,
-    handover_state: &mut Option<HandoverState>,
-    arena: &mut Arena,
-) -> Result<Box<dyn Device>, OpenError> {
-    let mut device = open_device(config, handover_state, arena)?;
-    for wrapper in std::mem::take(&mut config.wrappers) {
-        device = wrapper(device).map_err(OpenError::Io)?;
-    }
-    Ok(device)
 }
 
 fn stack_config(config: &NetConfig, device: &dyn Device, seed: [u8; 16]) -> Config {

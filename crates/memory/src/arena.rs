@@ -11,6 +11,8 @@
 //! are lent, so it rejects an address that the kernel or the NIC made up or returned twice.
 
 mod batch;
+mod frame;
+mod memory;
 
 use std::fmt;
 use std::io;
@@ -19,11 +21,10 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
-
 pub use self::batch::{AllocBatch, FreeBatch};
+pub use self::frame::{Checksum, Frame, MAX_SEGMENT_BYTES, PackedChecksum};
+pub use self::memory::ArenaMemory;
 use crate::copy_packet;
-use crate::mapping::{PagePolicy, map_shared};
 
 /// Bytes kept free in front of a new frame's data, for headers to be prepended.
 ///
@@ -66,9 +67,6 @@ impl FrameSize {
     }
 }
 
-/// Largest payload that [`Frame::set_segment_bytes`] accepts, in bytes.
-pub const MAX_SEGMENT_BYTES: usize = (1 << 14) - 1;
-
 /// Size and page type of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaConfig {
@@ -102,214 +100,6 @@ pub enum ArenaError {
     },
 }
 
-/// State of a frame's transport checksum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Checksum {
-    /// Received: not verified. To send: complete.
-    #[default]
-    Unknown,
-    /// Received: verified by the NIC or the kernel, or the frame never left this machine, so that
-    /// there is nothing to verify.
-    Verified,
-    /// The checksum field holds only the sum of the pseudo-header.
-    ///
-    /// To send: the device sums from `start` to the end of the frame and stores the result at
-    /// `start + offset`. Received: the sender is on this machine and left the sum to a NIC that
-    /// does not exist; the data is good.
-    Partial {
-        /// Start of the summed range, in bytes from the start of the frame.
-        start: u16,
-        /// Position of the checksum field, in bytes from `start`.
-        offset: u16,
-    },
-}
-
-/// A [`Checksum`] packed into one word, for code that only passes it on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PackedChecksum(u64);
-
-impl PackedChecksum {
-    const VERIFIED: u64 = 1 << 16;
-    const PARTIAL: u64 = 2 << 16;
-    const KIND_MASK: u64 = 3 << 16;
-    /// The bits of [`Frame::meta`] that belong to the checksum.
-    const MASK: u64 = !0xffff;
-    /// Verified and loopback ([`Frame::is_loopback`]): marked by a bit of the start, which only a
-    /// partial checksum uses otherwise.
-    const LOOPBACK: u64 = Self::VERIFIED | 1 << 32;
-    /// Bit position of [`Frame::segment_bytes`]: the bits of the kind field that the kind does not
-    /// need.
-    const SEGMENT_SHIFT: u32 = 18;
-
-    /// Packs a checksum. From the top: offset and start of a partial checksum, and the kind, 16
-    /// bits each.
-    #[inline(always)]
-    pub const fn new(checksum: Checksum) -> Self {
-        Self(match checksum {
-            Checksum::Unknown => 0,
-            Checksum::Verified => Self::VERIFIED,
-            Checksum::Partial { start, offset } => {
-                Self::PARTIAL | (start as u64) << 32 | (offset as u64) << 48
-            }
-        })
-    }
-
-    /// Unpacks the checksum.
-    #[inline(always)]
-    pub const fn unpack(self) -> Checksum {
-        match self.0 & Self::KIND_MASK {
-            0 => Checksum::Unknown,
-            Self::VERIFIED => Checksum::Verified,
-            _ => Checksum::Partial { start: (self.0 >> 32) as u16, offset: (self.0 >> 48) as u16 },
-        }
-    }
-}
-
-/// Token for one frame of an arena, with the position of its data.
-///
-/// A frame that is dropped instead of freed is lost to its arena.
-///
-/// The token is two words, so that it moves through queues in two registers.
-#[must_use = "a frame that is not freed is lost to its arena"]
-pub struct Frame {
-    /// From the top: offset of the data from the start of the mapping in bytes (48 bits), and
-    /// length of the data (16 bits).
-    span: u64,
-    /// From the top: the [`PackedChecksum`] (48 bits) and the headroom (16 bits).
-    meta: u64,
-}
-
-impl Frame {
-    /// Token for `len` bytes of data at `offset`, with `headroom` bytes in front.
-    #[inline(always)]
-    fn new(offset: usize, headroom: u16, len: u16) -> Self {
-        Self { span: (offset as u64) << 16 | u64::from(len), meta: u64::from(headroom) }
-    }
-
-    /// Offset of the data from the start of the mapping, in bytes.
-    #[inline(always)]
-    fn offset(&self) -> usize {
-        (self.span >> 16) as usize
-    }
-
-    /// Length of the data in bytes.
-    #[inline(always)]
-    pub fn len(&self) -> usize {
-        usize::from(self.span as u16)
-    }
-
-    /// True if there is no data.
-    #[inline(always)]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Bytes free in front of the data.
-    #[inline(always)]
-    pub fn headroom(&self) -> usize {
-        usize::from(self.meta as u16)
-    }
-
-    /// State of the transport checksum.
-    #[inline(always)]
-    pub fn checksum(&self) -> Checksum {
-        self.packed_checksum().unpack()
-    }
-
-    /// Sets the state of the transport checksum.
-    #[inline(always)]
-    pub fn set_checksum(&mut self, checksum: Checksum) {
-        self.set_packed_checksum(PackedChecksum::new(checksum));
-    }
-
-    /// Payload bytes of each TCP segment that the frame stands for (GSO size); 0 for an ordinary
-    /// packet. Only a frame with a partial checksum can stand for several segments.
-    #[inline(always)]
-    pub fn segment_bytes(&self) -> usize {
-        (self.meta >> PackedChecksum::SEGMENT_SHIFT) as usize & MAX_SEGMENT_BYTES
-    }
-
-    /// Marks the frame as several segments with `bytes` of payload each, at most
-    /// [`MAX_SEGMENT_BYTES`]; the last segment may have less.
-    ///
-    /// Call this after [`Frame::set_checksum`], which clears the mark. Has no effect on a frame
-    /// without a partial checksum.
-    #[inline(always)]
-    pub fn set_segment_bytes(&mut self, bytes: u16) {
-        if self.meta & PackedChecksum::KIND_MASK == PackedChecksum::PARTIAL {
-            let bits = (MAX_SEGMENT_BYTES as u64) << PackedChecksum::SEGMENT_SHIFT;
-            let bytes = u64::from(bytes) << PackedChecksum::SEGMENT_SHIFT;
-            self.meta = self.meta & !bits | bytes & bits;
-        }
-    }
-
-    /// True if nothing is known about the transport checksum ([`Checksum::Unknown`]).
-    #[inline(always)]
-    pub fn is_unchecked(&self) -> bool {
-        // `Checksum::Unknown` packs to zero.
-        self.meta & PackedChecksum::MASK == 0
-    }
-
-    /// Marks the frame as loopback: sent by a host to itself. The frame never leaves the host, so
-    /// its checksum counts as verified. [`Frame::set_checksum`] clears the mark.
-    #[inline(always)]
-    pub fn set_loopback(&mut self) {
-        self.set_packed_checksum(PackedChecksum(PackedChecksum::LOOPBACK));
-    }
-
-    /// True if the host sent the frame to itself. A frame from a wire is never loopback, whatever
-    /// its bytes say.
-    #[inline(always)]
-    pub fn is_loopback(&self) -> bool {
-        self.meta & PackedChecksum::MASK == PackedChecksum::LOOPBACK
-    }
-
-    /// Same as [`Frame::checksum`], packed.
-    #[inline(always)]
-    pub fn packed_checksum(&self) -> PackedChecksum {
-        PackedChecksum(self.meta & PackedChecksum::MASK)
-    }
-
-    /// Same as [`Frame::set_checksum`], from the packed form.
-    #[inline(always)]
-    pub fn set_packed_checksum(&mut self, checksum: PackedChecksum) {
-        self.meta = self.meta & !PackedChecksum::MASK | checksum.0;
-    }
-
-    /// Drops `n` bytes from the front, at most all; they become headroom.
-    #[inline(always)]
-    pub fn advance(&mut self, n: usize) {
-        let n = n.min(self.len()) as u64;
-        // The length is at least `n`, so that the subtraction borrows nothing from the offset. The
-        // headroom never exceeds the usable bytes of a frame, which fit in 16 bits.
-        self.span = self.span + (n << 16) - n;
-        self.meta += n;
-    }
-
-    /// Shortens the data to `len` bytes; shorter data stays as it is.
-    #[inline(always)]
-    pub fn truncate(&mut self, len: usize) {
-        let len = self.len().min(len) as u64;
-        self.span = self.span & !0xffff | len;
-    }
-
-    /// Extends the data by `n` bytes of headroom in front of it, or by all the headroom if there
-    /// is less. The added bytes hold whatever was there.
-    #[inline(always)]
-    pub fn retreat(&mut self, n: usize) {
-        let n = n.min(self.headroom()) as u64;
-        self.span = self.span - (n << 16) + n;
-        self.meta -= n;
-    }
-}
-
-impl fmt::Debug for Frame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.offset() - self.headroom();
-        write!(f, "Frame@{start:#x}[{}..+{}]", self.headroom(), self.len())
-    }
-}
-
 /// State of a frame. Tokens already distinguish `Free` from `Allocated`; these two states only
 /// serve to find double frees in debug builds.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -317,41 +107,6 @@ enum FrameState {
     Free,
     Allocated,
     Lent,
-}
-
-/// Memory of an arena. Stays mapped as long as any reference to this value exists.
-pub struct ArenaMemory {
-    base: NonNull<u8>,
-    /// Length of the mapping in bytes: whole pages.
-    bytes: usize,
-    page_bytes: usize,
-}
-
-impl ArenaMemory {
-    /// Address and length in bytes, in whole pages.
-    pub fn range(&self) -> (NonNull<u8>, usize) {
-        (self.base, self.bytes)
-    }
-
-    /// Page size in bytes.
-    pub fn page_bytes(&self) -> usize {
-        self.page_bytes
-    }
-}
-
-// SAFETY: the value only holds the address of the memory and unmaps the memory.
-unsafe impl Send for ArenaMemory {}
-// SAFETY: as above.
-unsafe impl Sync for ArenaMemory {}
-
-impl Drop for ArenaMemory {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` with this length, and no slice into it can outlive
-        // the arena, which holds a reference to this value.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
-            debug_assert!(false, "munmap of an arena failed: {error}");
-        }
-    }
 }
 
 /// One memory mapping cut into frames.
@@ -379,8 +134,6 @@ type FreeSpan = u64;
 // in it is tied to a thread.
 unsafe impl Send for Arena {}
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
 impl Arena {
     /// Maps memory for `config.frames` frames.
     ///
@@ -393,15 +146,16 @@ impl Arena {
         }
         let shift = config.frame_size.shift();
         let bytes = (config.frames as usize) << shift;
-        let huge = config.hugepages.then(|| map(bytes, true)).and_then(Result::ok);
+        let huge = config.hugepages.then(|| ArenaMemory::map(bytes, true)).and_then(Result::ok);
         let hugepages = huge.is_some();
-        let (base, fd) = match huge {
+        let (memory, fd) = match huge {
             Some(mapped) => mapped,
-            None => map(bytes, false).map_err(|source| ArenaError::Map { bytes, source })?,
+            None => ArenaMemory::map(bytes, false)
+                .map_err(|source| ArenaError::Map { bytes, source })?,
         };
         let first = |index: u32| ((index as usize) << shift) + usize::from(HEADROOM_BYTES);
         Ok(Self {
-            base,
+            base: memory.range().0,
             bytes,
             shift,
             frame_bytes: config.frame_size.bytes(),
@@ -412,11 +166,7 @@ impl Arena {
             available: config.frames as usize,
             state: vec![FrameState::Free; config.frames as usize].into_boxed_slice(),
             fd,
-            memory: Arc::new(ArenaMemory {
-                base,
-                bytes: mapped_bytes(bytes, hugepages),
-                page_bytes: page_bytes(hugepages),
-            }),
+            memory: Arc::new(memory),
         })
     }
 
@@ -718,27 +468,6 @@ impl fmt::Debug for Arena {
             .field("available", &self.available())
             .finish()
     }
-}
-
-fn page_bytes(huge: bool) -> usize {
-    if huge { HUGE_PAGE_BYTES } else { rustix::param::page_size() }
-}
-
-fn mapped_bytes(bytes: usize, huge: bool) -> usize {
-    bytes.next_multiple_of(page_bytes(huge))
-}
-
-fn map(bytes: usize, huge: bool) -> io::Result<(NonNull<u8>, OwnedFd)> {
-    let bytes = mapped_bytes(bytes, huge);
-    let flags = if huge {
-        MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
-    } else {
-        MemfdFlags::CLOEXEC
-    };
-    let fd = rustix::fs::memfd_create("tidegate-arena", flags)?;
-    rustix::fs::ftruncate(&fd, bytes as u64)?;
-    let base = map_shared(&fd, bytes, PagePolicy::Prefault)?;
-    Ok((base, fd))
 }
 
 #[cfg(test)]

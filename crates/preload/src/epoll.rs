@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 use libc::{epoll_event, pollfd, sigset_t};
 use tidegate::{Interest, Net, Poll, Readiness, Ready, Source, Token, Trigger};
 
-use crate::fd_table::Entry;
 use crate::sleeper::KernelWaiter;
 use crate::socket::Socket;
-use crate::{fd_table, real, runtime, signals};
+use crate::{real, runtime, signals};
 
 /// Interval at which the kernel is polled while Tidegate always has events.
 const KERNEL_POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -212,36 +211,31 @@ impl Epoll {
         });
     }
 
-    /// `epoll_ctl` for descriptor `fd` with table entry `entry`.
+    /// `epoll_ctl` for a descriptor that is the kernel's.
     ///
     /// # Errors
     /// As `epoll_ctl`.
-    pub(crate) fn control(
+    pub(crate) fn control_kernel(
         &self,
         operation: i32,
         fd: i32,
-        entry: Option<&Entry>,
         events: u32,
         data: u64,
     ) -> io::Result<()> {
-        match entry {
-            Some(Entry::Socket(socket)) => self.control_socket(operation, fd, socket, events, data),
-            Some(Entry::Epoll(inner)) => {
-                self.control_nested_set(operation, fd, inner, events, data)
-            }
-            None => {
-                kernel_ctl(self.fd, operation, fd, events, data)?;
-                let mut members = lock(&self.members);
-                match operation {
-                    libc::EPOLL_CTL_DEL => members.kernel_fds.remove(&fd),
-                    _ => members.kernel_fds.insert(fd, (events, data)),
-                };
-                Ok(())
-            }
-        }
+        kernel_ctl(self.fd, operation, fd, events, data)?;
+        let mut members = lock(&self.members);
+        match operation {
+            libc::EPOLL_CTL_DEL => members.kernel_fds.remove(&fd),
+            _ => members.kernel_fds.insert(fd, (events, data)),
+        };
+        Ok(())
     }
 
-    fn control_socket(
+    /// `epoll_ctl` for a descriptor of a Tidegate socket.
+    ///
+    /// # Errors
+    /// As `epoll_ctl`.
+    pub(crate) fn control_socket(
         &self,
         operation: i32,
         fd: i32,
@@ -293,7 +287,11 @@ impl Epoll {
         Ok(())
     }
 
-    fn control_nested_set(
+    /// `epoll_ctl` for a descriptor of the epoll set `inner`.
+    ///
+    /// # Errors
+    /// As `epoll_ctl`.
+    pub(crate) fn control_nested_set(
         &self,
         operation: i32,
         fd: i32,
@@ -526,13 +524,6 @@ pub(crate) fn on_moved(fd: i32, socket: &Arc<Socket>) {
 pub(crate) fn on_returned(fd: i32, socket: &Arc<Socket>) {
     let all: Vec<Arc<Epoll>> = lock(&ALL_SETS).iter().filter_map(Weak::upgrade).collect();
     all.iter().for_each(|epoll| epoll.on_returned(fd, socket));
-}
-
-/// Registers a new kernel epoll in the descriptor table, if any socket can move.
-pub(crate) fn register(fd: i32) {
-    if fd >= 0 && runtime::rules().is_some() {
-        fd_table::insert(fd, Entry::Epoll(Epoll::new(fd)));
-    }
 }
 
 #[cfg(test)]

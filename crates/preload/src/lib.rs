@@ -6,8 +6,9 @@
 //! * `interpose`: the C functions. This layer reads C arguments, and is the only one that
 //!   knows `errno`.
 //! * `socket`, `epoll`, `poll`: the meaning of a call on Tidegate.
-//! * `fd_table`: the entries of descriptors; `runtime`: the stack, opened when the first
-//!   socket moves to Tidegate; `signals`: deferral of signal handlers.
+//! * `fd_table`: the entries of descriptors; `lifecycle`: the stack, opened when the first
+//!   socket moves to Tidegate; `runtime`: the opened stack and the settings; `signals`:
+//!   deferral of signal handlers.
 //!
 //! Every socket starts as a kernel socket, and its descriptor remains a kernel descriptor:
 //! number, flags and options are kept there. A socket moves to Tidegate when it listens,
@@ -19,6 +20,7 @@ mod epoll;
 mod fd_table;
 #[doc(hidden)]
 pub mod interpose;
+mod lifecycle;
 mod local_addresses;
 mod log;
 mod poll;

@@ -1,23 +1,18 @@
-//! Stack of this process, opened when the first socket moves to Tidegate.
-//!
-//! A forked child of an attached process gets an attachment of its own. A forked child of a
-//! process with an embedded stack gives the stack up.
+//! Settings of `tidegate run`, and the stack of this process.
 
-use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use tidegate::Net;
 use tidegate::gate::{Config, Settings, admission};
 use tidegate::host::HostConfig;
-use tidegate::{Fork, Net};
 
+use crate::log;
 use crate::rules::Rules;
-use crate::signals::SignalGuard;
-use crate::{epoll, fd_table, log};
 
 /// Variable that `tidegate run` sets: its settings as JSON.
 const SETTINGS_VAR: &str = "TIDEGATE_RUN";
@@ -127,13 +122,12 @@ pub(crate) fn is_strict() -> bool {
     settings().is_some_and(|start| start.is_strict)
 }
 
-/// Stack of this process; the first call opens the stack.
+/// Stack of this process; the first call opens the stack and then calls `on_opened`.
 ///
 /// # Errors
 /// `ENETDOWN` when the stack cannot be opened, which is logged. `EIO` in a forked child of a
 /// process with an embedded stack, whose memory is the parent's.
-pub(crate) fn net() -> io::Result<&'static Net> {
-    let _guard = SignalGuard::enter();
+pub(crate) fn open(on_opened: fn()) -> io::Result<&'static Net> {
     if is_child() {
         return Err(child_error());
     }
@@ -141,7 +135,7 @@ pub(crate) fn net() -> io::Result<&'static Net> {
         let opened = open_stack();
         match &opened {
             Ok(net) => {
-                install_fork_handlers();
+                on_opened();
                 let capabilities = net.capabilities();
                 let (kind, detail) = (capabilities.kind, capabilities.detail);
                 log::write(&format!("this application now uses Tidegate: {kind} ({detail})"));
@@ -185,6 +179,11 @@ pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
+/// Records that this process is a forked child of a process with an embedded stack.
+pub(crate) fn set_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+}
+
 /// Error of a socket call in such a child (`EIO`); logs an explanation once.
 pub(crate) fn child_error() -> io::Error {
     log::write_once(
@@ -193,71 +192,6 @@ pub(crate) fn child_error() -> io::Error {
          run the application as one process (nginx: `daemon off; master_process off;`)",
     );
     io::Error::from_raw_os_error(libc::EIO)
-}
-
-/// Locks from before a fork until after it: no other thread changes the state that the child
-/// copies.
-struct ForkGuards {
-    fork: Fork<'static>,
-    table_locks: Vec<MutexGuard<'static, ()>>,
-    epoll_guard: epoll::SetsGuard,
-    signal_guard: SignalGuard,
-}
-
-thread_local! {
-    static FORK_GUARDS: RefCell<Option<ForkGuards>> = const { RefCell::new(None) };
-}
-
-fn take_fork_guards() -> Option<ForkGuards> {
-    // An exiting thread does not fork.
-    FORK_GUARDS.try_with(RefCell::take).ok().flatten()
-}
-
-fn install_fork_handlers() {
-    extern "C" fn before() {
-        let Some(net) = opened_net().filter(|net| net.is_attached()) else { return };
-        let signal_guard = SignalGuard::enter();
-        // In the order in which other threads take these locks.
-        let epoll_guard = epoll::lock_all();
-        let Some(fork) = net.prepare_fork() else { return };
-        let guards =
-            ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
-        // An exiting thread does not fork.
-        let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
-    }
-    extern "C" fn in_parent() {
-        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
-        else {
-            return;
-        };
-        drop(table_locks);
-        fork.in_parent();
-        // Dropping the last reference to a set calls the stack.
-        drop(epoll_guard);
-        drop(signal_guard);
-    }
-    extern "C" fn in_child() {
-        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
-            take_fork_guards()
-        else {
-            return IS_CHILD.store(true, Ordering::Relaxed);
-        };
-        drop(table_locks);
-        let inherited = fork.in_child();
-        drop(epoll_guard);
-        match inherited {
-            Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
-            Err(error) => {
-                log::write(&format!(
-                    "a forked child did not get the sockets of its parent: {error}"
-                ));
-            }
-        }
-    }
-    // SAFETY: the functions live as long as this library, which is never unloaded. The C
-    // library calls them in the thread that forks, the last two after its own memory is
-    // consistent again. They acquire and release locks of that thread only.
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
 
 /// Time of the last run of the stack, in nanoseconds since the first call of [`now_ns`].
@@ -287,16 +221,4 @@ pub(crate) fn run_if_due(net: &Net) -> io::Result<bool> {
     }
     LAST_RUN_NS.store(now_ns, Ordering::Relaxed);
     net.run_once().map(|_| true)
-}
-
-/// Called when the process exits: written data is still sent, as by the kernel.
-pub(crate) fn finish() {
-    if is_child() {
-        return;
-    }
-    let _guard = SignalGuard::enter();
-    if let Some(net) = opened_net() {
-        fd_table::clear();
-        net.finish();
-    }
 }

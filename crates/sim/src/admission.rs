@@ -1,16 +1,11 @@
 //! Admission control in front of the simulated NIC.
 
-use tidegate_gate::admission::{
-    Admission, AdmissionVerdict, Config, PacketKind, PacketMeta, Pressure,
-};
+use tidegate_gate::admission::{Admission, AdmissionVerdict, PacketKind, PacketMeta, Pressure};
 use tidegate_wire::Protocol;
 
 use crate::error::SetupError;
-use crate::load::IpFamily;
-use crate::load::{Packet, flow_endpoints};
-use crate::report::DropPoint;
+use crate::load::{IpFamily, Packet, flow_endpoints};
 use crate::setup::{HostRole, Setup};
-use crate::sim_core::{Service, SimCore, Timer};
 
 /// Sampling interval in packets while no limits are in force, as in the engine.
 const SAMPLE_INTERVAL: u64 = 16;
@@ -48,66 +43,40 @@ impl AdmissionStage {
         let kind = PacketKind::Ip(Protocol::UDP);
         PacketMeta { kind, source: Some(source), destination_port: Some(port), packet_bytes }
     }
-}
 
-impl SimCore {
-    /// Returns true if the packet reaches the NIC. Refusing a packet costs the host nothing.
+    /// Returns true if the packet is admitted; `offered` is its number.
     #[inline]
-    pub(crate) fn is_admitted(&mut self, packet: Packet) -> bool {
-        let clock_ns = self.clock_ns();
-        let Some(stage) = &mut self.admission_stage else { return true };
-        if stage.admission.is_limiting() {
-            let meta = stage.packet_meta(packet);
+    pub(crate) fn is_admitted(&mut self, clock_ns: u64, offered: u64, packet: Packet) -> bool {
+        if self.admission.is_limiting() {
+            let meta = self.packet_meta(packet);
             return matches!(
-                stage.admission.decide(clock_ns, &meta),
+                self.admission.decide(clock_ns, &meta),
                 AdmissionVerdict::Admit { .. }
             );
         }
-        if self.offered.is_multiple_of(SAMPLE_INTERVAL) {
-            let meta = stage.packet_meta(packet);
-            stage.admission.learn(&meta);
+        if offered.is_multiple_of(SAMPLE_INTERVAL) {
+            let meta = self.packet_meta(packet);
+            self.admission.learn(&meta);
         }
         true
     }
 
-    pub(crate) fn set_admission_timer(&mut self) {
-        if self.admission_stage.is_some() {
-            self.set_timer(Timer::Admission, self.now_ns() + Config::PERIOD_NS);
-        }
-    }
-
-    /// Reports the measurements of a period to the admission controller.
-    pub(crate) fn on_admission_period(&mut self) {
-        self.set_admission_timer();
-        let clock_ns = self.clock_ns();
-        let refused = self.drops[DropPoint::Admission as usize];
-        let own_drops: u64 = self.drops.iter().sum::<u64>() - refused;
-        let (in_sockets, level_percent) = match &self.service {
-            Service::Udp { udp, .. } => {
-                let levels = (0..udp.readers()).map(|reader| udp.level(reader));
-                (udp.socket_drops(), levels.map(percent).max())
-            }
-            Service::Router(router) => {
-                let filter = router.filter.as_ref();
-                let level = |queue: &crate::router::FilterQueue| {
-                    percent((queue.waiting.len() as u32, queue.capacity))
-                };
-                (0, filter.map(level))
-            }
-        };
-        let Some(stage) = &mut self.admission_stage else { return };
-        let late_drops = own_drops + in_sockets;
+    /// Reports the measurements of a period to the admission controller. `served` and
+    /// `late_drops` are totals; `level_percent` is the fill level of the fullest queue.
+    pub(crate) fn on_period(
+        &mut self,
+        clock_ns: u64,
+        served: u64,
+        late_drops: u64,
+        level_percent: u32,
+    ) {
         let pressure = Pressure {
-            served: self.delivered - stage.served,
-            late_drops: late_drops - stage.late_drops,
-            level_percent: level_percent.unwrap_or(0),
+            served: served - self.served,
+            late_drops: late_drops - self.late_drops,
+            level_percent,
             rx_missed_permille: 0,
         };
-        (stage.served, stage.late_drops) = (self.delivered, late_drops);
-        stage.admission.on_period(clock_ns, &pressure);
+        (self.served, self.late_drops) = (served, late_drops);
+        self.admission.on_period(clock_ns, &pressure);
     }
-}
-
-fn percent((packets, capacity): (u32, u32)) -> u32 {
-    (u64::from(packets) * 100 / u64::from(capacity.max(1))) as u32
 }

@@ -22,12 +22,14 @@ mod limits;
 mod load;
 mod machine;
 mod nic;
-mod polling;
 mod processor;
 mod report;
 mod router;
+mod service;
 mod setup;
 mod sim_core;
+mod tasks;
+mod timers;
 mod udp;
 
 pub use application::ReaderState;

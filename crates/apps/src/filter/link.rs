@@ -13,10 +13,8 @@ use tidegate::{Arena, DropReason};
 use tidegate_stack::TransitPacket;
 
 use super::Verdict;
-use super::message::{MAX_VERDICTS_BYTES, put_request, verdicts};
+use super::message::{MAX_VERDICTS_BYTES, QUEUE_PACKETS, put_request, verdicts};
 
-/// Most packets that wait for a verdict (Mogul and Ramakrishnan, section 6.6.1).
-pub const QUEUE_PACKETS: usize = 32;
 /// Time limit for a verdict.
 const VERDICT_TIMEOUT_NS: u64 = 1_000_000_000;
 /// Shortest interval between two attempts to connect to an absent filter.

@@ -7,16 +7,17 @@
 
 use super::Verdict;
 
+/// Most packets that wait for a verdict (Mogul and Ramakrishnan, section 6.6.1).
+pub const QUEUE_PACKETS: usize = 32;
 /// Most bytes of a packet that the filter gets: an IPv6 header, two extension headers and the
 /// ports.
 pub(super) const SNAP_BYTES: usize = 96;
 const REQUEST_HEADER_BYTES: usize = 6;
 const VERDICT_BYTES: usize = 5;
 /// Longest message of requests, in bytes.
-pub(super) const MAX_REQUESTS_BYTES: usize =
-    super::QUEUE_PACKETS * (REQUEST_HEADER_BYTES + SNAP_BYTES);
+pub(super) const MAX_REQUESTS_BYTES: usize = QUEUE_PACKETS * (REQUEST_HEADER_BYTES + SNAP_BYTES);
 /// Longest message of verdicts, in bytes: a full queue and one more message.
-pub(super) const MAX_VERDICTS_BYTES: usize = 2 * super::QUEUE_PACKETS * VERDICT_BYTES;
+pub(super) const MAX_VERDICTS_BYTES: usize = 2 * QUEUE_PACKETS * VERDICT_BYTES;
 
 const PASS: u8 = 1;
 const REFUSE: u8 = 0;

@@ -13,7 +13,8 @@ mod message;
 mod rules;
 mod server;
 
-pub use link::{FilterConfig, FilterCounters, FilterLink, QUEUE_PACKETS};
+pub use link::{FilterConfig, FilterCounters, FilterLink};
+pub use message::QUEUE_PACKETS;
 pub use rules::{
     FilterAction, FilterRule, FilterRules, FilterRulesError, PortRange, ProtocolMatch, Verdict,
 };

@@ -9,6 +9,8 @@
 mod byte_range;
 mod bytes;
 #[cfg(not(loom))]
+mod copy;
+#[cfg(not(loom))]
 mod region;
 mod ring;
 mod stream;

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use super::SharedWords;
-use super::byte_range::copy_shared;
+use super::copy::copy_shared;
 use crate::mapping::{PagePolicy, map_shared};
 
 /// Seals that keep a mapping valid: no process can change the size of the file.

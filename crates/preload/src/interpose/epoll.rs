@@ -5,13 +5,22 @@ use std::time::Duration;
 use libc::{c_int, epoll_event, sigset_t, timespec};
 
 use super::errno;
-use crate::{epoll, fd_table, raw, real};
+use crate::epoll::Epoll;
+use crate::fd_table::{self, Entry};
+use crate::{raw, real, runtime};
+
+/// Registers a new kernel epoll in the descriptor table, if any socket can move.
+fn register(fd: i32) {
+    if fd >= 0 && runtime::rules().is_some() {
+        fd_table::insert(fd, Entry::Epoll(Epoll::new(fd)));
+    }
+}
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: the application's own call.
     let new = unsafe { real::epoll_create1(flags) };
-    epoll::register(new);
+    register(new);
     new
 }
 
@@ -41,8 +50,15 @@ pub unsafe extern "C" fn epoll_ctl(
         return unsafe { real::epoll_ctl(set, operation, target, event) };
     };
     let (events, data) = registration.unwrap_or_default();
-    let entry = fd_table::get(target);
-    errno::return_status(epoll.control(operation, target, entry.as_deref(), events, data))
+    errno::return_status(match fd_table::get(target).as_deref() {
+        Some(Entry::Socket(socket)) => {
+            epoll.control_socket(operation, target, socket, events, data)
+        }
+        Some(Entry::Epoll(inner)) => {
+            epoll.control_nested_set(operation, target, inner, events, data)
+        }
+        None => epoll.control_kernel(operation, target, events, data),
+    })
 }
 
 /// Waits on the set if Tidegate knows it; `None` leaves the call to the kernel.

@@ -6,8 +6,10 @@
 pub mod epoll;
 mod errno;
 pub mod fd;
-pub mod io;
 pub mod process;
+pub mod receive;
+pub mod send;
+pub mod sendfile;
 pub mod signal;
 pub mod socket;
 pub mod syscall;

@@ -6,7 +6,7 @@ use libc::{c_char, c_int, pid_t};
 
 use super::errno;
 use crate::socket::transfer;
-use crate::{environment, fd_table, real, runtime};
+use crate::{environment, fd_table, lifecycle, real, runtime};
 
 /// Replaces `vfork` by `fork`: a child of `vfork` shares its parent's memory, and would close
 /// the parent's sockets there.
@@ -121,7 +121,7 @@ const _: extern "C" fn() = on_load;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    runtime::finish();
+    lifecycle::finish();
     // SAFETY: the application's own call.
     unsafe { real::_exit(status) }
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 
 /// Runs at a normal exit of the application, after its own exit handlers.
 extern "C" fn on_exit() {
-    runtime::finish();
+    lifecycle::finish();
 }
 
 #[cfg(not(test))]

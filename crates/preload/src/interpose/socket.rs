@@ -10,9 +10,10 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use super::errno;
 use crate::rules::is_loopback;
 use crate::signals::SignalGuard;
-use crate::socket::moving::{self, MoveOutcome};
+use crate::socket::install::{self, MoveOutcome};
+use crate::socket::moving;
 use crate::socket::{Endpoint, IoDirection, Listener, Socket, options};
-use crate::{fd_table, log, raw, real, runtime};
+use crate::{fd_table, lifecycle, log, raw, real, runtime};
 
 /// `IPV6_FREEBIND`, which the `libc` crate does not define.
 const IPV6_FREEBIND: c_int = 78;
@@ -44,7 +45,7 @@ fn allow_tidegate_address(fd: c_int, wanted: SocketAddr) -> bool {
     let refused = io::Error::last_os_error();
     let is_tidegates = refused.raw_os_error() == Some(libc::EADDRNOTAVAIL)
         && !is_loopback(wanted.ip())
-        && runtime::net().is_ok_and(|net| net.has_address(wanted.ip()));
+        && lifecycle::net().is_ok_and(|net| net.has_address(wanted.ip()));
     let allowed = is_tidegates
         && match wanted {
             SocketAddr::V4(_) => options::set_int(fd, libc::IPPROTO_IP, libc::IP_FREEBIND, 1),
@@ -170,7 +171,7 @@ fn accept_tidegate(
             fd,
             &listener.inherited_options.lock().unwrap_or_else(PoisonError::into_inner),
         );
-        match moving::install_accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0) {
+        match install::install_accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0) {
             true => Ok(AcceptedSocket::Tidegate(fd, peer)),
             false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
         }

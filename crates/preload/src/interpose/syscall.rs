@@ -7,7 +7,7 @@
 
 use libc::{c_int, c_long, c_uint};
 
-use super::{fd, io, socket};
+use super::{fd, receive, send, socket};
 use crate::{fd_table, real};
 
 // All arguments but the number are optional in C, and are passed in the same registers in any
@@ -31,9 +31,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_accept4 if fd_table::is_tidegate(first) => {
                 socket::accept4(first, b as _, c as _, d as c_int).into()
             }
-            libc::SYS_sendmmsg => io::sendmmsg(first, b as _, c as c_uint, d as c_int).into(),
+            libc::SYS_sendmmsg => send::sendmmsg(first, b as _, c as c_uint, d as c_int).into(),
             libc::SYS_recvmmsg if fd_table::is_tidegate(first) => {
-                io::recvmmsg(first, b as _, c as c_uint, d as c_int, e as _).into()
+                receive::recvmmsg(first, b as _, c as c_uint, d as c_int, e as _).into()
             }
             _ => real::syscall(number, a, b, c, d, e, f),
         }

@@ -1,5 +1,6 @@
 //! Sockets that have moved to Tidegate.
 
+pub(crate) mod install;
 pub(crate) mod moving;
 pub(crate) mod options;
 mod tcp;

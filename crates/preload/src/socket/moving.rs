@@ -7,42 +7,17 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
+use super::install::{MoveOutcome, install, uses_kernel_socket};
 use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecified};
-use crate::fd_table::{self, Entry, InUse};
+use crate::fd_table::{self, InUse};
 use crate::rules::{Protocol, is_loopback};
 use crate::signals::SignalGuard;
-use crate::{epoll, local_addresses, runtime};
-
-/// Result of a call that may move a socket.
-pub(crate) enum MoveOutcome {
-    /// The socket stays at the kernel, which serves the call.
-    Kernel,
-    /// The socket is Tidegate's now.
-    Tidegate(InUse<Arc<Socket>>),
-}
-
-/// Makes `socket` the object of the descriptor.
-pub(super) fn install(fd: i32, socket: Socket) -> MoveOutcome {
-    let _signal_guard = SignalGuard::enter();
-    let socket = Arc::new(socket);
-    options::copy_from_kernel(fd, &socket);
-    if !fd_table::insert(fd, Entry::Socket(Arc::clone(&socket))) {
-        return MoveOutcome::Kernel;
-    }
-    epoll::on_moved(fd, &socket);
-    MoveOutcome::Tidegate(InUse::new(socket))
-}
+use crate::{epoll, lifecycle, local_addresses, runtime};
 
 /// True when Tidegate can serve a socket with this address.
 fn has_address(net: &Net, local: SocketAddr) -> bool {
     let ip = local.ip().to_canonical();
     ip.is_unspecified() || net.has_address(ip)
-}
-
-/// True when a socket bound to `local` also uses its kernel socket: traffic of the host to
-/// itself never comes by the wire.
-pub(super) fn uses_kernel_socket(local: SocketAddr) -> bool {
-    local.ip().is_unspecified() || runtime::uses_kernel_addresses()
 }
 
 /// Called after the kernel bound a socket to `local`. A UDP socket that asked for a port moves
@@ -59,7 +34,7 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
     if local.port() == 0 || !rules.moves_listener(Protocol::Udp, local) {
         return Ok(MoveOutcome::Kernel);
     }
-    let net = runtime::net()?;
+    let net = lifecycle::net()?;
     if !has_address(net, local) {
         return Ok(MoveOutcome::Kernel);
     }
@@ -109,7 +84,7 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     if local.port() == 0 || !rules.moves_listener(Protocol::Tcp, local) {
         return Ok(MoveOutcome::Kernel);
     }
-    let net = runtime::net()?;
+    let net = lifecycle::net()?;
     if !has_address(net, local) {
         return Ok(MoveOutcome::Kernel);
     }
@@ -140,7 +115,7 @@ fn stack_for(peer: SocketAddr) -> io::Result<Option<&'static Net>> {
     if runtime::uses_kernel_addresses() && local_addresses::is_local(peer) {
         return Ok(None);
     }
-    let net = runtime::net()?;
+    let net = lifecycle::net()?;
     Ok(net.source_for(peer.ip()).map(|_| net))
 }
 
@@ -262,10 +237,4 @@ pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Resul
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)
-}
-
-/// Makes an accepted connection the object of its kernel socket's descriptor.
-pub(crate) fn install_accepted(fd: i32, accepted: Socket, is_nonblocking: bool) -> bool {
-    accepted.set_nonblocking(is_nonblocking);
-    fd_table::insert(fd, Entry::Socket(Arc::new(accepted)))
 }

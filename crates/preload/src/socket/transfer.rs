@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use tidegate::{ReceivedSocket, TcpState};
 
-use super::{Endpoint, Listener, Socket, Stream, Udp, moving, options};
+use super::install::{install, uses_kernel_socket};
+use super::{Endpoint, Listener, Socket, Stream, Udp, options};
 use crate::fd_table::{self, Entry};
 use crate::signals::SignalGuard;
-use crate::{log, runtime};
+use crate::{lifecycle, log, runtime};
 
 /// Kernel descriptor of a socket.
 fn kernel_fd(fd: &i32) -> BorrowedFd<'_> {
@@ -52,7 +53,7 @@ pub(crate) fn receive_socket(fd: i32) {
         return;
     }
     let Some((_, is_v6)) = options::protocol_and_family(fd) else { return };
-    let Ok(net) = runtime::net() else { return };
+    let Ok(net) = lifecycle::net() else { return };
     match net.receive_socket(kernel_fd(&fd)) {
         Ok(Some(received)) => install_received(fd, net, received, is_v6),
         Ok(None) => share_existing(fd),
@@ -84,8 +85,8 @@ fn install_received(fd: i32, net: &'static tidegate::Net, received: ReceivedSock
             (Endpoint::Stream(Stream::new(stream, is_connecting)), None)
         }
     };
-    let uses_kernel_socket = local.is_some_and(moving::uses_kernel_socket);
-    moving::install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket));
+    let uses_kernel_socket = local.is_some_and(uses_kernel_socket);
+    install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket));
 }
 
 /// Shares the object of another descriptor in this process that refers to the same socket.

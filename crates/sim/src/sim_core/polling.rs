@@ -2,21 +2,14 @@
 
 use tidegate_gate::{GateAction, Mode, Ring, Turn};
 
+use super::SimCore;
 use crate::processor::PriorityLevel;
-use crate::sim_core::{SimCore, Timer, poller_level};
-
-/// State of the polling loop.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PollLoop {
-    /// Current turn and the number of packets taken in it.
-    turn: Option<(Turn, u32)>,
-    /// The turn has just begun, and the loop is checking the ring.
-    checking_ring: bool,
-}
+use crate::tasks::{PollLoop, poller_level};
+use crate::timers::Timer;
 
 impl SimCore {
     /// Assigns the polling loop its next piece of work, or puts it to sleep.
-    pub(crate) fn poll(&mut self) {
+    pub(super) fn poll(&mut self) {
         loop {
             let Some((turn, taken)) = self.polling.turn else { return self.query_gate() };
             let continues = taken < turn.quota && !self.is_turn_paused(turn);
@@ -92,7 +85,7 @@ impl SimCore {
     }
 
     /// Finishes a piece of work of the polling loop.
-    pub(crate) fn finish_poller(&mut self) {
+    pub(super) fn finish_poller(&mut self) {
         if std::mem::take(&mut self.polling.checking_ring) {
             return;
         }

@@ -1,0 +1,250 @@
+//! Sending: `write`, `send` and their variants.
+
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use super::errno;
+use crate::fd_table::InUse;
+use crate::socket::install::MoveOutcome;
+use crate::socket::moving;
+use crate::socket::{Endpoint, IoDirection, Socket, transfer};
+use crate::{fd_table, raw, real, runtime};
+
+/// Sends the buffers. A broken pipe raises SIGPIPE unless `MSG_NOSIGNAL` is set. `by_kernel`
+/// makes the same call on the kernel socket.
+fn send_to_socket(
+    fd: c_int,
+    socket: &Socket,
+    data: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    from: Option<IpAddr>,
+    flags: c_int,
+    by_kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    let sent = match &socket.endpoint {
+        _ if flags & libc::MSG_OOB != 0 => Err(io::ErrorKind::Unsupported.into()),
+        Endpoint::Listener(_) => Err(io::ErrorKind::BrokenPipe.into()),
+        Endpoint::Stream(_) => {
+            send_stream(fd, socket, data, may_block, flags & libc::MSG_MORE != 0)
+        }
+        Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
+        Endpoint::Udp(udp) => {
+            socket.retry_until_ready(fd, IoDirection::Write, may_block, || udp.send(data, to, from))
+        }
+    };
+    if let Err(error) = &sent
+        && error.kind() == io::ErrorKind::BrokenPipe
+        && flags & libc::MSG_NOSIGNAL == 0
+    {
+        // SAFETY: sends this thread a signal, as the kernel does.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
+    }
+    errno::return_count(sent)
+}
+
+/// Sends to a connection; a blocking call sends everything.
+pub(super) fn send_stream(
+    fd: c_int,
+    socket: &Socket,
+    data: &[IoSlice<'_>],
+    may_block: bool,
+    more_follows: bool,
+) -> io::Result<usize> {
+    let Endpoint::Stream(stream) = &socket.endpoint else {
+        return Err(io::ErrorKind::NotConnected.into());
+    };
+    let wanted: usize = data.iter().map(|piece| piece.len()).sum();
+    let first = socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
+        stream.send(socket, data, more_follows)
+    })?;
+    if first == wanted || !may_block || socket.is_nonblocking() {
+        return Ok(first);
+    }
+    let mut total = first;
+    let mut rest = data.to_vec();
+    let mut rest = &mut rest[..];
+    IoSlice::advance_slices(&mut rest, first);
+    while total < wanted {
+        match socket.retry_until_ready(fd, IoDirection::Write, true, || {
+            stream.send(socket, rest, more_follows)
+        }) {
+            Ok(len) => {
+                total += len;
+                IoSlice::advance_slices(&mut rest, len);
+            }
+            // The next call reports the error.
+            Err(_) => break,
+        }
+    }
+    Ok(total)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    let Some(socket) = fd_table::socket(fd) else {
+        // SAFETY: the application's own call.
+        return unsafe { real::write(fd, buf, len) };
+    };
+    // SAFETY: the application's own arguments.
+    let data = [unsafe { raw::write_buffer(buf, len) }];
+    // SAFETY: the application's own call.
+    send_to_socket(fd, &socket, &data, None, None, 0, || unsafe { real::write(fd, buf, len) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the application's own call.
+    let by_kernel = || unsafe { real::writev(fd, pieces, count) };
+    let Some(socket) = fd_table::socket(fd) else { return by_kernel() };
+    // SAFETY: the application's own arguments.
+    let data =
+        usize::try_from(count).ok().and_then(|count| unsafe { raw::write_buffers(pieces, count) });
+    match data {
+        Some(data) => send_to_socket(fd, &socket, &data, None, None, 0, by_kernel),
+        None => errno::return_count(Err(io::ErrorKind::InvalidInput.into())),
+    }
+}
+
+/// Socket to send on; a kernel socket may move to Tidegate first.
+fn sending_socket(fd: c_int, to: Option<SocketAddr>) -> io::Result<Option<InUse<Arc<Socket>>>> {
+    if let Some(socket) = fd_table::socket(fd) {
+        return Ok(Some(socket));
+    }
+    let (Some(to), Some(_)) = (to, runtime::rules()) else { return Ok(None) };
+    let Some(local) = raw::kernel_local_address(fd) else { return Ok(None) };
+    match moving::on_send(fd, local, to)? {
+        MoveOutcome::Tidegate(socket) => Ok(Some(socket)),
+        MoveOutcome::Kernel => Ok(None),
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the application's own arguments.
+    unsafe { sendto(fd, buf, len, flags, std::ptr::null(), 0) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the application's own call.
+    let by_kernel = || unsafe { real::sendto(fd, buf, len, flags, address, address_len) };
+    // SAFETY: the application's own arguments.
+    let to = unsafe { raw::address(address, address_len) };
+    match sending_socket(fd, to) {
+        Ok(None) => by_kernel(),
+        Ok(Some(socket)) => {
+            // SAFETY: the application's own arguments.
+            let data = [unsafe { raw::write_buffer(buf, len) }];
+            send_to_socket(fd, &socket, &data, to, None, flags, by_kernel)
+        }
+        Err(error) => errno::return_count(Err(error)),
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the application's own call.
+    let by_kernel = || unsafe { real::sendmsg(fd, message, flags) };
+    // SAFETY: the application's own argument.
+    let Some(header) = (unsafe { message.as_ref() }) else { return by_kernel() };
+    // SAFETY: the application's own arguments.
+    let to = unsafe { raw::address(header.msg_name.cast(), header.msg_namelen) };
+    let socket = match sending_socket(fd, to) {
+        // SAFETY: the application's own arguments.
+        Ok(None) => return transfer_fds(unsafe { raw::passed_fds(header) }, by_kernel),
+        Ok(Some(socket)) => socket,
+        Err(error) => return errno::return_count(Err(error)),
+    };
+    // SAFETY: the application's own arguments.
+    let (data, from) =
+        unsafe { (raw::write_buffers(header.msg_iov, header.msg_iovlen), control_source(header)) };
+    match data {
+        Some(data) => send_to_socket(fd, &socket, &data, to, from, flags, by_kernel),
+        None => errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
+    }
+}
+
+/// Makes a call that passes descriptors to another process, and sends their sockets with them.
+fn transfer_fds(mut descriptors: Vec<c_int>, send: impl FnOnce() -> ssize_t) -> ssize_t {
+    descriptors.retain(|&fd| transfer::send_socket(fd));
+    let sent = send();
+    if sent < 0 && !descriptors.is_empty() {
+        let error = io::Error::last_os_error();
+        descriptors.into_iter().for_each(transfer::withdraw_socket);
+        errno::set_from(&error);
+    }
+    sent
+}
+
+/// Source address of a datagram, if a control message sets one.
+///
+/// # Safety
+/// The lengths in the message are valid.
+unsafe fn control_source(message: &msghdr) -> Option<IpAddr> {
+    // SAFETY: the C library's macros for control messages stay within their lengths.
+    unsafe {
+        let mut head = libc::CMSG_FIRSTHDR(message);
+        while let Some(one) = head.as_ref() {
+            let bytes = libc::CMSG_DATA(head);
+            let len = one.cmsg_len;
+            match (one.cmsg_level, one.cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) if len >= libc::CMSG_LEN(12) as usize => {
+                    let address = bytes.add(4).cast::<[u8; 4]>().read_unaligned();
+                    return Some(IpAddr::from(address)).filter(|ip| !ip.is_unspecified());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if len >= libc::CMSG_LEN(20) as usize => {
+                    let address = bytes.cast::<[u8; 16]>().read_unaligned();
+                    return Some(IpAddr::from(address).to_canonical())
+                        .filter(|ip| !ip.is_unspecified());
+                }
+                _ => {}
+            }
+            head = libc::CMSG_NXTHDR(message, head);
+        }
+    }
+    None
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let mut done = 0;
+    while done < count {
+        // The first message may move the socket; if it stays, the kernel sends the rest at once.
+        if done > 0 && !fd_table::is_tidegate(fd) {
+            // SAFETY: the application's own call, without the messages already sent.
+            let more =
+                unsafe { real::sendmmsg(fd, messages.add(done as usize), count - done, flags) };
+            return done as c_int + more.max(0);
+        }
+        // SAFETY: the application's own arguments.
+        let len = unsafe {
+            let message = messages.add(done as usize);
+            let len = sendmsg(fd, &raw const (*message).msg_hdr, flags);
+            if len >= 0 {
+                (*message).msg_len = len as c_uint;
+            }
+            len
+        };
+        if len < 0 {
+            break;
+        }
+        done += 1;
+    }
+    if done == 0 && count > 0 { -1 } else { done as c_int }
+}

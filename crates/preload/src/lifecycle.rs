@@ -1,0 +1,100 @@
+//! Course of a process with a stack: opening, fork, and exit.
+//!
+//! A forked child of an attached process gets an attachment of its own. A forked child of a
+//! process with an embedded stack gives the stack up.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::MutexGuard;
+
+use tidegate::{Fork, Net};
+
+use crate::signals::SignalGuard;
+use crate::{epoll, fd_table, log, runtime};
+
+/// Stack of this process; the first call opens the stack.
+///
+/// # Errors
+/// `ENETDOWN` when the stack cannot be opened, which is logged. `EIO` in a forked child of a
+/// process with an embedded stack, whose memory is the parent's.
+pub(crate) fn net() -> io::Result<&'static Net> {
+    let _guard = SignalGuard::enter();
+    runtime::open(install_fork_handlers)
+}
+
+/// Locks from before a fork until after it: no other thread changes the state that the child
+/// copies.
+struct ForkGuards {
+    fork: Fork<'static>,
+    table_locks: Vec<MutexGuard<'static, ()>>,
+    epoll_guard: epoll::SetsGuard,
+    signal_guard: SignalGuard,
+}
+
+thread_local! {
+    static FORK_GUARDS: RefCell<Option<ForkGuards>> = const { RefCell::new(None) };
+}
+
+fn take_fork_guards() -> Option<ForkGuards> {
+    // An exiting thread does not fork.
+    FORK_GUARDS.try_with(RefCell::take).ok().flatten()
+}
+
+fn install_fork_handlers() {
+    extern "C" fn before() {
+        let Some(net) = runtime::opened_net().filter(|net| net.is_attached()) else { return };
+        let signal_guard = SignalGuard::enter();
+        // In the order in which other threads take these locks.
+        let epoll_guard = epoll::lock_all();
+        let Some(fork) = net.prepare_fork() else { return };
+        let guards =
+            ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
+        // An exiting thread does not fork.
+        let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
+    }
+    extern "C" fn in_parent() {
+        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
+        else {
+            return;
+        };
+        drop(table_locks);
+        fork.in_parent();
+        // Dropping the last reference to a set calls the stack.
+        drop(epoll_guard);
+        drop(signal_guard);
+    }
+    extern "C" fn in_child() {
+        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
+            take_fork_guards()
+        else {
+            return runtime::set_child();
+        };
+        drop(table_locks);
+        let inherited = fork.in_child();
+        drop(epoll_guard);
+        match inherited {
+            Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
+            Err(error) => {
+                log::write(&format!(
+                    "a forked child did not get the sockets of its parent: {error}"
+                ));
+            }
+        }
+    }
+    // SAFETY: the functions live as long as this library, which is never unloaded. The C
+    // library calls them in the thread that forks, the last two after its own memory is
+    // consistent again. They acquire and release locks of that thread only.
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+/// Called when the process exits: written data is still sent, as by the kernel.
+pub(crate) fn finish() {
+    if runtime::is_child() {
+        return;
+    }
+    let _guard = SignalGuard::enter();
+    if let Some(net) = runtime::opened_net() {
+        fd_table::clear();
+        net.finish();
+    }
+}
