@@ -6,10 +6,10 @@ use tidegate_wire::{DropReason, Ipv4Header, Protocol};
 
 use crate::Stack;
 use crate::ip::address::{AddressKind, can_be_source_v4};
+use crate::ip::packet::IpInfo;
 use crate::ip::packet::{IcmpErrorKind, RxVerdict};
 use crate::ip::reassembly::{Fragment, FragmentKey, ReassembledPacket};
 use crate::link::LinkMeta;
-use crate::udp::IpInfo;
 
 /// Minimum data in a first fragment: enough for ports and lengths of the transport header
 /// (RFC 1858 section 3).

@@ -8,10 +8,10 @@ use tidegate_wire::{DropReason, Ipv6Header, Protocol};
 
 use crate::Stack;
 use crate::ip::address::{AddressKind, can_be_source_v6};
+use crate::ip::packet::IpInfo;
 use crate::ip::packet::{IcmpErrorKind, RxVerdict};
 use crate::ip::reassembly::{Fragment, FragmentKey, ReassembledPacket};
 use crate::link::LinkMeta;
-use crate::udp::IpInfo;
 
 /// Offset of the payload length in the header.
 const PAYLOAD_LENGTH_OFFSET_BYTES: usize = 4;

@@ -7,7 +7,6 @@ use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{ArpPacket, DropReason, MacAddr, Protocol};
 
 use crate::neighbour::NeighbourClaim;
-use crate::udp::Delivery;
 
 /// Verdict on a received packet.
 pub(crate) enum RxVerdict {
@@ -90,4 +89,27 @@ impl ForwardError {
             Self::TooBig { .. } => DropReason::PacketTooBig,
         }
     }
+}
+
+/// Fields of the IP header that transport protocols need.
+#[derive(Clone, Copy)]
+pub(crate) struct IpInfo {
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    /// Sent to a single local address, not to a group or broadcast address.
+    pub(crate) is_unicast: bool,
+}
+
+/// Destination socket of a datagram and position of its payload in the packet.
+pub(crate) struct Delivery {
+    pub(crate) info: IpInfo,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    /// Slot index of the socket; `None` delivers a copy to every socket of the group.
+    pub(crate) socket: Option<u32>,
+    /// Offset of the payload in the packet, in bytes.
+    pub(crate) payload_offset: usize,
+    pub(crate) payload_len: usize,
 }

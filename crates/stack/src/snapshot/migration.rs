@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use tidegate_memory::Arena;
 use tidegate_wire::MacAddr;
 
+use super::error::MigrationError;
 use crate::ip::path_mtu::PathMtu;
 use crate::tcp::{ExtractedTcp, TcpMigrationMap};
 use crate::udp::ExtractedUdp;
@@ -53,28 +54,6 @@ pub struct MigrationMap {
     pub listeners: Vec<(TcpListenerId, TcpListenerId)>,
     /// Connections, including those not accepted yet and those whose handle was closed.
     pub connections: Vec<(TcpId, TcpId)>,
-}
-
-/// Reason why a stack rejects migrated sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MigrationError {
-    /// The secrets differ: peers would see other sequence numbers and timestamps, and SYN cookies
-    /// would be rejected.
-    #[error(
-        "the stacks have different secrets: call `share_tcp_secrets` on the target stack first"
-    )]
-    SecretsDiffer,
-    /// Another socket has the address and port, or a connection has the same four-tuple.
-    #[error("{0} is in use in the target stack: close the socket bound to it")]
-    AddressInUse(SocketAddr),
-    /// An address of the sockets is missing on the target stack's interface.
-    #[error(
-        "{0} is not an address of the target stack: configure the same addresses on both stacks"
-    )]
-    AddressNotAvailable(IpAddr),
-    /// A limit of the target stack is reached.
-    #[error("the target stack has reached its limit of {0}: raise the limit")]
-    LimitReached(&'static str),
 }
 
 /// Sockets that [`Stack::insert_sockets`] has rejected, complete and ready to return to the source

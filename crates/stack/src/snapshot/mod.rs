@@ -1,10 +1,10 @@
 //! State that outlives a stack: snapshots for another process, sockets for another stack of this
 //! process.
 
+mod error;
 mod migration;
 mod stack;
 
-pub use migration::{
-    ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, SocketSelection,
-};
-pub use stack::{RestoreError, STATE_VERSION, StackSnapshot};
+pub use error::{MigrationError, RestoreError, STATE_VERSION};
+pub use migration::{ExtractedSockets, MigrationMap, MigrationRejected, SocketSelection};
+pub use stack::StackSnapshot;

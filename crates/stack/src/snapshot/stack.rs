@@ -7,15 +7,12 @@ use serde::{Deserialize, Serialize};
 use tidegate_memory::Arena;
 use tidegate_wire::{DropCounters, DropReason, MacAddr};
 
+use super::error::{RestoreError, STATE_VERSION};
 use crate::ip::address::AddressKind;
 use crate::ip::path_mtu::PathMtu;
 use crate::tcp::TcpSnapshot;
 use crate::udp::UdpSnapshot;
-use crate::{Config, ConfigError, Counters, Stack};
-
-/// Format version of [`StackSnapshot`]. It increases with every change of the format, so that two
-/// processes can check their compatibility before a handover.
-pub const STATE_VERSION: u32 = 3;
+use crate::{Config, Counters, Stack};
 
 /// Complete state of a stack that its peers and the users of its sockets depend on.
 ///
@@ -57,39 +54,6 @@ struct CountersSnapshot {
     icmp_errors_sent: u64,
     drops: Vec<(String, u64)>,
     transmit_drops: Vec<(String, u64)>,
-}
-
-/// Failure to restore a [`StackSnapshot`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RestoreError {
-    /// The snapshot has another format version.
-    #[error(
-        "the state has format {found}, this version reads format {STATE_VERSION}: \
-         restart instead of upgrading"
-    )]
-    Version {
-        /// Format version of the snapshot.
-        found: u32,
-    },
-    /// The configuration of the new stack is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The snapshot exceeds a limit of the new stack.
-    #[error("the state has {found} {what}, the limit is {limit}: raise the limit")]
-    TooMany {
-        /// Kind of object.
-        what: &'static str,
-        /// Number in the snapshot.
-        found: usize,
-        /// Limit of the new stack.
-        limit: usize,
-    },
-    /// A socket has an address that the new stack lacks.
-    #[error("a socket uses the address {0}, which the interface no longer has: keep the address")]
-    Address(IpAddr),
-    /// The snapshot is inconsistent: it was damaged in transfer.
-    #[error("the state is damaged: {0}; save it again, or restart instead of upgrading")]
-    Damaged(&'static str),
 }
 
 fn save_drops(drops: &DropCounters) -> Vec<(String, u64)> {

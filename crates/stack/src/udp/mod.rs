@@ -2,6 +2,7 @@
 
 mod datagram;
 mod exchange;
+mod id;
 mod lookup;
 mod migration;
 mod port_groups;
@@ -16,12 +17,12 @@ mod table;
 pub use datagram::Datagram;
 pub(crate) use datagram::{Payload, QueuedDatagram};
 pub use exchange::{InPlaceRequest, UdpRequest};
+pub use id::UdpId;
 pub(crate) use lookup::Lookup;
 pub(crate) use migration::ExtractedUdp;
 pub use queue_fill::QUEUE_FILL_SCALE;
-pub(crate) use receive::{Delivery, IpInfo};
 pub(crate) use snapshot::UdpSnapshot;
-pub use socket::{UdpId, UdpOptions};
+pub use socket::UdpOptions;
 pub(crate) use table::UdpTable;
 
 use std::net::{IpAddr, SocketAddr};

@@ -6,19 +6,6 @@ use crate::Stack;
 /// Fill level of a full receive queue, as reported by [`Stack::udp_queue_fill`].
 pub const QUEUE_FILL_SCALE: u32 = 1024;
 
-impl UdpId {
-    /// Packs the handle into one number, for tables outside of the stack.
-    pub fn to_bits(self) -> u64 {
-        u64::from(self.index) << 32 | u64::from(self.generation)
-    }
-
-    /// Unpacks a handle from a number, also for tables that issue handles of this type for other
-    /// objects.
-    pub fn from_bits(bits: u64) -> Self {
-        Self { index: (bits >> 32) as u32, generation: bits as u32 }
-    }
-}
-
 impl Stack {
     /// Fill level of a socket's receive queue in parts of [`QUEUE_FILL_SCALE`]: by packets or by
     /// bytes, whichever is nearer to its limit. `None` if the socket does not exist.

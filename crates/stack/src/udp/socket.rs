@@ -12,14 +12,8 @@ use super::Datagram;
 use super::datagram::{
     DatagramSnapshot, Payload, QueuedDatagram, parse_addresses_v4, parse_addresses_v6,
 };
+use super::id::UdpId;
 use crate::{Event, Limits, SocketError};
-
-/// Socket handle: slot index and generation. A handle is never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct UdpId {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
-}
 
 /// Options of a UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

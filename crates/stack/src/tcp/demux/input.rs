@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::Checksum;
 use tidegate_wire::{DropReason, TcpHeader, tcp};
 
+use crate::ip::packet::IpInfo;
 use crate::ip::packet::RxVerdict;
 use crate::link::LinkMeta;
 use crate::tcp::segment::{FourTuple, Segment};
-use crate::udp::IpInfo;
 use crate::{AddressOwnership, Stack};
 
 impl Stack {
