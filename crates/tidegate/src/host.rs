@@ -22,7 +22,7 @@ use tidegate_memory::FrameSize;
 use tidegate_stack::Route;
 use tidegate_wire::IpCidr;
 
-use crate::{DeviceConfig, NetConfig};
+use tidegate_engine::{DeviceConfig, NetConfig};
 
 /// Default number of 64 KiB frames.
 const DEFAULT_LARGE_FRAMES: u32 = 1024;

@@ -34,30 +34,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod attached;
+mod backend;
 mod batch;
-mod embedded;
 pub mod host;
 mod net;
 mod poll;
-mod readers;
-mod readiness;
-mod socket_ops;
-mod tasks;
 mod tcp;
-mod threads;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod transfer;
+mod types;
 mod udp;
-mod wait;
 
-pub use attached::Fork;
+pub use backend::attached::fork::Fork;
 pub use batch::Batch;
-pub use net::{Net, NetCounters};
-pub use poll::{Interest, Poll, Ready, Source, Token, Trigger};
-pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_readable};
-pub use readiness::{Readiness, Sleeper};
+pub use net::handle::{Net, NetCounters};
+pub use net::source::Source;
+pub use poll::Poll;
 pub use tcp::{TcpListener, TcpStream};
 pub use tidegate_device::{self as device, mem};
 pub use tidegate_engine::{
@@ -72,4 +65,8 @@ pub use tidegate_stack::{
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 pub use transfer::ReceivedSocket;
-pub use udp::{DatagramMeta, UdpSocket};
+pub use types::datagram::DatagramMeta;
+pub use types::readers::{Distribution, ReadersConfig};
+pub use types::readiness::{Interest, Readiness, Ready, Token, Trigger};
+pub use types::sleeper::Sleeper;
+pub use udp::{UdpReader, UdpReaders, UdpSocket, wait_readable};

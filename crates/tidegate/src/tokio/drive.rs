@@ -16,9 +16,10 @@ use rustix::time::{
 use tidegate_engine::{IdleStep, SleepPlan};
 use tidegate_memory::Doorbell;
 
-use crate::Net;
-use crate::attached::AttachedStack;
-use crate::net::{EmbeddedCore, EmbeddedStack};
+use crate::backend::attached::stack::AttachedStack;
+use crate::backend::embedded::core::EmbeddedCore;
+use crate::backend::embedded::stack::EmbeddedStack;
+use crate::net::handle::Net;
 
 /// Most rounds before other tasks run, although frames still arrive.
 const MAX_ROUNDS_PER_POLL: usize = 4;

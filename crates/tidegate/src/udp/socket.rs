@@ -10,10 +10,15 @@ use tidegate_engine::PortClaim;
 use tidegate_memory::Arena;
 use tidegate_stack::{InPlaceRequest, Stack, UdpId, UdpOptions, UdpRequest};
 
-use crate::net::{Net, unsupported_when_attached};
-use crate::poll::{Pollable, Source};
-use crate::socket_ops::{OpError, SocketOps, unless_blocked};
-use crate::wait::{Deadline, SocketId};
+use crate::net::handle::Net;
+use crate::net::source::{Pollable, Source};
+use crate::types::datagram::DatagramMeta;
+use crate::types::deadline::Deadline;
+use crate::types::errors::{
+    OpError, no_address, try_each_address, unless_blocked, unsupported_when_attached,
+};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
 
 /// Most datagrams answered before the replies are transmitted.
 const MAX_EXCHANGE_DATAGRAMS: usize = 64;
@@ -57,21 +62,6 @@ struct UdpInner {
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
     claim: Option<Arc<PortClaim>>,
-}
-
-/// Addresses and lengths of a received datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramMeta {
-    /// Bytes written to the buffer.
-    pub len: usize,
-    /// True if the datagram was longer than the buffer; the rest is lost.
-    pub truncated: bool,
-    /// Length of the datagram in bytes, including bytes that did not fit.
-    pub datagram_len: usize,
-    /// Address of the sender.
-    pub from: SocketAddr,
-    /// Local address that the datagram was sent to.
-    pub to: IpAddr,
 }
 
 impl UdpSocket {
@@ -432,11 +422,7 @@ impl UdpSocket {
         limit: &Mutex<Option<Duration>>,
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        let deadline = if self.inner.nonblocking.load(Ordering::Relaxed) {
-            Deadline::Now
-        } else {
-            Deadline::after(timeout(limit))
-        };
+        let deadline = Deadline::of_call(&self.inner.nonblocking, timeout(limit));
         self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], deadline, ready)
     }
 }
@@ -482,22 +468,4 @@ fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io:
     }
     *cell.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     Ok(())
-}
-
-pub(crate) fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
-}
-
-pub(crate) fn try_each_address<R>(
-    address: impl ToSocketAddrs,
-    mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
-) -> io::Result<R> {
-    let mut last = no_address();
-    for address in address.to_socket_addrs()? {
-        match attempt(address) {
-            Ok(result) => return Ok(result),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }

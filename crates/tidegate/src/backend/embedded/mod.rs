@@ -1,0 +1,8 @@
+//! Stack in this process: an engine behind a lock.
+
+pub(crate) mod core;
+mod ops;
+pub(crate) mod reader_groups;
+pub(crate) mod reader_ring;
+pub(crate) mod stack;
+pub(crate) mod threads;

@@ -1,0 +1,95 @@
+//! Location of the stack: in this process ([`embedded`]), or in a daemon ([`attached`]).
+//!
+//! Both implement [`SocketOps`]. [`Backend`] picks one of the two once a call.
+
+pub(crate) mod attached;
+pub(crate) mod embedded;
+pub(crate) mod guard;
+
+use std::io;
+use std::sync::Arc;
+
+use self::attached::stack::AttachedStack;
+use self::embedded::stack::EmbeddedStack;
+use self::embedded::threads::Threads;
+use crate::types::deadline::Deadline;
+use crate::types::sleeper::Sleeper;
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
+
+/// Location of the stack.
+#[derive(Clone)]
+pub(crate) enum Backend {
+    /// In this process.
+    Embedded {
+        shared: Arc<EmbeddedStack>,
+        /// Threads that drive the engine; without them the waiting calls drive it.
+        threads: Option<Arc<Threads>>,
+    },
+    /// In a daemon.
+    Attached(Arc<AttachedStack>),
+}
+
+impl Backend {
+    /// Runs `call` on the locked stack.
+    #[inline]
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut dyn SocketOps) -> R) -> R {
+        match self {
+            Self::Embedded { shared, .. } => call(&mut *shared.lock()),
+            Self::Attached(attached) => call(&mut *attached.lock()),
+        }
+    }
+
+    /// Runs the stack until `ready` returns a value or the deadline passes.
+    ///
+    /// `ready` is called first, so data that has already arrived costs no system call.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the deadline passes; the device's error when the
+    /// device has failed; never [`io::ErrorKind::Interrupted`].
+    pub(crate) fn wait_until<R>(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        match self {
+            Self::Embedded { shared, threads: None } => shared.run_until(sockets, deadline, ready),
+            Self::Embedded { shared, .. } => shared.wait_until(sockets, deadline, ready),
+            Self::Attached(attached) => attached.wait_until(sockets, deadline, ready),
+        }
+    }
+
+    /// Runs the stack until `ready` returns true, or `sleeper` has found an event of its own.
+    /// Returns `false` when the deadline passes.
+    ///
+    /// # Errors
+    /// The error of `sleeper`; the device's error when the device has failed.
+    pub(crate) fn wait(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        sleeper: &mut dyn Sleeper,
+        ready: &mut dyn FnMut(&mut dyn SocketOps) -> bool,
+    ) -> io::Result<bool> {
+        match self {
+            Self::Embedded { shared, threads } => {
+                shared.wait(threads.is_some(), sockets, deadline, sleeper, ready)
+            }
+            Self::Attached(attached) => {
+                attached.wait(sockets, deadline, sleeper, &mut |core| ready(core))
+            }
+        }
+    }
+
+    /// True if both handles are of one stack.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Embedded { shared, .. }, Self::Embedded { shared: other, .. }) => {
+                Arc::ptr_eq(shared, other)
+            }
+            (Self::Attached(attached), Self::Attached(other)) => Arc::ptr_eq(attached, other),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! UDP sockets.
+
+mod readers;
+mod socket;
+
+pub use readers::{UdpReader, UdpReaders, wait_readable};
+pub use socket::UdpSocket;
