@@ -9,10 +9,13 @@ pub(crate) mod guard;
 use std::io;
 use std::sync::Arc;
 
+use tidegate_stack::UdpId;
+
 use self::attached::stack::AttachedStack;
 use self::embedded::stack::EmbeddedStack;
 use self::embedded::threads::Threads;
 use crate::types::deadline::Deadline;
+use crate::types::exchange::Exchange;
 use crate::types::sleeper::Sleeper;
 use crate::types::socket_id::SocketId;
 use crate::types::socket_ops::SocketOps;
@@ -51,12 +54,41 @@ impl Backend {
         &self,
         sockets: &[SocketId],
         deadline: Deadline,
-        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         match self {
-            Self::Embedded { shared, threads: None } => shared.run_until(sockets, deadline, ready),
-            Self::Embedded { shared, .. } => shared.wait_until(sockets, deadline, ready),
-            Self::Attached(attached) => attached.wait_until(sockets, deadline, ready),
+            Self::Embedded { shared, threads: None } => {
+                shared.run_until(sockets, deadline, |core| ready(core))
+            }
+            Self::Embedded { shared, .. } => {
+                shared.wait_until(sockets, deadline, |core| ready(core))
+            }
+            Self::Attached(attached) => attached.wait_until(sockets, deadline, |core| ready(core)),
+        }
+    }
+
+    /// Waits for datagrams of a socket, and answers a batch of them. Returns the number of
+    /// datagrams taken.
+    ///
+    /// # Errors
+    /// As [`Backend::wait_until`], and an ICMP error of the connected peer's host.
+    pub(crate) fn udp_exchange(
+        &self,
+        id: UdpId,
+        deadline: Deadline,
+        exchange: &mut impl Exchange,
+    ) -> io::Result<usize> {
+        let sockets = [SocketId::Udp(id)];
+        match self {
+            Self::Embedded { shared, threads: None } => {
+                shared.run_until(&sockets, deadline, |core| core.udp_exchange(id, exchange))
+            }
+            Self::Embedded { shared, .. } => {
+                shared.wait_until(&sockets, deadline, |core| core.udp_exchange(id, exchange))
+            }
+            Self::Attached(attached) => {
+                attached.wait_until(&sockets, deadline, |core| core.udp_exchange(id, exchange))
+            }
         }
     }
 

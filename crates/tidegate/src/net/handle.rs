@@ -10,7 +10,7 @@ use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::queues::lock::LockStatistics;
 use tidegate_service::attachment::Attachment;
-use tidegate_stack::Counters;
+use tidegate_stack::{Counters, UdpId};
 use tidegate_wire::Medium;
 
 use crate::backend::Backend;
@@ -20,6 +20,7 @@ use crate::backend::embedded::stack::{EmbeddedGuard, EmbeddedStack};
 use crate::backend::embedded::threads;
 use crate::types::deadline::Deadline;
 use crate::types::errors::unsupported_when_attached;
+use crate::types::exchange::Exchange;
 use crate::types::socket_id::SocketId;
 use crate::types::socket_ops::SocketOps;
 
@@ -243,6 +244,17 @@ impl Net {
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.backend.wait_until(sockets, deadline, ready)
+    }
+
+    /// Waits for datagrams of a socket, and answers a batch of them; see
+    /// [`Backend::udp_exchange`].
+    pub(crate) fn udp_exchange(
+        &self,
+        id: UdpId,
+        deadline: Deadline,
+        exchange: &mut impl Exchange,
+    ) -> io::Result<usize> {
+        self.backend.udp_exchange(id, deadline, exchange)
     }
 
     /// True if both handles are of one stack.

@@ -20,9 +20,6 @@ pub(crate) type NewSocket<I> = (I, Option<Arc<PortClaim>>);
 
 /// Socket operations of a stack.
 pub(crate) trait SocketOps {
-    /// The embedded stack, if there is one.
-    fn embedded(&mut self) -> Option<&mut crate::backend::embedded::core::EmbeddedCore>;
-
     /// Poll sets of the application.
     fn poll_sets(&mut self) -> &mut PollSets;
     /// Sleeping threads.

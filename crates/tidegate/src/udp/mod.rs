@@ -1,5 +1,6 @@
 //! UDP sockets.
 
+mod exchange;
 mod readers;
 mod socket;
 

@@ -11,6 +11,7 @@ use super::attachments::Attachments;
 use super::kernel_sockets::KernelSockets;
 use super::shards::Shards;
 use super::socket_number::{listener_id, socket_number, stream_id, udp_id};
+use crate::types::exchange::ExchangeBuffers;
 use crate::types::poll_sets::PollSets;
 use crate::types::readiness::Readiness;
 use crate::types::socket_id::SocketId;
@@ -27,6 +28,8 @@ pub(crate) struct AttachedCore {
     pub(super) poll_sets: PollSets,
     pub(super) tasks: Tasks,
     pub(super) idle: IdleGovernor,
+    /// Buffers of exchanges; present after the first exchange.
+    pub(super) exchange_buffers: Option<ExchangeBuffers>,
     pub(super) has_daemon_exited: bool,
     /// Waits since the daemon exited.
     pub(super) waits_since_exit: u32,
@@ -60,6 +63,7 @@ impl AttachedCore {
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
             idle: new_idle(0),
+            exchange_buffers: None,
             has_daemon_exited: false,
             waits_since_exit: 0,
         })

@@ -2,6 +2,7 @@
 
 mod attachments;
 mod core;
+mod exchange;
 pub(crate) mod fork;
 mod kernel_sockets;
 mod ops;

@@ -135,10 +135,6 @@ impl Attachments {
 }
 
 impl SocketOps for AttachedCore {
-    fn embedded(&mut self) -> Option<&mut crate::backend::embedded::core::EmbeddedCore> {
-        None
-    }
-
     fn poll_sets(&mut self) -> &mut PollSets {
         &mut self.poll_sets
     }

@@ -14,7 +14,6 @@ use crate::types::batch_scope;
 use crate::types::deadline::Deadline;
 use crate::types::sleeper::{self, PollSleeper, Sleeper};
 use crate::types::socket_id::SocketId;
-use crate::types::socket_ops::SocketOps;
 
 /// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
 const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
@@ -50,7 +49,7 @@ impl AttachedStack {
         &self,
         sockets: &[SocketId],
         deadline: Deadline,
-        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut AttachedCore) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         let mut result = None;
         let found = self.wait_for_daemon(sockets, deadline, &mut PollSleeper, &mut |core| {

@@ -35,10 +35,6 @@ impl EmbeddedCore {
 }
 
 impl SocketOps for EmbeddedCore {
-    fn embedded(&mut self) -> Option<&mut EmbeddedCore> {
-        Some(self)
-    }
-
     fn poll_sets(&mut self) -> &mut PollSets {
         &mut self.poll_sets
     }

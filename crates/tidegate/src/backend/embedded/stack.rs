@@ -54,7 +54,7 @@ impl EmbeddedStack {
         &self,
         sockets: &[SocketId],
         deadline: Deadline,
-        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut EmbeddedCore) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
@@ -94,7 +94,7 @@ impl EmbeddedStack {
         &self,
         sockets: &[SocketId],
         deadline: Deadline,
-        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut EmbeddedCore) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
