@@ -210,12 +210,12 @@ struct Peer {
 #[cfg(feature = "dpdk")]
 impl Peer {
     fn new(io: &str, capture: std::path::PathBuf) -> Self {
-        let host = tidegate::host::HostConfig {
-            io: Some(io.parse().unwrap()),
-            address: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
-            capture: Some(capture.clone()),
-            ..Default::default()
-        };
+        let mut host = tidegate::host::HostConfig::default();
+        host.io = io.parse().unwrap();
+        host.addresses = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")]
+            .map(|address| address.parse().unwrap())
+            .into();
+        host.capture = Some(capture.clone());
         let config = host.net_config(&tidegate::gate::Settings::default()).unwrap();
         Self { net: Net::open(config.own_thread(true)).unwrap(), capture }
     }

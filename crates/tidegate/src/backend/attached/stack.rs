@@ -58,7 +58,7 @@ impl AttachedStack {
         })?;
         match found {
             Some(_) => result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into())),
-            None => ready(&mut *self.lock()).unwrap_or_else(|| Err(daemon_exited())),
+            None => ready(&mut self.lock()).unwrap_or_else(|| Err(daemon_exited())),
         }
     }
 

@@ -58,12 +58,12 @@ impl EmbeddedStack {
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
-            if let Some(result) = ready(&mut *core) {
+            if let Some(result) = ready(&mut core) {
                 core.wake_for_timers();
                 return result;
             }
             core.run()?;
-            if let Some(result) = ready(&mut *core) {
+            if let Some(result) = ready(&mut core) {
                 core.wake_for_timers();
                 return result;
             }
@@ -98,7 +98,7 @@ impl EmbeddedStack {
     ) -> io::Result<R> {
         loop {
             let mut core = self.lock();
-            let result = ready(&mut *core);
+            let result = ready(&mut core);
             core.on_read(sockets);
             if let Some(result) = result {
                 core.wake_for_timers();
