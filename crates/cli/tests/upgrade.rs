@@ -238,7 +238,7 @@ impl Peer {
     fn server_mac_addresses(self) -> std::collections::BTreeSet<[u8; 6]> {
         drop(self.net);
         let file = std::fs::File::open(self.capture).unwrap();
-        let mut reader = tidegate::device::pcap::Reader::new(file).unwrap();
+        let mut reader = tidegate_device::pcap::Reader::new(file).unwrap();
         let server: std::net::Ipv4Addr = SERVER_V4.parse().unwrap();
         let mut addresses = std::collections::BTreeSet::new();
         while let Some(record) = reader.next_record().unwrap() {

@@ -252,9 +252,7 @@ impl ServerOptions {
 
     /// Returns the configuration of a socket's readers.
     fn readers_config(&self) -> ReadersConfig {
-        let mut config = ReadersConfig::default();
-        config.distribution = self.distribution.unwrap_or_default();
-        config
+        ReadersConfig::default().distribution(self.distribution.unwrap_or_default())
     }
 }
 

@@ -1,7 +1,8 @@
-//! Location of the stack: in this process ([`embedded`]), or in a daemon ([`attached`]).
+//! Location of the stack: in this process ([`embedded`]), or in a daemon (`attached`).
 //!
 //! Both implement [`SocketOps`]. [`Backend`] picks one of the two once a call.
 
+#[cfg(feature = "attach")]
 pub(crate) mod attached;
 pub(crate) mod embedded;
 pub(crate) mod guard;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use tidegate_stack::UdpId;
 
+#[cfg(feature = "attach")]
 use self::attached::stack::AttachedStack;
 use self::embedded::stack::EmbeddedStack;
 use self::embedded::threads::Threads;
@@ -30,6 +32,7 @@ pub(crate) enum Backend {
         threads: Option<Arc<Threads>>,
     },
     /// In a daemon.
+    #[cfg(feature = "attach")]
     Attached(Arc<AttachedStack>),
 }
 
@@ -39,6 +42,7 @@ impl Backend {
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut dyn SocketOps) -> R) -> R {
         match self {
             Self::Embedded { shared, .. } => call(&mut *shared.lock()),
+            #[cfg(feature = "attach")]
             Self::Attached(attached) => call(&mut *attached.lock()),
         }
     }
@@ -63,6 +67,7 @@ impl Backend {
             Self::Embedded { shared, .. } => {
                 shared.wait_until(sockets, deadline, |core| ready(core))
             }
+            #[cfg(feature = "attach")]
             Self::Attached(attached) => attached.wait_until(sockets, deadline, |core| ready(core)),
         }
     }
@@ -86,6 +91,7 @@ impl Backend {
             Self::Embedded { shared, .. } => {
                 shared.wait_until(&sockets, deadline, |core| core.udp_exchange(id, exchange))
             }
+            #[cfg(feature = "attach")]
             Self::Attached(attached) => {
                 attached.wait_until(&sockets, deadline, |core| core.udp_exchange(id, exchange))
             }
@@ -102,13 +108,15 @@ impl Backend {
         sockets: &[SocketId],
         deadline: Deadline,
         sleeper: &mut dyn Sleeper,
-        ready: &mut dyn FnMut(&mut dyn SocketOps) -> bool,
+        ready: impl FnMut(&mut dyn SocketOps) -> bool,
     ) -> io::Result<bool> {
         match self {
             Self::Embedded { shared, threads } => {
                 shared.wait(threads.is_some(), sockets, deadline, sleeper, ready)
             }
+            #[cfg(feature = "attach")]
             Self::Attached(attached) => {
+                let mut ready = ready;
                 attached.wait(sockets, deadline, sleeper, &mut |core| ready(core))
             }
         }
@@ -120,7 +128,9 @@ impl Backend {
             (Self::Embedded { shared, .. }, Self::Embedded { shared: other, .. }) => {
                 Arc::ptr_eq(shared, other)
             }
+            #[cfg(feature = "attach")]
             (Self::Attached(attached), Self::Attached(other)) => Arc::ptr_eq(attached, other),
+            #[cfg(feature = "attach")]
             _ => false,
         }
     }

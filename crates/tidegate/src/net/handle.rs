@@ -1,6 +1,7 @@
 //! Stack handle shared by an application's sockets.
 
 use std::io;
+#[cfg(feature = "attach")]
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,12 +10,15 @@ use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::queues::lock::LockStatistics;
+#[cfg(feature = "attach")]
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::{Counters, UdpId};
 use tidegate_wire::Medium;
 
 use crate::backend::Backend;
+#[cfg(feature = "attach")]
 use crate::backend::attached::fork::Fork;
+#[cfg(feature = "attach")]
 use crate::backend::attached::stack::AttachedStack;
 use crate::backend::embedded::stack::{EmbeddedGuard, EmbeddedStack};
 use crate::backend::embedded::threads;
@@ -113,6 +117,7 @@ impl Net {
     /// # Errors
     /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no daemon
     /// listens at `path`, [`io::ErrorKind::PermissionDenied`] when this user may not attach.
+    #[cfg(feature = "attach")]
     pub fn attach(path: impl AsRef<Path>, name: &str) -> io::Result<Self> {
         let attachment = Attachment::connect(path.as_ref(), name)?;
         Ok(Self { backend: Backend::Attached(Arc::new(AttachedStack::new(attachment)?)) })
@@ -121,12 +126,13 @@ impl Net {
     /// True if the stack is in a daemon. Such a [`Net`] has no device information and no
     /// counters: `tidegate ss` reports them.
     pub fn is_attached(&self) -> bool {
-        matches!(self.backend, Backend::Attached(_))
+        self.embedded().is_none()
     }
 
     /// Prepares a fork of this process, if it is attached to a daemon: the child gets all
     /// sockets of this [`Net`], and a socket is closed when no process holds it any more.
     /// Returns `None` for an embedded stack, which the child must not use.
+    #[cfg(feature = "attach")]
     pub fn prepare_fork(&self) -> Option<Fork<'_>> {
         self.attached().map(|attached| Fork::prepare(attached))
     }
@@ -191,6 +197,7 @@ impl Net {
     pub fn run_once(&self) -> io::Result<usize> {
         match &self.backend {
             Backend::Embedded { shared, .. } => shared.lock().run(),
+            #[cfg(feature = "attach")]
             Backend::Attached(attached) => attached.lock().poll_daemon().map(|_| 0),
         }
     }
@@ -207,11 +214,13 @@ impl Net {
     pub(crate) fn embedded(&self) -> Option<&Arc<EmbeddedStack>> {
         match &self.backend {
             Backend::Embedded { shared, .. } => Some(shared),
+            #[cfg(feature = "attach")]
             Backend::Attached(_) => None,
         }
     }
 
     /// The attachment, if the stack is in a daemon.
+    #[cfg(feature = "attach")]
     pub(crate) fn attached(&self) -> Option<&Arc<AttachedStack>> {
         match &self.backend {
             Backend::Embedded { .. } => None,
@@ -267,6 +276,7 @@ impl std::fmt::Debug for Net {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.backend {
             Backend::Embedded { shared, .. } => shared.fmt(f),
+            #[cfg(feature = "attach")]
             Backend::Attached(_) => f.debug_struct("Net").field("device", &"daemon's").finish(),
         }
     }

@@ -28,7 +28,7 @@ impl Net {
             timeout => Deadline::after(timeout),
         };
         let ids: Vec<SocketId> = sources.iter().map(|(source, _)| source.id()).collect();
-        self.backend().wait(&ids, deadline, sleeper, &mut |ops| {
+        self.backend().wait(&ids, deadline, sleeper, |ops| {
             let interests = sources.iter().map(|(_, interest)| *interest);
             ids.iter().zip(interests).any(|(&id, interest)| ops.readiness(id).meets(interest))
         })

@@ -3,12 +3,14 @@
 use tidegate_memory::Arena;
 use tidegate_stack::{Stack, UdpId};
 
+#[cfg(feature = "attach")]
 use super::datagram::DatagramMeta;
 
 /// Most datagrams answered before the replies are transmitted.
 pub(crate) const MAX_EXCHANGE_DATAGRAMS: usize = 64;
 
 /// Largest payload of a datagram, in bytes: that of IPv6.
+#[cfg(feature = "attach")]
 const MAX_PAYLOAD_BYTES: usize = 65_527;
 
 /// Callback of an exchange, in the two forms that the backends need.
@@ -24,6 +26,7 @@ pub(crate) trait Exchange {
     ) -> usize;
 
     /// Answers the datagram that was copied into `buffers`. Returns the reply, if there is one.
+    #[cfg(feature = "attach")]
     fn answer_copy<'b>(
         &mut self,
         buffers: &'b mut ExchangeBuffers,
@@ -32,6 +35,7 @@ pub(crate) trait Exchange {
 }
 
 /// Buffers of an exchange that copies datagrams.
+#[cfg(feature = "attach")]
 pub(crate) struct ExchangeBuffers {
     /// Payload of the request.
     pub(crate) request: Box<[u8]>,
@@ -39,6 +43,7 @@ pub(crate) struct ExchangeBuffers {
     pub(crate) reply: Box<[u8]>,
 }
 
+#[cfg(feature = "attach")]
 impl ExchangeBuffers {
     /// Allocates buffers for the largest datagram.
     pub(crate) fn new() -> Self {

@@ -174,6 +174,7 @@ impl PollSets {
     }
 
     /// Queues all sockets, after an event that concerns every one of them.
+    #[cfg(feature = "attach")]
     pub(crate) fn on_event_for_all(&mut self, waiters: &Waiters) {
         let streams = self.streams.iter().flatten().map(|&(id, _)| SocketId::Stream(id));
         let all: Vec<SocketId> = streams.chain(self.others.keys().copied()).collect();

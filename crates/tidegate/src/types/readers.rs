@@ -17,6 +17,7 @@ pub enum Distribution {
 
 /// Configuration of a socket's readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReadersConfig {
     /// Choice of the reader that gets a datagram.
     pub distribution: Distribution,
@@ -42,6 +43,28 @@ impl Default for ReadersConfig {
 impl ReadersConfig {
     /// Upper limit of `queue_packets`.
     pub const MAX_QUEUE_PACKETS: usize = 1 << 20;
+
+    /// Sets the choice of the reader that gets a datagram.
+    pub fn distribution(self, distribution: Distribution) -> Self {
+        Self { distribution, ..self }
+    }
+
+    /// Sets the most datagrams queued for each reader: 1 to
+    /// [`ReadersConfig::MAX_QUEUE_PACKETS`].
+    pub fn queue_packets(self, queue_packets: usize) -> Self {
+        Self { queue_packets, ..self }
+    }
+
+    /// Sets the most bytes queued for each reader, at least 1.
+    pub fn queue_bytes(self, queue_bytes: usize) -> Self {
+        Self { queue_bytes, ..self }
+    }
+
+    /// Sets the longest reply of [`UdpReader::exchange`](crate::UdpReader::exchange) in bytes,
+    /// at least 1.
+    pub fn max_reply_bytes(self, max_reply_bytes: usize) -> Self {
+        Self { max_reply_bytes, ..self }
+    }
 
     /// Checks that all limits are in range.
     pub(crate) fn check(&self) -> io::Result<()> {

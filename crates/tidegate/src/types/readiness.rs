@@ -21,6 +21,7 @@ pub struct Readiness {
 
 impl Readiness {
     /// Combined readiness of two sockets.
+    #[cfg(feature = "attach")]
     pub(crate) fn union(self, other: Self) -> Self {
         Self {
             readable: self.readable || other.readable,

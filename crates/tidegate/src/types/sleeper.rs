@@ -59,6 +59,7 @@ fn sleep_on(wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()
 thread_local!(static BELL: RefCell<Option<Arc<Doorbell>>> = const { RefCell::new(None) });
 
 /// Forgets the thread's doorbell in a forked child: it is the parent's.
+#[cfg(feature = "attach")]
 pub(crate) fn forget_thread_bell() {
     // A terminating thread has none.
     let _ = BELL.try_with(RefCell::take);

@@ -7,8 +7,11 @@ use tidegate_stack::{InPlaceRequest, Stack, UdpId, UdpRequest};
 
 use super::socket::UdpSocket;
 use crate::net::source::Pollable;
+#[cfg(feature = "attach")]
 use crate::types::datagram::DatagramMeta;
-use crate::types::exchange::{Exchange, ExchangeBuffers, MAX_EXCHANGE_DATAGRAMS};
+#[cfg(feature = "attach")]
+use crate::types::exchange::ExchangeBuffers;
+use crate::types::exchange::{Exchange, MAX_EXCHANGE_DATAGRAMS};
 
 impl UdpSocket {
     /// Answers datagrams in a batch: waits for at least one datagram, and passes each to
@@ -67,6 +70,7 @@ impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Exchange for Separate
         stack.udp_exchange(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut self.0)
     }
 
+    #[cfg(feature = "attach")]
     fn answer_copy<'b>(
         &mut self,
         buffers: &'b mut ExchangeBuffers,
@@ -91,6 +95,7 @@ impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> Exchange for InPlace<F> {
         stack.udp_exchange_in_place(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut self.0)
     }
 
+    #[cfg(feature = "attach")]
     fn answer_copy<'b>(
         &mut self,
         buffers: &'b mut ExchangeBuffers,

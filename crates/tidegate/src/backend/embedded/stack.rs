@@ -131,7 +131,7 @@ impl EmbeddedStack {
         sockets: &[SocketId],
         deadline: Deadline,
         sleeper: &mut dyn Sleeper,
-        ready: &mut dyn FnMut(&mut dyn SocketOps) -> bool,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> bool,
     ) -> io::Result<bool> {
         let mut pauses = 0;
         loop {
