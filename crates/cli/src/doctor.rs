@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use tidegate::device::netlink::{self, Interface};
+use tidegate_device::netlink::{self, Interface};
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
@@ -219,7 +219,7 @@ fn check_interface(interface: &Interface, findings: &mut Vec<Finding>) -> Result
                 .remedy(format!("ip link set dev {name} up")),
         );
     }
-    if interface.medium != Some(tidegate::device::Medium::Ethernet) {
+    if interface.medium != Some(tidegate_device::Medium::Ethernet) {
         findings.push(Finding::new(name, Verdict::Missing, "is not an Ethernet interface"));
         return Ok(());
     }

@@ -1,26 +1,30 @@
 //! Receive scheduling: flags and section `[gate]` (receive mode, quotas, feedback, CPU share).
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::TypedValueParser;
 use serde::{Deserialize, Serialize};
-use tidegate::gate::{Config, Quota, Settings};
+use tidegate::gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
+use crate::choices::choices;
 use crate::config::Section;
 
-/// Receive mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum ModeName {
-    /// Receive work at interrupt priority into a bounded queue; collapses under a flood
-    Interrupt,
-    /// As interrupt, with a limited interrupt rate and few receive descriptors
-    Moderated,
-    /// Polling rounds with a budget, the remainder at application priority, as in Linux
-    Napi,
-    /// Polling in turns with a quota each; holds under a flood
-    Polled,
-    /// Endless busy-polling, on a core of its own
-    Dedicated,
+/// Receive modes by name.
+fn modes() -> impl TypedValueParser<Value = Mode> {
+    let help = |mode| match mode {
+        Mode::Interrupt => {
+            "Receive work at interrupt priority into a bounded queue; collapses under a flood"
+        }
+        Mode::Moderated => {
+            "As interrupt, with a limited interrupt rate and few receive descriptors"
+        }
+        Mode::Napi => {
+            "Polling rounds with a budget, the remainder at application priority, as in Linux"
+        }
+        Mode::Polled => "Polling in turns with a quota each; holds under a flood",
+        Mode::Dedicated => "Endless busy-polling, on a core of its own",
+    };
+    choices(Mode::ALL.map(|mode| (mode.name(), mode, help(mode))))
 }
 
 /// Section `[gate]`.
@@ -29,8 +33,8 @@ pub(crate) enum ModeName {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct GateOptions {
     /// Receive mode [default: polled]
-    #[arg(long, value_enum, value_name = "MODE")]
-    mode: Option<ModeName>,
+    #[arg(long, value_parser = modes(), value_name = "MODE")]
+    mode: Option<Mode>,
     /// Maximum number of packets per receive turn, or `unlimited` [default: 64]
     #[arg(long, value_name = "PACKETS")]
     receive_quota: Option<Quota>,

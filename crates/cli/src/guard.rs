@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 use tidegate::IpCidr;
+use tidegate::device::xdp::AttachMode;
 use tidegate_engine::guard::{KernelGuard, WatchedPort, policy};
 use tidegate_gate::admission::{Admission, Config};
 
 use crate::Failure;
 use crate::config::{self, AsText};
-use crate::host::XdpMode;
+use crate::host::attach_modes;
 use crate::process::{raise_priority, stop_flag};
 
 /// Flags of `guard`.
@@ -35,8 +36,8 @@ pub(crate) struct Guard {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// XDP attach mode [default: auto]
-    #[arg(long, value_enum, value_name = "MODE")]
-    xdp_mode: Option<XdpMode>,
+    #[arg(long, value_parser = attach_modes(), value_name = "MODE")]
+    xdp_mode: Option<AsText<AttachMode>>,
     /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -58,7 +59,7 @@ impl Guard {
             }
         };
         let stop = stop_flag(self.duration)?;
-        let mode = self.xdp_mode.map(Into::into).unwrap_or_default();
+        let mode = self.xdp_mode.map(|mode| mode.0).unwrap_or_default();
 
         let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, hash_seed())?;
         raise_priority();

@@ -6,14 +6,17 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::TypedValueParser;
 use serde::{Deserialize, Serialize};
+use tidegate::device::fault::{FaultConfig, FaultRates};
 use tidegate::device::xdp::AttachMode;
 use tidegate::gate::Settings;
-use tidegate::host::{HostConfig, HostDevice, HostError};
-use tidegate::{IpCidr, MacAddr, NetConfig};
+use tidegate::host::{HostConfig, HostConfigError, HostDevice};
+use tidegate::{IpCidr, MacAddr, NetConfig, Route};
 
 use crate::Failure;
+use crate::choices::choices;
 use crate::config::{AsText, Section};
 
 /// Packet source and sink of a server: the value of `--io`.
@@ -26,9 +29,9 @@ pub(crate) enum IoKind {
 }
 
 impl FromStr for IoKind {
-    type Err = HostError;
+    type Err = HostConfigError;
 
-    fn from_str(text: &str) -> Result<Self, HostError> {
+    fn from_str(text: &str) -> Result<Self, HostConfigError> {
         match text {
             "kernel" => Ok(Self::Kernel),
             _ => text.parse().map(Self::Device),
@@ -82,8 +85,8 @@ pub(crate) struct HostOptions {
     #[arg(long, value_name = "ID")]
     vlan: Option<u16>,
     /// XDP attach mode [default: auto]
-    #[arg(long, value_enum, value_name = "MODE")]
-    xdp_mode: Option<XdpMode>,
+    #[arg(long, value_parser = attach_modes(), value_name = "MODE")]
+    xdp_mode: Option<AsText<AttachMode>>,
     /// Receive queue to serve; may be repeated [default: all]
     #[arg(long, value_name = "QUEUE")]
     queue: Vec<u32>,
@@ -121,26 +124,17 @@ impl Section for HostOptions {
     const NAME: &'static str = "host";
 }
 
-/// XDP attach mode.
-#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum XdpMode {
-    /// Native if the driver supports it, else generic
-    Auto,
-    /// In the driver
-    Native,
-    /// In the kernel's generic receive path, which every interface has
-    Generic,
-}
-
-impl From<XdpMode> for AttachMode {
-    fn from(mode: XdpMode) -> Self {
-        match mode {
-            XdpMode::Auto => AttachMode::Auto,
-            XdpMode::Native => AttachMode::Native,
-            XdpMode::Generic => AttachMode::Generic,
-        }
-    }
+/// XDP attach modes by name.
+pub(crate) fn attach_modes() -> impl TypedValueParser<Value = AsText<AttachMode>> {
+    let choice = |mode: AttachMode, help| (mode.name(), AsText(mode), help);
+    choices([
+        choice(AttachMode::Auto, "Native if the driver supports it, else generic"),
+        choice(AttachMode::Native, "In the driver"),
+        choice(
+            AttachMode::Generic,
+            "In the kernel's generic receive path, which every interface has",
+        ),
+    ])
 }
 
 impl HostOptions {
@@ -190,15 +184,105 @@ impl HostOptions {
         Ok(serde_json::to_value(others)? == serde_json::to_value(Self::default())?)
     }
 
-    /// Converts the flags to the configuration type of the library.
+    /// Returns the host configuration that the flags describe.
     pub(crate) fn host_config(&self) -> Result<HostConfig, Failure> {
-        Ok(serde_json::from_value(serde_json::to_value(self)?)?)
+        let routes = self.route.iter().map(|route| parse_route(route));
+        let mut host = HostConfig::default();
+        host.io = match self.io_kind() {
+            IoKind::Device(device) => device,
+            // Not a device; the error lists the devices.
+            kernel @ IoKind::Kernel => kernel.to_string().parse()?,
+        };
+        host.iface = self.iface.clone();
+        host.addresses = self.address.iter().map(|address| address.0).collect();
+        host.shared = self.shared;
+        host.gateways = self.gateway.clone();
+        host.routes = routes.collect::<Result<_, _>>()?;
+        host.mac = self.mac.map(|mac| mac.0);
+        host.vlan = self.vlan;
+        host.xdp_mode = self.xdp_mode.map(|mode| mode.0).unwrap_or_default();
+        host.queues = self.queue.clone();
+        host.queue_count = self.queues;
+        host.busy_poll = self.busy_poll;
+        host.segmentation = self.segmentation;
+        host.frames = self.frames;
+        host.no_hugepages = self.no_hugepages;
+        host.capture = self.capture.clone();
+        host.trace = self.trace;
+        host.faults = self.fault.as_deref().map(parse_faults).transpose()?;
+        Ok(host)
     }
 
     /// Returns the stack configuration that the flags describe.
     pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
-        Ok(self.host_config()?.net_config(gate)?)
+        self.host_config()?.net_config(gate).map_err(with_flags)
     }
+}
+
+/// Returns the error of a host configuration in terms of flags.
+fn with_flags(error: HostConfigError) -> Failure {
+    match error {
+        HostConfigError::NoAddress => "no address: give --address ADDRESS/BITS for a separate \
+                                       address, or --shared to share the kernel's addresses"
+            .into(),
+        HostConfigError::NoInterface => {
+            "no interface: give --iface NAME; `ip link` lists them".into()
+        }
+        HostConfigError::SegmentationOnXdp => {
+            "--segmentation needs --io packet, --io tap or --io dpdk: AF_XDP passes frames as \
+             they are on the wire"
+                .into()
+        }
+        HostConfigError::QueueCountWithoutDpdk => {
+            "--queues needs --io dpdk:DEVICE; with --io xdp use --queue".into()
+        }
+        HostConfigError::InterfaceWithDpdk(iface) => format!(
+            "--iface {iface}: with DPDK name the device in --io dpdk:DEVICE, as \
+             --io dpdk:net_af_packet0,iface={iface}"
+        )
+        .into(),
+        error => error.into(),
+    }
+}
+
+/// Parses the value of `--fault`, as `loss=0.01,corruption=0.001,seed=7`. The faults apply to
+/// both directions.
+fn parse_faults(text: &str) -> Result<FaultConfig, Failure> {
+    let error = |part: &str| {
+        format!(
+            "--fault {part:?}: expected NAME=PROBABILITY with loss, duplication, reordering or \
+             corruption, or seed=NUMBER, separated by commas"
+        )
+    };
+    let (mut faults, mut seed) = (FaultRates::default(), 0);
+    for part in text.split(',') {
+        let (name, value) = part.split_once('=').ok_or_else(|| error(part))?;
+        if name == "seed" {
+            seed = value.parse().map_err(|_| error(part))?;
+            continue;
+        }
+        let probability = match name {
+            "loss" => &mut faults.loss,
+            "duplication" => &mut faults.duplication,
+            "reordering" => &mut faults.reordering,
+            "corruption" => &mut faults.corruption,
+            _ => return Err(error(part).into()),
+        };
+        *probability = value.parse().map_err(|_| error(part))?;
+    }
+    Ok(FaultConfig { seed, receive: faults, transmit: faults })
+}
+
+/// Parses the value of `--route`, as `10.0.0.0/8=192.0.2.1`.
+///
+/// # Errors
+/// When `text` is not `PREFIX=GATEWAY`.
+pub(crate) fn parse_route(text: &str) -> Result<Route, Failure> {
+    let error = || format!("--route {text}: expected PREFIX=GATEWAY, as 10.0.0.0/8=192.0.2.1");
+    let (prefix, gateway) = text.split_once('=').ok_or_else(error)?;
+    let prefix = prefix.parse().map_err(|_| error())?;
+    let gateway = Some(gateway.parse().map_err(|_| error())?);
+    Ok(Route { prefix, gateway })
 }
 
 /// Pins the calling thread, and the threads that it starts, to one processor.

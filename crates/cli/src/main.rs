@@ -1,5 +1,6 @@
 //! The `tidegate` command-line program.
 
+mod choices;
 mod config;
 mod control;
 mod daemon;

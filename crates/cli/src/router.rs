@@ -12,9 +12,7 @@ use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterCo
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
-use tidegate::host::parse_route;
-
-use crate::host::pin_to;
+use crate::host::{parse_route, pin_to};
 use crate::process::stop_flag;
 use crate::report::drops_json;
 

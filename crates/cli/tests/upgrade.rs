@@ -210,12 +210,12 @@ struct Peer {
 #[cfg(feature = "dpdk")]
 impl Peer {
     fn new(io: &str, capture: std::path::PathBuf) -> Self {
-        let host = tidegate::host::HostConfig {
-            io: Some(io.parse().unwrap()),
-            address: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
-            capture: Some(capture.clone()),
-            ..Default::default()
-        };
+        let mut host = tidegate::host::HostConfig::default();
+        host.io = io.parse().unwrap();
+        host.addresses = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")]
+            .map(|address| address.parse().unwrap())
+            .into();
+        host.capture = Some(capture.clone());
         let config = host.net_config(&tidegate::gate::Settings::default()).unwrap();
         Self { net: Net::open(config.own_thread(true)).unwrap(), capture }
     }
@@ -238,7 +238,7 @@ impl Peer {
     fn server_mac_addresses(self) -> std::collections::BTreeSet<[u8; 6]> {
         drop(self.net);
         let file = std::fs::File::open(self.capture).unwrap();
-        let mut reader = tidegate::device::pcap::Reader::new(file).unwrap();
+        let mut reader = tidegate_device::pcap::Reader::new(file).unwrap();
         let server: std::net::Ipv4Addr = SERVER_V4.parse().unwrap();
         let mut addresses = std::collections::BTreeSet::new();
         while let Some(record) = reader.next_record().unwrap() {

@@ -276,6 +276,7 @@ impl NetConfig {
 
 /// Error of opening a stack.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// No memory for packet buffers.
     #[error(transparent)]

@@ -1,21 +1,17 @@
 //! Batches: several calls on TCP sockets under one lock.
 
-use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 
 use tidegate_stack::TcpOptions;
 
-use crate::net::Net;
-use crate::poll::{Interest, Poll, Source, Token, Trigger};
-use crate::socket_ops::SocketOps;
-use crate::tcp::{ClosingStream, TcpListener, TcpStream};
-use crate::wait::SocketId;
-
-thread_local! {
-    /// Streams that this thread dropped inside a batch.
-    static DROPPED: RefCell<Option<Vec<ClosingStream>>> = const { RefCell::new(None) };
-}
+use crate::net::handle::Net;
+use crate::net::source::Source;
+use crate::poll::Poll;
+use crate::tcp::{BatchGuard, ClosingStream, TcpListener, TcpStream};
+use crate::types::readiness::{Interest, Token, Trigger};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
 
 /// Locked stack, for several calls on its TCP sockets: one lock for all calls, and their
 /// segments are transmitted together. No call blocks.
@@ -50,48 +46,6 @@ impl Net {
         drop(others);
         committed.map(|()| result)
     }
-}
-
-/// Marks this thread as inside a batch until dropped.
-struct BatchGuard;
-
-impl BatchGuard {
-    fn enter() -> Self {
-        DROPPED.with_borrow_mut(|dropped| *dropped = Some(Vec::new()));
-        Self
-    }
-
-    fn leave(self) -> Vec<ClosingStream> {
-        DROPPED.take().unwrap_or_default()
-    }
-}
-
-impl Drop for BatchGuard {
-    fn drop(&mut self) {
-        // Dropped streams remain only if the closure panicked. They are leaked, together with
-        // the lock that the thread held.
-        std::mem::forget(DROPPED.take());
-    }
-}
-
-/// Defers closing a dropped stream until the batch ends, if this thread is inside a batch.
-pub(crate) fn defer_close(ended: ClosingStream) -> Result<(), ClosingStream> {
-    // A terminating thread has no batch.
-    if !is_active() {
-        return Err(ended);
-    }
-    DROPPED.with_borrow_mut(|dropped| match dropped {
-        Some(dropped) => {
-            dropped.push(ended);
-            Ok(())
-        }
-        None => Err(ended),
-    })
-}
-
-/// True if this thread is inside a batch.
-pub(crate) fn is_active() -> bool {
-    DROPPED.try_with(|dropped| dropped.borrow().is_some()).unwrap_or(false)
 }
 
 impl Batch<'_> {

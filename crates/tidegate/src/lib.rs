@@ -3,11 +3,19 @@
 //! A [`Net`] is a handle of a network stack. An embedded stack ([`Net::open`]) is a device, a
 //! frame arena and a protocol stack inside this process. It starts no thread by default: a
 //! thread that waits for a socket drives the stack for all threads. An attached stack
-//! ([`Net::attach`]) runs in a `tidegate` daemon.
+//! (`Net::attach`) runs in a `tidegate` daemon.
 //!
 //! There are three ways to wait: blocking calls, as in `std::net`; [`Poll`] for many sockets;
 //! and, with feature `tokio`, futures (`tidegate::tokio`). [`Net::batch`] makes several calls
 //! on TCP sockets under one lock.
+//!
+//! # Features
+//! None is on by default.
+//!
+//! * `attach`: attached stacks (`Net::attach`), forks, and sockets sent between processes.
+//! * `tokio`: futures with the traits of tokio.
+//! * `serde`: [`host::HostConfig`] as data, for another process.
+//! * `dpdk`: devices of DPDK; needs libdpdk-dev.
 //!
 //! # Examples
 //! ```
@@ -34,42 +42,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod attached;
+mod backend;
 mod batch;
-mod embedded;
+pub mod device;
+pub mod gate;
 pub mod host;
 mod net;
 mod poll;
-mod readers;
-mod readiness;
-mod socket_ops;
-mod tasks;
 mod tcp;
-mod threads;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+#[cfg(feature = "attach")]
 mod transfer;
+mod types;
 mod udp;
-mod wait;
 
-pub use attached::Fork;
+#[cfg(feature = "attach")]
+pub use backend::attached::fork::Fork;
 pub use batch::Batch;
-pub use net::{Net, NetCounters};
-pub use poll::{Interest, Poll, Ready, Source, Token, Trigger};
-pub use readers::{Distribution, ReadersConfig, UdpReader, UdpReaders, wait_readable};
-pub use readiness::{Readiness, Sleeper};
+pub use device::mem;
+pub use net::handle::{Net, NetCounters};
+pub use net::source::Source;
+pub use poll::Poll;
 pub use tcp::{TcpListener, TcpStream};
-pub use tidegate_device::{self as device, mem};
 pub use tidegate_engine::{
     DeviceConfig, DeviceWrapper, EngineCounters, IdleConfig, NetConfig, OpenDevice, OpenError,
 };
-pub use tidegate_gate::{self as gate};
 pub use tidegate_memory::queues::lock::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
-    AddressOwnership, CongestionControl, InPlaceRequest, Keepalive, Limits, Route, TcpInfo,
-    TcpOptions, TcpState, UdpOptions, UdpRequest,
+    AddressOwnership, CongestionControl, Counters, InPlaceRequest, Keepalive, Limits, Route,
+    TcpInfo, TcpOptions, TcpState, UdpOptions, UdpRequest,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
+#[cfg(feature = "attach")]
 pub use transfer::ReceivedSocket;
-pub use udp::{DatagramMeta, UdpSocket};
+pub use types::datagram::DatagramMeta;
+pub use types::readers::{Distribution, ReadersConfig};
+pub use types::readiness::{Interest, Readiness, Ready, Token, Trigger};
+pub use types::sleeper::Sleeper;
+pub use udp::{UdpReader, UdpReaders, UdpSocket, wait_readable};

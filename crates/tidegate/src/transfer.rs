@@ -6,9 +6,9 @@ use std::os::fd::BorrowedFd;
 
 use tidegate_service::attachment::SocketType;
 
-use crate::attached::{listener_id, stream_id, udp_id};
-use crate::net::Net;
-use crate::poll::Source;
+use crate::backend::attached::socket_number::{listener_id, stream_id, udp_id};
+use crate::net::handle::Net;
+use crate::net::source::Source;
 use crate::tcp::{TcpListener, TcpStream};
 use crate::udp::UdpSocket;
 

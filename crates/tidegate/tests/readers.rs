@@ -104,7 +104,7 @@ fn replies_to_all_clients_in_every_mode_and_distribution() {
             {
                 let socket = UdpSocket::bind(&b, to).unwrap();
                 let readers =
-                    socket.readers(ReadersConfig { distribution, ..Default::default() }).unwrap();
+                    socket.readers(ReadersConfig::default().distribution(distribution)).unwrap();
                 let stop = AtomicBool::new(false);
                 std::thread::scope(|scope| {
                     let end = StopAtEnd(&stop);
@@ -207,7 +207,8 @@ fn enforces_exact_queue_limits_and_counts_drops() {
         for (queue_packets, queue_bytes, fits) in [(10, 1 << 20, 10), (100, 40, 4)] {
             let (a, b) = polled_hosts();
             resolve_neighbours(&a, &b, ip, to);
-            let config = ReadersConfig { queue_packets, queue_bytes, ..Default::default() };
+            let config =
+                ReadersConfig::default().queue_packets(queue_packets).queue_bytes(queue_bytes);
             let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
             let mut reader = readers.add().unwrap();
             let client = client(&a, ip);
@@ -234,12 +235,10 @@ fn adding_and_removing_readers_loses_no_datagram() {
         let [ip, to] = ADDRESSES[0];
         let (a, b) = polled_hosts();
         resolve_neighbours(&a, &b, ip, to);
-        let config = ReadersConfig {
-            distribution,
-            queue_packets: PACKETS as usize,
-            queue_bytes: 1 << 30,
-            ..Default::default()
-        };
+        let config = ReadersConfig::default()
+            .distribution(distribution)
+            .queue_packets(PACKETS as usize)
+            .queue_bytes(1 << 30);
         let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
         let clients: Vec<_> = (0..16).map(|_| client(&a, ip)).collect();
         let mut seen = BTreeSet::new();
@@ -291,11 +290,8 @@ fn stalled_or_panicking_reader_does_not_block_others() {
     for [ip, to] in ADDRESSES {
         let (a, b) = polled_hosts();
         resolve_neighbours(&a, &b, ip, to);
-        let config = ReadersConfig {
-            distribution: Distribution::RoundRobin,
-            queue_packets: 8,
-            ..Default::default()
-        };
+        let config =
+            ReadersConfig::default().distribution(Distribution::RoundRobin).queue_packets(8);
         let readers = UdpSocket::bind(&b, to).unwrap().readers(config).unwrap();
         let _stalled = readers.add().unwrap();
         let mut panicking = readers.add().unwrap();
@@ -354,7 +350,7 @@ fn ten_thousand_full_reader_sockets_do_not_stall_others() {
     let (a, b) = polled_hosts();
     resolve_neighbours(&a, &b, ip, to);
     let server: SocketAddr = to.parse().unwrap();
-    let small = ReadersConfig { queue_packets: 2, ..Default::default() };
+    let small = ReadersConfig::default().queue_packets(2);
     let idle: Vec<UdpReader> = (0..SOCKETS)
         .map(|n| {
             let socket = UdpSocket::bind(&b, (server.ip(), 20_000 + n)).unwrap();
@@ -399,7 +395,7 @@ fn draining_readers_resume_receiving() {
         receive_quota: Quota::Packets(4),
         ..Config::default()
     };
-    let small_queues = ReadersConfig { queue_packets: 16, ..Default::default() };
+    let small_queues = ReadersConfig::default().queue_packets(16);
     for [ip, to] in ADDRESSES {
         let (a, b) = wire(&MemConfig::default()).unwrap();
         let gate = Settings::new(slow_feedback.clone()).unwrap();
@@ -463,9 +459,9 @@ fn readers_require_own_thread_and_exist_once() {
     assert!(error.to_string().contains("own_thread"), "{error}");
     let socket = UdpSocket::bind(&b, "192.0.2.2:7").unwrap();
     for config in [
-        ReadersConfig { queue_packets: 0, ..Default::default() },
-        ReadersConfig { queue_packets: usize::MAX, ..Default::default() },
-        ReadersConfig { queue_bytes: 0, ..Default::default() },
+        ReadersConfig::default().queue_packets(0),
+        ReadersConfig::default().queue_packets(usize::MAX),
+        ReadersConfig::default().queue_bytes(0),
     ] {
         assert_eq!(socket.readers(config).unwrap_err().kind(), ErrorKind::InvalidInput);
     }

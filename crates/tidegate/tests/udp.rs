@@ -164,29 +164,104 @@ fn bind_checks_addresses() {
 /// One socket on the unspecified IPv6 address serves both families, and replies leave from the
 /// address that the request was sent to.
 #[test]
-fn dual_stack_socket_exchanges_in_place() {
-    let hosts = hosts();
-    let server = bind(&hosts.b, "[::]:7").unwrap();
-    let serving = thread::spawn(move || {
-        let mut served = 0;
-        while served < 2 {
-            served += server
-                .exchange(|request, reply| {
-                    reply[..request.bytes.len()].copy_from_slice(request.bytes);
-                    reply[request.bytes.len()] = b'!';
-                    Some(request.bytes.len() + 1)
-                })
-                .unwrap();
+fn dual_stack_socket_exchanges() {
+    two_hosts::in_both_forms(512, |[a, b]| {
+        let server = bind(&b, "[::]:7").unwrap();
+        let serving = thread::spawn(move || {
+            let mut served = 0;
+            while served < 2 {
+                served += server
+                    .exchange(|request, reply| {
+                        reply[..request.bytes.len()].copy_from_slice(request.bytes);
+                        reply[request.bytes.len()] = b'!';
+                        Some(request.bytes.len() + 1)
+                    })
+                    .unwrap();
+            }
+        });
+        for [local, remote] in FAMILIES {
+            let client = bind(&a, (local, 0)).unwrap();
+            client.send_to(b"hello", (remote, 7)).unwrap();
+            let mut buf = [0; 16];
+            let (len, from) = client.recv_from(&mut buf).unwrap();
+            assert_eq!((&buf[..len], from), (&b"hello!"[..], address(remote, 7)));
         }
+        serving.join().unwrap();
     });
-    for [a, b] in FAMILIES {
+}
+
+/// Datagrams of every size are answered in place, in order; a callback may leave a datagram
+/// unanswered.
+#[test]
+fn exchanges_in_place() {
+    const COUNT: usize = 100;
+    let request = |number: usize| vec![number as u8; [0, 1, 1000, 1472, 5000][number % 5]];
+    on_both_families(|hosts, a, b| {
+        let server = bind(&hosts.b, (b, 7)).unwrap();
         let client = bind(&hosts.a, (a, 0)).unwrap();
-        client.send_to(b"hello", (b, 7)).unwrap();
-        let mut buf = [0; 16];
-        let (len, from) = client.recv_from(&mut buf).unwrap();
-        assert_eq!((&buf[..len], from), (&b"hello!"[..], address(b, 7)));
-    }
-    serving.join().unwrap();
+        let client_address = client.local_addr().unwrap();
+        let to = address(b, 7);
+        let serving = thread::spawn(move || {
+            let mut served = 0;
+            while served < COUNT {
+                let taken = server.exchange_in_place(|request| {
+                    assert_eq!((request.from, request.to), (client_address, to.ip()));
+                    assert!(request.buffer.len() >= request.len);
+                    request.buffer[..request.len].iter_mut().for_each(|byte| *byte ^= 0xff);
+                    (request.len != 1).then_some(request.len)
+                });
+                let taken = taken.unwrap();
+                assert!((1..=64).contains(&taken));
+                served += taken;
+            }
+            server.set_nonblocking(true).unwrap();
+            assert_eq!(
+                server.exchange_in_place(|_| None).unwrap_err().kind(),
+                ErrorKind::WouldBlock
+            );
+        });
+        let mut buf = [0; 6000];
+        for number in 0..COUNT {
+            client.send_to(&request(number), to).unwrap();
+            if number % 5 == 1 {
+                continue;
+            }
+            let (len, from) = client.recv_from(&mut buf).unwrap();
+            let expected: Vec<u8> = request(number).iter().map(|byte| byte ^ 0xff).collect();
+            assert_eq!((&buf[..len], from), (&expected[..], to));
+        }
+        serving.join().unwrap();
+    });
+}
+
+/// A reply that cannot be sent is dropped, and later requests are answered.
+#[test]
+fn exchange_drops_replies_that_cannot_be_sent() {
+    on_both_families(|hosts, a, b| {
+        let server = bind(&hosts.b, (b, 7)).unwrap();
+        let serving = thread::spawn(move || {
+            let mut served = 0;
+            while served < 3 {
+                let taken = server.exchange(|request, reply| match request.bytes {
+                    b"longer than the buffer" => Some(reply.len() + 1),
+                    b"as long as the buffer" => Some(reply.len()),
+                    _ => {
+                        reply[..2].copy_from_slice(b"ok");
+                        Some(2)
+                    }
+                });
+                served += taken.unwrap();
+            }
+        });
+        let client = bind(&hosts.a, (a, 0)).unwrap();
+        for request in ["longer than the buffer", "as long as the buffer", "last"] {
+            client.send_to(request.as_bytes(), (b, 7)).unwrap();
+        }
+        let mut buf = vec![0; 70_000];
+        while client.recv_from(&mut buf).unwrap().0 != 2 {}
+        assert_eq!(&buf[..2], b"ok");
+        serving.join().unwrap();
+    });
 }
 
 /// One socket for each family on the same port; each receives its own family only.

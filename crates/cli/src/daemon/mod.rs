@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -135,34 +135,17 @@ impl DaemonCommand {
         if self.take_over {
             detach_from_parent();
         }
-        let host = config::merge_file(self.host, self.config.as_deref())?;
-        let gate = config::merge_file(self.gate, self.config.as_deref())?;
+        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+        let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         let stop = stop_flag(self.duration)?;
         let mut net = host.net_config(&settings)?;
         let classes = config::admission(self.admission, self.config.as_deref())?;
-        let is_admitting = classes.is_some();
         if let Some(classes) = &classes {
             net = net.admission(classes.clone());
         }
-        let geometry = Geometry {
-            sockets: self.max_sockets,
-            tcp_bytes: self.tcp_bytes,
-            udp_bytes: self.udp_bytes,
-        };
-        let attach = AttachConfig {
-            path: self.socket.clone(),
-            mode: self.socket_mode,
-            group: self.socket_group,
-            geometry,
-            coalescing: Duration::from_micros(self.coalescing_us),
-            quota: Quota {
-                max_ports: self.max_ports.unwrap_or(u32::MAX),
-                max_memory_bytes: self.app_memory.map_or(u64::MAX, |mib| u64::from(mib) << 20),
-                cpu_share_percent: self.app_cpu_share,
-            },
-        };
         let kept = KeptCapabilities::for_host(&host);
+        let is_admitting = classes.is_some();
         let upgrade = upgrade_mode(&host, &settings, classes);
         let on_core_start = move |core| {
             if is_admitting {
@@ -174,8 +157,8 @@ impl DaemonCommand {
         let log = Arc::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")));
         let drop_privileges = move || kept.drop_all_others();
         let start = StartOptions {
-            attach,
-            cores: self.cores,
+            attach: self.attach_config(),
+            cores: self.cores.clone(),
             on_core_start,
             drop_privileges,
             upgrade,
@@ -189,6 +172,36 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        self.run_until_stopped(daemon, kept, &stop)
+    }
+
+    /// Returns the limits and the socket of the applications.
+    fn attach_config(&self) -> AttachConfig {
+        AttachConfig {
+            path: self.socket.clone(),
+            mode: self.socket_mode,
+            group: self.socket_group.clone(),
+            geometry: Geometry {
+                sockets: self.max_sockets,
+                tcp_bytes: self.tcp_bytes,
+                udp_bytes: self.udp_bytes,
+            },
+            coalescing: Duration::from_micros(self.coalescing_us),
+            quota: Quota {
+                max_ports: self.max_ports.unwrap_or(u32::MAX),
+                max_memory_bytes: self.app_memory.map_or(u64::MAX, |mib| u64::from(mib) << 20),
+                cpu_share_percent: self.app_cpu_share,
+            },
+        }
+    }
+
+    /// Reports that the daemon is ready, waits until it is to stop, and stops it.
+    fn run_until_stopped(
+        &self,
+        daemon: Daemon,
+        kept: KeptCapabilities,
+        stop: &AtomicBool,
+    ) -> Result<(), Failure> {
         let control = |path| match self.take_over {
             true => ControlSocket::replace(path, daemon.controls()),
             false => ControlSocket::listen(path, daemon.controls()),

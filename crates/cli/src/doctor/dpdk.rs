@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tidegate::device::dpdk;
+use tidegate_device::dpdk;
 
 use super::{Finding, Verdict};
 

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::{Args, ValueEnum};
-use tidegate::{Distribution, Net, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
+use clap::Args;
+use clap::builder::TypedValueParser;
+use tidegate::{Distribution, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::{MessageLimits, Responder, ServeCounters};
 
 use crate::Failure;
+use crate::choices::choices;
 use crate::config;
 use crate::control::ControlSocket;
 use crate::gate::GateOptions;
@@ -47,8 +49,13 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "CPU", value_delimiter = ',', help_heading = "Readers")]
     reader_cpus: Vec<usize>,
     /// Distribution of datagrams among the readers [default: flow]
-    #[arg(long, value_enum, value_name = "POLICY", help_heading = "Readers")]
-    distribution: Option<DistributionName>,
+    #[arg(
+        long,
+        value_parser = distributions(),
+        value_name = "POLICY",
+        help_heading = "Readers"
+    )]
+    distribution: Option<Distribution>,
     /// Give each reader its own kernel socket on the same address (SO_REUSEPORT); with
     /// --io kernel
     #[arg(long, help_heading = "Readers")]
@@ -67,25 +74,25 @@ pub(crate) struct ServerOptions {
     counters: Option<PathBuf>,
 }
 
-/// Distribution of datagrams among the readers.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DistributionName {
-    /// All datagrams of one peer to the same reader
-    Flow,
-    /// Round-robin
-    RoundRobin,
-    /// The reader with the fewest waiting datagrams
-    LeastLoaded,
+/// Distributions of datagrams among the readers, by name.
+fn distributions() -> impl TypedValueParser<Value = Distribution> {
+    choices([
+        ("flow", Distribution::FlowHash, "All datagrams of one peer to the same reader"),
+        ("round-robin", Distribution::RoundRobin, "Round-robin"),
+        ("least-loaded", Distribution::LeastLoaded, "The reader with the fewest waiting datagrams"),
+    ])
 }
 
-impl From<DistributionName> for Distribution {
-    fn from(name: DistributionName) -> Self {
-        match name {
-            DistributionName::Flow => Self::FlowHash,
-            DistributionName::RoundRobin => Self::RoundRobin,
-            DistributionName::LeastLoaded => Self::LeastLoaded,
-        }
-    }
+/// Server at work.
+struct ServerRun<'a> {
+    /// Name in the ready line and in the report.
+    name: &'a str,
+    /// Addresses that the server binds.
+    addresses: &'a [SocketAddr],
+    /// Set when the server is to end.
+    stop: &'a AtomicBool,
+    /// Counters of requests and replies.
+    served: &'a ServeCounters,
 }
 
 /// Maximum number of reader threads.
@@ -105,18 +112,14 @@ impl ServerOptions {
         options: TcpOptions,
     ) -> Result<StreamServer, Failure> {
         let host = self.host_options()?;
-        let gate = config::merge_file(self.gate, self.config.as_deref())?;
+        let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         if self.readers > 1 {
             return Err(format!("--readers is for UDP: {service} is served by one thread").into());
         }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let mut config = host.net_config(&settings)?;
-        if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
-            raise_priority();
-            config = config.admission(classes);
-        }
+        let config = self.with_admission(host.net_config(&settings)?)?;
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcard_addresses(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
@@ -132,14 +135,12 @@ impl ServerOptions {
         self,
         name: &str,
         port: u16,
-        mut responder: impl Responder + Clone + Send,
+        responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
     ) -> Result<(), Failure> {
         self.check_readers()?;
-        let has_reader_threads = self.has_reader_threads();
-        let on_thread_start = |number| pin_reader(&self.reader_cpus, number);
-        let host = config::merge_file(self.host, self.config.as_deref())?;
-        let gate = config::merge_file(self.gate, self.config.as_deref())?;
+        let host = self.host_options()?;
+        let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;
         let stop = stop_flag(self.duration)?;
@@ -150,81 +151,108 @@ impl ServerOptions {
             None => &local_counters,
         };
         let report = if host.io_kind() == IoKind::Kernel {
-            let addresses = host.kernel_addresses(port);
-            let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
-            let bind_all = || {
-                let bind = |&address| KernelSocket::bind(address, &options);
-                addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
-            };
-            let set_count = if self.reuse_port { self.readers } else { 1 };
-            let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-            print_ready(name, &addresses, "kernel sockets")?;
-            if has_reader_threads {
-                let responders = vec![responder; self.readers];
-                serve_kernel_readers(
-                    &sets,
-                    responders,
-                    MAX_DATAGRAM_BYTES,
-                    on_thread_start,
-                    &stop,
-                    served,
-                )?;
-            } else {
-                serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, &stop, served)?;
-            }
+            let addresses = &host.kernel_addresses(port);
+            let run = ServerRun { name, addresses, stop: &stop, served };
+            self.serve_on_kernel(&run, responder)?;
             ServeReport::kernel(name, served)
         } else {
-            let mut config = host.net_config(&settings)?;
-            if let Some(classes) = config::admission(self.admission, self.config.as_deref())? {
-                raise_priority();
-                config = config.admission(classes);
-            }
-            let net = Net::open(config.own_thread(gate.network_thread() || has_reader_threads))?;
-            let addresses = host.wildcard_addresses(port);
-            let bind = |&address| UdpSocket::bind_one_family(&net, address);
-            let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-            let listen = |&address| {
-                TcpListener::bind_with(&net, address, TCP_BACKLOG, TcpOptions::default())
-            };
-            let stream_addresses = addresses.iter().filter(|_| stream_limits.is_some());
-            let listeners = stream_addresses.map(listen).collect::<Result<Vec<_>, _>>()?;
-            let limits = stream_limits.unwrap_or_default();
-            let control =
-                self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
-            let _control = control.transpose()?;
-            let capabilities = net.capabilities();
-            let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
-            print_ready(name, &addresses, &backend)?;
-            let stop = &*stop;
-            if has_reader_threads {
-                let distribution = self.distribution.map(Into::into).unwrap_or_default();
-                let config = ReadersConfig { distribution, ..ReadersConfig::default() };
-                let mut stream_responder = responder.clone();
-                let readers = vec![responder; self.readers];
-                std::thread::scope(|scope| {
-                    let (net, listeners) = (&net, &listeners);
-                    let stream_thread = (!listeners.is_empty()).then(|| {
-                        scope.spawn(move || {
-                            let responder = &mut stream_responder;
-                            serve_udp_and_tcp(net, &[], listeners, limits, responder, stop, served)
-                        })
-                    });
-                    let result =
-                        serve_readers(&sockets, readers, config, on_thread_start, stop, served);
-                    // Both end together, also on an error.
-                    stop.store(true, Ordering::Relaxed);
-                    let stream_result =
-                        stream_thread.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
-                    result
-                        .and(stream_result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                })?;
-            } else {
-                let responder = &mut responder;
-                serve_udp_and_tcp(&net, &sockets, &listeners, limits, responder, stop, served)?;
-            }
+            let addresses = &host.wildcard_addresses(port);
+            let run = ServerRun { name, addresses, stop: &stop, served };
+            let config = self.with_admission(host.net_config(&settings)?)?;
+            let own_thread = gate.network_thread() || self.has_reader_threads();
+            let net = Net::open(config.own_thread(own_thread))?;
+            self.serve_on_tidegate(&run, &net, responder, stream_limits)?;
             ServeReport::tidegate(name, served, &net)
         };
         report.print(self.json)
+    }
+
+    /// Adds the admission classes, if any. Admission raises the priority of the process.
+    fn with_admission(&self, net: NetConfig) -> Result<NetConfig, Failure> {
+        Ok(match config::admission(self.admission, self.config.as_deref())? {
+            Some(classes) => {
+                raise_priority();
+                net.admission(classes)
+            }
+            None => net,
+        })
+    }
+
+    /// Serves datagrams on kernel sockets until `stop` is set.
+    fn serve_on_kernel(
+        &self,
+        run: &ServerRun<'_>,
+        mut responder: impl Responder + Clone + Send,
+    ) -> Result<(), Failure> {
+        let ServerRun { name, addresses, stop, served } = *run;
+        let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
+        let bind_all = || {
+            let bind = |&address| KernelSocket::bind(address, &options);
+            addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
+        };
+        let set_count = if self.reuse_port { self.readers } else { 1 };
+        let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
+        print_ready(name, addresses, "kernel sockets")?;
+        if self.has_reader_threads() {
+            let responders = vec![responder; self.readers];
+            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, on_start, stop, served)?;
+        } else {
+            serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, stop, served)?;
+        }
+        Ok(())
+    }
+
+    /// Serves datagrams, and with `stream_limits` streams of messages, on a stack until `stop`
+    /// is set.
+    fn serve_on_tidegate(
+        &self,
+        run: &ServerRun<'_>,
+        net: &Net,
+        mut responder: impl Responder + Clone + Send,
+        stream_limits: Option<MessageLimits>,
+    ) -> Result<(), Failure> {
+        let ServerRun { name, addresses, stop, served } = *run;
+        let bind = |&address| UdpSocket::bind_one_family(net, address);
+        let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        let listen =
+            |&address| TcpListener::bind_with(net, address, TCP_BACKLOG, TcpOptions::default());
+        let stream_addresses = addresses.iter().filter(|_| stream_limits.is_some());
+        let listeners = stream_addresses.map(listen).collect::<Result<Vec<_>, _>>()?;
+        let limits = stream_limits.unwrap_or_default();
+        let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
+        let _control = control.transpose()?;
+        let capabilities = net.capabilities();
+        let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
+        print_ready(name, addresses, &backend)?;
+        if !self.has_reader_threads() {
+            serve_udp_and_tcp(net, &sockets, &listeners, limits, &mut responder, stop, served)?;
+            return Ok(());
+        }
+        let mut stream_responder = responder.clone();
+        let readers = vec![responder; self.readers];
+        std::thread::scope(|scope| {
+            let stream_thread = (!listeners.is_empty()).then(|| {
+                scope.spawn(|| {
+                    let responder = &mut stream_responder;
+                    serve_udp_and_tcp(net, &[], &listeners, limits, responder, stop, served)
+                })
+            });
+            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            let config = self.readers_config();
+            let result = serve_readers(&sockets, readers, config, on_start, stop, served);
+            // Both end together, also on an error.
+            stop.store(true, Ordering::Relaxed);
+            let stream_result =
+                stream_thread.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
+            result.and(stream_result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
+        Ok(())
+    }
+
+    /// Returns the configuration of a socket's readers.
+    fn readers_config(&self) -> ReadersConfig {
+        ReadersConfig::default().distribution(self.distribution.unwrap_or_default())
     }
 }
 

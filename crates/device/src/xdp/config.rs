@@ -1,8 +1,9 @@
 //! Configuration of an AF_XDP device.
 
 use std::collections::HashSet;
-use std::io;
 use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::{fmt, io};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidegate_wire::Medium;
@@ -22,6 +23,37 @@ pub enum AttachMode {
     Native,
     /// In front of the kernel's stack: slower, but works on every interface.
     Generic,
+}
+
+impl AttachMode {
+    /// Name in configuration files and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+}
+
+impl fmt::Display for AttachMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A text names no attach mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an XDP attach mode: expected auto, native or generic")]
+pub struct UnknownAttachMode(String);
+
+impl FromStr for AttachMode {
+    type Err = UnknownAttachMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAttachMode> {
+        let mut all = [Self::Auto, Self::Native, Self::Generic].into_iter();
+        all.find(|mode| mode.name() == text).ok_or_else(|| UnknownAttachMode(text.to_owned()))
+    }
 }
 
 /// Transfer of frames between the driver and the arena.

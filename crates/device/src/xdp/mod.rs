@@ -37,7 +37,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
-pub use self::config::{AttachMode, BusyPoll, CopyMode, RingSizes, XdpConfig};
+pub use self::config::{AttachMode, BusyPoll, CopyMode, RingSizes, UnknownAttachMode, XdpConfig};
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
 use self::irq_deferral::IrqDeferral;

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate_engine::PortClaim;
 use tidegate_stack::{TcpId, TcpListenerId, TcpOptions};
 
-use super::{TcpStream, deadline};
-use crate::net::Net;
-use crate::poll::{Pollable, Source};
-use crate::socket_ops::{SocketOps, unless_blocked};
-use crate::udp::try_each_address;
-use crate::wait::SocketId;
+use super::stream::TcpStream;
+use crate::net::handle::Net;
+use crate::net::source::{Pollable, Source};
+use crate::types::deadline::Deadline;
+use crate::types::errors::{try_each_address, unless_blocked};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
 
 /// Default accept queue length, in connections.
 const BACKLOG: usize = 1024;
@@ -105,7 +106,7 @@ impl TcpListener {
     /// waiting.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let inner = &*self.inner;
-        let deadline = deadline(&inner.nonblocking, None);
+        let deadline = Deadline::of_call(&inner.nonblocking, None);
         let ids = [SocketId::Listener(inner.id)];
         let accept = |ops: &mut dyn SocketOps| unless_blocked(ops.tcp_accept(inner.id));
         let (id, peer) = inner.net.wait_until(&ids, deadline, accept)?;

@@ -1,21 +1,10 @@
 //! TCP sockets.
 
+mod closing;
 mod listener;
 mod poll;
 mod stream;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
+pub(crate) use closing::{BatchGuard, ClosingStream};
 pub use listener::TcpListener;
-pub(crate) use stream::ClosingStream;
 pub use stream::TcpStream;
-
-use crate::wait::Deadline;
-
-fn deadline(nonblocking: &AtomicBool, timeout: Option<Duration>) -> Deadline {
-    match nonblocking.load(Ordering::Relaxed) {
-        true => Deadline::Now,
-        false => Deadline::after(timeout),
-    }
-}

@@ -8,11 +8,12 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::task::{Context, Poll, ready};
 
-use super::stream::send_buffers;
-use super::{TcpListener, TcpStream};
-use crate::socket_ops::{OpError, OpResult, SocketOps};
-use crate::tasks::IoDirection;
-use crate::wait::SocketId;
+use super::listener::TcpListener;
+use super::stream::{TcpStream, send_buffers};
+use crate::types::errors::{OpError, OpResult};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
+use crate::types::tasks::IoDirection;
 
 /// Runs a non-blocking operation. If it would block, registers the task's waker.
 fn poll<R>(

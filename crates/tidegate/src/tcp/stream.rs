@@ -9,13 +9,13 @@ use std::time::Duration;
 use tidegate_engine::PortClaim;
 use tidegate_stack::{Keepalive, Shutdown as Half, TcpId, TcpInfo, TcpOptions};
 
-use super::deadline;
-use crate::batch;
-use crate::net::Net;
-use crate::poll::{Pollable, Source};
-use crate::socket_ops::{OpResult, SocketOps, unless_blocked, vectored_op};
-use crate::udp::try_each_address;
-use crate::wait::{Deadline, SharedTimeout, SocketId};
+use super::closing::ClosingStream;
+use crate::net::handle::Net;
+use crate::net::source::{Pollable, Source};
+use crate::types::deadline::{Deadline, SharedTimeout};
+use crate::types::errors::{OpResult, try_each_address, unless_blocked, vectored_op};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
 
 /// TCP connection on a [`Net`], in the style of `std::net::TcpStream`.
 ///
@@ -384,7 +384,7 @@ impl TcpStream {
         timeout: &SharedTimeout,
         mut op: impl FnMut(&mut dyn SocketOps) -> OpResult<R>,
     ) -> io::Result<R> {
-        let deadline = deadline(&self.inner.nonblocking, timeout.get());
+        let deadline = Deadline::of_call(&self.inner.nonblocking, timeout.get());
         self.inner.net.wait_until(&[SocketId::Stream(self.inner.id)], deadline, |ops| {
             ops.read_clock();
             unless_blocked(op(ops)).map(|outcome| {
@@ -469,54 +469,8 @@ impl std::fmt::Debug for TcpStream {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        let ended = ClosingStream {
-            net: self.net.clone(),
-            id: self.id,
-            reset_on_close: self.reset_on_close.load(Ordering::Relaxed),
-            claim: self.claim.take(),
-            is_closed: false,
-        };
-        // An error carries the stream back: dropping it closes the connection here.
-        drop(batch::defer_close(ended));
-    }
-}
-
-/// Connection whose last handle was dropped. Dropping this value closes the connection.
-pub(crate) struct ClosingStream {
-    net: Net,
-    id: TcpId,
-    reset_on_close: bool,
-    claim: Option<Arc<PortClaim>>,
-    is_closed: bool,
-}
-
-impl ClosingStream {
-    /// Closes the connection if it belongs to the stack `net`; otherwise returns the value.
-    pub(crate) fn close_in(mut self, net: &Net, ops: &mut dyn SocketOps) -> Option<Self> {
-        if !self.net.is_same(net) {
-            return Some(self);
-        }
-        self.close(ops);
-        None
-    }
-
-    fn close(&mut self, ops: &mut dyn SocketOps) {
-        self.is_closed = true;
-        ops.tcp_close(self.id, self.reset_on_close, self.claim.take());
-    }
-}
-
-impl Drop for ClosingStream {
-    fn drop(&mut self) {
-        if self.is_closed {
-            return;
-        }
-        let net = self.net.clone();
-        net.with(|ops| {
-            self.close(ops);
-            // A device error is reported to the next call.
-            let _ = ops.commit();
-        });
+        let reset_on_close = self.reset_on_close.load(Ordering::Relaxed);
+        ClosingStream::new(self.net.clone(), self.id, reset_on_close, self.claim.take()).close();
     }
 }
 

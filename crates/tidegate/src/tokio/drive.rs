@@ -16,9 +16,11 @@ use rustix::time::{
 use tidegate_engine::{IdleStep, SleepPlan};
 use tidegate_memory::Doorbell;
 
-use crate::Net;
-use crate::attached::AttachedStack;
-use crate::net::{EmbeddedCore, EmbeddedStack};
+#[cfg(feature = "attach")]
+use crate::backend::attached::stack::AttachedStack;
+use crate::backend::embedded::core::EmbeddedCore;
+use crate::backend::embedded::stack::EmbeddedStack;
+use crate::net::handle::Net;
 
 /// Most rounds before other tasks run, although frames still arrive.
 const MAX_ROUNDS_PER_POLL: usize = 4;
@@ -48,6 +50,7 @@ const MAX_ROUNDS_PER_POLL: usize = 4;
 /// # }
 /// ```
 pub async fn drive(net: Net) -> io::Result<()> {
+    #[cfg(feature = "attach")]
     if let Some(attached) = net.attached() {
         return drive_attached(attached).await;
     }
@@ -65,6 +68,7 @@ pub async fn drive(net: Net) -> io::Result<()> {
 }
 
 /// Takes the daemon's notifications, and wakes the tasks that they concern.
+#[cfg(feature = "attach")]
 async fn drive_attached(attached: &AttachedStack) -> io::Result<()> {
     let connection = watch(attached.wake_fd()?)?;
     loop {

@@ -7,13 +7,14 @@ use std::task::{Context, Poll};
 
 use tidegate_stack::TcpOptions;
 
-use super::TcpStream;
-use crate::Net;
+use super::stream::TcpStream;
+use crate::net::handle::Net;
+use crate::tcp;
 
 /// TCP listener, in the style of `tokio::net::TcpListener`.
 #[derive(Clone, Debug)]
 pub struct TcpListener {
-    inner: crate::TcpListener,
+    inner: tcp::TcpListener,
 }
 
 impl TcpListener {
@@ -23,7 +24,7 @@ impl TcpListener {
     /// # Errors
     /// As [`crate::TcpListener::bind`].
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        crate::TcpListener::bind(net, address).map(Self::from)
+        tcp::TcpListener::bind(net, address).map(Self::from)
     }
 
     /// Like [`TcpListener::bind`], with an accept queue of `backlog` connections, and with
@@ -37,7 +38,7 @@ impl TcpListener {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        crate::TcpListener::bind_with(net, address, backlog, options).map(Self::from)
+        tcp::TcpListener::bind_with(net, address, backlog, options).map(Self::from)
     }
 
     /// Waits for a connection. Returns its stream and the peer's address. Several tasks may
@@ -69,8 +70,8 @@ impl TcpListener {
     }
 }
 
-impl From<crate::TcpListener> for TcpListener {
-    fn from(inner: crate::TcpListener) -> Self {
+impl From<tcp::TcpListener> for TcpListener {
+    fn from(inner: tcp::TcpListener) -> Self {
         Self { inner }
     }
 }

@@ -10,8 +10,9 @@ use std::task::{Context, Poll};
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tidegate_stack::TcpOptions;
 
-use crate::Net;
-use crate::udp::no_address;
+use crate::net::handle::Net;
+use crate::tcp;
+use crate::types::errors::no_address;
 
 /// TCP connection, in the style of `tokio::net::TcpStream`. Calls that do not wait, such as
 /// options, are those of the inner [`crate::TcpStream`].
@@ -19,7 +20,7 @@ use crate::udp::no_address;
 /// One task at a time may read from a connection, and one task may write to it.
 #[derive(Debug)]
 pub struct TcpStream {
-    inner: crate::TcpStream,
+    inner: tcp::TcpStream,
 }
 
 impl TcpStream {
@@ -48,27 +49,27 @@ impl TcpStream {
         address: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<Self> {
-        let inner = crate::TcpStream::connect_nonblocking(net, address, options)?;
+        let inner = tcp::TcpStream::connect_nonblocking(net, address, options)?;
         poll_fn(|context| inner.poll_connected(context)).await?;
         Ok(Self { inner })
     }
 
     /// Converts to the connection with blocking calls.
-    pub fn into_blocking(self) -> crate::TcpStream {
+    pub fn into_blocking(self) -> tcp::TcpStream {
         self.inner
     }
 }
 
-impl From<crate::TcpStream> for TcpStream {
-    fn from(inner: crate::TcpStream) -> Self {
+impl From<tcp::TcpStream> for TcpStream {
+    fn from(inner: tcp::TcpStream) -> Self {
         Self { inner }
     }
 }
 
 impl Deref for TcpStream {
-    type Target = crate::TcpStream;
+    type Target = tcp::TcpStream;
 
-    fn deref(&self) -> &crate::TcpStream {
+    fn deref(&self) -> &tcp::TcpStream {
         &self.inner
     }
 }

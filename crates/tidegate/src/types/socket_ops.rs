@@ -1,86 +1,25 @@
-//! Non-blocking socket operations, on an embedded stack ([`EmbeddedCore`]) or on a stack in a
-//! daemon ([`crate::attached`]).
+//! Non-blocking socket operations: the interface between sockets and backends.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tidegate_engine::PortClaim;
-use tidegate_stack::{
-    SendError, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions,
-};
+use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
-use crate::net::EmbeddedCore;
-use crate::poll::{PollSets, Ready};
-use crate::readiness::Readiness;
-use crate::tasks::Tasks;
-use crate::udp::DatagramMeta;
-use crate::wait::{PollSetId, SocketId, Waiters};
-
-/// Failure of a non-blocking operation.
-pub(crate) enum OpError {
-    /// Retry when the socket is ready.
-    WouldBlock,
-    /// Permanent for this call: do not retry.
-    Failed(io::Error),
-}
-
-/// Result of a non-blocking operation.
-pub(crate) type OpResult<R> = Result<R, OpError>;
-
-impl From<TcpError> for OpError {
-    fn from(error: TcpError) -> Self {
-        match error {
-            TcpError::WouldBlock => Self::WouldBlock,
-            error => Self::Failed(error.into()),
-        }
-    }
-}
-
-impl From<SendError> for OpError {
-    fn from(error: SendError) -> Self {
-        match error {
-            SendError::WouldBlock => Self::WouldBlock,
-            error => Self::Failed(error.into()),
-        }
-    }
-}
-
-impl From<io::Error> for OpError {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::WouldBlock => Self::WouldBlock,
-            _ => Self::Failed(error),
-        }
-    }
-}
-
-impl From<OpError> for io::Error {
-    fn from(error: OpError) -> Self {
-        match error {
-            OpError::WouldBlock => io::ErrorKind::WouldBlock.into(),
-            OpError::Failed(error) => error,
-        }
-    }
-}
-
-/// Maps `WouldBlock` to `None`.
-pub(crate) fn unless_blocked<R>(result: OpResult<R>) -> Option<io::Result<R>> {
-    match result {
-        Ok(result) => Some(Ok(result)),
-        Err(OpError::WouldBlock) => None,
-        Err(OpError::Failed(error)) => Some(Err(error)),
-    }
-}
+use super::datagram::DatagramMeta;
+use super::errors::OpResult;
+use super::poll_sets::PollSets;
+use super::readiness::{Readiness, Ready};
+use super::socket_id::{PollSetId, SocketId};
+use super::tasks::Tasks;
+use super::waiters::Waiters;
 
 /// New socket, and the port claimed from the kernel for it.
 pub(crate) type NewSocket<I> = (I, Option<Arc<PortClaim>>);
 
 /// Socket operations of a stack.
 pub(crate) trait SocketOps {
-    /// The embedded stack, if there is one.
-    fn embedded(&mut self) -> Option<&mut EmbeddedCore>;
-
     /// Poll sets of the application.
     fn poll_sets(&mut self) -> &mut PollSets;
     /// Sleeping threads.
@@ -166,26 +105,4 @@ pub(crate) trait SocketOps {
     /// Transmits the datagrams of the previous calls.
     fn udp_flush(&mut self) -> io::Result<()>;
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error>;
-}
-
-/// Applies `op` to one buffer after the other until an incomplete transfer; returns the total
-/// bytes. An error after some bytes is left to the next call.
-pub(crate) fn vectored_op<T>(
-    buffers: impl IntoIterator<Item = T>,
-    mut op: impl FnMut(T) -> OpResult<(usize, bool)>,
-) -> OpResult<usize> {
-    let mut total = 0;
-    for buffer in buffers {
-        match op(buffer) {
-            Ok((len, has_more)) => {
-                total += len;
-                if !has_more {
-                    break;
-                }
-            }
-            Err(_) if total > 0 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(total)
 }

@@ -1,18 +1,11 @@
 //! Tasks of an executor that wait for sockets.
-//!
-//! Wakers are called after the stack is unlocked: a waker may run code of the application,
-//! which may drop a socket.
 
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
 use std::task::Waker;
 
 use tidegate_stack::Event;
 
-use crate::net::EmbeddedCore;
-use crate::socket_ops::SocketOps;
-use crate::wait::SocketId;
+use super::socket_id::SocketId;
 
 /// Direction that a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +58,7 @@ impl Tasks {
     }
 
     /// Wakes the tasks of both directions, after an event of unknown direction.
+    #[cfg(feature = "attach")]
     pub(crate) fn wake_both(&mut self, id: SocketId) {
         match id {
             SocketId::Listener(_) => self.wake_accepting(id),
@@ -110,6 +104,12 @@ impl Tasks {
         self.failing.push(waker.clone());
     }
 
+    /// Wakers to call once the stack is unlocked, if there are any.
+    #[inline]
+    pub(crate) fn take_woken(&mut self) -> Option<Vec<Waker>> {
+        (!self.woken.is_empty()).then(|| std::mem::take(&mut self.woken))
+    }
+
     /// True if wakers are to be called.
     #[cfg(feature = "tokio")]
     pub(crate) fn has_woken(&self) -> bool {
@@ -132,57 +132,5 @@ impl Tasks {
             self.woken.push(driver.clone());
         }
         true
-    }
-}
-
-/// Wakers to call on drop.
-struct WakeOnDrop(Vec<Waker>);
-
-impl Drop for WakeOnDrop {
-    fn drop(&mut self) {
-        self.0.drain(..).for_each(Waker::wake);
-    }
-}
-
-/// Locked stack.
-pub(crate) struct StackGuard<'a, C: SocketOps> {
-    // Drop order of fields: the lock is released first, then the wakers are called.
-    core: MutexGuard<'a, C>,
-    // Boxed: every socket call drops a guard, mostly without waiting tasks.
-    woken: Option<Box<WakeOnDrop>>,
-}
-
-/// Locked embedded stack.
-pub(crate) type EmbeddedGuard<'a> = StackGuard<'a, EmbeddedCore>;
-
-impl<'a, C: SocketOps> StackGuard<'a, C> {
-    #[inline]
-    pub(crate) fn new(core: MutexGuard<'a, C>) -> Self {
-        Self { core, woken: None }
-    }
-}
-
-impl<C: SocketOps> Deref for StackGuard<'_, C> {
-    type Target = C;
-
-    fn deref(&self) -> &C {
-        &self.core
-    }
-}
-
-impl<C: SocketOps> DerefMut for StackGuard<'_, C> {
-    fn deref_mut(&mut self) -> &mut C {
-        &mut self.core
-    }
-}
-
-impl<C: SocketOps> Drop for StackGuard<'_, C> {
-    #[inline]
-    fn drop(&mut self) {
-        self.core.on_release();
-        let tasks = self.core.tasks();
-        if !tasks.woken.is_empty() {
-            self.woken = Some(Box::new(WakeOnDrop(std::mem::take(&mut tasks.woken))));
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_memory::{Doorbell, spsc};
 use tidegate_stack::{QUEUE_FILL_SCALE, UdpId};
 
-use super::ReadersConfig;
+use crate::types::readers::ReadersConfig;
 
 /// Datagram on its way to or from a reader. The buffer is reused.
 pub(crate) struct DatagramSlot {

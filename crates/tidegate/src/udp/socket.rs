@@ -7,16 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_engine::PortClaim;
-use tidegate_memory::Arena;
-use tidegate_stack::{InPlaceRequest, Stack, UdpId, UdpOptions, UdpRequest};
+use tidegate_stack::{UdpId, UdpOptions};
 
-use crate::net::{Net, unsupported_when_attached};
-use crate::poll::{Pollable, Source};
-use crate::socket_ops::{OpError, SocketOps, unless_blocked};
-use crate::wait::{Deadline, SocketId};
-
-/// Most datagrams answered before the replies are transmitted.
-const MAX_EXCHANGE_DATAGRAMS: usize = 64;
+use crate::net::handle::Net;
+use crate::net::source::{Pollable, Source};
+use crate::types::datagram::DatagramMeta;
+use crate::types::deadline::Deadline;
+use crate::types::errors::{OpError, no_address, try_each_address, unless_blocked};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
 
 /// UDP socket on a [`Net`], in the style of `std::net::UdpSocket`.
 ///
@@ -57,21 +56,6 @@ struct UdpInner {
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
     claim: Option<Arc<PortClaim>>,
-}
-
-/// Addresses and lengths of a received datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramMeta {
-    /// Bytes written to the buffer.
-    pub len: usize,
-    /// True if the datagram was longer than the buffer; the rest is lost.
-    pub truncated: bool,
-    /// Length of the datagram in bytes, including bytes that did not fit.
-    pub datagram_len: usize,
-    /// Address of the sender.
-    pub from: SocketAddr,
-    /// Local address that the datagram was sent to.
-    pub to: IpAddr,
 }
 
 impl UdpSocket {
@@ -294,63 +278,6 @@ impl UdpSocket {
         })
     }
 
-    /// Answers datagrams in place: waits for at least one datagram, and passes each to `respond`
-    /// with the payload of a frame for the reply. `respond` returns the reply's length in bytes,
-    /// or `None` to send nothing. Nothing is copied. Returns the number of datagrams taken, at
-    /// most 64.
-    ///
-    /// A reply leaves from the address that the datagram was sent to. It is dropped and counted
-    /// when there is no transmit space. Embedded stacks only.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::recv_from`]; [`io::ErrorKind::Unsupported`] on an attached stack.
-    pub fn exchange(
-        &self,
-        mut respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
-    ) -> io::Result<usize> {
-        self.exchange_batch(|stack, arena, now_ns, id| {
-            stack.udp_exchange(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut respond)
-        })
-    }
-
-    /// Like [`UdpSocket::exchange`], but each reply is written over its datagram, for replies
-    /// that resemble their requests: no second buffer is needed, and unchanged bytes need not be
-    /// written.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::exchange`].
-    pub fn exchange_in_place(
-        &self,
-        mut respond: impl FnMut(InPlaceRequest<'_>) -> Option<usize>,
-    ) -> io::Result<usize> {
-        self.exchange_batch(|stack, arena, now_ns, id| {
-            stack.udp_exchange_in_place(now_ns, arena, id, MAX_EXCHANGE_DATAGRAMS, &mut respond)
-        })
-    }
-
-    /// Waits for datagrams, answers a batch of them with `exchange`, and transmits the replies.
-    fn exchange_batch(
-        &self,
-        mut exchange: impl FnMut(&mut Stack, &mut Arena, u64, UdpId) -> usize,
-    ) -> io::Result<usize> {
-        let id = self.inner.id;
-        self.wait_readable(|ops| {
-            if let Some(error) = ops.udp_take_error(id) {
-                return Some(Err(error));
-            }
-            let Some(core) = ops.embedded() else {
-                return Some(Err(unsupported_when_attached("exchange")));
-            };
-            let (stack, arena, now_ns) = core.engine.parts();
-            let taken = exchange(stack, arena, now_ns, id);
-            if taken == 0 {
-                return None;
-            }
-            core.wake_next_reader(id);
-            Some(core.engine.flush().map(|()| taken))
-        })
-    }
-
     /// Makes calls return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors
@@ -413,30 +340,24 @@ impl UdpSocket {
         self.inner.id
     }
 
+    /// Deadline of a receiving call.
+    pub(super) fn read_deadline(&self) -> Deadline {
+        Deadline::of_call(&self.inner.nonblocking, timeout(&self.inner.read_timeout))
+    }
+
     fn wait_readable<R>(
         &self,
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        self.wait(&self.inner.read_timeout, ready)
+        self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], self.read_deadline(), ready)
     }
 
     fn wait_writable<R>(
         &self,
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        self.wait(&self.inner.write_timeout, ready)
-    }
-
-    fn wait<R>(
-        &self,
-        limit: &Mutex<Option<Duration>>,
-        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
-    ) -> io::Result<R> {
-        let deadline = if self.inner.nonblocking.load(Ordering::Relaxed) {
-            Deadline::Now
-        } else {
-            Deadline::after(timeout(limit))
-        };
+        let deadline =
+            Deadline::of_call(&self.inner.nonblocking, timeout(&self.inner.write_timeout));
         self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], deadline, ready)
     }
 }
@@ -482,22 +403,4 @@ fn set_timeout(cell: &Mutex<Option<Duration>>, timeout: Option<Duration>) -> io:
     }
     *cell.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     Ok(())
-}
-
-pub(crate) fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
-}
-
-pub(crate) fn try_each_address<R>(
-    address: impl ToSocketAddrs,
-    mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
-) -> io::Result<R> {
-    let mut last = no_address();
-    for address in address.to_socket_addrs()? {
-        match attempt(address) {
-            Ok(result) => return Ok(result),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }

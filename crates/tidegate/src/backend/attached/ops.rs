@@ -11,15 +11,17 @@ use tidegate_service::{Handle, Shard, ShareGroupId, SocketState};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
 use super::attachments::Attachments;
+use super::core::{AttachedCore, daemon_exited};
 use super::shards::ShardRank;
-use super::{AttachedCore, daemon_exited, listener_id, stream_id, udp_id};
-use crate::net::EmbeddedCore;
-use crate::poll::{PollSets, Ready};
-use crate::readiness::Readiness;
-use crate::socket_ops::{NewSocket, OpError, OpResult, SocketOps, unless_blocked};
-use crate::tasks::Tasks;
-use crate::udp;
-use crate::wait::{PollSetId, SocketId, Waiters};
+use super::socket_number::{listener_id, stream_id, udp_id};
+use crate::types::datagram::DatagramMeta;
+use crate::types::errors::{OpError, OpResult, unless_blocked};
+use crate::types::poll_sets::PollSets;
+use crate::types::readiness::{Readiness, Ready};
+use crate::types::socket_id::{PollSetId, SocketId};
+use crate::types::socket_ops::{NewSocket, SocketOps};
+use crate::types::tasks::Tasks;
+use crate::types::waiters::Waiters;
 
 /// Largest copy, in bytes, of the operations that read or write without a caller's buffer.
 const MAX_COPY_BYTES: usize = 2048;
@@ -133,10 +135,6 @@ impl Attachments {
 }
 
 impl SocketOps for AttachedCore {
-    fn embedded(&mut self) -> Option<&mut EmbeddedCore> {
-        None
-    }
-
     fn poll_sets(&mut self) -> &mut PollSets {
         &mut self.poll_sets
     }
@@ -423,13 +421,13 @@ impl SocketOps for AttachedCore {
         attachment.peer_addr(socket).ok()
     }
 
-    fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<udp::DatagramMeta> {
+    fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta> {
         let Self { attachments, shards, .. } = self;
         let received = shards.receive_in_turn(id.to_bits(), peek, |shard, rank| {
             unless_blocked(attachments.recv_datagram(shard, rank, buf, peek).map_err(OpError::from))
         });
         let received = received.ok_or(OpError::WouldBlock)??;
-        Ok(udp::DatagramMeta {
+        Ok(DatagramMeta {
             len: received.len,
             truncated: received.len < received.full_len,
             datagram_len: received.full_len,

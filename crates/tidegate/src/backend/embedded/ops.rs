@@ -10,13 +10,15 @@ use tidegate_stack::{
     Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId, UdpOptions,
 };
 
-use crate::net::EmbeddedCore;
-use crate::poll::{PollSets, Ready};
-use crate::readiness::Readiness;
-use crate::socket_ops::{NewSocket, OpError, OpResult, SocketOps};
-use crate::tasks::Tasks;
-use crate::udp::DatagramMeta;
-use crate::wait::{PollSetId, SocketId, Waiters};
+use super::core::EmbeddedCore;
+use crate::types::datagram::DatagramMeta;
+use crate::types::errors::{OpError, OpResult};
+use crate::types::poll_sets::PollSets;
+use crate::types::readiness::{Readiness, Ready};
+use crate::types::socket_id::{PollSetId, SocketId};
+use crate::types::socket_ops::{NewSocket, SocketOps};
+use crate::types::tasks::Tasks;
+use crate::types::waiters::Waiters;
 
 impl EmbeddedCore {
     /// Returns a port to the kernel, if no other socket uses it.
@@ -33,10 +35,6 @@ impl EmbeddedCore {
 }
 
 impl SocketOps for EmbeddedCore {
-    fn embedded(&mut self) -> Option<&mut EmbeddedCore> {
-        Some(self)
-    }
-
     fn poll_sets(&mut self) -> &mut PollSets {
         &mut self.poll_sets
     }

@@ -14,9 +14,9 @@ use tidegate_engine::{IdleStep, Priority, StepResult};
 use tidegate_gate::{InterruptAction, Mode};
 use tidegate_memory::Doorbell;
 
-use crate::net::EmbeddedStack;
-use crate::readers::group::ReaderGroups;
-use crate::wait;
+use super::reader_groups::ReaderGroups;
+use super::stack::EmbeddedStack;
+use crate::types::sleeper;
 
 /// Most frames of protocol work per lock, before other threads may take the engine.
 const PROTOCOL_BURST_FRAMES: usize = 16;
@@ -116,7 +116,7 @@ impl Control {
         let slept = if has_work {
             Ok(())
         } else {
-            wait::sleep(shared.wake_fds.device.as_ref().map(AsFd::as_fd), &self.receive, None)
+            sleeper::sleep(shared.wake_fds.device.as_ref().map(AsFd::as_fd), &self.receive, None)
         };
         self.receive.disarm();
         slept
@@ -168,7 +168,7 @@ impl Control {
             if remaining == 0 && !self.is_stopping() {
                 let neighbours = shared.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
                 let timeout = timeout_ns.map(Duration::from_nanos);
-                wait::sleep(neighbours, &self.protocol, timeout)?;
+                sleeper::sleep(neighbours, &self.protocol, timeout)?;
             }
             shared.lock().leave_sleep(&self.protocol);
             self.protocol.disarm();

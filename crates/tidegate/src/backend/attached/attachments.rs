@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use tidegate_service::Handle;
 use tidegate_service::attachment::{Attachment, SocketType};
 
-use crate::readiness::Readiness;
+use crate::types::readiness::Readiness;
 
 /// Most network cores, and so attachments, that one application uses.
 const MAX_ATTACHMENTS: usize = 64;

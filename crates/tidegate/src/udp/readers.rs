@@ -4,19 +4,20 @@
 //! return through a second ring. Each ring has one producer and one consumer, and no lock is
 //! taken per datagram: `tidegate lab queues` measures the difference.
 
-pub(crate) mod group;
-pub(crate) mod ring;
-
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::{EmbeddedStack, unsupported_when_attached};
-use crate::poll::Pollable;
-use crate::udp::{DatagramMeta, UdpSocket};
-use crate::wait::{self, Deadline};
-use ring::{PendingReplies, ReaderEnd};
+use super::socket::UdpSocket;
+use crate::backend::embedded::reader_ring::{PendingReplies, ReaderEnd};
+use crate::backend::embedded::stack::EmbeddedStack;
+use crate::net::source::Pollable;
+use crate::types::datagram::DatagramMeta;
+use crate::types::deadline::Deadline;
+use crate::types::errors::unsupported_when_attached;
+use crate::types::readers::ReadersConfig;
+use crate::types::sleeper;
 
 /// Most datagrams answered before the replies are transmitted.
 const MAX_BATCH_DATAGRAMS: usize = 64;
@@ -27,63 +28,6 @@ const POLLS_BEFORE_SLEEP: usize = 64;
 /// A queue is at its low-water mark when at most 1/5 full: below the gate's usual low-water
 /// mark.
 const LOW_WATER_DIVISOR: usize = 5;
-
-/// Choice of the reader that gets a datagram.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Distribution {
-    /// By hash of the peer's address and port and the local address, so that one peer's
-    /// datagrams stay in order. A datagram is dropped if that reader's queue is full.
-    #[default]
-    FlowHash,
-    /// In turn, skipping readers whose queue is full.
-    RoundRobin,
-    /// The reader with the fewest queued datagrams.
-    LeastLoaded,
-}
-
-/// Configuration of a socket's readers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadersConfig {
-    /// Choice of the reader that gets a datagram.
-    pub distribution: Distribution,
-    /// Most datagrams queued for each reader, and most of its replies waiting to be sent.
-    pub queue_packets: usize,
-    /// Most bytes queued for each reader.
-    pub queue_bytes: usize,
-    /// Longest reply of [`UdpReader::exchange`], in bytes.
-    pub max_reply_bytes: usize,
-}
-
-impl Default for ReadersConfig {
-    fn default() -> Self {
-        Self {
-            distribution: Distribution::default(),
-            queue_packets: 256,
-            queue_bytes: 512 << 10,
-            max_reply_bytes: 2048,
-        }
-    }
-}
-
-impl ReadersConfig {
-    /// Upper limit of `queue_packets`.
-    pub const MAX_QUEUE_PACKETS: usize = 1 << 20;
-
-    fn check(&self) -> io::Result<()> {
-        let message = if self.queue_packets == 0 || self.queue_packets > Self::MAX_QUEUE_PACKETS {
-            format!(
-                "queue_packets is {}: give 1 to {}",
-                self.queue_packets,
-                Self::MAX_QUEUE_PACKETS
-            )
-        } else if self.queue_bytes == 0 || self.max_reply_bytes == 0 {
-            "queue_bytes and max_reply_bytes must be at least 1".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(io::Error::new(io::ErrorKind::InvalidInput, message))
-    }
-}
 
 /// Readers of one socket. Cheap to clone; they keep the socket open until the last clone and
 /// the last reader are dropped.
@@ -358,7 +302,7 @@ fn wait_for_any(readers: &mut [&mut UdpReader], deadline: Deadline) -> io::Resul
         if remaining.is_some_and(|left| left.is_zero()) {
             return Ok(false);
         }
-        let bell = wait::thread_bell()?;
+        let bell = sleeper::thread_bell()?;
         bell.arm();
         for reader in &*readers {
             reader.end.shared.arm(&bell);
@@ -366,7 +310,7 @@ fn wait_for_any(readers: &mut [&mut UdpReader], deadline: Deadline) -> io::Resul
         let ready = readers.iter_mut().any(|reader| {
             reader.end.requests.ready_slots(1) > 0 || reader.pending_replies.has_failed()
         });
-        let slept = if ready { Ok(()) } else { wait::sleep([], &bell, remaining) };
+        let slept = if ready { Ok(()) } else { sleeper::sleep([], &bell, remaining) };
         for reader in &*readers {
             reader.end.shared.disarm();
         }

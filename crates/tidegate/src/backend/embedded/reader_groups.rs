@@ -10,8 +10,8 @@ use tidegate_engine::Engine;
 use tidegate_memory::{Doorbell, spsc};
 use tidegate_stack::{SendError, UdpId};
 
-use super::ring::{DatagramSlot, PendingReplies, ReaderEnd, ReaderRing, reader_ring};
-use super::{Distribution, ReadersConfig};
+use super::reader_ring::{DatagramSlot, PendingReplies, ReaderEnd, ReaderRing, reader_ring};
+use crate::types::readers::{Distribution, ReadersConfig};
 
 /// All sockets that have several readers.
 pub(crate) struct ReaderGroups {

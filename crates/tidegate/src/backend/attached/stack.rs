@@ -1,0 +1,171 @@
+//! Attached stack, shared by the threads of the application.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_engine::{IdleStep, pause};
+use tidegate_service::attachment::Attachment;
+
+use super::core::{AttachedCore, daemon_exited};
+use crate::backend::guard::StackGuard;
+use crate::types::batch_scope;
+use crate::types::deadline::Deadline;
+use crate::types::sleeper::{self, PollSleeper, Sleeper};
+use crate::types::socket_id::SocketId;
+
+/// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
+const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
+
+/// Waits that end at once after the daemon has exited, so that applications see their errors
+/// and clean up.
+const IMMEDIATE_WAITS: u32 = 256;
+
+/// Duration of later waits that find nothing but errors: an application that keeps such a
+/// socket would spin forever.
+const DELAYED_WAIT: Duration = Duration::from_millis(100);
+
+/// Attached stack, shared by the threads of the application.
+pub(crate) struct AttachedStack {
+    core: Mutex<AttachedCore>,
+    began: Instant,
+}
+
+impl AttachedStack {
+    pub(crate) fn new(attachment: Attachment) -> io::Result<Self> {
+        let core = AttachedCore::new(attachment)?;
+        Ok(Self { core: Mutex::new(core), began: Instant::now() })
+    }
+
+    pub(crate) fn lock(&self) -> StackGuard<'_, AttachedCore> {
+        batch_scope::assert_inactive();
+        // A thread that panicked while it held the lock was between two operations.
+        StackGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until `ready` returns a value or the deadline passes.
+    pub(crate) fn wait_until<R>(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut AttachedCore) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        let mut result = None;
+        let found = self.wait_for_daemon(sockets, deadline, &mut PollSleeper, &mut |core| {
+            result = ready(core);
+            result.is_some()
+        })?;
+        match found {
+            Some(_) => result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into())),
+            None => ready(&mut self.lock()).unwrap_or_else(|| Err(daemon_exited())),
+        }
+    }
+
+    /// Waits until `ready` returns true, or `sleeper` has found an event of its own. Returns
+    /// `false` when the deadline passes. After the daemon exits every socket is ready, for its
+    /// error, and the sleeper still finds its events.
+    pub(crate) fn wait(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        sleeper: &mut dyn Sleeper,
+        ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
+    ) -> io::Result<bool> {
+        if let Some(found) = self.wait_for_daemon(sockets, deadline, sleeper, ready)? {
+            return Ok(found);
+        }
+        let mut core = self.lock();
+        let is_ready = ready(&mut core);
+        core.waits_since_exit = core.waits_since_exit.saturating_add(1);
+        let limit = match core.waits_since_exit {
+            _ if !is_ready => None,
+            ..=IMMEDIATE_WAITS => Some(Duration::ZERO),
+            _ => Some(DELAYED_WAIT),
+        };
+        drop(core);
+        let limit = limit.into_iter().chain(deadline.remaining()).min();
+        Ok(sleeper.sleep(&[], limit)? || is_ready)
+    }
+
+    /// Like [`AttachedStack::wait`]; returns `None` when the daemon has exited.
+    fn wait_for_daemon(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        sleeper: &mut dyn Sleeper,
+        ready: &mut dyn FnMut(&mut AttachedCore) -> bool,
+    ) -> io::Result<Option<bool>> {
+        let mut pauses = 0;
+        loop {
+            let mut core = self.lock();
+            if core.has_daemon_exited {
+                return Ok(None);
+            }
+            if ready(&mut core) {
+                return Ok(Some(true));
+            }
+            match core.poll_daemon() {
+                Ok(false) => {}
+                Ok(true) => {
+                    let now_ns = self.now_ns();
+                    core.idle.on_work(now_ns);
+                    if ready(&mut core) {
+                        return Ok(Some(true));
+                    }
+                }
+                Err(_) => return Ok(None),
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
+                drop(core);
+                return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
+            }
+            let step = core.idle.step(self.now_ns());
+            if step != IdleStep::Sleep {
+                drop(core);
+                if pauses % PAUSES_PER_SLEEPER_CHECK == 0
+                    && sleeper.sleep(&[], Some(Duration::ZERO))?
+                {
+                    return Ok(Some(true));
+                }
+                pauses += 1;
+                if pause() {
+                    self.lock().idle.on_cpu_contention();
+                }
+                continue;
+            }
+            let bell = sleeper::thread_bell()?;
+            bell.arm();
+            core.waiters.enter(Arc::clone(&bell), sockets);
+            let prepared = core.attachments.prepare_sleep();
+            let wake_fd = Arc::clone(core.attachments.wake_fd());
+            drop(core);
+            let found = match prepared {
+                Ok(true) => sleeper.sleep(&[wake_fd.as_fd(), bell.as_fd()], remaining),
+                // An exited daemon is detected after the sleep.
+                Ok(false) | Err(_) => Ok(false),
+            };
+            let mut core = self.lock();
+            core.waiters.leave(&bell);
+            bell.disarm();
+            let woken = core.finish_sleep();
+            if found? {
+                return Ok(Some(true));
+            }
+            if woken.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Copy of the descriptor that is readable when the daemon has sent a notification.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wake_fd(&self) -> io::Result<std::os::fd::OwnedFd> {
+        self.lock().attachments.wake_fd().try_clone()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+}

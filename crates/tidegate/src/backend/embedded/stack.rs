@@ -1,0 +1,298 @@
+//! Embedded stack, shared by the threads of the application.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use tidegate_engine::{
+    self as engine, Engine, IdleDetector, IdleStep, PortClaims, SleepPlan, WakeFds,
+};
+use tidegate_memory::Doorbell;
+use tidegate_memory::queues::lock::{ContentionStart, LockMeter};
+
+use super::core::EmbeddedCore;
+use crate::backend::guard::StackGuard;
+use crate::types::batch_scope;
+use crate::types::deadline::Deadline;
+use crate::types::sleeper::{self, PollSleeper, Sleeper};
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
+
+/// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
+const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
+
+/// Locked embedded stack.
+pub(crate) type EmbeddedGuard<'a> = StackGuard<'a, EmbeddedCore>;
+
+/// State shared by all clones of a [`Net`] and by its threads.
+pub(crate) struct EmbeddedStack {
+    core: Mutex<EmbeddedCore>,
+    /// True if the core measures its lock.
+    measures_lock: bool,
+    pub(crate) wake_fds: WakeFds,
+    /// Signals an idle processor; present if there is a CPU share to lift.
+    idle: Option<IdleDetector>,
+}
+
+impl std::fmt::Debug for EmbeddedStack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let device = self.lock().engine.capabilities().clone();
+        f.debug_struct("Net").field("device", &device).finish_non_exhaustive()
+    }
+}
+
+impl Drop for EmbeddedStack {
+    fn drop(&mut self) {
+        self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
+    }
+}
+
+impl EmbeddedStack {
+    /// Runs the stack until `ready` returns a value or the deadline passes.
+    pub(crate) fn run_until<R>(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut EmbeddedCore) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        loop {
+            let mut core = self.lock();
+            if let Some(result) = ready(&mut core) {
+                core.wake_for_timers();
+                return result;
+            }
+            core.run()?;
+            if let Some(result) = ready(&mut core) {
+                core.wake_for_timers();
+                return result;
+            }
+            if deadline.remaining().is_some_and(|left| left.is_zero()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            match core.engine.idle_step() {
+                IdleStep::Spin => {}
+                IdleStep::Pause => {
+                    drop(core);
+                    self.pause();
+                }
+                IdleStep::Sleep => {
+                    let bell = sleeper::thread_bell()?;
+                    bell.arm();
+                    core.waiters.enter(Arc::clone(&bell), sockets);
+                    let slept = self.sleep(core, &bell, deadline.remaining());
+                    self.lock().waiters.leave(&bell);
+                    bell.disarm();
+                    slept?;
+                }
+            }
+        }
+    }
+
+    /// Like [`EmbeddedStack::run_until`], when other threads drive the stack.
+    pub(crate) fn wait_until<R>(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        mut ready: impl FnMut(&mut EmbeddedCore) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        loop {
+            let mut core = self.lock();
+            let result = ready(&mut core);
+            core.on_read(sockets);
+            if let Some(result) = result {
+                core.wake_for_timers();
+                return result;
+            }
+            if let Some(failure) = core.failure() {
+                return Err(failure);
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let bell = sleeper::thread_bell()?;
+            bell.arm();
+            core.waiters.enter(Arc::clone(&bell), sockets);
+            drop(core);
+            let slept = sleeper::sleep([], &bell, remaining);
+            self.lock().waiters.leave(&bell);
+            bell.disarm();
+            slept?;
+        }
+    }
+
+    /// Runs the stack until `ready` returns true, or `sleeper` has found an event of its own.
+    /// Returns `false` when the deadline passes. With `has_threads` other threads drive the
+    /// stack.
+    pub(crate) fn wait(
+        &self,
+        has_threads: bool,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        sleeper: &mut dyn Sleeper,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> bool,
+    ) -> io::Result<bool> {
+        let mut pauses = 0;
+        loop {
+            let mut core = self.lock();
+            if !has_threads {
+                core.run()?;
+            }
+            if ready(&mut *core) {
+                core.wake_for_timers();
+                return Ok(true);
+            }
+            if let Some(failure) = core.failure() {
+                return Err(failure);
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_some_and(|left| left.is_zero()) {
+                drop(core);
+                return sleeper.sleep(&[], Some(Duration::ZERO));
+            }
+            let step = if has_threads { IdleStep::Sleep } else { core.engine.idle_step() };
+            if step != IdleStep::Sleep {
+                drop(core);
+                if pauses % PAUSES_PER_SLEEPER_CHECK == 0
+                    && sleeper.sleep(&[], Some(Duration::ZERO))?
+                {
+                    return Ok(true);
+                }
+                pauses += 1;
+                if step == IdleStep::Pause {
+                    self.pause();
+                }
+                continue;
+            }
+            let bell = sleeper::thread_bell()?;
+            bell.arm();
+            core.waiters.enter(Arc::clone(&bell), sockets);
+            let found = if has_threads {
+                drop(core);
+                sleeper.sleep(&[bell.as_fd()], remaining)
+            } else {
+                self.sleep_with(core, &bell, remaining, sleeper)
+            };
+            self.lock().waiters.leave(&bell);
+            bell.disarm();
+            if found? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Pauses while nothing arrives, and reports to the engine if other threads used the
+    /// processor meanwhile.
+    pub(crate) fn pause(&self) {
+        if engine::pause() {
+            self.lock().engine.on_cpu_contention();
+        }
+    }
+
+    /// Makes the stack of an opened engine.
+    pub(crate) fn new(
+        mut engine: Engine,
+        claims: PortClaims,
+        meter: Option<Box<LockMeter>>,
+    ) -> io::Result<Self> {
+        let wake_fds = engine.wake_fds()?;
+        let has_share = engine.gate().settings().config().cpu_share_percent < 100;
+        let idle = has_share.then(IdleDetector::start).transpose()?;
+        let measures_lock = meter.is_some();
+        let core = EmbeddedCore::new(engine, claims, meter);
+        Ok(Self { core: Mutex::new(core), measures_lock, wake_fds, idle })
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> EmbeddedGuard<'_> {
+        batch_scope::assert_inactive();
+        if self.measures_lock {
+            return EmbeddedGuard::new(self.lock_counted());
+        }
+        // A thread that panicked while it held the lock left the engine between two packets,
+        // where its state is consistent.
+        EmbeddedGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[cold]
+    fn lock_counted(&self) -> MutexGuard<'_, EmbeddedCore> {
+        let (mut core, found_taken) = match self.core.try_lock() {
+            Ok(core) => (core, None),
+            Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), None),
+            Err(TryLockError::WouldBlock) => {
+                let found_taken = ContentionStart::now();
+                let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                (core, Some(found_taken))
+            }
+        };
+        if let Some(meter) = &mut core.meter {
+            if let Some(found_taken) = found_taken {
+                meter.on_contended(found_taken);
+            }
+            meter.on_acquired();
+        }
+        core
+    }
+
+    /// Sleeps until the engine has work, `bell` is rung, or the timeout expires. The caller
+    /// has armed the bell.
+    pub(crate) fn sleep(
+        &self,
+        core: EmbeddedGuard<'_>,
+        bell: &Arc<Doorbell>,
+        limit: Option<Duration>,
+    ) -> io::Result<()> {
+        self.sleep_with(core, bell, limit, &mut PollSleeper).map(|_| ())
+    }
+
+    /// Like [`EmbeddedStack::sleep`], through `sleeper`. Returns true if the sleeper found an event
+    /// of its own.
+    pub(crate) fn sleep_with(
+        &self,
+        mut core: EmbeddedGuard<'_>,
+        bell: &Arc<Doorbell>,
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<bool> {
+        if core.reader_groups.has_work() {
+            return Ok(false);
+        }
+        let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(false) };
+        core.paused_sleeper = sleep.receive_paused.then(|| Arc::clone(bell));
+        core.enter_sleep(bell, sleep.timeout_ns);
+        drop(core);
+        let slept = self.sleep_for(sleep, bell, limit, sleeper);
+        self.lock().leave_sleep(bell);
+        slept
+    }
+
+    fn sleep_for(
+        &self,
+        sleep: SleepPlan,
+        bell: &Doorbell,
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<bool> {
+        let timer = sleep.timeout_ns.map(Duration::from_nanos);
+        let timeout = timer.into_iter().chain(limit).min();
+        let neighbours = self.wake_fds.neighbours.as_ref().map(AsFd::as_fd);
+        if !sleep.receive_paused {
+            let device = self.wake_fds.device.as_ref().map(AsFd::as_fd);
+            let wake: Vec<_> = device.into_iter().chain(neighbours).chain([bell.as_fd()]).collect();
+            return sleeper.sleep(&wake, timeout);
+        }
+        let wake = neighbours.into_iter().chain([bell.as_fd()]);
+        let Some(idle) = &self.idle else {
+            return sleeper.sleep(&wake.collect::<Vec<_>>(), timeout);
+        };
+        idle.request();
+        let slept = sleeper.sleep(&wake.chain([idle.idle_fd()]).collect::<Vec<_>>(), timeout);
+        if idle.finish() {
+            let mut core = self.lock();
+            let now_ns = core.engine.read_clock();
+            core.engine.gate().on_idle_processor(now_ns);
+        }
+        slept
+    }
+}

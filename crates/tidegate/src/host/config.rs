@@ -1,0 +1,253 @@
+//! Host configuration of a stack: device, addresses, routes.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+use tidegate_device::capture::{Capture, CaptureConfig};
+use tidegate_device::dpdk::DpdkConfig;
+use tidegate_device::fault::{FaultConfig, FaultInjector};
+use tidegate_device::packet::PacketConfig;
+use tidegate_device::tap::TapConfig;
+use tidegate_device::trace::Trace;
+use tidegate_device::xdp::{AttachMode, BusyPoll, XdpConfig};
+use tidegate_engine::{DeviceConfig, NetConfig};
+use tidegate_gate::{self as gate, Settings};
+use tidegate_memory::FrameSize;
+use tidegate_stack::Route;
+use tidegate_wire::{IpCidr, MacAddr};
+
+use super::device::HostDevice;
+use super::error::HostConfigError;
+#[cfg(feature = "serde")]
+use super::serialize;
+
+/// Default number of 64 KiB frames.
+const DEFAULT_LARGE_FRAMES: u32 = 1024;
+
+/// Host of a stack: its device, its addresses and its routes. Independent of command lines and
+/// of configuration files; with feature `serde` a configuration can be passed to another
+/// process.
+///
+/// # Examples
+/// ```
+/// use tidegate::gate::Settings;
+/// use tidegate::host::{HostConfig, HostDevice};
+///
+/// let mut host = HostConfig::default();
+/// host.io = HostDevice::Packet;
+/// host.iface = Some("eth0".to_owned());
+/// host.addresses = vec!["192.0.2.7/24".parse().unwrap()];
+/// let config = host.net_config(&Settings::default())?;
+/// # let _ = config;
+/// # Ok::<(), tidegate::host::HostConfigError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub struct HostConfig {
+    /// I/O method; AF_XDP by default.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
+    pub io: HostDevice,
+    /// Network interface; required except for DPDK.
+    pub iface: Option<String>,
+    /// Addresses of the stack's own, with their prefix lengths.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::texts"))]
+    pub addresses: Vec<IpCidr>,
+    /// Share the addresses of the host instead of having own ones.
+    pub shared: bool,
+    /// Default gateways, one per family.
+    pub gateways: Vec<IpAddr>,
+    /// Static routes.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::routes"))]
+    pub routes: Vec<Route>,
+    /// MAC address used with own addresses; the interface's by default.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::texts"))]
+    pub mac: Option<MacAddr>,
+    /// VLAN identifier (802.1Q).
+    pub vlan: Option<u16>,
+    /// XDP attach mode; native if the driver supports it by default.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
+    pub xdp_mode: AttachMode,
+    /// Receive queues of an AF_XDP device; empty for all.
+    pub queues: Vec<u32>,
+    /// Number of queue pairs of a DPDK device; the device's own by default, else 1.
+    pub queue_count: Option<NonZeroU16>,
+    /// Packets per busy poll; 0 leaves the device to interrupts.
+    pub busy_poll: Option<u16>,
+    /// Let the kernel or the device segment TCP (TSO) and coalesce it (GRO).
+    pub segmentation: bool,
+    /// Number of packet buffers.
+    pub frames: Option<u32>,
+    /// Use ordinary pages instead of hugepages.
+    pub no_hugepages: bool,
+    /// File to which all frames are written (pcap).
+    pub capture: Option<PathBuf>,
+    /// Print a line per frame to standard error.
+    pub trace: bool,
+    /// Injected faults.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::faults"))]
+    pub faults: Option<FaultConfig>,
+}
+
+impl HostConfig {
+    /// Stack configuration that this host configuration describes. Creates the capture file, if
+    /// there is one.
+    ///
+    /// # Errors
+    /// When a field is missing or invalid; the message names the field.
+    pub fn net_config(&self, gate: &Settings) -> Result<NetConfig, HostConfigError> {
+        if self.addresses.is_empty() && !self.shared {
+            return Err(HostConfigError::NoAddress);
+        }
+        let device_config = self.device_config(gate.config())?;
+        let frame_size = device_config.frame_size();
+        let mut config =
+            NetConfig::new(device_config).hugepages(!self.no_hugepages).gate(gate.clone());
+        if self.shared {
+            config = config.shared();
+        }
+        for &address in &self.addresses {
+            config = config.address(address);
+        }
+        let gateways = self.gateways.iter().filter_map(|&gateway| default_route(gateway));
+        for route in gateways.chain(self.routes.iter().copied()) {
+            config = config.route(route);
+        }
+        if let Some(mac) = self.mac {
+            config = config.mac(mac);
+        }
+        if let Some(vlan) = self.vlan {
+            config = config.vlan(vlan);
+        }
+        if self.segmentation {
+            config = config.frames(self.frames.unwrap_or(DEFAULT_LARGE_FRAMES), FrameSize::K64);
+        } else if let Some(frames) = self.frames {
+            config = config.frames(frames, frame_size);
+        }
+        self.wrap(config)
+    }
+
+    fn device_config(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+        let segmentation = self.segmentation;
+        if segmentation && self.io == HostDevice::Xdp {
+            return Err(HostConfigError::SegmentationOnXdp);
+        }
+        if self.queue_count.is_some() && !matches!(self.io, HostDevice::Dpdk(_)) {
+            return Err(HostConfigError::QueueCountWithoutDpdk);
+        }
+        let iface = || self.iface.clone().ok_or(HostConfigError::NoInterface);
+        Ok(match &self.io {
+            HostDevice::Xdp => self.xdp_config(iface()?, gate).into(),
+            HostDevice::Packet => {
+                PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into()
+            }
+            HostDevice::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
+            HostDevice::Dpdk(config) => match &self.iface {
+                None => {
+                    let queues = self.queue_count.unwrap_or(config.queues);
+                    DpdkConfig { queues, segmentation, ..config.clone() }.into()
+                }
+                Some(iface) => return Err(HostConfigError::InterfaceWithDpdk(iface.clone())),
+            },
+        })
+    }
+
+    fn xdp_config(&self, iface: String, gate: &gate::Config) -> XdpConfig {
+        let mut xdp = XdpConfig::new(iface);
+        xdp.mode = self.xdp_mode;
+        xdp.queues = (!self.queues.is_empty()).then(|| self.queues.clone());
+        let is_polling = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
+        if gate.mode == gate::Mode::Moderated {
+            // The kernel's ring sizes are powers of two.
+            let descriptors = gate.descriptors.next_power_of_two();
+            xdp.rings.receive = descriptors;
+            xdp.rings.fill = descriptors;
+        }
+        xdp.busy_poll = match self.busy_poll {
+            Some(0) => None,
+            // The other modes depend on the device's interrupts.
+            _ if !is_polling => None,
+            Some(budget) => Some(BusyPoll { budget, ..BusyPoll::default() }),
+            None => Some(BusyPoll::default()),
+        };
+        xdp
+    }
+
+    /// Wraps the device in fault injection, then capture, then trace, so that capture and
+    /// trace show the packets that the stack sees.
+    fn wrap(&self, mut config: NetConfig) -> Result<NetConfig, HostConfigError> {
+        if let Some(faults) = self.faults {
+            config = config.wrap(Box::new(move |device| {
+                let device = FaultInjector::new(device, faults)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+                Ok(Box::new(device))
+            }));
+        }
+        if let Some(path) = &self.capture {
+            let file = File::create(path)
+                .map_err(|source| HostConfigError::Capture { path: path.clone(), source })?;
+            config = config.wrap(Box::new(move |device| {
+                let file = BufWriter::new(file);
+                let device = Capture::new(device, file, CaptureConfig::default())
+                    .map_err(io::Error::other)?;
+                Ok(Box::new(device))
+            }));
+        }
+        if self.trace {
+            config = config.wrap(Box::new(|device| Ok(Box::new(Trace::new(device, io::stderr())))));
+        }
+        Ok(config)
+    }
+}
+
+/// Route of all destinations of one family. There always is one: a prefix length of 0 is valid.
+fn default_route(gateway: IpAddr) -> Option<Route> {
+    let any = match gateway {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let prefix = IpCidr::new(any, 0).ok()?;
+    Some(Route { prefix, gateway: Some(gateway) })
+}
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use tidegate_device::fault::FaultRates;
+
+    use super::*;
+
+    /// `tidegate run` passes the configuration to the application as JSON.
+    #[test]
+    fn serialized_configuration_is_read_back() {
+        let config = HostConfig {
+            io: HostDevice::Packet,
+            iface: Some("eth0".to_owned()),
+            addresses: vec!["192.0.2.7/24".parse().unwrap(), "2001:db8::7/64".parse().unwrap()],
+            gateways: vec!["192.0.2.1".parse().unwrap()],
+            routes: vec![Route {
+                prefix: "10.0.0.0/8".parse().unwrap(),
+                gateway: Some("192.0.2.2".parse().unwrap()),
+            }],
+            mac: Some("02:00:00:00:00:07".parse().unwrap()),
+            xdp_mode: AttachMode::Generic,
+            queues: vec![1, 3],
+            faults: Some(FaultConfig {
+                seed: 7,
+                receive: FaultRates { loss: 0.5, ..FaultRates::default() },
+                transmit: FaultRates { corruption: 0.25, ..FaultRates::default() },
+            }),
+            ..HostConfig::default()
+        };
+        for config in [config, HostConfig::default()] {
+            let text = serde_json::to_string(&config).unwrap();
+            let read: HostConfig = serde_json::from_str(&text).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{config:?}"));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! I/O methods by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tidegate_device::dpdk::DpdkConfig;
+
+use super::error::HostConfigError;
+
+/// I/O method: the way packets are sent and received.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum HostDevice {
+    /// AF_XDP.
+    #[default]
+    Xdp,
+    /// AF_PACKET.
+    Packet,
+    /// A TAP device.
+    Tap,
+    /// A DPDK device.
+    Dpdk(DpdkConfig),
+}
+
+impl FromStr for HostDevice {
+    type Err = HostConfigError;
+
+    /// Parses `xdp`, `packet`, `tap`, or `dpdk:` followed by a device and its arguments (see
+    /// [`DpdkConfig`]).
+    fn from_str(text: &str) -> Result<Self, HostConfigError> {
+        match (text, text.strip_prefix("dpdk:")) {
+            ("xdp", _) => Ok(Self::Xdp),
+            ("packet", _) => Ok(Self::Packet),
+            ("tap", _) => Ok(Self::Tap),
+            (_, Some(device)) => {
+                let Ok(config) = device.parse();
+                Ok(Self::Dpdk(config))
+            }
+            _ => Err(HostConfigError::UnknownDevice(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Xdp => f.write_str("xdp"),
+            Self::Packet => f.write_str("packet"),
+            Self::Tap => f.write_str("tap"),
+            Self::Dpdk(config) => write!(f, "dpdk:{config}"),
+        }
+    }
+}

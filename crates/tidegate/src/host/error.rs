@@ -1,0 +1,47 @@
+//! Errors of a host configuration.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Error in a [`HostConfig`](super::HostConfig): the field at fault, and its remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostConfigError {
+    /// The text names no I/O method.
+    #[error(
+        "{0:?} is not an I/O method: expected xdp, packet, tap, dpdk:DEVICE or, where supported, \
+         kernel"
+    )]
+    UnknownDevice(String),
+    /// The stack has neither addresses of its own nor those of the host.
+    #[error(
+        "no address: set addresses with their prefix lengths for a separate host, or share the \
+         addresses of this host"
+    )]
+    NoAddress,
+    /// The device needs an interface, and none is named.
+    #[error("no network interface: name the interface; `ip link` lists them")]
+    NoInterface,
+    /// AF_XDP cannot segment.
+    #[error(
+        "segmentation needs AF_PACKET, TAP or DPDK: AF_XDP passes frames as they are on the wire"
+    )]
+    SegmentationOnXdp,
+    /// A number of queues is set for a device other than DPDK's.
+    #[error("a number of queues is for DPDK; for AF_XDP list the receive queues")]
+    QueueCountWithoutDpdk,
+    /// An interface, the value, is named beside a DPDK device.
+    #[error(
+        "interface {0}: with DPDK the device names its interface, as \
+         dpdk:net_af_packet0,iface={0}"
+    )]
+    InterfaceWithDpdk(String),
+    /// The capture file cannot be created.
+    #[error("{}: {source}", path.display())]
+    Capture {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,283 @@
+//! Stack handle shared by an application's sockets.
+
+use std::io;
+#[cfg(feature = "attach")]
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate_device::{Capabilities, DeviceCounters};
+use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
+use tidegate_gate::admission::ClassCounters;
+use tidegate_gate::{GateCounters, Settings};
+use tidegate_memory::queues::lock::LockStatistics;
+#[cfg(feature = "attach")]
+use tidegate_service::attachment::Attachment;
+use tidegate_stack::{Counters, UdpId};
+use tidegate_wire::Medium;
+
+use crate::backend::Backend;
+#[cfg(feature = "attach")]
+use crate::backend::attached::fork::Fork;
+#[cfg(feature = "attach")]
+use crate::backend::attached::stack::AttachedStack;
+use crate::backend::embedded::stack::{EmbeddedGuard, EmbeddedStack};
+use crate::backend::embedded::threads;
+use crate::types::deadline::Deadline;
+use crate::types::errors::unsupported_when_attached;
+use crate::types::exchange::Exchange;
+use crate::types::socket_id::SocketId;
+use crate::types::socket_ops::SocketOps;
+
+/// Handle of a network stack: embedded in this process, or in a daemon that this process is
+/// attached to.
+///
+/// Cheap to clone. All clones share one stack or one attachment, which ends when the last
+/// clone and the last socket are dropped.
+///
+/// # Examples
+/// ```
+/// use tidegate::{Net, NetConfig};
+///
+/// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+/// let config = NetConfig::new(device)
+///     .address("192.0.2.1/24".parse().unwrap())
+///     .address("2001:db8::1/64".parse().unwrap());
+/// let net = Net::open(config)?;
+/// assert!(!net.is_attached());
+/// // An application with an event loop of its own drives the stack itself.
+/// let received_frames = net.run_once()?;
+/// # let _ = received_frames;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Net {
+    backend: Backend,
+}
+
+/// Capabilities reported for an attached stack, whose device is the daemon's.
+fn attached_capabilities() -> Capabilities {
+    Capabilities {
+        kind: "daemon",
+        detail: "attached".to_owned(),
+        medium: Medium::Ip,
+        mac: [0; 6],
+        mtu: 0,
+        receive_checksum: false,
+        transmit_checksum: false,
+        segmentation: false,
+        queues: 0,
+    }
+}
+
+/// Counters of a stack since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct NetCounters {
+    /// Rounds and sleeps of the engine.
+    pub engine: EngineCounters,
+    /// Turns, and how often receiving was paused.
+    pub gate: GateCounters,
+    /// Admitted and refused packets of each class; empty without admission control.
+    pub classes: Vec<(String, ClassCounters)>,
+    /// Frames at the device.
+    pub device: DeviceCounters,
+    /// Packets in the stack.
+    pub stack: Counters,
+}
+
+impl NetCounters {
+    /// Every drop, at the device and in the stack, by reason.
+    pub fn drops(&self) -> tidegate_wire::DropCounters {
+        let mut drops = self.device.drops.clone();
+        drops.merge(&self.stack.drops);
+        drops.merge(&self.stack.transmit_drops);
+        drops
+    }
+}
+
+impl Net {
+    /// Opens the device and starts a stack on it.
+    ///
+    /// # Errors
+    /// [`OpenError`] states the cause and the remedy; everything opened so far is released.
+    pub fn open(config: NetConfig) -> Result<Self, OpenError> {
+        let mode = config.thread_mode();
+        let meter = config.has_lock_statistics().then(Box::default);
+        let (engine, claims) = engine::open(config)?;
+        let shared = EmbeddedStack::new(engine, claims, meter).map_err(OpenError::Io)?;
+        let shared = Arc::new(shared);
+        let threads =
+            mode.map(|mode| threads::start(&shared, mode)).transpose().map_err(OpenError::Io)?;
+        Ok(Self { backend: Backend::Embedded { shared, threads: threads.map(Arc::new) } })
+    }
+
+    /// Attaches to the daemon that listens at `path` (`tidegate daemon`). The daemon lists
+    /// this process as `name`. Sockets of this [`Net`] live in the daemon, and end with the
+    /// daemon or with this process.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] when no daemon
+    /// listens at `path`, [`io::ErrorKind::PermissionDenied`] when this user may not attach.
+    #[cfg(feature = "attach")]
+    pub fn attach(path: impl AsRef<Path>, name: &str) -> io::Result<Self> {
+        let attachment = Attachment::connect(path.as_ref(), name)?;
+        Ok(Self { backend: Backend::Attached(Arc::new(AttachedStack::new(attachment)?)) })
+    }
+
+    /// True if the stack is in a daemon. Such a [`Net`] has no device information and no
+    /// counters: `tidegate ss` reports them.
+    pub fn is_attached(&self) -> bool {
+        self.embedded().is_none()
+    }
+
+    /// Prepares a fork of this process, if it is attached to a daemon: the child gets all
+    /// sockets of this [`Net`], and a socket is closed when no process holds it any more.
+    /// Returns `None` for an embedded stack, which the child must not use.
+    #[cfg(feature = "attach")]
+    pub fn prepare_fork(&self) -> Option<Fork<'_>> {
+        self.attached().map(|attached| Fork::prepare(attached))
+    }
+
+    /// Receive-scheduling settings in force.
+    pub fn gate(&self) -> Settings {
+        self.lock_embedded()
+            .map_or_else(Settings::default, |mut core| core.engine.gate().settings().clone())
+    }
+
+    /// Changes the receive-scheduling settings.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for another mode, because the mode's threads are
+    /// started when the stack is opened. [`io::ErrorKind::Unsupported`] when the stack is in
+    /// a daemon.
+    pub fn set_gate(&self, settings: Settings) -> io::Result<()> {
+        let mut core =
+            self.lock_embedded().ok_or_else(|| unsupported_when_attached("receive scheduling"))?;
+        core.engine.set_gate(settings)
+    }
+
+    /// True if dedicated threads drive the stack. Otherwise the calls that wait for a socket
+    /// drive it.
+    pub fn has_threads(&self) -> bool {
+        matches!(self.backend, Backend::Embedded { threads: Some(_), .. })
+    }
+
+    /// Capabilities of the device.
+    pub fn capabilities(&self) -> Capabilities {
+        self.lock_embedded()
+            .map_or_else(attached_capabilities, |core| core.engine.capabilities().clone())
+    }
+
+    /// Counters so far; all zero for an attached stack.
+    pub fn counters(&self) -> NetCounters {
+        let Some(mut core) = self.lock_embedded() else { return NetCounters::default() };
+        let gate = *core.engine.gate().counters();
+        let classes = core.engine.class_counters();
+        let (engine, device, stack) = core.engine.counters();
+        let stack = stack.clone();
+        NetCounters { engine, gate, classes, device, stack }
+    }
+
+    /// Lock statistics since the stack was opened, if [`NetConfig::lock_statistics`] enabled
+    /// them.
+    pub fn lock_statistics(&self) -> Option<LockStatistics> {
+        self.lock_embedded()?.meter.as_ref().map(|meter| meter.statistics())
+    }
+
+    /// Number of frames that are neither in use nor owned by the device.
+    pub fn frames_available(&self) -> usize {
+        self.lock_embedded().map_or(0, |core| core.engine.frames_available())
+    }
+
+    /// Runs the stack once: receive, process, transmit. Returns the number of received
+    /// frames. For applications with an event loop of their own; blocking calls on sockets
+    /// run the stack by themselves.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    pub fn run_once(&self) -> io::Result<usize> {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => shared.lock().run(),
+            #[cfg(feature = "attach")]
+            Backend::Attached(attached) => attached.lock().poll_daemon().map(|_| 0),
+        }
+    }
+
+    /// Finishes closed connections, for at most 2 s: for a process that exits without
+    /// dropping its last handle of the stack.
+    pub fn finish(&self) {
+        if let Some(mut core) = self.lock_embedded() {
+            core.finish_connections();
+        }
+    }
+
+    /// The embedded stack, if there is one.
+    pub(crate) fn embedded(&self) -> Option<&Arc<EmbeddedStack>> {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => Some(shared),
+            #[cfg(feature = "attach")]
+            Backend::Attached(_) => None,
+        }
+    }
+
+    /// The attachment, if the stack is in a daemon.
+    #[cfg(feature = "attach")]
+    pub(crate) fn attached(&self) -> Option<&Arc<AttachedStack>> {
+        match &self.backend {
+            Backend::Embedded { .. } => None,
+            Backend::Attached(attached) => Some(attached),
+        }
+    }
+
+    /// Locks the embedded stack, if there is one.
+    pub(crate) fn lock_embedded(&self) -> Option<EmbeddedGuard<'_>> {
+        self.embedded().map(|shared| shared.lock())
+    }
+
+    /// Location of the stack.
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Runs `call` on the locked stack, embedded or attached.
+    #[inline]
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut dyn SocketOps) -> R) -> R {
+        self.backend.with(call)
+    }
+
+    /// Runs the stack until `ready` returns a value or the deadline passes; see
+    /// [`Backend::wait_until`].
+    pub(crate) fn wait_until<R>(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        self.backend.wait_until(sockets, deadline, ready)
+    }
+
+    /// Waits for datagrams of a socket, and answers a batch of them; see
+    /// [`Backend::udp_exchange`].
+    pub(crate) fn udp_exchange(
+        &self,
+        id: UdpId,
+        deadline: Deadline,
+        exchange: &mut impl Exchange,
+    ) -> io::Result<usize> {
+        self.backend.udp_exchange(id, deadline, exchange)
+    }
+
+    /// True if both handles are of one stack.
+    pub(crate) fn is_same(&self, other: &Net) -> bool {
+        self.backend.is_same(&other.backend)
+    }
+}
+
+impl std::fmt::Debug for Net {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => shared.fmt(f),
+            #[cfg(feature = "attach")]
+            Backend::Attached(_) => f.debug_struct("Net").field("device", &"daemon's").finish(),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Description of a received datagram.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Addresses and lengths of a received datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramMeta {
+    /// Bytes written to the buffer.
+    pub len: usize,
+    /// True if the datagram was longer than the buffer; the rest is lost.
+    pub truncated: bool,
+    /// Length of the datagram in bytes, including bytes that did not fit.
+    pub datagram_len: usize,
+    /// Address of the sender.
+    pub from: SocketAddr,
+    /// Local address that the datagram was sent to.
+    pub to: IpAddr,
+}
