@@ -183,7 +183,7 @@ impl TcpTable {
         match cookie_options.window_shift {
             Some(shift) => connection.receive.peer_window_shift = shift,
             None => {
-                (connection.receive.peer_window_shift, connection.receive.window_shift) = (0, 0)
+                (connection.receive.peer_window_shift, connection.receive.window_shift) = (0, 0);
             }
         }
         connection.set_mtu(usize::from(u16::MAX));
