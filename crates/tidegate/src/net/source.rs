@@ -5,7 +5,7 @@ use crate::types::readiness::Readiness;
 use crate::types::socket_id::SocketId;
 
 /// Socket that can be waited for: [`crate::UdpSocket`], [`crate::TcpListener`] and
-/// [`crate::TcpStream`]. A [`Poll`] is a source too, for [`Net::wait`]: it is readable when one
+/// [`crate::TcpStream`]. A [`crate::Poll`] is a source too, for [`Net::wait`]: it is readable when one
 /// of its sockets is ready.
 #[expect(private_bounds, reason = "only sockets of this crate can be waited for")]
 pub trait Source: Pollable {

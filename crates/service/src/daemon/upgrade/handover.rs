@@ -29,7 +29,7 @@ const NO_CAPACITY: &str =
 /// Creates the configuration of a daemon's stack once more.
 pub type ConfigFactory = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
 
-/// Ability of a running daemon to be replaced by another one ([`Daemon::take_over`]).
+/// Ability of a running daemon to be replaced by another one ([`crate::daemon::Daemon::take_over`]).
 pub enum UpgradeMode {
     /// No upgrade, for this reason.
     Refused(&'static str),
