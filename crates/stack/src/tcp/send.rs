@@ -113,17 +113,20 @@ impl SendState {
     /// Sequence number of a segment without data: SND.NXT, or the right edge of a window that the
     /// peer has shrunk below sent data. The peer drops segments beyond its window, together with
     /// their acknowledgements.
+    #[inline]
     pub(crate) fn seq_in_window(&self) -> Seq {
         self.nxt.min(self.una + self.window)
     }
 
     /// True when an acknowledgement is for something sent and not acknowledged yet.
+    #[inline]
     pub(crate) fn is_new_ack(&self, ack: Seq) -> bool {
         ack.is_after(self.una) && ack.is_at_or_before(self.nxt)
     }
 
     /// True when an acknowledgement is for something ever sent, and not too old (RFC 5961 section
     /// 5.2).
+    #[inline]
     pub(crate) fn is_acceptable_ack(&self, ack: Seq) -> bool {
         let oldest = self.una - self.max_window;
         !(ack.is_before(oldest) || ack.is_after(self.nxt))
@@ -142,11 +145,13 @@ impl SendState {
     }
 
     /// True when more than a third of the send buffer is free: the threshold of writability.
+    #[inline]
     pub(crate) fn has_space(&self, options: &TcpOptions) -> bool {
         self.free_bytes(options) > options.send_buffer_bytes / 3
     }
 
     /// Bytes that can be appended now: free in the send buffer and backed by memory.
+    #[inline]
     pub(crate) fn appendable_bytes(&self, options: &TcpOptions, pool: &BufferPool) -> usize {
         let end = self.queued_bytes as usize;
         let allowed = pool.allowance_bytes().saturating_sub(end);
@@ -155,6 +160,7 @@ impl SendState {
     }
 
     /// Removes what is acknowledged from the send buffer; returns its bytes.
+    #[inline]
     pub(crate) fn remove_acknowledged(&mut self, pool: &mut BufferPool) -> u32 {
         let bytes = self.una.since(self.base).min(self.queued_bytes);
         if bytes > 0 {
@@ -177,12 +183,14 @@ impl SendState {
 
     /// True when the segment is newer than the one of the last window update (RFC 9293 section
     /// 3.10.7.4).
+    #[inline]
     pub(crate) fn is_newer(&self, segment: &Segment<'_>) -> bool {
         self.window_seq.is_before(segment.seq)
             || self.window_seq == segment.seq && self.window_ack.is_at_or_before(segment.ack)
     }
 
     /// Sets the peer's window to `window` bytes, as a segment announced it.
+    #[inline]
     pub(crate) fn set_window(&mut self, window: u32, segment: &Segment<'_>) {
         self.window = window;
         self.max_window = self.max_window.max(window);
@@ -196,6 +204,7 @@ impl SendState {
     }
 
     /// Sets the MSS for a path MTU of `mtu` bytes.
+    #[inline]
     pub(crate) fn set_mtu(&mut self, mtu: usize, is_v4: bool, timestamps: bool) {
         let headers = if is_v4 { 40 } else { 60 };
         let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
@@ -203,6 +212,7 @@ impl SendState {
     }
 
     /// Sets the largest payload that peer and link accept, in bytes with options.
+    #[inline]
     pub(crate) fn set_max_mss(&mut self, bytes: u16, timestamps: bool) {
         let options = if timestamps { TIMESTAMPS_BYTES as u16 } else { 0 };
         self.max_mss = bytes;
@@ -210,17 +220,24 @@ impl SendState {
     }
 
     /// Silly window syndrome avoidance and the Nagle algorithm (RFC 9293 sections 3.8.6.2.1 and
-    /// 3.7.4): true when a segment of `bytes` is worth sending. `at_once`: the application wants
-    /// no delay, or sends no more.
-    pub(crate) fn is_worth_sending(&self, bytes: u32, drains_queue: bool, at_once: bool) -> bool {
+    /// 3.7.4): true when a segment of `bytes` is worth sending. `at_once` tells whether
+    /// the application wants no delay, or sends no more.
+    #[inline]
+    pub(crate) fn is_worth_sending(
+        &self,
+        bytes: u32,
+        drains_queue: bool,
+        at_once: impl FnOnce() -> bool,
+    ) -> bool {
         let small_in_flight = self.small_segment_end.is_after(self.una);
         bytes >= self.mss.into()
-            || drains_queue && (at_once || !small_in_flight)
+            || drains_queue && (at_once() || !small_in_flight)
             || bytes > 0 && !drains_queue && bytes >= self.max_window / 2
     }
 
     /// Current value of the time stamp clock: milliseconds from a secret offset (RFC 7323
     /// section 5.4).
+    #[inline]
     pub(crate) fn timestamp(&self, now_ns: u64) -> u32 {
         milliseconds(now_ns).wrapping_add(self.ts_offset)
     }

@@ -1,8 +1,6 @@
 //! Acknowledgements of sent data: the send buffer, loss detection and the congestion window move
 //! on (RFC 9293 section 3.10.7.4, fifth; RFC 5681, RFC 6675, RFC 8985, RFC 3168).
 
-use tidegate_wire::tcp::TcpFlags;
-
 use super::Connection;
 use crate::tcp::buffers::TcpShared;
 use crate::tcp::flags::ConnFlags;
@@ -32,7 +30,7 @@ impl Connection {
         }
         self.send.una = self.send.una.max(segment.ack);
         let sack = self.flags.contains(ConnFlags::SACK);
-        if sack {
+        if sack && segment.options.sack.is_some() {
             self.recovery.process_sack(now_ns, segment, &self.send, &mut progress);
         }
         if let Some(rtt_ns) = progress.rtt_ns {
@@ -53,7 +51,19 @@ impl Connection {
             let mss = self.send.mss;
             self.recovery.count_duplicate_acks(segment.ack, duplicate, mss, &progress);
         }
-        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        let flags = self.flags;
+        match self.recovery.update_congestion_state(
+            now_ns,
+            segment,
+            &self.send,
+            flags,
+            outstanding,
+            &progress,
+        ) {
+            CongestionChange::None => {}
+            CongestionChange::Recovery => self.on_recovery_entered(),
+            CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
+        }
         self.recovery.finish_mtu_probe(now_ns, &mut self.send);
         self.recovery.recycle_empty_flight(shared);
         self.after_ack(now_ns);
@@ -124,32 +134,6 @@ impl Connection {
     pub(super) fn detect_lost(&mut self, now_ns: u64) {
         let reordering_seen = self.flags.contains(ConnFlags::REORDERING_SEEN);
         self.recovery.detect_lost(now_ns, reordering_seen);
-    }
-
-    /// Updates recovery phase and congestion window after an acknowledgement.
-    fn update_congestion_state(
-        &mut self,
-        now_ns: u64,
-        segment: &Segment<'_>,
-        outstanding: u32,
-        progress: &AckProgress,
-    ) {
-        let has = |flag| self.flags.contains(flag);
-        let marked =
-            has(ConnFlags::ECN) && segment.flags.contains(TcpFlags::ECE) && !segment.is_syn();
-        let signals = (has(ConnFlags::SACK), marked, has(ConnFlags::WINDOW_LIMITED));
-        let change = self.recovery.update_congestion_state(
-            now_ns,
-            &self.send,
-            outstanding,
-            signals,
-            progress,
-        );
-        match change {
-            CongestionChange::None => {}
-            CongestionChange::Recovery => self.on_recovery_entered(),
-            CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
-        }
     }
 
     /// Retransmits at once, and tells a peer with ECN that the window was reduced.

@@ -221,20 +221,16 @@ impl Connection {
         let mss = u32::from(self.send.mss);
         let usable = self.send.usable_window();
         let forced = self.flags.take(ConnFlags::FORCE_WINDOW_PROBE);
-        let probe_bytes = match self.flags.contains(ConnFlags::TAIL_PROBE_NOW) {
-            true => None,
-            false => {
-                let sack = self.flags.contains(ConnFlags::SACK);
-                self.recovery.mtu_probe_bytes(now_ns, &self.send, sack, usable)
-            }
-        };
+        let sack = self.flags.contains(ConnFlags::SACK);
+        let probe_bytes = self.recovery.mtu_probe_bytes(now_ns, &self.send, sack, usable);
+        let probe_bytes = probe_bytes.filter(|_| !self.flags.contains(ConnFlags::TAIL_PROBE_NOW));
         let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         if forced && bytes == 0 {
             // RFC 9293 section 3.8.6.1: one byte beyond the window.
             bytes = unsent.min(1);
         }
         let drains_queue = bytes == unsent;
-        let at_once = self.options.no_delay || self.flags.contains(ConnFlags::FIN_QUEUED);
+        let at_once = || self.options.no_delay || self.flags.contains(ConnFlags::FIN_QUEUED);
         let fin = self.flags.contains(ConnFlags::FIN_QUEUED)
             && drains_queue
             && (forced || usable > bytes || unsent == 0 && usable > 0);

@@ -105,11 +105,13 @@ impl ReceiveState {
     }
 
     /// Receive window in bytes (RCV.WND).
+    #[inline]
     pub(crate) fn window(&self) -> u32 {
         self.edge.since(self.nxt)
     }
 
     /// True when a segment is acceptable (RFC 9293 section 3.10.7.4, first: table 6).
+    #[inline]
     pub(crate) fn is_acceptable(&self, segment: &Segment<'_>) -> bool {
         let edge = self.edge;
         let first_in = self.nxt.is_at_or_before(segment.seq) && segment.seq.is_before(edge);
@@ -130,17 +132,20 @@ impl ReceiveState {
 
     /// True when a time stamp is older than the newest of the peer: protection against wrapped
     /// sequence numbers (PAWS, RFC 7323 section 5.3, R1).
+    #[inline]
     pub(crate) fn is_old_timestamp(&self, now_ns: u64, value: u32) -> bool {
         let is_old = Seq(value).is_before(Seq(self.ts_recent));
         is_old && whole_seconds(now_ns).wrapping_sub(self.ts_recent_s) < MAX_TS_RECENT_AGE_S
     }
 
     /// Sets TS.Recent.
+    #[inline]
     pub(crate) fn set_ts_recent(&mut self, now_ns: u64, value: u32) {
         (self.ts_recent, self.ts_recent_s) = (value, whole_seconds(now_ns));
     }
 
     /// Updates TS.Recent from an acceptable segment (RFC 7323 section 4.3, (2)).
+    #[inline]
     pub(crate) fn update_ts_recent(&mut self, now_ns: u64, segment: &Segment<'_>) {
         if let Some((value, _)) = segment.options.timestamps
             && segment.seq.is_at_or_before(self.last_ack_sent)
@@ -151,12 +156,14 @@ impl ReceiveState {
     }
 
     /// Right edge of the window that the free buffer space allows, with `unread` bytes in it.
+    #[inline]
     fn desired_edge(&self, buffer_bytes: u32, unread: u32) -> Seq {
         self.nxt + buffer_bytes.saturating_sub(unread)
     }
 
     /// True if the application has read enough to make a window update worthwhile (RFC 9293
     /// section 3.8.6.2.2).
+    #[inline]
     pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, unread: u32) -> bool {
         let desired = self.desired_edge(buffer_bytes, unread);
         let grown = self.read_since_ack.min(desired.since(self.edge));
@@ -167,6 +174,7 @@ impl ReceiveState {
 
     /// Window field of a segment to send; moves the right edge of the window accordingly.
     /// `scaled` is false for a SYN (RFC 7323 section 2.2).
+    #[inline]
     pub(crate) fn window_field(&mut self, scaled: bool, buffer_bytes: u32, unread: u32) -> u16 {
         let shift = if scaled { self.window_shift } else { 0 };
         let desired = self.desired_edge(buffer_bytes, unread);
@@ -182,6 +190,7 @@ impl ReceiveState {
     }
 
     /// True if a duplicate range was received and not yet reported to the peer.
+    #[inline]
     pub(crate) fn has_dsack_range(&self) -> bool {
         self.dsack_range.0 != self.dsack_range.1
     }
@@ -203,6 +212,7 @@ impl ReceiveState {
     ///
     /// # Errors
     /// [`DropReason::TcpMemory`] when there is no memory for the data.
+    #[inline]
     pub(crate) fn take_in_order(
         &mut self,
         data: &[u8],
@@ -283,6 +293,7 @@ impl ReceiveState {
     }
 
     /// Forgets what an acknowledgement that was just sent has settled.
+    #[inline]
     pub(crate) fn on_ack_sent(&mut self) {
         self.acks_owed = self.acks_owed.saturating_sub(1);
         self.received_since_ack = 0;

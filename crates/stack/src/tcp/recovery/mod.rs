@@ -8,6 +8,7 @@ mod rtt;
 pub(crate) use flight::{AckProgress, Flight, FlightSnapshot, SentSegment};
 
 use serde::{Deserialize, Serialize};
+use tidegate_wire::tcp::TcpFlags;
 
 use flight::PrrState;
 use mtu_search::MtuSearch;
@@ -15,6 +16,7 @@ use rtt::{RttEstimator, RttSnapshot};
 
 use super::buffers::TcpShared;
 use super::congestion::{AckInfo, CongestionControl, CongestionController, ControllerSnapshot};
+use super::flags::ConnFlags;
 use super::segment::Segment;
 use super::send::SendState;
 use super::seq::Seq;
@@ -101,16 +103,19 @@ impl Recovery {
     }
 
     /// Bytes marked lost and not retransmitted since.
+    #[inline]
     pub(crate) fn lost_bytes(&self) -> u32 {
         self.flight.as_ref().map_or(0, |flight| flight.lost_bytes())
     }
 
     /// True while segments are in flight.
+    #[inline]
     pub(crate) fn has_flight(&self) -> bool {
         self.flight.as_ref().is_some_and(|flight| !flight.is_empty())
     }
 
     /// Estimate of the bytes in flight (RFC 6675, pipe). `sack`: both sides use SACK.
+    #[inline]
     pub(crate) fn pipe(&self, send: &SendState, sack: bool) -> u32 {
         let pipe = self.flight.as_ref().map_or(0, |flight| flight.pipe(send.outstanding()));
         // Without SACK, each duplicate acknowledgement means that one segment has arrived
@@ -167,6 +172,7 @@ impl Recovery {
     }
 
     /// Reordering window in nanoseconds (RFC 8985 section 6.2 step 4).
+    #[inline]
     fn reordering_ns(&self, reordering_seen: bool) -> u64 {
         let sacked = self.flight.as_ref().map_or(0, |flight| flight.sacked_segments());
         if !reordering_seen
@@ -179,6 +185,7 @@ impl Recovery {
     }
 
     /// Marks segments lost by RACK (RFC 8985 section 6.2 step 5).
+    #[inline]
     pub(crate) fn detect_lost(&mut self, now_ns: u64, reordering_seen: bool) {
         if !self.has_flight() {
             return;
@@ -223,21 +230,25 @@ impl Recovery {
         }
     }
 
-    /// Updates phase and congestion window after an acknowledgement, of which `outstanding`
-    /// sequence numbers were in flight before. `marked`: it echoes a congestion mark. `limited`:
-    /// the congestion window limited transmission.
+    /// Updates phase and congestion window after an acknowledgement. `outstanding` sequence numbers
+    /// were in flight before it.
+    #[inline]
     pub(crate) fn update_congestion_state(
         &mut self,
         now_ns: u64,
+        segment: &Segment<'_>,
         send: &SendState,
+        flags: ConnFlags,
         outstanding: u32,
-        (sack, marked, limited): (bool, bool, bool),
         progress: &AckProgress,
     ) -> CongestionChange {
         let mss = u32::from(send.mss);
         let has_loss = self.lost_bytes() > 0 && !self.lost_only_mtu_probe();
-        let marked =
-            marked && self.phase == RecoveryPhase::Open && !send.una.is_before(self.cwr_end);
+        let marked = flags.contains(ConnFlags::ECN)
+            && segment.flags.contains(TcpFlags::ECE)
+            && !segment.is_syn()
+            && self.phase == RecoveryPhase::Open
+            && !send.una.is_before(self.cwr_end);
         let mut change = CongestionChange::None;
         match self.phase {
             RecoveryPhase::Open if has_loss => {
@@ -258,7 +269,9 @@ impl Recovery {
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
                 };
-                self.controller.on_ack(&acked, limited || self.phase == RecoveryPhase::Loss);
+                let limited =
+                    flags.contains(ConnFlags::WINDOW_LIMITED) || self.phase == RecoveryPhase::Loss;
+                self.controller.on_ack(&acked, limited);
             }
             _ => {}
         }
@@ -269,7 +282,7 @@ impl Recovery {
             self.phase = RecoveryPhase::Open;
             self.duplicate_acks = 0;
         } else if self.phase == RecoveryPhase::FastRecovery {
-            self.reduce_rate(send, sack, progress);
+            self.reduce_rate(send, flags.contains(ConnFlags::SACK), progress);
         }
         change
     }
@@ -317,6 +330,7 @@ impl Recovery {
     }
 
     /// Counts `bytes` as sent, for the proportional rate reduction.
+    #[inline]
     pub(crate) fn count_sent(&mut self, bytes: u32) {
         if let Some(flight) = &mut self.flight {
             flight.prr.sent = flight.prr.sent.saturating_add(bytes);
@@ -332,6 +346,7 @@ impl Recovery {
     }
 
     /// Returns an empty scoreboard for reuse.
+    #[inline]
     pub(crate) fn recycle_empty_flight(&mut self, shared: &mut TcpShared) {
         if self.flight.as_ref().is_some_and(|flight| flight.is_empty()) {
             self.release(shared);

@@ -93,6 +93,7 @@ impl Recovery {
     }
 
     /// Payload bytes of a probe, if a probe may be sent now as the next data segment.
+    #[inline]
     pub(crate) fn mtu_probe_bytes(
         &self,
         now_ns: u64,
@@ -123,6 +124,7 @@ impl Recovery {
 
     /// True if the only loss detected is an oversized probe. The data of the probe is sent again
     /// in smaller segments, and the congestion window stays unchanged.
+    #[inline]
     pub(crate) fn lost_only_mtu_probe(&mut self) -> bool {
         let (Some(search), Some(flight)) = (&mut self.mtu_search, &mut self.flight) else {
             return false;
@@ -140,6 +142,7 @@ impl Recovery {
     }
 
     /// Evaluates the probe once its sequence numbers are acknowledged.
+    #[inline]
     pub(crate) fn finish_mtu_probe(&mut self, now_ns: u64, send: &mut SendState) {
         let Some(search) = self.mtu_search.as_mut() else { return };
         if search.probe_bytes == 0 || send.una.is_before(search.probe_end) {

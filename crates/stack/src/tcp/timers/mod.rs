@@ -121,16 +121,19 @@ impl Timers {
     }
 
     /// Sets the retransmission timer for a purpose.
+    #[inline]
     pub(crate) fn set_rtx(&mut self, purpose: RtxTimer, deadline_ns: u64) {
         (self.rtx, self.rtx_deadline_ns) = (purpose, deadline_ns);
     }
 
     /// Clears the retransmission timer.
+    #[inline]
     pub(crate) fn clear_rtx(&mut self) {
         self.set_rtx(RtxTimer::Off, NEVER);
     }
 
     /// Clears all deadlines.
+    #[inline]
     pub(crate) fn clear_deadlines(&mut self) {
         (self.rtx_deadline_ns, self.ack_deadline_ns, self.idle_deadline_ns) = (NEVER, NEVER, NEVER);
     }
