@@ -307,3 +307,78 @@ impl SendSnapshot {
             && (MIN_MSS..=self.peer_mss).contains(&self.max_mss)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> SendState {
+        SendState { window: 10_000, max_window: 10_000, ..SendState::new(Seq(999), 0, 1460) }
+    }
+
+    #[test]
+    fn counts_what_is_outstanding_unsent_and_usable() {
+        let mut send = state();
+        (send.una, send.nxt, send.queued_bytes) = (Seq(1000), Seq(3000), 5000);
+        assert_eq!((send.outstanding(), send.unsent(), send.usable_window()), (2000, 3000, 8000));
+        assert!(send.is_new_ack(Seq(3000)) && !send.is_new_ack(Seq(1000)));
+        assert!(!send.is_new_ack(Seq(3001)), "never sent");
+    }
+
+    #[test]
+    fn a_segment_without_data_stays_within_a_window_that_shrank() {
+        let mut send = state();
+        (send.una, send.nxt, send.window) = (Seq(1000), Seq(3000), 500);
+        assert_eq!(send.seq_in_window(), Seq(1500));
+        send.window = 10_000;
+        assert_eq!(send.seq_in_window(), Seq(3000));
+    }
+
+    #[test]
+    fn rfc5961_5_2_old_acknowledgements_are_acceptable_for_one_window() {
+        let mut send = state();
+        (send.una, send.nxt) = (Seq(50_000), Seq(60_000));
+        assert!(send.is_acceptable_ack(Seq(40_000)) && send.is_acceptable_ack(Seq(60_000)));
+        assert!(!send.is_acceptable_ack(Seq(39_999)) && !send.is_acceptable_ack(Seq(60_001)));
+    }
+
+    #[test]
+    fn segment_sizes_fit_peer_path_and_options() {
+        let mut send = state();
+        send.set_peer_mss(Some(1400), true);
+        send.set_mtu(1500, true, false);
+        assert_eq!((send.mss, send.max_mss), (1400, 1400));
+        send.set_mtu(1300, true, true);
+        assert_eq!((send.mss, send.max_mss), (1260 - TIMESTAMPS_BYTES as u16, 1260));
+        send.set_peer_mss(None, false);
+        send.set_mtu(9000, false, false);
+        assert_eq!(send.mss, DEFAULT_MSS[1]);
+    }
+
+    #[test]
+    fn rfc9293_3_7_4_nagle_holds_a_small_segment_back() {
+        let mut send = state();
+        (send.una, send.nxt, send.mss) = (Seq(1000), Seq(1100), 1460);
+        send.small_segment_end = Seq(1100);
+        assert!(!send.is_worth_sending(100, true, || false));
+        assert!(send.is_worth_sending(100, true, || true), "no delay wanted");
+        assert!(send.is_worth_sending(1460, false, || false), "a whole segment");
+        send.una = Seq(1100);
+        assert!(send.is_worth_sending(100, true, || false), "nothing small in flight");
+    }
+
+    #[test]
+    fn acknowledged_bytes_leave_the_send_buffer() {
+        let mut pool = BufferPool::new(1 << 20);
+        let mut send = state();
+        assert!(send.queue.reserve(&mut pool, 0, 3000));
+        send.queue.write(&mut pool, 0, &[7; 3000]);
+        (send.nxt, send.queued_bytes) = (Seq(4000), 3000);
+        send.una = Seq(2000);
+        assert_eq!(send.remove_acknowledged(&mut pool), 1000);
+        assert_eq!((send.base, send.queued_bytes), (Seq(2000), 2000));
+        // The FIN is acknowledged too, but is no byte of the buffer.
+        send.una = Seq(4001);
+        assert_eq!((send.remove_acknowledged(&mut pool), pool.used()), (2000, 0));
+    }
+}

@@ -360,3 +360,91 @@ impl ReceiveState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::options::ParsedOptions;
+    use tidegate_wire::tcp::TcpFlags;
+
+    /// Next number 1000, window up to 2000.
+    fn state() -> ReceiveState {
+        let mut receive = ReceiveState::new(0);
+        receive.begin(Seq(999));
+        receive.edge = Seq(2000);
+        receive
+    }
+
+    fn segment(seq: u32, payload: &[u8]) -> Segment<'_> {
+        Segment {
+            seq: Seq(seq),
+            ack: Seq(0),
+            flags: TcpFlags::ACK,
+            window: 0,
+            options: ParsedOptions::default(),
+            payload,
+            congestion_experienced: false,
+        }
+    }
+
+    #[test]
+    fn rfc9293_table_6_acceptable_segments() {
+        let receive = state();
+        let data = [0; 100];
+        for (seq, payload, is_acceptable) in [
+            (1000, &data[..], true),
+            (1999, &data[..], true),
+            (2000, &data[..], false),
+            (901, &data[..], true),
+            (900, &data[..], false),
+            (2000, &data[..0], true),
+            (2001, &data[..0], false),
+            (999, &data[..0], false),
+        ] {
+            assert_eq!(receive.is_acceptable(&segment(seq, payload)), is_acceptable, "{seq}");
+        }
+    }
+
+    #[test]
+    fn a_closed_window_still_takes_acknowledgements() {
+        let mut receive = state();
+        receive.edge = receive.nxt;
+        assert!(receive.is_acceptable(&segment(1000, &[])));
+        assert!(receive.is_acceptable(&segment(1000, &[1])));
+        assert!(!receive.is_acceptable(&segment(1001, &[1])));
+    }
+
+    #[test]
+    fn data_beyond_a_gap_is_in_order_once_the_gap_is_filled() {
+        let mut shared = TcpShared::new(1 << 20, 0, 1460);
+        let mut receive = state();
+        receive.take_out_of_order(Seq(1200), &[2; 100], &mut shared).unwrap();
+        assert!(receive.has_beyond_gap(Seq(1210), Seq(1300)));
+        assert!(receive.take_in_order(&[1; 200], &mut shared).unwrap());
+        assert_eq!((receive.nxt, receive.out_of_order.is_none()), (Seq(1300), true));
+        let bytes = receive.queue.copy_bytes(&shared.pool, 0, 300);
+        assert!(bytes[..200] == [1; 200] && bytes[200..] == [2; 100]);
+        assert!(!receive.take_in_order(&[3; 10], &mut shared).unwrap());
+    }
+
+    #[test]
+    fn rfc9293_3_8_6_2_2_the_window_grows_by_no_small_steps_and_never_shrinks() {
+        let mut receive = state();
+        receive.mss = 500;
+        assert_eq!(receive.window_field(true, 1400, 0), 1000, "grown by less than a segment");
+        assert_eq!(receive.window_field(true, 1500, 0), 1500);
+        assert_eq!(receive.window_field(true, 1500, 1400), 1500, "offered before");
+        assert!(!receive.is_window_update_due(4000, 0), "nothing was read");
+        receive.read_since_ack = 4000;
+        assert!(receive.is_window_update_due(4000, 0));
+    }
+
+    #[test]
+    fn rfc7323_5_3_a_time_stamp_older_than_the_newest_is_old_for_24_days() {
+        let mut receive = state();
+        receive.set_ts_recent(0, 100);
+        assert!(receive.is_old_timestamp(0, 99) && !receive.is_old_timestamp(0, 100));
+        let later_ns = (u64::from(MAX_TS_RECENT_AGE_S) + 1) * 1_000_000_000;
+        assert!(!receive.is_old_timestamp(later_ns, 99));
+    }
+}

@@ -405,3 +405,120 @@ impl Recovery {
         recovery
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::options::ParsedOptions;
+
+    const MS: u64 = 1_000_000;
+
+    /// Ten segments of 1000 bytes in flight, sent one a millisecond from 1 ms on.
+    fn in_flight() -> (Recovery, SendState) {
+        let mut send = SendState::new(Seq(999), 0, 1000);
+        (send.una, send.nxt, send.mss) = (Seq(1000), Seq(11_000), 1000);
+        let mut recovery = Recovery::new(CongestionControl::NewReno, 1000, Seq(999));
+        let mut flight = Box::<Flight>::default();
+        for n in 0..10 {
+            flight.push(SentSegment {
+                start: Seq(1000 + n * 1000),
+                end: Seq(2000 + n * 1000),
+                sent_ns: u64::from(n + 1) * MS,
+                syn: false,
+                fin: false,
+                sacked: false,
+                lost: false,
+                retransmitted: false,
+            });
+        }
+        recovery.flight = Some(flight);
+        (recovery, send)
+    }
+
+    fn ack(number: u32, flags: TcpFlags) -> Segment<'static> {
+        Segment {
+            seq: Seq(0),
+            ack: Seq(number),
+            flags,
+            window: 0,
+            options: ParsedOptions::default(),
+            payload: &[],
+            congestion_experienced: false,
+        }
+    }
+
+    #[test]
+    fn rfc6582_the_third_duplicate_acknowledgement_begins_recovery_once() {
+        let (mut recovery, send) = in_flight();
+        let progress = AckProgress::default();
+        let segment = ack(1000, TcpFlags::ACK);
+        let mut changes = Vec::new();
+        for _ in 0..5 {
+            recovery.count_duplicate_acks(segment.ack, true, send.mss, &progress);
+            let outstanding = send.outstanding();
+            let flags = ConnFlags::empty();
+            changes.push(recovery.update_congestion_state(
+                20 * MS,
+                &segment,
+                &send,
+                flags,
+                outstanding,
+                &progress,
+            ));
+        }
+        let began = changes.iter().position(|&change| change == CongestionChange::Recovery);
+        assert_eq!((began, recovery.phase), (Some(2), RecoveryPhase::FastRecovery));
+        assert_eq!(changes.iter().filter(|&&change| change != CongestionChange::None).count(), 1);
+        assert_eq!(recovery.lost_bytes(), 1000);
+    }
+
+    #[test]
+    fn recovery_ends_when_all_that_was_in_flight_is_acknowledged() {
+        let (mut recovery, mut send) = in_flight();
+        recovery.enter_fast_recovery(&send, send.outstanding());
+        let progress = AckProgress { acked: 9000, ..AckProgress::default() };
+        for (una, phase) in [(10_000, RecoveryPhase::FastRecovery), (11_000, RecoveryPhase::Open)] {
+            send.una = Seq(una);
+            let segment = ack(una, TcpFlags::ACK);
+            recovery.update_congestion_state(
+                20 * MS,
+                &segment,
+                &send,
+                ConnFlags::SACK,
+                1000,
+                &progress,
+            );
+            assert_eq!(recovery.phase, phase, "{una}");
+        }
+    }
+
+    #[test]
+    fn rfc3168_6_1_2_a_congestion_mark_counts_once_per_round_trip() {
+        let (mut recovery, mut send) = in_flight();
+        let marked = ack(2000, TcpFlags::ACK | TcpFlags::ECE);
+        let progress = AckProgress { acked: 1000, ..AckProgress::default() };
+        let mut changes = Vec::new();
+        for una in [2000, 3000, 11_000] {
+            send.una = Seq(una);
+            changes.push(recovery.update_congestion_state(
+                20 * MS,
+                &marked,
+                &send,
+                ConnFlags::ECN,
+                9000,
+                &progress,
+            ));
+        }
+        let [first, same_round_trip, next_round_trip] = changes[..] else { panic!() };
+        assert_eq!(first, CongestionChange::Marked);
+        assert_eq!(same_round_trip, CongestionChange::None);
+        assert_eq!(next_round_trip, CongestionChange::Marked);
+    }
+
+    #[test]
+    fn rfc6582_3_2_each_duplicate_acknowledgement_takes_a_segment_off_the_pipe() {
+        let (mut recovery, send) = in_flight();
+        recovery.duplicate_acks = 2;
+        assert_eq!((recovery.pipe(&send, false), recovery.pipe(&send, true)), (8000, 10_000));
+    }
+}
