@@ -41,28 +41,17 @@ impl Stack {
         if header.is_fragment() {
             return self.ipv4_fragment_input(now_ns, packet, link_meta, &header, payload);
         }
+        let info = IpInfo {
+            source: IpAddr::V4(header.source),
+            destination: IpAddr::V4(header.destination),
+            hop_limit: header.ttl,
+            traffic_class: header.dscp_ecn,
+            is_unicast: kind == AddressKind::Local,
+        };
         let result = match header.protocol {
-            Protocol::UDP => {
-                let info = IpInfo {
-                    source: IpAddr::V4(header.source),
-                    destination: IpAddr::V4(header.destination),
-                    hop_limit: header.ttl,
-                    traffic_class: header.dscp_ecn,
-                    is_unicast: kind == AddressKind::Local,
-                };
-                self.udp_input(info, link_meta, payload, header.header_bytes.into())
-            }
+            Protocol::UDP => self.udp_input(info, link_meta, payload, header.header_bytes.into()),
             Protocol::ICMPV4 => return self.icmpv4_input(now_ns, &header, payload, link_meta),
-            Protocol::TCP => {
-                let info = IpInfo {
-                    source: IpAddr::V4(header.source),
-                    destination: IpAddr::V4(header.destination),
-                    hop_limit: header.ttl,
-                    traffic_class: header.dscp_ecn,
-                    is_unicast: kind == AddressKind::Local,
-                };
-                return self.tcp_input(now_ns, &info, link_meta, payload);
-            }
+            Protocol::TCP => return self.tcp_input(now_ns, &info, link_meta, payload),
             _ => Err(DropReason::ProtocolUnknown),
         };
         match result {

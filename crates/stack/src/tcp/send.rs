@@ -20,6 +20,12 @@ pub(crate) const MIN_MSS: u16 = 64;
 /// Maximum size of windows and buffers, in bytes (RFC 7323 section 2.3).
 pub(crate) const MAX_WINDOW_BYTES: u32 = 1 << 30;
 
+/// Largest payload that a packet of `mtu` bytes carries, without options (RFC 9293 section 3.7.1).
+pub(crate) fn mss_of_mtu(mtu: usize, is_v4: bool) -> u16 {
+    let headers = if is_v4 { 40 } else { 60 };
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
+}
+
 /// Send variables of a connection.
 pub(crate) struct SendState {
     /// Oldest unacknowledged sequence number (SND.UNA).
@@ -206,8 +212,7 @@ impl SendState {
     /// Sets the MSS for a path MTU of `mtu` bytes.
     #[inline]
     pub(crate) fn set_mtu(&mut self, mtu: usize, is_v4: bool, timestamps: bool) {
-        let headers = if is_v4 { 40 } else { 60 };
-        let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        let fits = mss_of_mtu(mtu, is_v4);
         self.set_max_mss(fits.min(self.peer_mss).max(MIN_MSS), timestamps);
     }
 

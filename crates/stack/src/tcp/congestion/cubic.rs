@@ -1,6 +1,7 @@
 //! CUBIC congestion control (RFC 9438).
 
 use super::{AckInfo, CongestionAlgorithm, CongestionWindow};
+use crate::tcp::identity::milliseconds;
 
 /// Growth constant in segments per second cubed (RFC 9438 section 5).
 const C: f64 = 0.4;
@@ -23,10 +24,6 @@ pub(super) struct Cubic {
     /// Window at the last reduction. A smaller window at the next one means that another flow
     /// needs bandwidth (fast convergence).
     w_last_max: f32,
-}
-
-fn milliseconds(ns: u64) -> u32 {
-    (ns / 1_000_000) as u32
 }
 
 impl Cubic {

@@ -30,8 +30,8 @@ impl Connection {
         }
         self.send.una = self.send.una.max(segment.ack);
         let sack = self.flags.contains(ConnFlags::SACK);
-        if sack && segment.options.sack.is_some() {
-            self.recovery.process_sack(now_ns, segment, &self.send, &mut progress);
+        if let Some(blocks) = segment.options.sack.filter(|_| sack) {
+            self.recovery.process_sack(now_ns, blocks, segment.ack, &self.send, &mut progress);
         }
         if let Some(rtt_ns) = progress.rtt_ns {
             self.recovery.rtt.sample(now_ns, rtt_ns);

@@ -380,7 +380,7 @@ impl Connection {
             TcpState::Closing => self.enter_time_wait(now_ns, shared),
             TcpState::LastAck => {
                 self.state = TcpState::Closed;
-                self.timers.clear_deadlines();
+                self.timers.clear();
             }
             _ => {}
         }

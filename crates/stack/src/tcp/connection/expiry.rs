@@ -6,9 +6,7 @@ use crate::tcp::buffers::TcpShared;
 use crate::tcp::flags::ConnFlags;
 use crate::tcp::recovery::RecoveryPhase;
 use crate::tcp::socket::{Failure, TcpState};
-use crate::tcp::timers::{NEVER, RtxTimer};
-
-const NS_PER_MS: u64 = 1_000_000;
+use crate::tcp::timers::{NEVER, NS_PER_MS, RtxTimer};
 
 /// Longest time that a peer may delay the acknowledgement of a single segment (RFC 8985
 /// section 7.2, WCDelAckT).
@@ -86,7 +84,7 @@ impl Connection {
             return self.timers.set_rtx(RtxTimer::Persist, rto_at_ns);
         }
         let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
-            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * 1_000_000)
+            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
         });
         let rto_at_ns = rto_at_ns.min(user_timeout_at_ns);
         self.timers.set_rtx(RtxTimer::Retransmission, rto_at_ns);
@@ -169,7 +167,7 @@ impl Connection {
     fn should_give_up(&self, now_ns: u64) -> bool {
         let stalled_ns = now_ns.saturating_sub(self.timers.stalled_since_ns);
         let limit_ms = self.options.user_timeout_ms;
-        limit_ms.is_some_and(|limit_ms| stalled_ns >= u64::from(limit_ms) * 1_000_000)
+        limit_ms.is_some_and(|limit_ms| stalled_ns >= u64::from(limit_ms) * NS_PER_MS)
             || self.flags.contains(ConnFlags::ORPHAN)
                 && self.is_synchronized()
                 && stalled_ns >= MAX_ORPHAN_STALL_NS

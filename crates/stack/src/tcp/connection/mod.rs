@@ -158,8 +158,7 @@ impl Connection {
         }
         self.release_sending(shared);
         self.receive.release_out_of_order(shared);
-        self.timers.clear_rtx();
-        self.timers.clear_deadlines();
+        self.timers.clear();
         self.flags.insert(ConnFlags::NOTIFY_READABLE);
         self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
     }

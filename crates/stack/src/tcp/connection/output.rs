@@ -8,7 +8,7 @@ use crate::tcp::flags::ConnFlags;
 use crate::tcp::options::OptionBytes;
 use crate::tcp::recovery::{RecoveryPhase, SentSegment};
 use crate::tcp::segment::OutSegment;
-use crate::tcp::send::DEFAULT_MSS;
+use crate::tcp::send::{DEFAULT_MSS, mss_of_mtu};
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::TcpState;
 use crate::tcp::timers::RtxTimer;
@@ -118,9 +118,8 @@ impl Connection {
 
     /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
     fn offered_mss(&self, mtu: usize) -> u16 {
-        let headers = if self.tuple.is_v4() { 40 } else { 60 };
-        let fits = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        fits.max(DEFAULT_MSS[usize::from(!self.tuple.is_v4())])
+        let is_v4 = self.tuple.is_v4();
+        mss_of_mtu(mtu, is_v4).max(DEFAULT_MSS[usize::from(!is_v4)])
     }
 
     /// Records a segment as sent.
@@ -139,16 +138,7 @@ impl Connection {
             self.timers.rto_base_ns = now_ns;
             self.timers.stalled_since_ns = now_ns;
         }
-        flight.push(SentSegment {
-            start,
-            end,
-            sent_ns: now_ns,
-            syn,
-            fin,
-            sacked: false,
-            lost: false,
-            retransmitted: false,
-        });
+        flight.push(SentSegment::new(start, end, now_ns, syn, fin));
         self.send.nxt = end;
         self.timers.last_sent_ns = now_ns;
     }

@@ -17,6 +17,7 @@ use crate::tcp::flags::ConnFlags;
 use crate::tcp::identity::{self, PeerClock, Secret};
 use crate::tcp::listener::Listeners;
 use crate::tcp::segment::{FourTuple, OutSegment, Segment};
+use crate::tcp::send::mss_of_mtu;
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::{TcpId, TcpState};
 use crate::tcp::timers::{NEVER, NO_INDEX};
@@ -67,12 +68,12 @@ pub(crate) struct TcpTable {
 
 impl TcpTable {
     pub(crate) fn new(chance: &mut SecretRng, limits: &Limits, mtu: usize, now_ns: u64) -> Self {
-        let fits = |headers| u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        let link_mss = [mss_of_mtu(mtu, true), mss_of_mtu(mtu, false)];
         Self {
             connections: Connections::new(limits.tcp_connections),
             by_tuple: TupleIndex::new(chance.hash_key()),
             listeners: Listeners::new(chance.hash_key(), limits.sockets),
-            shared: TcpShared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns, fits(40)),
+            shared: TcpShared::new(limits.tcp_buffer_bytes, limits.tcp_time_wait_ns, link_mss[0]),
             secret: Secret::new(chance),
             clock: PeerClock::default(),
             wheel: TimerWheel::new(now_ns),
@@ -88,7 +89,7 @@ impl TcpTable {
             time_wait_limit: limits.tcp_time_waits,
             half_open_limit: limits.tcp_half_open,
             cookies_until_ns: 0,
-            link_mss: [fits(40), fits(60)],
+            link_mss,
             retry_at_ns: NEVER,
             trim_at_ns: now_ns,
         }

@@ -12,6 +12,7 @@ use crate::ports::PortGroupsHandle;
 use crate::tcp::connection::Connection;
 use crate::tcp::demux::TcpTable;
 use crate::tcp::flags::ConnFlags;
+use crate::tcp::identity::milliseconds;
 use crate::tcp::segment::{FourTuple, OutSegment, Segment};
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::{TcpOptions, TcpState};
@@ -119,7 +120,7 @@ impl TcpTable {
                 out.options.push_sack_permitted();
             }
             let offset = self.timestamp_offset(&tuple);
-            let now = ((now_ns / 1_000_000) as u32).wrapping_add(offset);
+            let now = milliseconds(now_ns).wrapping_add(offset);
             out.options.push_timestamps(cookie::timestamp(now, segment), value);
             if segment.options.window_shift.is_some() {
                 out.options.push_window_shift(options.window_shift());

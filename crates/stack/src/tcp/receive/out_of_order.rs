@@ -98,9 +98,8 @@ impl OutOfOrderQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MAX_SACK_BLOCKS;
     use super::*;
-
-    const MAX_SACK_BLOCKS: usize = 4;
 
     fn blocks(queue: &OutOfOrderQueue) -> Vec<(u32, u32)> {
         let mut blocks = [(Seq(0), Seq(0)); MAX_SACK_BLOCKS];

@@ -25,6 +25,11 @@ pub(crate) struct SentSegment {
 }
 
 impl SentSegment {
+    /// Segment that was sent once, at `sent_ns`.
+    pub(crate) fn new(start: Seq, end: Seq, sent_ns: u64, syn: bool, fin: bool) -> Self {
+        Self { start, end, sent_ns, syn, fin, sacked: false, lost: false, retransmitted: false }
+    }
+
     pub(crate) fn bytes(&self) -> u32 {
         self.end.since(self.start)
     }
@@ -424,16 +429,8 @@ mod tests {
     fn flight(segments: u32) -> Flight {
         let mut flight = Flight::default();
         for n in 0..segments {
-            flight.push(SentSegment {
-                start: Seq(n * 100),
-                end: Seq(n * 100 + 100),
-                sent_ns: u64::from(n + 1) * MS,
-                syn: false,
-                fin: false,
-                sacked: false,
-                lost: false,
-                retransmitted: false,
-            });
+            let (start, sent_ns) = (Seq(n * 100), u64::from(n + 1) * MS);
+            flight.push(SentSegment::new(start, start + 100, sent_ns, false, false));
         }
         flight
     }

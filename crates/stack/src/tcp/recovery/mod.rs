@@ -8,7 +8,7 @@ mod rtt;
 pub(crate) use flight::{AckProgress, Flight, FlightSnapshot, SentSegment};
 
 use serde::{Deserialize, Serialize};
-use tidegate_wire::tcp::TcpFlags;
+use tidegate_wire::tcp::{SackBlocks, TcpFlags};
 
 use flight::PrrState;
 use mtu_search::MtuSearch;
@@ -130,16 +130,16 @@ impl Recovery {
         flight.map(|flight| flight.mark_first_lost()).is_some()
     }
 
-    /// Processes the blocks of a SACK option. Invalid blocks are ignored (RFC 2018 section 5
+    /// Processes the blocks of a SACK option that came with the acknowledgement `ack`. Invalid blocks are ignored (RFC 2018 section 5
     /// leaves no other use).
     pub(crate) fn process_sack(
         &mut self,
         now_ns: u64,
-        segment: &Segment<'_>,
+        blocks: SackBlocks<'_>,
+        ack: Seq,
         send: &SendState,
         progress: &mut AckProgress,
     ) {
-        let Some(blocks) = segment.options.sack else { return };
         let mut first = None;
         for (index, (start, end)) in blocks.enumerate() {
             let (start, end) = (Seq(start), Seq(end));
@@ -149,7 +149,7 @@ impl Recovery {
             // RFC 2883 section 4: the first block reports a duplicate if it lies below the
             // acknowledgement or inside the second block.
             match (index, first) {
-                (0, _) if end.is_at_or_before(segment.ack) => {
+                (0, _) if end.is_at_or_before(ack) => {
                     progress.dsack = true;
                     continue;
                 }
@@ -420,16 +420,8 @@ mod tests {
         let mut recovery = Recovery::new(CongestionControl::NewReno, 1000, Seq(999));
         let mut flight = Box::<Flight>::default();
         for n in 0..10 {
-            flight.push(SentSegment {
-                start: Seq(1000 + n * 1000),
-                end: Seq(2000 + n * 1000),
-                sent_ns: u64::from(n + 1) * MS,
-                syn: false,
-                fin: false,
-                sacked: false,
-                lost: false,
-                retransmitted: false,
-            });
+            let (start, sent_ns) = (Seq(1000 + n * 1000), u64::from(n + 1) * MS);
+            flight.push(SentSegment::new(start, start + 1000, sent_ns, false, false));
         }
         recovery.flight = Some(flight);
         (recovery, send)

@@ -12,7 +12,7 @@ use super::socket::Keepalive;
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-const NS_PER_MS: u64 = 1_000_000;
+pub(crate) const NS_PER_MS: u64 = 1_000_000;
 
 /// Delay of an acknowledgement, to combine it with others or with data (RFC 9293 section
 /// 3.8.6.3 allows half a second).
@@ -134,8 +134,9 @@ impl Timers {
 
     /// Clears all deadlines.
     #[inline]
-    pub(crate) fn clear_deadlines(&mut self) {
-        (self.rtx_deadline_ns, self.ack_deadline_ns, self.idle_deadline_ns) = (NEVER, NEVER, NEVER);
+    pub(crate) fn clear(&mut self) {
+        self.clear_rtx();
+        (self.ack_deadline_ns, self.idle_deadline_ns) = (NEVER, NEVER);
     }
 
     /// Starts the delay of an acknowledgement, unless one is delayed already.
@@ -224,7 +225,7 @@ mod tests {
         timers.delay_ack(5);
         timers.delay_ack(9);
         assert_eq!(timers.deadline_ns(), 5 + DELAYED_ACK_NS);
-        timers.clear_deadlines();
+        timers.clear();
         assert_eq!(timers.deadline_ns(), NEVER);
     }
 }
