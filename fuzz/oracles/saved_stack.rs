@@ -209,7 +209,7 @@ impl TestHost {
                 arena.free(frame);
                 let Some(peer) = &mut self.peer else { continue };
                 if let Some(frame) = arena.alloc_from(&bytes) {
-                    peer.ingest(self.now_ns, frame, arena);
+                    peer.handle_frame(self.now_ns, frame, arena);
                 }
             }
             let Some(peer) = &mut self.peer else { return };
@@ -218,7 +218,7 @@ impl TestHost {
                 let bytes = arena.bytes(&frame).to_vec();
                 arena.free(frame);
                 if let Some(frame) = arena.alloc_from(&bytes) {
-                    self.stack.ingest(self.now_ns, frame, arena);
+                    self.stack.handle_frame(self.now_ns, frame, arena);
                 }
             }
         }

@@ -218,7 +218,7 @@ impl TestHost {
         assert!(ip.emit(&mut packet[link_bytes..]).is_some());
         packet.extend_from_slice(segment);
         if let Some(frame) = arena.alloc_from(&packet) {
-            self.stack.ingest(self.now_ns, frame, arena);
+            self.stack.handle_frame(self.now_ns, frame, arena);
         }
     }
 

@@ -254,7 +254,7 @@ impl Engine {
                 }
                 _ => device.receive(arena, incoming, max)?,
             };
-            self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
+            self.stack.handle_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
             if frames < max {
                 break;
@@ -270,7 +270,7 @@ impl Engine {
         let loopback = self.stack.loopback_queue();
         let quota = quota.min(loopback.len());
         let frames = self.device.loop_back(&mut self.arena, loopback, &mut self.incoming, quota)?;
-        self.stack.ingest_burst(self.now_ns, &mut self.incoming, &mut self.arena);
+        self.stack.handle_burst(self.now_ns, &mut self.incoming, &mut self.arena);
         Ok(frames)
     }
 

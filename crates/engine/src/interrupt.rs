@@ -56,7 +56,7 @@ impl Engine {
         }
         for _ in 0..limit {
             let Some(frame) = self.input.pop_front() else { break };
-            self.stack.ingest(now_ns, frame, &mut self.arena);
+            self.stack.handle_frame(now_ns, frame, &mut self.arena);
         }
         self.serve_timers()?;
         self.flush()?;

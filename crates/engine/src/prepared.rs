@@ -196,7 +196,7 @@ impl PreparedEngine {
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
         if let Some(mut interim_device) = interim_device {
             drain_device(&mut interim_device, &mut arena, |burst, arena| {
-                stack.ingest_burst(clock.now_ns(), burst, arena);
+                stack.handle_burst(clock.now_ns(), burst, arena);
             })?;
         }
         let mut engine = Engine::new(device, arena, stack, clock, neighbours, config.engine);

@@ -86,7 +86,7 @@ impl UdpService {
     }
 
     /// Passes the frame of a packet to the stack. Returns the packet's reader.
-    pub(crate) fn ingest(&mut self, now_ns: u64, packet: Packet) -> usize {
+    pub(crate) fn handle_packet(&mut self, now_ns: u64, packet: Packet) -> usize {
         let readers = self.readers.len() as u32;
         let reader = reader_of_flow(packet.flow, readers);
         if write_frame(&mut self.frame, self.family, packet, readers).is_none() {
@@ -94,7 +94,7 @@ impl UdpService {
             return reader;
         }
         match self.arena.alloc_from(&self.frame) {
-            Some(frame) => self.stack.ingest(now_ns, frame, &mut self.arena),
+            Some(frame) => self.stack.handle_frame(now_ns, frame, &mut self.arena),
             None => self.lost += 1,
         }
         while self.stack.poll_event().is_some() {}
@@ -247,7 +247,7 @@ mod tests {
             let mut service = UdpService::new(family, 1, 2, 1).unwrap();
             for flow in [3, 700, 65_535] {
                 let packet = Packet { arrived_ns: 1_000_000 + u64::from(flow), flow };
-                service.ingest(2_000_000, packet);
+                service.handle_packet(2_000_000, packet);
             }
             assert_eq!(service.level(0), (2, 2), "{family:?}");
             assert_eq!((service.socket_drops(), service.other_drops()), (1, 0));
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn drops_every_packet_without_a_socket() {
         let mut service = UdpService::new(IpFamily::V4, 0, 1, 1).unwrap();
-        service.ingest(1, Packet { arrived_ns: 0, flow: 1 });
+        service.handle_packet(1, Packet { arrived_ns: 0, flow: 1 });
         assert_eq!((service.in_flight(), service.other_drops()), (0, 1));
     }
 }

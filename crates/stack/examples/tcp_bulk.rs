@@ -53,7 +53,7 @@ fn main() {
         client.tcp_flush(now_ns, &mut arena);
         burst.extend(client.transmit_queue().drain(..));
         server.handle_timeout(now_ns, &mut arena);
-        server.ingest_burst(now_ns, &mut burst, &mut arena);
+        server.handle_burst(now_ns, &mut burst, &mut arena);
         accepted = accepted.or_else(|| server.tcp_accept(listener).ok());
         while let Some(id) = accepted
             && let Ok(len) = server.tcp_recv_unflushed(now_ns, id, &mut buf)
@@ -62,7 +62,7 @@ fn main() {
         }
         server.tcp_flush(now_ns, &mut arena);
         burst.extend(server.transmit_queue().drain(..));
-        client.ingest_burst(now_ns, &mut burst, &mut arena);
+        client.handle_burst(now_ns, &mut burst, &mut arena);
         while client.poll_event().is_some() || server.poll_event().is_some() {}
     }
     println!("{received} bytes");

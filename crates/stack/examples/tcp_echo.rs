@@ -88,10 +88,10 @@ impl Hosts {
         *now_ns += 10_000;
         burst.extend(client.transmit_queue().drain(..));
         server.handle_timeout(*now_ns, arena);
-        server.ingest_burst(*now_ns, burst, arena);
+        server.handle_burst(*now_ns, burst, arena);
         burst.extend(server.transmit_queue().drain(..));
         client.handle_timeout(*now_ns, arena);
-        client.ingest_burst(*now_ns, burst, arena);
+        client.handle_burst(*now_ns, burst, arena);
     }
 
     fn echo_burst(&mut self, ids: &[TcpId]) {

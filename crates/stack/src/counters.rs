@@ -9,7 +9,7 @@ use tidegate_wire::DropCounters;
 /// `received + copied + migrated_in =
 /// delivered + handled + forwarded + merged + drops.total() + held + migrated_out`
 ///
-/// A frame is *received* when it is passed to [`crate::Stack::ingest`]. It is *held* as a fragment
+/// A frame is *received* when it is passed to [`crate::Stack::handle_frame`]. It is *held* as a fragment
 /// of an incomplete packet, or as a datagram in a socket's queue. It ends in one of these ways:
 ///
 /// * *delivered* to an application,

@@ -1,7 +1,7 @@
 //! ARP, neighbour discovery, routing, fragment reassembly, ICMP, UDP and TCP as a pure state
 //! machine.
 //!
-//! A [`Stack`] is one interface of one host. Received frames enter by [`Stack::ingest`]. Frames to
+//! A [`Stack`] is one interface of one host. Received frames enter by [`Stack::handle_frame`]. Frames to
 //! send wait in [`Stack::transmit_queue`]. Every call passes the current time, and
 //! [`Stack::poll_event`] returns the events for the caller. The crate does no I/O and reads no
 //! clock and no random numbers: the same calls with the same seed give the same packets.
@@ -17,12 +17,14 @@ mod error;
 mod event;
 mod fast_path;
 mod icmp;
+mod interface;
 mod ip;
 mod link;
 mod neighbour;
 mod ports;
 mod random;
 mod rate_limit;
+mod router;
 mod snapshot;
 mod stack;
 mod tcp;
@@ -32,9 +34,9 @@ pub use config::{AddressOwnership, Config, ConfigError, Limits, Route};
 pub use counters::Counters;
 pub use error::{SendError, SocketError};
 pub use event::Event;
-pub use ip::forward::TransitPacket;
-pub use ip::router::Router;
+pub use ip::transit::TransitPacket;
 pub use ports::{PortGroups, Transport};
+pub use router::Router;
 pub use snapshot::{
     ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, RestoreError, STATE_VERSION,
     SocketSelection, StackSnapshot,

@@ -66,10 +66,10 @@ impl Hosts {
         for _ in 0..20 {
             let Self { arena, a, b, now_ns } = self;
             while let Some(frame) = a.transmit_queue().pop_front() {
-                b.ingest(*now_ns, frame, arena);
+                b.handle_frame(*now_ns, frame, arena);
             }
             while let Some(frame) = b.transmit_queue().pop_front() {
-                a.ingest(*now_ns, frame, arena);
+                a.handle_frame(*now_ns, frame, arena);
             }
         }
     }

@@ -217,7 +217,7 @@ impl Forwarder {
                 break;
             }
             while let Some(frame) = self.rx_burst.pop_front() {
-                self.router.ingest(self.now_ns, device, frame, &mut self.arena);
+                self.router.handle_frame(self.now_ns, device, frame, &mut self.arena);
                 self.process_transit();
             }
             received.frames += frames;
@@ -395,7 +395,7 @@ impl Forwarder {
         while done < limit
             && let Some((device, frame)) = self.input_queue.pop_front()
         {
-            self.router.ingest(self.now_ns, device, frame, &mut self.arena);
+            self.router.handle_frame(self.now_ns, device, frame, &mut self.arena);
             self.process_transit();
             done += 1;
         }

@@ -126,8 +126,8 @@ impl ReceiveHost {
             .receive(arena, burst, BURST_PACKETS)
             .map_err(LabError::io("the in-memory link failed"))?;
         let received = sys::cycles();
-        stack.ingest_burst(now_ns, burst, arena);
-        let ingested = sys::cycles();
+        stack.handle_burst(now_ns, burst, arena);
+        let handled = sys::cycles();
         while let Some(datagram) = stack.udp_recv(arena, *socket) {
             datagrams.push(datagram);
         }
@@ -150,7 +150,7 @@ impl ReceiveHost {
             let problem = format!("{count} of {BURST_PACKETS} packets passed the stack");
             return Err(LabError::Config(problem));
         }
-        Ok([start, received, ingested, dequeued, copied, freed])
+        Ok([start, received, handled, dequeued, copied, freed])
     }
 }
 

@@ -28,7 +28,7 @@ impl SimCore {
         match &mut self.service {
             Service::Udp { udp, inline, .. } => {
                 let inline = *inline;
-                let reader = udp.ingest(clock_ns, packet);
+                let reader = udp.handle_packet(clock_ns, packet);
                 let (level, capacity) = udp.level(reader);
                 self.gate.on_queue_level(clock_ns, reader as u64, level, capacity);
                 match level {

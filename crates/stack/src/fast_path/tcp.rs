@@ -15,8 +15,9 @@ use super::plain::{
     is_plain_source_v6, write_at,
 };
 use super::template::HeaderTemplate;
-use crate::tcp::{FourTuple, OutSegment, Segment};
-use crate::{AddressOwnership, Stack};
+use crate::AddressOwnership;
+use crate::interface::Interface;
+use crate::tcp::{FourTuple, OutSegment, Segment, TcpTable};
 
 /// Bytes up to the end of the fixed TCP header.
 const HEAD_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + TcpHeader::BYTES;
@@ -33,7 +34,7 @@ struct PlainSegment<'a> {
     pseudo_sum: Sum,
 }
 
-/// True when a frame looks like one that [`Stack::ingest_plain_tcp`] accepts.
+/// True when a frame looks like one that [`TcpTable::handle_plain`] accepts.
 #[inline(always)]
 pub(crate) fn may_be_plain_tcp(bytes: &[u8]) -> bool {
     let Some(head) = bytes.first_chunk::<HEAD_V4_BYTES>() else { return false };
@@ -44,11 +45,12 @@ pub(crate) fn may_be_plain_tcp(bytes: &[u8]) -> bool {
     }
 }
 
-impl Stack {
+impl TcpTable {
     /// Processes a frame that is plain and valid. Returns any other frame.
     #[inline(never)]
-    pub(crate) fn ingest_plain_tcp(
+    pub(crate) fn handle_plain(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         frame: Frame,
         arena: &mut Arena,
@@ -56,9 +58,9 @@ impl Stack {
         let bytes = arena.bytes(&frame);
         let plain = match bytes.get(12) {
             Some(&high) if u16::from(high) << 8 == EtherType::IPV4.0 & 0xff00 => {
-                self.plain_tcp_v4(bytes)
+                interface.plain_tcp_v4(bytes)
             }
-            _ => self.plain_tcp_v6(bytes),
+            _ => interface.plain_tcp_v6(bytes),
         };
         let Some(plain) = plain else { return Some(frame) };
         if frame.is_unchecked() && !plain.pseudo_sum.with(plain.segment).is_valid_nonzero() {
@@ -72,15 +74,17 @@ impl Stack {
         if tuple.local_port == 0 || tuple.remote_port == 0 {
             return Some(frame);
         }
-        let may_reset = self.ownership == AddressOwnership::Exclusive;
-        match self.tcp.on_segment(now_ns, tuple, &segment, may_reset) {
-            Ok(()) => self.counters.handled += 1,
-            Err(reason) => self.counters.drops.count(reason),
+        let may_reset = interface.ownership == AddressOwnership::Exclusive;
+        match self.handle_segment(now_ns, tuple, &segment, may_reset) {
+            Ok(()) => interface.counters.handled += 1,
+            Err(reason) => interface.counters.drops.count(reason),
         }
         arena.free(frame);
         None
     }
+}
 
+impl Interface {
     #[inline(always)]
     fn plain_tcp_v4<'a>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
         let head = bytes.first_chunk::<HEAD_V4_BYTES>()?;

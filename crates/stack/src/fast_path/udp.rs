@@ -6,7 +6,7 @@
 //! the slow path, which find the reason. Removing the fast path would not change the behaviour of
 //! the stack.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use tidegate_memory::fifo::PopBatch;
 use tidegate_memory::{Arena, Fifo, Frame};
@@ -17,9 +17,9 @@ use super::plain::{
     ipv4_header_sum, is_plain_source_v4, is_plain_source_v6,
 };
 use super::template::{PortPair, prepend_headers};
-use crate::Stack;
+use crate::interface::Interface;
 use crate::ip::address::Addresses;
-use crate::udp::{Lookup, QueuedDatagram, UdpId};
+use crate::udp::{Lookup, QueuedDatagram, SendEnds, UdpId, UdpTable};
 
 /// Folds a sum to 16 bits, so that adding a length to it cannot carry.
 #[inline(always)]
@@ -167,17 +167,22 @@ impl PlainFamily for V6 {
     }
 }
 
-impl Stack {
+impl UdpTable {
     /// Accepts the plain frames at the front of a burst.
     #[inline]
-    pub(crate) fn ingest_plain(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
+    pub(crate) fn handle_plain(
+        &mut self,
+        interface: &mut Interface,
+        burst: &mut Fifo<Frame>,
+        arena: &Arena,
+    ) {
         loop {
             let before = burst.len();
-            self.ingest_plain_v4(burst, arena);
+            self.handle_plain_v4(interface, burst, arena);
             if burst.is_empty() {
                 return;
             }
-            self.ingest_plain_v6(burst, arena);
+            self.handle_plain_v6(interface, burst, arena);
             if burst.len() == before || burst.is_empty() {
                 return;
             }
@@ -186,22 +191,37 @@ impl Stack {
 
     // Separate functions keep all live values in registers.
     #[inline(never)]
-    fn ingest_plain_v4(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
-        self.ingest_plain_family::<V4>(burst, arena);
+    fn handle_plain_v4(
+        &mut self,
+        interface: &mut Interface,
+        burst: &mut Fifo<Frame>,
+        arena: &Arena,
+    ) {
+        self.handle_plain_family::<V4>(interface, burst, arena);
     }
 
     #[inline(never)]
-    fn ingest_plain_v6(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
-        self.ingest_plain_family::<V6>(burst, arena);
+    fn handle_plain_v6(
+        &mut self,
+        interface: &mut Interface,
+        burst: &mut Fifo<Frame>,
+        arena: &Arena,
+    ) {
+        self.handle_plain_family::<V6>(interface, burst, arena);
     }
 
     /// Accepts the plain frames of one family at the front of a burst, socket by socket: bursts
     /// often hold many frames for one socket, and often of one flow.
     #[inline(always)]
-    fn ingest_plain_family<P: PlainFamily>(&mut self, burst: &mut Fifo<Frame>, arena: &Arena) {
-        let Self { plain_link, addresses, udp, counters, events, .. } = self;
+    fn handle_plain_family<P: PlainFamily>(
+        &mut self,
+        interface: &mut Interface,
+        burst: &mut Fifo<Frame>,
+        arena: &Arena,
+    ) {
+        let Interface { plain_link, addresses, counters, events, .. } = interface;
         let link = *plain_link;
-        let (sockets, lookup) = udp.sockets_and_lookup();
+        let (sockets, lookup) = self.sockets_and_lookup();
         let mut run = burst.pop_batch();
         // Socket index and addresses of the next frame, taken to be a plain datagram.
         let next = |run: &PopBatch<'_, Frame>| {
@@ -234,7 +254,12 @@ impl Stack {
 
     /// Accepts a frame that is plain except for padding behind the packet. Otherwise returns the
     /// frame.
-    pub(crate) fn ingest_padded(&mut self, mut frame: Frame, arena: &Arena) -> Option<Frame> {
+    pub(crate) fn handle_padded(
+        &mut self,
+        interface: &mut Interface,
+        mut frame: Frame,
+        arena: &Arena,
+    ) -> Option<Frame> {
         let (frame_bytes, bytes) = (frame.len(), arena.bytes(&frame));
         let Some(head) = bytes.first_chunk::<HEADERS_V4_BYTES>() else { return Some(frame) };
         let length = |at| usize::from(u16::from_be_bytes(array_at(head, at)));
@@ -242,9 +267,9 @@ impl Stack {
         let packet_bytes = if is_v4 { length(16) } else { length(18) + Ipv6Header::BYTES };
         frame.truncate(LINK_BYTES + packet_bytes);
         let frame = if is_v4 {
-            self.ingest_plain_one::<V4>(frame, arena)
+            self.handle_plain_one::<V4>(interface, frame, arena)
         } else {
-            self.ingest_plain_one::<V6>(frame, arena)
+            self.handle_plain_one::<V6>(interface, frame, arena)
         };
         frame.map(|mut frame| {
             // The slow path examines the whole frame.
@@ -254,17 +279,18 @@ impl Stack {
     }
 
     /// Accepts a frame that is plain and whose socket has queue space. Otherwise returns the frame.
-    fn ingest_plain_one<P: PlainFamily>(
+    fn handle_plain_one<P: PlainFamily>(
         &mut self,
+        interface: &mut Interface,
         mut frame: Frame,
         arena: &Arena,
     ) -> Option<Frame> {
-        let (sockets, lookup) = self.udp.sockets_and_lookup();
+        let (sockets, lookup) = self.sockets_and_lookup();
         let bytes = arena.bytes(&frame);
-        let (link, unchecked) = (self.plain_link, frame.is_unchecked());
+        let (link, unchecked) = (interface.plain_link, frame.is_unchecked());
         let tuple = P::raw_tuple(bytes)
             .filter(|ends| P::is_valid(link, P::pseudo_sum(ends), bytes, unchecked));
-        let index = tuple.and_then(|ends| P::find_socket(&self.addresses, lookup, &ends));
+        let index = tuple.and_then(|ends| P::find_socket(&interface.addresses, lookup, &ends));
         let Some((id, socket)) = index.and_then(|index| sockets.by_index(index)) else {
             return Some(frame);
         };
@@ -273,9 +299,9 @@ impl Stack {
         }
         frame.advance(P::HEADERS_BYTES);
         let len = frame.len();
-        self.counters.held += 1;
+        interface.counters.held += 1;
         if socket.push_plain(P::queued(frame), len) {
-            socket.notify_readable(id, &mut self.events);
+            socket.notify_readable(id, &mut interface.events);
         }
         None
     }
@@ -298,28 +324,28 @@ fn accept_plain<P: PlainFamily>(
     Ok(P::queued(frame))
 }
 
-impl Stack {
+impl UdpTable {
     /// Sends a frame that holds a UDP payload by the fast path. This requires a cached path with a
     /// header template, a payload that needs no fragments, and space in the transmit queue.
     /// Otherwise returns the frame.
     #[inline(always)]
     pub(crate) fn send_plain(
-        &mut self,
+        &self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        ends: SendEnds,
         frame: Frame,
     ) -> Option<Frame> {
-        let Some(socket) = self.udp.get(id) else { return Some(frame) };
-        let Some(remote) = to.or(socket.remote).filter(|to| to.port() != 0) else {
+        let Some(socket) = self.get(id) else { return Some(frame) };
+        let Some(remote) = ends.to.or(socket.remote).filter(|to| to.port() != 0) else {
             return Some(frame);
         };
-        if self.transmit.len() >= self.limits.transmit_frames {
+        if interface.transmit.len() >= interface.limits.transmit_frames {
             return Some(frame);
         }
-        let from = match from {
+        let from = match ends.from {
             None if !socket.local.ip().is_unspecified() => Some(socket.local.ip()),
             from => from,
         };
@@ -327,12 +353,12 @@ impl Stack {
             return Some(frame);
         }
         let ports = PortPair::new(socket.local.port(), remote.port());
-        let partial = self.transmit_checksum;
+        let partial = interface.transmit_checksum;
         let len = frame.len();
         let mut frame = frame;
         let sent = match (remote.ip(), from) {
             (IpAddr::V4(remote), None | Some(IpAddr::V4(_))) => {
-                let template = self.paths.template_v4(now_ns, remote, len);
+                let template = interface.paths.template_v4(now_ns, remote, len);
                 let template = template.filter(|t| from.is_none_or(|from| from == t.source_v4()));
                 let Some(template) = template else { return Some(frame) };
                 let Some((head, payload)) = arena.headers_mut(&mut frame) else {
@@ -342,7 +368,7 @@ impl Stack {
                 prepend_headers::<HEADERS_V4_BYTES>(arena, &mut frame, len, checksum)
             }
             (IpAddr::V6(remote), None | Some(IpAddr::V6(_))) => {
-                let template = self.paths.template_v6(now_ns, remote, len);
+                let template = interface.paths.template_v6(now_ns, remote, len);
                 let template = template.filter(|t| from.is_none_or(|from| from == t.source_v6()));
                 let Some(template) = template else { return Some(frame) };
                 let Some((head, payload)) = arena.headers_mut(&mut frame) else {
@@ -356,8 +382,8 @@ impl Stack {
         if !sent {
             return Some(frame);
         }
-        self.counters.transmitted += 1;
-        self.transmit.push_back(frame);
+        interface.counters.transmitted += 1;
+        interface.transmit.push_back(frame);
         None
     }
 }

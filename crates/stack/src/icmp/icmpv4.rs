@@ -5,28 +5,30 @@ use std::net::IpAddr;
 use tidegate_wire::icmpv4::{time_exceeded, unreachable};
 use tidegate_wire::{DropReason, Icmpv4Message, Ipv4Header, Protocol};
 
+use crate::AddressOwnership;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
-use crate::ip::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::packet::{ForwardError, IcmpErrorKind, IpInput, Packet, RxVerdict};
 use crate::link::LinkMeta;
-use crate::{AddressOwnership, Stack};
 
 /// Maximum length of an ICMP error, which every host can receive (RFC 1812 section 4.3.2.3).
 const MAX_ERROR_BYTES: usize = 576;
 
-impl Stack {
-    pub(crate) fn icmpv4_input(
+impl Interface {
+    /// Processes a received message.
+    pub(crate) fn handle_icmpv4<'p>(
         &mut self,
         now_ns: u64,
         header: &Ipv4Header,
-        payload: &[u8],
+        payload: &'p [u8],
         link_meta: &LinkMeta,
-    ) -> Result<RxVerdict, DropReason> {
-        let received = match Icmpv4Message::parse(payload)? {
+    ) -> Result<IpInput<'p>, DropReason> {
+        let (error, quote) = match Icmpv4Message::parse(payload)? {
             Icmpv4Message::EchoRequest { identifier, sequence, data } => {
                 let reply = Icmpv4Message::EchoReply { identifier, sequence, data };
                 self.reply_to_echo_v4(now_ns, header, link_meta, &reply)?;
-                return Ok(RxVerdict::Handled);
+                return Ok(IpInput::Verdict(RxVerdict::Handled));
             }
             Icmpv4Message::DestinationUnreachable { code, next_hop_mtu, quote } => match code {
                 unreachable::FRAGMENTATION_NEEDED => {
@@ -49,9 +51,7 @@ impl Stack {
                 return Err(DropReason::IcmpIgnored);
             }
         };
-        let quote = parse_quote_v4(received.1)?;
-        self.on_icmp_error(now_ns, received.0, &quote)?;
-        Ok(RxVerdict::Handled)
+        Ok(IpInput::IcmpError(error, QuotedPacket::parse_v4(quote)?))
     }
 
     fn reply_to_echo_v4(
@@ -146,19 +146,4 @@ impl Stack {
         };
         self.prepare_icmpv4(reply, &message);
     }
-}
-
-/// Parses an IPv4 packet quoted by an ICMP error.
-pub(crate) fn parse_quote_v4(quote: &[u8]) -> Result<QuotedPacket<'_>, DropReason> {
-    let (header, payload) = Ipv4Header::parse_quoted(quote).map_err(|_| DropReason::IcmpQuote)?;
-    if header.fragment_offset_bytes != 0 {
-        return Err(DropReason::IcmpQuote);
-    }
-    Ok(QuotedPacket {
-        source: IpAddr::V4(header.source),
-        destination: IpAddr::V4(header.destination),
-        protocol: header.protocol,
-        packet_bytes: header.total_bytes.into(),
-        payload,
-    })
 }

@@ -6,23 +6,25 @@ use tidegate_wire::icmpv6::{parameter_problem, time_exceeded, unreachable};
 use tidegate_wire::ipv6_extension::{Extension, ExtensionWalk};
 use tidegate_wire::{DropReason, Icmpv6Message, Ipv6Header, MldMessage, Protocol};
 
+use crate::AddressOwnership;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
-use crate::ip::packet::{ForwardError, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::packet::{ForwardError, IcmpErrorKind, IpInput, Packet, RxVerdict};
 use crate::link::LinkMeta;
-use crate::{AddressOwnership, Stack};
 
 /// Maximum length of an ICMP error: the minimum MTU (RFC 4443 section 2.4 (c)).
 const MAX_ERROR_BYTES: usize = 1280;
 
-impl Stack {
-    pub(crate) fn icmpv6_input(
+impl Interface {
+    /// Processes a received message.
+    pub(crate) fn handle_icmpv6<'p>(
         &mut self,
         now_ns: u64,
         header: &Ipv6Header,
-        payload: &[u8],
+        payload: &'p [u8],
         link_meta: &LinkMeta,
-    ) -> Result<RxVerdict, DropReason> {
+    ) -> Result<IpInput<'p>, DropReason> {
         let message = Icmpv6Message::parse(header, payload)?;
         // Only neighbour discovery and multicast listener messages may come from the unspecified
         // address. Only neighbour discovery may be addressed to a tentative address.
@@ -34,15 +36,17 @@ impl Stack {
         if self.addresses.kind_v6(header.destination) == AddressKind::Tentative && !is_ndp {
             return Err(DropReason::Ipv6NotForUs);
         }
-        let received = match message {
-            Icmpv6Message::Ndp(message) => return self.ndp_input(header, link_meta, &message),
+        let (error, quote) = match message {
+            Icmpv6Message::Ndp(message) => {
+                return self.handle_ndp(header, link_meta, &message).map(IpInput::Verdict);
+            }
             Icmpv6Message::Mld(MldMessage::Query { maximum_response_code, .. }) => {
-                return self.mld_query_input(now_ns, maximum_response_code);
+                return self.handle_mld_query(now_ns, maximum_response_code).map(IpInput::Verdict);
             }
             Icmpv6Message::EchoRequest { identifier, sequence, data } => {
                 let reply = Icmpv6Message::EchoReply { identifier, sequence, data };
                 self.reply_to_echo_v6(now_ns, header, link_meta, &reply)?;
-                return Ok(RxVerdict::Handled);
+                return Ok(IpInput::Verdict(RxVerdict::Handled));
             }
             Icmpv6Message::PacketTooBig { mtu, quote } => {
                 (ReceivedIcmpError::TooBig(mtu as usize), quote)
@@ -63,9 +67,7 @@ impl Stack {
             | Icmpv6Message::Mld(_)
             | Icmpv6Message::Other { .. } => return Err(DropReason::IcmpIgnored),
         };
-        let quote = parse_quote_v6(received.1)?;
-        self.on_icmp_error(now_ns, received.0, &quote)?;
-        Ok(RxVerdict::Handled)
+        Ok(IpInput::IcmpError(error, QuotedPacket::parse_v6(quote)?))
     }
 
     fn reply_to_echo_v6(
@@ -93,20 +95,6 @@ impl Stack {
         };
         self.prepare_icmpv6(packet, reply);
         Ok(())
-    }
-
-    /// Prepares an ICMPv6 message.
-    pub(crate) fn prepare_icmpv6(&mut self, packet: Packet, message: &Icmpv6Message<'_>) {
-        let (IpAddr::V6(source), IpAddr::V6(destination)) = (packet.source, packet.destination)
-        else {
-            debug_assert!(false, "source and destination of ICMPv6 are IPv6 addresses");
-            return;
-        };
-        self.reply.payload.resize(message.message_bytes(), 0);
-        let written = message.emit(source, destination, &mut self.reply.payload).is_some();
-        debug_assert!(written, "the buffer has the length of the message");
-        self.reply.packet = Some(packet);
-        self.reply.mac = None;
     }
 
     /// Prepares an ICMP error about a packet, where RFC 4443 section 2.4 (e) allows an error.
@@ -193,26 +181,4 @@ fn is_icmp_error_or_redirect(header: &Ipv6Header, payload: &[u8]) -> bool {
     }
     let rest = walk.remainder();
     rest.protocol == Protocol::ICMPV6 && matches!(rest.payload.first(), Some(0..=127 | 137))
-}
-
-/// Parses an IPv6 packet quoted by an ICMP error.
-pub(crate) fn parse_quote_v6(quote: &[u8]) -> Result<QuotedPacket<'_>, DropReason> {
-    let (header, payload) = Ipv6Header::parse_quoted(quote).map_err(|_| DropReason::IcmpQuote)?;
-    let mut walk = ExtensionWalk::new(header.next_header, payload);
-    for extension in &mut walk {
-        match extension.map_err(|_| DropReason::IcmpQuote)? {
-            Extension::Fragment(fragment) if fragment.offset_bytes != 0 => {
-                return Err(DropReason::IcmpQuote);
-            }
-            _ => {}
-        }
-    }
-    let rest = walk.remainder();
-    Ok(QuotedPacket {
-        source: IpAddr::V6(header.source),
-        destination: IpAddr::V6(header.destination),
-        protocol: rest.protocol,
-        packet_bytes: Ipv6Header::BYTES + usize::from(header.payload_bytes),
-        payload: rest.payload,
-    })
 }

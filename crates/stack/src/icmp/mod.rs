@@ -2,10 +2,12 @@
 
 mod icmpv4;
 mod icmpv6;
-mod message;
 mod mld;
+mod output;
+mod received;
+mod reply;
+mod report_schedule;
 
-pub(crate) use icmpv4::parse_quote_v4;
-pub(crate) use icmpv6::parse_quote_v6;
-pub(crate) use message::{PendingReply, QuotedPacket, ReceivedIcmpError};
-pub(crate) use mld::MldReportState;
+pub(crate) use received::{QuotedPacket, ReceivedIcmpError};
+pub(crate) use reply::PendingReply;
+pub(crate) use report_schedule::ReportSchedule;

@@ -7,16 +7,16 @@
 //! The ingress interface decides here whether a packet may be forwarded and queues it as a
 //! [`TransitPacket`]. [`crate::Router`] selects the egress interface.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_memory::{Arena, Checksum, Frame, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Sum, checksum};
 
-use crate::Stack;
+use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v4, can_be_source_v6, is_link_local};
-use crate::ip::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict};
+use crate::ip::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict, is_ipv4};
 use crate::ip::path::Path;
+use crate::ip::transit::{LocalPacket, TransitPacket};
 use crate::link::LinkMeta;
 
 /// Offsets of time to live and checksum in an IPv4 header.
@@ -26,53 +26,6 @@ const CHECKSUM_OFFSET_BYTES: usize = 10;
 const HOP_LIMIT_OFFSET_BYTES: usize = 7;
 /// Offset of the checksum in a UDP header.
 const UDP_CHECKSUM_OFFSET_BYTES: u16 = 6;
-
-/// Packet in transit from one interface of a router to another.
-#[must_use = "a packet that is neither forwarded nor discarded leaks its frame"]
-#[derive(Debug)]
-pub struct TransitPacket {
-    /// IP packet without link header and padding.
-    pub(crate) frame: Frame,
-    pub(crate) forward_meta: ForwardMeta,
-    /// Index of the ingress interface.
-    pub(crate) ingress: usize,
-}
-
-impl TransitPacket {
-    /// IP packet as received: the time to live is not decremented yet.
-    pub fn bytes<'a>(&self, arena: &'a Arena) -> &'a [u8] {
-        arena.bytes(&self.frame)
-    }
-
-    /// Index of the ingress interface.
-    pub fn ingress(&self) -> usize {
-        self.ingress
-    }
-}
-
-/// Packet that the router itself originates; any interface may send it.
-pub(crate) struct LocalPacket {
-    pub(crate) packet: Packet,
-    pub(crate) payload: Vec<u8>,
-}
-
-/// Queues of one router interface with packets for the other interfaces.
-pub(crate) struct Forwarding {
-    pub(crate) enabled: bool,
-    pub(crate) transits: VecDeque<TransitPacket>,
-    pub(crate) local: VecDeque<LocalPacket>,
-}
-
-impl Forwarding {
-    pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, transits: VecDeque::new(), local: VecDeque::new() }
-    }
-
-    /// Removes all queued frames.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Frame> + '_ {
-        self.transits.drain(..).map(|transit| transit.frame)
-    }
-}
 
 /// True if packets to or from an address may leave their link: not 0/8, 127/8, 224/4, 240/4 or
 /// link-local (RFC 1812 section 5.3.7, RFC 3927 section 7).
@@ -91,9 +44,9 @@ fn is_forwardable_v6(address: Ipv6Addr) -> bool {
         && address.to_bits() >> 32 != 0xffff
 }
 
-impl Stack {
+impl Interface {
     /// Decides on an IPv4 packet for another host: forward or drop.
-    pub(crate) fn ipv4_transit_input(
+    pub(crate) fn handle_transit_v4(
         &mut self,
         now_ns: u64,
         packet: &[u8],
@@ -131,7 +84,7 @@ impl Stack {
     }
 
     /// Decides on an IPv6 packet for another host: forward or drop.
-    pub(crate) fn ipv6_transit_input(
+    pub(crate) fn handle_transit_v6(
         &mut self,
         now_ns: u64,
         packet: &[u8],
@@ -224,10 +177,7 @@ impl Stack {
         let packet = arena.bytes(frame);
         let link_meta = LinkMeta::new(Checksum::Unknown);
         let kind = IcmpErrorKind::NotForwarded(error);
-        match packet.first().map(|first| first >> 4) {
-            Some(4) => self.send_icmp_error_v4(now_ns, packet, &link_meta, kind),
-            _ => self.send_icmp_error_v6(now_ns, packet, &link_meta, kind),
-        }
+        self.send_icmp_error(now_ns, packet, &link_meta, kind);
         self.flush_reply(now_ns, arena);
     }
 
@@ -235,31 +185,13 @@ impl Stack {
     /// this host is the sender.
     pub(crate) fn send_unreachable(&mut self, now_ns: u64, arena: &mut Arena, frame: &Frame) {
         let packet = arena.bytes(frame);
-        let source: Option<IpAddr> = match packet.first().map(|first| first >> 4) {
-            Some(4) => Ipv4Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
-            _ => Ipv6Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
+        let source: Option<IpAddr> = match is_ipv4(packet) {
+            true => Ipv4Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
+            false => Ipv6Header::parse_quoted(packet).ok().map(|(h, _)| h.source.into()),
         };
         if source.is_some_and(|source| self.addresses.kind(source) == AddressKind::Other) {
             self.send_forward_error(now_ns, arena, frame, ForwardError::HostUnreachable);
         }
-    }
-
-    /// Processes a packet that entered by another interface and is addressed to this interface.
-    pub(crate) fn ingest_transit(
-        &mut self,
-        now_ns: u64,
-        transit: TransitPacket,
-        arena: &mut Arena,
-    ) {
-        self.counters.received += 1;
-        let TransitPacket { frame, forward_meta, .. } = transit;
-        let link_meta = LinkMeta::new(frame.checksum());
-        let packet = arena.bytes(&frame);
-        let result = match forward_meta.destination {
-            IpAddr::V4(_) => self.ipv4_input(now_ns, packet, &link_meta),
-            IpAddr::V6(_) => self.ipv6_input(now_ns, packet, &link_meta),
-        };
-        self.apply_verdict(now_ns, frame, arena, result);
     }
 
     /// Sends a packet that entered by another interface.

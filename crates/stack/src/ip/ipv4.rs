@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use tidegate_wire::{DropReason, Ipv4Header, Protocol};
 
-use crate::Stack;
+use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v4};
-use crate::ip::packet::IpInfo;
-use crate::ip::packet::{IcmpErrorKind, RxVerdict};
+use crate::ip::packet::{IcmpErrorKind, IpInfo, IpInput, RxVerdict, TransportPacket};
 use crate::ip::reassembly::{Fragment, FragmentKey, ReassembledPacket};
 use crate::link::LinkMeta;
 
@@ -15,19 +14,21 @@ use crate::link::LinkMeta;
 /// (RFC 1858 section 3).
 const MIN_FIRST_FRAGMENT_BYTES: usize = 8;
 
-impl Stack {
+impl Interface {
     /// Processes a received IPv4 packet.
     #[inline]
-    pub(crate) fn ipv4_input(
+    pub(crate) fn handle_ipv4<'p>(
         &mut self,
         now_ns: u64,
-        packet: &[u8],
+        packet: &'p [u8],
         link_meta: &LinkMeta,
-    ) -> Result<RxVerdict, DropReason> {
+    ) -> Result<IpInput<'p>, DropReason> {
         let (header, payload) = Ipv4Header::parse(packet)?;
         let kind = self.addresses.kind_v4(header.destination);
         if !matches!(kind, AddressKind::Local | AddressKind::Broadcast | AddressKind::JoinedGroup) {
-            return self.ipv4_transit_input(now_ns, packet, link_meta, &header);
+            return self
+                .handle_transit_v4(now_ns, packet, link_meta, &header)
+                .map(IpInput::Verdict);
         }
         let is_valid_source = match self.addresses.kind_v4(header.source) {
             AddressKind::Other => can_be_source_v4(header.source),
@@ -39,7 +40,9 @@ impl Stack {
         }
         header.options(packet).check()?;
         if header.is_fragment() {
-            return self.ipv4_fragment_input(now_ns, packet, link_meta, &header, payload);
+            return self
+                .handle_fragment_v4(now_ns, packet, link_meta, &header, payload)
+                .map(IpInput::Verdict);
         }
         let info = IpInfo {
             source: IpAddr::V4(header.source),
@@ -48,30 +51,21 @@ impl Stack {
             traffic_class: header.dscp_ecn,
             is_unicast: kind == AddressKind::Local,
         };
-        let result = match header.protocol {
-            Protocol::UDP => self.udp_input(info, link_meta, payload, header.header_bytes.into()),
-            Protocol::ICMPV4 => return self.icmpv4_input(now_ns, &header, payload, link_meta),
-            Protocol::TCP => return self.tcp_input(now_ns, &info, link_meta, payload),
-            _ => Err(DropReason::ProtocolUnknown),
-        };
-        match result {
-            Err(DropReason::UdpNoSocket) => {
-                self.send_icmp_error_v4(now_ns, packet, link_meta, IcmpErrorKind::PortUnreachable);
+        match header.protocol {
+            protocol @ (Protocol::UDP | Protocol::TCP) => {
+                let offset = header.header_bytes.into();
+                Ok(IpInput::Transport(TransportPacket { info, protocol, bytes: payload, offset }))
             }
-            Err(DropReason::ProtocolUnknown) => {
-                self.send_icmp_error_v4(
-                    now_ns,
-                    packet,
-                    link_meta,
-                    IcmpErrorKind::ProtocolUnreachable(0),
-                );
+            Protocol::ICMPV4 => self.handle_icmpv4(now_ns, &header, payload, link_meta),
+            _ => {
+                let error = IcmpErrorKind::ProtocolUnreachable(0);
+                self.send_icmp_error_v4(now_ns, packet, link_meta, error);
+                Err(DropReason::ProtocolUnknown)
             }
-            _ => {}
         }
-        result
     }
 
-    fn ipv4_fragment_input(
+    fn handle_fragment_v4(
         &mut self,
         now_ns: u64,
         packet: &[u8],
@@ -102,7 +96,7 @@ impl Stack {
             data: payload,
             max_packet_payload_bytes: usize::from(u16::MAX) - header_bytes,
         };
-        self.fragment_input(now_ns, key, &fragment)
+        self.handle_fragment(now_ns, key, &fragment)
     }
 }
 

@@ -6,29 +6,30 @@ use tidegate_wire::icmpv6::parameter_problem;
 use tidegate_wire::ipv6_extension::{ParameterProblem, UpperLayer, upper_layer};
 use tidegate_wire::{DropReason, Ipv6Header, Protocol};
 
-use crate::Stack;
+use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v6};
-use crate::ip::packet::IpInfo;
-use crate::ip::packet::{IcmpErrorKind, RxVerdict};
+use crate::ip::packet::{IcmpErrorKind, IpInfo, IpInput, RxVerdict, TransportPacket};
 use crate::ip::reassembly::{Fragment, FragmentKey, ReassembledPacket};
 use crate::link::LinkMeta;
 
 /// Offset of the payload length in the header.
 const PAYLOAD_LENGTH_OFFSET_BYTES: usize = 4;
 
-impl Stack {
+impl Interface {
     /// Processes a received IPv6 packet.
     #[inline]
-    pub(crate) fn ipv6_input(
+    pub(crate) fn handle_ipv6<'p>(
         &mut self,
         now_ns: u64,
-        packet: &[u8],
+        packet: &'p [u8],
         link_meta: &LinkMeta,
-    ) -> Result<RxVerdict, DropReason> {
+    ) -> Result<IpInput<'p>, DropReason> {
         let (header, payload) = Ipv6Header::parse(packet)?;
         let kind = self.addresses.kind_v6(header.destination);
         if kind == AddressKind::Other {
-            return self.ipv6_transit_input(now_ns, packet, link_meta, &header);
+            return self
+                .handle_transit_v6(now_ns, packet, link_meta, &header)
+                .map(IpInput::Verdict);
         }
         let is_local = self.addresses.kind_v6(header.source) == AddressKind::Local;
         if !can_be_source_v6(header.source) || is_local && !link_meta.is_loopback {
@@ -49,10 +50,12 @@ impl Stack {
             }
         };
         if upper.fragment.is_some() {
-            return self.ipv6_fragment_input(now_ns, packet, link_meta, &header, &upper);
+            return self
+                .handle_fragment_v6(now_ns, packet, link_meta, &header, &upper)
+                .map(IpInput::Verdict);
         }
         if upper.protocol == Protocol::ICMPV6 {
-            return self.icmpv6_input(now_ns, &header, upper.payload, link_meta);
+            return self.handle_icmpv6(now_ns, &header, upper.payload, link_meta);
         }
         if kind == AddressKind::Tentative {
             return Err(DropReason::Ipv6NotForUs);
@@ -60,34 +63,6 @@ impl Stack {
         if header.source.is_unspecified() {
             return Err(DropReason::Ipv6SourceInvalid);
         }
-        let result = self.ipv6_transport_input(now_ns, &header, kind, link_meta, &upper);
-        match result {
-            Err(DropReason::UdpNoSocket) => {
-                self.send_icmp_error_v6(now_ns, packet, link_meta, IcmpErrorKind::PortUnreachable);
-            }
-            Err(DropReason::Ipv6NextHeaderUnknown) => {
-                let pointer = upper.next_header_offset_bytes as u32;
-                self.send_icmp_error_v6(
-                    now_ns,
-                    packet,
-                    link_meta,
-                    IcmpErrorKind::ProtocolUnreachable(pointer),
-                );
-            }
-            _ => {}
-        }
-        result
-    }
-
-    #[inline]
-    fn ipv6_transport_input(
-        &mut self,
-        now_ns: u64,
-        header: &Ipv6Header,
-        kind: AddressKind,
-        link_meta: &LinkMeta,
-        upper: &UpperLayer<'_>,
-    ) -> Result<RxVerdict, DropReason> {
         let info = IpInfo {
             source: IpAddr::V6(header.source),
             destination: IpAddr::V6(header.destination),
@@ -96,14 +71,21 @@ impl Stack {
             is_unicast: kind == AddressKind::Local,
         };
         match upper.protocol {
-            Protocol::UDP => self.udp_input(info, link_meta, upper.payload, upper.offset_bytes),
-            Protocol::TCP => self.tcp_input(now_ns, &info, link_meta, upper.payload),
-            Protocol::NO_NEXT_HEADER => Ok(RxVerdict::Handled),
-            _ => Err(DropReason::Ipv6NextHeaderUnknown),
+            protocol @ (Protocol::UDP | Protocol::TCP) => {
+                let (bytes, offset) = (upper.payload, upper.offset_bytes);
+                Ok(IpInput::Transport(TransportPacket { info, protocol, bytes, offset }))
+            }
+            Protocol::NO_NEXT_HEADER => Ok(IpInput::Verdict(RxVerdict::Handled)),
+            _ => {
+                let pointer = upper.next_header_offset_bytes as u32;
+                let error = IcmpErrorKind::ProtocolUnreachable(pointer);
+                self.send_icmp_error_v6(now_ns, packet, link_meta, error);
+                Err(DropReason::Ipv6NextHeaderUnknown)
+            }
         }
     }
 
-    fn ipv6_fragment_input(
+    fn handle_fragment_v6(
         &mut self,
         now_ns: u64,
         packet: &[u8],
@@ -131,7 +113,7 @@ impl Stack {
             data: upper.payload,
             max_packet_payload_bytes: u16::MAX.into(),
         };
-        let result = self.fragment_input(now_ns, key, &fragment);
+        let result = self.handle_fragment(now_ns, key, &fragment);
         // RFC 8200 section 4.5: report a fragment whose length is no multiple of 8, and a packet
         // that would exceed the maximum length.
         let pointer = match result {

@@ -2,6 +2,8 @@
 
 pub(crate) mod address;
 pub(crate) mod forward;
+mod fragments;
+pub(crate) mod identification;
 pub(crate) mod ipv4;
 pub(crate) mod ipv6;
 pub(crate) mod output;
@@ -10,4 +12,4 @@ pub(crate) mod path;
 pub(crate) mod path_mtu;
 pub(crate) mod reassembly;
 pub(crate) mod route;
-pub(crate) mod router;
+pub(crate) mod transit;

@@ -1,23 +1,19 @@
 //! IP output: path lookup, IP header, fragmentation, next hop.
 
-use std::hash::BuildHasher;
 use std::net::IpAddr;
 
 use tidegate_memory::{Arena, Frame, HEADROOM_BYTES};
 use tidegate_wire::ipv6_extension::FragmentHeader;
-use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, MacAddr, Medium, Protocol};
+use tidegate_wire::{DropReason, EtherType, Ipv4Header, Ipv6Header, Protocol};
 
 use crate::fast_path::template::HeaderTemplate;
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
-use crate::neighbour::{NeighbourAction, Resolution};
-use crate::{AddressOwnership, Event, SendError, Stack};
+use crate::{AddressOwnership, SendError};
 
-/// Number of counters for packet identifications.
-pub(crate) const IDENTIFICATION_COUNTERS: usize = 256;
-
-impl Stack {
+impl Interface {
     /// Maximum length of the headers in front of a UDP payload, in bytes.
     #[inline]
     pub(crate) fn max_header_bytes(&self) -> usize {
@@ -125,65 +121,24 @@ impl Stack {
         }
     }
 
+    /// Source address of packets to `destination`; `None` without a route.
+    pub(crate) fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        let next_hop = self.next_hop(destination)?;
+        self.addresses.source_for(destination, next_hop)
+    }
+
+    /// Checks that packets to `to` may have the source address `from`; returns `from`.
+    pub(crate) fn check_source(&self, from: IpAddr, to: IpAddr) -> Result<IpAddr, SendError> {
+        if self.addresses.kind(from) != AddressKind::Local || from.is_ipv4() != to.is_ipv4() {
+            return Err(SendError::SourceNotLocal(from));
+        }
+        Ok(from)
+    }
+
     /// True if packets to addresses of this interface are looped back. With shared addresses, they
     /// may be meant for the kernel. A router has no local sockets.
     pub(crate) fn has_loopback(&self) -> bool {
         self.ownership == AddressOwnership::Exclusive && !self.forwarding.enabled
-    }
-
-    fn resolve(
-        &mut self,
-        now_ns: u64,
-        arena: &mut Arena,
-        next_hop: IpAddr,
-    ) -> Result<(Option<MacAddr>, u64), SendError> {
-        let group = match next_hop {
-            _ if self.medium == Medium::Ip => Some(MacAddr::UNSPECIFIED),
-            IpAddr::V4(v4) if v4.is_multicast() => Some(MacAddr::from_ipv4_group(v4)),
-            IpAddr::V6(v6) if v6.is_multicast() => Some(MacAddr::from_ipv6_group(v6)),
-            _ if self.addresses.kind(next_hop) == AddressKind::Broadcast => {
-                Some(MacAddr::BROADCAST)
-            }
-            _ => None,
-        };
-        if group.is_some() {
-            return Ok((group, u64::MAX));
-        }
-        match self.neighbours.resolve(now_ns, next_hop) {
-            Ok(Resolution::Known(mac, until_ns)) => Ok((Some(mac), until_ns)),
-            Ok(Resolution::Wait(action)) => {
-                if let Some(action) = action {
-                    self.solicit_neighbour(now_ns, arena, action);
-                }
-                Ok((None, 0))
-            }
-            Err(reason) => {
-                self.counters.transmit_drops.count(reason);
-                Err(SendError::WouldBlock)
-            }
-        }
-    }
-
-    /// Solicits a neighbour, or asks the caller to resolve it.
-    pub(crate) fn solicit_neighbour(
-        &mut self,
-        now_ns: u64,
-        arena: &mut Arena,
-        action: NeighbourAction,
-    ) {
-        let (ip, mac) = match action {
-            NeighbourAction::Solicit(ip) => (ip, None),
-            NeighbourAction::Probe(ip, mac) => (ip, Some(mac)),
-        };
-        match ip {
-            _ if self.ownership == AddressOwnership::Shared => {
-                self.queue_event_once(Event::NeighbourUnresolved(ip));
-            }
-            IpAddr::V4(v4) => {
-                self.send_arp_request(arena, v4, mac.unwrap_or(MacAddr::BROADCAST));
-            }
-            IpAddr::V6(v6) => self.send_solicitation(now_ns, arena, v6, mac),
-        }
     }
 
     /// Sends a frame that holds the payload of an IP packet within the path MTU, or one fragment of
@@ -204,7 +159,7 @@ impl Stack {
             None if path.routers_fragment => Some(FragmentHeader {
                 offset_bytes: 0,
                 more_fragments: false,
-                identification: self.identification(packet.source, packet.destination),
+                identification: self.identifications.next(packet.source, packet.destination),
             }),
             other => other,
         };
@@ -230,9 +185,7 @@ impl Stack {
             }
         }
     }
-}
 
-impl Stack {
     /// Sends the payload of an IP packet in fragments, all of them or none (RFC 791, RFC 8200
     /// section 4.5).
     ///
@@ -254,7 +207,7 @@ impl Stack {
         if count > self.transmit_space(path).min(arena.available()) {
             return Err(SendError::WouldBlock);
         }
-        let identification = self.identification(packet.source, packet.destination);
+        let identification = self.identifications.next(packet.source, packet.destination);
         for (index, data) in payload.chunks(fragment_bytes).enumerate() {
             let mut frame = arena.alloc_from(data).ok_or(SendError::WouldBlock)?;
             let fragment = FragmentHeader {
@@ -270,15 +223,6 @@ impl Stack {
             self.send_frame(arena, packet, path, Some(fragment), frame);
         }
         Ok(())
-    }
-
-    /// Returns an identification that these two hosts have not used for long, and that reveals
-    /// nothing about other hosts (RFC 7739 section 5.2).
-    fn identification(&mut self, source: IpAddr, destination: IpAddr) -> u32 {
-        let at = self.hash_key.hash_one((source, destination)) as usize;
-        let counter = &mut self.identifications[at % IDENTIFICATION_COUNTERS];
-        *counter = counter.wrapping_add(1);
-        *counter
     }
 }
 

@@ -6,7 +6,35 @@ use std::net::IpAddr;
 use tidegate_wire::ipv6_extension::ParameterProblem;
 use tidegate_wire::{ArpPacket, DropReason, MacAddr, Protocol};
 
+use crate::icmp::{QuotedPacket, ReceivedIcmpError};
 use crate::neighbour::NeighbourClaim;
+
+/// True if `packet` begins like an IPv4 packet.
+#[inline]
+pub(crate) fn is_ipv4(packet: &[u8]) -> bool {
+    packet.first().is_some_and(|first| first >> 4 == 4)
+}
+
+/// Result of the IP layer for a received packet.
+pub(crate) enum IpInput<'p> {
+    /// Payload for UDP or TCP.
+    Transport(TransportPacket<'p>),
+    /// ICMP error about a packet of a socket.
+    IcmpError(ReceivedIcmpError, QuotedPacket<'p>),
+    /// No transport protocol is involved.
+    Verdict(RxVerdict),
+}
+
+/// Datagram or segment in a received packet.
+pub(crate) struct TransportPacket<'p> {
+    pub(crate) info: IpInfo,
+    /// UDP or TCP.
+    pub(crate) protocol: Protocol,
+    /// Transport header and payload.
+    pub(crate) bytes: &'p [u8],
+    /// Offset of `bytes` in the packet, in bytes.
+    pub(crate) offset: usize,
+}
 
 /// Verdict on a received packet.
 pub(crate) enum RxVerdict {

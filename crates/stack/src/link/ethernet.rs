@@ -3,7 +3,7 @@
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropReason, EtherType, EthernetHeader, MacAddr, Medium, VlanTag};
 
-use crate::Stack;
+use crate::interface::Interface;
 use crate::ip::path::Path;
 
 /// Link-layer information about a received packet.
@@ -52,10 +52,10 @@ impl LinkMeta {
     }
 }
 
-impl Stack {
+impl Interface {
     /// Checks VLAN, source and destination of a received frame.
     #[inline]
-    pub(crate) fn ethernet_input(
+    pub(crate) fn handle_ethernet(
         &self,
         header: &EthernetHeader,
         frame: &Frame,

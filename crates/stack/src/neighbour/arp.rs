@@ -5,12 +5,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use tidegate_memory::Arena;
 use tidegate_wire::{ArpOperation, ArpPacket, DropReason, EtherType, MacAddr};
 
+use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v4};
 use crate::neighbour::NeighbourClaim;
-use crate::{AddressOwnership, Event, Stack};
+use crate::{AddressOwnership, Event};
 
-impl Stack {
-    pub(crate) fn arp_input(
+impl Interface {
+    /// Processes a received packet.
+    pub(crate) fn handle_arp(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,
@@ -36,7 +38,7 @@ impl Stack {
         }
         let for_us = self.addresses.kind_v4(target_ip) == AddressKind::Local;
         match operation {
-            ArpOperation::Reply => self.arp_reply_input(now_ns, arena, sender_ip, sender_mac),
+            ArpOperation::Reply => self.handle_arp_reply(now_ns, arena, sender_ip, sender_mac),
             ArpOperation::Request if for_us => {
                 if !is_probe && self.routes.is_on_link(sender_ip.into()) {
                     let outcome = self.neighbours.learn(now_ns, sender_ip.into(), sender_mac);
@@ -47,13 +49,13 @@ impl Stack {
             }
             // An announcement (RFC 5227 section 3) only updates existing entries.
             ArpOperation::Request if sender_ip == target_ip => {
-                self.arp_reply_input(now_ns, arena, sender_ip, sender_mac)
+                self.handle_arp_reply(now_ns, arena, sender_ip, sender_mac)
             }
             ArpOperation::Request => Err(DropReason::ArpNotForUs),
         }
     }
 
-    fn arp_reply_input(
+    fn handle_arp_reply(
         &mut self,
         now_ns: u64,
         arena: &mut Arena,

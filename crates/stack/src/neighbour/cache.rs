@@ -108,7 +108,6 @@ pub(crate) enum ClaimOutcome {
 /// Neighbour that did not answer.
 #[derive(Debug)]
 pub(crate) struct UnreachableNeighbour {
-    pub(crate) ip: IpAddr,
     /// Frames that waited for the neighbour.
     pub(crate) waiting: VecDeque<Frame>,
 }
@@ -288,7 +287,7 @@ impl NeighbourCache {
                 Some(&at) => self.remove(at),
                 None => VecDeque::new(),
             };
-            return Err(UnreachableNeighbour { ip, waiting });
+            return Err(UnreachableNeighbour { waiting });
         };
         if !self.index.contains_key(&ip) {
             let _ = self.insert(now_ns, ip, mac, State::Stale);
@@ -340,7 +339,6 @@ impl NeighbourCache {
             entry.solicitations = 0;
         } else if entry.solicitations >= MAX_SOLICITATIONS {
             return NeighbourTimeout::Unreachable(UnreachableNeighbour {
-                ip,
                 waiting: self.remove(at),
             });
         }

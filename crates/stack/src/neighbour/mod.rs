@@ -4,9 +4,11 @@
 mod arp;
 mod cache;
 mod ndp;
+mod resolve;
+mod tentative;
 
 pub(crate) use cache::{
     ClaimOutcome, NeighbourAction, NeighbourCache, NeighbourClaim, NeighbourTimeout, Resolution,
     UnreachableNeighbour,
 };
-pub(crate) use ndp::TentativeAddress;
+pub(crate) use tentative::TentativeAddresses;

@@ -9,26 +9,17 @@ use tidegate_wire::{
     Protocol,
 };
 
+use crate::interface::Interface;
 use crate::ip::address::{ALL_NODES, AddressKind};
 use crate::ip::packet::{Packet, RxVerdict};
 use crate::link::LinkMeta;
 use crate::neighbour::NeighbourClaim;
-use crate::{AddressOwnership, Event, Stack};
+use crate::neighbour::tentative::DetectionStep;
+use crate::{AddressOwnership, Event};
 
-const SECOND_NS: u64 = 1_000_000_000;
-
-/// Address that is not known to be unique yet.
-#[derive(Clone, Copy)]
-pub(crate) struct TentativeAddress {
-    pub(crate) address: Ipv6Addr,
-    /// Deadline of the current step, in nanoseconds.
-    pub(crate) until_ns: u64,
-    /// True after the solicitation was sent.
-    pub(crate) solicited: bool,
-}
-
-impl Stack {
-    pub(crate) fn ndp_input(
+impl Interface {
+    /// Processes a received message.
+    pub(crate) fn handle_ndp(
         &mut self,
         header: &Ipv6Header,
         link_meta: &LinkMeta,
@@ -39,10 +30,10 @@ impl Stack {
         }
         match *message {
             NdpMessage::NeighbourSolicitation { target, source_mac } => {
-                self.solicitation_input(header, link_meta, target, source_mac)
+                self.handle_solicitation(header, link_meta, target, source_mac)
             }
             NdpMessage::NeighbourAdvertisement(advertisement) => {
-                self.advertisement_input(&advertisement)
+                self.handle_advertisement(&advertisement)
             }
             // This host is not a router, and its routes are configured: RFC 4861 sections 6.2.6
             // and 8.3 let a host ignore the other messages.
@@ -50,7 +41,7 @@ impl Stack {
         }
     }
 
-    fn solicitation_input(
+    fn handle_solicitation(
         &mut self,
         header: &Ipv6Header,
         link_meta: &LinkMeta,
@@ -97,7 +88,7 @@ impl Stack {
         address.is_unicast_link_local() || self.routes.is_on_link(address.into())
     }
 
-    fn advertisement_input(
+    fn handle_advertisement(
         &mut self,
         advertisement: &NeighbourAdvertisement,
     ) -> Result<RxVerdict, DropReason> {
@@ -123,7 +114,7 @@ impl Stack {
 
     /// Removes a tentative address that another host uses.
     fn duplicate_address(&mut self, address: Ipv6Addr) -> Result<RxVerdict, DropReason> {
-        self.tentative.retain(|tentative| tentative.address != address);
+        self.tentative.remove(address);
         self.addresses.remove(address.into());
         self.paths.invalidate();
         self.queue_event_once(Event::AddressConflict(address.into()));
@@ -165,21 +156,17 @@ impl Stack {
     /// Duplicate address detection: solicits new addresses, and confirms the addresses that no host
     /// claimed in time (RFC 4862 section 5.4).
     pub(crate) fn detect_duplicates(&mut self, now_ns: u64, arena: &mut Arena) {
-        for at in (0..self.tentative.len()).rev() {
-            let TentativeAddress { address, until_ns, solicited } = self.tentative[at];
-            if until_ns > now_ns {
-                continue;
-            }
-            if solicited {
-                self.tentative.swap_remove(at);
-                self.addresses.confirm(address.into());
-                self.paths.invalidate();
-                continue;
-            }
-            let tentative = &mut self.tentative[at];
-            (tentative.solicited, tentative.until_ns) = (true, now_ns + SECOND_NS);
-            let group = solicited_node(address);
-            let message = NdpMessage::NeighbourSolicitation { target: address, source_mac: None };
+        while let Some(step) = self.tentative.poll_due(now_ns) {
+            let target = match step {
+                DetectionStep::Solicit(address) => address,
+                DetectionStep::Confirm(address) => {
+                    self.addresses.confirm(address.into());
+                    self.paths.invalidate();
+                    continue;
+                }
+            };
+            let group = solicited_node(target);
+            let message = NdpMessage::NeighbourSolicitation { target, source_mac: None };
             self.reply_ndp(Ipv6Addr::UNSPECIFIED, group, &message);
             self.reply.mac = Some(MacAddr::from_ipv6_group(group));
             self.flush_reply(now_ns, arena);

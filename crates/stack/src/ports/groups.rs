@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::{Stack, Transport};
+use crate::Transport;
 
 /// Registry of the sockets with `reuse_port`, so that several stacks on the same addresses can have
 /// sockets on one port.
@@ -31,6 +31,10 @@ pub trait PortGroups: Send + Sync {
 pub(crate) struct PortGroupsHandle(Option<Arc<dyn PortGroups>>);
 
 impl PortGroupsHandle {
+    pub(crate) fn new(groups: Arc<dyn PortGroups>) -> Self {
+        Self(Some(groups))
+    }
+
     #[inline]
     pub(crate) fn notify(&self, call: impl FnOnce(&dyn PortGroups)) {
         if let Some(groups) = &self.0 {
@@ -55,16 +59,6 @@ impl PortGroupsHandle {
     }
 }
 
-impl Stack {
-    /// Sets the registry of sockets with `reuse_port`: existing sockets are reported at once, later
-    /// ones as they open and close.
-    pub fn set_port_groups(&mut self, groups: Arc<dyn PortGroups>) {
-        let handle = PortGroupsHandle(Some(groups));
-        self.udp.set_port_groups(handle.clone());
-        self.tcp.set_port_groups(handle);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -73,7 +67,7 @@ mod tests {
     use tidegate_wire::MacAddr;
 
     use super::*;
-    use crate::{Config, SocketError, SocketSelection, TcpOptions, UdpOptions};
+    use crate::{Config, SocketError, SocketSelection, Stack, TcpOptions, UdpOptions};
 
     #[derive(Default)]
     struct Log(Mutex<Vec<String>>);
@@ -173,7 +167,7 @@ mod tests {
         for frame in frames {
             let copy = to.1.alloc_from(from.1.bytes(&frame)).unwrap();
             from.1.free(frame);
-            to.0.ingest(0, copy, to.1);
+            to.0.handle_frame(0, copy, to.1);
         }
         to.0.tcp_flush(0, to.1);
     }

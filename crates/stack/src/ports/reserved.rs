@@ -1,7 +1,5 @@
 //! Local ports in use by others on the same addresses.
 
-use crate::Stack;
-
 /// Transport protocol with port numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
@@ -18,19 +16,12 @@ type PortPredicate = Box<dyn Fn(Transport, u16) -> bool + Send>;
 pub(crate) struct ReservedPorts(Option<PortPredicate>);
 
 impl ReservedPorts {
+    pub(crate) fn new(is_reserved: impl Fn(Transport, u16) -> bool + Send + 'static) -> Self {
+        Self(Some(Box::new(is_reserved)))
+    }
+
     pub(crate) fn contains(&self, transport: Transport, port: u16) -> bool {
         self.0.as_ref().is_some_and(|is_reserved| is_reserved(transport, port))
-    }
-}
-
-impl Stack {
-    /// Excludes the ports for which `is_reserved` returns true from ephemeral port selection: for
-    /// stacks that share their addresses.
-    pub fn set_reserved_ports(
-        &mut self,
-        is_reserved: impl Fn(Transport, u16) -> bool + Send + 'static,
-    ) {
-        self.reserved_ports = ReservedPorts(Some(Box::new(is_reserved)));
     }
 }
 
@@ -42,7 +33,7 @@ mod tests {
     use tidegate_wire::MacAddr;
 
     use super::*;
-    use crate::{Config, TcpOptions, UdpOptions};
+    use crate::{Config, Stack, TcpOptions, UdpOptions};
 
     #[test]
     fn never_chooses_a_reserved_port() {

@@ -89,16 +89,17 @@ impl Stack {
     ) -> ExtractedSockets {
         let udp = self.udp.extract_sockets(&sockets.udp, arena);
         let tcp = self.tcp.extract_sockets(&sockets.listeners, &sockets.connections);
-        self.counters.held -= udp.queued_datagrams();
-        self.counters.migrated_out += udp.queued_datagrams();
-        self.events.retain(|event| match *event {
+        self.interface.counters.held -= udp.queued_datagrams();
+        self.interface.counters.migrated_out += udp.queued_datagrams();
+        self.interface.events.retain(|event| match *event {
             Event::UdpReadable(id) | Event::UdpError(id) => self.udp.get(id).is_some(),
             _ => true,
         });
         let peers: BTreeSet<_> = udp.remote_addresses().chain(tcp.remote_addresses()).collect();
-        let next_hops: BTreeSet<_> = peers.iter().filter_map(|&peer| self.next_hop(peer)).collect();
-        let mac_of = |ip| Some((ip, self.neighbours.mac(ip)?));
-        let mtu_to = |peer| Some((peer, self.path_mtus.get(now_ns, peer)?));
+        let next_hops: BTreeSet<_> =
+            peers.iter().filter_map(|&peer| self.interface.next_hop(peer)).collect();
+        let mac_of = |ip| Some((ip, self.interface.neighbours.mac(ip)?));
+        let mtu_to = |peer| Some((peer, self.interface.path_mtus.get(now_ns, peer)?));
         let extracted = ExtractedSockets {
             secrets: self.tcp_secrets(),
             extracted_at_ns: now_ns,
@@ -138,9 +139,9 @@ impl Stack {
         // The source core may have read the clock later: peers must not see time go backwards.
         let now_ns = now_ns.max(extracted_at_ns);
         self.merge_neighbours_and_path_mtus(now_ns, arena, &neighbours, &path_mtus);
-        self.counters.held += udp.queued_datagrams();
-        self.counters.migrated_in += udp.queued_datagrams();
-        let udp = self.udp.insert_sockets(udp, &mut self.events);
+        self.interface.counters.held += udp.queued_datagrams();
+        self.interface.counters.migrated_in += udp.queued_datagrams();
+        let udp = self.udp.insert_sockets(udp, &mut self.interface.events);
         let TcpMigrationMap { listeners, connections } = self.tcp.insert_sockets(now_ns, tcp);
         self.tcp_flush(now_ns, arena);
         Ok(MigrationMap { udp, listeners, connections })
@@ -169,17 +170,19 @@ impl Stack {
         path_mtus: &[(IpAddr, PathMtu)],
     ) {
         for &(ip, mac) in neighbours {
-            if self.neighbours.mac(ip).is_none() {
-                let outcome = self.neighbours.learn(now_ns, ip, mac);
+            if self.interface.neighbours.mac(ip).is_none() {
+                let outcome = self.interface.neighbours.learn(now_ns, ip, mac);
                 // A learned entry is never rejected.
-                let _ = self.apply_claim_outcome(now_ns, arena, ip, outcome);
+                let _ = self.interface.apply_claim_outcome(now_ns, arena, ip, outcome);
             }
         }
         for &(peer, migrated) in path_mtus {
-            let known = self.path_mtus.get(now_ns, peer);
-            if migrated.mtu <= self.mtu && known.is_none_or(|known| migrated.mtu < known.mtu) {
-                self.path_mtus.restore(now_ns, peer, migrated);
-                self.paths.invalidate();
+            let known = self.interface.path_mtus.get(now_ns, peer);
+            if migrated.mtu <= self.interface.mtu
+                && known.is_none_or(|known| migrated.mtu < known.mtu)
+            {
+                self.interface.path_mtus.restore(now_ns, peer, migrated);
+                self.interface.paths.invalidate();
             }
         }
     }

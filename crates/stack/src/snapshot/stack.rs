@@ -131,19 +131,25 @@ impl Stack {
     /// packets to forward and fragments are not saved: they are lost like packets on a wire. So
     /// transmit the queue first.
     pub fn save(&self, now_ns: u64, arena: &Arena) -> StackSnapshot {
-        let path_mtus = self.path_mtus.iter().map(|(destination, known)| PathMtuSnapshot {
-            destination,
-            mtu: u16::try_from(known.mtu).unwrap_or(u16::MAX),
-            routers_fragment: known.routers_fragment,
-            remaining_ns: known.until_ns.saturating_sub(now_ns),
-        });
+        let path_mtus =
+            self.interface.path_mtus.iter().map(|(destination, known)| PathMtuSnapshot {
+                destination,
+                mtu: u16::try_from(known.mtu).unwrap_or(u16::MAX),
+                routers_fragment: known.routers_fragment,
+                remaining_ns: known.until_ns.saturating_sub(now_ns),
+            });
         StackSnapshot {
             version: STATE_VERSION,
-            unique_v6: self.addresses.local_addresses().filter(IpAddr::is_ipv6).collect(),
-            groups: self.addresses.groups().collect(),
-            neighbours: self.neighbours.resolved_entries().map(|(ip, mac)| (ip, mac.0)).collect(),
+            unique_v6: self.interface.addresses.local_addresses().filter(IpAddr::is_ipv6).collect(),
+            groups: self.interface.addresses.groups().collect(),
+            neighbours: self
+                .interface
+                .neighbours
+                .resolved_entries()
+                .map(|(ip, mac)| (ip, mac.0))
+                .collect(),
             path_mtus: path_mtus.filter(|known| known.remaining_ns > 0).collect(),
-            counters: CountersSnapshot::save(&self.counters, self.udp.queued_datagrams()),
+            counters: CountersSnapshot::save(&self.interface.counters, self.udp.queued_datagrams()),
             udp: self.udp.save(arena),
             tcp: self.tcp.save(now_ns),
         }
@@ -172,8 +178,8 @@ impl Stack {
         let mut stack = Stack::new(config, now_ns)?;
         stack.restore_link(now_ns, &saved);
         let readable = stack.udp.restore(saved.udp)?;
-        stack.events.extend(readable);
-        stack.counters = saved.counters.restore(stack.udp.queued_datagrams())?;
+        stack.interface.events.extend(readable);
+        stack.interface.counters = saved.counters.restore(stack.udp.queued_datagrams())?;
         stack.tcp.restore(now_ns, saved.tcp)?;
         stack.check_socket_addresses()?;
         stack.tcp_flush(now_ns, arena);
@@ -193,7 +199,7 @@ impl Stack {
     ) -> Option<IpAddr> {
         used.find(|&ip| {
             let may_be = ip.is_unspecified() || ip.is_multicast();
-            !may_be && self.addresses.kind(ip) == AddressKind::Other
+            !may_be && self.interface.addresses.kind(ip) == AddressKind::Other
         })
     }
 
@@ -202,30 +208,27 @@ impl Stack {
     fn restore_link(&mut self, now_ns: u64, saved: &StackSnapshot) {
         // These addresses are in use, so no other host has taken them meanwhile.
         let is_unique = |address| saved.unique_v6.contains(&IpAddr::V6(address));
-        let (unique, tentative) =
-            self.tentative.drain(..).partition::<Vec<_>, _>(|t| is_unique(t.address));
-        self.tentative = tentative;
-        for tentative in unique {
-            self.addresses.confirm(tentative.address.into());
+        for address in self.interface.tentative.take_unique(is_unique) {
+            self.interface.addresses.confirm(address.into());
         }
         for &group in saved.groups.iter().filter(|group| group.is_multicast()) {
-            self.addresses.join(group);
+            self.interface.addresses.join(group);
         }
-        self.schedule_mld_reports(now_ns);
+        self.interface.schedule_mld_reports(now_ns);
         for &(ip, mac) in &saved.neighbours {
             let mac = MacAddr(mac);
             if mac.is_valid_unicast() && !ip.is_multicast() && !ip.is_unspecified() {
                 // Stale: the entry was valid before, and is verified at its next use.
-                let _ = self.neighbours.learn(now_ns, ip, mac);
+                let _ = self.interface.neighbours.learn(now_ns, ip, mac);
             }
         }
         for known in &saved.path_mtus {
             let mtu = usize::from(known.mtu);
             let until_ns = now_ns.saturating_add(known.remaining_ns);
             let routers_fragment = known.routers_fragment;
-            if mtu <= self.mtu {
+            if mtu <= self.interface.mtu {
                 let known_mtu = PathMtu { mtu, routers_fragment, until_ns };
-                self.path_mtus.restore(now_ns, known.destination, known_mtu);
+                self.interface.path_mtus.restore(now_ns, known.destination, known_mtu);
             }
         }
     }

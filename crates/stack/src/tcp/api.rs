@@ -6,103 +6,99 @@ use tidegate_memory::Arena;
 
 use super::buffers::{BUFFER_BYTES, TcpShared};
 use super::connection::Connection;
+use super::demux::TcpTable;
 use super::flags::ConnFlags;
 use super::listener::Listener;
 use super::segment::FourTuple;
 use super::socket::{
     Failure, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness, TcpState,
 };
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::ports::choose_port;
-use crate::{SendError, Stack, Transport};
+use crate::{SendError, Transport};
 
-impl Stack {
-    /// Listens on `local`. Port 0 selects a free port; the unspecified address accepts connections
-    /// to any local address. The accept queue holds at most `backlog` connections.
-    ///
-    /// # Errors
-    /// When the address is not local or in use, no port is free, or the limit of listeners is
-    /// reached.
-    pub fn tcp_listen(
+impl TcpTable {
+    /// Implements [`crate::Stack::tcp_listen`].
+    pub(crate) fn listen(
         &mut self,
+        interface: &mut Interface,
         local: SocketAddr,
         backlog: usize,
         options: TcpOptions,
     ) -> Result<TcpListenerId, TcpError> {
         let ip = local.ip();
-        if !ip.is_unspecified() && self.addresses.kind(ip) != AddressKind::Local {
+        if !ip.is_unspecified() && interface.addresses.kind(ip) != AddressKind::Local {
             return Err(TcpError::AddressNotAvailable(ip));
         }
         let mut local = SocketAddr::new(ip, local.port());
         if local.port() == 0 {
-            let (tcp, reserved) = (&self.tcp, &self.reserved_ports);
+            let (tcp, reserved) = (&self, &interface.reserved_ports);
             let is_free = |port| {
                 let is_taken = tcp.listeners.has_port(SocketAddr::new(ip, port));
                 !is_taken && !reserved.contains(Transport::Tcp, port)
             };
-            let port = choose_port(&mut self.rng, is_free).ok_or(TcpError::NoPortFree(local))?;
+            let port =
+                choose_port(&mut interface.rng, is_free).ok_or(TcpError::NoPortFree(local))?;
             local.set_port(port);
         }
-        let options = self.tcp.shared.intern_options(options);
-        self.tcp.listeners.add(local, backlog, options)
+        let options = self.shared.intern_options(options);
+        self.listeners.add(local, backlog, options)
     }
 
-    /// Returns the local address of a listener.
-    pub fn tcp_listener_addr(&self, id: TcpListenerId) -> Option<SocketAddr> {
-        self.tcp.listeners.get(id).map(|listener| listener.local)
+    /// Implements [`crate::Stack::tcp_listener_addr`].
+    pub(crate) fn listener_addr(&self, id: TcpListenerId) -> Option<SocketAddr> {
+        self.listeners.get(id).map(|listener| listener.local)
     }
 
-    /// Returns the options of a listener.
-    pub fn tcp_listener_options(&self, id: TcpListenerId) -> Option<TcpOptions> {
-        self.tcp.listeners.get(id).map(|listener| *listener.options)
+    /// Implements [`crate::Stack::tcp_listener_options`].
+    pub(crate) fn listener_options(&self, id: TcpListenerId) -> Option<TcpOptions> {
+        self.listeners.get(id).map(|listener| *listener.options)
     }
 
-    /// Number of connections in the accept queue.
-    pub fn tcp_acceptable(&self, id: TcpListenerId) -> usize {
-        self.tcp.listeners.get(id).map_or(0, Listener::accept_queue_len)
+    /// Implements [`crate::Stack::tcp_acceptable`].
+    pub(crate) fn acceptable(&self, id: TcpListenerId) -> usize {
+        self.listeners.get(id).map_or(0, Listener::accept_queue_len)
     }
 
-    /// Removes the oldest connection from the accept queue. The connection may have ended
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// [`TcpError::WouldBlock`] when the accept queue is empty; [`TcpError::Closed`] when the
-    /// listener does not exist.
-    pub fn tcp_accept(&mut self, id: TcpListenerId) -> Result<TcpId, TcpError> {
-        let listener = self.tcp.listeners.get_mut(id).ok_or(TcpError::Closed)?;
+    /// Implements [`crate::Stack::tcp_accept`].
+    pub(crate) fn accept(&mut self, id: TcpListenerId) -> Result<TcpId, TcpError> {
+        let listener = self.listeners.get_mut(id).ok_or(TcpError::Closed)?;
         let index = listener.pop().ok_or(TcpError::WouldBlock)?;
-        let Some(connection) = self.tcp.connections.at_mut(index) else {
+        let Some(connection) = self.connections.at_mut(index) else {
             debug_assert!(false, "connections in the accept queue are in the table");
             return Err(TcpError::WouldBlock);
         };
         connection.flags.remove(ConnFlags::IN_ACCEPT_QUEUE);
         connection.flags.remove(ConnFlags::ORPHAN);
         connection.listener = None;
-        Ok(self.tcp.connections.id(index))
+        Ok(self.connections.id(index))
     }
 
-    /// Closes a listener. Connections in its accept queue are reset.
-    pub fn tcp_close_listener(&mut self, now_ns: u64, arena: &mut Arena, id: TcpListenerId) {
-        let Some(mut listener) = self.tcp.listeners.remove(id) else { return };
+    /// Implements [`crate::Stack::tcp_close_listener`].
+    pub(crate) fn close_listener(
+        &mut self,
+        interface: &mut Interface,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpListenerId,
+    ) {
+        let Some(mut listener) = self.listeners.remove(id) else { return };
         while let Some(index) = listener.pop() {
-            if let Some(connection) = self.tcp.connections.at_mut(index) {
+            if let Some(connection) = self.connections.at_mut(index) {
                 connection.flags.remove(ConnFlags::IN_ACCEPT_QUEUE);
                 connection.listener = None;
-                connection.abort(&mut self.tcp.shared, Some(Failure::Aborted), true);
-                self.tcp.update(now_ns, index);
+                connection.abort(&mut self.shared, Some(Failure::Aborted), true);
+                self.update(now_ns, index);
             }
         }
-        self.tcp_flush(now_ns, arena);
+        self.flush(interface, now_ns, arena);
     }
 
-    /// Starts a connection to `remote`; data can be written once it is established. `local` sets
-    /// the local address and port; the unspecified address and port 0 let the stack choose.
-    ///
-    /// # Errors
-    /// When there is no route, the local address is not available, the four-tuple is in use, no
-    /// port is free, or the limit of connections is reached.
-    pub fn tcp_connect(
+    /// Implements [`crate::Stack::tcp_connect`].
+    pub(crate) fn connect(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         local: Option<SocketAddr>,
@@ -110,15 +106,15 @@ impl Stack {
         options: TcpOptions,
     ) -> Result<TcpId, TcpError> {
         let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        let reachable = match self.addresses.kind(peer.ip()) {
+        let reachable = match interface.addresses.kind(peer.ip()) {
             AddressKind::Other => !peer.ip().is_multicast() && !peer.ip().is_unspecified(),
-            AddressKind::Local => self.has_loopback(),
+            AddressKind::Local => interface.has_loopback(),
             AddressKind::Tentative | AddressKind::Broadcast | AddressKind::JoinedGroup => false,
         };
         if peer.port() == 0 || !reachable {
             return Err(TcpError::PeerInvalid(remote));
         }
-        let path = self.path(now_ns, arena, peer.ip()).map_err(|error| match error {
+        let path = interface.path(now_ns, arena, peer.ip()).map_err(|error| match error {
             SendError::NoSource(_) => TcpError::PeerInvalid(remote),
             SendError::WouldBlock => TcpError::WouldBlock,
             _ => TcpError::NetworkUnreachable(remote),
@@ -128,35 +124,36 @@ impl Stack {
             Some(local) => (path.source, local.port()),
             None => (path.source, 0),
         };
-        if self.addresses.kind(ip) != AddressKind::Local || ip.is_ipv4() != peer.is_ipv4() {
+        if interface.addresses.kind(ip) != AddressKind::Local || ip.is_ipv4() != peer.is_ipv4() {
             return Err(TcpError::AddressNotAvailable(ip));
         }
-        let tuple = self.choose_tuple(now_ns, SocketAddr::new(ip, port), peer)?;
-        if self.tcp.connections.is_full() {
+        let tuple = self.choose_tuple(interface, now_ns, SocketAddr::new(ip, port), peer)?;
+        if self.connections.is_full() {
             return Err(TcpError::TooMany("connections"));
         }
-        let iss = self.tcp.initial_seq(now_ns, &tuple);
-        let iss = self.tcp.replace_time_wait(now_ns, &tuple).map_or(iss, |old| old.max(iss));
-        let offset = self.tcp.timestamp_offset(&tuple);
+        let iss = self.initial_seq(now_ns, &tuple);
+        let iss = self.replace_time_wait(now_ns, &tuple).map_or(iss, |old| old.max(iss));
+        let offset = self.timestamp_offset(&tuple);
         let ecn = options.ecn;
-        let options = self.tcp.shared.intern_options(options);
+        let options = self.shared.intern_options(options);
         let mut connection = Connection::new(now_ns, tuple, options, iss, offset);
         connection.state = TcpState::SynSent;
         connection.flags.set(ConnFlags::ECN, ecn);
         connection.flags.insert(ConnFlags::WANTS_OUTPUT);
-        let index = self.tcp.insert(now_ns, connection);
-        self.tcp_flush(now_ns, arena);
-        Ok(self.tcp.connections.id(index))
+        let index = self.insert(now_ns, connection);
+        self.flush(interface, now_ns, arena);
+        Ok(self.connections.id(index))
     }
 
     /// Returns the four-tuple, with a free local port if none was given (RFC 6056 section 3.3.1).
     fn choose_tuple(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<FourTuple, TcpError> {
-        let tcp = &self.tcp;
+        let tcp = &self;
         let is_free = |port| {
             let local = SocketAddr::new(local.ip(), port);
             !tcp.listeners.has_port(local)
@@ -164,9 +161,9 @@ impl Stack {
         };
         match local.port() {
             0 => {
-                let reserved = &self.reserved_ports;
+                let reserved = &interface.reserved_ports;
                 let is_free = |port| is_free(port) && !reserved.contains(Transport::Tcp, port);
-                let port = choose_port(&mut self.rng, is_free);
+                let port = choose_port(&mut interface.rng, is_free);
                 let port = port.ok_or(TcpError::NoPortFree(remote))?;
                 Ok(FourTuple::new(SocketAddr::new(local.ip(), port), remote))
             }
@@ -175,30 +172,22 @@ impl Stack {
         }
     }
 
-    /// Writes as much of `data` as the send buffer takes, and flushes. Returns the bytes written.
-    ///
-    /// # Errors
-    /// [`TcpError::WouldBlock`] when the send buffer is full; [`TcpError::BrokenPipe`] after
-    /// [`Stack::tcp_shutdown`]; [`TcpError::NotConnected`] before the connection is established;
-    /// the error that ended the connection.
-    pub fn tcp_send(
+    /// Implements [`crate::Stack::tcp_send`].
+    pub(crate) fn send(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: TcpId,
         data: &[u8],
     ) -> Result<usize, TcpError> {
-        let written = self.tcp_send_unflushed(now_ns, id, data)?;
-        self.tcp_flush(now_ns, arena);
+        let written = self.send_unflushed(now_ns, id, data)?;
+        self.flush(interface, now_ns, arena);
         Ok(written)
     }
 
-    /// Writes like [`Stack::tcp_send`] without a flush: the segments are sent with the next burst
-    /// or [`Stack::tcp_flush`].
-    ///
-    /// # Errors
-    /// As [`Stack::tcp_send`].
-    pub fn tcp_send_unflushed(
+    /// Implements [`crate::Stack::tcp_send_unflushed`].
+    pub(crate) fn send_unflushed(
         &mut self,
         now_ns: u64,
         id: TcpId,
@@ -212,13 +201,8 @@ impl Stack {
         })
     }
 
-    /// Lets `write` fill contiguous send buffer memory, at most `limit` bytes: the data is not
-    /// copied again until the peer has acknowledged it. `write` returns the bytes written; the
-    /// prior content of the memory has no meaning. Sends like [`Stack::tcp_send_unflushed`].
-    ///
-    /// # Errors
-    /// As [`Stack::tcp_send`]; `write` is then not called.
-    pub fn tcp_send_with(
+    /// Implements [`crate::Stack::tcp_send_with`].
+    pub(crate) fn send_with(
         &mut self,
         now_ns: u64,
         id: TcpId,
@@ -248,7 +232,7 @@ impl Stack {
         wanted: impl FnOnce(&Connection) -> usize,
         write: impl FnOnce(&mut Connection, &mut TcpShared, usize) -> usize,
     ) -> Result<usize, TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         if let Some(failure) = connection.failure.take() {
             return Err(TcpError::from_failure(failure, connection.tuple.remote()));
         }
@@ -269,7 +253,7 @@ impl Stack {
         {
             if end == 0 {
                 // Nothing is in flight, so no acknowledgement will wake the writer.
-                self.tcp.wait_for_memory(id);
+                self.wait_for_memory(id);
             }
             return Err(TcpError::WouldBlock);
         }
@@ -279,60 +263,48 @@ impl Stack {
             connection.flags.insert(ConnFlags::WANTS_OUTPUT);
         }
         if !connection.flags.contains(ConnFlags::PENDING) {
-            self.tcp.update(now_ns, id.index);
+            self.update(now_ns, id.index);
         }
         Ok(written)
     }
 
-    /// Reads received data into `buf`, and flushes. Returns the bytes read; 0 means the end of the
-    /// peer's data.
-    ///
-    /// # Errors
-    /// [`TcpError::WouldBlock`] when no data has arrived; [`TcpError::NotConnected`] before the
-    /// connection is established; the error that ended the connection.
-    pub fn tcp_recv(
+    /// Implements [`crate::Stack::tcp_recv`].
+    pub(crate) fn recv(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: TcpId,
         buf: &mut [u8],
     ) -> Result<usize, TcpError> {
-        let len = self.tcp_recv_unflushed(now_ns, id, buf)?;
-        self.tcp_flush(now_ns, arena);
+        let len = self.recv_unflushed(now_ns, id, buf)?;
+        self.flush(interface, now_ns, arena);
         Ok(len)
     }
 
-    /// Reads like [`Stack::tcp_recv`] without a flush: a window update is sent with the next burst
-    /// or [`Stack::tcp_flush`].
-    ///
-    /// # Errors
-    /// As [`Stack::tcp_recv`].
-    pub fn tcp_recv_unflushed(
+    /// Implements [`crate::Stack::tcp_recv_unflushed`].
+    pub(crate) fn recv_unflushed(
         &mut self,
         now_ns: u64,
         id: TcpId,
         buf: &mut [u8],
     ) -> Result<usize, TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         if connection.readable() > 0 {
             let len = connection.read(buf, shared);
             if connection.flags.contains(ConnFlags::WANTS_OUTPUT)
                 && !connection.flags.contains(ConnFlags::PENDING)
             {
-                self.tcp.update(now_ns, id.index);
+                self.update(now_ns, id.index);
             }
             return Ok(len);
         }
         Self::read_when_empty(connection, buf.is_empty())
     }
 
-    /// Copies the data that [`Stack::tcp_recv`] would read next, and leaves it in the receive
-    /// buffer.
-    ///
-    /// # Errors
-    /// As [`Stack::tcp_recv`].
-    pub fn tcp_peek(&mut self, id: TcpId, buf: &mut [u8]) -> Result<usize, TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+    /// Implements [`crate::Stack::tcp_peek`].
+    pub(crate) fn peek(&mut self, id: TcpId, buf: &mut [u8]) -> Result<usize, TcpError> {
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         let readable = connection.readable() as usize;
         if readable == 0 {
             return Self::read_when_empty(connection, buf.is_empty());
@@ -342,18 +314,14 @@ impl Stack {
         Ok(len)
     }
 
-    /// Passes `read` the first contiguous received bytes in place. `read` returns the bytes used,
-    /// which are then removed.
-    ///
-    /// # Errors
-    /// As [`Stack::tcp_recv`].
-    pub fn tcp_recv_with(
+    /// Implements [`crate::Stack::tcp_recv_with`].
+    pub(crate) fn recv_with(
         &mut self,
         now_ns: u64,
         id: TcpId,
         read: impl FnOnce(&[u8]) -> usize,
     ) -> Result<usize, TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         let readable = connection.readable() as usize;
         if readable > 0 {
             let bytes = connection.receive.queue.front(&shared.pool, readable);
@@ -362,7 +330,7 @@ impl Stack {
             if connection.flags.contains(ConnFlags::WANTS_OUTPUT)
                 && !connection.flags.contains(ConnFlags::PENDING)
             {
-                self.tcp.update(now_ns, id.index);
+                self.update(now_ns, id.index);
             }
             return Ok(used);
         }
@@ -390,19 +358,16 @@ impl Stack {
         }
     }
 
-    /// Shuts down one direction of a connection or both. Data written before is still sent.
-    ///
-    /// # Errors
-    /// [`TcpError::NotConnected`] before the connection is established; [`TcpError::Closed`] when
-    /// the handle is not valid.
-    pub fn tcp_shutdown(
+    /// Implements [`crate::Stack::tcp_shutdown`].
+    pub(crate) fn shutdown(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: TcpId,
         how: Shutdown,
     ) -> Result<(), TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         if !connection.is_synchronized() {
             return Err(TcpError::NotConnected);
         }
@@ -415,16 +380,20 @@ impl Stack {
         if how != Shutdown::Read {
             connection.queue_fin();
         }
-        self.tcp.update(now_ns, id.index);
-        self.tcp_flush(now_ns, arena);
+        self.update(now_ns, id.index);
+        self.flush(interface, now_ns, arena);
         Ok(())
     }
 
-    /// Closes the handle. Written data is still sent, followed by a FIN. If received data is
-    /// unread, the connection is reset instead, which tells the peer of the loss (RFC 9293
-    /// section 3.10.4, RFC 1122 section 4.2.2.13).
-    pub fn tcp_close(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
-        let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
+    /// Implements [`crate::Stack::tcp_close`].
+    pub(crate) fn close(
+        &mut self,
+        interface: &mut Interface,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+    ) {
+        let Some((connection, shared)) = self.get_mut(id) else { return };
         connection.flags.insert(ConnFlags::ORPHAN);
         match connection.state {
             TcpState::SynSent => connection.abort(shared, None, false),
@@ -434,28 +403,34 @@ impl Stack {
             TcpState::FinWait2 => connection.start_orphan_timer(now_ns, shared),
             _ => connection.queue_fin(),
         }
-        self.tcp.update(now_ns, id.index);
-        self.tcp_flush(now_ns, arena);
+        self.update(now_ns, id.index);
+        self.flush(interface, now_ns, arena);
     }
 
-    /// Closes the handle and resets the connection. Unacknowledged data is lost.
-    pub fn tcp_abort(&mut self, now_ns: u64, arena: &mut Arena, id: TcpId) {
-        let Some((connection, shared)) = self.tcp.get_mut(id) else { return };
+    /// Implements [`crate::Stack::tcp_abort`].
+    pub(crate) fn abort(
+        &mut self,
+        interface: &mut Interface,
+        now_ns: u64,
+        arena: &mut Arena,
+        id: TcpId,
+    ) {
+        let Some((connection, shared)) = self.get_mut(id) else { return };
         connection.flags.insert(ConnFlags::ORPHAN);
         let reset = connection.state != TcpState::TimeWait;
         connection.abort(shared, None, reset);
-        self.tcp.update(now_ns, id.index);
-        self.tcp_flush(now_ns, arena);
+        self.update(now_ns, id.index);
+        self.flush(interface, now_ns, arena);
     }
 
-    /// Returns the state of a connection.
-    pub fn tcp_state(&self, id: TcpId) -> Option<TcpState> {
-        self.tcp.get(id).map(|connection| connection.state)
+    /// Implements [`crate::Stack::tcp_state`].
+    pub(crate) fn state(&self, id: TcpId) -> Option<TcpState> {
+        self.get(id).map(|connection| connection.state)
     }
 
-    /// Returns the readiness of a connection. A handle that is not valid is ready for everything.
-    pub fn tcp_readiness(&self, id: TcpId) -> TcpReadiness {
-        let Some(connection) = self.tcp.get(id) else {
+    /// Implements [`crate::Stack::tcp_readiness`].
+    pub(crate) fn readiness(&self, id: TcpId) -> TcpReadiness {
+        let Some(connection) = self.get(id) else {
             return TcpReadiness {
                 readable: true,
                 writable: true,
@@ -471,7 +446,7 @@ impl Stack {
         let write_closed = connection.flags.contains(ConnFlags::FIN_QUEUED) || is_closed;
         let has_space = connection.can_send()
             && connection.send.has_space(&connection.options)
-            && connection.appendable_bytes(&self.tcp.shared.pool) > 0;
+            && connection.appendable_bytes(&self.shared.pool) > 0;
         TcpReadiness {
             readable: connection.readable() > 0 || read_closed,
             writable: has_space || write_closed,
@@ -481,52 +456,49 @@ impl Stack {
         }
     }
 
-    /// Bytes that can be read.
-    pub fn tcp_readable(&self, id: TcpId) -> usize {
-        self.tcp.get(id).map_or(0, |connection| connection.readable() as usize)
+    /// Implements [`crate::Stack::tcp_readable`].
+    pub(crate) fn readable(&self, id: TcpId) -> usize {
+        self.get(id).map_or(0, |connection| connection.readable() as usize)
     }
 
-    /// Bytes that can be written: free in the send buffer and backed by memory.
-    pub fn tcp_writable(&self, id: TcpId) -> usize {
-        let open = self.tcp.get(id).filter(|connection| connection.can_send());
-        open.map_or(0, |connection| connection.appendable_bytes(&self.tcp.shared.pool))
+    /// Implements [`crate::Stack::tcp_writable`].
+    pub(crate) fn writable(&self, id: TcpId) -> usize {
+        let open = self.get(id).filter(|connection| connection.can_send());
+        open.map_or(0, |connection| connection.appendable_bytes(&self.shared.pool))
     }
 
-    /// Returns the local address of a connection.
-    pub fn tcp_local_addr(&self, id: TcpId) -> Option<SocketAddr> {
-        self.tcp.get(id).map(|connection| connection.tuple.local())
+    /// Implements [`crate::Stack::tcp_local_addr`].
+    pub(crate) fn local_addr(&self, id: TcpId) -> Option<SocketAddr> {
+        self.get(id).map(|connection| connection.tuple.local())
     }
 
-    /// Returns the peer's address of a connection.
-    pub fn tcp_peer_addr(&self, id: TcpId) -> Option<SocketAddr> {
-        self.tcp.get(id).map(|connection| connection.tuple.remote())
+    /// Implements [`crate::Stack::tcp_peer_addr`].
+    pub(crate) fn peer_addr(&self, id: TcpId) -> Option<SocketAddr> {
+        self.get(id).map(|connection| connection.tuple.remote())
     }
 
-    /// Takes the error that ended a connection; it is reported once.
-    pub fn tcp_take_error(&mut self, id: TcpId) -> Option<TcpError> {
-        let (connection, _) = self.tcp.get_mut(id)?;
+    /// Implements [`crate::Stack::tcp_take_error`].
+    pub(crate) fn take_error(&mut self, id: TcpId) -> Option<TcpError> {
+        let (connection, _) = self.get_mut(id)?;
         let failure = connection.failure.take()?;
         Some(TcpError::from_failure(failure, connection.tuple.remote()))
     }
 
-    /// Returns the options of a connection.
-    pub fn tcp_options(&self, id: TcpId) -> Option<TcpOptions> {
-        self.tcp.get(id).map(|connection| *connection.options)
+    /// Implements [`crate::Stack::tcp_options`].
+    pub(crate) fn options(&self, id: TcpId) -> Option<TcpOptions> {
+        self.get(id).map(|connection| *connection.options)
     }
 
-    /// Changes the options of a connection. The window scale and the options of port sharing
-    /// (`reuse_port`, `owner`) do not change.
-    ///
-    /// # Errors
-    /// [`TcpError::Closed`] when the handle is not valid.
-    pub fn tcp_set_options(
+    /// Implements [`crate::Stack::tcp_set_options`].
+    pub(crate) fn set_options(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: TcpId,
         options: TcpOptions,
     ) -> Result<(), TcpError> {
-        let (connection, shared) = self.tcp.get_mut(id).ok_or(TcpError::Closed)?;
+        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
         // Port sharing is fixed when the socket is bound.
         let TcpOptions { reuse_port, owner, .. } = *connection.options;
         connection.options = shared.intern_options(TcpOptions { reuse_port, owner, ..options });
@@ -535,14 +507,14 @@ impl Stack {
         }
         // The new options may release data that Nagle held back.
         connection.flags.insert(ConnFlags::WANTS_OUTPUT);
-        self.tcp.update(now_ns, id.index);
-        self.tcp_flush(now_ns, arena);
+        self.update(now_ns, id.index);
+        self.flush(interface, now_ns, arena);
         Ok(())
     }
 
-    /// Returns state, round trip, windows and options of a connection.
-    pub fn tcp_info(&self, id: TcpId) -> Option<TcpInfo> {
-        let connection = self.tcp.get(id)?;
+    /// Implements [`crate::Stack::tcp_info`].
+    pub(crate) fn info(&self, id: TcpId) -> Option<TcpInfo> {
+        let connection = self.get(id)?;
         let window = connection.recovery.controller.window;
         Some(TcpInfo {
             state: connection.state,
@@ -561,33 +533,31 @@ impl Stack {
         })
     }
 
-    /// True while the connection exists, also after its handle was closed.
-    pub fn tcp_exists(&self, id: TcpId) -> bool {
-        self.tcp.connections.get(id).is_some()
+    /// Implements [`crate::Stack::tcp_exists`].
+    pub(crate) fn exists(&self, id: TcpId) -> bool {
+        self.connections.get(id).is_some()
     }
 
-    /// True while a connection whose handle was closed may still have data or a FIN to deliver.
-    /// Visits all connections.
-    pub fn tcp_unfinished(&self) -> bool {
-        self.tcp.connections.iter().any(|connection| {
+    /// Implements [`crate::Stack::tcp_unfinished`].
+    pub(crate) fn unfinished(&self) -> bool {
+        self.connections.iter().any(|connection| {
             connection.flags.contains(ConnFlags::ORPHAN) && connection.can_transmit()
         })
     }
 
-    /// Memory that holds data of connections, in bytes.
-    pub fn tcp_memory_used(&self) -> usize {
-        self.tcp.shared.pool.used() * BUFFER_BYTES
+    /// Implements [`crate::Stack::tcp_memory_used`].
+    pub(crate) fn memory_used(&self) -> usize {
+        self.shared.pool.used() * BUFFER_BYTES
     }
 
-    /// Number of connections in any state.
-    pub fn tcp_connections(&self) -> usize {
-        self.tcp.connections.len()
+    /// Implements [`crate::Stack::tcp_connections`].
+    pub(crate) fn connection_count(&self) -> usize {
+        self.connections.len()
     }
 
-    /// Iterates over the connections whose handles were closed and that have not ended yet: handle,
-    /// local address, options.
-    pub fn tcp_lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr, TcpOptions)> {
-        let slots = (0_u32..).zip(self.tcp.connections.slots());
+    /// Implements [`crate::Stack::tcp_lingering`].
+    pub(crate) fn lingering(&self) -> impl Iterator<Item = (TcpId, SocketAddr, TcpOptions)> {
+        let slots = (0_u32..).zip(self.connections.slots());
         slots.filter_map(|(index, (generation, connection))| {
             let was_closed = |known: &&Connection| {
                 known.flags.contains(ConnFlags::ORPHAN) && known.listener.is_none()

@@ -27,7 +27,7 @@ mod socket;
 mod timers;
 
 pub use congestion::CongestionControl;
-pub(crate) use demux::{ExtractedTcp, MAX_TSO_BYTES, TcpMigrationMap, TcpSnapshot, TcpTable};
+pub(crate) use demux::{ExtractedTcp, TcpMigrationMap, TcpSnapshot, TcpTable};
 pub use identity::TcpSecrets;
 pub(crate) use segment::{FourTuple, OutSegment, Segment};
 pub use socket::{

@@ -10,13 +10,14 @@ use tidegate_memory::fifo::PushBatch;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
 use super::socket::Socket;
-use super::{Datagram, Payload, QueuedDatagram, UdpId};
+use super::{Datagram, Payload, QueuedDatagram, SendEnds, UdpId, UdpTable};
+use crate::Counters;
 use crate::fast_path::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, array_at};
 use crate::fast_path::template::{HeaderTemplate, PortPair};
+use crate::interface::Interface;
 use crate::ip::path::PathCache;
-use crate::{Counters, Stack};
 
-/// Received datagram, passed to the callback of [`Stack::udp_exchange`].
+/// Received datagram, passed to the callback of [`crate::Stack::udp_exchange`].
 #[derive(Clone, Copy, Debug)]
 pub struct UdpRequest<'a> {
     /// Payload.
@@ -27,7 +28,7 @@ pub struct UdpRequest<'a> {
     pub to: IpAddr,
 }
 
-/// Received datagram, passed to the callback of [`Stack::udp_exchange_in_place`].
+/// Received datagram, passed to the callback of [`crate::Stack::udp_exchange_in_place`].
 #[derive(Debug)]
 pub struct InPlaceRequest<'a> {
     /// Payload, followed by spare space for a longer reply. The callback writes the reply over the
@@ -481,42 +482,39 @@ impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> ReplyStrategy for Sep
     }
 }
 
-impl Stack {
-    /// Passes up to `max_datagrams` queued datagrams of a socket to `respond`, and sends the
-    /// replies. Returns the number of datagrams taken from the receive queue.
-    ///
-    /// `respond` writes a reply to the buffer and returns its length in bytes; `None` sends
-    /// nothing. A reply leaves from the address that the request was sent to. Without space to
-    /// send, a reply is dropped and counted.
+impl UdpTable {
+    /// Implements [`crate::Stack::udp_exchange`].
     #[inline]
-    pub fn udp_exchange(
+    pub(crate) fn exchange(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         max_datagrams: usize,
         respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
     ) -> usize {
-        self.exchange(now_ns, arena, id, max_datagrams, &mut Separate(respond))
+        self.exchange_by(interface, now_ns, arena, id, max_datagrams, &mut Separate(respond))
     }
 
-    /// As [`Stack::udp_exchange`], but each reply is written over its request. This needs no second
-    /// frame, and unchanged bytes are not copied.
+    /// Implements [`crate::Stack::udp_exchange_in_place`].
     #[inline]
-    pub fn udp_exchange_in_place(
+    pub(crate) fn exchange_in_place(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         max_datagrams: usize,
         respond: impl FnMut(InPlaceRequest<'_>) -> Option<usize>,
     ) -> usize {
-        self.exchange(now_ns, arena, id, max_datagrams, &mut InPlace(respond))
+        self.exchange_by(interface, now_ns, arena, id, max_datagrams, &mut InPlace(respond))
     }
 
     #[inline]
-    fn exchange(
+    fn exchange_by(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
@@ -526,37 +524,52 @@ impl Stack {
         let mut taken = 0;
         while taken < max_datagrams {
             let remaining = max_datagrams - taken;
-            let (count, slow_path) = match self.udp.get(id).and_then(Socket::front) {
+            let (count, slow_path) = match self.get(id).and_then(Socket::front) {
                 Some(QueuedDatagram::V4(_)) => {
-                    let (count, reply) = if self.transmit_checksum {
-                        self.exchange_v4::<_, true>(now_ns, arena, id, remaining, strategy)
+                    let (count, reply) = if interface.transmit_checksum {
+                        self.exchange_v4::<_, true>(
+                            interface, now_ns, arena, id, remaining, strategy,
+                        )
                     } else {
-                        self.exchange_v4::<_, false>(now_ns, arena, id, remaining, strategy)
+                        self.exchange_v4::<_, false>(
+                            interface, now_ns, arena, id, remaining, strategy,
+                        )
                     };
                     (count, reply.map(SlowPath::Reply))
                 }
                 Some(QueuedDatagram::V6(_)) => {
-                    let (count, reply) = if self.transmit_checksum {
-                        self.exchange_v6::<_, true>(now_ns, arena, id, remaining, strategy)
+                    let (count, reply) = if interface.transmit_checksum {
+                        self.exchange_v6::<_, true>(
+                            interface, now_ns, arena, id, remaining, strategy,
+                        )
                     } else {
-                        self.exchange_v6::<_, false>(now_ns, arena, id, remaining, strategy)
+                        self.exchange_v6::<_, false>(
+                            interface, now_ns, arena, id, remaining, strategy,
+                        )
                     };
                     (count, reply.map(SlowPath::Reply))
                 }
                 Some(QueuedDatagram::WithMetadata) => {
-                    (1, self.udp_recv(arena, id).map(SlowPath::Datagram))
+                    (1, self.recv(interface, arena, id).map(SlowPath::Datagram))
                 }
                 None => break,
             };
             taken += count;
             match slow_path {
                 Some(SlowPath::Reply(SlowPathReply { frame, to, from })) => {
-                    self.send_slow(now_ns, arena, id, (to, from), Payload::Frame(frame));
+                    self.reply_slow(
+                        interface,
+                        now_ns,
+                        arena,
+                        id,
+                        (to, from),
+                        Payload::Frame(frame),
+                    );
                 }
                 Some(SlowPath::Datagram(datagram)) => {
                     let addresses = (datagram.remote, datagram.local);
                     strategy.respond_slow(arena, datagram, |arena, payload| {
-                        self.send_slow(now_ns, arena, id, addresses, payload);
+                        self.reply_slow(interface, now_ns, arena, id, addresses, payload);
                     });
                 }
                 None if count == 0 => break,
@@ -572,22 +585,23 @@ impl Stack {
     #[inline(never)]
     fn exchange_v4<P: ReplyStrategy, const PARTIAL: bool>(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         max_datagrams: usize,
         strategy: &mut P,
     ) -> (usize, Option<SlowPathReply>) {
-        let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
-        let limit = if socket.uses_default_headers { self.limits.transmit_frames } else { 0 };
-        let Counters { held, delivered, transmitted, .. } = &mut self.counters;
+        let Some(socket) = self.get_mut(id) else { return (0, None) };
+        let limit = if socket.uses_default_headers { interface.limits.transmit_frames } else { 0 };
+        let Counters { held, delivered, transmitted, .. } = &mut interface.counters;
         let mut reply_path = ReplyPath {
             now_ns,
-            paths: &self.paths,
+            paths: &interface.paths,
             mapped: socket.bound.is_ipv6(),
             cached: CachedRoute::NONE,
         };
-        let mut replies = ReplyQueue::new(self.transmit.push_batch(limit, 0), transmitted);
+        let mut replies = ReplyQueue::new(interface.transmit.push_batch(limit, 0), transmitted);
         let mut queue = socket.pop_batch(max_datagrams, held, delivered);
         let mut buffers = P::buffers(arena);
         while let Some(QueuedDatagram::V4(frame)) =
@@ -608,22 +622,23 @@ impl Stack {
     #[inline(never)]
     fn exchange_v6<P: ReplyStrategy, const PARTIAL: bool>(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         max_datagrams: usize,
         strategy: &mut P,
     ) -> (usize, Option<SlowPathReply>) {
-        let Some(socket) = self.udp.get_mut(id) else { return (0, None) };
-        let limit = if socket.uses_default_headers { self.limits.transmit_frames } else { 0 };
-        let Counters { held, delivered, transmitted, .. } = &mut self.counters;
+        let Some(socket) = self.get_mut(id) else { return (0, None) };
+        let limit = if socket.uses_default_headers { interface.limits.transmit_frames } else { 0 };
+        let Counters { held, delivered, transmitted, .. } = &mut interface.counters;
         let mut reply_path = ReplyPath {
             now_ns,
-            paths: &self.paths,
+            paths: &interface.paths,
             mapped: socket.bound.is_ipv6(),
             cached: CachedRoute::NONE,
         };
-        let mut replies = ReplyQueue::new(self.transmit.push_batch(limit, 0), transmitted);
+        let mut replies = ReplyQueue::new(interface.transmit.push_batch(limit, 0), transmitted);
         let mut queue = socket.pop_batch(max_datagrams, held, delivered);
         let mut buffers = P::buffers(arena);
         while let Some(QueuedDatagram::V6(frame)) =
@@ -639,20 +654,20 @@ impl Stack {
     }
 
     #[inline(never)]
-    fn send_slow(
+    fn reply_slow(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         (to, from): (SocketAddr, IpAddr),
         payload: Payload,
     ) {
+        let ends = SendEnds { to: Some(to), from: Some(from) };
         // The stack counts a failure under its drop reason.
         let _ = match payload {
-            Payload::Frame(frame) => {
-                self.udp_send_frame(now_ns, arena, id, Some(to), Some(from), frame)
-            }
-            Payload::Owned(bytes) => self.udp_send(now_ns, arena, id, Some(to), Some(from), &bytes),
+            Payload::Frame(frame) => self.send_frame(interface, now_ns, arena, id, ends, frame),
+            Payload::Owned(bytes) => self.send(interface, now_ns, arena, id, ends, &bytes),
         };
     }
 }

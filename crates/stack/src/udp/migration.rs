@@ -35,7 +35,7 @@ impl UdpTable {
     pub(crate) fn extract_sockets(&mut self, sockets: &[UdpId], arena: &mut Arena) -> ExtractedUdp {
         let mut extracted = Vec::with_capacity(sockets.len());
         for &id in sockets {
-            if let Some(mut socket) = self.close(id) {
+            if let Some(mut socket) = self.remove(id) {
                 self.notify_extracted(&socket);
                 socket.copy_out_of_arena(arena);
                 (socket.readable_notified, socket.error_notified) = (false, false);

@@ -3,7 +3,8 @@
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
-use crate::Stack;
+use super::UdpTable;
+use crate::Counters;
 
 /// Frames are scarce when less than `1 / SCARCE_FREE_DIVISOR` of the arena is free.
 const SCARCE_FREE_DIVISOR: usize = 8;
@@ -12,27 +13,25 @@ const SCARCE_FREE_DIVISOR: usize = 8;
 /// frames. The rest is left to the device and to readers.
 const QUEUED_SHARE_DIVISOR: usize = 2;
 
-impl Stack {
+impl UdpTable {
     /// Drops the oldest datagrams of the longest receive queues while frames are scarce, so that
     /// sockets that are not read cannot starve the others.
     #[inline]
-    pub(crate) fn udp_trim_queues_if_scarce(&mut self, arena: &mut Arena) {
+    pub(crate) fn trim_queues_if_scarce(&mut self, counters: &mut Counters, arena: &mut Arena) {
         let (free, all) = (arena.available(), arena.capacity());
         // Otherwise the frames are held elsewhere, not by sockets.
-        if free < all / SCARCE_FREE_DIVISOR
-            && self.counters.held > (all / QUEUED_SHARE_DIVISOR) as u64
-        {
-            self.udp_trim_queues(arena);
+        if free < all / SCARCE_FREE_DIVISOR && counters.held > (all / QUEUED_SHARE_DIVISOR) as u64 {
+            self.trim_queues(counters, arena);
         }
     }
 
     #[cold]
-    fn udp_trim_queues(&mut self, arena: &mut Arena) {
-        let waiting = self.udp.sockets_mut().filter(|socket| !socket.is_empty()).count();
+    fn trim_queues(&mut self, counters: &mut Counters, arena: &mut Arena) {
+        let waiting = self.sockets_mut().filter(|socket| !socket.is_empty()).count();
         let share = (arena.capacity() / QUEUED_SHARE_DIVISOR / waiting.max(1)).max(1);
         let dropped: usize =
-            self.udp.sockets_mut().map(|socket| socket.drop_oldest(share, arena)).sum();
-        self.counters.held -= dropped as u64;
-        self.counters.drops.add(DropReason::SocketQueueFull, dropped as u64);
+            self.sockets_mut().map(|socket| socket.drop_oldest(share, arena)).sum();
+        counters.held -= dropped as u64;
+        counters.drops.add(DropReason::SocketQueueFull, dropped as u64);
     }
 }

@@ -5,11 +5,21 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
 
-use super::UdpId;
+use super::{UdpId, UdpTable};
+use crate::SendError;
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
-use crate::{SendError, Stack};
+
+/// Addresses that a call to send gave.
+#[derive(Clone, Copy)]
+pub(crate) struct SendEnds {
+    /// Destination; `None` for the peer of a connected socket.
+    pub(crate) to: Option<SocketAddr>,
+    /// Source address; `None` for the address of the socket or of the path.
+    pub(crate) from: Option<IpAddr>,
+}
 
 /// Addresses, header fields and path of a datagram to send.
 struct Flow {
@@ -22,69 +32,61 @@ struct Flow {
     path: Path,
 }
 
-impl Stack {
-    /// Sends a copy of `payload`, fragmented if necessary. A connected socket may omit `to`. `from`
-    /// selects one of the local addresses as source, for a socket bound to the unspecified address.
-    ///
-    /// # Errors
-    /// See [`SendError`]; nothing was sent.
+impl UdpTable {
+    /// Implements [`crate::Stack::udp_send`].
     #[inline]
-    pub fn udp_send(
+    pub(crate) fn send(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        ends: SendEnds,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        if self.transmit.len() < self.limits.transmit_frames
+        if interface.transmit.len() < interface.limits.transmit_frames
             && let Some(frame) = arena.alloc_from(payload)
         {
-            return self.udp_send_frame(now_ns, arena, id, to, from, frame);
+            return self.send_frame(interface, now_ns, arena, id, ends, frame);
         }
-        let flow = self.udp_flow(now_ns, arena, id, to, from)?;
+        let flow = self.flow(interface, now_ns, arena, id, ends)?;
         if payload.len() > flow.max_unfragmented_bytes() {
-            return self.udp_send_fragmented(arena, &flow, payload);
+            return send_fragmented(interface, arena, &flow, payload);
         }
         Err(SendError::WouldBlock)
     }
 
-    /// Sends the payload in `frame`. Frames from [`Stack::udp_alloc`] and received frames have
-    /// headroom for all headers and are not copied. The frame is consumed, also on error.
-    ///
-    /// # Errors
-    /// See [`SendError`]; nothing was sent.
+    /// Implements [`crate::Stack::udp_send_frame`].
     #[inline]
-    pub fn udp_send_frame(
+    pub(crate) fn send_frame(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        ends: SendEnds,
         frame: Frame,
     ) -> Result<(), SendError> {
-        match self.send_plain(now_ns, arena, id, to, from, frame) {
-            Some(frame) => self.udp_send_slow(now_ns, arena, id, to, from, frame),
+        match self.send_plain(interface, now_ns, arena, id, ends, frame) {
+            Some(frame) => self.send_slow(interface, now_ns, arena, id, ends, frame),
             None => Ok(()),
         }
     }
 
-    /// Slow path of [`Stack::udp_send_frame`]: resolves the path, copies and fragments as
+    /// Slow path of [`crate::Stack::udp_send_frame`]: resolves the path, copies and fragments as
     /// necessary.
     #[inline(never)]
-    fn udp_send_slow(
+    fn send_slow(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        ends: SendEnds,
         frame: Frame,
     ) -> Result<(), SendError> {
-        let checked = self.udp_flow(now_ns, arena, id, to, from).and_then(|flow| {
-            self.check_transmit_space(&flow.path)?;
+        let checked = self.flow(interface, now_ns, arena, id, ends).and_then(|flow| {
+            interface.check_transmit_space(&flow.path)?;
             Ok(flow)
         });
         let flow = match checked {
@@ -95,33 +97,33 @@ impl Stack {
             }
         };
         if frame.len() <= flow.max_unfragmented_bytes()
-            && frame.headroom() >= self.max_header_bytes()
+            && frame.headroom() >= interface.max_header_bytes()
         {
-            self.udp_emit(arena, &flow, frame);
+            emit(interface, arena, &flow, frame);
             return Ok(());
         }
         let payload = arena.bytes(&frame).to_vec();
         arena.free(frame);
         if payload.len() > flow.max_unfragmented_bytes() {
-            return self.udp_send_fragmented(arena, &flow, &payload);
+            return send_fragmented(interface, arena, &flow, &payload);
         }
         let frame = arena.alloc_from(&payload).ok_or(SendError::WouldBlock)?;
-        self.udp_emit(arena, &flow, frame);
+        emit(interface, arena, &flow, frame);
         Ok(())
     }
 
     /// Determines addresses, header fields and path.
     #[inline]
-    fn udp_flow(
+    fn flow(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        ends: SendEnds,
     ) -> Result<Flow, SendError> {
-        let socket = self.udp.get(id).ok_or(SendError::Closed)?;
-        let remote = match (to, socket.remote) {
+        let socket = self.get(id).ok_or(SendError::Closed)?;
+        let remote = match (ends.to, socket.remote) {
             (Some(to), _) => {
                 let remote = match to.ip() {
                     IpAddr::V4(_) => to,
@@ -136,67 +138,60 @@ impl Stack {
             (None, None) => return Err(SendError::NotConnected),
         };
         let (local, options) = (socket.local, socket.options);
-        let path = self.path(now_ns, arena, remote.ip())?;
-        let source = match from {
-            Some(from) => self.check_source(from.to_canonical(), remote.ip())?,
+        let path = interface.path(now_ns, arena, remote.ip())?;
+        let source = match ends.from {
+            Some(from) => interface.check_source(from.to_canonical(), remote.ip())?,
             None if local.ip().is_unspecified() => path.source,
             // A socket bound to a group or broadcast address cannot send from that address.
-            None if self.addresses.kind(local.ip()) != AddressKind::Local => path.source,
+            None if interface.addresses.kind(local.ip()) != AddressKind::Local => path.source,
             None => local.ip(),
         };
         Ok(Flow {
             source,
             source_port: local.port(),
             remote,
-            hop_limit: options.hop_limit.unwrap_or(self.hop_limit),
+            hop_limit: options.hop_limit.unwrap_or(interface.hop_limit),
             traffic_class: options.traffic_class,
             dont_fragment: options.dont_fragment,
             path,
         })
     }
+}
 
-    fn check_source(&self, from: IpAddr, to: IpAddr) -> Result<IpAddr, SendError> {
-        if self.addresses.kind(from) != AddressKind::Local || from.is_ipv4() != to.is_ipv4() {
-            return Err(SendError::SourceNotLocal(from));
-        }
-        Ok(from)
+/// Writes the headers in front of the payload and sends the frame.
+#[inline]
+fn emit(interface: &mut Interface, arena: &mut Arena, flow: &Flow, mut frame: Frame) {
+    frame.retreat(UdpHeader::BYTES);
+    let header_at = interface.link_header_bytes() + ip_header_bytes(flow.remote.ip());
+    // No receiver verifies the checksum of loopback packets.
+    let partial = interface.transmit_checksum || flow.path.is_loopback;
+    write_udp_header(flow, partial, arena.bytes_mut(&mut frame));
+    if partial {
+        frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 6 });
+    } else {
+        frame.set_checksum(Checksum::Unknown);
     }
+    interface.send_frame(arena, &flow.packet(), &flow.path, None, frame);
+}
 
-    /// Writes the headers in front of the payload and sends the frame.
-    #[inline]
-    fn udp_emit(&mut self, arena: &mut Arena, flow: &Flow, mut frame: Frame) {
-        frame.retreat(UdpHeader::BYTES);
-        let header_at = self.link_header_bytes() + ip_header_bytes(flow.remote.ip());
-        // No receiver verifies the checksum of loopback packets.
-        let partial = self.transmit_checksum || flow.path.is_loopback;
-        write_udp_header(flow, partial, arena.bytes_mut(&mut frame));
-        if partial {
-            frame.set_checksum(Checksum::Partial { start: header_at as u16, offset: 6 });
-        } else {
-            frame.set_checksum(Checksum::Unknown);
-        }
-        self.send_frame(arena, &flow.packet(), &flow.path, None, frame);
+fn send_fragmented(
+    interface: &mut Interface,
+    arena: &mut Arena,
+    flow: &Flow,
+    payload: &[u8],
+) -> Result<(), SendError> {
+    let max_payload_bytes = match (flow.dont_fragment, flow.remote.ip()) {
+        (true, _) => flow.max_unfragmented_bytes(),
+        (false, IpAddr::V4(_)) => UdpHeader::MAX_PAYLOAD_BYTES - 20,
+        (false, IpAddr::V6(_)) => UdpHeader::MAX_PAYLOAD_BYTES,
+    };
+    if payload.len() > max_payload_bytes {
+        return Err(SendError::MessageTooLong { limit_bytes: max_payload_bytes });
     }
-
-    fn udp_send_fragmented(
-        &mut self,
-        arena: &mut Arena,
-        flow: &Flow,
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        let max_payload_bytes = match (flow.dont_fragment, flow.remote.ip()) {
-            (true, _) => flow.max_unfragmented_bytes(),
-            (false, IpAddr::V4(_)) => UdpHeader::MAX_PAYLOAD_BYTES - 20,
-            (false, IpAddr::V6(_)) => UdpHeader::MAX_PAYLOAD_BYTES,
-        };
-        if payload.len() > max_payload_bytes {
-            return Err(SendError::MessageTooLong { limit_bytes: max_payload_bytes });
-        }
-        let mut datagram = vec![0; UdpHeader::BYTES + payload.len()];
-        datagram[UdpHeader::BYTES..].copy_from_slice(payload);
-        write_udp_header(flow, false, &mut datagram);
-        self.send_fragments(arena, &flow.packet(), &flow.path, &datagram)
-    }
+    let mut datagram = vec![0; UdpHeader::BYTES + payload.len()];
+    datagram[UdpHeader::BYTES..].copy_from_slice(payload);
+    write_udp_header(flow, false, &mut datagram);
+    interface.send_fragments(arena, &flow.packet(), &flow.path, &datagram)
 }
 
 impl Flow {

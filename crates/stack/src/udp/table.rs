@@ -98,7 +98,8 @@ impl UdpTable {
         (&mut self.sockets, &self.lookup)
     }
 
-    pub(crate) fn bind(
+    /// Adds a socket bound to `local`, whose address was checked. Port 0 selects a free port.
+    pub(super) fn bind_to(
         &mut self,
         rng: &mut SecretRng,
         local: SocketAddr,
@@ -157,7 +158,8 @@ impl UdpTable {
         self.sockets.slots.len() - self.free_slots.len() + more <= self.limit
     }
 
-    pub(crate) fn connect(
+    /// Connects a socket from the address `local` to `remote`.
+    pub(super) fn connect_to(
         &mut self,
         id: UdpId,
         local: IpAddr,
@@ -183,7 +185,8 @@ impl UdpTable {
         Ok(())
     }
 
-    pub(crate) fn disconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
+    /// Binds a connected socket as before.
+    pub(super) fn unconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
         let socket = self.get(id).ok_or(SocketError::Closed)?;
         if socket.remote.is_none() {
             return Ok(());
@@ -206,7 +209,8 @@ impl UdpTable {
         Ok(())
     }
 
-    pub(crate) fn close(&mut self, id: UdpId) -> Option<Socket> {
+    /// Removes a socket.
+    pub(super) fn remove(&mut self, id: UdpId) -> Option<Socket> {
         self.get(id)?;
         self.remove_from_lookup(id);
         let slot = self.sockets.slots.get_mut(id.index as usize)?;

@@ -105,7 +105,7 @@ impl RouterTestbed {
     fn feed_with(&mut self, interface: usize, bytes: &[u8], checksum: Checksum) {
         let mut frame = self.arena.alloc_from(bytes).unwrap();
         frame.set_checksum(checksum);
-        self.router.ingest(self.now_ns, interface, frame, &mut self.arena);
+        self.router.handle_frame(self.now_ns, interface, frame, &mut self.arena);
         while let Some(transit) = self.router.poll_transit() {
             self.router.forward(self.now_ns, transit, &mut self.arena);
         }
@@ -622,7 +622,7 @@ fn host_does_not_forward() {
 fn counts_packets_discarded_by_a_filter() {
     let mut testbed = RouterTestbed::with_neighbours();
     let frame = testbed.arena.alloc_from(&datagram_frame(Family::V4, 9)).unwrap();
-    testbed.router.ingest(testbed.now_ns, 0, frame, &mut testbed.arena);
+    testbed.router.handle_frame(testbed.now_ns, 0, frame, &mut testbed.arena);
     let transit = testbed.router.poll_transit().unwrap();
     assert_eq!(transit.ingress(), 0);
     assert_eq!(transit.bytes(&testbed.arena), packet_of(&datagram_frame(Family::V4, 9)));

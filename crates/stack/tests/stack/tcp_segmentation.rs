@@ -126,7 +126,7 @@ fn feed_merged(host: &mut TestHost, merged: &TransmittedFrame) {
     let mut frame = host.arena.alloc_from(&merged.bytes).unwrap();
     frame.set_checksum(merged.checksum);
     frame.set_segment_bytes(merged.segment_bytes as u16);
-    host.stack.ingest(host.now_ns, frame, &mut host.arena);
+    host.stack.handle_frame(host.now_ns, frame, &mut host.arena);
     assert_eq!(host.stack.counters().balance(), 0);
 }
 

@@ -410,7 +410,7 @@ fn verifies_checksum_unless_device_did() {
         for trusted in [Checksum::Verified, Checksum::Partial { start: 0, offset: 6 }] {
             let mut buffer = host.arena.alloc_from(&frame).unwrap();
             buffer.set_checksum(trusted);
-            host.stack.ingest(host.now_ns, buffer, &mut host.arena);
+            host.stack.handle_frame(host.now_ns, buffer, &mut host.arena);
             assert!(host.receive(socket).is_some());
         }
         // A field with only the pseudo-header sum comes from a sender on this machine whose

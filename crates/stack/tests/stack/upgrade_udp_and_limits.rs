@@ -332,7 +332,7 @@ fn exercise(mut stack: Stack, other: &mut TestHost, arena: &mut Arena) {
             }
             for bytes in other.sent() {
                 if let Some(frame) = arena.alloc_from(&bytes) {
-                    stack.ingest(now_ns, frame, arena);
+                    stack.handle_frame(now_ns, frame, arena);
                 }
             }
         }

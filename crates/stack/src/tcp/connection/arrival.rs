@@ -30,7 +30,7 @@ impl Connection {
     ///
     /// # Errors
     /// The drop reason, when the rest of the segment is not used.
-    pub(crate) fn on_segment(
+    pub(crate) fn handle_segment(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
@@ -41,7 +41,7 @@ impl Connection {
         match self.state {
             TcpState::Closed => return Err(DropReason::TcpNoSocket),
             TcpState::SynSent => {
-                if !self.on_segment_in_syn_sent(now_ns, segment, outcome, shared)? {
+                if !self.handle_segment_in_syn_sent(now_ns, segment, outcome, shared)? {
                     return Ok(());
                 }
             }
@@ -63,7 +63,7 @@ impl Connection {
 
     /// Processes a segment in SYN-SENT (RFC 9293 section 3.10.7.3). Returns true when its
     /// payload is to be processed too.
-    fn on_segment_in_syn_sent(
+    fn handle_segment_in_syn_sent(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,

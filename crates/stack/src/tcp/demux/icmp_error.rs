@@ -5,22 +5,24 @@ use std::net::SocketAddr;
 
 use tidegate_wire::DropReason;
 
-use crate::Stack;
+use super::table::TcpTable;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
+use crate::interface::Interface;
 use crate::tcp::connection::Connection;
 use crate::tcp::flags::ConnFlags;
 use crate::tcp::segment::FourTuple;
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::{Failure, TcpState};
 
-impl Stack {
+impl TcpTable {
     /// Delivers an ICMP error to the connection of the quoted segment.
     ///
     /// # Errors
     /// [`DropReason::IcmpQuote`] when no connection has the quoted segment in flight,
     /// [`DropReason::IcmpMtu`] for an impossible path MTU.
-    pub(crate) fn on_tcp_icmp_error(
+    pub(crate) fn handle_icmp_error(
         &mut self,
+        interface: &mut Interface,
         now_ns: u64,
         report: ReceivedIcmpError,
         quote: &QuotedPacket<'_>,
@@ -33,10 +35,9 @@ impl Stack {
             SocketAddr::new(quote.destination, port(2)),
         );
         let seq = Seq(u32::from_be_bytes([head[4], head[5], head[6], head[7]]));
-        let index = self.tcp.by_tuple.find(&self.tcp.connections, &tuple);
+        let index = self.by_tuple.find(&self.connections, &tuple);
         let index = index.ok_or(DropReason::IcmpQuote)?;
         let is_in_flight = self
-            .tcp
             .connections
             .at(index)
             .is_some_and(|c| c.send.una.is_at_or_before(seq) && seq.is_before(c.send.nxt));
@@ -44,13 +45,13 @@ impl Stack {
             return Err(DropReason::IcmpQuote);
         }
         if let ReceivedIcmpError::TooBig(mtu) = report {
-            self.learn_path_mtu(now_ns, mtu, quote)?;
+            interface.learn_path_mtu(now_ns, mtu, quote)?;
         }
-        if let Some(connection) = self.tcp.connections.at_mut(index) {
+        if let Some(connection) = self.connections.at_mut(index) {
             match report {
                 ReceivedIcmpError::TooBig(_) => connection.on_too_big(),
                 ReceivedIcmpError::PortUnreachable if connection.state == TcpState::SynSent => {
-                    connection.abort(&mut self.tcp.shared, Some(Failure::Refused), false);
+                    connection.abort(&mut self.shared, Some(Failure::Refused), false);
                 }
                 // RFC 5461 section 4, RFC 5927 section 5.2: an established connection never ends
                 // because of an ICMP error, which anybody could forge.
@@ -65,7 +66,7 @@ impl Stack {
                 }
             }
         }
-        self.tcp.update(now_ns, index);
+        self.update(now_ns, index);
         Ok(())
     }
 }

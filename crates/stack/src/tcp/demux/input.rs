@@ -5,24 +5,26 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::Checksum;
 use tidegate_wire::{DropReason, TcpHeader, tcp};
 
-use crate::ip::packet::IpInfo;
-use crate::ip::packet::RxVerdict;
+use super::table::TcpTable;
+use crate::AddressOwnership;
+use crate::interface::Interface;
+use crate::ip::packet::{RxVerdict, TransportPacket};
 use crate::link::LinkMeta;
 use crate::tcp::segment::{FourTuple, Segment};
-use crate::{AddressOwnership, Stack};
 
-impl Stack {
+impl TcpTable {
     /// Parses a segment, verifies the checksum and passes the segment to the connection. Sends
     /// nothing yet.
-    pub(crate) fn tcp_input(
+    pub(crate) fn handle_packet(
         &mut self,
+        interface: &Interface,
         now_ns: u64,
-        info: &IpInfo,
-        arrival: &LinkMeta,
-        bytes: &[u8],
+        packet: &TransportPacket<'_>,
+        link_meta: &LinkMeta,
     ) -> Result<RxVerdict, DropReason> {
+        let TransportPacket { info, bytes, .. } = packet;
         let (header, payload) = TcpHeader::parse(bytes)?;
-        if arrival.checksum == Checksum::Unknown {
+        if link_meta.checksum == Checksum::Unknown {
             match (info.source, info.destination) {
                 (IpAddr::V4(source), IpAddr::V4(destination)) => {
                     tcp::verify_v4(source, destination, bytes)?;
@@ -34,7 +36,7 @@ impl Stack {
             }
         }
         // RFC 9293 section 3.9.2.3: no connections with multicast or broadcast addresses.
-        if !info.is_unicast || arrival.is_group {
+        if !info.is_unicast || link_meta.is_group {
             return Err(DropReason::TcpGroup);
         }
         if header.destination_port == 0 || header.source_port == 0 {
@@ -46,8 +48,8 @@ impl Stack {
             SocketAddr::new(info.source, header.source_port),
         );
         // On an address shared with the kernel, the connection may be the kernel's: no RST.
-        let may_reset = self.ownership == AddressOwnership::Exclusive;
-        self.tcp.on_segment(now_ns, tuple, &segment, may_reset)?;
+        let may_reset = interface.ownership == AddressOwnership::Exclusive;
+        self.handle_segment(now_ns, tuple, &segment, may_reset)?;
         Ok(RxVerdict::Handled)
     }
 }

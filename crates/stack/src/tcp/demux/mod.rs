@@ -11,6 +11,5 @@ mod table;
 mod timer_wheel;
 
 pub(crate) use migration::{ExtractedTcp, TcpMigrationMap};
-pub(crate) use output::MAX_TSO_BYTES;
 pub(crate) use snapshot::TcpSnapshot;
 pub(crate) use table::TcpTable;

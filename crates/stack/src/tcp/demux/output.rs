@@ -6,7 +6,8 @@ use tidegate_memory::{Arena, Checksum, Frame, MAX_SEGMENT_BYTES};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, Ipv6Header, Protocol, Sum, TcpHeader, checksum, tcp};
 
-use crate::Stack;
+use super::table::TcpTable;
+use crate::interface::Interface;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
 use crate::tcp::flags::ConnFlags;
@@ -70,25 +71,168 @@ impl TsoSegment {
     }
 }
 
-impl Stack {
-    /// Sends pending segments of all connections, as far as the transmit queue and the arena have
-    /// space. The stack calls this at the end of each burst. Without a burst, call it after
-    /// [`Stack::tcp_send_unflushed`] and [`Stack::tcp_recv_unflushed`].
+impl TcpTable {
+    /// Implements [`crate::Stack::tcp_flush`].
     #[inline]
-    pub fn tcp_flush(&mut self, now_ns: u64, arena: &mut Arena) {
-        if !self.tcp.replies.is_empty() {
-            self.send_tcp_replies(now_ns, arena);
+    pub(crate) fn flush(&mut self, interface: &mut Interface, now_ns: u64, arena: &mut Arena) {
+        if !self.replies.is_empty() {
+            self.send_replies(interface, now_ns, arena);
         }
-        self.tcp.wake_memory_waiters(now_ns);
-        while let Some((index, remote)) = self.tcp.next_pending() {
-            if !self.has_space_for_segments(arena) {
-                self.tcp.requeue_pending(index);
-                return self.tcp.retry_later(now_ns);
+        self.wake_memory_waiters(now_ns);
+        while let Some((index, remote)) = self.next_pending() {
+            if !interface.has_space_for_segments(arena) {
+                self.requeue_pending(index);
+                return self.retry_later(now_ns);
             }
-            self.flush_connection(now_ns, arena, index, remote);
+            self.flush_connection(interface, now_ns, arena, index, remote);
         }
     }
 
+    fn flush_connection(
+        &mut self,
+        interface: &mut Interface,
+        now_ns: u64,
+        arena: &mut Arena,
+        index: u32,
+        remote: IpAddr,
+    ) {
+        // Without a path, segments count as lost; the timers of the connection still run.
+        let path = interface.path(now_ns, arena, remote).ok();
+        let mtu = path.as_ref().map_or(interface.mtu, |path| path.mtu);
+        let max_bytes = path.as_ref().map_or(0, |path| self.max_tso_bytes(interface, path, index));
+        let mut segments_left =
+            if max_bytes > 0 { MAX_TSO_TURN_SEGMENTS } else { MAX_TURN_SEGMENTS };
+        let mut tso: Option<TsoSegment> = None;
+        while segments_left > 0 && interface.has_space_for_segments(arena) {
+            let Some(connection) = self.connections.at_mut(index) else { break };
+            let Some(out) = connection.poll_output(now_ns, mtu, &mut self.shared) else {
+                break;
+            };
+            segments_left -= 1;
+            let has_more = connection.flags.contains(ConnFlags::WANTS_OUTPUT);
+            if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
+                && let Some(complete) = tso.replace(TsoSegment::new(out))
+            {
+                self.send_tso_segment(interface, arena, path.as_ref(), &complete, index);
+            }
+            if !has_more {
+                break;
+            }
+        }
+        if let Some(tso) = tso {
+            self.send_tso_segment(interface, arena, path.as_ref(), &tso, index);
+        }
+        self.update(now_ns, index);
+    }
+
+    /// Largest TSO payload for a connection on `path`, in bytes. 0 unless the device does TSO
+    /// and the path has a header template.
+    fn max_tso_bytes(&self, interface: &Interface, path: &Path, index: u32) -> usize {
+        let is_plain = |options: &TcpOptions| {
+            path.max_plain_frame_bytes > 0
+                && options.hop_limit.is_none_or(|limit| limit == interface.hop_limit)
+        };
+        let connection = self.connections.at(index);
+        let can_use_tso = connection.is_some_and(|connection| {
+            is_plain(&connection.options) && path.template.is_from(connection.tuple.local_ip())
+        });
+        if can_use_tso { interface.max_tso_bytes.min(MAX_TSO_BYTES) } else { 0 }
+    }
+
+    fn send_tso_segment(
+        &mut self,
+        interface: &mut Interface,
+        arena: &mut Arena,
+        path: Option<&Path>,
+        tso: &TsoSegment,
+        index: u32,
+    ) {
+        match path {
+            Some(path) => {
+                self.send_segment(
+                    interface,
+                    arena,
+                    path,
+                    &tso.merged,
+                    tso.effective_gso_size(),
+                    Some(index),
+                );
+            }
+            None => interface.counters.transmit_drops.count(DropReason::NoRoute),
+        }
+    }
+
+    fn send_replies(&mut self, interface: &mut Interface, now_ns: u64, arena: &mut Arena) {
+        let mut replies = std::mem::take(&mut self.replies);
+        for out in replies.drain(..) {
+            match interface.path(now_ns, arena, out.tuple.remote_ip()) {
+                Ok(path) => self.send_segment(interface, arena, &path, &out, 0, None),
+                Err(_) => interface.counters.transmit_drops.count(DropReason::NoRoute),
+            }
+        }
+        // Keeps the allocation for the next replies.
+        self.replies = replies;
+    }
+
+    /// Puts a segment into a frame and sends the frame. With `gso_size` above 0, the device cuts
+    /// the payload into segments of `gso_size` bytes.
+    fn send_segment(
+        &mut self,
+        interface: &mut Interface,
+        arena: &mut Arena,
+        path: &Path,
+        out: &OutSegment,
+        gso_size: u16,
+        index: Option<u32>,
+    ) {
+        let Some(mut frame) = arena.alloc() else {
+            return interface.counters.transmit_drops.count(DropReason::NoBuffer);
+        };
+        if out.data_bytes > 0 && !arena.set_len(&mut frame, out.data_bytes.into()) {
+            debug_assert!(false, "a segment is no larger than a frame");
+            return arena.free(frame);
+        }
+        let connection = index.and_then(|index| self.connections.at_mut(index));
+        let (hop_limit, traffic_class) = match connection {
+            Some(connection) => {
+                if out.data_bytes > 0 {
+                    let bytes = arena.bytes_mut(&mut frame);
+                    connection.send.queue.read(&self.shared.pool, out.data_at as usize, bytes);
+                }
+                (connection.options.hop_limit, connection.options.traffic_class & !3)
+            }
+            None => (None, 0),
+        };
+        let traffic_class = traffic_class | if out.ecn_capable { ECT_0 } else { 0 };
+        if path.max_plain_frame_bytes > 0
+            && hop_limit.is_none_or(|limit| limit == interface.hop_limit)
+            && path.template.is_from(out.tuple.local_ip())
+        {
+            let (template, gso_size) = (&path.template, gso_size);
+            return interface.send_plain_segment(
+                arena,
+                template,
+                out,
+                gso_size,
+                traffic_class,
+                frame,
+            );
+        }
+        let packet = Packet {
+            source: out.tuple.local_ip(),
+            destination: out.tuple.remote_ip(),
+            protocol: Protocol::TCP,
+            hop_limit: hop_limit.unwrap_or(interface.hop_limit),
+            traffic_class,
+        };
+        // Packets to ourselves need no checksum: the receiver does not verify it.
+        let partial = interface.transmit_checksum || path.is_loopback;
+        interface.put_tcp_header(arena, &packet, out, partial, &mut frame);
+        interface.send_frame(arena, &packet, path, None, frame);
+    }
+}
+
+impl Interface {
     /// True while TCP may send: the last quarter of the transmit queue and of the arena is
     /// reserved for other protocols. Segments that are held back go out later.
     fn has_space_for_segments(&self, arena: &Arena) -> bool {
@@ -97,129 +241,9 @@ impl Stack {
         queued < queue_limit - queue_limit / 4 && arena.available() > arena.capacity() / 4
     }
 
-    fn flush_connection(&mut self, now_ns: u64, arena: &mut Arena, index: u32, remote: IpAddr) {
-        // Without a path, segments count as lost; the timers of the connection still run.
-        let path = self.path(now_ns, arena, remote).ok();
-        let mtu = path.as_ref().map_or(self.mtu, |path| path.mtu);
-        let max_bytes = path.as_ref().map_or(0, |path| self.max_tso_bytes(path, index));
-        let mut segments_left =
-            if max_bytes > 0 { MAX_TSO_TURN_SEGMENTS } else { MAX_TURN_SEGMENTS };
-        let mut tso: Option<TsoSegment> = None;
-        while segments_left > 0 && self.has_space_for_segments(arena) {
-            let Some(connection) = self.tcp.connections.at_mut(index) else { break };
-            let Some(out) = connection.poll_output(now_ns, mtu, &mut self.tcp.shared) else {
-                break;
-            };
-            segments_left -= 1;
-            let has_more = connection.flags.contains(ConnFlags::WANTS_OUTPUT);
-            if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
-                && let Some(complete) = tso.replace(TsoSegment::new(out))
-            {
-                self.send_tso_segment(arena, path.as_ref(), &complete, index);
-            }
-            if !has_more {
-                break;
-            }
-        }
-        if let Some(tso) = tso {
-            self.send_tso_segment(arena, path.as_ref(), &tso, index);
-        }
-        self.tcp.update(now_ns, index);
-    }
-
-    /// Largest TSO payload for a connection on `path`, in bytes. 0 unless the device does TSO
-    /// and the path has a header template.
-    fn max_tso_bytes(&self, path: &Path, index: u32) -> usize {
-        let is_plain = |options: &TcpOptions| {
-            path.max_plain_frame_bytes > 0
-                && options.hop_limit.is_none_or(|limit| limit == self.hop_limit)
-        };
-        let connection = self.tcp.connections.at(index);
-        let can_use_tso = connection.is_some_and(|connection| {
-            is_plain(&connection.options) && path.template.is_from(connection.tuple.local_ip())
-        });
-        if can_use_tso { self.max_tso_bytes } else { 0 }
-    }
-
-    fn send_tso_segment(
-        &mut self,
-        arena: &mut Arena,
-        path: Option<&Path>,
-        tso: &TsoSegment,
-        index: u32,
-    ) {
-        match path {
-            Some(path) => {
-                self.send_segment(arena, path, &tso.merged, tso.effective_gso_size(), Some(index));
-            }
-            None => self.counters.transmit_drops.count(DropReason::NoRoute),
-        }
-    }
-
-    fn send_tcp_replies(&mut self, now_ns: u64, arena: &mut Arena) {
-        let mut replies = std::mem::take(&mut self.tcp.replies);
-        for out in replies.drain(..) {
-            match self.path(now_ns, arena, out.tuple.remote_ip()) {
-                Ok(path) => self.send_segment(arena, &path, &out, 0, None),
-                Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
-            }
-        }
-        // Keeps the allocation for the next replies.
-        self.tcp.replies = replies;
-    }
-
-    /// Puts a segment into a frame and sends the frame. With `gso_size` above 0, the device cuts
-    /// the payload into segments of `gso_size` bytes.
-    fn send_segment(
-        &mut self,
-        arena: &mut Arena,
-        path: &Path,
-        out: &OutSegment,
-        gso_size: u16,
-        index: Option<u32>,
-    ) {
-        let Some(mut frame) = arena.alloc() else {
-            return self.counters.transmit_drops.count(DropReason::NoBuffer);
-        };
-        if out.data_bytes > 0 && !arena.set_len(&mut frame, out.data_bytes.into()) {
-            debug_assert!(false, "a segment is no larger than a frame");
-            return arena.free(frame);
-        }
-        let connection = index.and_then(|index| self.tcp.connections.at_mut(index));
-        let (hop_limit, traffic_class) = match connection {
-            Some(connection) => {
-                if out.data_bytes > 0 {
-                    let bytes = arena.bytes_mut(&mut frame);
-                    connection.send.queue.read(&self.tcp.shared.pool, out.data_at as usize, bytes);
-                }
-                (connection.options.hop_limit, connection.options.traffic_class & !3)
-            }
-            None => (None, 0),
-        };
-        let traffic_class = traffic_class | if out.ecn_capable { ECT_0 } else { 0 };
-        if path.max_plain_frame_bytes > 0
-            && hop_limit.is_none_or(|limit| limit == self.hop_limit)
-            && path.template.is_from(out.tuple.local_ip())
-        {
-            let (template, gso_size) = (&path.template, gso_size);
-            return self.send_plain_segment(arena, template, out, gso_size, traffic_class, frame);
-        }
-        let packet = Packet {
-            source: out.tuple.local_ip(),
-            destination: out.tuple.remote_ip(),
-            protocol: Protocol::TCP,
-            hop_limit: hop_limit.unwrap_or(self.hop_limit),
-            traffic_class,
-        };
-        // Packets to ourselves need no checksum: the receiver does not verify it.
-        let partial = self.transmit_checksum || path.is_loopback;
-        self.put_header(arena, &packet, out, partial, &mut frame);
-        self.send_frame(arena, &packet, path, None, frame);
-    }
-
     /// Writes the TCP header in front of the payload. `partial`: only the pseudo-header sum is
     /// filled in, and the device completes the checksum.
-    fn put_header(
+    fn put_tcp_header(
         &self,
         arena: &mut Arena,
         packet: &Packet,

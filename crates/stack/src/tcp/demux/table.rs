@@ -14,7 +14,7 @@ use crate::rate_limit::TokenBucket;
 use crate::tcp::buffers::TcpShared;
 use crate::tcp::connection::{Connection, SegmentOutcome};
 use crate::tcp::flags::ConnFlags;
-use crate::tcp::identity::{self, PeerClock, Secret};
+use crate::tcp::identity::{self, PeerClock, Secret, TcpSecrets};
 use crate::tcp::listener::Listeners;
 use crate::tcp::segment::{FourTuple, OutSegment, Segment};
 use crate::tcp::send::mss_of_mtu;
@@ -119,6 +119,16 @@ impl TcpTable {
         identity::timestamp_offset(&self.secret, tuple).wrapping_add(self.clock.offset_ms())
     }
 
+    /// Implements [`crate::Stack::tcp_secrets`].
+    pub(crate) fn secrets(&self) -> TcpSecrets {
+        TcpSecrets { secret: self.secret, clock: self.clock }
+    }
+
+    /// Implements [`crate::Stack::set_tcp_secrets`].
+    pub(crate) fn set_secrets(&mut self, secrets: TcpSecrets) {
+        (self.secret, self.clock) = (secrets.secret, secrets.clock);
+    }
+
     /// Implements [`crate::Stack::set_port_groups`].
     pub(crate) fn set_port_groups(&mut self, port_groups: PortGroupsHandle) {
         let is_indexed = |known: &&Connection| known.flags.contains(ConnFlags::INDEXED);
@@ -155,7 +165,7 @@ impl TcpTable {
     /// # Errors
     /// The drop reason of a segment that was of no use.
     #[inline]
-    pub(crate) fn on_segment(
+    pub(crate) fn handle_segment(
         &mut self,
         now_ns: u64,
         tuple: FourTuple,
@@ -170,12 +180,12 @@ impl TcpTable {
                     && self.listeners.has_port(tuple.local())
             });
             if !is_replaced {
-                return self.on_connection_segment(now_ns, index, segment);
+                return self.handle_connection_segment(now_ns, index, segment);
             }
             min_iss = self.replace_time_wait(now_ns, &tuple);
         }
         if let Some(listener) = self.listeners.find(&tuple) {
-            return self.on_listener_segment(now_ns, tuple, segment, listener, min_iss);
+            return self.handle_listener_segment(now_ns, tuple, segment, listener, min_iss);
         }
         if may_reset {
             self.reply_reset(now_ns, tuple, segment);
@@ -184,7 +194,7 @@ impl TcpTable {
     }
 
     /// Processes a segment of an existing connection.
-    pub(crate) fn on_connection_segment(
+    pub(crate) fn handle_connection_segment(
         &mut self,
         now_ns: u64,
         index: u32,
@@ -202,8 +212,13 @@ impl TcpTable {
         }
         let may_establish = listener.as_ref().is_none_or(|listener| !listener.is_full());
         let mut outcome = SegmentOutcome::default();
-        let result =
-            connection.on_segment(now_ns, segment, may_establish, &mut outcome, &mut self.shared);
+        let result = connection.handle_segment(
+            now_ns,
+            segment,
+            may_establish,
+            &mut outcome,
+            &mut self.shared,
+        );
         if outcome.established && self.reports_confirmed_peers {
             self.events.push_back(Event::PeerConfirmed(connection.tuple.remote_ip()));
         }

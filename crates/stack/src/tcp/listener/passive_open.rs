@@ -38,7 +38,7 @@ impl TcpTable {
     ///
     /// # Errors
     /// The drop reason.
-    pub(crate) fn on_listener_segment(
+    pub(crate) fn handle_listener_segment(
         &mut self,
         now_ns: u64,
         tuple: FourTuple,
@@ -50,7 +50,7 @@ impl TcpTable {
             return Err(DropReason::TcpReset);
         }
         if segment.is_ack() {
-            return self.on_listener_ack(now_ns, tuple, segment, listener_index);
+            return self.handle_listener_ack(now_ns, tuple, segment, listener_index);
         }
         if !segment.is_syn() || segment.is_fin() {
             return Err(DropReason::TcpFlags);
@@ -130,7 +130,7 @@ impl TcpTable {
     }
 
     /// Processes an acknowledgement that has no connection: it may carry a SYN cookie.
-    fn on_listener_ack(
+    fn handle_listener_ack(
         &mut self,
         now_ns: u64,
         tuple: FourTuple,
@@ -190,6 +190,6 @@ impl TcpTable {
         connection.set_mtu(usize::from(u16::MAX));
         connection.recovery.controller.set_mss(connection.send.mss.into());
         let index = self.insert(now_ns, connection);
-        self.on_connection_segment(now_ns, index, segment)
+        self.handle_connection_segment(now_ns, index, segment)
     }
 }

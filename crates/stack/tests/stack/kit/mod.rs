@@ -109,7 +109,7 @@ impl TestHost {
     /// Passes a frame to the stack.
     pub fn feed(&mut self, bytes: &[u8]) {
         let frame = self.arena.alloc_from(bytes).expect("the arena has a frame to receive into");
-        self.stack.ingest(self.now_ns, frame, &mut self.arena);
+        self.stack.handle_frame(self.now_ns, frame, &mut self.arena);
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
     }
 
@@ -144,7 +144,7 @@ impl TestHost {
     pub fn deliver_loopback(&mut self) -> usize {
         let mut burst: Fifo<Frame> = self.stack.loopback_queue().drain(..).collect();
         let count = burst.len();
-        self.stack.ingest_burst(self.now_ns, &mut burst, &mut self.arena);
+        self.stack.handle_burst(self.now_ns, &mut burst, &mut self.arena);
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
         count
     }

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../oracles/stack_ingest.rs"]
+#[path = "../oracles/stack_frames.rs"]
 mod oracle;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -8,8 +8,8 @@ use tidegate_wire::DropReason;
 
 use crate::Stack;
 use crate::ip::address::AddressKind;
-use crate::ip::forward::{LocalPacket, TransitPacket};
 use crate::ip::packet::ForwardError;
+use crate::ip::transit::{LocalPacket, TransitPacket};
 use crate::random::{HashKey, SecretRng};
 
 /// Size of the cache of egress interfaces.
@@ -67,10 +67,10 @@ impl Router {
     ///
     /// # Panics
     /// When the index is out of range.
-    pub fn ingest(&mut self, now_ns: u64, interface: usize, frame: Frame, arena: &mut Arena) {
+    pub fn handle_frame(&mut self, now_ns: u64, interface: usize, frame: Frame, arena: &mut Arena) {
         let stack = &mut self.stacks[interface];
-        stack.ingest(now_ns, frame, arena);
-        while let Some(mut transit) = stack.forwarding.transits.pop_front() {
+        stack.handle_frame(now_ns, frame, arena);
+        while let Some(mut transit) = stack.interface.forwarding.transits.pop_front() {
             transit.ingress = interface;
             self.transits.push_back(transit);
         }
@@ -90,18 +90,18 @@ impl Router {
             return self.reject(now_ns, transit, ForwardError::NoRoute, arena);
         };
         let stack = &mut self.stacks[egress];
-        if stack.addresses.kind(destination) == AddressKind::Local {
-            stack.ingest_transit(now_ns, transit, arena);
+        if stack.interface.addresses.kind(destination) == AddressKind::Local {
+            stack.handle_transit(now_ns, transit, arena);
             return self.send_local_packets(now_ns, egress, arena);
         }
-        if let Err((transit, error)) = stack.send_transit(now_ns, transit, arena) {
+        if let Err((transit, error)) = stack.interface.send_transit(now_ns, transit, arena) {
             self.reject(now_ns, transit, error, arena);
         }
     }
 
     /// Drops a packet silently; the reason is counted at its ingress interface.
     pub fn discard(&mut self, transit: TransitPacket, reason: DropReason, arena: &mut Arena) {
-        self.stacks[transit.ingress].counters.transmit_drops.count(reason);
+        self.stacks[transit.ingress].interface.counters.transmit_drops.count(reason);
         arena.free(transit.frame);
     }
 
@@ -113,7 +113,7 @@ impl Router {
         arena: &mut Arena,
     ) {
         let ingress = transit.ingress;
-        self.stacks[ingress].send_forward_error(now_ns, arena, &transit.frame, error);
+        self.stacks[ingress].interface.send_forward_error(now_ns, arena, &transit.frame, error);
         self.discard(transit, error.drop_reason(), arena);
         self.send_local_packets(now_ns, ingress, arena);
     }
@@ -148,7 +148,7 @@ impl Router {
 
     /// Sends the locally originated packets of an interface by their egress interfaces.
     fn send_local_packets(&mut self, now_ns: u64, interface: usize, arena: &mut Arena) {
-        while let Some(local) = self.stacks[interface].forwarding.local.pop_front() {
+        while let Some(local) = self.stacks[interface].interface.forwarding.local.pop_front() {
             self.send_local_packet(now_ns, interface, &local, arena);
         }
     }
@@ -162,9 +162,9 @@ impl Router {
         arena: &mut Arena,
     ) {
         match self.egress(local.packet.destination) {
-            Some(egress) => self.stacks[egress].send_local_packet(now_ns, arena, local),
+            Some(egress) => self.stacks[egress].interface.send_local_packet(now_ns, arena, local),
             None => {
-                let counters = &mut self.stacks[interface].counters;
+                let counters = &mut self.stacks[interface].interface.counters;
                 counters.transmit_drops.count(DropReason::NoRoute);
             }
         }
@@ -187,7 +187,7 @@ impl Router {
         if destination == IpAddr::V4(Ipv4Addr::BROADCAST) {
             return None;
         }
-        let bits = |stack: &Stack| stack.routes.prefix_bits_to(destination);
+        let bits = |stack: &Stack| stack.interface.routes.prefix_bits_to(destination);
         let candidates =
             self.stacks.iter().enumerate().filter_map(|(at, stack)| Some((bits(stack)?, at)));
         // The first interface with the longest prefix.

@@ -135,7 +135,7 @@ impl TestHost {
                 frame.set_checksum(Checksum::Verified);
             }
             let waiting = self.stack.transmit_queue().len();
-            self.stack.ingest(self.now_ns, frame, arena);
+            self.stack.handle_frame(self.now_ns, frame, arena);
             let sent = self.stack.transmit_queue().len() - waiting;
             // A reply, and the frames queued for a neighbour that is now resolved.
             assert!(sent <= MAX_UNRESOLVED_FRAMES + 2, "one frame caused {sent} frames");

@@ -1,0 +1,77 @@
+//! Received ICMP errors: reports about packets that this host sent, which they quote.
+
+use std::net::IpAddr;
+
+use tidegate_wire::ipv6_extension::{Extension, ExtensionWalk};
+use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Protocol};
+
+use crate::ip::packet::is_ipv4;
+
+/// ICMP error received about a packet that this host sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReceivedIcmpError {
+    /// No socket listens on the port, or the protocol is not supported.
+    PortUnreachable,
+    /// The host cannot be reached.
+    HostUnreachable,
+    /// The network cannot be reached.
+    NetworkUnreachable,
+    /// The packet exceeds the next hop's MTU: this many bytes, or 0 when not reported.
+    TooBig(usize),
+}
+
+/// Packet quoted by an ICMP error: addresses, protocol, packet length, and the bytes behind the IP
+/// headers.
+pub(crate) struct QuotedPacket<'a> {
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) packet_bytes: usize,
+    pub(crate) payload: &'a [u8],
+}
+
+impl<'a> QuotedPacket<'a> {
+    /// Parses the beginning of an IP packet of either family.
+    pub(crate) fn parse(quote: &'a [u8]) -> Result<Self, DropReason> {
+        if is_ipv4(quote) { Self::parse_v4(quote) } else { Self::parse_v6(quote) }
+    }
+
+    /// Parses an IPv4 packet quoted by an ICMP error.
+    pub(crate) fn parse_v4(quote: &'a [u8]) -> Result<Self, DropReason> {
+        let (header, payload) =
+            Ipv4Header::parse_quoted(quote).map_err(|_| DropReason::IcmpQuote)?;
+        if header.fragment_offset_bytes != 0 {
+            return Err(DropReason::IcmpQuote);
+        }
+        Ok(Self {
+            source: IpAddr::V4(header.source),
+            destination: IpAddr::V4(header.destination),
+            protocol: header.protocol,
+            packet_bytes: header.total_bytes.into(),
+            payload,
+        })
+    }
+
+    /// Parses an IPv6 packet quoted by an ICMP error.
+    pub(crate) fn parse_v6(quote: &'a [u8]) -> Result<Self, DropReason> {
+        let (header, payload) =
+            Ipv6Header::parse_quoted(quote).map_err(|_| DropReason::IcmpQuote)?;
+        let mut walk = ExtensionWalk::new(header.next_header, payload);
+        for extension in &mut walk {
+            match extension.map_err(|_| DropReason::IcmpQuote)? {
+                Extension::Fragment(fragment) if fragment.offset_bytes != 0 => {
+                    return Err(DropReason::IcmpQuote);
+                }
+                _ => {}
+            }
+        }
+        let rest = walk.remainder();
+        Ok(Self {
+            source: IpAddr::V6(header.source),
+            destination: IpAddr::V6(header.destination),
+            protocol: rest.protocol,
+            packet_bytes: Ipv6Header::BYTES + usize::from(header.payload_bytes),
+            payload: rest.payload,
+        })
+    }
+}
